@@ -1,0 +1,40 @@
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace caravan {
+
+/// Freed blocks by size class, eight classes per power of two (at most 1/8 of a block is unused). Thread-safe.
+class BlockCache {
+ public:
+  /// Bytes of the class that holds `bytes`: what `take` and `put` are called with.
+  static size_t rounded(size_t bytes) noexcept;
+
+  /// A block of `rounded_bytes`, 64-byte aligned, from the cache or fresh from the kernel; nullptr if there is no
+  /// memory.
+  void* take(size_t rounded_bytes);
+  /// Keeps a block for the next `take` of its class.
+  void put(void* block, size_t rounded_bytes);
+  /// Gives every cached block back to the kernel.
+  void release_all();
+
+ private:
+  static constexpr int kSteps = 8;
+  static constexpr int kClasses = 64 * kSteps;
+  static int class_of(size_t rounded_bytes) noexcept;
+  void* fresh(size_t rounded_bytes);
+  void release_down_to(size_t cached_limit);
+
+  std::mutex mutex_;
+  std::array<std::vector<void*>, kClasses> free_;
+  size_t cached_bytes_ = 0;
+  size_t live_bytes_ = 0;
+  size_t peak_bytes_ = 0;
+};
+
+}  // namespace caravan

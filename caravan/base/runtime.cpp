@@ -1,0 +1,89 @@
+#include "caravan/base/runtime.h"
+
+#include <atomic>
+#include <cstring>
+
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
+
+#include "caravan/base/block_cache.h"
+#include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+/// Stands in the 64 bytes before every block: whom it was charged to, and what to give back.
+struct alignas(64) Header {
+  MemoryCounter* counter;
+  size_t requested_bytes;
+  size_t rounded_bytes;
+};
+static_assert(sizeof(Header) == 64);
+
+BlockCache& cache() {
+  static BlockCache* cache = new BlockCache;  // never destroyed: static tensors are freed after main()
+  return *cache;
+}
+
+void free_block(void* data) {
+  if (data == nullptr) return;
+  Header* header = static_cast<Header*>(data) - 1;
+  header->counter->remove(static_cast<int64_t>(header->requested_bytes));
+  cache().put(header, header->rounded_bytes);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
+    const size_t rounded = bytes < SIZE_MAX / 4 ? BlockCache::rounded(bytes + sizeof(Header)) : bytes;
+    void* block = bytes < SIZE_MAX / 4 ? cache().take(rounded) : nullptr;
+    MemoryCounter& counter = MemoryCounter::current();
+    if (block == nullptr) {
+      throw ResourceError(
+          {.op = "memory",
+           .subject = "",
+           .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
+                               format_bytes(static_cast<int64_t>(bytes)), format_bytes(counter.live_bytes())),
+           .where = "",
+           .action = "use a smaller micro_batch or model, or more ranks"});
+    }
+    auto* header = new (block) Header{&counter, bytes, rounded};
+    counter.add(static_cast<int64_t>(bytes));
+    void* data = header + 1;
+    return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+std::atomic<bool> runtime_lives{false};
+
+}  // namespace
+
+Runtime::Runtime(const RuntimeOptions& options) {
+  if (options.intra_op_threads < 1) {
+    throw UsageError({"runtime", "intra_op_threads",
+                      fmt::format("{} is not a number of threads", options.intra_op_threads), "", "use 1 or more"});
+  }
+  if (runtime_lives.exchange(true)) {
+    throw UsageError({"runtime", "", "another Runtime lives in this process", "", "make one, in main()"});
+  }
+  at::set_num_threads(options.intra_op_threads);
+  if (options.count_memory) {
+    static CountingAllocator allocator;
+    c10::SetCPUAllocator(&allocator, 1);
+  }
+}
+
+Runtime::~Runtime() {
+  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 1);
+  cache().release_all();
+  runtime_lives = false;
+}
+
+}  // namespace caravan

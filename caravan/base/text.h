@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace caravan {
+
+/// "a, b, c".
+std::string join(std::span<const std::string> parts, std::string_view separator = ", ");
+std::string join(std::span<const int64_t> numbers, std::string_view separator = ", ");
+
+/// The candidate closest to `word` by edit distance; the first of them on a tie, "" if there is none.
+std::string nearest(std::string_view word, std::span<const std::string> candidates);
+
+/// "1.5 GiB", "12 KiB", "640 B".
+std::string format_bytes(int64_t bytes);
+
+/// "12.3 M", "1.5 B", "640": counts of parameters, FLOPs, tokens.
+std::string format_count(double count);
+
+/// True if `text` is well-formed UTF-8.
+bool is_utf8(std::string_view text);
+
+}  // namespace caravan

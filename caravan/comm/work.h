@@ -1,0 +1,58 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "caravan/comm/types.h"
+
+namespace caravan {
+
+class Communicator;
+
+/// One issued call: what a back-end executes. Sizes are checked and complete (never empty for an uneven verb) when a
+/// back-end sees it.
+struct Operation {
+  Verb verb = Verb::barrier;
+  ReduceOp op = ReduceOp::sum;
+  Dtype dtype = Dtype::uint8;
+  ConstBuffer in;
+  Buffer out;
+  std::vector<int64_t> send_counts;  ///< all_to_all: to each rank; reduce_scatter: each rank's part
+  std::vector<int64_t> recv_counts;  ///< all_to_all: from each rank; all_gather: each rank's part
+  int root = -1;                     ///< broadcast, reduce
+  int peer = -1;                     ///< send, recv
+  Stream stream;
+  uint64_t sequence = 0;        ///< counts from 0 per communicator (collectives) or per peer and direction (send, recv)
+  std::array<char, 56> what{};  ///< Call::what, cut
+  std::source_location where;
+
+  bool complete = false;
+  std::exception_ptr error;             ///< set with complete
+  std::shared_ptr<void> keep_alive;     ///< the tensors behind the buffers
+  std::shared_ptr<void> backend_state;  ///< the back-end's own
+};
+
+/// Handle of an asynchronous operation. Copies share it. Dropping it abandons the result, not the operation.
+class Work {
+ public:
+  Work() = default;  ///< already complete
+
+  /// Returns when the operation is complete; throws its error, on every call.
+  void wait();
+  /// True if complete, with or without error. Makes progress.
+  bool done();
+  /// Keeps `object` alive until the operation is complete.
+  void keep(std::shared_ptr<void> object);
+
+ private:
+  friend class Communicator;
+  Work(std::shared_ptr<Operation> operation, Communicator* communicator);
+
+  std::shared_ptr<Operation> operation_;
+  Communicator* communicator_ = nullptr;  ///< outlives the operation: it completes what is outstanding when destroyed
+};
+
+}  // namespace caravan

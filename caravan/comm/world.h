@@ -1,0 +1,21 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/comm/options.h"
+#include "caravan/comm/rendezvous.h"
+
+namespace caravan {
+
+/// The store of this job as the environment says: torchrun's agent, our launcher's, or (ranks started by hand) one that
+/// rank 0 serves on master_port. For a world of one rank: a local store. Keep it as long as the world.
+std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {});
+
+/// The world of this process by back-end name: "shm", "gloo", or "auto": shm when all ranks are on one host, else gloo.
+/// Throws UsageError naming the back-ends that are built.
+std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
+                                         const std::shared_ptr<Store>& store, const CommOptions& options = {});
+
+}  // namespace caravan

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace caravan {
+
+/// What one mesh axis does to a tensor; a pair value/gradient.
+struct Replicate {};  ///< R  replicate/partial: equal copies, n different uses whose gradients are still to be summed
+struct Invariant {};  ///< I  replicate/replicate: equal copies, one computation done n times
+struct Partial {};    ///< P  partial/replicate: the sum over the axis is pending
+struct Shard {        ///< S  shard/shard: the concatenation on `dim`, by coordinate
+  int dim = 0;
+  std::vector<int64_t> sizes = {};  ///< rows of each coordinate; empty: equal parts
+  int owner = -1;                   ///< >= 0: all rows on this coordinate, none elsewhere (a pipeline stage, a server)
+};
+
+class Placement {
+ public:
+  enum class Kind : uint8_t { replicate, invariant, shard, partial };
+
+  Placement(Replicate) : kind_(Kind::replicate) {}  // NOLINT: Replicate{} is a placement
+  Placement(Invariant) : kind_(Kind::invariant) {}  // NOLINT
+  Placement(Partial) : kind_(Kind::partial) {}      // NOLINT
+  /// Throws LayoutError for a negative dim or size, or for sizes and an owner at once.
+  Placement(Shard shard);  // NOLINT
+
+  Kind kind() const noexcept { return kind_; }
+  bool is_replicate() const noexcept { return kind_ == Kind::replicate; }
+  bool is_invariant() const noexcept { return kind_ == Kind::invariant; }
+  bool is_shard() const noexcept { return kind_ == Kind::shard; }
+  bool is_shard(int dim) const noexcept { return kind_ == Kind::shard && shard_.dim == dim; }
+  bool is_partial() const noexcept { return kind_ == Kind::partial; }
+  /// R or I: every rank holds all the rows.
+  bool is_whole() const noexcept { return is_replicate() || is_invariant(); }
+
+  /// Of a shard only.
+  int dim() const noexcept { return shard_.dim; }
+  const std::vector<int64_t>& sizes() const noexcept { return shard_.sizes; }
+  int owner() const noexcept { return shard_.owner; }
+  bool is_even() const noexcept { return shard_.sizes.empty() && shard_.owner < 0; }
+
+  /// Rows of each of `n` coordinates when the axis splits `rows`. Throws ShapeError naming `what` if they do not fit.
+  std::vector<int64_t> split(int64_t rows, int n, const std::string& what = {}) const;
+
+  /// "R", "I", "P", "S(0)", "S(0; 3 1 2)", "S(0; on 1)".
+  std::string to_string() const;
+  bool operator==(const Placement& other) const noexcept;
+
+ private:
+  Kind kind_;
+  Shard shard_;
+};
+
+/// Swaps value and gradient: R <-> P; I and S are their own dual. The layout of a gradient is the dual of its tensor's.
+Placement dual(const Placement& placement);
+
+}  // namespace caravan

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/module/parameter.h"
+
+namespace caravan {
+
+/// Fills `piece` (contiguous, any floating dtype, on the CPU) with the elements of `box` of the global parameter's
+/// starting values: element i (row-major in the global tensor) depends on (seed, name, i) alone.
+void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed);
+
+}  // namespace caravan

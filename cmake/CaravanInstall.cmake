@@ -1,0 +1,1 @@
+# cmake --install: headers, both libraries and a package for find_package(Caravan).

@@ -1,0 +1,38 @@
+# The flags every target of ours shares, and the helpers that make targets.
+
+add_library(caravan_flags INTERFACE)
+target_compile_features(caravan_flags INTERFACE cxx_std_20)
+# No -march: the binary runs on any x86-64; hot loops dispatch at run time. No -fopenmp: torch brings its own libgomp.
+# -ffp-contract=off: a fused multiply-add in one clone of a loop and not in the other would give two machines two results.
+target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas -ffp-contract=off)
+if(CARAVAN_WERROR)
+  target_compile_options(caravan_flags INTERFACE -Werror)
+endif()
+if(CARAVAN_SANITIZE)
+  target_compile_options(caravan_flags INTERFACE -fsanitize=${CARAVAN_SANITIZE} -fno-omit-frame-pointer -g1)
+  target_link_options(caravan_flags INTERFACE -fsanitize=${CARAVAN_SANITIZE})
+  if(CARAVAN_SANITIZE MATCHES undefined)
+    target_compile_options(caravan_flags INTERFACE -fno-sanitize-recover=undefined)
+  endif()
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # Without pch_defines,time_macros ccache refuses every file that uses a precompiled header; base_dir and nohashdir let
+  # clones in other folders share the cache.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
+  target_compile_options(caravan_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endif()
+
+# caravan_executable(name torch|core SOURCES...): a program on the whole library, or on its torch-free half.
+function(caravan_executable name kind)
+  add_executable(${name} ${ARGN})
+  if(kind STREQUAL torch)
+    target_link_libraries(${name} PRIVATE caravan caravan_flags nlohmann_json::nlohmann_json)
+    target_precompile_headers(${name} REUSE_FROM caravan)
+  else()
+    target_link_libraries(${name} PRIVATE caravan_core caravan_flags nlohmann_json::nlohmann_json)
+  endif()
+  target_compile_definitions(${name} PRIVATE FMT_HEADER_ONLY)
+endfunction()
