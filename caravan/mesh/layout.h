@@ -35,7 +35,7 @@ class Layout {
   /// The axes that shard `dim`, major first.
   std::vector<std::string> sharding(int dim) const;
   /// This layout after a redistribution: `axis` placed `to`, as the minor axis if it shards. Same placement: the same
-  /// layout.
+  /// layout. Throws LayoutError if the layout does not name the axis.
   Layout moved(std::string_view axis, const Placement& to) const;
   /// This layout with the axes it does not name added, placed `placement`.
   Layout completed(const Mesh& mesh, const Placement& placement) const;
@@ -44,7 +44,9 @@ class Layout {
 
   /// "dp=I tp=S(0)".
   std::string to_string() const;
-  bool operator==(const Layout&) const noexcept = default;
+  /// Equal meaning: the same placement on each axis, and the same order of the axes that share a dim. The order of
+  /// other axes says nothing.
+  bool operator==(const Layout& other) const noexcept;
 
  private:
   std::vector<Entry> entries_;
@@ -58,14 +60,15 @@ struct Box {
   bool operator==(const Box&) const noexcept = default;
 };
 
-/// What this rank of `mesh` holds of a tensor of `global_shape`; on R, I and P axes every rank holds the whole.
-/// Throws ShapeError naming `what` if a dim does not divide, LayoutError if a shard names a dim that is not there.
+/// What this rank of `mesh` holds of a tensor of `global_shape`; on R, I and P axes, and on those the layout does not
+/// name, every rank holds the whole. Throws ShapeError naming `what` if a dim does not divide, on any coordinate, so
+/// that all ranks throw alike; LayoutError if a shard names a dim that is not there.
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
               std::string_view what = {});
 
-/// The shape of the global tensor, of which this rank holds `local_shape`. The inverse of local_box for layouts whose
-/// shards are even or carry sizes; with an owner, the local shape of a coordinate without rows says nothing: ShapeError
-/// there.
+/// The shape of the global tensor, of which this rank holds `local_shape`: the inverse of local_box. Throws ShapeError
+/// naming `what` if the piece has not the rows that its coordinate should have, or if it is an owner's without rows and
+/// the placement does not say how many there are.
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,
                                   std::string_view what = {});
 

@@ -26,6 +26,8 @@ class MeshAxis {
   int coord() const noexcept;
   /// The communicator of the axis; its rank is coord(). Of an axis of size 1: a world of one, whose verbs move nothing.
   Communicator& comm() const noexcept;
+  /// Mesh::where of its mesh.
+  const std::string& where() const noexcept;
   bool operator==(const MeshAxis& other) const noexcept;
 
  private:
@@ -51,10 +53,10 @@ class Mesh {
   int size() const noexcept;
 
   /// "rank 5 of 12 (dp=1 tp=2)": the `where` of errors.
-  std::string where() const;
+  const std::string& where() const noexcept;
   /// Bytes this rank has sent on its axes and its world.
   int64_t bytes_sent() const noexcept;
-  double wait_ms() const noexcept;
+  double wait_ms() const noexcept;  ///< on the same communicators
 
  private:
   struct State;

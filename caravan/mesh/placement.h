@@ -14,6 +14,7 @@ struct Shard {        ///< S  shard/shard: the concatenation on `dim`, by coordi
   int dim = 0;
   std::vector<int64_t> sizes = {};  ///< rows of each coordinate; empty: equal parts
   int owner = -1;                   ///< >= 0: all rows on this coordinate, none elsewhere (a pipeline stage, a server)
+  int64_t rows = -1;                ///< of an owner: how many, for the coordinates that have none and cannot know
 };
 
 class Placement {
@@ -23,7 +24,7 @@ class Placement {
   Placement(Replicate) : kind_(Kind::replicate) {}  // NOLINT: Replicate{} is a placement
   Placement(Invariant) : kind_(Kind::invariant) {}  // NOLINT
   Placement(Partial) : kind_(Kind::partial) {}      // NOLINT
-  /// Throws LayoutError for a negative dim or size, or for sizes and an owner at once.
+  /// Throws LayoutError for a negative dim or size, for sizes and an owner at once, or for rows without an owner.
   Placement(Shard shard);  // NOLINT
 
   Kind kind() const noexcept { return kind_; }
@@ -39,6 +40,7 @@ class Placement {
   int dim() const noexcept { return shard_.dim; }
   const std::vector<int64_t>& sizes() const noexcept { return shard_.sizes; }
   int owner() const noexcept { return shard_.owner; }
+  int64_t owner_rows() const noexcept { return shard_.rows; }
   bool is_even() const noexcept { return shard_.sizes.empty() && shard_.owner < 0; }
 
   /// Rows of each of `n` coordinates when the axis splits `rows`. Throws ShapeError naming `what` if they do not fit.
@@ -46,6 +48,7 @@ class Placement {
 
   /// "R", "I", "P", "S(0)", "S(0; 3 1 2)", "S(0; on 1)".
   std::string to_string() const;
+  /// An owner's `rows` are a help and no part of the placement: not compared, not printed.
   bool operator==(const Placement& other) const noexcept;
 
  private:

@@ -1,0 +1,71 @@
+#include "caravan/mesh/placement.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/mesh/fit.h"
+
+namespace caravan {
+
+Placement::Placement(Shard shard) : kind_(Kind::shard), shard_(std::move(shard)) {
+  std::string fact;
+  std::string action;
+  if (shard_.dim < 0) {
+    fact = fmt::format("dim {} is negative", shard_.dim);
+    action = "count dims from 0: the last dim of a tensor is its number of dims - 1";
+  } else if (std::any_of(shard_.sizes.begin(), shard_.sizes.end(), [](int64_t size) { return size < 0; })) {
+    fact = "a size is negative";
+    action = "give the rows of each coordinate, 0 or more";
+  } else if (shard_.owner < -1) {
+    fact = fmt::format("owner {} is no coordinate", shard_.owner);
+    action = "name a coordinate of the axis, or leave the owner at -1: no owner";
+  } else if (shard_.owner >= 0 && !shard_.sizes.empty()) {
+    fact = "has sizes and an owner";
+    action = "give one of the two; an owner may have rows";
+  } else if (shard_.rows < -1 || (shard_.rows >= 0 && shard_.owner < 0)) {
+    fact = fmt::format("has {} rows {}", shard_.rows, shard_.owner < 0 ? "and no owner" : "on its owner");
+    action = "rows are how many an owner holds: 0 or more, with an owner";
+  }
+  if (fact.empty()) return;
+  throw LayoutError({"placement", to_string(), fact, "", action});
+}
+
+std::vector<int64_t> Placement::split(int64_t rows, int n, const std::string& what) const {
+  if (!is_shard()) {
+    throw LayoutError({"split", what, to_string() + " splits no dim", "", "ask a shard, or use all rows"});
+  }
+  if (const auto wrong = misfit(*this, rows, n, "")) {
+    throw ShapeError({"split", what, wrong->fact, "", wrong->action});
+  }
+  return rows_of(*this, rows, n);
+}
+
+std::string Placement::to_string() const {
+  switch (kind_) {
+    case Kind::replicate: return "R";
+    case Kind::invariant: return "I";
+    case Kind::partial: return "P";
+    case Kind::shard: break;
+  }
+  if (shard_.owner >= 0) return fmt::format("S({}; on {})", shard_.dim, shard_.owner);
+  if (shard_.sizes.empty()) return fmt::format("S({})", shard_.dim);
+  return fmt::format("S({}; {})", shard_.dim, join(std::span<const int64_t>(shard_.sizes), " "));
+}
+
+bool Placement::operator==(const Placement& other) const noexcept {
+  return kind_ == other.kind_ && shard_.dim == other.shard_.dim && shard_.owner == other.shard_.owner &&
+         shard_.sizes == other.shard_.sizes;
+}
+
+Placement dual(const Placement& placement) {
+  if (placement.is_replicate()) return Partial{};
+  if (placement.is_partial()) return Replicate{};
+  return placement;
+}
+
+}  // namespace caravan

@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <optional>
+
+#include "caravan/base/error.h"
+#include "caravan/redistribute/redistribute.h"
+
+namespace caravan {
+namespace {
+
+/// One redistribution along one axis.
+struct Step {
+  std::string axis;
+  Placement to;
+};
+
+bool is_minor(const Layout& layout, const std::string& axis, int dim) { return layout.sharding(dim).back() == axis; }
+
+/// True if `axis`, were it to arrive on its dim of `target` now, would find there just the axes it must find, as
+/// placed.
+bool is_awaited(const Layout& now, const Layout& target, const std::string& axis) {
+  const int dim = target[axis].dim();
+  std::vector<std::string> present = now.sharding(dim);
+  std::erase(present, axis);
+  std::vector<std::string> expected = target.sharding(dim);
+  expected.erase(std::find(expected.begin(), expected.end(), axis), expected.end());
+  return present == expected &&
+         std::all_of(present.begin(), present.end(), [&](const auto& other) { return now[other] == target[other]; });
+}
+
+/// An axis is settled if it is placed as the target says, over axes that are settled.
+bool is_settled(const Layout& now, const Layout& target, const std::string& axis) {
+  if (!(now[axis] == target[axis])) return false;
+  if (!now[axis].is_shard()) return true;
+  const std::vector<std::string> have = now.sharding(now[axis].dim());
+  const std::vector<std::string> want = target.sharding(now[axis].dim());
+  for (size_t i = 0; i < have.size(); ++i) {
+    if (i >= want.size() || have[i] != want[i] || !(now[have[i]] == target[want[i]])) return false;
+    if (have[i] == axis) return true;
+  }
+  return false;
+}
+
+bool may_go(const Layout& now, const Layout& target, const std::string& axis) {
+  const Placement& from = now[axis];
+  const Placement& to = target[axis];
+  if (from.is_shard() && !is_minor(now, axis, from.dim())) return false;
+  return !to.is_shard() || is_awaited(now, target, axis);
+}
+
+/// What shrinks the piece goes first, what makes it grow goes last.
+int rank_of(const Placement& from, const Placement& to) {
+  if (to.is_shard()) return from.is_whole() ? 0 : from.is_partial() ? 1 : 2;
+  return from.is_partial() ? 3 : from.is_whole() ? 4 : 5;
+}
+
+std::optional<Step> next_step(const Layout& now, const Layout& target) {
+  std::optional<Step> best;
+  std::optional<Step> detour;  // two dims that swap axes: one axis has to stand aside
+  int best_rank = 0;
+  for (const auto& [axis, from] : now.entries()) {
+    if (is_settled(now, target, axis)) continue;
+    if (may_go(now, target, axis)) {
+      const int rank = rank_of(from, target[axis]);
+      if (!best || rank < best_rank) {
+        best = Step{axis, target[axis]};
+        best_rank = rank;
+      }
+    } else if (!detour && from.is_shard() && is_minor(now, axis, from.dim())) {
+      detour = Step{axis, Replicate{}};
+    }
+  }
+  return best ? best : detour;
+}
+
+void check_same_axes(const Layout& layout, const Layout& to, const Mesh& mesh, const Call& call) {
+  for (const auto& [a, b] : {std::pair(&layout, &to), std::pair(&to, &layout)}) {
+    for (const auto& [axis, placement] : a->entries()) {
+      if (b->has(axis)) continue;
+      throw LayoutError({"redistribute", std::string(call.what), "axis " + axis + " is in one layout only",
+                         mesh.where() + ", from " + layout.to_string() + " to " + to.to_string(),
+                         "complete both layouts with the mesh"});
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const Layout& to, const Mesh& mesh,
+                        const Call& call) {
+  check_same_axes(layout, to, mesh, call);
+  at::Tensor result = x;
+  Layout now = layout;
+  while (const auto step = next_step(now, to)) {
+    result = redistribute(result, now, mesh[step->axis], step->to, call);
+    now = now.moved(step->axis, step->to);
+  }
+  return result;
+}
+
+}  // namespace caravan

@@ -1,0 +1,254 @@
+#include "caravan/redistribute/redistribute.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/tensor.h"
+#include "caravan/redistribute/cell.h"
+
+namespace caravan {
+namespace {
+
+/// One redistribution: what forward does, what backward undoes, and what errors say. Kept by the autograd graph.
+struct Move : torch::CustomClassHolder {
+  Move(MeshAxis axis_, Cell cell_, std::string what_, std::source_location where_)
+      : axis(std::move(axis_)), cell(std::move(cell_)), what(std::move(what_)), where(where_) {}
+
+  MeshAxis axis;
+  Cell cell;
+  std::string what;
+  std::source_location where;
+
+  int coord() const { return axis.coord(); }
+  Call call() const { return {what, where}; }
+};
+
+using MovePtr = c10::intrusive_ptr<Move>;
+using Rows = std::vector<int64_t>;
+
+// ---- pieces: one flat buffer that holds one part after the other, as communicators want it ----
+
+int64_t product(at::IntArrayRef sizes, int64_t begin, int64_t end) {
+  int64_t count = 1;
+  for (int64_t dim = begin; dim < end; ++dim) count *= sizes[dim];
+  return count;
+}
+
+bool are_equal(const Rows& parts) { return std::equal(parts.begin() + 1, parts.end(), parts.begin()); }
+
+/// Elements of each part: parts[i] rows of dim `dim` of a tensor of `sizes`.
+Rows counts_of(const Rows& parts, at::IntArrayRef sizes, int dim) {
+  const int64_t elements = product(sizes, 0, dim) * product(sizes, dim + 1, static_cast<int64_t>(sizes.size()));
+  Rows counts;
+  for (const int64_t rows : parts) counts.push_back(rows * elements);
+  return counts;
+}
+
+/// The parts[i] rows of dim `dim` of x, part after part. x itself where they lie so already.
+at::Tensor pack(const at::Tensor& x, int dim, const Rows& parts) {
+  if (product(x.sizes(), 0, dim) == 1) return x.contiguous();
+  at::Tensor flat = at::empty({x.numel()}, x.options());
+  int64_t row = 0;
+  int64_t element = 0;
+  for (const int64_t rows : parts) {
+    const at::Tensor part = x.narrow(dim, row, rows);
+    flat.narrow(0, element, part.numel()).view(part.sizes()).copy_(part);
+    row += rows;
+    element += part.numel();
+  }
+  return flat;
+}
+
+/// The inverse: parts[i] rows of dim `dim` of a tensor of `shape`.
+at::Tensor unpack(const at::Tensor& flat, at::IntArrayRef shape, int dim, const Rows& parts) {
+  if (product(shape, 0, dim) == 1) return flat.view(shape);
+  std::vector<at::Tensor> views;
+  Rows part_shape = shape.vec();
+  int64_t element = 0;
+  for (const int64_t rows : parts) {
+    part_shape[dim] = rows;
+    const int64_t count = product(part_shape, 0, static_cast<int64_t>(part_shape.size()));
+    views.push_back(flat.narrow(0, element, count).view(part_shape));
+    element += count;
+  }
+  return at::cat(views, dim);
+}
+
+/// This coordinate's rows: a view.
+at::Tensor own_rows(const at::Tensor& x, int dim, const Rows& rows, int coord) {
+  return x.narrow(dim, sum_of({rows.data(), static_cast<size_t>(coord)}), rows[coord]);
+}
+
+at::Tensor empty_result(const at::Tensor& x, const Move& move) {
+  return at::empty(shape_after(move.cell, x.sizes(), move.coord()), x.options());
+}
+
+// ---- the cells that move bytes, by their verb ----
+
+at::Tensor all_reduce(const at::Tensor& x, const Move& move) {  // P -> R, P -> I
+  const at::Tensor in = x.contiguous();
+  const at::Tensor out = at::empty(x.sizes(), x.options());
+  move.axis.comm().all_reduce(buffer_of(in), buffer_of(out), ReduceOp::sum, move.call());
+  return out;
+}
+
+at::Tensor reduce_scatter(const at::Tensor& x, const Move& move) {  // P -> S
+  const int dim = move.cell.to.dim();
+  const at::Tensor in = pack(x, dim, move.cell.to_rows);
+  const at::Tensor out = empty_result(x, move);
+  Rows counts;  // empty: equal parts, what communicators do fastest
+  if (!are_equal(move.cell.to_rows)) counts = counts_of(move.cell.to_rows, x.sizes(), dim);
+  move.axis.comm().reduce_scatter(buffer_of(in), buffer_of(out), ReduceOp::sum, counts, move.call());
+  return out;
+}
+
+at::Tensor reduce(const at::Tensor& x, const Move& move) {  // P -> S(d; on k)
+  const at::Tensor in = x.contiguous();
+  const at::Tensor out = empty_result(x, move);
+  move.axis.comm().reduce(buffer_of(in), buffer_of(out), ReduceOp::sum, move.cell.to.owner(), move.call());
+  return out;
+}
+
+at::Tensor all_gather(const at::Tensor& x, const Move& move) {  // S -> R, S -> I
+  const int dim = move.cell.from.dim();
+  const Rows shape = shape_after(move.cell, x.sizes(), move.coord());
+  const at::Tensor in = x.contiguous();
+  const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
+  Rows counts;
+  if (!are_equal(move.cell.from_rows)) counts = counts_of(move.cell.from_rows, shape, dim);
+  move.axis.comm().all_gather(buffer_of(in), buffer_of(flat), counts, move.call());
+  return unpack(flat, shape, dim, move.cell.from_rows);
+}
+
+at::Tensor broadcast(const at::Tensor& x, const Move& move) {  // S(d; on k) -> R, I
+  const int owner = move.cell.from.owner();
+  const at::Tensor out = move.coord() == owner ? x.contiguous() : empty_result(x, move);
+  move.axis.comm().broadcast(buffer_of(out), owner, move.call());
+  return out;
+}
+
+at::Tensor all_to_all(const at::Tensor& x, const Move& move) {  // S -> S: another dim, or other sizes
+  const Exchange rows = exchange_of(move.cell, move.coord());
+  const int send_dim = move.cell.to.dim();
+  const int receive_dim = move.cell.from.dim();
+  const Rows shape = shape_after(move.cell, x.sizes(), move.coord());
+  const at::Tensor in = pack(x, send_dim, rows.send);
+  const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
+  Rows send_counts;
+  Rows receive_counts;
+  if (!are_equal(move.cell.from_rows) || !are_equal(move.cell.to_rows)) {  // the same answer on every rank
+    send_counts = counts_of(rows.send, x.sizes(), send_dim);
+    receive_counts = counts_of(rows.receive, shape, receive_dim);
+  }
+  move.axis.comm().all_to_all(buffer_of(in), buffer_of(flat), send_counts, receive_counts, move.call());
+  return unpack(flat, shape, receive_dim, rows.receive);
+}
+
+at::Tensor send_recv(const at::Tensor& x, const Move& move) {  // S(d; on i) -> S(e; on j)
+  const int sender = move.cell.from.owner();
+  const int receiver = move.cell.to.owner();
+  if (sender == receiver && move.coord() == sender) return x;
+  const at::Tensor out = empty_result(x, move);
+  if (sender == receiver) return out;
+  if (move.coord() == sender) {
+    const at::Tensor in = x.contiguous();
+    move.axis.comm().send(buffer_of(in), receiver, move.call());
+  } else if (move.coord() == receiver) {
+    move.axis.comm().recv(buffer_of(out), sender, move.call());
+  }
+  return out;
+}
+
+at::Tensor pad(const at::Tensor& x, const Move& move) {  // S -> P
+  const at::Tensor out = at::zeros(shape_after(move.cell, x.sizes(), move.coord()), x.options());
+  own_rows(out, move.cell.from.dim(), move.cell.from_rows, move.coord()).copy_(x);
+  return out;
+}
+
+/// "Keep on one coordinate" is coordinate 0 whatever the other coordinates: were the zeros elsewhere for other
+/// coordinates of another axis, two such tensors multiplied would lose their gradient.
+at::Tensor keep_on_0(const at::Tensor& x, const Move& move) { return move.coord() == 0 ? x : at::zeros_like(x); }
+
+// ---- the table ----
+
+at::Tensor table(const at::Tensor& x, const Move& move) {
+  const Placement& from = move.cell.from;
+  const Placement& to = move.cell.to;
+  if (move.cell.is_same_data()) return x;
+  if (from.is_whole()) {  // R, I
+    if (to.is_partial()) return keep_on_0(x, move);
+    return own_rows(x, to.dim(), move.cell.to_rows, move.coord());
+  }
+  if (from.is_partial()) {  // P
+    if (to.is_whole()) return all_reduce(x, move);
+    return to.owner() >= 0 ? reduce(x, move) : reduce_scatter(x, move);
+  }
+  if (to.is_partial()) return pad(x, move);  // S
+  if (to.is_whole()) return from.owner() >= 0 ? broadcast(x, move) : all_gather(x, move);
+  return from.owner() >= 0 && to.owner() >= 0 ? send_recv(x, move) : all_to_all(x, move);
+}
+
+at::Tensor run_law(const at::Tensor& x, const MovePtr& move);
+
+/// The law: backward of (a -> b) is (dual(b) -> dual(a)), by the same function, so that it has a backward of its own.
+struct Law : torch::autograd::Function<Law> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const MovePtr& move) {
+    context->saved_data["move"] = c10::IValue::make_capsule(move);
+    return table(x, *move);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto holder = context->saved_data["move"].toCapsule();
+    const auto& move = static_cast<const Move&>(*holder);
+    const std::string what = move.what.empty() ? "gradient" : "gradient of " + move.what;
+    return {run_law(gradients[0], c10::make_intrusive<Move>(move.axis, move.cell.backward(), what, move.where)), {}};
+  }
+};
+
+at::Tensor run_law(const at::Tensor& x, const MovePtr& move) {
+  return x.requires_grad() && at::GradMode::is_enabled() ? Law::apply(x, move) : table(x, *move);
+}
+
+void check_minor(const Placement& from, const Asker& asker) {
+  const auto& entries = asker.layout->entries();
+  const auto minor = std::find_if(entries.rbegin(), entries.rend(),
+                                  [&](const auto& entry) { return entry.second.is_shard(from.dim()); });
+  if (minor->first == asker.axis.name()) return;
+  throw LayoutError(
+      {asker.op, asker.subject(),
+       fmt::format("axis {} is not the minor axis of dim {}, axis {} is: leaving it would permute the rows",
+                   asker.axis.name(), from.dim(), minor->first),
+       asker.where(),
+       fmt::format("move axis {} off the dim first, or place {} after it in the layout", minor->first,
+                   asker.axis.name())});
+}
+
+}  // namespace
+
+at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const MeshAxis& axis, const Placement& to,
+                        const Call& call) {
+  const Asker asker{"redistribute", x.sizes(), axis, &layout, &call};
+  if (!layout.has(axis.name())) {
+    throw LayoutError({asker.op, asker.subject(), "the layout does not say what axis " + axis.name() + " does",
+                       asker.where(), "complete the layout with its mesh"});
+  }
+  const Placement& from = layout[axis.name()];
+  if (from == to) return x;
+  // Whether the program is well typed must not depend on the size of its axes: these come first.
+  check_dim(from, x.sizes().size(), asker);
+  check_dim(to, x.sizes().size(), asker);
+  if (from.is_shard()) check_minor(from, asker);
+  if (axis.size() == 1) return x;
+  return run_law(x, c10::make_intrusive<Move>(axis, make_cell(from, to, asker), std::string(call.what), call.where));
+}
+
+}  // namespace caravan

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "caravan/mesh/layout.h"
+
+namespace caravan::testing {
+
+/// What layouts denote, written out once more and without the library's help: whole tensors are cut into pieces for all
+/// ranks of a mesh, and pieces are put together, in the test's own thread; only the code under test runs on rank
+/// threads.
+
+using Axes = std::vector<AxisSize>;
+
+/// The pieces of one tensor, by rank.
+struct Pieces {
+  Axes axes;
+  Layout layout;
+  std::vector<at::Tensor> local;
+};
+
+int num_ranks(const Axes& axes);
+/// The coordinate of `rank` on `axis`.
+int coord_of(const Axes& axes, int rank, const std::string& axis);
+Pieces no_pieces(const Axes& axes, const Layout& layout);
+
+/// Uniform in (-1, 1), fp64, a function of the arguments alone.
+at::Tensor random_tensor(at::IntArrayRef shape, uint64_t seed);
+
+/// Some pieces that denote `x`. The summands of P are random: nothing may depend on how a sum is split. Copies of R and
+/// I are equal summand by summand.
+Pieces from_global(const Axes& axes, const at::Tensor& x, const Layout& layout, uint64_t seed = 0);
+
+/// The tensor that the pieces denote: of R and I any copy, of S the concatenation, minor axis first, of P the sum.
+/// Throws std::runtime_error if copies of R or I differ or pieces do not fit.
+at::Tensor to_global(const Pieces& pieces);
+/// The same, or an undefined tensor where to_global throws.
+at::Tensor try_to_global(const Pieces& pieces);
+
+/// The gradients of the pieces, laid out dually. A missing gradient is a zero summand.
+Pieces gradients(const Pieces& pieces);
+/// Fresh leaves that require grad.
+Pieces leaves(const Pieces& pieces);
+
+/// <x, g>: an axis of I counts one of its ranks (one computation done n times), other axes all of them.
+double pairing(const Pieces& x, const Pieces& g);
+
+/// fp64 sums of a handful of terms in another order: 1e-10 relative to the largest element is far above their rounding
+/// and far below any wrong term.
+bool is_close(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-10);
+
+/// k if a = k b, else 0.
+double ratio(const at::Tensor& a, const at::Tensor& b);
+
+/// Runs `body` on thread ranks with a mesh; waits end after 10 s.
+void on_mesh(const Axes& axes, const std::function<void(const Mesh&)>& body);
+
+/// True if `body` throws LayoutError.
+bool is_refused(const std::function<void()>& body);
+
+/// The message that `body` throws as `E`; "" if it does not.
+template <typename E>
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace caravan::testing

@@ -1,0 +1,102 @@
+#include <gtest/gtest.h>
+
+#include "caravan/redistribute/redistribute.h"
+#include "tests/redistribute/laws.h"
+
+namespace caravan::testing {
+namespace {
+
+void expect_no_fault(const Checked& checked, int at_least) {
+  EXPECT_GE(checked.num_checked, at_least);
+  EXPECT_EQ(checked.wrong.size(), 0U);
+  for (size_t i = 0; i < checked.wrong.size() && i < 10; ++i) ADD_FAILURE() << checked.wrong[i];
+}
+
+class OneAxis : public ::testing::TestWithParam<int> {};
+
+TEST_P(OneAxis, EveryCellIsTheIdentityOnTheGlobalTensorAndItsGradient) {
+  const Checked checked = check_cells({{"t", GetParam()}}, library_law());
+  expect_no_fault(checked, 100);
+  EXPECT_EQ(checked.num_refused, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, OneAxis, ::testing::Values(1, 2, 3, 4));
+
+class TwoAxes : public ::testing::TestWithParam<Axes> {};
+
+TEST_P(TwoAxes, EveryCellAroundEveryPlacementOfASecondAxisInBothOrders) {
+  const Checked checked = check_cells(GetParam(), library_law());
+  expect_no_fault(checked, 900);
+  EXPECT_GT(checked.num_refused, 50);  // t is major on a dim it shares with o
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, TwoAxes,
+                         ::testing::Values(Axes{{"o", 2}, {"t", 3}}, Axes{{"t", 2}, {"o", 2}},
+                                           Axes{{"o", 1}, {"t", 2}}));
+
+TEST(Table, PathsDoNotMatter) { expect_no_fault(check_paths(3, library_law()), 500); }
+
+/// Directional derivatives by central differences, perturbing the global tensor, through a nonlinear loss: the analytic
+/// gradient must be that of one process. Error of the difference: about eps^2 / 6 + 1e-16 / eps, below 1e-9.
+TEST(Table, EveryCellHasTheGradientOfFiniteDifferences) {
+  const Axes axes{{"t", 3}};
+  const double eps = 1e-5;
+  const at::Tensor x = random_tensor({6, 6}, 6);
+  const at::Tensor direction = random_tensor({6, 6}, 7);
+  const at::Tensor w = random_tensor({6, 6}, 8);
+  const auto run = [&](const Placement& a, const Placement& b, const at::Tensor& whole, Pieces* gradient) {
+    const Pieces in = leaves(from_global(axes, whole, {{"t", a}}, 9));
+    const Placement use = b.is_partial() ? Placement(Replicate{}) : b;  // a nonlinear op takes no P
+    const Pieces weights = from_global(axes, w, {{"t", use}});
+    Pieces out = no_pieces(axes, {{"t", use.is_shard() ? Placement(Partial{}) : use}});
+    on_mesh(axes, [&](const Mesh& mesh) {
+      const int rank = mesh.rank();
+      at::Tensor y = redistribute(in.local[rank], {{"t", a}}, mesh["t"], b);
+      y = redistribute(y, {{"t", b}}, mesh["t"], use);
+      const at::Tensor sum = (y.tanh() * weights.local[rank]).sum();
+      const at::Tensor loss = redistribute(sum, out.layout, mesh["t"], Invariant{});
+      if (gradient != nullptr) backward(loss, {{"t", Invariant{}}});
+      out.local[rank] = sum.detach();
+    });
+    if (gradient != nullptr) *gradient = gradients(in);
+    return to_global(out).item<double>();
+  };
+  const auto placements = placements_for(3, {6, 6});
+  for (const Placement& a : placements) {
+    for (const Placement& b : placements) {
+      Pieces gradient;
+      run(a, b, x, &gradient);
+      const double difference =
+          (run(a, b, x + eps * direction, nullptr) - run(a, b, x - eps * direction, nullptr)) / (2 * eps);
+      EXPECT_NEAR(difference, (to_global(gradient) * direction).sum().item<double>(), 1e-8)
+          << a.to_string() << " -> " << b.to_string();
+    }
+  }
+}
+
+// The checks above can fail: with the right dual the test's own law passes them, with a wrong one it does not.
+
+TEST(Mutant, TheTestsOwnLawPasses) {
+  expect_no_fault(check_cells({{"t", 3}}, law_with_dual(&dual)), 100);
+  expect_no_fault(check_paths(2, law_with_dual(&dual)), 500);
+}
+
+TEST(Mutant, IdentityInPlaceOfTheDualIsCaught) {
+  const LawFn law = law_with_dual([](const Placement& p) { return p; });
+  EXPECT_GT(check_cells({{"t", 3}}, law).wrong.size(), 20U);
+  EXPECT_GT(check_cells({{"o", 2}, {"t", 2}}, law).wrong.size(), 200U);
+  EXPECT_GT(check_paths(2, law).wrong.size(), 100U);
+}
+
+TEST(Mutant, SwappedReplicateAndInvariantIsCaught) {
+  const LawFn law = law_with_dual([](const Placement& p) -> Placement {
+    if (p.is_partial()) return Invariant{};
+    if (p.is_invariant()) return Partial{};
+    return p;
+  });
+  EXPECT_GT(check_cells({{"t", 3}}, law).wrong.size(), 20U);
+  EXPECT_GT(check_paths(2, law).wrong.size(), 100U);
+}
+
+}  // namespace
+}  // namespace caravan::testing
