@@ -75,6 +75,7 @@ install_torch() {
     'put a complete python3 on PATH, or set CARAVAN_TORCH to an installed torch'
   [ -t 2 ] && quiet= || quiet=-q
   # +cpu is part of the version: torch==2.13.0 alone would be met by a CUDA build of half a gigabyte and its packages.
+  # shellcheck disable=SC2086
   set -- "$venv/bin/python" -m pip download $quiet --disable-pip-version-check --no-cache-dir --no-deps \
     --only-binary :all: --dest "$state/wheel" "torch==$own_release+cpu"
   if [ -n "${CARAVAN_TORCH_INDEX-}" ] || ! "$@" >>"$log" 2>&1; then
@@ -165,8 +166,9 @@ case $preset in
   release | ci | debug | tsan | asan) ;;
   *) fail 2 "CARAVAN_PRESET=$preset is not a preset" 'choose release, ci, debug, tsan or asan' ;;
 esac
-mkdir -p "$state" "$build" 2>/dev/null && : >"$state/lock" 2>/dev/null ||
+if ! mkdir -p "$state" "$build" 2>/dev/null || ! (: >"$state/lock") 2>/dev/null; then
   fail 2 "cannot write to $root, where the build goes" 'clone the repository to a folder of your own and run it there'
+fi
 if command -v flock >/dev/null; then
   exec 9>"$state/lock"
   if ! flock -n 9; then
@@ -184,7 +186,9 @@ if [ "$purpose" = test ] || ! is_current; then
   need_packages
   [ -n "$torch" ] || install_torch
   complete_venv
-  [ "$torch" -ef "$state/torch" ] 2>/dev/null || { rm -f "$state/torch" && ln -s "$torch" "$state/torch"; }
+  # Relative where it can be: a checkout that is moved keeps its torch.
+  case $torch in "$state"/*) link=${torch#"$state/"} ;; *) link=$torch ;; esac
+  [ "$(readlink "$state/torch")" = "$link" ] || { rm -f "$state/torch" && ln -s "$link" "$state/torch"; }
   configure
   rm -f "$stamp"
   printf '%s\n%s\n' "${CARAVAN_TORCH-}" "$torch" >"$stamp.new"
