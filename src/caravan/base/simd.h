@@ -27,7 +27,7 @@ template <class Kernel, class... Args>
 }
 
 /// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and all it calls are always_inline and
-/// plain loops, in a file compiled with CARAVAN_VECTORISE (caravan/base/CMakeLists.txt): the compiler vectorises them
+/// plain loops, in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them
 /// for each set, and as nothing is fused or reassociated every set gives the same bits. Functions with a target of
 /// their own, chosen by a branch, rather than target_clones: the resolvers of those run before a sanitizer is ready.
 template <class Kernel, class... Args>

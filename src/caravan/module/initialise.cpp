@@ -1,0 +1,63 @@
+#include "caravan/module/initialise.h"
+
+#include <array>
+#include <span>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/random.h"
+#include "caravan/base/runs.h"
+
+namespace caravan {
+namespace {
+
+constexpr int64_t kChunk = 4096;  ///< numbers drawn at a time when they are not written in place
+
+void fill_normal(at::Tensor& piece, const RandomStream& stream, const Parameter& parameter, const Box& box) {
+  const auto std_deviation = static_cast<float>(parameter.spec().init.std);
+  const bool in_place = piece.scalar_type() == at::kFloat;
+  auto flat = piece.view({-1});
+  auto* data = in_place ? flat.data_ptr<float>() : nullptr;
+  at::parallel_for(0, piece.numel(), int64_t{1} << 16, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    std::array<float, kChunk> chunk;
+    const auto draw = [&](uint64_t first, std::span<float> out) {
+      stream.normal(first, out);
+      for (float& x : out) x *= std_deviation;
+    };
+    for_each_run(parameter.global_shape(), box.offset, box.size, begin, end,
+                 [&](int64_t global, int64_t local, int64_t length) {
+                   for (int64_t done = 0; done < length; done += kChunk) {
+                     const int64_t count = std::min(kChunk, length - done);
+                     const auto first = static_cast<uint64_t>(global + done);
+                     if (in_place) {
+                       draw(first, {data + local + done, static_cast<size_t>(count)});
+                     } else {
+                       draw(first, std::span(chunk).first(static_cast<size_t>(count)));
+                       flat.narrow(0, local + done, count).copy_(at::from_blob(chunk.data(), {count}));
+                     }
+                   }
+                 });
+  });
+}
+
+}  // namespace
+
+void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed) {
+  if (!piece.is_cpu() || !piece.is_contiguous() || piece.sizes() != at::IntArrayRef(box.size)) {
+    throw InternalError(
+        {"initialise", parameter.name(), "the piece is not a contiguous CPU tensor of its box", "", ""});
+  }
+  const at::NoGradGuard no_grad;
+  switch (parameter.spec().init.kind) {
+    case Init::Kind::zeros: piece.fill_(0); break;
+    case Init::Kind::ones: piece.fill_(1); break;
+    case Init::Kind::normal: fill_normal(piece, RandomStream(seed, parameter.name()), parameter, box); break;
+  }
+}
+
+}  // namespace caravan

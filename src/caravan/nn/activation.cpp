@@ -1,0 +1,103 @@
+#include "caravan/nn/activation.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/nn/ops.h"
+
+namespace caravan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+constexpr int64_t kGrain = int64_t{1} << 15;  ///< elements worth a thread of their own
+
+struct TanhGelu : Function<TanhGelu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input) {
+    const at::Tensor x = input.contiguous();
+    ctx->save_for_backward({x});
+    at::Tensor y = at::empty_like(x);
+    if (x.is_meta()) return y;
+    with_dtype("gelu", x.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        kernels::gelu(data_of<T>(x) + begin, data_of<T>(y) + begin, end - begin);
+      });
+    });
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor dy = grads[0].contiguous();
+    at::Tensor dx = at::empty_like(x);
+    if (x.is_meta()) return {dx};
+    with_dtype("gelu", x.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        kernels::gelu_backward(data_of<T>(dy) + begin, data_of<T>(x) + begin, data_of<T>(dx) + begin, end - begin);
+      });
+    });
+    return {dx};
+  }
+};
+
+struct Swiglu : Function<Swiglu> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_in, const at::Tensor& up_in) {
+    const at::Tensor gate = gate_in.contiguous();
+    const at::Tensor up = up_in.contiguous();
+    ctx->save_for_backward({gate, up});
+    at::Tensor y = at::empty_like(gate);
+    if (y.is_meta()) return y;
+    with_dtype("swiglu", gate.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      at::parallel_for(0, y.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        kernels::swiglu(data_of<T>(gate) + begin, data_of<T>(up) + begin, data_of<T>(y) + begin, end - begin);
+      });
+    });
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& gate = saved[0];
+    const at::Tensor& up = saved[1];
+    const at::Tensor dy = grads[0].contiguous();
+    at::Tensor dgate = at::empty_like(gate);
+    at::Tensor dup = at::empty_like(up);
+    if (gate.is_meta()) return {dgate, dup};
+    with_dtype("swiglu", gate.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      at::parallel_for(0, gate.numel(), kGrain, [&](int64_t begin, int64_t end) {
+        kernels::swiglu_backward(data_of<T>(dy) + begin, data_of<T>(gate) + begin, data_of<T>(up) + begin,
+                                 data_of<T>(dgate) + begin, data_of<T>(dup) + begin, end - begin);
+      });
+    });
+    return {dgate, dup};
+  }
+};
+
+}  // namespace
+
+at::Tensor tanh_gelu(const at::Tensor& x) {
+  check_device("gelu", x);
+  return TanhGelu::apply(x);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_device("swiglu", gate);
+  if (gate.sizes() != up.sizes() || gate.scalar_type() != up.scalar_type()) {
+    throw ShapeError(
+        {"swiglu", "",
+         fmt::format("gate [{}] and up [{}] differ in shape or dtype", join(gate.sizes()), join(up.sizes())), "",
+         "split gate and up alike"});
+  }
+  return Swiglu::apply(gate, up);
+}
+
+}  // namespace caravan

@@ -1,0 +1,120 @@
+#include "caravan/nn/config.h"
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+[[noreturn]] void refuse(std::string_view key, std::string fact, std::string action) {
+  throw UsageError({"model", fmt::format("model.{}", key), std::move(fact), "", std::move(action)});
+}
+
+/// The limits keep every product of sizes within 63 bits; no machine holds a model near them.
+void check_range(std::string_view key, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return;
+  refuse(key, fmt::format("{} is not between {} and {}", value, least, most),
+         fmt::format("the nearest valid value is {}", value < least ? least : most));
+}
+
+void check_real(std::string_view key, double value, bool is_valid, std::string_view range, std::string_view example) {
+  if (!std::isfinite(value) || !is_valid) {
+    refuse(key, fmt::format("{} is not {}", value, range), fmt::format("a usual value is {}", example));
+  }
+}
+
+/// The divisors of `whole` nearest to `number`: "6, or 8".
+template <class Accept>
+std::string nearest_divisors(int64_t whole, int64_t number, Accept accept) {
+  const auto fits = [&](int64_t n) { return whole % n == 0 && accept(n); };
+  int64_t below = std::min(number, whole);
+  while (below > 0 && !fits(below)) --below;
+  int64_t above = std::max<int64_t>(number, 1);
+  while (above <= whole && !fits(above)) ++above;
+  if (below <= 0) return above <= whole ? fmt::format("{}", above) : "";
+  return above <= whole && above != below ? fmt::format("{}, or {}", below, above) : fmt::format("{}", below);
+}
+
+void check_heads(const ModelConfig& c) {
+  const bool rotates = c.kind == ModelKind::llama;
+  const auto even_heads = [&](int64_t heads) { return !rotates || c.width / heads % 2 == 0; };
+  if (c.width % c.heads != 0 || !even_heads(c.heads)) {
+    const std::string valid = nearest_divisors(c.width, c.heads, even_heads);
+    const std::string fact = c.width % c.heads != 0
+                                 ? fmt::format("{} heads do not divide width {}", c.heads, c.width)
+                                 : fmt::format("heads of width {} cannot be rotated in pairs", c.width / c.heads);
+    refuse("heads", fact, valid.empty() ? "use an even width" : fmt::format("the nearest that fits is {}", valid));
+  }
+  if (c.heads % c.num_kv_heads() != 0) {
+    refuse("kv_heads", fmt::format("{} kv_heads do not divide {} heads", c.kv_heads, c.heads),
+           fmt::format("the nearest that does is {}",
+                       nearest_divisors(c.heads, c.kv_heads, [](int64_t) { return true; })));
+  }
+  if (!rotates && c.num_kv_heads() != c.heads) {
+    refuse("kv_heads",
+           fmt::format("{} kv_heads for {} heads: GPT-2 has no grouped-query attention", c.kv_heads, c.heads),
+           "leave kv_heads out, or use kind = \"llama\"");
+  }
+}
+
+}  // namespace
+
+std::string_view name(ModelKind kind) noexcept { return kind == ModelKind::gpt2 ? "gpt2" : "llama"; }
+
+ModelKind model_kind(std::string_view name) {
+  if (name == "gpt2") return ModelKind::gpt2;
+  if (name == "llama") return ModelKind::llama;
+  const std::array<std::string, 2> known{"gpt2", "llama"};
+  refuse("kind", fmt::format("there is no model kind '{}'", name),
+         fmt::format("the nearest is '{}'; there are {}", nearest(name, known), join(known)));
+}
+
+int64_t ModelConfig::hidden_width() const noexcept {
+  if (hidden != 0) return hidden;
+  if (kind == ModelKind::gpt2) return 4 * width;
+  return (8 * width + 3 * 64 - 1) / (3 * 64) * 64;
+}
+
+void ModelConfig::validate() const {
+  check_range("layers", layers, 1, 1 << 16);
+  check_range("width", width, 1, 1 << 20);
+  check_range("heads", heads, 1, 1 << 20);
+  check_range("kv_heads", kv_heads, 0, heads);
+  check_range("context", context, 1, 1 << 28);
+  check_range("vocabulary", vocabulary, 1, 1 << 28);
+  check_range("hidden", hidden, 0, 1 << 22);
+  check_heads(*this);
+  check_real("dropout", dropout, dropout >= 0 && dropout < 1, "in [0, 1)", "0 or 0.1");
+  check_real("norm_epsilon", norm_epsilon, norm_epsilon > 0, "above 0", "1e-5");
+  check_real("rope_theta", rope_theta, rope_theta > 1, "above 1", "10000");
+}
+
+int64_t ModelConfig::num_parameters() const noexcept {
+  const int64_t kv_width = num_kv_heads() * head_width();
+  const int64_t attention = 2 * width * width + 2 * width * kv_width;
+  const int64_t head = tie_embeddings ? 0 : vocabulary * width;
+  if (kind == ModelKind::gpt2) {
+    const int64_t mlp = 2 * width * hidden_width() + hidden_width() + width;
+    const int64_t norm = 2 * width;
+    return (vocabulary + context) * width + layers * (attention + 4 * width + mlp + 2 * norm) + norm + head;
+  }
+  return vocabulary * width + layers * (attention + 3 * width * hidden_width() + 2 * width) + width + head;
+}
+
+double ModelConfig::flops_per_token(int64_t length) const noexcept {
+  const double h = static_cast<double>(width);
+  const double grouped = static_cast<double>(num_kv_heads()) / static_cast<double>(heads);
+  const double matrices_of_mlp = kind == ModelKind::gpt2 ? 2 : 3;
+  const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(hidden_width()) +
+                       4 * static_cast<double>(length) * h;
+  return 3 * (static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary));
+}
+
+}  // namespace caravan

@@ -1,0 +1,176 @@
+#include "caravan/nn/cross_entropy.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/nn/ops.h"
+
+namespace caravan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// Tokens of a chunk: the logits of one fill about 64 MiB in fp32. Fewer would make every product read the weight for
+/// too few rows; more would only hold memory. Chunks are made equal.
+int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary) {
+  const int64_t most = std::max<int64_t>((int64_t{1} << 24) / vocabulary, 64);
+  const int64_t chunks = (tokens + most - 1) / most;
+  return chunks == 0 ? 1 : (tokens + chunks - 1) / chunks;
+}
+
+void check_labels(const at::Tensor& labels, int64_t vocabulary) {
+  const int64_t* label = labels.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < labels.numel(); ++t) {
+    if (label[t] == kIgnoredLabel || (label[t] >= 0 && label[t] < vocabulary)) continue;
+    throw DataError({"cross_entropy", "",
+                     fmt::format("label {} of token {} is outside of the vocabulary of {}", label[t], t, vocabulary),
+                     "", fmt::format("use the model's tokenizer; {} marks a token without a target", kIgnoredLabel)});
+  }
+}
+
+/// Turns the logits of a chunk into their gradient (if asked) and returns the loss of its rows.
+double loss_of_rows(const at::Tensor& logits, const int64_t* labels, double scale, bool gradient) {
+  const int64_t rows = logits.size(0);
+  const int64_t vocabulary = logits.size(1);
+  std::vector<double> loss(static_cast<size_t>(rows), 0);
+  with_dtype("cross_entropy", logits.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, rows, 1 + (int64_t{1} << 15) / vocabulary, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        T* row = data_of<T>(logits) + t * vocabulary;
+        if (labels[t] == kIgnoredLabel) {
+          if (gradient) std::fill_n(row, vocabulary, T{});
+        } else {
+          loss[static_cast<size_t>(t)] = kernels::cross_entropy_row(row, vocabulary, labels[t], scale, gradient);
+        }
+      }
+    });
+  });
+  return std::accumulate(loss.begin(), loss.end(), 0.0);
+}
+
+/// The weight's gradient, a product per chunk: fp32 and fp64 add up inside the product; the products of bf16 are added
+/// in fp32, unless there is only one.
+class WeightGradient {
+ public:
+  WeightGradient(const at::Tensor& weight, bool is_one_chunk)
+      : widens_(weight.scalar_type() == at::kBFloat16 && !is_one_chunk),
+        sum_(widens_ ? at::zeros(weight.sizes(), weight.options().dtype(at::kFloat)) : at::empty_like(weight)) {}
+
+  void add(const at::Tensor& logits_gradient, const at::Tensor& hidden) {
+    if (widens_) {
+      const at::Tensor product = at::mm(logits_gradient.t(), hidden);
+      at::parallel_for(0, product.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+        kernels::accumulate(data_of<kernels::Bf16>(product) + begin, data_of<float>(sum_) + begin, end - begin);
+      });
+    } else if (is_empty_) {
+      at::mm_out(sum_, logits_gradient.t(), hidden);
+    } else {
+      at::addmm_out(sum_, sum_, logits_gradient.t(), hidden);
+    }
+    is_empty_ = false;
+  }
+
+  at::Tensor total(at::ScalarType type) {
+    if (is_empty_) sum_.zero_();
+    return sum_.to(type);
+  }
+
+ private:
+  bool widens_;
+  bool is_empty_ = true;
+  at::Tensor sum_;
+};
+
+struct FusedCrossEntropy : Function<FusedCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden_in, const at::Tensor& weight,
+                            const at::Tensor& labels_in, double scale, bool grad_hidden, bool grad_weight) {
+    const int64_t vocabulary = weight.size(0);
+    const at::Tensor hidden = hidden_in.reshape({-1, weight.size(1)});
+    const auto loss_options = hidden.options().dtype(compute_type(hidden.scalar_type()));
+    at::Tensor hidden_gradient = grad_hidden ? at::empty_like(hidden) : at::Tensor();
+    if (hidden.is_meta()) {
+      const at::Tensor weight_gradient = grad_weight ? at::empty_like(weight) : at::Tensor();
+      ctx->save_for_backward(
+          {grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : hidden_gradient, weight_gradient});
+      return at::empty({}, loss_options);
+    }
+    const at::Tensor labels = labels_in.reshape({-1}).contiguous();
+    check_labels(labels, vocabulary);
+    const int64_t tokens = hidden.size(0);
+    const int64_t chunk = tokens_per_chunk(tokens, vocabulary);
+    std::optional<WeightGradient> weight_gradient;
+    if (grad_weight) weight_gradient.emplace(weight, chunk >= tokens);
+    at::Tensor buffer = at::empty({std::min(chunk, tokens), vocabulary}, hidden.options());
+    double loss = 0;
+    for (int64_t first = 0; first < tokens; first += chunk) {
+      const int64_t count = std::min(chunk, tokens - first);
+      const at::Tensor rows = hidden.narrow(0, first, count);
+      at::Tensor logits = buffer.narrow(0, 0, count);
+      at::mm_out(logits, rows, weight.t());
+      loss += loss_of_rows(logits, labels.const_data_ptr<int64_t>() + first, scale, grad_hidden || grad_weight);
+      if (grad_hidden) {
+        at::Tensor out = hidden_gradient.narrow(0, first, count);
+        at::mm_out(out, logits, weight);
+      }
+      if (grad_weight) weight_gradient->add(logits, rows);
+    }
+    ctx->save_for_backward({grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor(),
+                            grad_weight ? weight_gradient->total(weight.scalar_type()) : at::Tensor()});
+    at::Tensor result = at::empty({}, loss_options);
+    result.fill_(loss * scale);
+    return result;
+  }
+
+  /// The saved tensors are handed out as they are when the incoming gradient is 1, which it is unless somebody scales
+  /// the loss afterwards; with the graph released the receiver is their only owner.
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list saved = ctx->get_saved_variables();
+    const at::Tensor& outer = grads[0];
+    if (!outer.is_meta() && outer.item<double>() != 1) {
+      for (at::Tensor& gradient : saved) {
+        if (gradient.defined()) gradient = gradient * outer;
+      }
+    }
+    return {saved[0], saved[1], {}, {}, {}, {}};
+  }
+};
+
+void check_shapes(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
+  const bool fits = weight.dim() == 2 && hidden.dim() >= 1 && hidden.size(-1) == weight.size(1) &&
+                    labels.sizes() == hidden.sizes().slice(0, hidden.dim() - 1) && labels.scalar_type() == at::kLong &&
+                    hidden.scalar_type() == weight.scalar_type();
+  if (fits) return;
+  throw ShapeError(
+      {"cross_entropy", "",
+       fmt::format("hidden [{}] {}, weight [{}] {} and labels [{}] {} do not fit", join(hidden.sizes()),
+                   c10::toString(hidden.scalar_type()), join(weight.sizes()), c10::toString(weight.scalar_type()),
+                   join(labels.sizes()), c10::toString(labels.scalar_type())),
+       "", "give hidden [.., width], weight [vocabulary, width] of its dtype, int64 labels [..]"});
+}
+
+}  // namespace
+
+at::Tensor fused_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                               double scale) {
+  check_device("cross_entropy", hidden);
+  check_shapes(hidden, weight, labels);
+  const bool records = at::GradMode::is_enabled();
+  return FusedCrossEntropy::apply(hidden, weight, labels, scale, records && hidden.requires_grad(),
+                                  records && weight.requires_grad());
+}
+
+}  // namespace caravan

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+
+/// The arithmetic of the layers that no single ATen op covers, over plain memory: T is float, double or Bf16, whose
+/// numbers are widened to fp32, computed and rounded once. Vectorised, the same bits on every machine. One thread each:
+/// callers split the rows.
+namespace caravan::kernels {
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+/// The type that T is computed in.
+template <class T>
+struct ComputeOf {
+  using type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using type = double;
+};
+template <class T>
+using Compute = typename ComputeOf<T>::type;
+
+/// y = x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), the tanh form of GELU; dx = dy * its derivative.
+template <class T>
+void gelu(const T* x, T* y, int64_t count);
+template <class T>
+void gelu_backward(const T* dy, const T* x, T* dx, int64_t count);
+
+/// y = gate sigmoid(gate) up.
+template <class T>
+void swiglu(const T* gate, const T* up, T* y, int64_t count);
+template <class T>
+void swiglu_backward(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t count);
+
+/// y = x * mask, mask in fp32.
+template <class T>
+void multiply(const T* x, const float* mask, T* y, int64_t count);
+/// sum += x, in the compute type.
+template <class T>
+void accumulate(const T* x, Compute<T>* sum, int64_t count);
+
+/// y = x r w with r = 1 / sqrt(mean of x^2 over the row + epsilon), stored in `rstd`.
+template <class T>
+void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon);
+/// dx, and dweight += (fp64: [width]) the sum over the rows.
+template <class T>
+void rms_norm_backward(const T* dy, const T* x, const T* weight, const Compute<T>* rstd, T* dx, double* dweight,
+                       int64_t rows, int64_t width);
+
+/// Rotates each pair (x[i], x[i + half]) of every head of one position by the angle whose cosine and sine are given,
+/// [half] each; sign -1 turns back.
+template <class T>
+void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
+            Compute<T> sign);
+
+/// One row of a softmax cross-entropy: returns log(sum of exp(logits)) - logits[label]. With `gradient`, the row is
+/// overwritten by (softmax - one-hot(label)) * scale.
+template <class T>
+double cross_entropy_row(T* logits, int64_t vocabulary, int64_t label, double scale, bool gradient);
+
+}  // namespace caravan::kernels

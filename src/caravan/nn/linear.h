@@ -1,0 +1,36 @@
+#pragma once
+
+#include "caravan/module/module.h"
+#include "caravan/nn/config.h"
+
+namespace caravan {
+
+inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as GPT-2's
+
+/// y = x W^T + b. Weight [out, in], as torch keeps it; bias [out]. Column split: both S(0). Row split: weight S(1), and
+/// the output P: a pre-forward hook makes the bias P too (I -> P), or a post-forward hook reduces before it is added.
+class Linear final : public Layer {
+ public:
+  struct Options {
+    int64_t in = 0;
+    int64_t out = 0;
+    bool bias = true;
+    double init_std = kInitStd;
+  };
+  explicit Linear(const Options& options);
+
+  Parameter& weight() noexcept { return weight_; }
+  Parameter* bias() noexcept { return bias_; }
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  Parameter& weight_;
+  Parameter* bias_ = nullptr;
+};
+
+/// Init of the two linears of a block that write into the residual stream, as GPT-2's: 2 layers of them add up there.
+double residual_init_std(const ModelConfig& config);
+
+}  // namespace caravan

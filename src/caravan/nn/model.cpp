@@ -1,0 +1,74 @@
+#include "caravan/nn/model.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/nn/block.h"
+#include "caravan/nn/mlp.h"
+#include "caravan/nn/norm.h"
+#include "caravan/nn/ops.h"
+
+namespace caravan {
+namespace {
+
+using Gpt2Block = PreNormBlock<LayerNorm, Mlp>;
+using LlamaBlock = PreNormBlock<RmsNorm, GatedMlp>;
+
+const ModelConfig& valid(const ModelConfig& config) {
+  config.validate();
+  return config;
+}
+
+}  // namespace
+
+BlockList::BlockList(const ModelConfig& config) {
+  const auto rope =
+      config.kind == ModelKind::llama ? std::make_shared<RopeTable>(config.head_width(), config.rope_theta) : nullptr;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const std::string name = std::to_string(layer);
+    if (config.kind == ModelKind::gpt2) {
+      list_.push_back(&register_module<Gpt2Block>(name, config, rope));
+    } else {
+      list_.push_back(&register_module<LlamaBlock>(name, config, rope));
+    }
+  }
+}
+
+Tensors BlockList::forward(Tensors inputs, const ForwardContext& context) {
+  for (Module* block : list_) inputs = block->run(std::move(inputs), context);
+  return inputs;
+}
+
+Model::Model(const ModelConfig& config)
+    : config_(valid(config)),
+      embedding_(register_module<InputEmbedding>("embedding", config_)),
+      blocks_(register_module<BlockList>("blocks", config_)),
+      head_(register_module<Head>("head", config_, config_.tie_embeddings ? &embedding_.token_weight() : nullptr)) {}
+
+std::vector<Module*> Model::blocks() {
+  std::vector<Module*> all{&embedding_};
+  for (Module* block : blocks_.blocks()) all.push_back(block);
+  all.push_back(&head_);
+  return all;
+}
+
+Tensors Model::forward(Tensors inputs, const ForwardContext& context) {
+  if (inputs.empty() || inputs.size() > 2 || (inputs.size() == 2 && inputs[0].sizes() != inputs[1].sizes())) {
+    throw ShapeError({"model", "",
+                      fmt::format("takes ids, and perhaps labels of their shape; got {} tensors", inputs.size()), "",
+                      "call run({ids}) or run({ids, labels})"});
+  }
+  return head_.run(blocks_.run(embedding_.run(std::move(inputs), context), context), context);
+}
+
+at::Tensor Model::next_logits(const at::Tensor& ids, const ForwardContext& context) {
+  const at::Tensor stream = blocks_.run(embedding_.run({ids}, context), context).front();
+  return head_(stream.narrow(1, stream.size(1) - 1, 1), context).squeeze(1);
+}
+
+std::unique_ptr<Model> make_model(const ModelConfig& config) { return std::make_unique<Model>(config); }
+
+}  // namespace caravan

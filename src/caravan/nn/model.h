@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "caravan/module/module.h"
+#include "caravan/nn/config.h"
+#include "caravan/nn/embedding.h"
+#include "caravan/nn/head.h"
+
+namespace caravan {
+
+/// The children "0", "1", .., run one after the other.
+class BlockList final : public Module {
+ public:
+  explicit BlockList(const ModelConfig& config);
+  std::vector<Module*> blocks() override { return list_; }
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
+
+ private:
+  std::vector<Module*> list_;
+};
+
+/// GPT-2 or Llama: a decoder for next-token prediction. run({ids}) -> {logits [batch, sequence, vocabulary]};
+/// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel none.
+///
+/// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them one after the other is running the
+/// model (labels pass through to the head, or are given to it alone). One thread runs a model at a time.
+class Model final : public Module {
+ public:
+  /// Throws UsageError as ModelConfig::validate.
+  explicit Model(const ModelConfig& config);
+
+  const ModelConfig& config() const noexcept { return config_; }
+  std::vector<Module*> blocks() override;
+
+  /// Logits [batch, vocabulary] of the token after the last of `ids`: run, with the head at the last position only.
+  at::Tensor next_logits(const at::Tensor& ids, const ForwardContext& context);
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
+
+ private:
+  ModelConfig config_;
+  InputEmbedding& embedding_;
+  BlockList& blocks_;
+  Head& head_;
+};
+
+std::unique_ptr<Model> make_model(const ModelConfig& config);
+
+}  // namespace caravan
