@@ -16,3 +16,4 @@ function(caravan_c_library name header library)
 endfunction()
 
 caravan_c_library(pcre2 pcre2.h pcre2-8)
+caravan_c_library(utf8proc utf8proc.h utf8proc)

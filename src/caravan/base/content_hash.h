@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace caravan {
+
+/// 128 bits that stand for some content (XXH3): equal content, equal hash, on every machine. Not cryptographic.
+struct ContentHash {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  bool operator==(const ContentHash&) const = default;
+  /// 32 hexadecimal digits.
+  std::string hex() const;
+};
+
+ContentHash content_hash(std::span<const std::byte> bytes) noexcept;
+inline ContentHash content_hash(std::string_view text) noexcept { return content_hash(std::as_bytes(std::span(text))); }
+
+/// The same hash of content that comes in pieces; where it was cut does not matter.
+class ContentHasher {
+ public:
+  ContentHasher();
+  ~ContentHasher();
+  void update(std::span<const std::byte> bytes) noexcept;
+  void update(std::string_view text) noexcept { update(std::as_bytes(std::span(text))); }
+  /// A number, as its eight little-endian bytes.
+  void update(uint64_t number) noexcept;
+  ContentHash value() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace caravan

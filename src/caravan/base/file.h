@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace caravan {
+
+/// Throws for a system call that failed on `path` with `error` (an errno): DataError if the file is missing or is not
+/// a file, else ResourceError. `fact` says what was tried: "cannot be opened"; `op` stands first in the message.
+[[noreturn]] void throw_file_error(std::string_view op, const std::filesystem::path& path, std::string_view fact,
+                                   int error);
+
+/// A whole regular file, mapped read-only and private. The file must not shrink while it is mapped.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  /// Throws DataError if `path` is missing or not a regular file, ResourceError if it cannot be opened or mapped.
+  MappedFile(const std::filesystem::path& path, std::string_view op);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  std::span<const std::byte> bytes() const noexcept { return {static_cast<const std::byte*>(data_), size_}; }
+  std::string_view text() const noexcept { return {static_cast<const char*>(data_), size_}; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// A new file (an old one of that name is emptied), removed again unless `finish` is reached: what is written aside
+/// under another name appears whole, by `rename_durably`, or not at all. Every error is a ResourceError that names the
+/// path.
+class OutputFile {
+ public:
+  OutputFile(std::filesystem::path path, std::string_view op);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  /// Takes the space of a file of `bytes` now, so that a full disk is found before the work (where the file system
+  /// can).
+  void reserve(int64_t bytes);
+  /// Writes behind what was written by this function before.
+  void append(std::span<const std::byte> bytes);
+  void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
+  void write_at(int64_t offset, std::span<const std::byte> bytes);
+  /// fsync and close. Nothing is written after it.
+  void finish();
+
+ private:
+  std::filesystem::path path_;
+  std::string op_;
+  int descriptor_ = -1;
+  int64_t end_ = 0;
+};
+
+/// Renames within one folder, replacing `to`, and fsyncs the folder. Throws ResourceError.
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to, std::string_view op);
+
+/// Makes `path` hold `text`: written beside it as `<path>.tmp`, fsynced, renamed. Throws ResourceError.
+void write_file_durably(const std::filesystem::path& path, std::string_view text, std::string_view op);
+
+}  // namespace caravan

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace caravan {
+
+/// A compiled pattern of a tokenizer.json file. Immutable: several threads may search with it, each with its own
+/// RegexScratch.
+class Regex {
+ public:
+  /// `pattern` is in the dialect of tokenizer.json (regex_dialect.h); `subject` names it in errors: its JSON path.
+  /// Throws DataError for a pattern that does not compile or is not supported.
+  Regex(std::string_view pattern, std::string_view subject);
+  /// A pattern that matches `literal` itself.
+  static Regex literal(std::string_view literal, std::string_view subject);
+
+ private:
+  friend class RegexSearch;
+  friend class RegexScratch;
+  struct Code;
+  Regex(std::string translated, std::string_view subject, int);
+  std::shared_ptr<const Code> code_;
+};
+
+/// Memory of a search, reused from one to the next. One thread at a time.
+class RegexScratch {
+ public:
+  RegexScratch();
+  ~RegexScratch();
+  RegexScratch(const RegexScratch&) = delete;
+  RegexScratch& operator=(const RegexScratch&) = delete;
+
+ private:
+  friend class RegexSearch;
+  struct Memory;
+  std::unique_ptr<Memory> memory_;
+};
+
+/// Walks over the matches in one text, left to right, without overlap. An empty match right behind a match is skipped.
+class RegexSearch {
+ public:
+  struct Match {
+    size_t begin;
+    size_t end;
+  };
+
+  /// `text` is well-formed UTF-8 and, like the other two, outlives the search.
+  RegexSearch(const Regex& regex, RegexScratch& scratch, std::string_view text);
+  /// The next match. Throws DataError if the pattern needs too much backtracking on this text.
+  std::optional<Match> next();
+
+ private:
+  const Regex::Code& code_;
+  RegexScratch::Memory& memory_;
+  std::string_view text_;
+  size_t from_ = 0;
+  size_t last_end_ = ~size_t{0};
+};
+
+}  // namespace caravan

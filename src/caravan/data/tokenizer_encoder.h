@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer_json.h"
+
+namespace caravan {
+
+/// What a tokenizer searches in every text, made once per tokenizer.
+struct TokenizerTables {
+  explicit TokenizerTables(TokenizerParts parts_);
+
+  TokenizerParts parts;
+  AddedTokenFinder raw_tokens;         ///< looked for before the text is normalised
+  AddedTokenFinder normalized_tokens;  ///< looked for after
+};
+
+/// The encoding of one text: owns the memory it needs and remembers the words it has seen. One thread.
+class TokenizerEncoder final : private WordSink {
+ public:
+  /// The ids go to `sink` in pieces; an empty one: they gather in `ids()`.
+  TokenizerEncoder(const TokenizerTables& tables, const Tokenizer::Sink& sink) : tables_(tables), sink_(sink) {}
+
+  /// `text` is well-formed UTF-8.
+  void encode(std::string_view text);
+  void flush();
+  std::vector<int32_t>& ids() noexcept { return ids_; }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view word) const noexcept { return std::hash<std::string_view>()(word); }
+  };
+  struct Range {
+    uint32_t begin;
+    uint32_t count;
+  };
+
+  void encode_between_raw_tokens(std::string_view text);
+  void word(std::string_view word) override;
+  void encode_and_remember(std::string_view word);
+
+  const TokenizerTables& tables_;
+  const Tokenizer::Sink& sink_;
+  std::vector<int32_t> ids_;
+  std::string normalized_;
+  PreTokenizer::Scratch words_;
+  BpeModel::Scratch merging_;
+  std::unordered_map<std::string, Range, Hash, std::equal_to<>> known_;
+  std::vector<int32_t> known_ids_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,76 @@
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "caravan/base/error.h"
+#include "caravan/data/bpe_trainer.h"
+#include "caravan/data/tokenizer.h"
+
+/// For fixtures/fuzz.py, and for measuring:
+///   encode TOKENIZER_JSON        stdin: texts, each a little-endian uint32 of its bytes and the bytes;
+///                                stdout: for each the count of its ids and the ids, as int32
+///   train VOCAB_SIZE TEXT        stdout: the tokenizer.json
+///   time TOKENIZER_JSON TEXT     encodes a file five times and prints the best speed
+namespace {
+
+using caravan::Tokenizer;
+
+std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
+
+int encode(const char* json) {
+  const Tokenizer tokenizer = Tokenizer::load(json);
+  const std::string input = read_all(std::cin);
+  const auto put = [](int32_t number) { std::cout.write(reinterpret_cast<const char*>(&number), sizeof number); };
+  for (size_t at = 0; at + 4 <= input.size();) {
+    uint32_t size = 0;
+    std::memcpy(&size, input.data() + at, sizeof size);
+    const std::vector<int32_t> ids = tokenizer.encode(std::string_view(input).substr(at + 4, size));
+    put(static_cast<int32_t>(ids.size()));
+    for (const int32_t id : ids) put(id);
+    at += 4 + size;
+  }
+  return 0;
+}
+
+int train(int64_t vocab_size, const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text = read_all(file);
+  const std::string_view documents[] = {text};
+  std::cout << caravan::train_bpe(documents, vocab_size).to_json();
+  return 0;
+}
+
+int time(const char* json, const char* path) {
+  using Clock = std::chrono::steady_clock;
+  const Tokenizer tokenizer = Tokenizer::load(json);
+  std::ifstream file(path, std::ios::binary);
+  const std::string text = read_all(file);
+  double best = 1e9;
+  size_t count = 0;
+  for (int round = 0; round < 5; ++round) {
+    const auto start = Clock::now();
+    count = tokenizer.encode(text).size();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  std::cout << text.size() << " bytes, " << count << " ids, " << best << " s, "
+            << static_cast<double>(text.size()) / best / 1e6 << " MB/s\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string verb = argc > 2 ? argv[1] : "";
+  try {
+    if (verb == "encode") return encode(argv[2]);
+    if (verb == "train" && argc > 3) return train(std::stoll(argv[2]), argv[3]);
+    if (verb == "time" && argc > 3) return time(argv[2], argv[3]);
+  } catch (const caravan::Error& error) {
+    std::cerr << error.what() << '\n';
+    return error.exit_code();
+  }
+  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | time JSON TEXT\n";
+  return 2;
+}
