@@ -7,11 +7,11 @@ namespace caravan {
 
 /// The parts of a message: `[op] subject: fact. where: .. do: ..`. Empty parts are left out.
 struct ErrorText {
-  std::string op;       ///< the operation that refuses: "redistribute", "recipe"
-  std::string subject;  ///< what it refuses: a tensor, a key, a file
-  std::string fact;     ///< what is wrong, with numbers
-  std::string where;    ///< rank, coordinate, layout, file and line
-  std::string action;   ///< one thing to do
+  std::string op{};       ///< the operation that refuses: "redistribute", "recipe"
+  std::string subject{};  ///< what it refuses: a tensor, a key, a file
+  std::string fact{};     ///< what is wrong, with numbers
+  std::string where{};    ///< rank, coordinate, layout, file and line
+  std::string action{};   ///< one thing to do
 };
 
 /// Base of everything the library throws. One class per class of error; the command maps each to its exit code.

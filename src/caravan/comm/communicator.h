@@ -16,6 +16,7 @@ namespace caravan {
 /// direct (all_to_all, send) and chain (broadcast, reduce) algorithms, whatever the back-end does inside: the figure of
 /// the design's table, equal in every back-end (see wire_bytes).
 struct Traffic {
+  /// Calls of a communicator of size 1 are counted, with no bytes.
   std::array<int64_t, kNumVerbs> calls{};
   std::array<int64_t, kNumVerbs> bytes{};
   double wait_ms = 0;  ///< time this rank's caller stood in wait()
@@ -126,14 +127,22 @@ class Communicator {
  protected:
   Communicator(int rank, int size, std::string name);
 
-  /// Starts one checked operation. n > 1, or a verb that must not be skipped. Called by the verbs above only.
+  /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
+  virtual bool touches_memory() const noexcept { return true; }
+  /// Whether buffers on `device`, ordered on `stream`, can be taken. Default: host memory, no stream.
+  virtual bool takes(const Device& device, const Stream& stream) const noexcept;
+
+  /// Starts one checked operation; size() > 1. May throw the error the communicator died of, then nothing was started.
+  /// Called by the verbs above only.
   virtual void start(const std::shared_ptr<Operation>& operation) = 0;
   /// Returns when `operation` is complete; throws its error. Progresses everything else meanwhile.
   virtual void finish(Operation& operation) = 0;
 
  private:
   friend class Work;
-  Work issue(Operation&& operation);
+  Work issue(Operation operation);
+  void check(const Operation& operation) const;
+  void count_traffic(const Operation& operation);
   void wait(Operation& operation);
 
   int rank_;

@@ -33,6 +33,9 @@ struct Operation {
   std::exception_ptr error;             ///< set with complete
   std::shared_ptr<void> keep_alive;     ///< the tensors behind the buffers
   std::shared_ptr<void> backend_state;  ///< the back-end's own
+
+  /// Back-ends end an operation by this: it also lets go of what was kept alive.
+  void set_complete(std::exception_ptr failure = nullptr) noexcept;
 };
 
 /// Handle of an asynchronous operation. Copies share it. Dropping it abandons the result, not the operation.

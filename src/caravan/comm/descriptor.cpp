@@ -1,0 +1,139 @@
+#include "caravan/comm/descriptor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+constexpr size_t kMaxSides = 4;  // of a message
+
+std::string_view short_path(std::string_view path) {
+  const size_t last = path.rfind('/');
+  if (last == std::string_view::npos || last == 0) return path;
+  const size_t before = path.rfind('/', last - 1);
+  return before == std::string_view::npos ? path : path.substr(before + 1);
+}
+
+template <size_t N>
+void copy_cut(std::array<char, N>& to, std::string_view text) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(to.data(), text.data(), length);
+  to[length] = '\0';
+}
+
+bool is_rooted(Verb verb) { return verb == Verb::broadcast || verb == Verb::reduce; }
+bool reduces_data(Verb verb) {
+  return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
+}
+bool counts_must_be_equal(Verb verb) { return verb == Verb::all_reduce || is_rooted(verb); }
+
+bool same_call(const CallOf& a, const CallOf& b) {
+  const Descriptor& x = *a.descriptor;
+  const Descriptor& y = *b.descriptor;
+  if (x.verb != y.verb) return false;
+  if (x.verb == kSplitCall) return true;
+  const Verb verb = static_cast<Verb>(x.verb);
+  if (verb == Verb::barrier) return true;
+  if (x.dtype != y.dtype || (reduces_data(verb) && x.op != y.op) || (is_rooted(verb) && x.root != y.root)) return false;
+  if (counts_must_be_equal(verb)) return x.count == y.count;
+  if (verb == Verb::all_gather) return std::ranges::equal(a.recv_counts, b.recv_counts);
+  if (verb == Verb::reduce_scatter) return std::ranges::equal(a.send_counts, b.send_counts);
+  return true;  // all_to_all: counts fit in pairs
+}
+
+std::string side(const CallOf& call) {
+  const Descriptor& descriptor = *call.descriptor;
+  std::string text = to_string(descriptor);
+  const bool gathers = descriptor.verb == static_cast<uint8_t>(Verb::all_gather);
+  const bool scatters = descriptor.verb == static_cast<uint8_t>(Verb::reduce_scatter);
+  if (gathers || scatters) {
+    text += fmt::format(" (parts {})", join(gathers ? call.recv_counts : call.send_counts));
+  }
+  return text;
+}
+
+std::string sides(std::span<const CallOf> calls) {
+  std::vector<size_t> firsts;  // the first rank of each different call
+  std::vector<std::vector<int64_t>> groups;
+  for (size_t rank = 0; rank < calls.size(); ++rank) {
+    const auto equal = std::ranges::find_if(firsts, [&](size_t first) { return same_call(calls[first], calls[rank]); });
+    if (equal == firsts.end()) {
+      firsts.push_back(rank);
+      groups.push_back({static_cast<int64_t>(rank)});
+    } else {
+      groups[static_cast<size_t>(equal - firsts.begin())].push_back(static_cast<int64_t>(rank));
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < firsts.size() && i < kMaxSides; ++i) {
+    text += fmt::format("{}rank{} {}: {}", i == 0 ? "" : "; ", groups[i].size() == 1 ? "" : "s", join(groups[i]),
+                        side(calls[firsts[i]]));
+  }
+  if (firsts.size() > kMaxSides) text += fmt::format("; and {} more", firsts.size() - kMaxSides);
+  return text;
+}
+
+}  // namespace
+
+Descriptor describe(const Operation& operation) {
+  Descriptor descriptor;
+  descriptor.verb = static_cast<uint8_t>(operation.verb);
+  descriptor.op = static_cast<uint8_t>(operation.op);
+  descriptor.dtype = static_cast<uint8_t>(operation.dtype);
+  descriptor.root = operation.peer >= 0 ? operation.peer : operation.root;
+  descriptor.count = operation.verb == Verb::recv ? operation.out.count : operation.in.count;
+  descriptor.sequence = operation.sequence;
+  descriptor.line = operation.where.line();
+  descriptor.what = operation.what;
+  copy_cut(descriptor.file, short_path(operation.where.file_name()));
+  return descriptor;
+}
+
+std::string quoted(std::string_view text) { return text.empty() ? "" : fmt::format("\"{}\"", text); }
+
+std::string call_site(const std::source_location& where) {
+  return fmt::format("{}:{}", short_path(where.file_name()), where.line());
+}
+
+std::string to_string(const Descriptor& descriptor) {
+  std::string text;
+  const Verb verb = static_cast<Verb>(descriptor.verb);
+  if (descriptor.verb == kSplitCall) {
+    text = "split";
+  } else {
+    text = name(verb);
+    if (reduces_data(verb)) text += fmt::format(" {}", name(static_cast<ReduceOp>(descriptor.op)));
+    if (verb != Verb::barrier) {
+      text += fmt::format(" {} [{}]", name(static_cast<Dtype>(descriptor.dtype)), descriptor.count);
+    }
+    if (is_rooted(verb)) text += fmt::format(" root {}", descriptor.root);
+    if (verb == Verb::send) text += fmt::format(" to {}", descriptor.root);
+    if (verb == Verb::recv) text += fmt::format(" from {}", descriptor.root);
+  }
+  if (descriptor.what[0] != '\0') text += fmt::format(" \"{}\"", descriptor.what.data());
+  return text + fmt::format(" at {}:{}", descriptor.file.data(), descriptor.line);
+}
+
+std::string difference(std::span<const CallOf> calls) {
+  for (const CallOf& call : calls) {
+    if (!same_call(calls[0], call)) return sides(calls);
+  }
+  if (calls.empty() || calls[0].descriptor->verb != static_cast<uint8_t>(Verb::all_to_all)) return "";
+  for (size_t from = 0; from < calls.size(); ++from) {
+    for (size_t to = 0; to < calls.size(); ++to) {
+      if (calls[from].send_counts[to] == calls[to].recv_counts[from]) continue;
+      return fmt::format("rank {} sends {} elements to rank {}: {}; rank {} expects {} from rank {}: {}", from,
+                         calls[from].send_counts[to], to, side(calls[from]), to, calls[to].recv_counts[from], from,
+                         side(calls[to]));
+    }
+  }
+  return "";
+}
+
+}  // namespace caravan

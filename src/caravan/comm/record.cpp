@@ -1,0 +1,63 @@
+#include "caravan/comm/record.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/members.h"
+
+namespace caravan {
+namespace {
+
+class RecordCommunicator final : public Communicator {
+ public:
+  RecordCommunicator(int rank, int size, std::string name) : Communicator(rank, size, std::move(name)) {}
+
+  std::string_view backend() const noexcept override { return "record"; }
+
+  std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override {
+    const int rank = check_members(members, *this, name);
+    return std::make_shared<RecordCommunicator>(rank, static_cast<int>(members.size()), std::move(name));
+  }
+
+  /// Address space that costs memory only where it is touched: a world of this kind may be larger than any machine.
+  std::shared_ptr<void> allocate(size_t bytes) override;
+
+  void progress() override {}
+  void abort(std::string_view) noexcept override {}
+
+ protected:
+  bool touches_memory() const noexcept override { return false; }
+  bool takes(const Device&, const Stream&) const noexcept override { return true; }
+  void start(const std::shared_ptr<Operation>& operation) override { operation->set_complete(); }
+  void finish(Operation&) override {}
+};
+
+std::shared_ptr<void> RecordCommunicator::allocate(size_t bytes) {
+  const size_t length = std::max<size_t>(bytes, 1);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw ResourceError({.op = "allocate",
+                         .subject = name(),
+                         .fact = fmt::format("no address space for a buffer of {} bytes", bytes),
+                         .action = "raise ulimit -v, or record with tensors on the meta device"});
+  }
+  return {memory, [length](void* block) { munmap(block, length); }};
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_record_world(int rank, int size) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw UsageError({.op = "make_record_world",
+                      .fact = fmt::format("there is no rank {} in a world of {}", rank, size),
+                      .action = "give a size of 1 or more, and a rank below it"});
+  }
+  return std::make_shared<RecordCommunicator>(rank, size, "world");
+}
+
+}  // namespace caravan

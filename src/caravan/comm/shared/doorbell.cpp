@@ -1,0 +1,36 @@
+#include "caravan/comm/shared/doorbell.h"
+
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace caravan::shared {
+namespace {
+
+// Not the private variant: the other side may be another process.
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) noexcept {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+void Doorbell::ring() noexcept {
+  if (asleep_.load(std::memory_order_seq_cst) == 0) return;
+  rings_.fetch_add(1, std::memory_order_seq_cst);
+  futex(&rings_, FUTEX_WAKE, 1, nullptr);
+}
+
+uint32_t Doorbell::announce() noexcept {
+  const uint32_t seen = rings_.load(std::memory_order_seq_cst);
+  asleep_.store(1, std::memory_order_seq_cst);
+  return seen;
+}
+
+void Doorbell::sleep(uint32_t announced, std::chrono::nanoseconds at_most) noexcept {
+  const timespec timeout{.tv_sec = at_most.count() / 1'000'000'000, .tv_nsec = at_most.count() % 1'000'000'000};
+  futex(&rings_, FUTEX_WAIT, announced, &timeout);
+  cancel();
+}
+
+}  // namespace caravan::shared

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "caravan/comm/options.h"
+#include "caravan/comm/shared/peer_watch.h"
+#include "caravan/comm/shared/segment.h"
+#include "caravan/comm/shared/task_queue.h"
+
+namespace caravan::shared {
+
+class SharedCommunicator;
+
+/// What one rank has in flight, on all communicators split from one world. Waiting for one operation advances them all,
+/// so ranks may wait for the same operations in different orders.
+class Engine {
+ public:
+  /// `watch` may be null: ranks that are threads do not end alone.
+  Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
+         std::unique_ptr<PeerWatch> watch);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::string_view backend() const noexcept { return backend_; }
+  const std::shared_ptr<Segment>& segment() const noexcept { return segment_; }
+  int world_rank() const noexcept { return world_rank_; }
+
+  void add(SharedCommunicator& communicator) { communicators_.push_back(&communicator); }
+  void remove(SharedCommunicator& communicator);
+  /// Tells the other ranks how much this one has in flight.
+  void publish_outstanding() noexcept;
+
+  /// Tells all ranks that nothing goes on. The first such text stands. From any thread.
+  void abort(int world_rank, std::string_view text) noexcept;
+
+  /// Advances everything once. True if anything was done. Errors end up in operations.
+  bool progress();
+  /// progress(), and now and then a look at the health of the peers of what is outstanding.
+  void poll();
+  /// Returns when `operation`, which is in `queue` of `communicator`, is complete, with or without error.
+  void wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation);
+
+  /// The error of `communicator` if it cannot go on, else null: a rank gave up or is lost.
+  std::exception_ptr peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::exception_ptr left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
+                                  Clock::duration waited) const;
+  void look_for_ended_peers();
+  void sleep(Clock::duration at_most);
+
+  std::shared_ptr<Segment> segment_;
+  int world_rank_;
+  std::string_view backend_;
+  CommOptions options_;
+  std::unique_ptr<PeerWatch> watch_;
+  std::vector<SharedCommunicator*> communicators_;
+  int spins_;
+  int idle_polls_ = 0;
+  Clock::time_point next_look_{};
+};
+
+}  // namespace caravan::shared

@@ -1,0 +1,87 @@
+#include "caravan/comm/shared/segment.h"
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/shared/region.h"
+
+namespace caravan::shared {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+size_t control_bytes(int num_ranks) {
+  return whole_pages(sizeof(WorldControl) + static_cast<size_t>(num_ranks) * sizeof(RankControl));
+}
+size_t slot_bytes(int num_ranks) { return whole_pages(Region::bytes(num_ranks)); }
+
+// The controls live in memory that other processes map, so they are never constructed: zeros are their initial state.
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+}  // namespace
+
+size_t Segment::bytes(int num_ranks) {
+  return control_bytes(num_ranks) + WorldControl::kNumSlots * slot_bytes(num_ranks);
+}
+
+Segment::Segment(int descriptor, int num_ranks) : num_ranks_(num_ranks) {
+  const int flags = MAP_SHARED | MAP_NORESERVE | (descriptor < 0 ? MAP_ANONYMOUS : 0);
+  void* memory = mmap(nullptr, bytes(num_ranks), PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    throw ResourceError({.op = "shared memory",
+                         .fact = fmt::format("cannot map {} bytes of address space for {} ranks: {}", bytes(num_ranks),
+                                             num_ranks, std::strerror(errno)),
+                         .action = "raise the limit of address space (ulimit -v unlimited)"});
+  }
+  base_ = static_cast<std::byte*>(memory);
+}
+
+std::shared_ptr<Segment> Segment::create_private(int num_ranks) {
+  return std::shared_ptr<Segment>(new Segment(-1, num_ranks));
+}
+
+std::shared_ptr<Segment> Segment::map(int descriptor, int num_ranks) {
+  return std::shared_ptr<Segment>(new Segment(descriptor, num_ranks));
+}
+
+Segment::~Segment() { munmap(base_, bytes(num_ranks_)); }
+
+WorldControl& Segment::world() const noexcept { return *reinterpret_cast<WorldControl*>(base_); }
+
+RankControl& Segment::rank(int world_rank) const noexcept {
+  return reinterpret_cast<RankControl*>(base_ + sizeof(WorldControl))[world_rank];
+}
+
+int Segment::take_slot() noexcept {
+  auto& words = world().slots_in_use;
+  for (size_t i = 0; i < words.size(); ++i) {
+    uint64_t word = words[i].load(std::memory_order_relaxed);
+    while (word != ~uint64_t{0}) {
+      const int bit = std::countr_one(word);
+      if (words[i].compare_exchange_weak(word, word | uint64_t{1} << bit, std::memory_order_acq_rel)) {
+        return static_cast<int>(i * 64) + bit;
+      }
+    }
+  }
+  return -1;
+}
+
+void Segment::release_slot(int index) noexcept {
+  const size_t bytes = slot_bytes(num_ranks_);
+  // Punches a hole: the pages go back to the kernel and read as zeros again.
+  if (madvise(slot(index), bytes, MADV_REMOVE) != 0) std::memset(slot(index), 0, bytes);
+  const uint64_t bit = uint64_t{1} << (index % 64);
+  world().slots_in_use[static_cast<size_t>(index / 64)].fetch_and(~bit, std::memory_order_acq_rel);
+}
+
+std::byte* Segment::slot(int index) const noexcept {
+  return base_ + control_bytes(num_ranks_) + static_cast<size_t>(index) * slot_bytes(num_ranks_);
+}
+
+}  // namespace caravan::shared

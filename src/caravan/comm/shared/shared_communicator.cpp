@@ -1,0 +1,214 @@
+#include "caravan/comm/shared/shared_communicator.h"
+
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/descriptor.h"
+#include "caravan/comm/members.h"
+#include "caravan/comm/shared/collective.h"
+#include "caravan/comm/shared/mail.h"
+#include "caravan/comm/shared/peer_failure.h"
+#include "caravan/comm/shared/split.h"
+
+namespace caravan::shared {
+namespace {
+
+std::string what_went_wrong(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
+
+bool is_echo(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerFailure&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<Engine> engine) {
+  Seat seat;
+  seat.segment = engine->segment();
+  seat.rank = engine->world_rank();
+  seat.size = seat.segment->num_ranks();
+  seat.name = "world";
+  seat.world_ranks.resize(static_cast<size_t>(seat.size));
+  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
+  return std::make_shared<SharedCommunicator>(std::move(engine), std::move(seat), 0);
+}
+
+SharedCommunicator::SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot)
+    : Communicator(seat.rank, seat.size, seat.name),
+      engine_(std::move(engine)),
+      seat_(std::move(seat)),
+      slot_(slot),
+      exceptions_at_birth_(std::uncaught_exceptions()),
+      sends_(static_cast<size_t>(seat_.size)),
+      recvs_(static_cast<size_t>(seat_.size)) {
+  if (slot_ >= 0) seat_.region = Region(seat_.segment->slot(slot_), seat_.size);
+  engine_->add(*this);
+}
+
+SharedCommunicator::~SharedCommunicator() {
+  // While an exception passes, peers may be waiting for what this rank will never call: they learn that it has left.
+  const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
+  while (outstanding_ > 0 && !unwinding) {
+    const TaskQueue& queue = first_queue();
+    engine_->wait(*this, queue, queue.head().operation());
+  }
+  if (outstanding_ > 0) {
+    end_all(std::make_exception_ptr(CommError({.op = "communicator",
+                                               .subject = name(),
+                                               .fact = fmt::format("destroyed with {} operations outstanding, while an "
+                                                                   "exception passed",
+                                                                   outstanding_)})));
+  }
+  engine_->remove(*this);
+  leave();
+}
+
+void SharedCommunicator::leave() noexcept {
+  if (slot_ < 0) return;
+  seat_.region.flags(rank()).left.store(1, std::memory_order_seq_cst);
+  seat_.ring_others();
+  const uint32_t before = seat_.region.control().num_left.fetch_add(1, std::memory_order_acq_rel);
+  if (before + 1 == static_cast<uint32_t>(size())) seat_.segment->release_slot(slot_);
+}
+
+void SharedCommunicator::abort(std::string_view reason) noexcept {
+  try {
+    engine_->abort(engine_->world_rank(),
+                   fmt::format("rank {} of the world gave up: {}", engine_->world_rank(), reason));
+  } catch (const std::exception&) {  // no memory for the text
+    engine_->abort(engine_->world_rank(), reason);
+  }
+}
+
+const TaskQueue& SharedCommunicator::first_queue() const noexcept {
+  for (const auto* queues : {&sends_, &recvs_}) {
+    for (const TaskQueue& queue : *queues) {
+      if (!queue.empty()) return queue;
+    }
+  }
+  return collectives_;
+}
+
+TaskQueue& SharedCommunicator::queue_of(const Operation& operation) noexcept {
+  if (operation.verb == Verb::send) return sends_[static_cast<size_t>(operation.peer)];
+  if (operation.verb == Verb::recv) return recvs_[static_cast<size_t>(operation.peer)];
+  return collectives_;
+}
+
+bool SharedCommunicator::advance(TaskQueue& queue) {
+  if (queue.empty()) return false;
+  const size_t before = queue.size();
+  const bool moved = queue.advance();
+  outstanding_ -= before - queue.size();
+  return moved;
+}
+
+bool SharedCommunicator::advance() noexcept {
+  try {
+    bool moved = advance(collectives_);
+    if (outstanding_ == collectives_.size()) return moved;
+    for (TaskQueue& queue : sends_) moved |= advance(queue);
+    for (TaskQueue& queue : recvs_) moved |= advance(queue);
+    return moved;
+  } catch (...) {
+    die(std::current_exception());
+    return true;
+  }
+}
+
+void SharedCommunicator::die(const std::exception_ptr& error) noexcept {
+  if (error_ == nullptr && slot_ >= 0 && !is_echo(error)) {
+    const std::string text = fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error));
+    if (seat_.region.control().failure.publish(rank(), text)) seat_.ring_others();
+  }
+  end_all(error);
+}
+
+void SharedCommunicator::end_all(const std::exception_ptr& error) noexcept {
+  if (error_ == nullptr) error_ = error;
+  outstanding_ = 0;
+  collectives_.fail(error_);
+  for (TaskQueue& queue : sends_) queue.fail(error_);
+  for (TaskQueue& queue : recvs_) queue.fail(error_);
+  engine_->publish_outstanding();
+}
+
+void SharedCommunicator::throw_if_dead(const Descriptor& call) {
+  if (error_ == nullptr) {
+    const auto failure = engine_->peer_failure(*this, call);
+    if (failure != nullptr) {
+      advance();  // an error of this rank's own says more than the echo of another's
+      die(failure);
+    }
+  }
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
+
+void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<Task> task) {
+  const Descriptor call = task->call();
+  throw_if_dead(call);
+  seat_.segment->rank(engine_->world_rank()).activity.record(call, name());
+  queue.push(std::move(task));
+  ++outstanding_;
+  advance();
+  engine_->publish_outstanding();
+}
+
+void SharedCommunicator::start(const std::shared_ptr<Operation>& operation) {
+  TaskQueue& queue = queue_of(*operation);
+  if (operation->verb == Verb::send) return enqueue(queue, std::make_unique<SendTask>(seat_, operation));
+  if (operation->verb == Verb::recv) return enqueue(queue, std::make_unique<RecvTask>(seat_, operation));
+  enqueue(queue, std::make_unique<Collective>(seat_, operation));
+}
+
+void SharedCommunicator::finish(Operation& operation) {
+  engine_->wait(*this, queue_of(operation), operation);
+  if (operation.error != nullptr) std::rethrow_exception(operation.error);
+}
+
+std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> members, std::string name) {
+  Seat seat;
+  seat.segment = seat_.segment;
+  seat.rank = check_members(members, *this, name);
+  seat.size = static_cast<int>(members.size());
+  seat.name = std::move(name);
+  for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  const auto result = std::make_shared<SplitResult>();
+  if (size() > 1) {
+    const auto operation = std::make_shared<Operation>(SplitTask::make_operation(members, size(), seat.name));
+    enqueue(collectives_, std::make_unique<SplitTask>(seat_, operation, result));
+    finish(*operation);
+  }
+  if (!result->overlap.empty()) {
+    throw UsageError({.op = "split",
+                      .subject = seat.name,
+                      .fact = "the parts overlap: " + result->overlap,
+                      .where = seat_.text(),
+                      .action = "give every rank of a part the same list, and every rank one part"});
+  }
+  if (result->slot < 0 && seat.size > 1) {
+    throw ResourceError({.op = "split",
+                         .subject = seat.name,
+                         .fact = fmt::format("the world has {} communicators already", WorldControl::kNumSlots),
+                         .where = seat_.text(),
+                         .action = "keep communicators instead of splitting again, or destroy those no longer used"});
+  }
+  return std::make_shared<SharedCommunicator>(engine_, std::move(seat), result->slot);
+}
+
+}  // namespace caravan::shared

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/comm/shared/engine.h"
+
+namespace caravan::shared {
+
+/// A communicator over memory that its ranks share: threads of one process, or processes of one host.
+class SharedCommunicator final : public Communicator {
+ public:
+  /// The communicator of all ranks of the engine's segment, in its slot 0.
+  static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
+
+  /// `slot` is -1 for a communicator of one rank, which needs none.
+  SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot);
+  ~SharedCommunicator() override;
+
+  std::string_view backend() const noexcept override { return engine_->backend(); }
+  std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
+  void progress() override { engine_->poll(); }
+  void abort(std::string_view reason) noexcept override;
+
+  const Seat& seat() const noexcept { return seat_; }
+  size_t outstanding() const noexcept { return outstanding_; }
+  /// A queue with something in it.
+  const TaskQueue& first_queue() const noexcept;
+  /// Advances every queue once. True if anything was done. An error of a task is the end of the communicator.
+  bool advance() noexcept;
+  /// Ends everything outstanding, and every later call, with `error`, which the other ranks are told.
+  void die(const std::exception_ptr& error) noexcept;
+
+ private:
+  void start(const std::shared_ptr<Operation>& operation) override;
+  void finish(Operation& operation) override;
+
+  /// Begins a task as the last of its queue; throws if the communicator is dead.
+  void enqueue(TaskQueue& queue, std::unique_ptr<Task> task);
+  void throw_if_dead(const Descriptor& call);
+  void end_all(const std::exception_ptr& error) noexcept;
+  TaskQueue& queue_of(const Operation& operation) noexcept;
+  bool advance(TaskQueue& queue);
+  void leave() noexcept;
+
+  std::shared_ptr<Engine> engine_;
+  Seat seat_;
+  int slot_;
+  int exceptions_at_birth_;
+  std::exception_ptr error_;  // the first
+  TaskQueue collectives_;
+  std::vector<TaskQueue> sends_;  // per peer
+  std::vector<TaskQueue> recvs_;
+  size_t outstanding_ = 0;
+};
+
+}  // namespace caravan::shared

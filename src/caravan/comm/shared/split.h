@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "caravan/comm/shared/rounds.h"
+
+namespace caravan::shared {
+
+struct SplitResult {
+  int slot = -1;        ///< of the part's region; stays -1 for a part of one rank, or if none is free
+  std::string overlap;  ///< in words, the same on every rank; "" if the parts are equal or disjoint
+};
+
+/// Communicator::split in two rounds: all ranks show the members of their parts, and each rank checks them all; then
+/// the first member of each part tells the others which slot it has taken for the part's region.
+class SplitTask final : public Rounds {
+ public:
+  SplitTask(Seat& seat, std::shared_ptr<Operation> operation, std::shared_ptr<SplitResult> result)
+      : Rounds(seat, std::move(operation)), result_(std::move(result)) {}
+
+  static Operation make_operation(std::span<const int> members, int size, std::string_view name);
+  Descriptor call() const override;
+
+ private:
+  void write(uint64_t round, int64_t step) override;
+  bool read(uint64_t round, int64_t step) override;
+  std::string find_overlap(uint64_t round) const;
+  std::span<const int64_t> members() const noexcept { return operation().send_counts; }
+
+  std::shared_ptr<SplitResult> result_;
+};
+
+}  // namespace caravan::shared

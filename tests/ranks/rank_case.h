@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <gmock/gmock.h>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/comm/options.h"
+
+namespace caravan::testing {
+
+using RankBody = std::function<void(const std::shared_ptr<Communicator>&)>;
+
+/// One back-end with a number of ranks: the parameter of every test that must hold for all of them. A test body is
+/// written once, as what one rank does with its world; `run` runs it on all ranks and returns when they have ended.
+struct RankCase {
+  std::string backend;
+  int ranks = 1;
+  void (*run_ranks)(int ranks, const RankBody& body, const CommOptions& options) = nullptr;
+
+  /// Short by default: a test that hangs ends with the name of the operation.
+  void run(const RankBody& body, std::chrono::milliseconds timeout = std::chrono::seconds(30)) const {
+    run_ranks(ranks, body, CommOptions{.timeout = timeout});
+  }
+};
+
+inline std::string case_name(const ::testing::TestParamInfo<RankCase>& info) {
+  return info.param.backend + std::to_string(info.param.ranks);
+}
+
+inline void PrintTo(const RankCase& rank_case, std::ostream* out) { *out << rank_case.backend << rank_case.ranks; }
+
+/// The cases of `backend` with these numbers of ranks.
+inline std::vector<RankCase> rank_cases(const std::string& backend, const std::vector<int>& ranks,
+                                        void (*run)(int, const RankBody&, const CommOptions&)) {
+  std::vector<RankCase> cases;
+  for (const int n : ranks) cases.push_back({backend, n, run});
+  return cases;
+}
+
+/// The message of the Exception that `call` throws; "" and a failed test if it throws none.
+template <class Exception, class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Exception& exception) {
+    return exception.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+}  // namespace caravan::testing
