@@ -1,5 +1,6 @@
 #include "caravan/comm/store.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -13,6 +14,7 @@ namespace caravan {
 namespace {
 
 constexpr const char* kWhere = "store of this process";
+constexpr std::chrono::milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not overflow
 
 class LocalStore final : public Store {
  public:
@@ -26,7 +28,7 @@ class LocalStore final : public Store {
     std::unique_lock lock(mutex_);
     auto found = values_.end();
     const auto is_set = [&] { return (found = values_.find(key)) != values_.end(); };
-    if (!changed_.wait_for(lock, timeout, is_set)) {
+    if (!changed_.wait_for(lock, std::min(timeout, kLongestWait), is_set)) {
       throw key_not_set(key, timeout, kWhere);
     }
     return found->second;
