@@ -177,7 +177,7 @@ TEST_F(LaunchTest, TheSecondSignalEndsAtOnce) {
 }
 
 TEST_F(LaunchTest, AFailureWhileStoppingIsStillAFailure) {
-  Child child(job(2, {"0=stop:100", "1=deaf,sleep:300,exit:5"}));
+  Child child(job(2, {"0=meet,stop:100", "1=deaf,meet,sleep:300,exit:5"}));
   child.expect_soon("ready");
   child.signal(SIGTERM);
   EXPECT_EQ(child.wait(), 5);
