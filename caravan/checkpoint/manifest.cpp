@@ -1,0 +1,237 @@
+#include "caravan/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/file.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr int kVersion = 1;
+constexpr size_t kLargestManifest = size_t{256} << 20;
+const char* const kManifestName = "manifest.json";
+
+/// Reads fields of a manifest; every fault names the folder and the field.
+class Fields {
+ public:
+  explicit Fields(const fs::path& folder) : folder_(folder) {}
+
+  [[noreturn]] void refuse(const std::string& field, const std::string& fact) const {
+    throw DataError({.op = "checkpoint",
+                     .subject = (folder_ / kManifestName).string(),
+                     .fact = field + " " + fact,
+                     .where = "",
+                     .action = "the checkpoint is damaged: use an older one of the same run"});
+  }
+
+  /// Exactly these keys, no fewer and no others.
+  void check_keys(const json& object, const std::string& field, const std::vector<std::string>& keys) const {
+    if (!object.is_object()) refuse(field, "is not an object");
+    for (const std::string& key : keys) {
+      if (!object.contains(key)) refuse(field, "has no '" + key + "'");
+    }
+    for (const auto& [key, value] : object.items()) {
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) refuse(field, "has an unknown key '" + key + "'");
+    }
+  }
+
+  int64_t number(const json& value, const std::string& field) const {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
+      refuse(field, "is not a whole number from 0 on");
+    }
+    return value.get<int64_t>();
+  }
+
+  std::string text(const json& value, const std::string& field) const {
+    if (!value.is_string()) refuse(field, "is not a string");
+    return value.get<std::string>();
+  }
+
+  std::string file_name(const json& value, const std::string& field) const {
+    const std::string name = text(value, field);
+    if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos)
+      refuse(field, "is not a plain file name");
+    return name;
+  }
+
+  std::vector<int64_t> numbers(const json& value, const std::string& field) const {
+    if (!value.is_array()) refuse(field, "is not a list");
+    std::vector<int64_t> out;
+    for (const json& item : value) out.push_back(number(item, field));
+    return out;
+  }
+
+ private:
+  const fs::path& folder_;
+};
+
+/// The product of a shape, or -1 if it has no honest one.
+int64_t volume(const std::vector<int64_t>& shape) {
+  int64_t product = 1;
+  for (const int64_t size : shape) {
+    if (__builtin_mul_overflow(product, size, &product) || product > (int64_t{1} << 56)) return -1;
+  }
+  return product;
+}
+
+bool overlap(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    if (a.offset[d] + a.size[d] <= b.offset[d] || b.offset[d] + b.size[d] <= a.offset[d]) return false;
+  }
+  return true;
+}
+
+void check_cover(const Fields& fields, const std::string& name, const ManifestTensor& tensor) {
+  const int64_t whole = volume(tensor.shape);
+  if (whole < 0) fields.refuse(name, "has an impossible shape");
+  int64_t covered = 0;
+  for (size_t i = 0; i < tensor.pieces.size(); ++i) {
+    const Box& box = tensor.pieces[i].box;
+    if (box.offset.size() != tensor.shape.size() || box.size.size() != tensor.shape.size()) {
+      fields.refuse(name, "has a piece with another number of dims");
+    }
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      if (box.offset[d] > tensor.shape[d] || box.size[d] > tensor.shape[d] - box.offset[d]) {
+        fields.refuse(name, "has a piece outside its shape");
+      }
+    }
+    const int64_t part = volume(box.size);
+    covered += part;
+    for (size_t k = 0; part > 0 && k < i; ++k) {
+      if (volume(tensor.pieces[k].box.size) > 0 && overlap(box, tensor.pieces[k].box)) {
+        fields.refuse(name, "has pieces that overlap");
+      }
+    }
+  }
+  if (covered != whole)
+    fields.refuse(name, fmt::format("has pieces of {} elements, but {} by its shape", covered, whole));
+}
+
+ManifestTensor read_tensor(const Fields& fields, const std::string& name, const json& value) {
+  fields.check_keys(value, name, {"shape", "dtype", "pieces"});
+  ManifestTensor tensor{fields.numbers(value["shape"], name), fields.text(value["dtype"], name), {}};
+  if (!value["pieces"].is_array()) fields.refuse(name, "has no list of pieces");
+  for (const json& piece : value["pieces"]) {
+    fields.check_keys(piece, name, {"offset", "size", "file", "key"});
+    tensor.pieces.push_back({{fields.numbers(piece["offset"], name), fields.numbers(piece["size"], name)},
+                             fields.file_name(piece["file"], name),
+                             fields.text(piece["key"], name)});
+  }
+  check_cover(fields, name, tensor);
+  return tensor;
+}
+
+void check_files(const Fields& fields, const fs::path& folder, const Manifest& manifest) {
+  for (const auto& [name, file] : manifest.files) {
+    std::error_code error;
+    const auto size = fs::file_size(folder / name, error);
+    if (error) fields.refuse(name, "cannot be found: " + error.message());
+    if (static_cast<int64_t>(size) != file.bytes) {
+      fields.refuse(name, fmt::format("has {} bytes, not the {} that were written", size, file.bytes));
+    }
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    for (const ManifestPiece& piece : tensor.pieces) {
+      if (!manifest.files.contains(piece.file)) fields.refuse(name, "lies in a file that is not listed: " + piece.file);
+    }
+  }
+}
+
+}  // namespace
+
+std::string Manifest::to_json() const {
+  json out{{"version", kVersion},
+           {"step", info.step},
+           {"position", info.position},
+           {"optimizer_steps", info.optimizer_steps},
+           {"recipe", info.recipe},
+           {"model", info.model},
+           {"tokenizer_hash", info.tokenizer_hash},
+           {"tensors", json::object()},
+           {"files", json::object()}};
+  for (const auto& [name, tensor] : tensors) {
+    json pieces = json::array();
+    for (const ManifestPiece& piece : tensor.pieces) {
+      pieces.push_back(
+          {{"offset", piece.box.offset}, {"size", piece.box.size}, {"file", piece.file}, {"key", piece.key}});
+    }
+    out["tensors"][name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", pieces}};
+  }
+  for (const auto& [name, file] : files) out["files"][name] = {{"bytes", file.bytes}, {"hash", file.hash}};
+  return out.dump(1) + "\n";
+}
+
+Manifest Manifest::read(const fs::path& folder) {
+  const Fields fields(folder);
+  const MappedFile file(folder / kManifestName, "checkpoint");
+  if (file.bytes().size() > kLargestManifest)
+    fields.refuse("", fmt::format("has {}", format_bytes(static_cast<int64_t>(file.bytes().size()))));
+  const json root = json::parse(file.text(), nullptr, false);
+  if (root.is_discarded()) fields.refuse("", "is not JSON");
+  fields.check_keys(
+      root, "the manifest",
+      {"version", "step", "position", "optimizer_steps", "recipe", "model", "tokenizer_hash", "tensors", "files"});
+  const int64_t version = fields.number(root["version"], "version");
+  if (version != kVersion) fields.refuse("version", fmt::format("is {}; this program reads {}", version, kVersion));
+
+  Manifest manifest;
+  manifest.info = {.step = fields.number(root["step"], "step"),
+                   .position = fields.number(root["position"], "position"),
+                   .optimizer_steps = fields.number(root["optimizer_steps"], "optimizer_steps"),
+                   .recipe = fields.text(root["recipe"], "recipe"),
+                   .model = fields.text(root["model"], "model"),
+                   .tokenizer_hash = fields.text(root["tokenizer_hash"], "tokenizer_hash")};
+  if (!root["files"].is_object() || !root["tensors"].is_object()) fields.refuse("files, tensors", "are not objects");
+  for (const auto& [name, value] : root["files"].items()) {
+    fields.check_keys(value, name, {"bytes", "hash"});
+    manifest.files[fields.file_name(name, "files")] = {fields.number(value["bytes"], name),
+                                                       fields.text(value["hash"], name)};
+  }
+  for (const auto& [name, value] : root["tensors"].items()) manifest.tensors[name] = read_tensor(fields, name, value);
+  check_files(fields, folder, manifest);
+  return manifest;
+}
+
+std::string checkpoint_name(int64_t step) { return fmt::format("step_{:06}", step); }
+
+std::vector<fs::path> list_checkpoints(const fs::path& run) {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run, error)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    if (!name.starts_with("step_") || !fs::exists(entry.path() / kManifestName, error)) continue;
+    const auto [end, fault] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+    if (fault == std::errc() && end == name.data() + name.size() && name == checkpoint_name(step))
+      found.emplace_back(step, entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+fs::path find_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (fs::exists(path / kManifestName, error)) return path;
+  const auto all = list_checkpoints(path);
+  if (all.empty()) {
+    throw DataError(
+        {"checkpoint", path.string(),
+         fs::exists(path, error) ? "holds no complete checkpoint (step_NNNNNN with a manifest.json)" : "is not there",
+         "", "name a run folder or a checkpoint folder"});
+  }
+  return all.back();
+}
+
+}  // namespace caravan

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/flat.h"
+
+namespace caravan {
+
+/// Updates flat values from flat gradients. Local: parameters at rest and their gradients have one layout, so every
+/// rank updates what it holds and nothing is sent. State is flat like the values, in fp32 (or the values' dtype, if
+/// wider).
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One step with learning rate `lr`. Gradients are read, never kept.
+  void step(double lr);
+
+  int64_t num_steps() const noexcept { return num_steps_; }
+  void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
+  /// The flat state tensors by the names a checkpoint uses: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
+  virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
+
+ protected:
+  /// `state` outlives the optimizer.
+  explicit Optimizer(FlatState& state) : state_(state) {}
+  virtual void update(double lr) = 0;
+
+  FlatState& state_;
+  int64_t num_steps_ = 0;
+};
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  ///< of the parameters that decay
+};
+
+/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019; torch's fused kernel over the flat
+/// buffers.
+class AdamW final : public Optimizer {
+ public:
+  /// Throws UsageError for an option outside its range.
+  explicit AdamW(FlatState& state, const AdamWOptions& options = {});
+  std::vector<std::pair<std::string, at::Tensor>> state() const override;
+
+ private:
+  void update(double lr) override;
+
+  AdamWOptions options_;
+  at::Tensor exp_avg_;
+  at::Tensor exp_avg_sq_;
+};
+
+struct SgdOptions {
+  double momentum = 0;
+  double weight_decay = 0;  ///< of the parameters that decay; added to the gradient, as torch::optim::SGD does
+};
+
+/// v = momentum v + g + weight_decay w; w = w - lr v. The first step's v is its gradient, without dampening.
+class Sgd final : public Optimizer {
+ public:
+  /// Throws UsageError for an option outside its range.
+  explicit Sgd(FlatState& state, const SgdOptions& options = {});
+  std::vector<std::pair<std::string, at::Tensor>> state() const override;
+
+ private:
+  void update(double lr) override;
+
+  SgdOptions options_;
+  at::Tensor momentum_;  ///< undefined without momentum
+};
+
+}  // namespace caravan

@@ -1,0 +1,66 @@
+#include "caravan/train/metrics.h"
+
+#include <cerrno>
+
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/file.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The lines of an earlier part of the run that are of steps up to `last_step`; a last line cut by a crash is dropped
+/// too.
+std::string kept_lines(const fs::path& path, int64_t last_step) {
+  std::error_code error;
+  if (!fs::exists(path, error) || fs::is_empty(path, error)) return "";
+  const MappedFile file(path, "train.log");
+  std::string kept;
+  const std::string_view text = file.text();
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string_view::npos) break;
+    const auto line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
+    if (line.is_object() && line.contains("step") && line["step"].is_number_integer() && line["step"] <= last_step) {
+      kept += text.substr(begin, end + 1 - begin);
+    }
+    begin = end + 1;
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::string StepMetrics::to_json() const {
+  nlohmann::ordered_json line{{"step", step},
+                              {"loss", loss},
+                              {"grad_norm", grad_norm},
+                              {"lr", lr},
+                              {"tokens", tokens},
+                              {"step_ms", step_ms},
+                              {"tokens_per_second", tokens_per_second},
+                              {"comm_ms", comm_ms},
+                              {"bytes_sent", bytes_sent},
+                              {"peak_memory_bytes", peak_memory_bytes},
+                              {"model_flops_per_second", model_flops_per_second}};
+  if (val_loss) line["val_loss"] = *val_loss;
+  if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;
+  return line.dump();
+}
+
+MetricsLog::MetricsLog(const fs::path& run, int64_t last_step) : path_(run / "train.log") {
+  const std::string kept = kept_lines(path_, last_step);
+  write_file_durably(path_, kept, "train.log");
+  file_.open(path_, std::ios::binary | std::ios::app);
+  if (!file_) throw_file_error("train.log", path_, "cannot be opened", errno);
+}
+
+void MetricsLog::write(const StepMetrics& metrics) {
+  errno = 0;
+  file_ << metrics.to_json() << '\n' << std::flush;
+  if (!file_) throw_file_error("train.log", path_, "cannot be written", errno != 0 ? errno : ENOSPC);
+}
+
+}  // namespace caravan

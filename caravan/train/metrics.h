@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace caravan {
+
+/// One line of train.log.
+struct StepMetrics {
+  int64_t step = 0;      ///< steps done, this one included: the first line says 1
+  double loss = 0;       ///< nats per target token, mean over the global batch, before the update
+  double grad_norm = 0;  ///< before clipping
+  double lr = 0;
+  int64_t tokens = 0;  ///< trained on since the start of the run, all ranks
+  double step_ms = 0;
+  double tokens_per_second = 0;       ///< of all ranks
+  double comm_ms = 0;                 ///< this rank stood waiting for its peers
+  int64_t bytes_sent = 0;             ///< by this rank in this step
+  int64_t peak_memory_bytes = 0;      ///< of this rank's tensors, since the start
+  double model_flops_per_second = 0;  ///< of all ranks
+  std::optional<double> val_loss;
+  std::optional<double> val_bits_per_byte;
+
+  std::string to_json() const;
+};
+
+/// train.log: JSON lines, each on the disk's side of the system when the call returns.
+class MetricsLog {
+ public:
+  /// Appends to run/train.log; lines of steps after `last_step` (of a run that went on past its last checkpoint) are
+  /// dropped first.
+  MetricsLog(const std::filesystem::path& run, int64_t last_step);
+  void write(const StepMetrics& metrics);
+
+ private:
+  std::filesystem::path path_;
+  std::ofstream file_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,186 @@
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+namespace {
+
+/// Where a value stands: a file and a line, or an override.
+struct Source {
+  std::string name;
+  bool is_override = false;
+  std::string at(const toml::node& node) const {
+    return is_override ? "--set " + name : fmt::format("{}:{}", name, node.source().begin.line);
+  }
+};
+
+[[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& where,
+                         const std::string& action) {
+  throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where, .action = action});
+}
+
+/// The value of a node, or nothing if no key of a recipe is of that type.
+std::optional<RecipeValue> value_of(const toml::node& node) {
+  if (const auto* boolean = node.as_boolean()) return boolean->get();
+  if (const auto* integer = node.as_integer()) return integer->get();
+  if (const auto* real = node.as_floating_point()) return real->get();
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* array = node.as_array()) {
+    std::vector<std::string> items;
+    for (const auto& item : *array) {
+      if (!item.is_string()) return std::nullopt;
+      items.push_back(item.as_string()->get());
+    }
+    return items;
+  }
+  if (const auto* table = node.as_table()) {
+    const auto* vocabulary = table->size() == 1 ? table->get_as<int64_t>("train") : nullptr;
+    if (vocabulary != nullptr) return TrainTokenizer{vocabulary->get()};
+  }
+  return std::nullopt;
+}
+
+void apply(Recipe& recipe, const std::string& name, const toml::node& node, const Source& source) {
+  std::vector<std::string> names;
+  for (const RecipeKey& key : recipe_keys()) {
+    names.push_back(key.name);
+    if (key.name != name) continue;
+    const auto value = value_of(node);
+    const std::string wrong = value ? key.set(recipe, *value) : "is of a type no value has here";
+    if (!wrong.empty()) refuse(name, wrong, source.at(node), key.help);
+    recipe.locations[name] = source.at(node);
+    return;
+  }
+  refuse(name, "no such key", source.at(node), "the nearest is " + nearest(name, names));
+}
+
+void apply_table(Recipe& recipe, const toml::table& table, const Source& source) {
+  std::set<std::string> sections;
+  for (const RecipeKey& key : recipe_keys()) sections.insert(key.name.substr(0, key.name.find('.')));
+  const std::vector<std::string> names(sections.begin(), sections.end());
+  for (const auto& [section, node] : table) {
+    const std::string name(section.str());
+    if (!sections.contains(name))
+      refuse("[" + name + "]", "no such section", source.at(node), "the nearest is [" + nearest(name, names) + "]");
+    const auto* keys = node.as_table();
+    if (keys == nullptr)
+      refuse(name, "is a section, not a value", source.at(node), "write [" + name + "] and its keys below");
+    for (const auto& [key, value] : *keys) apply(recipe, name + "." + std::string(key.str()), value, source);
+  }
+}
+
+toml::table parse(const std::string& text, const std::string& source) {
+  try {
+    return toml::parse(text, source);
+  } catch (const toml::parse_error& error) {
+    refuse("", std::string(error.description()), fmt::format("{}:{}", source, error.source().begin.line),
+           "write it as TOML");
+  }
+}
+
+void apply_override(Recipe& recipe, const std::string& override) {
+  const size_t equals = override.find('=');
+  if (equals == std::string::npos || override.substr(0, equals).find('.') == std::string::npos) {
+    refuse(override, "is not of the form section.key=value", "--set", "write e.g. --set train.steps=20");
+  }
+  const std::string name = override.substr(0, equals);
+  const std::string text = override.substr(equals + 1);
+  toml::table parsed;
+  try {
+    parsed = toml::parse("value = " + text);
+  } catch (const toml::parse_error&) {
+    parsed.insert("value", text);
+  }
+  if (parsed.size() != 1) parsed = toml::table{{"value", text}};
+  apply(recipe, name, *parsed.get("value"), {override, true});
+}
+
+/// The rules between keys: what means nothing here, and what does not fit together.
+void check_whole(Recipe& recipe) {
+  for (const RecipeKey& key : recipe_keys()) {
+    const std::string reason = key.idle(recipe);
+    if (!reason.empty() && recipe.locations.contains(key.name)) {
+      refuse(key.name, reason, recipe.where(key.name), "leave it out");
+    }
+  }
+  try {
+    recipe.model.validate();
+  } catch (const UsageError& error) {
+    refuse(error.text().subject, error.text().fact, recipe.where(error.text().subject), error.text().action);
+  }
+}
+
+std::string quoted(const std::string& text) {
+  std::ostringstream out;
+  out << toml::value<std::string>(text);
+  return out.str();
+}
+
+std::string toml_of(const RecipeValue& value) {
+  struct Printer {
+    std::string operator()(bool v) const { return v ? "true" : "false"; }
+    std::string operator()(int64_t v) const { return fmt::format("{}", v); }
+    std::string operator()(double v) const {
+      const std::string text = fmt::format("{}", v);  // the shortest that reads back the same
+      return text.find_first_of(".einf") == std::string::npos ? text + ".0" : text;
+    }
+    std::string operator()(const std::string& v) const { return quoted(v); }
+    std::string operator()(const std::vector<std::string>& v) const {
+      std::vector<std::string> items;
+      for (const std::string& item : v) items.push_back(quoted(item));
+      return "[" + join(items) + "]";
+    }
+    std::string operator()(const TrainTokenizer& v) const { return fmt::format("{{train = {}}}", v.vocabulary); }
+  };
+  return std::visit(Printer{}, value);
+}
+
+}  // namespace
+
+Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
+  Recipe recipe;
+  apply_table(recipe, parse(toml, source), {source});
+  for (const std::string& override : overrides) apply_override(recipe, override);
+  recipe.optimizer.rate.total_steps = recipe.train.steps;
+  check_whole(recipe);
+  return recipe;
+}
+
+Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  if (file.empty()) return parse_recipe("", "default recipe", overrides);
+  std::ifstream in(file);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) {
+    if (!in || !std::filesystem::is_empty(file))
+      refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
+  }
+  Recipe recipe = parse_recipe(text.str(), file.string(), overrides);
+  recipe.name = file.stem().string();
+  return recipe;
+}
+
+std::string to_toml(const Recipe& recipe) {
+  std::string out;
+  std::string section;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!key.idle(recipe).empty()) continue;
+    const size_t dot = key.name.find('.');
+    if (key.name.substr(0, dot) != section) {
+      section = key.name.substr(0, dot);
+      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+    }
+    out += fmt::format("{} = {}\n", key.name.substr(dot + 1), toml_of(key.get(recipe)));
+  }
+  return out;
+}
+
+}  // namespace caravan
