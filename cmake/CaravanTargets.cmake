@@ -17,13 +17,17 @@ if(CARAVAN_SANITIZE)
 endif()
 
 find_program(CCACHE ccache)
-if(CCACHE)
+mark_as_advanced(CCACHE)
+if(CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   # Without pch_defines,time_macros ccache refuses every file that uses a precompiled header; base_dir and nohashdir let
   # clones in other folders share the cache.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
       CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
   target_compile_options(caravan_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
+
+# Programs find torch where it was linked, also after cmake --install.
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 
 # caravan_executable(name torch|core SOURCES...): a program on the whole library, or on its torch-free half.
 function(caravan_executable name kind)
@@ -35,4 +39,14 @@ function(caravan_executable name kind)
     target_link_libraries(${name} PRIVATE caravan_core caravan_flags nlohmann_json::nlohmann_json)
   endif()
   target_compile_definitions(${name} PRIVATE FMT_HEADER_ONLY)
+endfunction()
+
+# caravan_program(name torch|core SOURCES...): an executable for users: build/<preset>/bin/<name>, installed, and built by
+# ./caravan. Its target is program_<name>, because the library already has the name caravan.
+add_custom_target(caravan-command)
+function(caravan_program name kind)
+  caravan_executable(program_${name} ${kind} ${ARGN})
+  set_target_properties(program_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  add_dependencies(caravan-command program_${name})
+  set_property(GLOBAL APPEND PROPERTY CARAVAN_PROGRAMS program_${name})
 endfunction()

@@ -1,44 +1,56 @@
 # Finds libtorch without torch's own CMake package, which demands nvcc and NVTX as soon as torch was built for CUDA.
 #
-#   input    CARAVAN_TORCH   the folder that holds include/ and lib/ of torch (site-packages/torch of a wheel, or libtorch/)
-#   output   Libtorch::Libtorch (imported), LIBTORCH_VERSION, LIBTORCH_HAS_CUDA
+#   input    CARAVAN_TORCH (variable, else environment): a folder with include/ and lib/ of torch, or one that holds it:
+#            site-packages, a Python prefix, an unpacked libtorch
+#   output   Libtorch::Libtorch (imported), Libtorch_VERSION, LIBTORCH_ROOT, LIBTORCH_HAS_CUDA
 #
-# Only torch_cpu and c10 are linked: nothing else of torch is needed by a CPU program. The CUDA libraries register their
-# kernels when they are loaded, so they are linked even though no symbol of theirs is named.
+# Nothing is cached: another CARAVAN_TORCH takes effect at the next configuration.
 
-find_path(LIBTORCH_INCLUDE_DIR torch/types.h PATHS ${CARAVAN_TORCH}/include/torch/csrc/api/include NO_DEFAULT_PATH)
-find_library(LIBTORCH_CPU_LIBRARY torch_cpu PATHS ${CARAVAN_TORCH}/lib NO_DEFAULT_PATH)
-find_library(LIBTORCH_C10_LIBRARY c10 PATHS ${CARAVAN_TORCH}/lib NO_DEFAULT_PATH)
-find_library(LIBTORCH_CUDA_LIBRARY torch_cuda PATHS ${CARAVAN_TORCH}/lib NO_DEFAULT_PATH)
-find_library(LIBTORCH_C10_CUDA_LIBRARY c10_cuda PATHS ${CARAVAN_TORCH}/lib NO_DEFAULT_PATH)
+set(_libtorch_hint "${CARAVAN_TORCH}")
+if(NOT _libtorch_hint)
+  set(_libtorch_hint "$ENV{CARAVAN_TORCH}")
+endif()
+file(GLOB _libtorch_in_prefix LIST_DIRECTORIES true
+  "${_libtorch_hint}/lib/python3*/site-packages/torch" "${_libtorch_hint}/lib/python3*/dist-packages/torch")
 
-foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
-  if(NOT LIBTORCH_VERSION AND EXISTS ${CARAVAN_TORCH}/include/${header})
-    file(STRINGS ${CARAVAN_TORCH}/include/${header} lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
-    if(lines MATCHES "MAJOR ([0-9]+).*MINOR ([0-9]+).*PATCH ([0-9]+)")
-      set(LIBTORCH_VERSION ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}.${CMAKE_MATCH_3})
-    endif()
+unset(LIBTORCH_ROOT)
+unset(Libtorch_VERSION)
+foreach(_candidate "${_libtorch_hint}" "${_libtorch_hint}/torch" "${_libtorch_hint}/libtorch" ${_libtorch_in_prefix})
+  if(_libtorch_hint AND NOT LIBTORCH_ROOT AND EXISTS "${_candidate}/include/torch/csrc/api/include/torch/types.h"
+     AND EXISTS "${_candidate}/lib/libtorch_cpu.so" AND EXISTS "${_candidate}/lib/libc10.so")
+    file(REAL_PATH "${_candidate}" LIBTORCH_ROOT)
   endif()
 endforeach()
 
+if(LIBTORCH_ROOT AND EXISTS "${LIBTORCH_ROOT}/include/torch/headeronly/version.h")
+  file(STRINGS "${LIBTORCH_ROOT}/include/torch/headeronly/version.h" _lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+  if("${_lines}" MATCHES "MAJOR ([0-9]+).*MINOR ([0-9]+).*PATCH ([0-9]+)")
+    set(Libtorch_VERSION ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}.${CMAKE_MATCH_3})
+  endif()
+endif()
+
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(Libtorch
-  REQUIRED_VARS LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_INCLUDE_DIR VERSION_VAR LIBTORCH_VERSION
-  REASON_FAILURE_MESSAGE "set -DCARAVAN_TORCH=<folder with torch's include/ and lib/>, or run ./caravan, which finds or installs one")
+find_package_handle_standard_args(Libtorch REQUIRED_VARS LIBTORCH_ROOT VERSION_VAR Libtorch_VERSION
+  REASON_FAILURE_MESSAGE "set -DCARAVAN_TORCH=<folder with torch's include/ and lib/> (now \"${_libtorch_hint}\"), or run ./caravan, which finds or installs one")
 
 if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
+  add_library(Libtorch::c10 SHARED IMPORTED)
+  set_target_properties(Libtorch::c10 PROPERTIES IMPORTED_LOCATION "${LIBTORCH_ROOT}/lib/libc10.so")
+  add_library(Libtorch::torch_cpu SHARED IMPORTED)
+  set_target_properties(Libtorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_ROOT}/lib/libtorch_cpu.so")
+
   add_library(Libtorch::Libtorch INTERFACE IMPORTED)
   target_include_directories(Libtorch::Libtorch SYSTEM INTERFACE
-    ${CARAVAN_TORCH}/include ${CARAVAN_TORCH}/include/torch/csrc/api/include)
-  # What torch's own package puts on torch_cpu; without the first two the c10d headers are silently empty.
+    "${LIBTORCH_ROOT}/include" "${LIBTORCH_ROOT}/include/torch/csrc/api/include")
+  # What torch's own package puts on torch_cpu; without these two the c10d headers are silently empty.
   target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
-  target_link_libraries(Libtorch::Libtorch INTERFACE ${LIBTORCH_CPU_LIBRARY} ${LIBTORCH_C10_LIBRARY})
+  target_link_libraries(Libtorch::Libtorch INTERFACE Libtorch::torch_cpu Libtorch::c10)
   set(LIBTORCH_HAS_CUDA OFF)
-  if(LIBTORCH_CUDA_LIBRARY AND LIBTORCH_C10_CUDA_LIBRARY)
+  if(EXISTS "${LIBTORCH_ROOT}/lib/libtorch_cuda.so")
     set(LIBTORCH_HAS_CUDA ON)
-    target_link_libraries(Libtorch::Libtorch INTERFACE
-      "-Wl,--no-as-needed" ${LIBTORCH_CUDA_LIBRARY} ${LIBTORCH_C10_CUDA_LIBRARY} "-Wl,--as-needed")
+    # The CUDA library registers its kernels when it is loaded, so it is linked although no symbol of it is named. Its own
+    # needs (libcudart and others of the nvidia packages) are found by its run path, which the linker does not follow.
+    target_link_options(Libtorch::Libtorch INTERFACE "LINKER:--allow-shlib-undefined"
+      "LINKER:--push-state,--no-as-needed" "SHELL:\"${LIBTORCH_ROOT}/lib/libtorch_cuda.so\"" "LINKER:--pop-state")
   endif()
-  target_link_options(Libtorch::Libtorch INTERFACE "LINKER:-rpath,${CARAVAN_TORCH}/lib")
 endif()
-mark_as_advanced(LIBTORCH_INCLUDE_DIR LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_CUDA_LIBRARY LIBTORCH_C10_CUDA_LIBRARY)

@@ -1,0 +1,18 @@
+# What the libraries link besides torch; included by the build and, installed, by find_package(Caravan).
+find_package(Threads REQUIRED)
+
+# caravan_c_library(name header library): imports Caravan::<name>, a C library whose Debian and Ubuntu package brings no
+# CMake package. Found anew each time, so that the installed package names no path of the machine it was built on.
+function(caravan_c_library name header library)
+  if(TARGET Caravan::${name})
+    return()
+  endif()
+  find_path(CARAVAN_${name}_INCLUDE_DIR ${header} REQUIRED)
+  find_library(CARAVAN_${name}_LIBRARY ${library} REQUIRED)
+  mark_as_advanced(CARAVAN_${name}_INCLUDE_DIR CARAVAN_${name}_LIBRARY)
+  add_library(Caravan::${name} UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(Caravan::${name} PROPERTIES IMPORTED_LOCATION "${CARAVAN_${name}_LIBRARY}"
+    INTERFACE_INCLUDE_DIRECTORIES "${CARAVAN_${name}_INCLUDE_DIR}")
+endfunction()
+
+caravan_c_library(pcre2 pcre2.h pcre2-8)

@@ -1,0 +1,38 @@
+# Installs BUILD, then moves the tree, configures project/ against it, builds it and runs it.
+cmake_minimum_required(VERSION 3.22)
+
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(code)
+    message(FATAL_ERROR "${ARGV}\nended with ${code}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${WORK}/installed ${WORK}/moved ${WORK}/project)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
+# Moved, so that a path of the install tree that was written into the package shows.
+file(RENAME ${WORK}/installed ${WORK}/moved)
+file(GLOB_RECURSE exports ${WORK}/moved/*/cmake/Caravan/CaravanExports*.cmake)
+foreach(file ${exports})
+  file(STRINGS ${file} named REGEX "${WORK}/installed|${BUILD}")
+  if(named)
+    message(FATAL_ERROR "${file} names a path of the build: ${named}")
+  endif()
+endforeach()
+
+run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH})
+run(${CMAKE_COMMAND} --build ${WORK}/project)
+run(${WORK}/project/core_only)
+run(${WORK}/project/whole)
+if(NOT output MATCHES "12 bytes")
+  message(FATAL_ERROR "the consumer printed: ${output}")
+endif()
+
+# The wrong torch is refused by name, not met with a crash at run time.
+execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project/refused
+  -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${WORK} RESULT_VARIABLE code ERROR_VARIABLE error)
+if(code EQUAL 0 OR NOT error MATCHES "CARAVAN_TORCH")
+  message(FATAL_ERROR "a folder without torch was accepted, or the message does not name CARAVAN_TORCH: ${error}")
+endif()

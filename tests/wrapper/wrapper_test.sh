@@ -1,0 +1,288 @@
+#!/bin/sh
+# wrapper_test.sh REPOSITORY: what ./caravan decides, with the package managers, python3, cmake and ninja replaced by
+# scripts that note how they were called. Nothing outside a temporary folder is read or written.
+set -u
+
+repository=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+real_python=$(command -v python3 || true)
+failures=0
+case_name=
+
+# The whole PATH of the wrapper: the tools every system has, and our fakes.
+tools="$work/tools"
+mkdir -p "$tools"
+for tool in sh env cat cp sed grep awk df find readlink mkdir rm mv ln ls touch tail head nproc flock dirname printf echo chmod; do
+  ln -s "$(command -v $tool)" "$tools/$tool" 2>/dev/null
+done
+
+# fake NAME: standard input is its body; every call is noted in calls.
+fake() {
+  { printf '#!/bin/sh\nprintf "%%s\\n" "%s $*" >>"$CALLS"\n' "$1" && cat; } >"$bin/$1"
+  chmod +x "$bin/$1"
+}
+
+# start NAME: an empty checkout with a space in its path and a system that has everything but torch.
+start() {
+  case_name=$1
+  root="$work/$1/a checkout"
+  bin="$work/$1/bin"
+  mkdir -p "$root/src" "$root/apps" "$root/cmake" "$bin"
+  cp -R "$repository/caravan" "$repository/scripts" "$root/"
+  touch "$root/CMakeLists.txt" "$root/CMakePresets.json"
+  CALLS="$work/$1/calls"
+  : >"$CALLS"
+  ROOT=$root
+  export CALLS ROOT
+  unset CARAVAN_TORCH CARAVAN_TORCH_INDEX CARAVAN_PRESET CARAVAN_YES CMAKE_BUILD_PARALLEL_LEVEL
+  fake dpkg-query <<'END'
+shift 3
+for package; do echo "installed $package"; done
+END
+  fake id <<'END'
+echo 1000
+END
+  fake apt-get <<'END'
+exit 0
+END
+  fake g++ </dev/null
+  fake python3 <<'END'
+case $1 in
+  *find_torch.py) echo 'it has no torch'; exit 1 ;;
+  -V) echo 'Python 3.11.2' ;;
+esac
+[ "$*" != "-c import ensurepip, venv" ] || exit "${NO_VENV-0}"
+[ "$2" != venv ] || { mkdir -p "$3/bin" && cp "${0%/*}/venv_python" "$3/bin/python"; }
+END
+  fake venv_python <<'END'
+case "$*" in
+  *"pip download"*)
+    [ -z "${WHEEL_ONLY_FROM-}" ] || case "$*" in *"--index-url $WHEEL_ONLY_FROM"*) ;; *) echo 'no matching'; exit 1 ;; esac
+    while [ "$1" != --dest ]; do shift; done
+    mkdir -p "$2" && touch "$2/${WHEEL-torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl}" ;;
+  *"pip install"*torch-*)
+    torch=$ROOT/.caravan/venv/lib/python3.11/site-packages/torch
+    mkdir -p "$torch/lib" "$torch/include/torch/csrc/api/include/torch"
+    touch "$torch/lib/libtorch_cpu.so" "$torch/include/torch/csrc/api/include/torch/types.h" ;;
+esac
+END
+  fake cmake <<'END'
+build=$ROOT/build/$2
+mkdir -p "$build"
+touch "$build/build.ninja"
+printf 'CMAKE_HOME_DIRECTORY:INTERNAL=%s\n' "$ROOT" >"$build/CMakeCache.txt"
+for option; do case $option in -DCARAVAN_TORCH=*) echo "CARAVAN_TORCH:PATH=${option#*=}" >>"$build/CMakeCache.txt" ;; esac; done
+END
+  fake ninja <<'END'
+[ -z "${NINJA_SAYS-}" ] || { printf '%s\n' "$NINJA_SAYS"; exit 1; }
+echo '[1/1] Linking bin/caravan'
+mkdir -p bin
+printf '#!/bin/sh\nfor argument; do printf "<%%s>" "$argument"; done\nexit ${PROGRAM_CODE-0}\n' >bin/caravan
+chmod +x bin/caravan
+END
+}
+
+# caravan ARGUMENTS..: runs the wrapper; sets code, out and err.
+caravan() {
+  PATH="$bin:$tools" "${wrapper:-$root/caravan}" "$@" </dev/null >"$work/out" 2>"$work/err"
+  code=$?
+  out=$(cat "$work/out")
+  err=$(cat "$work/err")
+}
+
+# check WHAT CONDITION..
+check() {
+  what=$1
+  shift
+  "$@" && return
+  failures=$((failures + 1))
+  printf 'FAILED %s: %s\n  code %s\n  out %s\n  err %s\n  calls %s\n' "$case_name" "$what" "$code" "$out" "$err" "$(tail -n 12 "$CALLS")"
+}
+says() { case $err in *"$1"*) ;; *) return 1 ;; esac; }
+called() { grep -q -- "$1" "$CALLS"; }
+not_called() { ! grep -q -- "$1" "$CALLS"; }
+lines_with() { [ "$(printf '%s\n' "$err" | grep -c -- "$1")" = "$2" ]; }
+make_torch() {
+  mkdir -p "$1/lib" "$1/include/torch/csrc/api/include/torch"
+  touch "$1/lib/libtorch_cpu.so" "$1/lib/libc10.so" "$1/include/torch/csrc/api/include/torch/types.h"
+}
+nothing_installed() { fake dpkg-query </dev/null; }
+
+start no_rights
+nothing_installed
+caravan train
+check 'ends with 2' [ "$code" = 2 ]
+check 'prints one apt line, without a sudo that is not there' lines_with '^  apt-get update && apt-get install -y .* nlohmann-json3-dev' 1
+check 'leaves out what is found without the package manager' lines_with ' g++ ' 0
+check 'leaves out what only tests need' lines_with libgtest-dev 0
+check 'installs nothing' not_called '^apt-get'
+caravan test
+check 'test names the test libraries too' lines_with 'libgtest-dev libgmock-dev librapidcheck-dev' 1
+
+start sudo_without_a_terminal
+nothing_installed
+fake sudo <<'END'
+exit 1
+END
+caravan train
+check 'ends with 2' [ "$code" = 2 ]
+check 'prints the line with sudo' lines_with '^  sudo apt-get update && sudo apt-get install' 1
+check 'does not try sudo unasked' not_called '^sudo'
+CARAVAN_YES=1
+export CARAVAN_YES
+caravan train
+check 'sudo that wants a password: 2' [ "$code" = 2 ]
+check 'prints the line with sudo, told yes' lines_with '^  sudo apt-get update && sudo apt-get install' 1
+fake sudo <<'END'
+exit 0
+END
+caravan train
+check 'told yes, with the right: installs' called '^sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends'
+
+start root_installs
+nothing_installed
+fake id <<'END'
+echo 0
+END
+CARAVAN_TORCH=$work/root_installs/torch
+export CARAVAN_TORCH
+make_torch "$CARAVAN_TORCH"
+caravan train
+check 'runs' [ "$code" = 0 ]
+check 'unasked' called '^apt-get install -y --no-install-recommends .*libpcre2-dev.* ccache'
+fake apt-get <<'END'
+echo 'E: Unable to locate package'
+exit 100
+END
+rm -rf "$root/build"
+caravan train
+check 'a failing apt-get ends with 1' [ "$code" = 1 ]
+check 'after the update was tried' called '^apt-get update'
+check 'and shows its reason' says 'Unable to locate package'
+
+start no_package_manager
+rm "$bin/dpkg-query" "$bin/apt-get" "$bin/ninja"
+caravan train
+check 'ends with 2' [ "$code" = 2 ]
+check 'names what was looked for' says ninja
+
+start wrong_torch
+CARAVAN_TORCH=$work/nowhere
+export CARAVAN_TORCH
+caravan train
+check 'ends with 2' [ "$code" = 2 ]
+check 'names variable and folder' says "CARAVAN_TORCH=$work/nowhere"
+check 'does not fall back to another torch' not_called pip
+
+start cuda_wheel
+WHEEL=torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl
+export WHEEL
+caravan train
+check 'ends with 1' [ "$code" = 1 ]
+check 'says what came' says "$WHEEL"
+check 'asked for the CPU build alone' called 'pip download .*--no-deps .*torch==2.13.0+cpu'
+check 'installs nothing' not_called 'pip install'
+unset WHEEL
+
+start own_torch
+caravan train
+check 'runs' [ "$code" = 0 ]
+check 'says why python3 was not used' says 'python3 not used: it has no torch'
+check 'installs without dependencies' called 'pip install .*--no-deps .*torch-2.13.0+cpu-'
+check 'asks no other index than the one configured' not_called index-url
+caravan train
+check 'second call: no build, no pip, nothing said' [ "$(grep -c "^ninja" "$CALLS")-$(grep -c download "$CALLS")-$err" = 1-1- ]
+touch "$root/src/new.cpp"
+caravan train
+check 'a new source: builds' [ "$(grep -c '^ninja' "$CALLS")" = 2 ]
+rm "$root/src/new.cpp"
+caravan train
+check 'a removed source: builds' [ "$(grep -c '^ninja' "$CALLS")" = 3 ]
+mv "$root" "$root moved"
+root="$root moved"
+ROOT=$root
+caravan train
+check 'a moved checkout: configures anew, keeps its torch' [ "$code-$(grep -c '^cmake' "$CALLS")-$(grep -c download "$CALLS")" = 0-2-1 ]
+
+start public_index
+WHEEL_ONLY_FROM=https://download.pytorch.org/whl/cpu
+export WHEEL_ONLY_FROM
+caravan train
+check 'runs' [ "$code" = 0 ]
+check "falls back to PyTorch's CPU index" called "index-url $WHEEL_ONLY_FROM"
+start given_index
+WHEEL_ONLY_FROM=https://mirror.example/cpu
+caravan train
+check 'no wheel: ends with 1' [ "$code" = 1 ]
+check 'names the wheel and the Python' says 'no wheel torch 2.13.0+cpu for Python 3.11.2'
+CARAVAN_TORCH_INDEX=$WHEEL_ONLY_FROM
+export CARAVAN_TORCH_INDEX
+caravan train
+check 'takes the index given' [ "$code" = 0 ]
+unset WHEEL_ONLY_FROM
+
+start no_venv
+NO_VENV=1
+export NO_VENV
+caravan train
+check 'asks for python3-venv only now' lines_with 'install -y --no-install-recommends python3 python3-venv' 1
+unset NO_VENV
+
+start arguments
+make_torch "$work/arguments/torch"
+CARAVAN_TORCH=torch
+export CARAVAN_TORCH
+ln -s "$root/caravan" "$work/arguments/link"
+cd "$work/arguments" || exit 1
+wrapper=./link
+caravan train --set 'model.kind = "gpt2"' '' '*' "it's" '$HOME \n'
+check 'arrive as they were given, through a link and a relative CARAVAN_TORCH' \
+  [ "$out" = '<train><--set><model.kind = "gpt2"><><*><it'"'"'s><$HOME \n>' ]
+PROGRAM_CODE=6
+export PROGRAM_CODE
+caravan train
+check "the program's exit code is the wrapper's" [ "$code" = 6 ]
+unset PROGRAM_CODE wrapper
+
+start bad_preset
+CARAVAN_PRESET=../x
+export CARAVAN_PRESET
+caravan train
+check 'ends with 2' [ "$code" = 2 ]
+check 'lists the presets' says 'release, ci, debug, tsan or asan'
+
+start failing_build
+NINJA_SAYS='[1/9] Building a.o
+FAILED: b.o
+b.cpp:1:1: error: nonsense'
+export NINJA_SAYS
+caravan train
+check 'ends with 1' [ "$code" = 1 ]
+check 'shows the error' says 'b.cpp:1:1: error: nonsense'
+NINJA_SAYS='FAILED: b.o
+fatal error: error writing to b.s: No space left on device'
+caravan train
+check 'a full disk ends with 5' [ "$code" = 5 ]
+unset NINJA_SAYS
+caravan train
+check 'the next call builds' [ "$code" = 0 ]
+
+# The search for an importable torch, with the real python3.
+find_torch() { PYTHONPATH="$work/python" "$real_python" -S "$repository/scripts/find_torch.py" >"$work/out" 2>&1; code=$?; out=$(cat "$work/out"); err=; }
+case_name=find_torch
+torch=$work/python/torch
+mkdir -p "$torch"
+echo 'raise SystemExit("torch was imported")' >"$torch/__init__.py"
+echo "__version__ = '2.10.1+cpu'" >"$torch/version.py"
+find_torch
+check 'too old' [ "$code-$out" = '1-its torch 2.10.1+cpu is not one of 2.11 to 2.14' ]
+echo "__version__ = '2.14.1'" >"$torch/version.py"
+find_torch
+check 'without headers' [ "$code-$out" = '1-its torch 2.14.1 came without include/torch/csrc/api/include/torch/types.h' ]
+make_torch "$torch"
+find_torch
+check 'complete' [ "$code-$out" = "0-$torch" ]
+
+[ "$failures" = 0 ] && echo 'all decisions of the wrapper hold'
+exit "$((failures > 0))"
