@@ -1,0 +1,219 @@
+#include "apps/caravan/launch_process.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <string_view>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+/// Everything a child needs, made before the fork: after it only async-signal-safe calls are allowed, since the store
+/// server's thread may have held the allocator's lock.
+struct Image {
+  std::vector<std::string> argument_texts;
+  std::vector<std::string> variable_texts;
+  std::vector<char*> arguments;
+  std::vector<char*> variables;
+
+  Image(const LaunchOptions& options, int rank, int master_port);
+};
+
+Image::Image(const LaunchOptions& options, int rank, int master_port) {
+  argument_texts = options.arguments;
+  argument_texts.insert(argument_texts.begin(), options.program);
+  const std::vector<std::string> job = {
+      fmt::format("RANK={}", rank),
+      fmt::format("WORLD_SIZE={}", options.num_ranks),
+      fmt::format("LOCAL_RANK={}", rank),
+      fmt::format("LOCAL_WORLD_SIZE={}", options.num_ranks),
+      "MASTER_ADDR=127.0.0.1",
+      fmt::format("MASTER_PORT={}", master_port),
+      "CARAVAN_STORE_SERVED=1",
+      "TORCHELASTIC_USE_AGENT_STORE=0",  // the launcher may itself run under torchrun
+  };
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('=') + 1);
+    bool replaced = false;
+    for (const std::string& own : job) replaced = replaced || (!name.empty() && own.starts_with(name));
+    if (!replaced) variable_texts.emplace_back(text);
+  }
+  variable_texts.insert(variable_texts.end(), job.begin(), job.end());
+  for (std::string& text : argument_texts) arguments.push_back(text.data());
+  for (std::string& text : variable_texts) variables.push_back(text.data());
+  arguments.push_back(nullptr);
+  variables.push_back(nullptr);
+}
+
+struct Streams {
+  int in;
+  int out;
+  int error;
+};
+
+[[noreturn]] void become_rank(const Image& image, const Streams& streams, const sigset_t& mask, pid_t launcher,
+                              int failure_pipe) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launcher) _exit(1);  // the launcher died before the line above
+  bool ready = dup2(streams.in, 0) == 0 && dup2(streams.out, 1) == 1 && dup2(streams.error, 2) == 2;
+  // A background process group that writes to a terminal with `stty tostop` would be stopped.
+  ready = ready && std::signal(SIGTTOU, SIG_IGN) != SIG_ERR && sigprocmask(SIG_SETMASK, &mask, nullptr) == 0;
+  if (ready) execve(image.arguments[0], image.arguments.data(), image.variables.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = write(failure_pipe, &error, sizeof(error));
+  _exit(127);
+}
+
+ResourceError no_log(const std::string& path, int error) {
+  return ResourceError({.op = "launch",
+                        .subject = path,
+                        .fact = fmt::format("cannot write the log of a rank: {}", strerrordesc_np(error)),
+                        .where = "",
+                        .action = "choose a directory that can be written"});
+}
+
+void open_log(RankProcess& process, const std::string& log_dir) {
+  constexpr int kFlags = O_RDWR | O_APPEND | O_CLOEXEC;
+  if (log_dir.empty()) {
+    std::error_code ignored;
+    const auto folder = std::filesystem::temp_directory_path(ignored);
+    process.log_fd = open(folder.c_str(), kFlags | O_TMPFILE, 0600);
+    if (process.log_fd < 0) process.log_fd = memfd_create("caravan_rank_log", MFD_CLOEXEC);
+  } else {
+    std::error_code error;
+    std::filesystem::create_directories(log_dir, error);
+    if (error) throw no_log(log_dir, error.value());
+    process.log_path = fmt::format("{}/rank_{}.log", log_dir, process.rank);
+    process.log_fd = open(process.log_path.c_str(), kFlags | O_CREAT | O_TRUNC, 0666);
+  }
+  if (process.log_fd < 0) throw no_log(process.log_path, errno);
+}
+
+void start_rank(RankProcess& process, const LaunchOptions& options, int master_port, const sigset_t& mask, int null,
+                int failure_pipe) {
+  if (process.rank > 0) open_log(process, options.log_dir);
+  const Image image(options, process.rank, master_port);
+  const bool first = process.rank == 0;
+  // A background process group that reads from its terminal is stopped by the kernel.
+  const Streams streams{first && isatty(0) == 0 ? 0 : null, first ? 1 : process.log_fd, first ? 2 : process.log_fd};
+  const pid_t launcher = getpid();
+  process.pid = fork();
+  if (process.pid == 0) become_rank(image, streams, mask, launcher, failure_pipe);
+  process.running = process.pid > 0;
+  if (process.running) {
+    setpgid(process.pid, process.pid);  // in both processes: whoever runs first
+    process.pid_fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+  }
+  if (process.pid < 0 || process.pid_fd < 0) {
+    throw ResourceError({.op = "launch",
+                         .subject = fmt::format("rank {} of {}", process.rank, options.num_ranks),
+                         .fact = fmt::format("cannot start a process: {}", strerrordesc_np(errno)),
+                         .where = "",
+                         .action = "use fewer ranks, or raise the limit of processes (ulimit -u)"});
+  }
+}
+
+/// A pipe that exec closes, or through which a child tells why it could not.
+class FailurePipe {
+ public:
+  FailurePipe() {
+    if (pipe2(ends_, O_CLOEXEC) != 0) ends_[0] = ends_[1] = -1;
+  }
+  ~FailurePipe() {
+    close_writer();
+    close(ends_[0]);
+  }
+  int writer() const noexcept { return ends_[1]; }
+  /// 0 if every child runs its program.
+  int read_error() {
+    close_writer();
+    int error = 0;
+    ssize_t got = 0;
+    do {
+      got = read(ends_[0], &error, sizeof(error));
+    } while (got < 0 && errno == EINTR);
+    return got == sizeof(error) ? error : 0;
+  }
+
+ private:
+  void close_writer() {
+    if (ends_[1] >= 0) close(ends_[1]);
+    ends_[1] = -1;
+  }
+  int ends_[2];
+};
+
+void end_all(std::vector<RankProcess>& processes) noexcept {
+  for (RankProcess& process : processes) kill_rank(process);
+  for (RankProcess& process : processes) {
+    if (process.running) waitpid(process.pid, nullptr, 0);
+  }
+  release(processes);
+}
+
+}  // namespace
+
+std::vector<RankProcess> start_ranks(const LaunchOptions& options, int master_port, const sigset_t& mask) {
+  std::vector<RankProcess> processes;
+  processes.reserve(options.num_ranks);
+  FailurePipe failure;
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  try {
+    for (int rank = 0; rank < options.num_ranks; ++rank) {
+      processes.emplace_back().rank = rank;
+      start_rank(processes.back(), options, master_port, mask, null, failure.writer());
+    }
+    if (const int error = failure.read_error(); error != 0) {
+      throw UsageError({.op = "launch",
+                        .subject = options.program,
+                        .fact = fmt::format("cannot be run: {}", strerrordesc_np(error)),
+                        .where = "",
+                        .action = "give the path of an executable file"});
+    }
+  } catch (...) {
+    end_all(processes);
+    close(null);
+    throw;
+  }
+  close(null);
+  return processes;
+}
+
+void kill_rank(RankProcess& process) noexcept {
+  if (!process.running) return;
+  process.killed = true;
+  kill(process.pid, SIGKILL);
+  kill(-process.pid, SIGKILL);  // its children, if it is a group already
+}
+
+bool reap_rank(RankProcess& process) noexcept {
+  siginfo_t ended{};
+  // WNOWAIT: while the rank is a zombie its number cannot be given to another group.
+  if (waitid(P_PID, process.pid, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return false;
+  kill(-process.pid, SIGKILL);
+  waitpid(process.pid, &process.wait_status, 0);
+  process.running = false;
+  return true;
+}
+
+void release(std::vector<RankProcess>& processes) noexcept {
+  for (RankProcess& process : processes) {
+    if (process.pid_fd >= 0) close(process.pid_fd);
+    if (process.log_fd >= 0) close(process.log_fd);
+    process.pid_fd = process.log_fd = -1;
+  }
+}
+
+}  // namespace caravan

@@ -1,0 +1,56 @@
+#include "apps/caravan/stop_signal.h"
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <unistd.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+
+// A handler has no other way to its object.
+std::atomic<bool> alive{false};
+std::atomic<bool> stop_requested{false};
+std::atomic<bool> second_ends{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not wait for a lock");
+std::array<struct sigaction, kSignals.size()> before;
+
+void on_signal(int) {
+  if (stop_requested.exchange(true) && second_ends) _exit(130);
+}
+
+}  // namespace
+
+StopSignal::StopSignal(Second second) {
+  if (alive.exchange(true)) {
+    throw UsageError({.op = "stop signal",
+                      .subject = "",
+                      .fact = "another StopSignal lives in this process",
+                      .where = "",
+                      .action = "make one, in main()"});
+  }
+  stop_requested = false;
+  second_ends = second == Second::ends_at_once;
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    const bool keep = kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
+    if (!keep) sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+StopSignal::~StopSignal() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
+  alive = false;
+}
+
+bool StopSignal::requested() const noexcept { return stop_requested; }
+
+}  // namespace caravan

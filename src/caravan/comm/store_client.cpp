@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store_errors.h"
+#include "caravan/comm/store_protocol.h"
+#include "caravan/comm/store_socket.h"
+
+namespace caravan {
+namespace {
+
+using namespace store_socket;
+using namespace store_protocol;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kAnswerTimeout{30'000};          // beyond what the request itself waits
+constexpr milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not overflow
+
+/// Requests of several threads travel on connections of their own, so that a waiting get() holds up nobody.
+class StoreClient final : public Store {
+ public:
+  StoreClient(std::string address, int port) : address_(std::move(address)), port_(port) {}
+
+  void connect(milliseconds timeout) { idle_.push_back(open(steady_clock::now() + timeout, timeout, true)); }
+
+  void set(std::string_view key, std::string_view value) override {
+    check_size(key, value);
+    ask({Verb::set, key, value});
+  }
+
+  std::string get(std::string_view key, milliseconds timeout) override {
+    check_size(key, {});
+    const milliseconds wait = std::clamp(timeout, milliseconds(0), kLongestWait);
+    return ask({Verb::get, key, encode_number(wait.count())}, wait);
+  }
+
+  bool has(std::string_view key) override {
+    check_size(key, {});
+    return ask({Verb::has, key, {}}) == std::string_view("\1", 1);
+  }
+
+  int64_t add(std::string_view key, int64_t amount) override {
+    check_size(key, {});
+    const std::string sum = ask({Verb::add, key, encode_number(amount)});
+    if (sum.size() != sizeof(int64_t)) throw lost("answered nonsense");
+    return decode_number(sum);
+  }
+
+ private:
+  std::string ask(const Request& request, milliseconds wait = milliseconds(0));
+  Fd take(Deadline deadline);
+  Fd open(Deadline deadline, milliseconds timeout, bool patient) const;
+  Outcome greet(int fd, Deadline deadline) const;
+  void check_size(std::string_view key, std::string_view value) const;
+
+  std::string where() const { return fmt::format("store at {}:{}", address_, port_); }
+  CommError lost(std::string_view how) const {
+    return CommError({.op = "store",
+                      .subject = "",
+                      .fact = fmt::format("the store at {}:{} {}", address_, port_, how),
+                      .where = "",
+                      .action = "see why the process that serves it ended: the launcher, or rank 0"});
+  }
+
+  std::string address_;
+  int port_;
+  std::mutex mutex_;
+  std::vector<Fd> idle_;
+};
+
+void StoreClient::check_size(std::string_view key, std::string_view value) const {
+  if (key.size() <= kMaxKeyBytes && value.size() <= kMaxValueBytes) return;
+  throw UsageError({.op = "store",
+                    .subject = std::string(key.substr(0, 80)),
+                    .fact = fmt::format("a key of {} and a value of {} bytes; the store takes {} and {}", key.size(),
+                                        value.size(), kMaxKeyBytes, kMaxValueBytes),
+                    .where = where(),
+                    .action = "send large data through a communicator"});
+}
+
+Fd StoreClient::take(Deadline deadline) {
+  if (std::unique_lock lock(mutex_); !idle_.empty()) {
+    Fd fd = std::move(idle_.back());
+    idle_.pop_back();
+    return fd;
+  }
+  return open(deadline, kAnswerTimeout, false);
+}
+
+std::string StoreClient::ask(const Request& request, milliseconds wait) {
+  const Deadline deadline = steady_clock::now() + wait + kAnswerTimeout;
+  Fd fd = take(deadline);
+  std::string body(kLengthBytes, '\0');
+  Outcome outcome = send_all(fd.get(), encode(request), deadline);
+  if (outcome == Outcome::done) outcome = receive_all(fd.get(), body.data(), body.size(), deadline);
+  if (outcome == Outcome::done) {
+    const size_t bytes = body_bytes(body);
+    if (bytes > kMaxFrameBytes) throw lost("answered nonsense");
+    body.resize(bytes);
+    outcome = receive_all(fd.get(), body.data(), body.size(), deadline);
+  }
+  if (outcome == Outcome::closed) throw lost("is lost: it closed the connection");
+  if (outcome == Outcome::timed_out) throw lost("does not answer");
+  const auto reply = decode_reply(body);
+  if (!reply) throw lost("answered nonsense");
+  {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(fd));
+  }
+  if (reply->status == Status::ok) return std::string(reply->value);
+  if (reply->status == Status::timed_out) throw key_not_set(request.key, wait, where());
+  throw not_a_counter(request.key, reply->value, decode_number(request.value), where());
+}
+
+Outcome StoreClient::greet(int fd, Deadline deadline) const {
+  std::string answer(kGreetingBytes, '\0');
+  Outcome outcome = send_all(fd, greeting(), deadline);
+  if (outcome == Outcome::done) outcome = receive_all(fd, answer.data(), answer.size(), deadline);
+  if (outcome != Outcome::done) return outcome;
+  const auto version = greeting_version(answer);
+  if (!version) {
+    throw CommError({.op = "store",
+                     .subject = fmt::format("{}:{}", address_, port_),
+                     .fact = "what answers there is not a Caravan store",
+                     .where = "",
+                     .action = "check MASTER_ADDR and MASTER_PORT"});
+  }
+  if (*version != kVersion) {
+    throw CommError(
+        {.op = "store",
+         .subject = fmt::format("{}:{}", address_, port_),
+         .fact = fmt::format("the store there speaks version {}, this process version {}", *version, kVersion),
+         .where = "",
+         .action = "run the same build of Caravan on every rank"});
+  }
+  return Outcome::done;
+}
+
+Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool patient) const {
+  std::string error;
+  for (milliseconds pause{10};; pause = std::min(pause * 2, milliseconds(250))) {
+    Fd fd = try_connect(address_, port_, deadline, error);
+    if (fd) {
+      const Outcome outcome = greet(fd.get(), deadline);
+      if (outcome == Outcome::done) return fd;
+      error = outcome == Outcome::closed ? "connection closed before the greeting" : "no greeting";
+    }
+    if (!patient) throw lost(fmt::format("is lost: {}", error));
+    if (steady_clock::now() + pause >= deadline) {
+      throw CommError({.op = "store",
+                       .subject = fmt::format("{}:{}", address_, port_),
+                       .fact = fmt::format("no store answered within {:.1f} s: {}", timeout.count() / 1e3, error),
+                       .where = "",
+                       .action = "start the launcher or rank 0, and check MASTER_ADDR, MASTER_PORT and firewalls"});
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Store> connect_store(const std::string& address, int port, milliseconds timeout) {
+  auto client = std::make_shared<StoreClient>(address, port);
+  client->connect(timeout);
+  return client;
+}
+
+}  // namespace caravan

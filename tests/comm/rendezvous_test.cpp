@@ -1,0 +1,126 @@
+#include "caravan/comm/rendezvous.h"
+
+#include <cstdlib>
+#include <gmock/gmock.h>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+/// Exactly these variables of the job are set.
+void set_environment(const std::map<std::string, std::string>& variables) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                           "TORCHELASTIC_USE_AGENT_STORE", "CARAVAN_STORE_SERVED"}) {
+    const auto found = variables.find(name);
+    if (found == variables.end()) {
+      unsetenv(name);
+    } else {
+      setenv(name, found->second.c_str(), 1);
+    }
+  }
+}
+
+const std::map<std::string, std::string> kComplete = {{"RANK", "5"},
+                                                      {"WORLD_SIZE", "8"},
+                                                      {"LOCAL_RANK", "1"},
+                                                      {"LOCAL_WORLD_SIZE", "4"},
+                                                      {"MASTER_ADDR", "node-0"},
+                                                      {"MASTER_PORT", "29500"}};
+
+TEST(RankInfo, WithoutRankItIsAWorldOfOne) {
+  set_environment({{"WORLD_SIZE", "nonsense"}});
+  const RankInfo info = RankInfo::from_environment();
+  EXPECT_EQ(info.rank, 0);
+  EXPECT_EQ(info.world_size, 1);
+}
+
+TEST(RankInfo, ReadsEveryVariable) {
+  set_environment(kComplete);
+  RankInfo info = RankInfo::from_environment();
+  EXPECT_EQ(info.rank, 5);
+  EXPECT_EQ(info.world_size, 8);
+  EXPECT_EQ(info.local_rank, 1);
+  EXPECT_EQ(info.local_world_size, 4);
+  EXPECT_EQ(info.master_addr, "node-0");
+  EXPECT_EQ(info.master_port, 29500);
+  EXPECT_FALSE(info.agent_store);
+  EXPECT_FALSE(info.store_is_served);
+  auto variables = kComplete;
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  set_environment(variables);
+  EXPECT_TRUE(RankInfo::from_environment().agent_store);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  variables["CARAVAN_STORE_SERVED"] = "1";
+  set_environment(variables);
+  info = RankInfo::from_environment();
+  EXPECT_FALSE(info.agent_store);
+  EXPECT_TRUE(info.store_is_served);
+}
+
+TEST(RankInfo, AWorldOfOneNeedsNoMaster) {
+  set_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+  EXPECT_EQ(RankInfo::from_environment().world_size, 1);
+}
+
+TEST(RankInfo, NamesTheMissingVariable) {
+  for (const auto& [name, value] : kComplete) {
+    if (name == "RANK") continue;
+    for (const bool empty : {false, true}) {
+      auto variables = kComplete;
+      variables.erase(name);
+      if (empty) variables[name] = "";
+      set_environment(variables);
+      EXPECT_THAT([] { RankInfo::from_environment(); },
+                  ThrowsMessage<UsageError>(AllOf(HasSubstr("[environment] " + name), HasSubstr("not set"))));
+    }
+  }
+}
+
+TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
+  const struct {
+    const char* name;
+    const char* value;
+    const char* fact;
+    const char* action;
+  } cases[] = {
+      {"RANK", "8", "8 is out of range", "0 .. 7"},
+      {"RANK", "-1", "-1 is out of range", "0 .. 7"},
+      {"RANK", "two", "\"two\" is not a whole number", "0 .. 7"},
+      {"RANK", "1.5", "\"1.5\" is not", "0 .. 7"},
+      {"WORLD_SIZE", "0", "0 is out of range", "1 .. "},
+      {"WORLD_SIZE", "99999999999999999999", "out of range", "1 .. "},
+      {"LOCAL_WORLD_SIZE", "9", "9 is out of range", "1 .. 8"},
+      {"LOCAL_RANK", "4", "4 is out of range", "0 .. 3"},
+      {"MASTER_PORT", "65536", "65536 is out of range", "1 .. 65535"},
+      {"MASTER_PORT", "0", "0 is out of range", "1 .. 65535"},
+      {"MASTER_PORT", " 80", "\" 80\" is not", "1 .. 65535"},
+      {"CARAVAN_STORE_SERVED", "maybe", "\"maybe\" is neither", "1 or 0"},
+  };
+  for (const auto& wrong : cases) {
+    auto variables = kComplete;
+    variables[wrong.name] = wrong.value;
+    set_environment(variables);
+    EXPECT_THAT([] { RankInfo::from_environment(); },
+                ThrowsMessage<UsageError>(AllOf(HasSubstr("[environment] " + std::string(wrong.name)),
+                                                HasSubstr(wrong.fact), HasSubstr(wrong.action))));
+  }
+}
+
+TEST(RankInfo, TwoLaunchersAreOneTooMany) {
+  auto variables = kComplete;
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "1";
+  variables["CARAVAN_STORE_SERVED"] = "1";
+  set_environment(variables);
+  EXPECT_THAT([] { RankInfo::from_environment(); }, ThrowsMessage<UsageError>(HasSubstr("two launchers")));
+}
+
+}  // namespace
+}  // namespace caravan

@@ -1,0 +1,272 @@
+#include <gmock/gmock.h>
+#include <random>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store_protocol.h"
+#include "caravan/comm/store_socket.h"
+
+namespace caravan {
+namespace {
+
+using namespace store_socket;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr milliseconds kTimeout{20'000};
+
+Fd raw_connection(int port) {
+  std::string error;
+  Fd fd = try_connect("127.0.0.1", port, steady_clock::now() + kTimeout, error);
+  EXPECT_TRUE(fd) << error;
+  return fd;
+}
+
+/// Reads until the other side closes; fails the test if it does not.
+std::string read_to_end(const Fd& fd) {
+  std::string all;
+  char byte = 0;
+  for (;;) {
+    const Outcome outcome = receive_all(fd.get(), &byte, 1, steady_clock::now() + kTimeout);
+    if (outcome == Outcome::done) all.push_back(byte);
+    if (outcome == Outcome::timed_out) ADD_FAILURE() << "the server kept the connection";
+    if (outcome != Outcome::done) return all;
+  }
+}
+
+void send_raw(const Fd& fd, std::string_view bytes) {
+  send_all(fd.get(), bytes, steady_clock::now() + kTimeout);  // the server may have closed already
+}
+
+Fd greeted_connection(int port) {
+  Fd fd = raw_connection(port);
+  send_raw(fd, store_protocol::greeting());
+  std::string answer(store_protocol::kGreetingBytes, '\0');
+  EXPECT_EQ(receive_all(fd.get(), answer.data(), answer.size(), steady_clock::now() + kTimeout), Outcome::done);
+  EXPECT_EQ(answer, store_protocol::greeting());
+  return fd;
+}
+
+void expect_alive(int port) {
+  const auto store = connect_store("127.0.0.1", port, kTimeout);
+  store->set("alive", "yes");
+  EXPECT_EQ(store->get("alive", kTimeout), "yes");
+}
+
+TEST(StoreServer, ManyClientsMeet) {
+  const StoreServer server("127.0.0.1", 0);
+  constexpr int kClients = 200;
+  std::vector<std::shared_ptr<Store>> clients;
+  for (int i = 0; i < kClients; ++i) clients.push_back(connect_store("localhost", server.port(), kTimeout));
+  for (int i = 0; i < kClients; ++i) clients[i]->set("rank/" + std::to_string(i), std::to_string(i * i));
+  for (int i = 0; i < kClients; ++i) {
+    const int peer = (i * 7 + 3) % kClients;
+    EXPECT_EQ(clients[i]->get("rank/" + std::to_string(peer), kTimeout), std::to_string(peer * peer));
+  }
+}
+
+TEST(StoreServer, ClientsMayComeFirst) {
+  int port = 0;
+  { port = StoreServer("127.0.0.1", 0).port(); }
+  std::atomic<bool> started{false};
+  std::thread early([&] {
+    started = true;
+    connect_store("127.0.0.1", port, kTimeout)->set("early", "bird");
+  });
+  while (!started) std::this_thread::yield();
+  std::this_thread::sleep_for(milliseconds(100));  // several refused attempts; passes without them too
+  const StoreServer server("127.0.0.1", port);
+  EXPECT_EQ(connect_store("127.0.0.1", port, kTimeout)->get("early", kTimeout), "bird");
+  early.join();
+}
+
+TEST(StoreServer, NobodyThereIsAnErrorThatSaysWhere) {
+  int port = 0;
+  { port = StoreServer("127.0.0.1", 0).port(); }
+  EXPECT_THAT([&] { connect_store("127.0.0.1", port, milliseconds(60)); },
+              ThrowsMessage<CommError>(
+                  AllOf(HasSubstr(std::to_string(port)), HasSubstr("ECONNREFUSED"), HasSubstr("MASTER_PORT"))));
+  EXPECT_THAT([&] { connect_store("no-such-host.invalid", 29500, milliseconds(60)); },
+              ThrowsMessage<CommError>(HasSubstr("no-such-host.invalid:29500")));
+}
+
+TEST(StoreServer, AUsedPortIsNamed) {
+  const StoreServer first("127.0.0.1", 0);
+  EXPECT_THAT([&] { StoreServer second("127.0.0.1", first.port()); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr(std::to_string(first.port())), HasSubstr("in use"),
+                                              HasSubstr("do: end that program"), HasSubstr("MASTER_PORT"))));
+  expect_alive(first.port());
+}
+
+TEST(StoreServer, RefusesAddressesThatAreNotHere) {
+  EXPECT_THAT([] { StoreServer("192.0.2.1", 0); }, ThrowsMessage<UsageError>(HasSubstr("not an address of this host")));
+  EXPECT_THROW(StoreServer("127.0.0.1", 65536), UsageError);
+  EXPECT_THROW(StoreServer("127.0.0.1", -1), UsageError);
+}
+
+TEST(StoreServer, GarbageIsRefusedWithoutHarm) {
+  const StoreServer server("127.0.0.1", 0);
+  std::mt19937 random(7);
+  for (int round = 0; round < 50; ++round) {
+    std::string garbage(1 + random() % 3000, '\0');
+    for (char& byte : garbage) byte = static_cast<char>(random());
+    const Fd stranger = raw_connection(server.port());
+    send_raw(stranger, garbage);
+    shutdown(stranger.get(), SHUT_WR);
+    read_to_end(stranger);
+    // The same after a right greeting: garbage in place of a frame.
+    const Fd client = greeted_connection(server.port());
+    garbage.replace(0, std::min<size_t>(4, garbage.size()), "\x10\0\0\0");
+    send_raw(client, garbage);
+    shutdown(client.get(), SHUT_WR);
+    read_to_end(client);
+  }
+  const Fd browser = raw_connection(server.port());
+  send_raw(browser, "GET / HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(read_to_end(browser), store_protocol::greeting());
+  expect_alive(server.port());
+}
+
+TEST(StoreServer, OversizedAndMalformedFramesCloseTheConnection) {
+  const StoreServer server("127.0.0.1", 0);
+  using store_protocol::encode;
+  using store_protocol::Verb;
+  std::string huge_key = encode(store_protocol::Request{Verb::set, "k", "v"});
+  huge_key[5] = '\xff';  // the key is longer than its frame
+  std::string no_verb = encode(store_protocol::Request{Verb::set, "k", "v"});
+  no_verb[4] = 9;
+  const std::string set = encode(store_protocol::Request{Verb::set, "k", "v"});
+  for (const std::string& bytes : {
+           std::string("\xff\xff\xff\xff", 4),                        // 4 GiB are announced
+           std::string("\0\0\0\0", 4),                                // an empty request
+           std::string("\x01\0\0\0\x02", 5),                          // a get without a key length
+           encode(store_protocol::Request{Verb::add, "k", "short"}),  // a number of 5 bytes
+           encode(store_protocol::Request{Verb::get, "k", "too long it is"}),
+           encode(store_protocol::Request{Verb::set, std::string(5000, 'k'), ""}),
+           set + set,  // two requests at once
+           huge_key,
+           no_verb,
+       }) {
+    const Fd client = greeted_connection(server.port());
+    send_raw(client, bytes);
+    EXPECT_EQ(read_to_end(client).size() % 5, 0U);  // nothing, or the answer to a first whole request
+  }
+  expect_alive(server.port());
+}
+
+TEST(StoreServer, ClientRefusesWhatTheServerWould) {
+  const StoreServer server("127.0.0.1", 0);
+  const auto store = connect_store("127.0.0.1", server.port(), kTimeout);
+  const std::string largest(store_protocol::kMaxValueBytes, 'x');
+  store->set(std::string(store_protocol::kMaxKeyBytes, 'k'), largest);
+  EXPECT_EQ(store->get(std::string(store_protocol::kMaxKeyBytes, 'k'), kTimeout), largest);
+  EXPECT_THROW(store->set("k", largest + "x"), UsageError);
+  EXPECT_THROW(store->has(std::string(store_protocol::kMaxKeyBytes + 1, 'k')), UsageError);
+}
+
+TEST(StoreServer, HalfOpenConnectionsHoldUpNobody) {
+  const StoreServer server("127.0.0.1", 0);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 30; ++i) {
+    silent.push_back(raw_connection(server.port()));
+    if (i % 3 == 1) send_raw(silent.back(), "CRV");
+    if (i % 3 == 2) {
+      silent.back() = greeted_connection(server.port());
+      send_raw(silent.back(), std::string_view("\x20\0\0\0\x01half", 9));
+    }
+  }
+  // A client that leaves while its get() waits is forgotten, whether it says goodbye or resets.
+  for (const bool reset : {false, true}) {
+    const Fd client = greeted_connection(server.port());
+    send_raw(client, store_protocol::encode(store_protocol::Request{store_protocol::Verb::get, "late",
+                                                                    store_protocol::encode_number(60'000)}));
+    const linger at_once{reset ? 1 : 0, 0};
+    setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  }
+  expect_alive(server.port());
+  const auto store = connect_store("127.0.0.1", server.port(), kTimeout);
+  store->set("late", "value");
+  EXPECT_EQ(store->get("late", kTimeout), "value");
+}
+
+TEST(StoreServer, SlowReadersAreServedPieceByPiece) {
+  const StoreServer server("127.0.0.1", 0);
+  const auto store = connect_store("127.0.0.1", server.port(), kTimeout);
+  const std::string value(store_protocol::kMaxValueBytes, 'v');
+  store->set("large", value);
+  std::vector<Fd> slow;
+  const std::string ask = store_protocol::encode(
+      store_protocol::Request{store_protocol::Verb::get, "large", store_protocol::encode_number(0)});
+  for (int i = 0; i < 8; ++i) {
+    slow.push_back(greeted_connection(server.port()));
+    send_raw(slow.back(), ask);
+  }
+  expect_alive(server.port());
+  for (const Fd& fd : slow) {
+    std::string reply(4 + 1 + value.size(), '\0');
+    ASSERT_EQ(receive_all(fd.get(), reply.data(), reply.size(), steady_clock::now() + kTimeout), Outcome::done);
+    EXPECT_EQ(reply.substr(5), value);
+  }
+}
+
+TEST(StoreServer, ItsEndIsALostStore) {
+  auto server = std::make_unique<StoreServer>("127.0.0.1", 0);
+  const auto store = connect_store("127.0.0.1", server->port(), kTimeout);
+  const auto waiting = connect_store("127.0.0.1", server->port(), kTimeout);
+  std::thread waiter(
+      [&] { EXPECT_THAT([&] { waiting->get("never", kTimeout); }, ThrowsMessage<CommError>(HasSubstr("is lost"))); });
+  store->set("before", "the end");
+  server.reset();
+  waiter.join();
+  EXPECT_THAT([&] { store->has("before"); }, ThrowsMessage<CommError>(HasSubstr("is lost")));
+  EXPECT_THAT([&] { store->set("again", ""); }, ThrowsMessage<CommError>(HasSubstr("is lost")));
+}
+
+/// Answers the first client with `bytes` and closes.
+std::thread impostor(int& port, std::string bytes) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  const Addresses any("127.0.0.1", 0, true);
+  EXPECT_EQ(bind(listener, any.first()->ai_addr, any.first()->ai_addrlen), 0);
+  EXPECT_EQ(listen(listener, 1), 0);
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&bound), &size);
+  port = ntohs(bound.sin_port);
+  return std::thread([listener, bytes = std::move(bytes)] {
+    const Fd own(listener);
+    const Fd client(accept(listener, nullptr, nullptr));
+    send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    char drain[64];
+    while (recv(client.get(), drain, sizeof(drain), 0) > 0) {
+    }
+  });
+}
+
+TEST(StoreClient, TellsAStrangerFromAStore) {
+  int port = 0;
+  std::thread other = impostor(port, "SSH-2.0-OpenSSH_9.2\r\n");
+  EXPECT_THAT([&] { connect_store("127.0.0.1", port, kTimeout); },
+              ThrowsMessage<CommError>(AllOf(HasSubstr(std::to_string(port)), HasSubstr("not a Caravan store"))));
+  other.join();
+  std::string newer = store_protocol::greeting();
+  newer[4] = 9;
+  other = impostor(port, newer);
+  EXPECT_THAT([&] { connect_store("127.0.0.1", port, kTimeout); },
+              ThrowsMessage<CommError>(AllOf(HasSubstr("version 9"), HasSubstr("version 1"))));
+  other.join();
+  other = impostor(port, store_protocol::greeting() + std::string("\xff\xff\xff\xff", 4));
+  EXPECT_THAT([&] { connect_store("127.0.0.1", port, kTimeout)->has("key"); },
+              ThrowsMessage<CommError>(HasSubstr("nonsense")));
+  other.join();
+}
+
+}  // namespace
+}  // namespace caravan

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <string>
+#include <sys/types.h>
+#include <vector>
+
+namespace caravan {
+
+/// A program run by a test: what it and everything it starts leave behind can be found by a mark in the environment.
+class Child {
+ public:
+  struct Options {
+    std::vector<std::string> environment = {};
+    std::string input = {};  ///< a file for stdin; empty: /dev/null
+    bool terminal = false;   ///< stdin, stdout and stderr are a terminal of its own, and it leads the session
+    bool ignores_hang_up = false;
+  };
+
+  explicit Child(std::vector<std::string> command);
+  Child(std::vector<std::string> command, const Options& options);
+  ~Child();  ///< kills whatever is left
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const;
+  /// Types on the terminal.
+  void type(const std::string& keys);
+
+  /// Waits for the end (at most 20 s, then the test fails); the exit code, or 1000 + the signal.
+  int wait();
+  /// What it and its children wrote until now.
+  std::string out();
+  std::string err();
+  /// Waits until the output contains `text` that often; fails the test after 20 s.
+  void expect_soon(const std::string& text, int times = 1);
+
+  /// Processes that live and carry the mark of this child.
+  std::vector<pid_t> living() const;
+  /// Waits until none lives; false after `seconds`.
+  bool all_gone(double seconds) const;
+
+ private:
+  pid_t pid_ = -1;
+  int status_ = -1;
+  int out_ = -1;
+  int err_ = -1;
+  int terminal_ = -1;
+  std::string terminal_text_;
+  std::string mark_;
+};
+
+}  // namespace caravan

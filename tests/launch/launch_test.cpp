@@ -1,0 +1,260 @@
+#include "apps/caravan/launch.h"
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <sstream>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "apps/caravan/stop_signal.h"
+#include "caravan/base/error.h"
+#include "tests/launch/child.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class LaunchTest : public testing::Test {
+ protected:
+  static std::vector<std::string> job(int ranks, std::vector<std::string> scripts, const std::string& log_dir = "-") {
+    std::vector<std::string> command = {CARAVAN_TEST_JOB, std::to_string(ranks), log_dir, CARAVAN_TEST_RANK};
+    command.insert(command.end(), scripts.begin(), scripts.end());
+    return command;
+  }
+
+  std::string scratch() {
+    if (scratch_.empty()) {
+      char name[] = "/tmp/caravan_launch_XXXXXX";
+      scratch_ = mkdtemp(name);
+    }
+    return scratch_;
+  }
+  void TearDown() override {
+    if (!scratch_.empty()) std::filesystem::remove_all(scratch_);
+  }
+
+ private:
+  std::string scratch_;
+};
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST_F(LaunchTest, RanksFindTheirJobAndTheStore) {
+  const std::string logs = scratch() + "/deep/logs";
+  Child child(job(3, {"*=env,meet"}, logs), {.environment = {"INHERITED=kept", "TORCHELASTIC_USE_AGENT_STORE=True",
+                                                             "RANK=7", "MASTER_ADDR=elsewhere"}});
+  EXPECT_EQ(child.wait(), 0) << child.err();
+  EXPECT_EQ(child.out(),
+            "RANK=0\nWORLD_SIZE=3\nLOCAL_RANK=0\nLOCAL_WORLD_SIZE=3\nMASTER_ADDR=127.0.0.1\nCARAVAN_STORE_SERVED=1\n"
+            "TORCHELASTIC_USE_AGENT_STORE=0\nINHERITED=kept\nall 3 met\n");
+  EXPECT_THAT(text_of(logs + "/rank_2.log"), AllOf(HasSubstr("RANK=2\n"), HasSubstr("LOCAL_RANK=2\n")));
+  EXPECT_EQ(child.err(), "");
+  EXPECT_TRUE(child.all_gone(0));
+}
+
+TEST_F(LaunchTest, RankZeroOwnsTheTerminalAndTheOthersHaveLogs) {
+  const std::string logs = scratch();
+  std::ofstream(logs + "/input") << "a line\n";
+  Child child(job(2, {"0=read,say:out,warn:err", "1=read,say:out of one,warn:err of one"}, logs),
+              {.input = logs + "/input"});
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(child.out(), "read 'a line'\nout\n");
+  EXPECT_EQ(child.err(), "err\n");
+  EXPECT_EQ(text_of(logs + "/rank_1.log"), "read ''\nout of one\nerr of one\n");
+  EXPECT_FALSE(std::filesystem::exists(logs + "/rank_0.log"));
+}
+
+struct Case {
+  std::vector<std::string> scripts;
+  int code;
+  std::string first_line;
+};
+
+class Verdict : public LaunchTest, public testing::WithParamInterface<Case> {};
+
+TEST_P(Verdict, NamesTheRankThatFailedFirstByCause) {
+  Child child(job(3, GetParam().scripts));
+  EXPECT_EQ(child.wait(), GetParam().code) << child.err();
+  EXPECT_THAT(child.err(), HasSubstr("caravan: rank " + GetParam().first_line));
+  EXPECT_TRUE(child.all_gone(0));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Causes, Verdict,
+    testing::Values(
+        Case{{"2=exit:3", "*=hang"}, 3, "2 of 3 ended with exit code 3 (bad data or checkpoint)\n"},
+        Case{{"1=exit:6", "*=exit:0"}, 6, "1 of 3 ended with exit code 6 (numbers went bad)\n"},
+        Case{{"1=kill:11", "*=hang"}, 4, "1 of 3 was killed by signal 11 (SIGSEGV)\n"},
+        // The echo of a lost peer comes before its cause.
+        Case{
+            {"0=exit:4", "1=sleep:150,exit:5", "*=hang"}, 5, "1 of 3 ended with exit code 5 (out of memory or disk)\n"},
+        Case{{"0=exit:4", "1=exit:4", "2=sleep:150,kill:6"}, 4, "2 of 3 was killed by signal 6 (SIGABRT)\n"},
+        // Among equals the earliest.
+        Case{{"2=exit:2", "*=sleep:200,exit:3"}, 2, "2 of 3 ended with exit code 2 (bad usage or recipe)\n"},
+        Case{{"2=exit:4", "*=sleep:200,exit:4"}, 4, "2 of 3 ended with exit code 4 (a peer lost or timed out)\n"},
+        Case{{"1=exit:77", "*=sleep:200,kill:11"}, 77, "1 of 3 ended with exit code 77\n"}));
+
+TEST_F(LaunchTest, TellsTheEndOfTheLogAndWhatTheOthersDid) {
+  std::string script = "1=";
+  for (int i = 1; i <= 20; ++i) script += (i % 2 == 0 ? "say:line " : "warn:line ") + std::to_string(i) + ",";
+  Child child(job(2, {script + "exit:1", "0=sleep:100,exit:4"}));
+  EXPECT_EQ(child.wait(), 1);
+  EXPECT_THAT(
+      child.err(),
+      AllOf(HasSubstr("rank 1 of 2 ended with exit code 1 (internal error)\n  the end of its log:\n"
+                      "  | line 6\n  | line 7\n"),
+            HasSubstr("  | line 20\n"), Not(HasSubstr("| line 5\n")), HasSubstr("  rank 0 ended with exit code 4")));
+  Child named(job(2, {"1=exit:1", "0=hang"}, scratch()));
+  EXPECT_EQ(named.wait(), 1);
+  EXPECT_THAT(named.err(), HasSubstr("it wrote nothing (" + scratch() + "/rank_1.log)"));
+  Child first(job(2, {"0=warn:bad recipe,exit:2", "1=hang"}));
+  EXPECT_EQ(first.wait(), 2);
+  EXPECT_THAT(first.err(), testing::StartsWith("bad recipe\ncaravan: rank 0 of 2 ended with exit code 2"));
+}
+
+TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    const int victim = ranks - 1;
+    Child child(job(ranks, {"*=meet,deaf,spawn,hang"}));
+    child.expect_soon("met");
+    for (const pid_t pid : child.living()) {
+      const std::string variables = text_of("/proc/" + std::to_string(pid) + "/environ");
+      if (variables.find("LOCAL_RANK=" + std::to_string(victim)) != std::string::npos) kill(pid, SIGKILL);
+    }
+    EXPECT_EQ(child.wait(), 4);
+    EXPECT_THAT(child.err(),
+                AllOf(HasSubstr("caravan: rank " + std::to_string(victim) + " of " + std::to_string(ranks)),
+                      HasSubstr("signal 9 (SIGKILL)")));
+    EXPECT_TRUE(child.all_gone(0));  // nor the children that ranks started
+  }
+}
+
+TEST_F(LaunchTest, NothingOutlivesAKilledLauncher) {
+  Child child(job(4, {"*=deaf,meet,hang"}));
+  child.expect_soon("met");
+  EXPECT_EQ(child.living().size(), 5U);
+  child.signal(SIGKILL);
+  EXPECT_EQ(child.wait(), 1000 + SIGKILL);
+  EXPECT_TRUE(child.all_gone(2));
+}
+
+TEST_F(LaunchTest, ASignalIsOneRequestToStop) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    // Saving takes longer than the half second that ranks get after a failure.
+    Child child(job(2, {"0=stop:700", "1=stop:0"}));
+    child.expect_soon("ready");
+    usleep(20'000);  // rank 1 is ready too; if it is not, its default action ends it on request, with the same result
+    child.signal(number);
+    EXPECT_EQ(child.wait(), 130) << child.err();
+    EXPECT_THAT(child.out(), HasSubstr("saved"));
+    EXPECT_THAT(child.err(), AllOf(HasSubstr("asking 2 ranks to save and stop"), Not(HasSubstr("caravan: rank"))));
+    EXPECT_TRUE(child.all_gone(0));
+  }
+}
+
+TEST_F(LaunchTest, TheSecondSignalEndsAtOnce) {
+  for (const int second : {SIGINT, SIGTERM}) {
+    Child child(job(3, {"*=deaf,meet,hang"}));
+    child.expect_soon("met");
+    child.signal(SIGINT);
+    child.expect_soon("once more");
+    child.signal(second);
+    EXPECT_EQ(child.wait(), 130);
+    EXPECT_TRUE(child.all_gone(0));
+  }
+}
+
+TEST_F(LaunchTest, AFailureWhileStoppingIsStillAFailure) {
+  Child child(job(2, {"0=meet,stop:100", "1=deaf,meet,sleep:300,exit:5"}));
+  child.expect_soon("ready");
+  child.signal(SIGTERM);
+  EXPECT_EQ(child.wait(), 5);
+  EXPECT_THAT(child.err(), HasSubstr("rank 1 of 2 ended with exit code 5"));
+}
+
+TEST_F(LaunchTest, ATerminalsControlCReachesEachRankOnce) {
+  Child child(job(2, {"0=read,count", "1=stop:0"}), {.terminal = true});
+  child.expect_soon("counting");
+  EXPECT_THAT(child.out(), HasSubstr("read ''"));  // not stopped by the kernel for reading from the terminal
+  child.type("\x03");
+  child.expect_soon("1 requests");
+  EXPECT_EQ(child.wait(), 130);
+}
+
+TEST_F(LaunchTest, NohupStaysInForce) {
+  Child child(job(2, {"*=meet,sleep:300,say:end"}), {.ignores_hang_up = true});
+  child.expect_soon("met");
+  child.signal(SIGHUP);
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_THAT(child.out(), HasSubstr("end"));
+}
+
+TEST_F(LaunchTest, RefusesWhatCannotWork) {
+  for (const int ranks : {0, -1}) {
+    try {
+      launch({.num_ranks = ranks, .program = CARAVAN_TEST_RANK, .arguments = {}, .log_dir = ""});
+      FAIL() << ranks << " ranks were accepted";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(std::to_string(ranks) + " is not a number of ranks"), HasSubstr("do: ")));
+    }
+  }
+  std::vector<std::string> command = job(2, {});
+  command[3] = "/no/such/program";
+  Child missing(command);
+  EXPECT_EQ(missing.wait(), 2);
+  EXPECT_THAT(missing.err(), AllOf(HasSubstr("/no/such/program"), HasSubstr("No such file")));
+  EXPECT_TRUE(missing.all_gone(0));
+  Child no_log(job(2, {"*=hang"}, "/proc/no_logs_here"));
+  EXPECT_EQ(no_log.wait(), 5);
+  EXPECT_THAT(no_log.err(), HasSubstr("/proc/no_logs_here"));
+  EXPECT_TRUE(no_log.all_gone(0));
+}
+
+TEST(StopSignal, IsAFlagWhileItLives) {
+  int received = 0;
+  static int* counter = &received;
+  const auto outer = [](int) { ++*counter; };
+  std::signal(SIGTERM, outer);
+  {
+    const StopSignal stop;
+    EXPECT_THROW(StopSignal another, UsageError);
+    EXPECT_FALSE(stop.requested());
+    raise(SIGTERM);
+    EXPECT_TRUE(stop.requested());
+  }
+  EXPECT_EQ(received, 0);
+  raise(SIGTERM);  // the handler before it is back
+  EXPECT_EQ(received, 1);
+  std::signal(SIGTERM, SIG_DFL);
+  const StopSignal again(StopSignal::Second::is_ignored);
+  EXPECT_FALSE(again.requested());
+  raise(SIGINT);
+  raise(SIGINT);
+  EXPECT_TRUE(again.requested());
+}
+
+TEST(StopSignalDeathTest, ASecondSignalEndsAtOnce) {
+  EXPECT_EXIT(
+      {
+        const StopSignal stop;
+        raise(SIGINT);
+        raise(SIGTERM);
+      },
+      testing::ExitedWithCode(130), "");
+}
+
+}  // namespace
+}  // namespace caravan

@@ -1,0 +1,110 @@
+/// A rank for the tests. Each argument is a script, `RANK=step,step..` or `*=step,step..`; the first that fits is run.
+///   sleep:MS   exit:CODE   kill:SIGNAL   say:TEXT (stdout)   warn:TEXT (stderr)   read (one line of stdin, said again)
+///   env (says what the launcher set)   meet (all ranks, through the store)   hang (for ever)   deaf (ignores signals)
+///   count (counts the requests to stop until none comes for 300 ms, says how many)   stop:MS (waits for a request to
+///   stop, takes MS to save, ends with 130)   spawn (starts a child that sleeps for ever)
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <unistd.h>
+
+#include "apps/caravan/stop_signal.h"
+#include "caravan/comm/rendezvous.h"
+
+namespace {
+
+using namespace caravan;
+using std::chrono::milliseconds;
+
+volatile std::sig_atomic_t requests = 0;
+
+void print_environment() {
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                           "CARAVAN_STORE_SERVED", "TORCHELASTIC_USE_AGENT_STORE", "INHERITED"}) {
+    const char* value = std::getenv(name);
+    std::printf("%s=%s\n", name, value == nullptr ? "(unset)" : value);
+  }
+}
+
+void meet() {
+  const RankInfo info = RankInfo::from_environment();
+  if (!info.store_is_served) std::exit(50);
+  const auto store = connect_store(info.master_addr, info.master_port, milliseconds(10'000));
+  store->set("rank/" + std::to_string(info.rank), std::to_string(getpid()));
+  for (int rank = 0; rank < info.world_size; ++rank) store->get("rank/" + std::to_string(rank), milliseconds(10'000));
+  store->add("met", 1);
+  if (info.rank > 0) return;
+  while (store->add("met", 0) < info.world_size) std::this_thread::sleep_for(milliseconds(1));
+  std::printf("all %d met\n", info.world_size);
+}
+
+void count_requests() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) std::signal(number, [](int) { requests = requests + 1; });
+  std::printf("counting\n");
+  std::fflush(stdout);
+  while (requests == 0) usleep(1000);
+  for (int before = 0; before != requests;) {
+    before = requests;
+    for (int i = 0; i < 300; ++i) usleep(1000);
+  }
+  std::printf("%d requests\n", static_cast<int>(requests));
+}
+
+void run_step(const std::string& step) {
+  const std::string verb = step.substr(0, step.find(':'));
+  const std::string argument = verb == step ? "" : step.substr(verb.size() + 1);
+  const int number = std::atoi(argument.c_str());
+  if (verb == "sleep") std::this_thread::sleep_for(milliseconds(number));
+  if (verb == "exit") std::exit(number);
+  if (verb == "kill") kill(getpid(), number);
+  if (verb == "say") std::printf("%s\n", argument.c_str());
+  if (verb == "warn") std::fprintf(stderr, "%s\n", argument.c_str());
+  if (verb == "env") print_environment();
+  if (verb == "meet") meet();
+  if (verb == "count") count_requests();
+  if (verb == "read") {
+    std::string line;
+    std::getline(std::cin, line);
+    std::printf("read '%s'\n", line.c_str());
+  }
+  if (verb == "deaf") {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  }
+  if (verb == "spawn" && fork() == 0) {
+    for (;;) pause();
+  }
+  if (verb == "hang") {
+    std::fflush(stdout);
+    for (;;) pause();
+  }
+  if (verb == "stop") {
+    const StopSignal stop(StopSignal::Second::is_ignored);
+    std::printf("ready\n");
+    std::fflush(stdout);
+    while (!stop.requested()) usleep(1000);
+    std::this_thread::sleep_for(milliseconds(number));
+    std::printf("saved\n");
+    std::exit(130);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* rank = std::getenv("RANK");
+  for (int i = 1; i < argc; ++i) {
+    const std::string script = argv[i];
+    const size_t equals = script.find('=');
+    if (script.substr(0, equals) != "*" && (rank == nullptr || script.substr(0, equals) != rank)) continue;
+    std::istringstream steps(script.substr(equals + 1));
+    for (std::string step; std::getline(steps, step, ',');) run_step(step);
+    return 0;
+  }
+  return 98;
+}
