@@ -92,7 +92,8 @@ TEST(Optimizer, SgdIsTorchs) {
       Pair pair;
       Sgd ours(pair.state, {.momentum = momentum, .weight_decay = weight_decay});
       const auto options = torch::optim::SGDOptions(1).momentum(momentum).weight_decay(weight_decay);
-      torch::optim::SGD theirs(groups_of(pair, options), options);
+      // A group takes over the optimizer's value of what it leaves at torch's default, which is no decay.
+      torch::optim::SGD theirs(groups_of(pair, options), torch::optim::SGDOptions(1).momentum(momentum));
       for (int step = 0; step < 20; ++step) {
         pair.set_gradients(step);
         const at::Tensor gradients = pair.state.gradients.clone();
