@@ -29,12 +29,17 @@ fi
 
 # The settings: files, then the variables that name an index, a proxy or a certificate.
 for file in /etc/apt /etc/pip.conf /etc/xdg/pip /root/.config/pip /root/.pip /etc/resolv.conf /etc/hosts \
-  /usr/share/keyrings /etc/ssl/certs/ca-certificates.crt; do
+  /usr/share/keyrings /usr/local/share/ca-certificates /etc/ssl/certs/ca-certificates.crt; do
   [ -e "$file" ] || continue
   mkdir -p "$bare${file%/*}"
   rm -rf "${bare:?}$file"
   cp -RL "$file" "$bare$file"
 done
+# Installing Debian's ca-certificates writes the bundle anew from its own and these.
+if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
+  mkdir -p "$bare/usr/local/share/ca-certificates"
+  cp -L /etc/ssl/certs/ca-certificates.crt "$bare/usr/local/share/ca-certificates/machine.crt"
+fi
 settings=$(env | grep -iE '^(PIP_|[a-z]*_proxy=|SSL_CERT|REQUESTS_CA_BUNDLE=|CURL_CA_BUNDLE=|CARAVAN_TORCH_INDEX=)' |
   grep -v '[[:space:]]' || :)
 
@@ -50,6 +55,7 @@ mount --rbind /sys "$bare/sys"
   cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || :
 } | grep -oE "(=|'|file:(//)?|[[:space:]])/[^ '\"]+" | sed -E "s/^(=|'|file:(\/\/)?|[[:space:]])//" | sort -u |
   while read -r named; do
+    case $named in /etc/* | /usr/*) continue ;; esac
     [ -d "$named" ] || continue
     mkdir -p "$bare$named"
     mount --bind -o ro "$named" "$bare$named"
