@@ -6,6 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/nn/mlp.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/optim/optimizer.h"
 #include "tests/parallel/one_process.h"
@@ -290,18 +291,17 @@ TEST(Ddp, ABackwardAfterTheLastIsRefused) {
 
 /// Shapes and bytes of a step at any coordinate of a large world, without memory.
 TEST(Ddp, ADryRunCountsTheBytesOfALargeWorld) {
-  const Problem problem(ModelKind::llama);
   const Mesh mesh = Mesh::create(make_record_world(700, 1024), {{"dp", 1024}});
-  Model model(problem.config);
+  Mlp model({.width = 64});
   model.materialise(mesh, {}, {.device = at::kMeta});
   Ddp ddp(model, mesh["dp"], {.bucket_bytes = 2048, .compute_dtype = at::kBFloat16});
   ddp.begin_step();
   const int64_t before = mesh.bytes_sent();
   ddp.arm();
-  const at::Tensor ids = at::empty({4, 8}, at::TensorOptions(at::kMeta).dtype(at::kLong));
-  model.run({ids, ids}, {})[0].backward();
+  model(at::empty({4, 8, 64}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16)), {}).sum().backward();
   ddp.finish_step();
-  const double ring = 2.0 * 1023 / 1024 * 4 * static_cast<double>(ddp.state().layout.count());
+  EXPECT_EQ(model.parameters()[0]->rest().grad().sizes(), at::IntArrayRef({256, 64}));
+  const double ring = 2.0 * 1023 / 1024 * 4 * (2 * 64 * 256 + 64 + 256);
   EXPECT_NEAR(static_cast<double>(mesh.bytes_sent() - before) / ring, 1, 0.01);  // chunks of buckets are rounded
 }
 
