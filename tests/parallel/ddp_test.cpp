@@ -172,10 +172,10 @@ TEST_P(DdpRanks, WithBf16MastersStayFp32AndCopiesFollow) {
       EXPECT_TRUE(at::equal(parameter->compute(), parameter->rest().to(at::kBFloat16))) << parameter->name();
     }
   });
-  // Both round every product to 8 bits, but other partial sums: of a whole batch there, of a micro-batch here, added in
-  // fp32. Observed: below 1 %; a lost rank or micro-batch is 25 % or more.
+  // Both round to 8 bits, but other partial sums: of the whole batch there, of a micro-batch here, then added in fp32.
+  // Measured: 3 %, on one rank as on four, in the gradients of norms; a lost rank or micro-batch is 25 % or more.
   const auto [apart, worst] = distance(ranks[0], want.gradients);
-  EXPECT_LE(apart, 0.05) << worst;
+  EXPECT_LE(apart, 0.06) << worst;
 }
 
 // ---- parameters without gradient ----
