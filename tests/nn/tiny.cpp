@@ -55,6 +55,12 @@ at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t se
   return ids;
 }
 
+at::Tensor normal(const std::vector<int64_t>& shape, uint64_t seed) {
+  at::Tensor x = at::empty(shape);
+  RandomStream(seed, "normal").normal(0, {x.data_ptr<float>(), static_cast<size_t>(x.numel())});
+  return x;
+}
+
 double distance(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor wide = b.detach().to(at::kDouble);
   return (a.detach().to(at::kDouble) - wide).norm().item<double>() / wide.norm().item<double>();

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,6 +28,9 @@ NamedTensors gradients(Model& model);
 ModelConfig tiny_config(ModelKind kind, bool tied = true);
 /// Ids or labels [batch, length] of a vocabulary, the same for one seed.
 at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t seed = 0);
+
+/// Standard normal numbers in fp32, the same for one seed.
+at::Tensor normal(const std::vector<int64_t>& shape, uint64_t seed = 0);
 
 /// |a - b| / |b|, norms in fp64.
 double distance(const at::Tensor& a, const at::Tensor& b);

@@ -14,6 +14,7 @@ namespace caravan {
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {});
 
 /// The world of this process by back-end name: "shm", "gloo", or "auto": shm when all ranks are on one host, else gloo.
+/// "thread" is the world of a process that is alone; several thread ranks are run by run_thread_ranks.
 /// Throws UsageError naming the back-ends that are built.
 std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
                                          const std::shared_ptr<Store>& store, const CommOptions& options = {});

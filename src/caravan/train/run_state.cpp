@@ -6,7 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/checkpoint/huggingface.h"
 
 namespace caravan {
 namespace {
@@ -21,12 +21,6 @@ std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatS
                                                      .beta2 = recipe.beta2,
                                                      .epsilon = recipe.epsilon,
                                                      .weight_decay = recipe.weight_decay});
-}
-
-SpecialTokens special_tokens(const Tokenizer& tokenizer) {
-  SpecialTokens tokens;
-  if (tokenizer.end_of_text()) tokens.begin = tokens.end = *tokenizer.end_of_text();
-  return tokens;
 }
 
 }  // namespace
@@ -70,7 +64,6 @@ fs::path RunState::save(const fs::path& run, int64_t keep, const Sampler& sample
 }
 
 void RunState::check_recipe(const CheckpointInfo& info, const std::string& folder) const {
-  const std::string model = huggingface_config(model_->config(), special_tokens(tokenizer_));
   const ModelConfig theirs = parse_huggingface_config(info.model, folder);
   const ModelConfig& ours = model_->config();
   if (theirs.kind != ours.kind || theirs.layers != ours.layers || theirs.width != ours.width ||
@@ -114,7 +107,7 @@ void RunState::load(const fs::path& run, const Sampler& sampler) {
   if (info.optimizer_steps == 0) wanted.resize(model_->parameters().size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> names;
   for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
-  reader.check_names(names);
+  reader.check(names);
   for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
   optimizer_->set_num_steps(info.optimizer_steps);
   step = info.step;
