@@ -126,9 +126,9 @@ std::shared_ptr<gloo::Transport> connect_world(const RankInfo& info, const std::
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
     options->threads = 1;  // for c10d's own collectives, which are not used
-    return std::make_shared<GlooTransport>(c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<C10dStore>(prefixed(store, "c10d"), timeout), info.rank, info.world_size,
-        std::move(options)));
+    return std::make_shared<GlooTransport>(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<C10dStore>(prefixed(store, "c10d"), timeout),
+                                                    info.rank, info.world_size, std::move(options)));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& exception) {
@@ -220,11 +220,11 @@ std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds ti
   try {
     store = c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
   } catch (const std::exception& exception) {
-    throw CommError({.op = "store",
-                     .subject = where,
-                     .fact = fmt::format("no answer within {} s: {}", static_cast<double>(timeout.count()) / 1e3,
-                                         exception.what()),
-                     .action = "check that torchrun still runs, MASTER_ADDR and MASTER_PORT"});
+    throw CommError(
+        {.op = "store",
+         .subject = where,
+         .fact = fmt::format("no answer within {} s: {}", static_cast<double>(timeout.count()) / 1e3, exception.what()),
+         .action = "check that torchrun still runs, MASTER_ADDR and MASTER_PORT"});
   }
   // The agent keeps its store when it restarts the ranks: each attempt has keys of its own.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");

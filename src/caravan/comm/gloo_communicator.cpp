@@ -33,11 +33,14 @@ GlooCommunicator::GlooCommunicator(std::shared_ptr<Member> member, Seat seat)
 }
 
 GlooCommunicator::~GlooCommunicator() {
-  const auto has_work = [this] { return std::ranges::any_of(lanes(), [](Lane* lane) { return lane->head() != nullptr; }); };
+  const auto has_work = [this] {
+    return std::ranges::any_of(lanes(), [](Lane* lane) { return lane->head() != nullptr; });
+  };
   if (std::uncaught_exceptions() > exceptions_at_birth_) {
     // Peers may be waiting for what this rank will never call.
     if (has_work()) {
-      const std::string text = fmt::format("rank {} left: \"{}\" was destroyed there while an exception passed", rank(), name());
+      const std::string text =
+          fmt::format("rank {} left: \"{}\" was destroyed there while an exception passed", rank(), name());
       fail(std::make_exception_ptr(CommError({.op = "communicator", .subject = name(), .fact = text})));
       member_->publish_failure(scope(), text);
     }

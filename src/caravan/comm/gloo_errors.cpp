@@ -32,19 +32,18 @@ std::exception_ptr mismatch_error(const Seat& seat, const Descriptor& call, std:
 }
 
 std::exception_ptr peer_error(const Seat& seat, const Descriptor& call, std::string fact) {
-  return std::make_exception_ptr(shared::PeerFailure(
-      error_text(seat, call, std::move(fact), "mend what made that rank fail; it failed first")));
+  return std::make_exception_ptr(
+      shared::PeerFailure(error_text(seat, call, std::move(fact), "mend what made that rank fail; it failed first")));
 }
 
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout) {
   std::string late = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) late += (i == 0 ? "" : ", ") + rank_text(seat, ranks[i]);
-  return std::make_exception_ptr(CommError(
-      error_text(seat, call,
-                 fmt::format("{} of {} did not come within {} s", late, seat.size,
-                             std::chrono::duration<double>(timeout).count()),
-                 "find out what keeps the missing ranks, or raise the time-out of the communicator")));
+  return std::make_exception_ptr(CommError(error_text(
+      seat, call,
+      fmt::format("{} of {} did not come within {} s", late, seat.size, std::chrono::duration<double>(timeout).count()),
+      "find out what keeps the missing ranks, or raise the time-out of the communicator")));
 }
 
 std::string what_went_wrong(const std::exception_ptr& error) {

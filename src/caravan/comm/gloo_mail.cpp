@@ -25,10 +25,9 @@ void check_pair(Lane& lane, const Seat& seat, const Descriptor& own, int peer, b
   const Descriptor& expected = sends ? other : own;
   const int sender = sends ? seat.rank : peer;
   const int receiver = sends ? peer : seat.rank;
-  std::rethrow_exception(
-      mismatch_error(seat, own,
-                     fmt::format("the calls of sender and receiver differ: rank {}: {}; rank {}: {}", sender,
-                                 to_string(sent), receiver, to_string(expected))));
+  std::rethrow_exception(mismatch_error(seat, own,
+                                        fmt::format("the calls of sender and receiver differ: rank {}: {}; rank {}: {}",
+                                                    sender, to_string(sent), receiver, to_string(expected))));
 }
 
 }  // namespace

@@ -39,8 +39,8 @@ class Member {
   int next_id() const noexcept { return next_id_; }
   void use_id(int id) noexcept { next_id_ = id + 1; }
 
-  /// Tells all ranks why nothing goes on, in the whole world (scope "world") or one communicator. The first text stands;
-  /// it is returned. Never throws: a store that is lost takes no text.
+  /// Tells all ranks why nothing goes on, in the whole world (scope "world") or one communicator. The first text
+  /// stands; it is returned. Never throws: a store that is lost takes no text.
   std::string publish_failure(const std::string& scope, const std::string& text) noexcept;
   /// The text that stands, "" if there is none.
   std::string failure(const std::string& scope) noexcept;
