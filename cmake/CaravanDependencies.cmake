@@ -1,6 +1,16 @@
 # What the libraries link besides torch; included by the build and, installed, by find_package(Caravan).
 find_package(Threads REQUIRED)
 
+# CARAVAN_DEPS: a prefix (include/, lib/), or a plain folder of headers, searched before the system's folders.
+if(NOT CARAVAN_DEPS AND DEFINED ENV{CARAVAN_DEPS})
+  set(CARAVAN_DEPS "$ENV{CARAVAN_DEPS}")
+endif()
+if(CARAVAN_DEPS)
+  list(PREPEND CMAKE_PREFIX_PATH "${CARAVAN_DEPS}")
+  list(PREPEND CMAKE_INCLUDE_PATH "${CARAVAN_DEPS}")
+  list(PREPEND CMAKE_LIBRARY_PATH "${CARAVAN_DEPS}")
+endif()
+
 # caravan_c_library(name header library): imports Caravan::<name>, a C library whose Debian and Ubuntu package brings no
 # CMake package. Found anew each time, so that the installed package names no path of the machine it was built on.
 function(caravan_c_library name header library)

@@ -41,12 +41,10 @@ function(caravan_executable name kind)
   target_compile_definitions(${name} PRIVATE FMT_HEADER_ONLY)
 endfunction()
 
-# caravan_program(name torch|core SOURCES...): an executable for users: build/<preset>/bin/<name>, installed, and built by
-# ./caravan. Its target is program_<name>, because the library already has the name caravan.
-add_custom_target(caravan-command)
-function(caravan_program name kind)
-  caravan_executable(program_${name} ${kind} ${ARGN})
-  set_target_properties(program_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-  add_dependencies(caravan-command program_${name})
-  set_property(GLOBAL APPEND PROPERTY CARAVAN_PROGRAMS program_${name})
+# caravan_program(target output torch|core SOURCES...): a program for users: build/<preset>/bin/<output>, installed. The
+# target needs a name of its own, because the library already is `caravan`; ./caravan builds caravan_app and caravan_rank.
+function(caravan_program target output kind)
+  caravan_executable(${target} ${kind} ${ARGN})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  set_property(GLOBAL APPEND PROPERTY CARAVAN_PROGRAMS ${target})
 endfunction()

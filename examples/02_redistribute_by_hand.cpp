@@ -28,7 +28,7 @@ std::string text(const at::Tensor& piece) {
 }
 
 void print(const std::string& what, const Held& held) {
-  fmt::print("{:<14}", what);
+  fmt::print("{:<16}", what);
   for (const at::Tensor& piece : held) fmt::print("| {:<19}", text(piece));
   fmt::print("\n");
 }
@@ -56,7 +56,7 @@ int main() {
     gradient[mesh.rank()] = x.grad();
   });
 
-  fmt::print("{:<14}| rank 0             | rank 1             | rank 2\n", "1 2 / 3 4 / 5 6");
+  fmt::print("{:<16}| rank 0             | rank 1             | rank 2\n", "1 2 / 3 4 / 5 6");
   for (size_t i = 0; i < stops.size(); ++i) print(stops[i].to_string(), held[i]);
   print("gradient S(0)", gradient);
 

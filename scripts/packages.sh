@@ -9,6 +9,7 @@ nlohmann-json3-dev nlohmann/json.hpp
 libtomlplusplus-dev toml++/toml.h
 libcli11-dev CLI/CLI.hpp
 libpcre2-dev pcre2.h
+libutf8proc-dev utf8proc.h
 libxxhash-dev xxhash.h
 libfmt-dev fmt/format.h'
 packages_test='libgtest-dev gtest/gtest.h
@@ -19,7 +20,8 @@ librapidcheck-dev rapidcheck.h'
 is_there() {
   case $1 in
     *.h | *.hpp)
-      [ -e "/usr/local/include/$1" ] || { [ "$have_dpkg" = no ] && [ -e "/usr/include/$1" ]; } ;;
+      [ -e "/usr/local/include/$1" ] || { [ "$have_dpkg" = no ] && [ -e "/usr/include/$1" ]; } ||
+        { [ -n "${CARAVAN_DEPS-}" ] && { [ -e "$CARAVAN_DEPS/$1" ] || [ -e "$CARAVAN_DEPS/include/$1" ]; }; } ;;
     *) command -v "$1" >/dev/null ;;
   esac
 }

@@ -110,10 +110,10 @@ complete_venv() {
 configure() {
   cache=$build/CMakeCache.txt
   tests=
-  [ "$purpose" = command ] || tests=-DCARAVAN_TESTS=ON
+  [ "$purpose" = command ] || tests='-DCARAVAN_TESTS=ON -DCARAVAN_EXAMPLES=ON'
   if [ -e "$build/build.ninja" ] && grep -qxF "CARAVAN_TORCH:PATH=$torch" "$cache" &&
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" &&
-    { [ -z "$tests" ] || grep -qx 'CARAVAN_TESTS:[A-Z]*=ON' "$cache"; }; then
+    { [ -z "$tests" ] || [ "$(grep -cx 'CARAVAN_\(TESTS\|EXAMPLES\):[A-Z]*=ON' "$cache")" = 2 ]; }; then
     return
   fi
   say "[3/4] configuring preset $preset, torch of $torch"
@@ -121,6 +121,7 @@ configure() {
     rm -rf "$cache" "$build/CMakeFiles" # the checkout was moved or copied
   fi
   mkdir -p "$build"
+  # shellcheck disable=SC2086
   (cd "$root" && cmake --preset "$preset" "-DCARAVAN_TORCH=$torch" $tests) >"$build/configure.log" 2>&1 ||
     fail_with_log "$build/configure.log" 'cmake could not configure the build' \
       "if a package is named above, install it; if a file of $build is, remove that folder; then run the command again"
@@ -148,7 +149,7 @@ show_build() {
   if [ -t 2 ] && [ -n "${done_and_all-}" ]; then echo >&2; fi
 }
 
-# compile TARGET: as many compilers as there are cores, but 1.5 GB of memory for each (those with torch's headers need 1).
+# compile TARGETS: as many compilers as there are cores, but 1.5 GB of memory for each (those with torch's headers need 1).
 compile() {
   jobs=${CMAKE_BUILD_PARALLEL_LEVEL-}
   if [ -z "$jobs" ]; then
@@ -157,7 +158,8 @@ compile() {
     [ "${by_memory:-$jobs}" -ge "$jobs" ] || jobs=$((by_memory > 0 ? by_memory : 1))
   fi
   rm -f "$build/exit_code"
-  { (cd "$build" && NINJA_STATUS='[%f/%t] ' ninja -j "$jobs" "$1" 2>&1) && echo 0 >"$build/exit_code"; } | show_build 3>"$build/build.log"
+  # shellcheck disable=SC2086
+  { (cd "$build" && NINJA_STATUS='[%f/%t] ' ninja -j "$jobs" $1 2>&1) && echo 0 >"$build/exit_code"; } | show_build 3>"$build/build.log"
   [ -e "$build/exit_code" ] || fail_with_log "$build/build.log" 'the build failed' \
     'read the first error above; after a change of compiler or torch, remove the folder build and run the command again'
 }
@@ -193,7 +195,7 @@ if [ "$purpose" = test ] || ! is_current; then
   rm -f "$stamp"
   printf '%s\n%s\n' "${CARAVAN_TORCH-}" "$torch" >"$stamp.new"
   case $purpose-$preset in
-    command-*) compile caravan-command ;;
+    command-*) compile 'caravan_app caravan_rank' ;;
     test-tsan) compile tests_thread ;;
     test-asan) compile tests_memory ;;
     test-*) compile all ;;

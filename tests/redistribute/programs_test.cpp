@@ -167,8 +167,6 @@ TEST(Programs, RandomWellTypedProgramsEqualOneProcess) {
 TEST(Layouts, EveryLayoutReachesEveryOther) {
   const at::Tensor x = random_tensor({6, 6}, 1);
   const at::Tensor g = random_tensor({6, 6}, 2);
-  std::vector<Placement> placements = kPlacements;
-  placements.push_back(Shard{0, {}, 1, 3});  // where axis a is major to it on dim 0; elsewhere left out below
   std::vector<Layout> layouts;
   for (const Placement& pa : kPlacements) {
     for (const Placement& pb : kPlacements) {

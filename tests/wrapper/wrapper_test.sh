@@ -35,7 +35,7 @@ start() {
   : >"$CALLS"
   ROOT=$root
   export CALLS ROOT
-  unset CARAVAN_TORCH CARAVAN_TORCH_INDEX CARAVAN_PRESET CARAVAN_YES CMAKE_BUILD_PARALLEL_LEVEL
+  unset CARAVAN_TORCH CARAVAN_TORCH_INDEX CARAVAN_DEPS CARAVAN_HOME CARAVAN_PRESET CARAVAN_YES CMAKE_BUILD_PARALLEL_LEVEL
   fake dpkg-query <<'END'
 shift 3
 for package; do echo "installed $package"; done
@@ -72,13 +72,21 @@ build=$ROOT/build/$2
 mkdir -p "$build"
 touch "$build/build.ninja"
 printf 'CMAKE_HOME_DIRECTORY:INTERNAL=%s\n' "$ROOT" >"$build/CMakeCache.txt"
-for option; do case $option in -DCARAVAN_TORCH=*) echo "CARAVAN_TORCH:PATH=${option#*=}" >>"$build/CMakeCache.txt" ;; esac; done
+for option; do
+  case $option in
+    -DCARAVAN_TORCH=*) echo "CARAVAN_TORCH:PATH=${option#*=}" >>"$build/CMakeCache.txt" ;;
+    -D*=ON) option=${option#-D} && echo "${option%=ON}:BOOL=ON" >>"$build/CMakeCache.txt" ;;
+  esac
+done
+END
+  fake ctest <<'END'
+exit ${CTEST_CODE-0}
 END
   fake ninja <<'END'
 [ -z "${NINJA_SAYS-}" ] || { printf '%s\n' "$NINJA_SAYS"; exit 1; }
 echo '[1/1] Linking bin/caravan'
 mkdir -p bin
-printf '#!/bin/sh\nfor argument; do printf "<%%s>" "$argument"; done\nexit ${PROGRAM_CODE-0}\n' >bin/caravan
+printf '#!/bin/sh\necho "home $CARAVAN_HOME" >>"$CALLS"\nfor argument; do printf "<%%s>" "$argument"; done\nexit ${PROGRAM_CODE-0}\n' >bin/caravan
 chmod +x bin/caravan
 END
 }
@@ -188,6 +196,8 @@ unset WHEEL
 start own_torch
 caravan train
 check 'runs' [ "$code" = 0 ]
+check 'builds the two programs alone' called '^ninja -j [0-9]* caravan_app caravan_rank$'
+check 'tells the program where the repository is' called "^home $ROOT\$"
 check 'says why python3 was not used' says 'python3 not used: it has no torch'
 check 'installs without dependencies' called 'pip install .*--no-deps .*torch-2.13.0+cpu-'
 check 'asks no other index than the one configured' not_called index-url
@@ -244,6 +254,38 @@ export PROGRAM_CODE
 caravan train
 check "the program's exit code is the wrapper's" [ "$code" = 6 ]
 unset PROGRAM_CODE wrapper
+
+start tests
+make_torch "$work/tests/torch"
+CARAVAN_TORCH=$work/tests/torch
+export CARAVAN_TORCH
+caravan train
+caravan test -R mesh
+check 'runs' [ "$code" = 0 ]
+check 'configures anew, with tests and examples' called '^cmake .*-DCARAVAN_TESTS=ON -DCARAVAN_EXAMPLES=ON'
+check 'builds everything' called '^ninja -j [0-9]* all$'
+check 'hands its arguments to ctest, which is the last thing run' [ "$(tail -n 1 "$CALLS")" = "ctest --preset release -j $(nproc) -R mesh" ]
+CTEST_CODE=8
+export CTEST_CODE
+caravan test
+check "ctest's exit code is the wrapper's" [ "$code" = 8 ]
+check 'configures no third time' [ "$(grep -c '^cmake' "$CALLS")" = 2 ]
+unset CTEST_CODE
+CARAVAN_PRESET=tsan
+export CARAVAN_PRESET
+caravan test
+check 'a sanitizer preset builds the tests of its label' called '^ninja -j [0-9]* tests_thread$'
+check 'and runs its own preset' called '^ctest --preset tsan'
+
+start headers_in_a_folder
+nothing_installed
+mkdir -p "$work/headers_in_a_folder/deps/include/CLI" "$work/headers_in_a_folder/deps/fmt"
+touch "$work/headers_in_a_folder/deps/include/CLI/CLI.hpp" "$work/headers_in_a_folder/deps/fmt/format.h"
+CARAVAN_DEPS=$work/headers_in_a_folder/deps
+export CARAVAN_DEPS
+caravan train
+check 'asks for the others' lines_with 'libtomlplusplus-dev' 1
+check 'does not ask for what CARAVAN_DEPS has' lines_with 'libcli11-dev\|libfmt-dev' 0
 
 start bad_preset
 CARAVAN_PRESET=../x

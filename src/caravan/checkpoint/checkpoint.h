@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run, const Ch
 /// A checkpoint being read, by any number of ranks, in any layout.
 class CheckpointReader {
  public:
-  /// Reads the manifest and checks each shard it needs, hashes included, when it is first read. Throws DataError for a
+  /// Reads the manifest; each shard is checked, its hash included, when it is first needed. Throws DataError for a
   /// file that is missing, truncated or altered, naming it.
   explicit CheckpointReader(const std::filesystem::path& folder);
   ~CheckpointReader();
@@ -50,13 +51,16 @@ class CheckpointReader {
   const Manifest& manifest() const noexcept { return manifest_; }
 
   /// Strict both ways: throws DataError listing what is missing in the checkpoint, what is there and not wanted, and
-  /// what has another shape, before anything is read.
-  void check_names(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted) const;
+  /// what has another shape; and for a shard that is damaged or does not hold what the manifest says. What passes can be
+  /// allocated: its bytes are there.
+  void check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted);
   /// Fills `out` (contiguous, CPU, the tensor's dtype) with `box` of tensor `name`.
   void read(const std::string& name, const Box& box, at::Tensor out);
 
  private:
   struct Shards;
+  std::span<const std::byte> bytes_of(const ManifestTensor& tensor, const ManifestPiece& piece);
+
   std::filesystem::path folder_;
   Manifest manifest_;
   std::unique_ptr<Shards> shards_;

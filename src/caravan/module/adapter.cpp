@@ -1,5 +1,7 @@
 #include "caravan/module/adapter.h"
 
+#include <algorithm>
+
 #include <torch/nn/module.h>
 
 #include "caravan/base/error.h"
@@ -11,6 +13,8 @@ ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward 
   if (!module_ || !forward_) throw UsageError({"adapter", "", "needs a module and a function that runs it", "", ""});
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& tensor = item.value();
+    const auto is_this = [&](const Parameter* other) { return other->rest().is_same(tensor); };
+    if (std::any_of(own_parameters().begin(), own_parameters().end(), is_this)) continue;
     Parameter& parameter = register_parameter(item.key(), {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
     parameter.set_rest(tensor, Layout::all(mesh, Invariant{}));
     parameter.set_compute(tensor);

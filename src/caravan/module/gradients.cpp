@@ -34,19 +34,19 @@ at::Tensor leaf_of(const Parameter& parameter) {
 }  // namespace
 
 GradientDispatcher::GradientDispatcher(std::vector<Parameter*> parameters, GradientSink& sink) {
+  std::erase_if(parameters, [](const Parameter* parameter) { return !parameter->requires_grad(); });
+  for (const Parameter* parameter : parameters) {
+    if (impl::post_acc_grad_hooks(leaf_of(*parameter)) == nullptr) continue;
+    throw UsageError({.op = "gradients",
+                      .subject = parameter->name(),
+                      .fact = "its gradient hook is taken",
+                      .where = "",
+                      .action = "wrap a model in one technique at a time, and set no post-accumulate-grad hook of your "
+                                "own"});
+  }
   for (Parameter* parameter : parameters) {
-    if (!parameter->requires_grad()) continue;
-    at::Tensor leaf = leaf_of(*parameter);
-    if (impl::post_acc_grad_hooks(leaf) != nullptr) {
-      throw UsageError(
-          {.op = "gradients",
-           .subject = parameter->name(),
-           .fact = "its gradient hook is taken",
-           .where = "",
-           .action = "wrap a model in one technique at a time, and set no post-accumulate-grad hook of your own"});
-    }
-    impl::set_post_acc_grad_hooks(leaf, std::make_unique<DepositHook>(*parameter, sink));
-    leaves_.push_back(std::move(leaf));
+    leaves_.push_back(leaf_of(*parameter));
+    impl::set_post_acc_grad_hooks(leaves_.back(), std::make_unique<DepositHook>(*parameter, sink));
   }
 }
 

@@ -42,6 +42,8 @@ class Ddp {
 
   /// Forgets the gradients of the step before and refreshes the compute copies.
   void begin_step();
+  /// Makes the compute copies equal to the parameters at rest: before an evaluation after the last update.
+  void refresh_compute_copies();
   /// The next backward is the last one of the step: its gradients travel while it runs.
   void arm() { buckets_->arm(); }
   /// Waits for one bucket; in their order. What a schedule's reduce actions call.
@@ -55,7 +57,6 @@ class Ddp {
  private:
   void broadcast_from_coordinate_0(Module& model);
   void make_compute_copies(Module& model);
-  void refresh_compute_copies();
   void check_all_used() const;
 
   MeshAxis axis_;

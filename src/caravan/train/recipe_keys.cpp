@@ -208,10 +208,17 @@ std::vector<RecipeKey> model_keys() {
       integer("model.layers", "blocks", FIELD(model.layers), {1, 10'000}),
       integer("model.width", "features of the stream", FIELD(model.width), {1, 1 << 20}),
       integer("model.heads", "attention heads; divide width", FIELD(model.heads), {1, 1 << 16}),
-      for_llama(integer("model.kv_heads", "key and value heads; divide heads; 0: as heads", FIELD(model.kv_heads),
-                        {0, 1 << 16})),
+      only_with(
+          integer("model.kv_heads", "key and value heads; divide heads; 0: as heads", FIELD(model.kv_heads),
+                  {0, 1 << 16}),
+          [](const Recipe& recipe) {
+            return recipe.model.kind == ModelKind::llama || recipe.model.num_kv_heads() == recipe.model.heads;
+          },
+          "equals model.heads for model.kind = \"gpt2\"; fewer are for \"llama\" only"),
       integer("model.hidden", "features inside the MLP; 0: the model's own rule", FIELD(model.hidden), {0, 1 << 22}),
       integer("model.context", "tokens of a sequence", FIELD(model.context), {1, 1 << 24}),
+      integer("model.vocabulary", "rows of the embedding; 0: as many as the tokenizer has tokens",
+              FIELD(model.vocabulary), {0, 1 << 24}),
       boolean("model.tie_embeddings", "the head is the token embedding", FIELD(model.tie_embeddings)),
       real("model.dropout", "probability", FIELD(model.dropout), {0, 0.99}),
       real("model.norm_epsilon", "inside the norms' square root", FIELD(model.norm_epsilon), {1e-12, 1}),

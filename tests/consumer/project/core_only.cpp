@@ -1,5 +1,4 @@
 #include <caravan/base/text.h>
-
 #include <string>
 
 /// Ends with 0 if the torch-free library links on its own.

@@ -1,8 +1,8 @@
-#include <ATen/ops/ones.h>
 #include <caravan/base/memory_counter.h>
 #include <caravan/base/runtime.h>
-
 #include <cstdio>
+
+#include <ATen/ops/ones.h>
 
 /// A tensor made under Caravan's allocator is charged to the counter of its thread.
 int main() {

@@ -113,10 +113,10 @@ void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, cons
 
 std::exception_ptr Engine::peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const {
   const FailureRecord& world = segment_->world().failure;
-  if (world.is_set()) return peer_failure_error(communicator.seat(), call, world);
+  if (world.is_set()) return peer_failure_error(communicator.seat(), call, world.text());
   const FailureRecord& own = communicator.seat().region.control().failure;
-  if (own.is_set()) return peer_failure_error(communicator.seat(), call, own);
-  return nullptr;
+  if (own.is_set()) return peer_failure_error(communicator.seat(), call, own.text());
+  return lost_.empty() ? nullptr : peer_failure_error(communicator.seat(), call, lost_);
 }
 
 std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
@@ -144,7 +144,9 @@ void Engine::look_for_ended_peers() {
   next_look_ = now + kLook;
   for (const EndedPeer& peer : watch_->ended()) {
     if (segment_->rank(peer.world_rank).departed.load(std::memory_order_acquire) != 0) continue;
-    abort(peer.world_rank, fmt::format("rank {} of the world is lost: {}", peer.world_rank, peer.fact));
+    const std::string text = fmt::format("rank {} of the world is lost: {}", peer.world_rank, peer.fact);
+    abort(peer.world_rank, text);
+    if (lost_.empty()) lost_ = text;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -61,6 +62,8 @@ class Engine {
   std::string_view backend_;
   CommOptions options_;
   std::unique_ptr<PeerWatch> watch_;
+  std::string
+      lost_;  // the first peer found lost, in words, in case it died while it held the world's record of failure
   std::vector<SharedCommunicator*> communicators_;
   int spins_;
   int idle_polls_ = 0;

@@ -40,9 +40,9 @@ std::exception_ptr mismatch_error(const Seat& seat, const Descriptor& call, std:
                            "make all ranks call the same, with the same op, dtype, sizes and root, in one order")));
 }
 
-std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, const FailureRecord& record) {
+std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, std::string text) {
   return std::make_exception_ptr(
-      PeerFailure(error_text(seat, call, record.text(), "mend what made that rank fail; it failed first")));
+      PeerFailure(error_text(seat, call, std::move(text), "mend what made that rank fail; it failed first")));
 }
 
 std::exception_ptr left_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks) {

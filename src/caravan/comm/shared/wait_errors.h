@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <span>
+#include <string>
 
 #include "caravan/comm/shared/task.h"
 
@@ -13,8 +14,8 @@ namespace caravan::shared {
 /// The ranks' calls do not fit: `fact` names both sides.
 std::exception_ptr mismatch_error(const Seat& seat, const Descriptor& call, std::string fact);
 
-/// Another rank failed first, as `record` says.
-std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, const FailureRecord& record);
+/// Another rank failed first, as `text` says.
+std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, std::string text);
 
 /// `ranks` have destroyed the communicator without coming to `call`.
 std::exception_ptr left_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks);

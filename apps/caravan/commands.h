@@ -1,0 +1,18 @@
+#pragma once
+
+#include "apps/caravan/options.h"
+
+namespace caravan::app {
+
+// Each runs one command to its end and returns the exit code; throws what the library throws.
+
+int inspect(const InspectArguments& arguments);
+int tokenizer(const TokenizerArguments& arguments);
+
+// Of the rank program: they need libtorch.
+int train(const TrainArguments& arguments);
+int generate(const GenerateArguments& arguments);
+int export_model(const ExportArguments& arguments);
+int import_model(const ImportArguments& arguments);
+
+}  // namespace caravan::app

@@ -1,0 +1,75 @@
+// The command: reads the command line and the recipe, so that bad input ends before a rank starts; does what needs no
+// tensor itself; starts the ranks. It does not link libtorch, whose loading takes longer than all that.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <unistd.h>
+#include <vector>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/launch.h"
+#include "apps/caravan/options.h"
+#include "apps/caravan/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan::app {
+namespace {
+
+/// The program every rank runs, beside this one.
+std::string rank_program() { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "caravan-rank").string(); }
+
+/// Becomes the rank program, with the same arguments.
+[[noreturn]] void become_rank(char** argv) {
+  const std::string program = rank_program();
+  ::execv(program.c_str(), argv);
+  throw UsageError({"caravan", program, std::string("cannot be run: ") + std::strerror(errno), "",
+                    "build it beside this program: ninja caravan_rank"});
+}
+
+int train(const TrainArguments& arguments, int argc, char** argv) {
+  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  const RankPlan plan = plan_ranks(recipe, arguments.ranks);
+  plan_batch(recipe, plan.num_ranks);
+  if (plan.is_one_process) become_rank(argv);
+  return launch({.num_ranks = plan.num_ranks,
+                 .program = rank_program(),
+                 .arguments = std::vector<std::string>(argv + 1, argv + argc),
+                 .log_dir = ""});
+}
+
+int run(int argc, char** argv) {
+  std::string text;
+  const auto line = parse_command_line(argc, argv, text);
+  if (!line) {
+    std::fputs(text.c_str(), stdout);
+    return 0;
+  }
+  switch (line->command) {
+    case CommandLine::Command::train: return train(line->train, argc, argv);
+    case CommandLine::Command::inspect: return inspect(line->inspect);
+    case CommandLine::Command::tokenizer: return tokenizer(line->tokenizer);
+    default: become_rank(argv);
+  }
+}
+
+}  // namespace
+}  // namespace caravan::app
+
+int main(int argc, char** argv) {
+  try {
+    return caravan::app::run(argc, argv);
+  } catch (const caravan::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return error.exit_code();
+  } catch (const std::bad_alloc&) {
+    std::fputs("[caravan] out of memory\n", stderr);
+    return 5;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "[caravan] %s\n", error.what());
+    return 1;
+  }
+}

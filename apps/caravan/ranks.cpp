@@ -1,0 +1,70 @@
+#include "apps/caravan/ranks.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/rendezvous.h"
+
+namespace caravan::app {
+namespace {
+
+/// The cores this process may run on: fewer than the host's in a container or under taskset.
+int usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+}  // namespace
+
+RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
+  if (asked && *asked < 1) {
+    throw UsageError({"command line", "--ranks", fmt::format("{} is no number of ranks", *asked), "", "use 1 or more"});
+  }
+  if (!environment("RANK").empty()) {
+    const RankInfo info = RankInfo::from_environment();
+    if (asked && *asked != info.world_size) {
+      throw UsageError({"command line", "--ranks", fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size),
+                        "", "leave --ranks out: whoever started this rank has chosen"});
+    }
+    mesh_axes(recipe, info.world_size);
+    return {info.world_size, true};
+  }
+  const int from_recipe = recipe_ranks(recipe);
+  const int default_ranks = from_recipe > 0 ? from_recipe : std::min(usable_cores(), 2);
+  const int num_ranks = asked.value_or(default_ranks);
+  mesh_axes(recipe, num_ranks);
+  return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread"};
+}
+
+int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
+  if (recipe.comm.threads_per_rank > 0) return static_cast<int>(recipe.comm.threads_per_rank);
+  return std::max(1, usable_cores() / std::max(1, ranks_on_host));
+}
+
+DataFolders data_folders() {
+  DataFolders folders{.home = environment("CARAVAN_HOME"), .cache = environment("CARAVAN_CACHE")};
+  if (folders.cache.empty() && !environment("XDG_CACHE_HOME").empty()) {
+    folders.cache = std::filesystem::path(environment("XDG_CACHE_HOME")) / "caravan";
+  }
+  if (folders.cache.empty() && !environment("HOME").empty()) {
+    folders.cache = std::filesystem::path(environment("HOME")) / ".cache" / "caravan";
+  }
+  if (folders.cache.empty()) {
+    folders.cache = std::filesystem::temp_directory_path() / fmt::format("caravan-{}", ::getuid());
+  }
+  return folders;
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,75 @@
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/data/bpe_trainer.h"
+#include "caravan/data/corpus.h"
+
+namespace caravan::app {
+namespace {
+
+Tokenizer open(const std::string& name) {
+  return name == "bytes" ? Tokenizer::bytes() : Tokenizer::load(find_file(name, data_folders()));
+}
+
+std::string input_of(const TokenizerArguments& arguments) {
+  if (!arguments.input.empty()) return arguments.input;
+  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
+std::vector<int32_t> parse_ids(const std::string& text) {
+  std::vector<int32_t> ids;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    size_t used = 0;
+    int id = 0;
+    try {
+      id = std::stoi(word, &used);
+    } catch (const std::exception&) {
+      used = 0;
+    }
+    if (used != word.size()) {
+      throw UsageError({"tokenizer", "ids", "'" + word + "' is no id", "", "write whole numbers with blanks between"});
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+void train_tokenizer(const TokenizerArguments& arguments) {
+  std::vector<std::filesystem::path> files;
+  for (const std::string& text : arguments.texts) files.push_back(find_file(text, data_folders()));
+  const Corpus corpus(files);
+  const Tokenizer tokenizer = train_bpe(corpus.documents(), arguments.vocabulary);
+  tokenizer.save(arguments.out);
+  fmt::print("{}: {} tokens\n", arguments.out, tokenizer.vocab_size());
+}
+
+}  // namespace
+
+int tokenizer(const TokenizerArguments& arguments) {
+  switch (arguments.action) {
+    case TokenizerArguments::Action::train: train_tokenizer(arguments); break;
+    case TokenizerArguments::Action::encode: {
+      const std::vector<int32_t> ids = open(arguments.tokenizer).encode(input_of(arguments));
+      fmt::print("{}\n", fmt::join(ids, " "));
+      break;
+    }
+    case TokenizerArguments::Action::decode: {
+      const std::string text = open(arguments.tokenizer).decode(parse_ids(input_of(arguments)));
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fputc('\n', stdout);
+      break;
+    }
+  }
+  return 0;
+}
+
+}  // namespace caravan::app

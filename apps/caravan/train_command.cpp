@@ -1,0 +1,49 @@
+#include <chrono>
+#include <memory>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/progress.h"
+#include "apps/caravan/ranks.h"
+#include "apps/caravan/stop_signal.h"
+#include "caravan/base/runtime.h"
+#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/world.h"
+#include "caravan/train/train.h"
+
+namespace caravan::app {
+
+int train(const TrainArguments& arguments) {
+  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  const RankPlan plan = plan_ranks(recipe, arguments.ranks);
+  plan_batch(recipe, plan.num_ranks);
+  const RankInfo info = RankInfo::from_environment();
+  const bool as_threads = info.world_size == 1 && plan.num_ranks > 1;
+  // A launcher ends its ranks itself when it is signalled again.
+  const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
+  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
+                         .check = recipe.comm.check};
+  const auto run = [&](const std::shared_ptr<Communicator>& world) {
+    std::unique_ptr<Progress> progress;
+    if (world->rank() == 0) progress = std::make_unique<Progress>();
+    caravan::train({.recipe = recipe,
+                    .folders = data_folders(),
+                    .resume = arguments.resume,
+                    .stop_after = arguments.stop_after,
+                    .dump_dir = arguments.dump_dir,
+                    .dump_steps = arguments.dump_steps,
+                    .stop_requested = [&signal] { return signal.requested(); },
+                    .observer = progress.get()},
+                   world);
+  };
+  if (as_threads) {
+    run_thread_ranks(plan.num_ranks, run, comm);
+  } else {
+    const auto store = open_store(info, comm);
+    run(make_world(recipe.comm.backend, info, store, comm));
+  }
+  return 0;
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,42 @@
+#!/bin/sh
+# scripts/check_format.sh [--fix]: clang-format 14 over every C++ file of the repository, and the limits on their length:
+# 500 lines (tests 700, headers of the library 200) are an error, more than 300 are named.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+files=$(git ls-files -co --exclude-standard '*.cpp' '*.h' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
+failed=0
+
+formatter=
+for candidate in clang-format-14 clang-format; do
+  if "$candidate" --version 2>/dev/null | grep -q 'version 14\.'; then formatter=$candidate && break; fi
+done
+# Another version formats some lines another way, so it cannot tell.
+if [ -z "$formatter" ]; then
+  echo 'clang-format 14 is not installed: format not checked'
+elif [ "${1-}" = --fix ]; then
+  echo "$files" | xargs "$formatter" -i
+else
+  unformatted=$(echo "$files" | xargs "$formatter" --dry-run 2>&1 | sed -n 's/^\([^ :]*\):.*clang-format-violations.*/\1/p' | sort | uniq -c)
+  if [ -n "$unformatted" ]; then
+    printf 'not formatted (lines, file); scripts/check_format.sh --fix does it:\n%s\n' "$unformatted"
+    failed=1
+  fi
+fi
+
+for file in $files; do
+  lines=$(wc -l <"$file")
+  case $file in
+    tests/*) limit=700 soft=700 ;;
+    src/*.h) limit=200 soft=200 ;;
+    *) limit=500 soft=300 ;;
+  esac
+  if [ "$lines" -gt "$limit" ]; then
+    echo "$file: $lines lines, the limit is $limit: split it"
+    failed=1
+  elif [ "$lines" -gt "$soft" ]; then
+    echo "$file: $lines lines, more than $soft"
+  fi
+done
+[ "$failed" = 0 ] && echo "format and sizes: $(echo "$files" | wc -l) files are fine"
+exit "$failed"

@@ -1,0 +1,91 @@
+"""check_tidy.py CLANG_TIDY BUILD [FILE..]: the work of check_tidy.sh."""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+tidy, build, *chosen = sys.argv[1:]
+root = pathlib.Path.cwd()
+build = root / build
+folder = build / "tidy"
+passed = folder / "passed"
+
+# What only GCC understands: its precompiled header (clang reads the headers themselves) and a flag or two.
+GCC_ONLY = re.compile(r"-include \S*cmake_pch\.hxx|-Winvalid-pch|-fpch-preprocess|-fno-thread-jumps")
+
+# clang 14 lacks the builtin that libstdc++ makes std::source_location of.
+SOURCE_LOCATION = """#include <version>
+#ifndef __cpp_lib_source_location
+#define __cpp_lib_source_location 201907L
+namespace std {
+struct source_location {
+  static constexpr source_location current(const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
+                                           unsigned line = __builtin_LINE(), unsigned column = 0) noexcept {
+    return {file, function, line, column};
+  }
+  constexpr const char* file_name() const noexcept { return file_; }
+  constexpr const char* function_name() const noexcept { return function_; }
+  constexpr unsigned line() const noexcept { return line_; }
+  constexpr unsigned column() const noexcept { return column_; }
+  const char* file_ = "";
+  const char* function_ = "";
+  unsigned line_ = 0;
+  unsigned column_ = 0;
+};
+}  // namespace std
+#endif
+"""
+
+
+def wanted(entry):
+    name = pathlib.Path(entry["file"]).relative_to(root).as_posix() if entry["file"].startswith(f"{root}/") else ""
+    return name in chosen if chosen else name.startswith(("src/", "apps/"))
+
+
+def fingerprint(entry):
+    """Of the file, the headers of ours it reads, the command line and the set of checks."""
+    digest = hashlib.sha256((root / ".clang-tidy").read_bytes() + entry["command"].encode())
+    seen, queue = set(), [pathlib.Path(entry["file"])]
+    while queue:
+        file = queue.pop()
+        if file in seen or not file.exists():
+            continue
+        seen.add(file)
+        text = file.read_bytes()
+        digest.update(text)
+        for name in re.findall(rb'#include ["<]([^">]+)[">]', text):
+            queue += [root / "src" / name.decode(), file.parent / name.decode(), root / name.decode()]
+    return digest.hexdigest()
+
+
+def check(entry):
+    mark = passed / fingerprint(entry)
+    if mark.exists():
+        return ""
+    result = subprocess.run([tidy, "--quiet", "-p", str(folder), entry["file"]], capture_output=True, text=True)
+    if result.returncode == 0:
+        mark.touch()
+        return ""
+    return result.stdout or result.stderr
+
+
+folder.mkdir(exist_ok=True)
+passed.mkdir(exist_ok=True)
+(folder / "source_location.h").write_text(SOURCE_LOCATION)
+entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if wanted(e)]
+for entry in entries:
+    entry["command"] = shlex.join(
+        shlex.split(GCC_ONLY.sub("", entry["command"])) + ["-include", f"{folder}/source_location.h"])
+(folder / "compile_commands.json").write_text(json.dumps(entries))
+entries = list({e["file"]: e for e in entries}.values())
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    findings = [text for text in pool.map(check, entries) if text]
+print("".join(findings), end="")
+print(f"clang-tidy: {len(entries)} files, {len(findings)} with findings")
+sys.exit(1 if findings else 0)

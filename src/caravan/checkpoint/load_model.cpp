@@ -1,0 +1,56 @@
+#include "caravan/checkpoint/load_model.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "caravan/base/error.h"
+#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/huggingface.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+LoadedModel from_folder(const fs::path& folder, const Mesh& mesh) {
+  HuggingFaceModel read = read_huggingface(folder);
+  std::unique_ptr<Model> model = make_model(read.config);
+  model->materialise(mesh, {}, {.initialise = false});
+  const auto parameters = model->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->rest().copy_(read.parameters[i].second);
+  return {std::move(model), std::move(read.tokenizer), folder.string()};
+}
+
+LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
+  CheckpointReader reader(folder);
+  const fs::path run = fs::absolute(folder).lexically_normal().parent_path();
+  const fs::path beside = folder.filename().empty() ? run.parent_path() : run;
+  const Tokenizer tokenizer = Tokenizer::load(beside / "tokenizer.json");
+  if (tokenizer.hash().hex() != reader.info().tokenizer_hash) {
+    throw DataError({"load", (beside / "tokenizer.json").string(), "is not the tokenizer the model was trained with",
+                     folder.string(), "put back the file that the run wrote"});
+  }
+  std::unique_ptr<Model> model = make_model(parse_huggingface_config(reader.info().model, folder.string()));
+  std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
+  for (const Parameter* parameter : model->parameters()) wanted.emplace_back(parameter->name(), parameter->global_shape());
+  for (const auto& [name, tensor] : reader.manifest().tensors) {
+    if (name.starts_with("optimizer.")) wanted.emplace_back(name, tensor.shape);
+  }
+  reader.check(wanted);
+  model->materialise(mesh, {}, {.initialise = false});
+  for (const Parameter* parameter : model->parameters()) {
+    const std::vector<int64_t>& shape = parameter->global_shape();
+    reader.read(parameter->name(), {std::vector<int64_t>(shape.size(), 0), shape}, parameter->rest().detach());
+  }
+  return {std::move(model), tokenizer, folder.string()};
+}
+
+}  // namespace
+
+LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
+  const at::NoGradGuard no_grad;
+  std::error_code error;
+  if (fs::exists(source / "config.json", error)) return from_folder(source, mesh);
+  return from_checkpoint(find_checkpoint(source), mesh);
+}
+
+}  // namespace caravan

@@ -1,0 +1,122 @@
+#include "caravan/comm/shared/announcement.h"
+
+#include <fstream>
+#include <unistd.h>
+
+#include <climits>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+
+namespace caravan::shared {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+std::string first_line(const char* path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
+}
+
+std::string to_text(const Announcement& own) {
+  return nlohmann::json{{"boot", own.boot}, {"network", own.network}, {"user", own.user},
+                        {"host", own.host}, {"socket", own.socket},   {"token", own.token}}
+      .dump();
+}
+
+Announcement from_text(const std::string& text, int64_t rank) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    return {json.at("boot"), json.at("network"), json.at("user"), json.at("host"), json.at("socket"), json.at("token")};
+  } catch (const nlohmann::json::exception& error) {
+    throw CommError({.op = "shm",
+                     .subject = fmt::format("rank {}", rank),
+                     .fact = fmt::format("what it says of itself cannot be read: {}", error.what()),
+                     .action = "run the same build of Caravan on every rank"});
+  }
+}
+
+std::string where(const RankInfo& info) { return fmt::format("rank {} of {}", info.rank, info.world_size); }
+
+}  // namespace
+
+Announcement Announcement::own(std::string socket, uint64_t token) {
+  char host[HOST_NAME_MAX + 1] = "";
+  gethostname(host, sizeof(host) - 1);
+  char network[64] = "";
+  const ssize_t length = readlink("/proc/self/ns/net", network, sizeof(network));
+  return {.boot = first_line("/proc/sys/kernel/random/boot_id"),
+          .network = std::string(network, length > 0 ? static_cast<size_t>(length) : 0),
+          .user = geteuid(),
+          .host = host,
+          .socket = std::move(socket),
+          .token = token};
+}
+
+void throw_late(const std::vector<int64_t>& missing, const RankInfo& info, milliseconds timeout) {
+  throw CommError({.op = "shm",
+                   .subject = "world",
+                   .fact = fmt::format("rank{} {} of {} did not come within {} s", missing.size() == 1 ? "" : "s",
+                                       join(missing), info.world_size, std::chrono::duration<double>(timeout).count()),
+                   .where = where(info),
+                   .action = "look at what the missing ranks say; they may have failed before they came"});
+}
+
+std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info, Store& store, milliseconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  // Every rank makes its worlds in the same order, so the count of its own calls names the meeting.
+  const int64_t meeting = store.add(fmt::format("shm/count/{}", info.rank), 1);
+  const auto key = [&](int64_t rank) { return fmt::format("shm/{}/{}", meeting, rank); };
+  store.set(key(info.rank), to_text(own));
+  std::vector<Announcement> all;
+  for (int64_t rank = 0; rank < info.world_size; ++rank) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    try {
+      all.push_back(from_text(store.get(key(rank), std::max(left, milliseconds(0))), rank));
+    } catch (const CommError&) {
+      if (steady_clock::now() < deadline) throw;  // not late: the store itself is lost
+      std::vector<int64_t> missing;
+      for (int64_t r = rank; r < info.world_size; ++r) {
+        if (!store.has(key(r))) missing.push_back(r);
+      }
+      if (missing.empty()) throw;
+      throw_late(missing, info, timeout);
+    }
+  }
+  return all;
+}
+
+void check_one_host(const std::vector<Announcement>& all, const RankInfo& info) {
+  const Announcement& first = all.front();
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const Announcement& other = all[rank];
+    const auto refuse = [&](std::string fact, std::string action) {
+      throw UsageError({.op = "shm",
+                        .subject = "world",
+                        .fact = std::move(fact),
+                        .where = where(info),
+                        .action = std::move(action)});
+    };
+    if (other.boot != first.boot) {
+      refuse(fmt::format("rank 0 is on the host {}, rank {} on {}; shared memory reaches one host only", first.host,
+                         rank, other.host),
+             "use the back-end gloo");
+    }
+    if (other.network != first.network) {
+      refuse(fmt::format("rank 0 and rank {} are in different network namespaces ({}, {})", rank, first.network,
+                         other.network),
+             "run all ranks in one container, or use the back-end gloo");
+    }
+    if (other.user != first.user) {
+      refuse(fmt::format("rank 0 belongs to user {}, rank {} to user {}", first.user, rank, other.user),
+             "run all ranks as one user");
+    }
+  }
+}
+
+}  // namespace caravan::shared

@@ -1,0 +1,108 @@
+#include "caravan/data/sampler.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/random.h"
+
+namespace caravan {
+namespace {
+
+void check_context(int64_t context) {
+  if (context >= 1) return;
+  throw ShapeError({.op = "data",
+                    .subject = "context",
+                    .fact = fmt::format("is {} tokens", context),
+                    .where = {},
+                    .action = "choose at least 1"});
+}
+
+/// The number of rows that both buffers have.
+int64_t count_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels) {
+  if (input_ids.size() == labels.size() && static_cast<int64_t>(input_ids.size()) % context == 0) {
+    return static_cast<int64_t>(input_ids.size()) / context;
+  }
+  throw ShapeError(
+      {.op = "data",
+       .subject = "a batch",
+       .fact = fmt::format("of {} input ids and {} labels, in rows of {}", input_ids.size(), labels.size(), context),
+       .where = {},
+       .action = "give both rows * context elements"});
+}
+
+std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context) {
+  return all.subspan(static_cast<size_t>(row * context), static_cast<size_t>(context));
+}
+
+}  // namespace
+
+Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed) : context_(context), seed_(seed) {
+  check_context(context);
+  if (num_tokens <= context) {
+    throw DataError(
+        {.op = "data",
+         .subject = "the training text",
+         .fact = fmt::format("has {} tokens, a window of context {} needs {}", num_tokens, context, context + 1),
+         .where = {},
+         .action = "give more text, or lower model.context"});
+  }
+  // One window fewer than fit at phase 0 fits at every phase, and phases reach over a whole window.
+  num_windows_ = std::max<int64_t>(1, (num_tokens - 1) / context - 1);
+  num_phases_ = num_tokens - num_windows_ * context;
+}
+
+int64_t Sampler::offset(int64_t sample) const {
+  const int64_t epoch = sample / num_windows_;
+  const RandomStream phases(seed_, "data.phase", epoch);
+  const uint64_t random = uint64_t{phases.bits(0)} << 32 | phases.bits(1);
+  const auto phase = static_cast<int64_t>(random % static_cast<uint64_t>(num_phases_));
+  const RandomPermutation order(seed_, "data.order", epoch, static_cast<uint64_t>(num_windows_));
+  return phase + static_cast<int64_t>(order(static_cast<uint64_t>(sample % num_windows_))) * context_;
+}
+
+int64_t Sampler::sample_at(int64_t position) const {
+  if (position >= 0 && position % context_ == 0) return position / context_;
+  throw DataError({.op = "data",
+                   .subject = fmt::format("position {}", position),
+                   .fact = fmt::format("is not a multiple of the context, {} tokens", context_),
+                   .where = {},
+                   .action = "resume with the context that the checkpoint was written with"});
+}
+
+void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
+                std::span<int64_t> labels) {
+  const int64_t rows = count_rows(sampler.context(), input_ids, labels);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t offset = sampler.offset(first_sample + row);
+    tokens.read(offset, row_of(input_ids, row, sampler.context()));
+    tokens.read(offset + 1, row_of(labels, row, sampler.context()));
+  }
+}
+
+ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context) : tokens_(tokens), context_(context) {
+  check_context(context);
+  if (tokens.size() >= 2) return;
+  throw DataError({.op = "data",
+                   .subject = "the validation text (the last tenth)",
+                   .fact = fmt::format("has {} tokens, an evaluation needs 2", tokens.size()),
+                   .where = {},
+                   .action = "give more text"});
+}
+
+void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels) const {
+  const int64_t rows = count_rows(context_, input_ids, labels);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t first = std::min((first_window + row) * context_, num_targets());
+    const auto count = static_cast<size_t>(std::min(context_, num_targets() - first));
+    const std::span<int64_t> inputs = row_of(input_ids, row, context_);
+    const std::span<int64_t> targets = row_of(labels, row, context_);
+    tokens_.read(first, inputs.first(count));
+    tokens_.read(first + 1, targets.first(count));
+    std::ranges::fill(inputs.subspan(count), 0);
+    std::ranges::fill(targets.subspan(count), kNoTarget);
+  }
+}
+
+}  // namespace caravan

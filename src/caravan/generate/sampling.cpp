@@ -1,0 +1,68 @@
+#include "caravan/generate/sampling.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/random.h"
+
+namespace caravan {
+namespace {
+
+/// Ids, likeliest first, of which only the first `kept` are sorted and stay.
+std::vector<int64_t> likeliest(const std::vector<float>& logits, int64_t kept) {
+  std::vector<int64_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto before = [&](int64_t a, int64_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  std::partial_sort(ids.begin(), ids.begin() + kept, ids.end(), before);
+  ids.resize(static_cast<size_t>(kept));
+  return ids;
+}
+
+}  // namespace
+
+void SamplingOptions::validate() const {
+  const auto refuse = [](const char* key, double value, const char* action) {
+    throw UsageError({"generate", key, fmt::format("{} is out of range", value), "", action});
+  };
+  if (!(temperature >= 0) || temperature > 100) refuse("temperature", temperature, "choose a value from 0 to 100");
+  if (top_k < 0) refuse("top_k", static_cast<double>(top_k), "choose 1 or more, or 0 for all tokens");
+  if (!(top_p > 0) || top_p > 1) refuse("top_p", top_p, "choose a value above 0, up to 1");
+}
+
+int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index) {
+  const at::Tensor row = logits.to(at::kFloat).contiguous();
+  const std::vector<float> values(row.const_data_ptr<float>(), row.const_data_ptr<float>() + row.numel());
+  const auto size = static_cast<int64_t>(values.size());
+  if (options.temperature == 0) return likeliest(values, 1).front();
+
+  const std::vector<int64_t> ids = likeliest(values, options.top_k > 0 ? std::min(options.top_k, size) : size);
+  std::vector<double> weights;
+  const double largest = values[static_cast<size_t>(ids.front())];
+  for (const int64_t id : ids) {
+    weights.push_back(std::exp((values[static_cast<size_t>(id)] - largest) / options.temperature));
+  }
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  double kept = 0;
+  size_t count = 0;
+  while (count < weights.size() && (count == 0 || kept < options.top_p * total)) kept += weights[count++];
+
+  std::array<float, 1> uniform{};
+  RandomStream(options.seed, "generate").uniform(static_cast<uint64_t>(index), uniform);
+  double rest = uniform[0] * kept;
+  for (size_t i = 0; i < count; ++i) {
+    rest -= weights[i];
+    if (rest < 0) return ids[i];
+  }
+  return ids[count - 1];
+}
+
+}  // namespace caravan

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace caravan {
+
+struct SamplingOptions {
+  double temperature = 0.8;  ///< 0: always the likeliest token
+  int64_t top_k = 50;        ///< draw among this many; 0: all
+  double top_p = 1.0;        ///< then among the likeliest that reach this probability together (nucleus sampling:
+                             ///< Holtzman et al., "The curious case of neural text degeneration", ICLR 2020)
+  uint64_t seed = 0;
+
+  /// Throws UsageError for a value outside its range.
+  void validate() const;
+};
+
+/// The token drawn from `logits` ([vocabulary], any float dtype) for place `index` of the text: a function of (logits,
+/// options, index). Ties go to the smaller id.
+int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index);
+
+}  // namespace caravan

@@ -1,0 +1,47 @@
+#include "caravan/train/dump.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/file.h"
+#include "caravan/checkpoint/huggingface.h"
+#include "caravan/checkpoint/tensor_file.h"
+#include "caravan/redistribute/redistribute.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The whole of a tensor laid out as `parameter` rests.
+at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
+  return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
+}
+
+}  // namespace
+
+void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
+               const StepResult& result, const Mesh& mesh) {
+  const at::NoGradGuard no_grad;
+  const FlatState& flat = state.ddp().state();
+  NamedTensors parameters, gradients;
+  for (const Parameter* parameter : state.model().parameters()) {
+    parameters.emplace_back(parameter->name(), whole(parameter->rest().detach(), *parameter, mesh));
+    gradients.emplace_back(parameter->name(), whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh));
+  }
+  if (mesh.rank() != 0) return;
+  const ModelConfig& config = state.model().config();
+  const fs::path folder = dir / fmt::format("step_{}", step);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw_file_error("dump", folder, "cannot be made", error.value());
+  write_file_durably(folder / "config.json", huggingface_config(config, special_tokens(state.tokenizer())), "dump");
+  write_tensors(folder / "batch.safetensors", {{"input_ids", global_batch.ids}, {"labels", global_batch.labels}});
+  write_tensors(folder / "parameters.safetensors", to_huggingface(config, parameters), {{"format", "pt"}});
+  write_tensors(folder / "gradients.safetensors", to_huggingface(config, gradients), {{"format", "pt"}});
+  const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
+  write_file_durably(folder / "metrics.json", metrics.dump(2) + "\n", "dump");
+}
+
+}  // namespace caravan

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <filesystem>
+
+#include "caravan/checkpoint/huggingface.h"
+#include "caravan/mesh/mesh.h"
+
+namespace caravan {
+
+/// Makes `run` a run that has done no step yet, with the weights of `model`: step_000000, tokenizer.json, and a
+/// recipe.toml to train it further with --resume. Every rank of `mesh` calls it. Returns `run`.
+std::filesystem::path import_run(const HuggingFaceModel& model, const std::filesystem::path& run, const Mesh& mesh);
+
+}  // namespace caravan

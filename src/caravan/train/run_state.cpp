@@ -1,0 +1,133 @@
+#include "caravan/train/run_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/file.h"
+#include "caravan/checkpoint/huggingface.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatState& state) {
+  if (recipe.kind == "sgd") {
+    return std::make_unique<Sgd>(state, SgdOptions{.momentum = recipe.momentum, .weight_decay = recipe.weight_decay});
+  }
+  return std::make_unique<AdamW>(state, AdamWOptions{.beta1 = recipe.beta1,
+                                                     .beta2 = recipe.beta2,
+                                                     .epsilon = recipe.epsilon,
+                                                     .weight_decay = recipe.weight_decay});
+}
+
+}  // namespace
+
+RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh)
+    : recipe_(recipe), tokenizer_(tokenizer), mesh_(mesh), rate_(recipe.optimizer.rate) {
+  rate_.total_steps = recipe.train.steps;
+  ModelConfig config = recipe.model;
+  if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
+  model_ = make_model(config);
+  model_->materialise(mesh, {}, {.seed = static_cast<uint64_t>(recipe.train.seed)});
+  ddp_ = std::make_unique<Ddp>(*model_, mesh["dp"],
+                               DdpOptions{.bucket_bytes = recipe.data_parallel.bucket_bytes,
+                                          .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat});
+  optimizer_ = make_optimizer(recipe.optimizer, ddp_->state());
+}
+
+std::vector<CheckpointPiece> RunState::pieces() {
+  std::vector<CheckpointPiece> all;
+  for (Parameter* parameter : model_->parameters()) {
+    all.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh_));
+  }
+  const FlatLayout& layout = ddp_->state().layout;
+  for (const auto& [state_name, flat] : optimizer_->state()) {
+    for (const auto& slot : layout.slots()) {
+      all.push_back(checkpoint_piece("optimizer." + state_name + "." + slot.parameter->name(), *slot.parameter,
+                                     layout.view(flat, *slot.parameter), mesh_));
+    }
+  }
+  return all;
+}
+
+fs::path RunState::save(const fs::path& run, int64_t keep, const Sampler& sampler) {
+  const CheckpointInfo info{.step = step,
+                            .position = sampler.position(step * recipe_.train.global_batch),
+                            .optimizer_steps = optimizer_->num_steps(),
+                            .recipe = to_toml(recipe_),
+                            .model = huggingface_config(model_->config(), special_tokens(tokenizer_)),
+                            .tokenizer_hash = tokenizer_.hash().hex()};
+  return save_checkpoint(run, info, pieces(), mesh_.world(), keep);
+}
+
+void RunState::check_recipe(const CheckpointInfo& info, const std::string& folder) const {
+  const ModelConfig theirs = parse_huggingface_config(info.model, folder);
+  const ModelConfig& ours = model_->config();
+  if (theirs.kind != ours.kind || theirs.layers != ours.layers || theirs.width != ours.width ||
+      theirs.heads != ours.heads || theirs.num_kv_heads() != ours.num_kv_heads() || theirs.context != ours.context ||
+      theirs.vocabulary != ours.vocabulary || theirs.hidden_width() != ours.hidden_width() ||
+      theirs.tie_embeddings != ours.tie_embeddings) {
+    const auto describe = [](const ModelConfig& c) {
+      return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}", name(c.kind), c.layers,
+                         c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
+                         c.tie_embeddings ? " tied" : "");
+    };
+    throw DataError({"resume", folder, "is of another model: " + describe(theirs), "this run: " + describe(ours),
+                     "resume with the recipe.toml of that run, or start a new run"});
+  }
+  const Recipe before = parse_recipe(info.recipe, folder);
+  for (const RecipeKey& key : recipe_keys()) {
+    const bool fixed = key.name == "train.seed" || key.name == "train.global_batch" || key.name == "optimizer.kind";
+    if (fixed && info.optimizer_steps > 0 && key.get(before) != key.get(recipe_)) {
+      throw UsageError({"resume", key.name, "differs from the run that is resumed", recipe_.where(key.name),
+                        "resume with the recipe.toml of that run, or start a new run"});
+    }
+  }
+  if (info.tokenizer_hash != tokenizer_.hash().hex()) {
+    throw UsageError({"resume", "data.tokenizer", "is not the tokenizer of the run that is resumed", folder,
+                      "use the tokenizer.json of that run"});
+  }
+}
+
+void RunState::load(const fs::path& run, const Sampler& sampler) {
+  const fs::path folder = find_checkpoint(run);
+  CheckpointReader reader(folder);
+  const CheckpointInfo& info = reader.info();
+  check_recipe(info, folder.string());
+  if (info.position != sampler.position(info.step * recipe_.train.global_batch)) {
+    throw DataError({"resume", folder.string(), fmt::format("its data position {} does not fit its step {}", info.position, info.step),
+                     "", "resume with the recipe.toml of that run"});
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<CheckpointPiece> wanted = pieces();
+  // An imported model has weights and no history yet.
+  if (info.optimizer_steps == 0) wanted.resize(model_->parameters().size());
+  std::vector<std::pair<std::string, std::vector<int64_t>>> names;
+  for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
+  reader.check(names);
+  for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
+  optimizer_->set_num_steps(info.optimizer_steps);
+  step = info.step;
+}
+
+TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows) {
+  TrainBatch batch;
+  batch.ids = at::empty({rows, sampler.context()}, at::kLong);
+  batch.labels = at::empty({rows, sampler.context()}, at::kLong);
+  const auto count = static_cast<size_t>(rows * sampler.context());
+  fill_batch(tokens, sampler, first_sample, {batch.ids.mutable_data_ptr<int64_t>(), count},
+             {batch.labels.mutable_data_ptr<int64_t>(), count});
+  batch.global_rows = rows;
+  batch.num_targets = rows * sampler.context();
+  return batch;
+}
+
+void write_run_files(const fs::path& run, const Recipe& recipe, const Tokenizer& tokenizer) {
+  write_file_durably(run / "recipe.toml", to_toml(recipe), "train");
+  tokenizer.save(run / "tokenizer.json");
+}
+
+}  // namespace caravan

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/train/dataset.h"
+#include "caravan/train/metrics.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+/// What a run is, once everything is loaded.
+struct TrainStart {
+  std::filesystem::path run;
+  BatchPlan plan;
+  std::string_view backend;
+  int64_t num_parameters = 0;
+  int64_t vocabulary = 0;
+  int64_t train_tokens = 0;
+  int64_t first_step = 0;  ///< steps done before; 0 unless resumed
+  int64_t last_step = 0;   ///< steps done when it ends
+};
+
+/// Sees a run as it goes. One rank has one; nothing it does changes the run.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void started(const TrainStart&) {}
+  /// After every step; `is_logged` if train.log has the line.
+  virtual void stepped(const StepMetrics&, bool is_logged) { (void)is_logged; }
+  virtual void evaluating(int64_t step) { (void)step; }
+  virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
+  /// The text generated after training, as it comes: first the prompt.
+  virtual void sampled(std::string_view text) { (void)text; }
+};
+
+struct TrainOptions {
+  Recipe recipe;
+  DataFolders folders;
+  bool resume = false;
+  std::optional<int64_t> stop_after;  ///< ends, with a checkpoint, when this many steps of the run are done
+  std::filesystem::path dump_dir;     ///< empty: none
+  std::set<int64_t> dump_steps;       ///< counted from 0
+  std::function<bool()> stop_requested = {};  ///< asked once a step; true on any rank stops all after the same step
+  TrainObserver* observer = nullptr;
+};
+
+/// A training run from start (or its newest checkpoint) to end: every rank of `world` calls it with the same options
+/// (stop_requested and observer are the rank's own). Writes train.log and checkpoints into the run folder.
+///
+/// Throws Interrupted after a requested stop, when the checkpoint is written; UsageError, DataError, ResourceError,
+/// CommError and NumericsError as the parts do. Whatever is thrown, the last complete checkpoint is untouched.
+void train(const TrainOptions& options, const std::shared_ptr<Communicator>& world);
+
+}  // namespace caravan

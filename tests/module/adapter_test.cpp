@@ -1,0 +1,94 @@
+#include "caravan/module/adapter.h"
+
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Net : torch::nn::Module {
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  Net() {
+    in = register_module("in", torch::nn::Linear(3, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    out = register_module("out", torch::nn::Linear(4, 2));
+    in->bias.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(norm(in(x)).relu()); }
+};
+
+ModuleAdapter adapt(const std::shared_ptr<Net>& net, const Mesh& mesh) {
+  return {net, [net](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; }, mesh};
+}
+
+Mesh mesh_of(const Axes& axes) { return Mesh::create(make_record_world(0, num_ranks(axes)), axes); }
+
+TEST(Adapter, GivesSlotsUnderTheModulesOwnNames) {
+  const auto net = std::make_shared<Net>();
+  ModuleAdapter adapter = adapt(net, mesh_of({{"dp", 2}}));
+  std::vector<std::string> names;
+  std::vector<bool> decays;
+  for (const Parameter* parameter : adapter.parameters()) {
+    names.push_back(parameter->name());
+    decays.push_back(parameter->spec().decays);
+    EXPECT_TRUE(parameter->rest_layout()["dp"].is_invariant());
+  }
+  EXPECT_THAT(names, ElementsAre("in.weight", "in.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"));
+  EXPECT_THAT(decays, ElementsAre(true, false, false, false, true, false));
+  EXPECT_FALSE(adapter.parameters()[1]->requires_grad());
+  EXPECT_TRUE(adapter.parameters()[0]->requires_grad());
+  std::vector<std::string> buffers;
+  for (const auto& [name, tensor] : adapter.buffers()) buffers.push_back(name);
+  EXPECT_THAT(buffers, ElementsAre("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"));
+}
+
+TEST(Adapter, SlotAndModuleShareOneTensor) {
+  const auto net = std::make_shared<Net>();
+  ModuleAdapter adapter = adapt(net, mesh_of({}));
+  const at::Tensor x = at::ones({4, 3});
+  const at::Tensor y = adapter(x, {});
+  EXPECT_TRUE(at::equal(y, net->forward(x)));
+  y.sum().backward();
+  EXPECT_TRUE(net->out->weight.grad().is_same(adapter.parameters()[4]->rest().grad()));
+  {
+    const at::NoGradGuard no_grad;
+    at::Tensor rest = adapter.parameters()[4]->rest();
+    rest.set_data(at::full({2, 4}, 7.0F));  // as a technique moves it into a flat buffer
+  }
+  EXPECT_EQ(net->out->weight[1][3].item<double>(), 7);
+}
+
+TEST(Adapter, AWeightRegisteredTwiceIsOneSlot) {
+  struct Tied : torch::nn::Module {
+    at::Tensor w = register_parameter("w", at::ones({2, 2}));
+    at::Tensor again = register_parameter("again", w);
+  };
+  ModuleAdapter adapter(
+      std::make_shared<Tied>(), [](const Tensors& inputs) { return inputs; }, mesh_of({}));
+  EXPECT_EQ(adapter.parameters().size(), 1U);
+}
+
+TEST(Adapter, RefusesWhatItCannotTrain) {
+  const auto run = [](const Tensors& inputs) { return inputs; };
+  const auto net = std::make_shared<Net>();
+  EXPECT_THAT(
+      message_of<UsageError>([&] { ModuleAdapter(std::make_shared<torch::nn::Module>("empty"), run, mesh_of({})); }),
+      HasSubstr("empty: has no parameters"));
+  EXPECT_THROW(ModuleAdapter(nullptr, run, mesh_of({})), UsageError);
+  EXPECT_THROW(ModuleAdapter(net, nullptr, mesh_of({})), UsageError);
+}
+
+}  // namespace
+}  // namespace caravan::testing

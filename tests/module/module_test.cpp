@@ -1,0 +1,237 @@
+#include "caravan/module/module.h"
+
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class Scale final : public Layer {
+ public:
+  explicit Scale(int64_t width)
+      : weight_(register_parameter("weight", {.shape = {width}, .init = {Init::Kind::ones}, .decays = false})) {}
+  Parameter& weight() { return weight_; }
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext&) override { return input * weight_.compute(); }
+
+ private:
+  Parameter& weight_;
+};
+
+/// A block with a matrix and a child; a tree whose second block uses the first one's matrix again.
+class Block final : public Layer {
+ public:
+  explicit Block(Parameter* shared = nullptr)
+      : matrix_(shared != nullptr ? share_parameter(*shared)
+                                  : register_parameter("matrix", {.shape = {6, 4}, .init = {Init::Kind::normal, 0.5}})),
+        scale_(register_module<Scale>("scale", 4)) {}
+  Parameter& matrix() { return matrix_; }
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override {
+    return scale_(input.matmul(matrix_.compute().t()).matmul(matrix_.compute()), context);
+  }
+
+ private:
+  Parameter& matrix_;
+  Scale& scale_;
+};
+
+class Tree final : public Layer {
+ public:
+  Tree()
+      : first_(register_module<Block>("first")),
+        second_(register_module<Block>("second", &first_.matrix())),
+        bias_(register_parameter("bias", {.shape = {4}})) {}
+  std::vector<Module*> blocks() override { return {&first_, &second_}; }
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override {
+    return second_(first_(input, context), context) + bias_.compute();
+  }
+
+ private:
+  Block& first_;
+  Block& second_;
+  Parameter& bias_;
+};
+
+Mesh record_mesh(int rank, const Axes& axes) { return Mesh::create(make_record_world(rank, num_ranks(axes)), axes); }
+Mesh lone_mesh() { return record_mesh(0, {}); }
+
+std::vector<std::string> names_of(const std::vector<Parameter*>& parameters) {
+  std::vector<std::string> names;
+  for (const Parameter* parameter : parameters) names.push_back(parameter->name());
+  return names;
+}
+
+TEST(Module, NamesAreDottedPathsAndASharedSlotIsThereOnce) {
+  Tree tree;
+  EXPECT_THAT(names_of(tree.parameters()),
+              ElementsAre("bias", "first.matrix", "first.scale.weight", "second.scale.weight"));
+  EXPECT_THAT(names_of(tree.find("second").own_parameters()), ElementsAre("first.matrix"));
+  std::vector<std::string> modules;
+  for (const Module* module : tree.modules()) modules.push_back(module->name());
+  EXPECT_THAT(modules, ElementsAre("", "first", "first.scale", "second", "second.scale"));
+  EXPECT_EQ(tree.find("first").find("scale").name(), "first.scale");
+  EXPECT_THAT(message_of<UsageError>([&] { tree.find("secnod.scale"); }), HasSubstr("'second.scale'"));
+}
+
+TEST(Module, HooksRunFromTheOutsideInAndMayReplaceTensors) {
+  Tree tree;
+  tree.materialise(lone_mesh(), {}, {});
+  std::vector<std::string> order;
+  const auto note = [&](const std::string& text) {
+    return [&order, text](Module& module, Tensors&, const ForwardContext&) { order.push_back(module.name() + text); };
+  };
+  Module& first = tree.find("first");
+  first.add_pre_forward_hook(note(" pre 1"));
+  first.add_pre_forward_hook(note(" pre 2"));
+  first.add_post_forward_hook(note(" post 1"));
+  first.add_post_forward_hook(note(" post 2"));
+  tree.find("first.scale").add_pre_forward_hook(note(" pre"));
+  tree.find("second").add_pre_forward_hook(note(" pre"));
+  const at::Tensor x = at::ones({2, 4});
+  const at::Tensor plain = tree(x, {});
+  EXPECT_THAT(order, ElementsAre("first pre 1", "first pre 2", "first.scale pre", "first post 2", "first post 1",
+                                 "second pre"));
+
+  // Outermost first: what the last pre-hook and the first post-hook put there is what counts.
+  first.add_pre_forward_hook([](Module&, Tensors& inputs, const ForwardContext&) { inputs[0] = 3 * inputs[0]; });
+  EXPECT_TRUE(at::allclose(tree(x, {}), 3 * plain));
+  first.add_post_forward_hook([](Module&, Tensors& outputs, const ForwardContext&) { outputs[0] = outputs[0] / 3; });
+  EXPECT_TRUE(at::allclose(tree(x, {}), plain));
+}
+
+TEST(Module, BlocksOneAfterTheOtherAreTheModule) {
+  Tree tree;
+  tree.materialise(lone_mesh(), {}, {});
+  const at::Tensor x = at::ones({2, 4});
+  at::Tensor y = x;
+  for (Module* block : tree.blocks()) y = (*block)(y, {});
+  EXPECT_TRUE(at::equal(y, tree(x, {})));  // the bias starts at 0
+  EXPECT_THAT(tree.find("first").blocks(), ElementsAre(&tree.find("first")));
+}
+
+TEST(Module, ALayerRefusesTwoTensors) {
+  Tree tree;
+  tree.materialise(lone_mesh(), {}, {});
+  EXPECT_THROW(tree.run({at::ones({2, 4}), at::ones({2, 4})}, {}), InternalError);
+}
+
+TEST(Materialise, EveryLayoutHoldsItsPieceOfTheSameValues) {
+  Tree whole;
+  whole.materialise(lone_mesh(), {}, {.seed = 3});
+  const at::Tensor values = whole.parameters()[1]->rest().detach();
+  EXPECT_NEAR(values.std().item<double>(), 0.5, 0.25);  // 24 numbers: a standard error of 15 %
+  const Axes axes{{"a", 2}, {"b", 3}};
+  for (const Layout& layout : std::vector<Layout>{{},
+                                                  {{"a", Shard{0}}},
+                                                  {{"b", Shard{0}}, {"a", Shard{1}}},
+                                                  {{"a", Shard{0}}, {"b", Shard{0}}},
+                                                  {{"b", Shard{0}}, {"a", Shard{0}}},
+                                                  {{"b", Shard{0, {1, 5, 0}}}},
+                                                  {{"a", Shard{1, {}, 1, 4}}}}) {
+    Pieces pieces = no_pieces(axes, layout);
+    for (int rank = 0; rank < num_ranks(axes); ++rank) {
+      Tree tree;
+      const Mesh mesh = record_mesh(rank, axes);
+      tree.materialise(mesh, {{"first.matrix", layout}}, {.seed = 3});
+      const Parameter& parameter = *tree.parameters()[1];
+      EXPECT_EQ(parameter.rest_layout(), layout.completed(mesh, Invariant{}));
+      EXPECT_TRUE(parameter.compute().is_same(parameter.rest()) && parameter.rest().is_leaf());
+      EXPECT_TRUE(parameter.rest().requires_grad());
+      pieces.local[rank] = parameter.rest().detach();
+      pieces.layout = parameter.rest_layout();
+    }
+    EXPECT_TRUE(at::equal(to_global(pieces), values)) << layout.to_string();
+  }
+}
+
+TEST(Materialise, SeedAndNameKeyTheValues) {
+  Tree a;
+  Tree b;
+  Tree other;
+  a.materialise(lone_mesh(), {}, {.seed = 3});
+  b.materialise(lone_mesh(), {}, {.seed = 3});
+  other.materialise(lone_mesh(), {}, {.seed = 4});
+  EXPECT_TRUE(at::equal(a.parameters()[1]->rest(), b.parameters()[1]->rest()));
+  EXPECT_FALSE(at::equal(a.parameters()[1]->rest(), other.parameters()[1]->rest()));
+  EXPECT_TRUE(at::equal(a.parameters()[2]->rest(), at::ones({4})));
+  EXPECT_TRUE(at::equal(a.parameters()[0]->rest(), at::zeros({4})));
+}
+
+TEST(Materialise, PiecesGoWhereTheCallerWants) {
+  Tree tree;
+  const at::Tensor flat = at::full({64}, 9.0F);
+  int64_t taken = 0;
+  const auto allocate = [&](const Parameter&, const std::vector<int64_t>& shape) {
+    at::Tensor piece = flat.narrow(0, taken, c10::multiply_integers(shape)).view(shape);
+    taken += piece.numel();
+    return piece;
+  };
+  tree.materialise(lone_mesh(), {}, {.allocate = allocate, .initialise = false});
+  EXPECT_EQ(taken, 4 + 24 + 4 + 4);
+  EXPECT_TRUE(at::equal(flat, at::full({64}, 9.0F)));
+  flat.zero_();
+  for (const Parameter* parameter : tree.parameters()) EXPECT_EQ(parameter->rest().abs().max().item<double>(), 0);
+}
+
+TEST(Materialise, OnMetaMakesShapesOnly) {
+  Tree tree;
+  tree.materialise(record_mesh(5, {{"a", 2}, {"b", 3}}), {{"first.matrix", {{"b", Shard{0}}}}}, {.device = at::kMeta});
+  EXPECT_TRUE(tree.parameters()[1]->rest().is_meta());
+  EXPECT_EQ(tree.parameters()[1]->rest().sizes(), at::IntArrayRef({2, 4}));
+}
+
+TEST(Materialise, RefusesALayoutThatFitsNothing) {
+  Tree tree;
+  const Mesh mesh = record_mesh(0, {{"tp", 5}});
+  EXPECT_THAT(message_of<UsageError>([&] {
+                tree.materialise(mesh, {{"first.matrx", {{"tp", Shard{0}}}}}, {});
+              }),
+              HasSubstr("'first.matrix'"));
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                tree.materialise(mesh, {{"first.matrix", {{"tp", Shard{0}}}}}, {});
+              }),
+              HasSubstr("first.matrix [6, 4]: dim 0 has 6 elements, not divisible by axis tp (5)"));
+}
+
+TEST(Parameter, IsNamedWhenUsedWithoutMemory) {
+  Tree tree;
+  EXPECT_THAT(message_of<InternalError>([&] {
+                tree.find("first.scale")(at::ones({2, 4}), {});
+              }),
+              HasSubstr("first.scale.weight: used while it has no compute tensor"));
+  tree.materialise(lone_mesh(), {}, {});
+  tree.parameters()[3]->set_compute({});
+  EXPECT_FALSE(tree.parameters()[3]->has_compute());
+  EXPECT_THAT(message_of<InternalError>([&] { tree(at::ones({2, 4}), {}); }), HasSubstr("second.scale.weight"));
+}
+
+TEST(Parameter, FreezingReachesTheTensors) {
+  Tree tree;
+  Parameter& bias = *tree.parameters()[0];
+  bias.set_requires_grad(false);
+  tree.materialise(lone_mesh(), {}, {});
+  EXPECT_FALSE(bias.rest().requires_grad());
+  Parameter& matrix = *tree.parameters()[1];
+  matrix.set_requires_grad(false);
+  EXPECT_FALSE(matrix.compute().requires_grad());
+  tree(at::ones({2, 4}), {}).sum().backward();
+  EXPECT_FALSE(bias.rest().grad().defined() || matrix.rest().grad().defined());
+  EXPECT_TRUE(tree.parameters()[2]->rest().grad().defined());
+}
+
+}  // namespace
+}  // namespace caravan::testing

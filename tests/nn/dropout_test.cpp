@@ -1,0 +1,142 @@
+#include "caravan/nn/dropout.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "caravan/nn/model.h"
+#include "tests/nn/tiny.h"
+
+namespace caravan {
+namespace {
+
+using testing::distance;
+using testing::normal;
+
+at::Tensor dropped(const at::Tensor& x, double dropout, const std::vector<int64_t>& whole,
+                   const std::vector<int64_t>& offset, const std::string& name = "blocks.0.dropout", int64_t step = 4) {
+  return counter_dropout(x, dropout, {.seed = 9, .name = name, .step = step, .offset = offset, .global_shape = whole});
+}
+
+TEST(CounterDropout, zeroesItsShareAndKeepsTheMean) {
+  for (const double dropout : {0.1, 0.5, 0.9}) {
+    const at::Tensor y = dropped(at::ones({200, 5, 1001}), dropout, {200, 5, 1001}, {0, 0, 0});
+    const double n = static_cast<double>(y.numel());
+    const double zeroed = (y == 0).sum().item<double>() / n;
+    EXPECT_NEAR(zeroed, dropout, 5 * std::sqrt(dropout * (1 - dropout) / n));  // five standard deviations
+    EXPECT_TRUE((y == 0).logical_or((y - 1 / (1 - dropout)).abs() < 1e-5).all().item<bool>());
+    // Neighbours along each dim are kept independently: the share of pairs that are both zeroed is its square.
+    for (const int64_t dim : {0, 1, 2}) {
+      const int64_t size = y.size(dim) - 1;
+      const at::Tensor both = (y.narrow(dim, 0, size) == 0).logical_and(y.narrow(dim, 1, size) == 0);
+      EXPECT_NEAR(both.to(at::kDouble).mean().item<double>(), dropout * dropout, 6 / std::sqrt(n)) << dim;
+    }
+  }
+}
+
+TEST(CounterDropout, seedNameAndStepGiveOtherMasks) {
+  const at::Tensor x = at::ones({64, 64});
+  const auto draw = [&](uint64_t seed, const std::string& name, int64_t step) {
+    const DropoutKey key{.seed = seed, .name = name, .step = step, .offset = {0, 0}, .global_shape = {64, 64}};
+    return counter_dropout(x, 0.5, key);
+  };
+  const at::Tensor base = draw(1, "a", 0);
+  EXPECT_TRUE(base.equal(draw(1, "a", 0)));
+  for (const at::Tensor& other : {draw(2, "a", 0), draw(1, "b", 0), draw(1, "a", 1)}) {
+    // Independent halves agree on half of the elements; 0.05 is more than six standard deviations.
+    EXPECT_NEAR((base == other).to(at::kDouble).mean().item<double>(), 0.5, 0.05);
+  }
+}
+
+TEST(CounterDropout, backwardDrawsTheSameMask) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = normal({3, 7, 37}, 1).to(type).requires_grad_(true);
+    const at::Tensor y = dropped(x, 0.3, {3, 7, 37}, {0, 0, 0});
+    y.backward(at::ones_like(y));
+    EXPECT_TRUE((x.detach() * x.grad()).allclose(y.detach(), 1e-2, 0)) << c10::toString(type);
+    EXPECT_TRUE((x.grad() == 0).equal(y.detach() == 0));
+  }
+}
+
+/// Every box of a small tensor gets, bit for bit, its piece of the whole's mask: ranks, micro-batches, sequence and
+/// feature pieces; odd sizes leave vector tails everywhere.
+TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
+  const std::vector<int64_t> whole{4, 5, 23};
+  const at::Tensor x = normal(whole, 2);
+  const at::Tensor all = dropped(x, 0.4, whole, {0, 0, 0});
+  for (int64_t b = 0; b < 4; ++b) {
+    for (int64_t rows = 1; b + rows <= 4; ++rows) {
+      for (const auto& [s, length] : {std::pair<int64_t, int64_t>{0, 5}, {1, 3}, {4, 1}}) {
+        for (const auto& [f, width] : {std::pair<int64_t, int64_t>{0, 23}, {3, 17}, {22, 1}}) {
+          const auto piece = [&](const at::Tensor& t) {
+            return t.narrow(0, b, rows).narrow(1, s, length).narrow(2, f, width);
+          };
+          EXPECT_TRUE(dropped(piece(x), 0.4, whole, {b, s, f}).equal(piece(all))) << b << rows << s << f;
+        }
+      }
+    }
+  }
+}
+
+TEST(CounterDropout, largeTensorsAreSplitWithoutTrace) {
+  const std::vector<int64_t> whole{3, 100, 331};
+  const at::Tensor x = normal(whole, 2);
+  const at::Tensor all = dropped(x, 0.4, whole, {0, 0, 0});
+  for (int64_t b = 0; b < 3; ++b) {
+    EXPECT_TRUE(dropped(x.narrow(0, b, 1), 0.4, whole, {b, 0, 0}).equal(all.narrow(0, b, 1)));
+  }
+}
+
+class ModelDropout : public ::testing::TestWithParam<ModelKind> {};
+
+/// Rank 1 of 3 and its second micro-batch compute what one process computes for their sequences.
+TEST_P(ModelDropout, isThatOfTheGlobalBatch) {
+  ModelConfig config = testing::tiny_config(GetParam());
+  config.dropout = 0.3;
+  const auto model = testing::whole_model(config);
+  const at::Tensor ids = testing::tokens(6, 11, config.vocabulary);
+  const ForwardContext whole{.seed = 3, .step = 8};
+  const at::Tensor all = model->run({ids}, whole).front();
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1}}) {
+    ForwardContext context = whole;
+    context[Dim::batch] = {.offset = first, .global = 6};
+    const at::Tensor piece = model->run({ids.narrow(0, first, count)}, context).front();
+    EXPECT_LT(distance(piece, all.narrow(0, first, count)), 1e-6);  // products of other heights round otherwise
+    context[Dim::batch] = {};
+    EXPECT_GT(distance(model->run({ids.narrow(0, first, count)}, context).front(), all.narrow(0, first, count)), 1e-2);
+  }
+}
+
+TEST_P(ModelDropout, isOffInEvaluation) {
+  ModelConfig config = testing::tiny_config(GetParam());
+  const auto plain = testing::whole_model(config);
+  config.dropout = 0.3;
+  const auto model = testing::whole_model(config);
+  const at::Tensor ids = testing::tokens(2, 11, config.vocabulary);
+  const at::Tensor expected = plain->run({ids}, {.training = true}).front();
+  EXPECT_TRUE(model->run({ids}, {.training = false}).front().equal(expected));
+  EXPECT_FALSE(model->run({ids}, {.training = true}).front().equal(expected));
+}
+
+/// Of attention's own path: no dropout to speak of gives what the fused kernel gives.
+TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
+  ModelConfig config = testing::tiny_config(GetParam());
+  const auto plain = testing::whole_model(config);
+  config.dropout = 1e-9;
+  const auto model = testing::whole_model(config);
+  const at::Tensor ids = testing::tokens(2, 11, config.vocabulary);
+  const at::Tensor labels = testing::tokens(2, 11, config.vocabulary, 1);
+  for (Model* each : {plain.get(), model.get()}) each->run({ids, labels}, {}).front().backward();
+  const NamedTensors a = testing::gradients(*plain);
+  const NamedTensors b = testing::gradients(*model);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].first.ends_with("key.bias")) continue;  // zero but for rounding
+    EXPECT_LT(distance(b[i].second, a[i].second), 2e-6) << a[i].first;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, ModelDropout, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+}  // namespace
+}  // namespace caravan

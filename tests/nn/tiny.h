@@ -1,0 +1,49 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/mesh/mesh.h"
+#include "caravan/nn/hf_names.h"
+#include "caravan/nn/model.h"
+
+namespace caravan::testing {
+
+/// A world of one rank.
+Mesh one_rank();
+
+/// `model` whole on one rank, with starting values.
+std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed = 1);
+
+/// Gives the model's parameters these values, under our names, in their dtype: all computes in it from here on.
+void set_parameters(Model& model, const NamedTensors& values);
+/// The gradients of the compute tensors, under our names; a failed test for a parameter that has none.
+NamedTensors gradients(Model& model);
+
+/// Sizes that no vector width divides.
+ModelConfig tiny_config(ModelKind kind, bool tied = true);
+/// Ids or labels [batch, length] of a vocabulary, the same for one seed.
+at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t seed = 0);
+
+/// Standard normal numbers in fp32, the same for one seed.
+at::Tensor normal(const std::vector<int64_t>& shape, uint64_t seed = 0);
+
+/// |a - b| / |b|, norms in fp64.
+double distance(const at::Tensor& a, const at::Tensor& b);
+
+/// A file that fixtures/make.py made.
+struct Fixture {
+  std::string config;  ///< the text of config.json
+  std::map<std::string, at::Tensor> tensors;
+
+  const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
+  /// Those whose name begins with `prefix`, without it, as fp64 or another dtype.
+  NamedTensors below(const std::string& prefix, at::ScalarType type) const;
+};
+Fixture read_fixture(const std::string& name);
+
+}  // namespace caravan::testing
