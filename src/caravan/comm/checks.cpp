@@ -161,6 +161,7 @@ class Check {
   }
 
   static bool overlaps(const ConstBuffer& a, const ConstBuffer& b) {
+    if (a.data == nullptr || b.data == nullptr) return false;
     const auto a_begin = reinterpret_cast<uintptr_t>(a.data);
     const auto b_begin = reinterpret_cast<uintptr_t>(b.data);
     const auto a_end = a_begin + static_cast<uintptr_t>(a.count * size_bytes(a.dtype));
