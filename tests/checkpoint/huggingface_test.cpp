@@ -116,7 +116,6 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
 TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
   const TemporaryFolder folder;
   const Exported out = export_to(folder / "theirs", ModelKind::llama, false);
-  fs::create_directories(folder / "run");
   for (const int ranks : {1, 3}) {
     on_ranks({{"dp", ranks}},
              [&](const Mesh& mesh) { import_run(read_huggingface(folder / "theirs"), folder / "run", mesh); });

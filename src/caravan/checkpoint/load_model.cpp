@@ -1,7 +1,6 @@
 #include "caravan/checkpoint/load_model.h"
 
 #include <ATen/core/grad_mode.h>
-
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -37,13 +36,15 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
     for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();
   }
   if (config.num_parameters() > stored) {  // before even the names of so many are made
-    throw DataError({"load", folder.string(),
-                     fmt::format("is of a model of {} parameters, but holds {} numbers", config.num_parameters(), stored),
-                     "", "use an older checkpoint of the same run"});
+    throw DataError(
+        {"load", folder.string(),
+         fmt::format("is of a model of {} parameters, but holds {} numbers", config.num_parameters(), stored), "",
+         "use an older checkpoint of the same run"});
   }
   std::unique_ptr<Model> model = make_model(config);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
-  for (const Parameter* parameter : model->parameters()) wanted.emplace_back(parameter->name(), parameter->global_shape());
+  for (const Parameter* parameter : model->parameters())
+    wanted.emplace_back(parameter->name(), parameter->global_shape());
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     if (name.starts_with("optimizer.")) wanted.emplace_back(name, tensor.shape);
   }
