@@ -154,9 +154,9 @@ TEST_F(TwoHosts, AreOneWorldByGloo) {
 
 TEST_F(TwoHosts, HaveNoSharedMemory) {
   const auto on = [&](int host) { return "ip netns exec " + host_[host] + " env "; };
-  const Ended ended = shell(on(0) + by_hand(0, "10.83.7.1", 29417, 1) + kRank + " shm & " + on(1) +
-                            by_hand(1, "10.83.7.1", 29417, 1) + kRank + " shm");
-  EXPECT_EQ(ended.exit_code, 2) << ended.output;
+  const Ended ended = shell(on(1) + by_hand(1, "10.83.7.1", 29417, 1) + kRank + " shm & " + on(0) +
+                            by_hand(0, "10.83.7.1", 29417, 1) + kRank + " shm");
+  E1PECT_EQ(ended.exit_code, 2) << ended.output;
 }
 
 }  // namespace
