@@ -12,6 +12,7 @@
 #include "caravan/base/runtime.h"
 #include "caravan/checkpoint/huggingface.h"
 #include "caravan/checkpoint/load_model.h"
+#include "caravan/checkpoint/manifest.h"
 #include "caravan/comm/world.h"
 #include "caravan/generate/generate.h"
 #include "caravan/train/import.h"

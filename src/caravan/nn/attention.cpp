@@ -54,6 +54,7 @@ Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
     throw ShapeError({"attention", name(), fmt::format("{} query heads share {} key heads", q.size(1), k.size(1)), "",
                       "split queries and keys by the same degree"});
   }
+  if (q.is_meta()) return {shape_only(inputs[0], inputs[1], inputs[2], inputs[0].sizes())};
   if (context.training && dropout_ > 0) {
     return {with_dropout(q, k, v, first, context).transpose(1, 2)};
   }

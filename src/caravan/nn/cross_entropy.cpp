@@ -23,10 +23,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Tokens of a chunk: the logits of one fill about 64 MiB in fp32. Fewer would make every product read the weight for
-/// too few rows; more would only hold memory. Chunks are made equal.
+/// Tokens of a chunk: the logits of one fill 1 MiB in fp32, which stays in a cache, but never fewer tokens than make
+/// the products with the weight efficient (measured: 64 cost 15 % more at a vocabulary of 16 k). Chunks are made equal.
 int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary) {
-  const int64_t most = std::max<int64_t>((int64_t{1} << 24) / vocabulary, 64);
+  const int64_t most = std::max<int64_t>((int64_t{1} << 18) / vocabulary, 256);
   const int64_t chunks = (tokens + most - 1) / most;
   return chunks == 0 ? 1 : (tokens + chunks - 1) / chunks;
 }

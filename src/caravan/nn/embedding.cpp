@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
-#include <ATen/ops/embedding.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -13,6 +16,44 @@
 
 namespace caravan {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// ATen's embedding has no meta kernel here, and sums gradients of bf16 in bf16.
+struct RowsOf : Function<RowsOf> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids) {
+    ctx->save_for_backward({ids});
+    ctx->saved_data["rows"] = weight.size(0);
+    std::vector<int64_t> shape = ids.sizes().vec();
+    shape.push_back(weight.size(1));
+    if (ids.is_meta()) return at::empty(shape, weight.options());
+    return at::index_select(weight, 0, ids.flatten()).view(shape);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor ids = ctx->get_saved_variables()[0].contiguous();
+    const int64_t rows = ctx->saved_data["rows"].toInt();
+    const int64_t width = dy.size(-1);
+    const at::Tensor sum = at::zeros({rows, width}, dy.options().dtype(compute_type(dy.scalar_type())));
+    if (!ids.is_meta()) {
+      const int64_t* id = ids.const_data_ptr<int64_t>();
+      with_dtype("embedding", dy.scalar_type(), [&](auto type) {
+        using T = decltype(type);
+        // Each thread owns a range of rows and sees all ids in order: no race, and the same sum on any number of them.
+        at::parallel_for(0, rows, 1 + (int64_t{1} << 16) / width, [&](int64_t begin, int64_t end) {
+          for (int64_t t = 0; t < ids.numel(); ++t) {
+            if (id[t] < begin || id[t] >= end) continue;
+            kernels::accumulate(data_of<T>(dy) + t * width, data_of<kernels::Compute<T>>(sum) + id[t] * width, width);
+          }
+        });
+      });
+    }
+    return {sum.to(dy.scalar_type()), {}};
+  }
+};
 
 void check_ids(const at::Tensor& ids, int64_t rows, const std::string& name) {
   if (ids.is_meta()) return;
@@ -37,8 +78,9 @@ at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& /*c
     throw UsageError(
         {"embedding", name(), fmt::format("ids are {}", c10::toString(input.scalar_type())), "", "give them as int64"});
   }
+  check_device("embedding", weight);
   check_ids(input, weight.size(0), name());
-  return at::embedding(weight, input);
+  return RowsOf::apply(weight, input);
 }
 
 PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)

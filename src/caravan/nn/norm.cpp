@@ -93,6 +93,7 @@ LayerNorm::LayerNorm(int64_t width, double epsilon)
 
 at::Tensor LayerNorm::forward(const at::Tensor& input, const ForwardContext& /*context*/) {
   const at::Tensor& weight = weight_.compute();
+  if (input.is_meta()) return shape_only(input, weight, bias_.compute(), input.sizes());
   return at::layer_norm(input, weight.sizes(), weight, bias_.compute(), epsilon_);
 }
 

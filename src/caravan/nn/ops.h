@@ -12,6 +12,10 @@ namespace caravan {
 /// Own ops run on the CPU and on meta tensors (shapes alone). Throws UsageError for another device.
 void check_device(std::string_view op, const at::Tensor& tensor);
 
+/// What an op gives for meta tensors where ATen's C++ half has no meta kernel: an empty tensor of this shape, of a's
+/// dtype, with gradients of the shapes of a, b and c.
+at::Tensor shape_only(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, at::IntArrayRef shape);
+
 [[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
 
 /// Calls f(T{}) with the kernels' type for `type`: float, double or Bf16. Throws UsageError for any other.

@@ -112,8 +112,10 @@ void check_whole(Recipe& recipe) {
       refuse(key.name, reason, recipe.where(key.name), "leave it out");
     }
   }
+  ModelConfig model = recipe.model;
+  if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, known later
   try {
-    recipe.model.validate();
+    model.validate();
   } catch (const UsageError& error) {
     refuse(error.text().subject, error.text().fact, recipe.where(error.text().subject), error.text().action);
   }
