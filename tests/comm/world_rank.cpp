@@ -7,7 +7,8 @@
 #include "caravan/comm/world.h"
 
 /// One rank as a launcher starts it: finds its job in the environment, makes the world of the back-end it is told and
-/// uses every kind of call on it. `world_rank BACKEND [die]`: the last rank dies in mid-job.
+/// uses every kind of call on it. `world_rank BACKEND [die|die_at_first]`: the last rank ends in mid-job, in every
+/// attempt or torchrun's first.
 int main(int argc, char** argv) {
   const std::string backend = argc > 1 ? argv[1] : "auto";
   const std::string fault = argc > 2 ? argv[2] : "";
@@ -25,7 +26,9 @@ int main(int argc, char** argv) {
     for (const float value : data) {
       if (value != expected) return 1;
     }
-    if (fault == "die" && last) std::abort();
+    const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    const bool is_first = attempt != nullptr && std::string(attempt) == "0";
+    if (last && (fault == "die" || (fault == "die_at_first" && is_first))) std::_Exit(77);
     int64_t token = world->rank() == 0 ? 42 : 0;
     if (world->rank() > 0) world->recv({&token, 1, Dtype::int64, {}}, world->rank() - 1, "token");
     if (!last) world->send({&token, 1, Dtype::int64}, world->rank() + 1, "token");

@@ -99,7 +99,8 @@ TEST(World, LostRankIsNamed) {
   const Ended ended = shell(by_hand(1, "127.0.0.1", port, 2) + kRank + " gloo die & " +
                             by_hand(0, "127.0.0.1", port, 2) + kRank + " gloo die");
   EXPECT_EQ(ended.exit_code, 4) << ended.output;
-  EXPECT_THAT(ended.output, HasSubstr("rank 1 of the world is lost"));
+  EXPECT_THAT(ended.output, HasSubstr("rank 1 of the world is lost: "));
+  EXPECT_THAT(ended.output, ::testing::Not(HasSubstr("gloo/transport"))) << "a source line of gloo";
 }
 
 /// The torchrun that came with this torch; its agent serves a store of c10d on MASTER_PORT.
@@ -118,6 +119,15 @@ TEST(World, UnderTorchrunWithoutItsStore) {
   if (torchrun.empty()) GTEST_SKIP() << "this torch came without torchrun";
   const Ended ended = shell("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 " + torchrun +
                             " --standalone --nproc-per-node 2 --no-python " + kRank + " gloo");
+  expect_both_ranks(ended, "gloo");
+}
+
+/// The agent keeps its store, with all that the ranks of the first attempt have left in it.
+TEST(World, UnderTorchrunThatStartsTheRanksAgain) {
+  const std::string torchrun = CARAVAN_TEST_TORCHRUN;
+  if (torchrun.empty()) GTEST_SKIP() << "this torch came without torchrun";
+  const Ended ended =
+      shell(torchrun + " --standalone --nproc-per-node 2 --max-restarts 1 --no-python " + kRank + " gloo die_at_first");
   expect_both_ranks(ended, "gloo");
 }
 
@@ -156,7 +166,8 @@ TEST_F(TwoHosts, HaveNoSharedMemory) {
   const auto on = [&](int host) { return "ip netns exec " + host_[host] + " env "; };
   const Ended ended = shell(on(1) + by_hand(1, "10.83.7.1", 29417, 1) + kRank + " shm & " + on(0) +
                             by_hand(0, "10.83.7.1", 29417, 1) + kRank + " shm");
-  E1PECT_EQ(ended.exit_code, 2) << ended.output;
+  EXPECT_EQ(ended.exit_code, 2) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("use the back-end gloo"));
 }
 
 }  // namespace

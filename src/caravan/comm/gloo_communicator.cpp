@@ -202,7 +202,8 @@ std::exception_ptr GlooCommunicator::lost_error(const Job& job, const PeerLost& 
   if (left >= 0) return left_error(seat_, job.call(), left);
   if (fact.empty()) {
     const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
-    fact = member_->publish_failure("world", fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
+    fact = member_->publish_failure("world",
+                                    fmt::format("rank {} of the world is lost: {}", world_rank, plain_fact(lost.fact)));
   }
   return peer_error(seat_, job.call(), std::move(fact));
 }

@@ -1,5 +1,7 @@
 #include "caravan/comm/gloo_errors.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -71,6 +73,13 @@ std::exception_ptr left_error(const Seat& seat, const Descriptor& call, int rank
                  fmt::format("rank {} of {} left: the communicator \"{}\" was destroyed there without this operation",
                              rank_text(seat, rank), seat.size, seat.name),
                  "make every rank call the same operations, and keep the communicator until the last")));
+}
+
+std::string plain_fact(std::string fact) {
+  if (fact.starts_with('[')) fact.erase(0, std::min(fact.find("] "), fact.size() - 2) + 2);
+  for (const std::string_view advice : {"\n", ". This is typically"})
+    fact.resize(std::min(fact.find(advice), fact.size()));
+  return fact;
 }
 
 std::string what_went_wrong(const std::exception_ptr& error) {
