@@ -76,7 +76,8 @@ std::exception_ptr left_error(const Seat& seat, const Descriptor& call, int rank
 }
 
 std::string plain_fact(std::string fact) {
-  if (fact.starts_with('[')) fact.erase(0, std::min(fact.find("] "), fact.size() - 2) + 2);
+  const size_t source_end = fact.find("] ");
+  if (fact.starts_with('[') && source_end != std::string::npos) fact.erase(0, source_end + 2);
   for (const std::string_view advice : {"\n", ". This is typically"})
     fact.resize(std::min(fact.find(advice), fact.size()));
   return fact;
