@@ -1,4 +1,6 @@
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -119,6 +121,23 @@ TEST_P(Products, areAtensWhoeverComputesThem) {
 INSTANTIATE_TEST_SUITE_P(, Products,
                          ::testing::Combine(::testing::Values(1, 16, 67), ::testing::Values(1, 18, 64),
                                             ::testing::Values(1, 23, 128)));
+
+/// Ranks that are threads compute at the same time, each its own shapes.
+TEST(ProductsEdges, threadsDoNotDisturbEachOther) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int64_t thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([thread, &wrong] {
+      for (int64_t i = 0; i < 40; ++i) {
+        const at::Tensor a = normal({17 + i, 9 + thread}, 1);
+        const at::Tensor b = normal({21 + thread, 9 + thread}, 2);
+        if (distance(product(a, b), at::matmul(a.to(at::kDouble), b.t().to(at::kDouble))) > 1e-6) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
 
 TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   const at::Tensor x = normal({40, 6}, 1).requires_grad_(true);

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string_view>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/linear.h>
@@ -36,6 +37,7 @@ bool suits_onednn(const at::Tensor& a, int64_t rows) {
 }
 
 at::Tensor call(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
   return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
