@@ -8,10 +8,11 @@
 #include "caravan/data/bpe_trainer.h"
 #include "caravan/data/tokenizer.h"
 
-/// For fixtures/fuzz.py, and for measuring:
+/// For fixtures/make.py, fixtures/fuzz.py, and for measuring:
 ///   encode TOKENIZER_JSON        stdin: texts, each a little-endian uint32 of its bytes and the bytes;
 ///                                stdout: for each the count of its ids and the ids, as int32
 ///   train VOCAB_SIZE TEXT        stdout: the tokenizer.json
+///   train-documents VOCAB_SIZE   stdin: documents, as the texts of encode
 ///   time TOKENIZER_JSON TEXT     encodes a file five times and prints the best speed
 namespace {
 
@@ -19,17 +20,25 @@ using caravan::Tokenizer;
 
 std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
 
+std::vector<std::string_view> texts_of(std::string_view input) {
+  std::vector<std::string_view> texts;
+  for (size_t at = 0; at + 4 <= input.size();) {
+    uint32_t size = 0;
+    std::memcpy(&size, input.data() + at, sizeof size);
+    texts.push_back(input.substr(at + 4, size));
+    at += 4 + size;
+  }
+  return texts;
+}
+
 int encode(const char* json) {
   const Tokenizer tokenizer = Tokenizer::load(json);
   const std::string input = read_all(std::cin);
   const auto put = [](int32_t number) { std::cout.write(reinterpret_cast<const char*>(&number), sizeof number); };
-  for (size_t at = 0; at + 4 <= input.size();) {
-    uint32_t size = 0;
-    std::memcpy(&size, input.data() + at, sizeof size);
-    const std::vector<int32_t> ids = tokenizer.encode(std::string_view(input).substr(at + 4, size));
+  for (const std::string_view text : texts_of(input)) {
+    const std::vector<int32_t> ids = tokenizer.encode(text);
     put(static_cast<int32_t>(ids.size()));
     for (const int32_t id : ids) put(id);
-    at += 4 + size;
   }
   return 0;
 }
@@ -39,6 +48,12 @@ int train(int64_t vocab_size, const char* path) {
   const std::string text = read_all(file);
   const std::string_view documents[] = {text};
   std::cout << caravan::train_bpe(documents, vocab_size).to_json();
+  return 0;
+}
+
+int train_documents(int64_t vocab_size) {
+  const std::string input = read_all(std::cin);
+  std::cout << caravan::train_bpe(texts_of(input), vocab_size).to_json();
   return 0;
 }
 
@@ -66,11 +81,12 @@ int main(int argc, char** argv) {
   try {
     if (verb == "encode") return encode(argv[2]);
     if (verb == "train" && argc > 3) return train(std::stoll(argv[2]), argv[3]);
+    if (verb == "train-documents") return train_documents(std::stoll(argv[2]));
     if (verb == "time" && argc > 3) return time(argv[2], argv[3]);
   } catch (const caravan::Error& error) {
     std::cerr << error.what() << '\n';
     return error.exit_code();
   }
-  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | time JSON TEXT\n";
+  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | train-documents SIZE | time JSON TEXT\n";
   return 2;
 }

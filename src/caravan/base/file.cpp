@@ -2,12 +2,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
-
 #include <fcntl.h>
+#include <random>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -145,6 +145,16 @@ void OutputFile::finish() {
   }
 }
 
+void OutputFile::finish_as(const std::filesystem::path& to) {
+  finish();
+  try {
+    rename_durably(path_, to, op_);
+  } catch (...) {
+    unlink(path_.c_str());
+    throw;
+  }
+}
+
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to, std::string_view op) {
   if (rename(from.c_str(), to.c_str()) != 0) {
     const int error = errno;
@@ -162,17 +172,15 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
   if (fsync(directory.value) != 0 && errno != EINVAL) throw_file_error(op, folder, "cannot be flushed to disk", errno);
 }
 
+std::filesystem::path name_aside(const std::filesystem::path& path) {
+  std::random_device random;
+  return fmt::format("{}.{:08x}{:08x}.tmp", path.string(), random(), random());
+}
+
 void write_file_durably(const std::filesystem::path& path, std::string_view text, std::string_view op) {
-  const std::filesystem::path aside = path.string() + ".tmp";
-  OutputFile file(aside, op);
+  OutputFile file(name_aside(path), op);
   file.append(text);
-  file.finish();
-  try {
-    rename_durably(aside, path, op);
-  } catch (...) {
-    unlink(aside.c_str());
-    throw;
-  }
+  file.finish_as(path);
 }
 
 }  // namespace caravan

@@ -52,6 +52,8 @@ class OutputFile {
   void write_at(int64_t offset, std::span<const std::byte> bytes);
   /// fsync and close. Nothing is written after it.
   void finish();
+  /// `finish`, then `rename_durably` to `to`; if that fails, the file is removed.
+  void finish_as(const std::filesystem::path& to);
 
  private:
   std::filesystem::path path_;
@@ -63,7 +65,11 @@ class OutputFile {
 /// Renames within one folder, replacing `to`, and fsyncs the folder. Throws ResourceError.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to, std::string_view op);
 
-/// Makes `path` hold `text`: written beside it as `<path>.tmp`, fsynced, renamed. Throws ResourceError.
+/// A name beside `path` that no other writer has, on this host or another: `<path>.<random>.tmp`.
+std::filesystem::path name_aside(const std::filesystem::path& path);
+
+/// Makes `path` hold `text`: written aside, fsynced, renamed. Several ranks may do so at once; the last one counts.
+/// Throws ResourceError.
 void write_file_durably(const std::filesystem::path& path, std::string_view text, std::string_view op);
 
 }  // namespace caravan

@@ -135,6 +135,8 @@ class Communicator {
   /// Starts one checked operation; size() > 1. May throw the error the communicator died of, then nothing was started.
   /// Called by the verbs above only.
   virtual void start(const std::shared_ptr<Operation>& operation) = 0;
+  /// The number of a collective that does not come as an Operation of a verb: a split.
+  uint64_t take_sequence() noexcept { return next_collective_++; }
   /// Returns when `operation` is complete; throws its error. Progresses everything else meanwhile.
   virtual void finish(Operation& operation) = 0;
 

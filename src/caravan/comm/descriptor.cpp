@@ -117,7 +117,8 @@ std::string to_string(const Descriptor& descriptor) {
     if (verb == Verb::recv) text += fmt::format(" from {}", descriptor.root);
   }
   if (descriptor.what[0] != '\0') text += fmt::format(" \"{}\"", descriptor.what.data());
-  return text + fmt::format(" at {}:{}", descriptor.file.data(), descriptor.line);
+  if (descriptor.line != 0) text += fmt::format(" at {}:{}", descriptor.file.data(), descriptor.line);
+  return text;
 }
 
 std::string difference(std::span<const CallOf> calls) {

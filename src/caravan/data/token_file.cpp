@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <random>
 
 #include <fmt/format.h>
 
@@ -82,12 +81,6 @@ Header read_header(const MappedFile& file, const std::filesystem::path& path) {
                              header.num_tokens, header.id_bytes));
   }
   return header;
-}
-
-/// A name beside `path` that no other writer has.
-std::filesystem::path name_aside(const std::filesystem::path& path) {
-  std::random_device random;
-  return fmt::format("{}.{:08x}{:08x}.tmp", path.string(), random(), random());
 }
 
 }  // namespace
@@ -175,14 +168,7 @@ void TokenFileWriter::finish(int64_t text_bytes, ContentHash content) {
   header.hash_high = hash.high;
   header.hash_low = hash.low;
   file_.write_at(0, std::as_bytes(std::span(&header, 1)));
-  file_.finish();
-  try {
-    rename_durably(file_.path(), path_, "tokens");
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(file_.path(), ignored);
-    throw;
-  }
+  file_.finish_as(path_);
 }
 
 }  // namespace caravan

@@ -185,8 +185,9 @@ void read_template(const JsonReader& json, TokenizerParts& parts) {
       is_behind_text = true;
       continue;
     }
-    const JsonReader ids = json["special_tokens"][piece["SpecialToken"]["id"].string()]["ids"];
-    if (ids.is_null()) piece.refuse("names a token that special_tokens lacks", "add it there");
+    const JsonReader token = json["special_tokens"][piece["SpecialToken"]["id"].string()];
+    if (token.is_null()) piece.refuse("names a token that special_tokens lacks", "add it there");
+    const JsonReader ids = token["ids"];
     for (size_t k = 0; k < ids.size(); ++k) {
       (is_behind_text ? parts.suffix : parts.prefix)
           .push_back(static_cast<int32_t>(ids.element(k).integer(0, kLargestId)));

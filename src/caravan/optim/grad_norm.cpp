@@ -34,7 +34,7 @@ Share share_of(const Parameter& parameter, const Mesh& mesh) {
 
 /// In pieces that stay in cache, added up in fp64: one fp32 sum over a large model would lose digits.
 double sum_of_squares(const at::Tensor& range) {
-  constexpr int64_t kPiece = int64_t{1} << 18;
+  constexpr int64_t kPiece = int64_t{1} << 14;
   double sum = 0;
   for (int64_t begin = 0; begin < range.numel() && !range.is_meta(); begin += kPiece) {
     const at::Tensor piece = range.narrow(0, begin, std::min(kPiece, range.numel() - begin));

@@ -94,7 +94,8 @@ void Ddp::finish(const Bucket& bucket) {
 void Ddp::finish_step() {
   for (const Bucket& bucket : buckets()) finish(bucket);
   for (const auto& slot : state_.layout.slots()) {
-    slot.parameter->rest().mutable_grad() = state_.layout.view(state_.gradients, *slot.parameter);
+    // Detached: torch's zero_grad refuses views that autograd knows of.
+    slot.parameter->rest().mutable_grad() = state_.layout.view(state_.gradients, *slot.parameter).detach();
   }
 }
 

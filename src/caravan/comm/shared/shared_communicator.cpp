@@ -191,6 +191,7 @@ std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> mem
   const auto result = std::make_shared<SplitResult>();
   if (size() > 1) {
     const auto operation = std::make_shared<Operation>(SplitTask::make_operation(members, size(), seat.name));
+    operation->sequence = take_sequence();
     enqueue(collectives_, std::make_unique<SplitTask>(seat_, operation, result));
     finish(*operation);
   }

@@ -1,0 +1,235 @@
+// The only file that includes c10d's headers. See Note [stubs of gloo's headers].
+#include "caravan/comm/gloo.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <thread>
+#include <type_traits>
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/gloo_address.h"
+#include "caravan/comm/gloo_communicator.h"
+#include "caravan/comm/store_errors.h"
+
+namespace caravan {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// Our own waits have time-outs; one of gloo's would tear down the connections of the whole world.
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+
+/// Our store as the one that gloo meets its peers in.
+class C10dStore final : public c10d::Store {
+ public:
+  C10dStore(std::shared_ptr<caravan::Store> store, milliseconds timeout)
+      : c10d::Store(timeout), store_(std::move(store)) {}
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<C10dStore>(store_, timeout_); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->set(key, {reinterpret_cast<const char*>(value.data()), value.size()});
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    const std::string value = store_->get(key, timeout_);
+    return {value.begin(), value.end()};
+  }
+  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
+  bool deleteKey(const std::string& /*key*/) override { return false; }
+  bool check(const std::vector<std::string>& keys) override {
+    return std::ranges::all_of(keys, [&](const std::string& key) { return store_->has(key); });
+  }
+  int64_t getNumKeys() override {
+    throw InternalError({.op = "store", .fact = "c10d asked for the number of keys, which our store does not count"});
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    const auto deadline = steady_clock::now() + timeout;
+    for (const std::string& key : keys) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+      store_->get(key, std::max(left, milliseconds(0)));
+    }
+  }
+
+ private:
+  std::shared_ptr<caravan::Store> store_;
+};
+
+class GlooTransfer final : public gloo::Transfer {
+ public:
+  explicit GlooTransfer(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+  bool wait() override { return work_->wait(kForever); }
+  void interrupt() noexcept override { work_->abort(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+class GlooTransport final : public gloo::Transport {
+ public:
+  explicit GlooTransport(c10::intrusive_ptr<c10d::ProcessGroupGloo> group) : group_(std::move(group)) {}
+
+  std::unique_ptr<gloo::Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) override {
+    std::vector<at::Tensor> tensors{bytes_of(const_cast<std::byte*>(data), bytes)};  // gloo only reads it
+    return std::make_unique<GlooTransfer>(group_->send(tensors, world_rank, tag));
+  }
+  std::unique_ptr<gloo::Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) override {
+    std::vector<at::Tensor> tensors{bytes_of(data, bytes)};
+    return std::make_unique<GlooTransfer>(group_->recv(tensors, world_rank, tag));
+  }
+
+ private:
+  static at::Tensor bytes_of(std::byte* data, size_t bytes) {
+    return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte);
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+};
+
+/// Waits until every rank has come to this world, so that those that do not are named.
+void meet(const RankInfo& info, Store& store, milliseconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  store.set(fmt::format("here/{}", info.rank), "");
+  std::vector<int64_t> absent;
+  for (int rank = 0; rank < info.world_size; ++rank) {
+    const std::string key = fmt::format("here/{}", rank);
+    while (!store.has(key)) {
+      if (steady_clock::now() >= deadline) {
+        absent.push_back(rank);
+        break;
+      }
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+  if (absent.empty()) return;
+  throw CommError({.op = "gloo",
+                   .subject = "world",
+                   .fact = fmt::format("{} {} of {} did not come within {} s", absent.size() == 1 ? "rank" : "ranks",
+                                       join(absent), info.world_size, static_cast<double>(timeout.count()) / 1e3),
+                   .where = fmt::format("rank {}", info.rank),
+                   .action = "start all ranks with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
+}
+
+std::shared_ptr<gloo::Transport> connect_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                               milliseconds timeout) {
+  const std::string address = gloo::own_address(info);
+  try {
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    options->threads = 1;  // for c10d's own collectives, which are not used
+    return std::make_shared<GlooTransport>(
+        c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<C10dStore>(prefixed(store, "c10d"), timeout),
+                                                    info.rank, info.world_size, std::move(options)));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& exception) {
+    throw CommError({.op = "gloo",
+                     .subject = "world",
+                     .fact = fmt::format("cannot connect the ranks: {}", exception.what()),
+                     .where = fmt::format("rank {} of {}, at {}", info.rank, info.world_size, address),
+                     .action = "see that the hosts reach each other on any TCP port"});
+  }
+}
+
+/// torchrun's store, one call at a time: c10d's client holds its lock while it waits, so nothing waits inside it.
+class AgentStore final : public Store {
+ public:
+  AgentStore(c10::intrusive_ptr<c10d::TCPStore> store, std::string where)
+      : store_(std::move(store)), where_(std::move(where)) {}
+
+  void set(std::string_view key, std::string_view value) override {
+    ask([&] { store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end())); });
+  }
+  std::string get(std::string_view key, milliseconds timeout) override {
+    const auto deadline = steady_clock::now() + timeout;
+    for (milliseconds pause{1}; !has(key); pause = std::min(pause * 2, milliseconds(50))) {
+      if (steady_clock::now() >= deadline) throw key_not_set(key, timeout, where_);
+      std::this_thread::sleep_for(pause);
+    }
+    return ask([&] {
+      const std::vector<uint8_t> value = store_->get(std::string(key));
+      return std::string(value.begin(), value.end());
+    });
+  }
+  bool has(std::string_view key) override {
+    return ask([&] { return store_->check({std::string(key)}); });
+  }
+  int64_t add(std::string_view key, int64_t amount) override {
+    return ask([&] { return store_->add(std::string(key), amount); });
+  }
+
+ private:
+  template <class Call>
+  std::invoke_result_t<Call> ask(const Call& call) {
+    try {
+      return call();
+    } catch (const std::exception& exception) {
+      throw CommError({.op = "store",
+                       .fact = fmt::format("the {} is lost: {}", where_, exception.what()),
+                       .action = "see why torchrun's agent ended"});
+    }
+  }
+
+  c10::intrusive_ptr<c10d::TCPStore> store_;
+  std::string where_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                              const CommOptions& options) {
+  std::shared_ptr<gloo::Transport> transport;
+  std::shared_ptr<Store> own;
+  if (info.world_size > 1) {
+    // Every world of a job meets under keys of its own: the n-th of this rank is the n-th of every rank.
+    const int64_t number = store->add(fmt::format("gloo/{}", info.rank), 1);
+    own = prefixed(store, fmt::format("gloo/world {}", number));
+    meet(info, *own, options.timeout);
+    transport = connect_world(info, own, options.timeout);
+  }
+  gloo::Seat seat;
+  seat.transport = transport;
+  seat.rank = info.rank;
+  seat.size = info.world_size;
+  seat.name = "world";
+  seat.world_ranks.resize(static_cast<size_t>(info.world_size));
+  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
+  seat.check = options.check;
+  auto member = std::make_shared<gloo::Member>(transport, own, info.rank, info.world_size, options);
+  return std::make_shared<gloo::GlooCommunicator>(std::move(member), std::move(seat));
+}
+
+std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds timeout) {
+  const std::string where = fmt::format("store of torchrun's agent at {}:{}", info.master_addr, info.master_port);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(info.master_port);
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.useLibUV = false;  // concerns the server; a build without libuv refuses the default
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
+  } catch (const std::exception& exception) {
+    throw CommError(
+        {.op = "store",
+         .subject = where,
+         .fact = fmt::format("no answer within {} s: {}", static_cast<double>(timeout.count()) / 1e3, exception.what()),
+         .action = "check that torchrun still runs, MASTER_ADDR and MASTER_PORT"});
+  }
+  // The agent keeps its store when it restarts the ranks: each attempt has keys of its own.
+  const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return prefixed(std::make_shared<AgentStore>(std::move(store), where),
+                  fmt::format("caravan/attempt {}", attempt != nullptr ? attempt : "0"));
+}
+
+}  // namespace caravan

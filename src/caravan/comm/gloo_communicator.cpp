@@ -1,0 +1,222 @@
+#include "caravan/comm/gloo_communicator.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/gloo_collective.h"
+#include "caravan/comm/gloo_errors.h"
+#include "caravan/comm/gloo_mail.h"
+#include "caravan/comm/gloo_split.h"
+#include "caravan/comm/members.h"
+#include "caravan/comm/shared/peer_failure.h"
+
+namespace caravan::gloo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kLook{1000};    // between two looks for a failure elsewhere, which cost messages
+constexpr std::chrono::milliseconds kPatience{20};  // for what has long been sent, when the time is up
+
+}  // namespace
+
+GlooCommunicator::GlooCommunicator(std::shared_ptr<Member> member, Seat seat)
+    : Communicator(seat.rank, seat.size, seat.name),
+      member_(std::move(member)),
+      seat_(std::move(seat)),
+      exceptions_at_birth_(std::uncaught_exceptions()),
+      sends_(static_cast<size_t>(seat_.size)),
+      recvs_(static_cast<size_t>(seat_.size)) {
+  member_->add(*this);
+}
+
+GlooCommunicator::~GlooCommunicator() {
+  const auto has_work = [this] {
+    return std::ranges::any_of(lanes(), [](Lane* lane) { return lane->head() != nullptr; });
+  };
+  if (std::uncaught_exceptions() > exceptions_at_birth_) {
+    // Peers may be waiting for what this rank will never call.
+    if (has_work()) {
+      const std::string text =
+          fmt::format("rank {} left: \"{}\" was destroyed there while an exception passed", rank(), name());
+      fail(std::make_exception_ptr(CommError({.op = "communicator", .subject = name(), .fact = text})));
+      member_->publish_failure(scope(), text);
+    }
+  } else {
+    for (Lane* lane : lanes()) {
+      wait(*lane, [&] { return error_ != nullptr || lane->head() == nullptr; });
+    }
+  }
+  collect();
+  member_->remove(*this);
+}
+
+void GlooCommunicator::abort(std::string_view reason) noexcept {
+  std::string text(reason);
+  try {
+    text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
+  } catch (const std::exception&) {  // no memory for more
+  }
+  member_->close(member_->publish_failure("world", text));
+}
+
+std::vector<Lane*> GlooCommunicator::lanes() const {
+  std::vector<Lane*> lanes;
+  if (collectives_ != nullptr) lanes.push_back(collectives_.get());
+  for (const auto* list : {&sends_, &recvs_}) {
+    for (const auto& lane : *list) {
+      if (lane != nullptr) lanes.push_back(lane.get());
+    }
+  }
+  return lanes;
+}
+
+std::unique_ptr<Lane>& GlooCommunicator::lane_of(const Operation& operation) {
+  if (operation.verb == Verb::send) return sends_[static_cast<size_t>(operation.peer)];
+  if (operation.verb == Verb::recv) return recvs_[static_cast<size_t>(operation.peer)];
+  return collectives_;
+}
+
+void GlooCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_ptr<Job>& job) {
+  member_->collect();
+  if (error_ != nullptr) std::rethrow_exception(error_);
+  if (lane == nullptr) lane = std::make_unique<Lane>(member_->bell());
+  lane->push(job);
+}
+
+void GlooCommunicator::start(const std::shared_ptr<Operation>& operation) {
+  if (operation->verb == Verb::send) {
+    const auto mail = std::make_shared<SendMail>(seat_, operation);
+    enqueue(lane_of(*operation), mail);
+    if (mail->is_copied()) operation->set_complete();
+  } else if (operation->verb == Verb::recv) {
+    enqueue(lane_of(*operation), std::make_shared<RecvMail>(seat_, operation));
+  } else {
+    enqueue(lane_of(*operation), std::make_shared<Collective>(seat_, operation));
+  }
+}
+
+void GlooCommunicator::finish(Operation& operation) {
+  const auto is_done = [&] { return operation.complete; };
+  if (!is_done()) wait(*lane_of(operation), is_done);
+  if (operation.error != nullptr) std::rethrow_exception(operation.error);
+}
+
+void GlooCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
+  const std::chrono::milliseconds timeout = member_->options().timeout;
+  Clock::time_point since = Clock::now();
+  Clock::time_point next_look = since + kLook;
+  uint64_t moves = lane.num_moves();
+  for (;;) {
+    const uint64_t seen = member_->bell().count();
+    member_->collect();
+    if (is_done()) return;
+    member_->bell().wait(seen, std::min(since + timeout, next_look));
+    const Clock::time_point now = Clock::now();
+    if (lane.num_moves() != moves) {
+      moves = lane.num_moves();
+      since = now;
+    }
+    if (now >= next_look) {
+      next_look = now + kLook;
+      if (failed_elsewhere(lane)) continue;
+    }
+    if (now - since >= timeout) lane.interrupt(kPatience);
+  }
+}
+
+void GlooCommunicator::collect() noexcept {
+  for (Lane* lane : lanes()) collect(*lane);
+}
+
+void GlooCommunicator::collect(Lane& lane) noexcept {
+  for (const std::shared_ptr<Job>& job : lane.take_finished()) {
+    if (job->error != nullptr) fail(error_ != nullptr ? error_ : error_of(*job));
+    if (!job->operation()->complete) job->operation()->set_complete(job->error != nullptr ? error_ : nullptr);
+  }
+}
+
+std::exception_ptr GlooCommunicator::error_of(const Job& job) noexcept {
+  try {
+    std::rethrow_exception(job.error);
+  } catch (const PeerLost& lost) {
+    return lost_error(job, lost);
+  } catch (const PeersMissing& missing) {
+    const auto error = late_error(seat_, job.call(), missing.peers, member_->options().timeout);
+    member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error)));
+    return error;
+  } catch (...) {
+    member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(job.error)));
+    return job.error;
+  }
+}
+
+std::exception_ptr GlooCommunicator::lost_error(const Job& job, const PeerLost& lost) {
+  // A rank that gives up says why before its connections close.
+  std::string fact = member_->failure(scope());
+  if (fact.empty()) {
+    const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
+    fact = member_->publish_failure("world", fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
+  }
+  return peer_error(seat_, job.call(), std::move(fact));
+}
+
+bool GlooCommunicator::failed_elsewhere(Lane& lane) {
+  std::string fact = member_->failure("world");
+  if (fact.empty()) fact = member_->failure(scope());
+  if (fact.empty()) return false;
+  const std::shared_ptr<Job> job = lane.head();
+  fail(peer_error(seat_, job != nullptr ? job->call() : Descriptor{}, std::move(fact)));
+  return true;
+}
+
+std::string GlooCommunicator::scope() const { return fmt::format("{}.{}", seat_.id, seat_.world_ranks[0]); }
+
+void GlooCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
+  const std::vector<Lane*> all = lanes();
+  const auto at_work = std::ranges::find_if(all, [](Lane* lane) { return lane->head() != nullptr; });
+  const Descriptor call = at_work != all.end() ? (*at_work)->head()->call() : Descriptor{};
+  fail(peer_error(seat_, call, fact));
+  seat_.transport.reset();
+}
+
+void GlooCommunicator::fail(const std::exception_ptr& error) noexcept {
+  if (error_ != nullptr) return;
+  error_ = error;
+  for (Lane* lane : lanes()) {
+    for (const std::shared_ptr<Job>& job : lane->stop()) {
+      if (!job->operation()->complete) job->operation()->set_complete(error_);
+    }
+    collect(*lane);
+  }
+}
+
+std::shared_ptr<Communicator> GlooCommunicator::split(std::span<const int> members, std::string name) {
+  Seat seat;
+  seat.rank = check_members(members, *this, name);
+  seat.transport = seat_.transport;
+  seat.size = static_cast<int>(members.size());
+  seat.name = std::move(name);
+  seat.check = seat_.check;
+  for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  if (size() > 1) {
+    const auto result = std::make_shared<SplitResult>();
+    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), result);
+    enqueue(collectives_, job);
+    finish(*job->operation());
+    if (!result->overlap.empty()) {
+      throw UsageError({.op = "split",
+                        .subject = seat.name,
+                        .fact = "the parts overlap: " + result->overlap,
+                        .where = seat_.text(),
+                        .action = "give every rank of a part the same list, and every rank one part"});
+    }
+    seat.id = result->id;
+    member_->use_id(seat.id);
+  }
+  return std::make_shared<GlooCommunicator>(member_, std::move(seat));
+}
+
+}  // namespace caravan::gloo

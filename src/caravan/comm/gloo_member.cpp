@@ -1,0 +1,101 @@
+#include "caravan/comm/gloo_member.h"
+
+#include <exception>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "caravan/comm/gloo_communicator.h"
+
+namespace caravan::gloo {
+namespace {
+
+constexpr std::chrono::milliseconds kLeave{2000};
+constexpr std::chrono::milliseconds kText{500};  // between the claim of a failure and its text
+
+/// One byte from everybody to everybody: when it has come, nothing else is on its way.
+class Goodbye final : public Job {
+ public:
+  explicit Goodbye(Seat seat) : Job(std::make_shared<Operation>()), seat_(std::move(seat)) {}
+
+  void run(Lane& lane) override {
+    Exchange exchange(lane, *seat_.transport, seat_.world_ranks, seat_.tag(Channel::goodbye));
+    std::vector<std::byte> letters(static_cast<size_t>(seat_.size));
+    for (int peer = 0; peer < seat_.size; ++peer) {
+      if (peer == seat_.rank) continue;
+      exchange.recv(peer, &letters[static_cast<size_t>(peer)], 1);
+      exchange.send(peer, &letters[static_cast<size_t>(seat_.rank)], 1);
+    }
+    exchange.finish();
+  }
+
+ private:
+  Seat seat_;
+};
+
+}  // namespace
+
+Member::Member(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank, int size,
+               const CommOptions& options)
+    : transport_(std::move(transport)),
+      store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      options_(options),
+      exceptions_at_birth_(std::uncaught_exceptions()) {}
+
+Member::~Member() {
+  if (!failed_ && transport_ != nullptr && std::uncaught_exceptions() <= exceptions_at_birth_) take_leave();
+}
+
+void Member::take_leave() noexcept {
+  try {
+    Seat seat{transport_, 0, rank_, size_, "world", std::vector<int>(static_cast<size_t>(size_)), false};
+    std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
+    Lane lane(bell_);
+    const uint64_t seen = bell_.count();
+    lane.push(std::make_shared<Goodbye>(std::move(seat)));
+    bell_.wait(seen, std::chrono::steady_clock::now() + kLeave);
+  } catch (const std::exception&) {  // no thread: the connections close without a word
+  }
+}
+
+void Member::collect() noexcept {
+  // Completing an operation may destroy what its owner kept alive, but no communicator: those outlive their operations.
+  for (GlooCommunicator* communicator : communicators_) communicator->collect();
+}
+
+std::string Member::publish_failure(const std::string& scope, const std::string& text) noexcept {
+  failed_ = true;
+  try {
+    if (store_ == nullptr || store_is_lost_) return text;
+    const std::string key = "failure/" + scope;
+    if (store_->add(key + "/claims", 1) == 1) {
+      store_->set(key, text);
+      return text;
+    }
+    return store_->get(key, kText);
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return text;
+  }
+}
+
+std::string Member::failure(const std::string& scope) noexcept {
+  try {
+    if (store_ == nullptr || store_is_lost_) return "";
+    const std::string key = "failure/" + scope;
+    return store_->has(key) ? store_->get(key, kText) : "";
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return "";
+  }
+}
+
+void Member::close(const std::string& text) noexcept {
+  failed_ = true;
+  for (GlooCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
+  transport_.reset();
+}
+
+}  // namespace caravan::gloo

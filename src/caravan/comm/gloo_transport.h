@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace caravan::gloo {
+
+/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Returns true when the message has come, or its memory may be written again; false if interrupted.
+  /// Throws if the connection is lost.
+  virtual bool wait() = 0;
+  /// Ends one wait(): the one going on, or the next. From any thread.
+  virtual void interrupt() noexcept = 0;
+};
+
+/// Connections between all ranks of a world. The n-th message sent under a tag is received by the n-th recv of that
+/// rank under it, which gives the same number of bytes (not 0). Any thread. Throws if the connection is lost.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::unique_ptr<Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) = 0;
+  virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
+};
+
+}  // namespace caravan::gloo

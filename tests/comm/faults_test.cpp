@@ -1,0 +1,247 @@
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <thread>
+
+#include "caravan/base/error.h"
+#include "tests/comm/reference.h"
+#include "tests/comm/suites.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::chrono::milliseconds kSoon{150};
+
+std::vector<int> everybody(const Communicator& comm) {
+  std::vector<int> ranks(comm.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// One call in which rank 0 differs from the others, and how the two sides read in the error.
+struct Difference {
+  std::string odd;     ///< of rank 0
+  std::string common;  ///< of the others
+  std::function<void(Communicator&, bool is_odd)> call;
+};
+
+std::vector<Difference> differences() {
+  return {{"all_reduce max fp32 [4]", "all_reduce sum fp32 [4]",
+           [](Communicator& comm, bool odd) {
+             float data[4] = {};
+             const Buffer buffer{data, 4, Dtype::fp32, {}};
+             comm.all_reduce(buffer, buffer, odd ? ReduceOp::max : ReduceOp::sum);
+           }},
+          {"all_reduce sum int32 [4]", "all_reduce sum fp32 [4]",
+           [](Communicator& comm, bool odd) {
+             float data[4] = {};
+             const Buffer buffer{data, 4, odd ? Dtype::int32 : Dtype::fp32, {}};
+             comm.all_reduce(buffer, buffer, ReduceOp::sum);
+           }},
+          {"all_reduce sum fp32 [3]", "all_reduce sum fp32 [4]",
+           [](Communicator& comm, bool odd) {
+             float data[4] = {};
+             const Buffer buffer{data, odd ? 3 : 4, Dtype::fp32, {}};
+             comm.all_reduce(buffer, buffer, ReduceOp::sum);
+           }},
+          {"broadcast fp32 [4] root 1", "broadcast fp32 [4] root 0",
+           [](Communicator& comm, bool odd) {
+             float data[4] = {};
+             comm.broadcast({data, 4, Dtype::fp32, {}}, odd ? 1 : 0);
+           }},
+          {"reduce min fp32 [1] root 0", "broadcast fp32 [1] root 0",
+           [](Communicator& comm, bool odd) {
+             float data[1] = {};
+             const Buffer buffer{data, 1, Dtype::fp32, {}};
+             if (odd) {
+               comm.reduce(buffer, buffer, ReduceOp::min, 0);
+             } else {
+               comm.broadcast(buffer, 0);
+             }
+           }},
+          {"barrier", "all_gather uint8 [2]",
+           [](Communicator& comm, bool odd) {
+             const uint8_t in[2] = {};
+             std::vector<uint8_t> out(static_cast<size_t>(2 * comm.size()));
+             if (odd) {
+               comm.barrier();
+             } else {
+               comm.all_gather({in, 2, Dtype::uint8}, {out.data(), 2 * comm.size(), Dtype::uint8, {}});
+             }
+           }},
+          {"split", "barrier", [](Communicator& comm, bool odd) {
+             if (odd) {
+               comm.split(everybody(comm), "part");
+             } else {
+               comm.barrier();
+             }
+           }}};
+}
+
+}  // namespace
+
+TEST_P(Faults, DifferentCallsAreAnErrorOnEveryRank) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    for (const Difference& difference : differences()) {
+      SCOPED_TRACE(difference.odd + " / " + difference.common);
+      const auto group = world->split(everybody(*world), "group");
+      group->barrier();  // the next operation is number 1
+      const auto call = [&] { difference.call(*group, group->rank() == 0); };
+      const std::string error = error_of<CommError>(call);
+      const std::string others = world->size() == 2 ? "rank 1: " : "ranks 1, ";
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 0: " + difference.odd), HasSubstr(others), HasSubstr(difference.common),
+                               HasSubstr("at comm/faults_test.cpp:"), HasSubstr("operation 1")));
+      EXPECT_EQ(error_of<CommError>([&] { group->barrier(); }), error) << "it is dead, of the first error";
+      world->barrier();  // nothing else is
+    }
+  });
+}
+
+TEST_P(Faults, DifferentPartsAreNamed) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const int n = world->size();
+    const bool odd = world->rank() == n - 1;
+    std::vector<float> in(100);
+    std::vector<float> out(100);
+    std::vector<int64_t> counts(n, 2);
+    // The odd rank thinks that rank 0 has 3 elements.
+    if (odd) counts[0] = 3;
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+
+    const auto gather = world->split(everybody(*world), "gather");
+    const auto call = [&] {
+      gather->all_gather({in.data(), 2, Dtype::fp32}, {out.data(), total, Dtype::fp32, {}}, counts);
+    };
+    const std::string right = n == 2 ? "(parts 2, 2)" : "(parts 2, 2,";
+    EXPECT_THAT(error_of<CommError>(call), AllOf(HasSubstr(right), HasSubstr("(parts 3, 2")));
+
+    // Everybody sends 2 to each; the odd rank expects 3 of rank 0.
+    const auto exchange = world->split(everybody(*world), "exchange");
+    const std::vector<int64_t> sent(n, 2);
+    const auto exchange_call = [&] {
+      exchange->all_to_all({in.data(), 2 * n, Dtype::fp32}, {out.data(), total, Dtype::fp32, {}}, sent, counts);
+    };
+    const std::string rank = std::to_string(n - 1);
+    EXPECT_THAT(error_of<CommError>(exchange_call), AllOf(HasSubstr("rank 0 sends 2 elements to rank " + rank),
+                                                          HasSubstr("rank " + rank + " expects 3 from rank 0")));
+    world->barrier();
+  });
+}
+
+TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const auto group = world->split(everybody(*world), "group");
+    std::vector<float> data(8);
+    if (group->rank() == 0) {
+      // The message is small enough to leave at once; the news comes with what is called next.
+      const std::string error = error_of<CommError>([&] {
+        group->send({data.data(), 8, Dtype::fp32}, 1, "letter");
+        group->barrier();
+      });
+      EXPECT_THAT(error, AllOf(HasSubstr("send fp32 [8] to 1 \"letter\""), HasSubstr("recv fp32 [7] from 0")));
+    } else if (group->rank() == 1) {
+      const std::string error = error_of<CommError>([&] { group->recv({data.data(), 7, Dtype::fp32, {}}, 0); });
+      EXPECT_THAT(error, AllOf(HasSubstr("rank 0: send fp32 [8] to 1"), HasSubstr("rank 1: recv fp32 [7] from 0")));
+    } else {
+      EXPECT_THAT(error_of<CommError>([&] { group->barrier(); }), HasSubstr("rank 1 failed first"));
+    }
+    world->barrier();
+  });
+}
+
+TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
+  GetParam().run(
+      [](const std::shared_ptr<Communicator>& world) {
+        const auto group = world->split(everybody(*world), "data parallel");
+        const auto side = world->split(everybody(*world), "side");
+        const int late = world->size() - 1;
+        group->barrier("the last call of all");
+        if (world->rank() != late) {
+          float data[3] = {};
+          const Buffer buffer{data, 3, Dtype::fp32, {}};
+          Work work = group->all_reduce_async(buffer, buffer, ReduceOp::sum, "gradient bucket 3");
+          const std::string error = error_of<CommError>([&] { work.wait(); });
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr("[all_reduce] gradient bucket 3"), HasSubstr("operation 1"),
+                            HasSubstr("comm/faults_test.cpp:"), HasSubstr("rank " + std::to_string(late) + " of"),
+                            HasSubstr("did not come within"), HasSubstr("data parallel")));
+          EXPECT_THAT(error, HasSubstr("world rank " + std::to_string(late) + " last called barrier \""));
+        }
+        // done() has no time-out: the late rank is there, only not in the call.
+        Work work = side->barrier_async("all have their error");
+        while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      kSoon);
+}
+
+TEST_P(Faults, MissingSenderIsNamed) {
+  GetParam().run(
+      [](const std::shared_ptr<Communicator>& world) {
+        const auto side = world->split(everybody(*world), "side");
+        if (world->rank() == 1) {
+          int64_t number = 0;
+          const std::string error = error_of<CommError>([&] {
+            world->recv({&number, 1, Dtype::int64, {}}, 0, "activations");
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("[recv] activations"), HasSubstr("rank 0 of"),
+                                   HasSubstr("did not come within 0.15 s")));
+        }
+        Work work = side->barrier_async();
+        while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      kSoon);
+}
+
+TEST_P(Faults, RankThatGivesUpIsNamed) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const auto group = world->split(everybody(*world), "group");
+    if (world->rank() == 1) world->abort("the disk is full");
+    const std::string error = error_of<CommError>([&] {
+      while (true) group->barrier();
+    });
+    EXPECT_THAT(error, HasSubstr("rank 1 of the world gave up: the disk is full"));
+    EXPECT_THAT(error_of<CommError>([&] { world->barrier(); }), HasSubstr("the disk is full"));
+  });
+}
+
+TEST_P(Faults, RankThatLeavesIsNamed) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    auto group = world->split(everybody(*world), "group");
+    if (world->rank() == 0) {
+      group.reset();
+    } else {
+      const std::string error = error_of<CommError>([&] { group->barrier("after the last step"); });
+      EXPECT_THAT(error, AllOf(HasSubstr("after the last step"), HasSubstr("rank 0 of"), HasSubstr("left")));
+    }
+    world->barrier();
+  });
+}
+
+TEST_P(Faults, ErrorEndsEverythingOutstanding) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const auto group = world->split(everybody(*world), "group");
+    std::vector<float> data(10);
+    const Buffer buffer{data.data(), 10, Dtype::fp32, {}};
+    const Buffer shorter{data.data(), group->rank() == 0 ? 5 : 6, Dtype::fp32, {}};
+    Work good = group->broadcast_async(buffer, 0);
+    Work bad = group->all_reduce_async(shorter, shorter, ReduceOp::sum, "bad");
+    Work after;
+    // The error may be there before the third call.
+    try {
+      after = group->barrier_async();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("\"bad\""));
+    }
+    const std::string error = error_of<CommError>([&] { bad.wait(); });
+    EXPECT_THAT(error, AllOf(HasSubstr("fp32 [5] \"bad\""), HasSubstr("fp32 [6] \"bad\"")));
+    EXPECT_NO_THROW(good.wait()) << "what was complete before the error stays so";
+    EXPECT_EQ(error_of<CommError>([&] { bad.wait(); }), error) << "again";
+    world->barrier();
+  });
+}
+
+}  // namespace caravan::testing

@@ -1,0 +1,51 @@
+#include "caravan/comm/record.h"
+#include "tests/comm/program.h"
+#include "tests/comm/reference.h"
+#include "tests/comm/suites.h"
+
+namespace caravan::testing {
+
+/// A back-end that moves data counts what `record` counts, communicator by communicator and verb by verb.
+TEST_P(TrafficCounts, EqualThoseOfRecord) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const std::vector<Traffic> moved = run_program(world);
+    const std::vector<Traffic> recorded = run_program(make_record_world(world->rank(), world->size()));
+    ASSERT_EQ(moved.size(), recorded.size());
+    for (size_t i = 0; i < moved.size(); ++i) {
+      EXPECT_EQ(moved[i].calls, recorded[i].calls) << i;
+      EXPECT_EQ(moved[i].bytes, recorded[i].bytes) << i;
+      EXPECT_GT(moved[i].total_calls(), 0);
+    }
+  });
+}
+
+/// A ring's figures do not depend on the rank; chains and exchanges do, so their sums over the ranks are compared: what
+/// must cross the wire in any algorithm that sends each element straight or along a chain.
+TEST_P(TrafficCounts, SumsOverRanksAreThoseOfTheAlgorithms) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const int64_t n = world->size();
+    const int64_t count = 60 * n;  // divisible: the ring rounds nothing
+    Data one(count, Dtype::fp32);
+    Data all(count * n, Dtype::fp32);
+    const int64_t x = count * 4;
+    world->all_reduce(one.buffer(), one.buffer(), ReduceOp::sum);
+    world->all_gather(one.const_buffer(), all.buffer());
+    world->reduce_scatter(all.const_buffer(), one.buffer(), ReduceOp::sum);
+    Data out(count, Dtype::fp32);
+    world->all_to_all(one.const_buffer(), out.buffer());
+    world->broadcast(one.buffer(), static_cast<int>(n - 1));
+    world->reduce(one.const_buffer(), out.buffer(), ReduceOp::sum, 0);
+    std::array<int64_t, kNumVerbs> sums = world->traffic().bytes;
+    world->all_reduce({sums.data(), kNumVerbs, Dtype::int64}, {sums.data(), kNumVerbs, Dtype::int64, {}},
+                      ReduceOp::sum);
+    const auto sum = [&](Verb verb) { return sums[static_cast<size_t>(verb)]; };
+    EXPECT_EQ(sum(Verb::all_reduce), 2 * (n - 1) * x);
+    EXPECT_EQ(sum(Verb::all_gather), n * (n - 1) * x);
+    EXPECT_EQ(sum(Verb::reduce_scatter), n * (n - 1) * x) << "of n x bytes put in";
+    EXPECT_EQ(sum(Verb::all_to_all), (n - 1) * x);
+    EXPECT_EQ(sum(Verb::broadcast), (n - 1) * x);
+    EXPECT_EQ(sum(Verb::reduce), (n - 1) * x);
+  });
+}
+
+}  // namespace caravan::testing

@@ -1,0 +1,202 @@
+#include "caravan/data/sampler.h"
+
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+/// Token i of the file is i.
+TokenFile numbered_tokens(const TemporaryFolder& folder, int32_t count) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  std::iota(ids.begin(), ids.end(), 0);
+  TokenFileWriter writer(folder / "numbered.tokens", std::max(count, 1));
+  writer.append(ids);
+  writer.finish(3 * count, {});
+  return TokenFile::open(folder / "numbered.tokens");
+}
+
+/// The windows of an epoch share no target, and lie in the text.
+TEST(Sampler, VisitsEachWindowOnceAnEpoch) {
+  EXPECT_TRUE(rc::check("any text, context and seed", [] {
+    const auto context = *rc::gen::inRange<int64_t>(1, 40);
+    const auto num_tokens = context + 1 + *rc::gen::inRange<int64_t>(0, 2000);
+    const Sampler sampler(num_tokens, context, *rc::gen::arbitrary<uint64_t>());
+    const int64_t count = sampler.windows_per_epoch();
+    const int64_t epoch = *rc::gen::inRange<int64_t>(0, 4);
+    std::set<int64_t> offsets;
+    for (int64_t i = 0; i < count; ++i) offsets.insert(sampler.offset(epoch * count + i));
+    RC_ASSERT(static_cast<int64_t>(offsets.size()) == count);
+    RC_ASSERT(*offsets.begin() >= 0);
+    RC_ASSERT(*offsets.rbegin() + context + 1 <= num_tokens);
+    for (const int64_t offset : offsets) RC_ASSERT((offset - *offsets.begin()) % context == 0);
+    // Less than two windows are left out at the ends.
+    RC_ASSERT(count * context > num_tokens - 1 - 2 * context);
+  }));
+}
+
+TEST(Sampler, EpochsDifferInOrderAndPhase) {
+  const Sampler sampler(10'000, 16, 7);
+  const int64_t count = sampler.windows_per_epoch();
+  std::set<int64_t> phases;
+  std::set<std::vector<int64_t>> orders;
+  for (int64_t epoch = 0; epoch < 8; ++epoch) {
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < count; ++i) order.push_back(sampler.offset(epoch * count + i));
+    const int64_t first = *std::min_element(order.begin(), order.end());
+    phases.insert(first);
+    for (int64_t& offset : order) offset -= first;
+    EXPECT_FALSE(std::is_sorted(order.begin(), order.end()));
+    orders.insert(order);
+  }
+  EXPECT_EQ(orders.size(), 8U);
+  EXPECT_GE(phases.size(), 4U);  // eight draws from 32 phases
+}
+
+/// Over many epochs every token is an input, and every token but the first a target.
+TEST(Sampler, EpochsTogetherLeaveNothingOut) {
+  const Sampler sampler(100, 16, 3);
+  std::set<int64_t> inputs;
+  for (int64_t k = 0; k < 2000; ++k) {
+    for (int64_t t = 0; t < 16; ++t) inputs.insert(sampler.offset(k) + t);
+  }
+  EXPECT_EQ(inputs.size(), 99U);
+}
+
+TEST(Sampler, SeedsDiffer) {
+  const Sampler a(10'000, 16, 1);
+  const Sampler b(10'000, 16, 2);
+  int same = 0;
+  for (int64_t k = 0; k < 100; ++k) same += a.offset(k) == b.offset(k) ? 1 : 0;
+  EXPECT_LT(same, 10);
+}
+
+/// Written down once: a sampler that orders otherwise breaks the resumption of every checkpoint there is.
+TEST(Sampler, OrderIsTheOneOfEarlierVersions) {
+  const Sampler sampler(1000, 10, 42);
+  std::vector<int64_t> offsets;
+  for (const int64_t k : {0, 1, 2, 97, 98, 99, 1000, 123456789}) offsets.push_back(sampler.offset(k));
+  EXPECT_EQ(sampler.windows_per_epoch(), 98);
+  EXPECT_EQ(offsets, (std::vector<int64_t>{934, 544, 744, 384, 255, 655, 63, 945}));
+}
+
+TEST(Sampler, ATextOfOneWindowIsThatWindow) {
+  const Sampler sampler(17, 16, 1);
+  for (const int64_t k : {0, 1, 2, 1000}) EXPECT_EQ(sampler.offset(k), 0);
+}
+
+TEST(Sampler, RefusesATextShorterThanAWindow) {
+  const auto message = message_of<DataError>([] { Sampler(16, 16, 1); });
+  EXPECT_NE(message.find("has 16 tokens, a window of context 16 needs 17"), std::string::npos) << message;
+  EXPECT_THROW(Sampler(0, 16, 1), DataError);
+  EXPECT_THROW(Sampler(100, 0, 1), ShapeError);
+}
+
+TEST(Batch, LabelsAreTheNextTokens) {
+  const TemporaryFolder folder;
+  const TokenFile tokens = numbered_tokens(folder, 500);
+  const Sampler sampler(500, 8, 5);
+  std::vector<int64_t> inputs(24);
+  std::vector<int64_t> labels(24);
+  fill_batch(tokens, sampler, 12, inputs, labels);
+  for (int64_t row = 0; row < 3; ++row) {
+    for (int64_t t = 0; t < 8; ++t) {
+      EXPECT_EQ(inputs[row * 8 + t], sampler.offset(12 + row) + t);
+      EXPECT_EQ(labels[row * 8 + t], inputs[row * 8 + t] + 1);
+    }
+  }
+  EXPECT_THROW(fill_batch(tokens, sampler, 0, inputs, std::span(labels).first(16)), ShapeError);
+  EXPECT_THROW(fill_batch(tokens, sampler, 0, std::span(inputs).first(5), std::span(labels).first(5)), ShapeError);
+}
+
+/// Row r of the global batch is the same whichever rank fills it, and with whatever accumulation.
+TEST(Batch, DoesNotDependOnRanks) {
+  const TemporaryFolder folder;
+  const TokenFile tokens = numbered_tokens(folder, 3000);
+  const Sampler sampler(3000, 8, 5);
+  constexpr int64_t kBatch = 12;
+  const auto rows_of = [&](int64_t step, int64_t first, int64_t count) {
+    std::vector<int64_t> inputs(static_cast<size_t>(count * 8));
+    std::vector<int64_t> labels(inputs.size());
+    fill_batch(tokens, sampler, step * kBatch + first, inputs, labels);
+    return inputs;
+  };
+  for (int64_t step = 0; step < 5; ++step) {
+    const std::vector<int64_t> whole = rows_of(step, 0, kBatch);
+    for (const int64_t ranks : {2, 3, 4, 12}) {
+      std::vector<int64_t> joined;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const std::vector<int64_t> part = rows_of(step, rank * kBatch / ranks, kBatch / ranks);
+        joined.insert(joined.end(), part.begin(), part.end());
+      }
+      EXPECT_EQ(joined, whole) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(Batch, ResumesAtAPosition) {
+  const Sampler before(3000, 8, 5);
+  const int64_t position = before.position(7 * 12);
+  EXPECT_EQ(position, 7 * 12 * 8);
+  const Sampler after(3000, 8, 5);
+  EXPECT_EQ(after.sample_at(position), 7 * 12);
+  EXPECT_EQ(after.offset(after.sample_at(position)), before.offset(7 * 12));
+  EXPECT_THROW(after.sample_at(position + 1), DataError);
+  EXPECT_THROW(after.sample_at(-8), DataError);
+}
+
+/// Token i is i: each of 1 .. N-1 is a label exactly once, behind the input that precedes it.
+TEST(ValidationWindows, CountEveryTargetOnce) {
+  const TemporaryFolder folder;
+  for (const int32_t count : {2, 8, 9, 10, 16, 17, 18, 100}) {
+    const TokenFile tokens = numbered_tokens(folder, count);
+    const ValidationWindows windows(tokens, 8);
+    EXPECT_EQ(windows.num_targets(), count - 1);
+    EXPECT_EQ(windows.text_bytes(), 3 * count);
+    std::vector<int64_t> inputs(static_cast<size_t>(windows.size() * 8 + 16));  // two rows more than there are
+    std::vector<int64_t> labels(inputs.size());
+    windows.fill(0, inputs, labels);
+    std::vector<int64_t> targets;
+    for (size_t i = 0; i < labels.size(); ++i) {
+      EXPECT_TRUE(labels[i] == inputs[i] + 1 || (labels[i] == kNoTarget && inputs[i] == 0));
+      if (labels[i] != kNoTarget) targets.push_back(labels[i]);
+    }
+    std::vector<int64_t> expected(static_cast<size_t>(count - 1));
+    std::iota(expected.begin(), expected.end(), 1);
+    EXPECT_EQ(targets, expected);
+    EXPECT_LT(std::count(labels.end() - 24, labels.end(), kNoTarget), 24) << "the last window is empty";
+  }
+}
+
+TEST(ValidationWindows, RowsDoNotDependOnHowTheyAreAskedFor) {
+  const TemporaryFolder folder;
+  const TokenFile tokens = numbered_tokens(folder, 100);
+  const ValidationWindows windows(tokens, 8);
+  std::vector<int64_t> inputs(104);
+  std::vector<int64_t> labels(104);
+  windows.fill(0, inputs, labels);
+  for (int64_t w = 0; w < windows.size(); ++w) {
+    std::vector<int64_t> one(8);
+    std::vector<int64_t> targets(8);
+    windows.fill(w, one, targets);
+    EXPECT_TRUE(std::equal(one.begin(), one.end(), inputs.begin() + w * 8));
+    EXPECT_TRUE(std::equal(targets.begin(), targets.end(), labels.begin() + w * 8));
+  }
+}
+
+TEST(ValidationWindows, RefuseATextOfOneToken) {
+  const TemporaryFolder folder;
+  const TokenFile one = numbered_tokens(folder, 1);
+  EXPECT_NE(message_of<DataError>([&] { ValidationWindows(one, 8); }).find("1 tokens"), std::string::npos);
+  const TokenFile two = numbered_tokens(folder, 2);
+  EXPECT_THROW(ValidationWindows(two, 0), ShapeError);
+}
+
+}  // namespace
+}  // namespace caravan

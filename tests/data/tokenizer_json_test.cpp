@@ -1,0 +1,98 @@
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/data/tokenizer.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+using nlohmann::json;
+
+std::string refusal(const std::string& text) {
+  return message_of<DataError>([&] { Tokenizer::from_json(text, "some/tokenizer.json"); });
+}
+
+TEST(TokenizerJson, RefusesWhatIsNoTokenizer) {
+  for (const char* text : {"", "{", "[]", "{}", "null", "3", "\"text\"", "{\"model\": 3}", "{\"model\": {}}",
+                           "Call me Ishmael.", "{\"vocab_size\": 50257}", "\xFF\xFE{}"}) {
+    const std::string message = refusal(text);
+    EXPECT_NE(message.find("[tokenizer] some/tokenizer.json: "), std::string::npos) << text << ": " << message;
+    EXPECT_NE(message.find("do: "), std::string::npos) << text << ": " << message;
+  }
+}
+
+TEST(TokenizerJson, RefusesAFileThatIsMissing) {
+  const TemporaryFolder folder;
+  EXPECT_NE(message_of<DataError>([&] { Tokenizer::load(folder / "none.json"); }).find("none.json"), std::string::npos);
+  EXPECT_THROW(Tokenizer::load(folder.path()), DataError);
+}
+
+struct Change {
+  const char* name;
+  const char* file;
+  std::function<void(json&)> apply;
+  const char* message;  ///< a part of it
+};
+
+/// What would make other ids than Python's, or none, is refused with its path in the file.
+class ChangedFile : public testing::TestWithParam<Change> {};
+
+TEST_P(ChangedFile, IsRefused) {
+  json file = json::parse(read_file(fixture(GetParam().file)));
+  GetParam().apply(file);
+  EXPECT_NE(refusal(file.dump()).find(GetParam().message), std::string::npos) << refusal(file.dump());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Changes, ChangedFile,
+    testing::Values(
+        Change{"Unigram", "gpt2.json", [](json& f) { f["model"]["type"] = "Unigram"; }, "supported: BPE"},
+        Change{"UnknownKey", "gpt2.json", [](json& f) { f["normaliser"] = nullptr; }, "did you mean normalizer?"},
+        Change{"Dropout", "gpt2.json", [](json& f) { f["model"]["dropout"] = 0.1; }, "makes the ids random"},
+        Change{"Prefix", "gpt2.json", [](json& f) { f["model"]["continuing_subword_prefix"] = "##"; }, "is not empty"},
+        Change{"Padding", "gpt2.json",
+               [](json& f) {
+                 f["padding"] = {{"strategy", "BatchLongest"}};
+               },
+               "padding"},
+        Change{"Normalizer", "qwen.json", [](json& f) { f["normalizer"]["type"] = "Lowercase"; }, "normalizer.type"},
+        Change{"Pattern", "llama3.json",
+               [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+"; },
+               "pre_tokenizer.pretokenizers[0].pattern.Regex"},
+        Change{"BadPattern", "llama3.json",
+               [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "( without its )"},
+        Change{"NoByteLevel", "llama3.json", [](json& f) { f["pre_tokenizer"]["pretokenizers"].erase(1); },
+               "does not end with ByteLevel"},
+        Change{"NoPreTokenizer", "gpt2.json", [](json& f) { f["pre_tokenizer"] = nullptr; }, "pre_tokenizer is null"},
+        Change{"NoDecoder", "gpt2.json", [](json& f) { f["decoder"] = nullptr; }, "supported: ByteLevel"},
+        Change{"HugeId", "gpt2.json", [](json& f) { f["model"]["vocab"]["!"] = 2'000'000'000; }, "ids of "},
+        Change{"NegativeId", "gpt2.json", [](json& f) { f["model"]["vocab"]["!"] = -1; }, "ids of "},
+        Change{"IdTwice", "gpt2.json", [](json& f) { f["model"]["vocab"]["!"] = 1; }, "the same id 1"},
+        Change{"IdText", "gpt2.json", [](json& f) { f["model"]["vocab"]["!"] = "1"; }, "model.vocab"},
+        Change{"MergeOfNothing", "gpt2.json",
+               [](json& f) {
+                 f["model"]["merges"][3] = {"zzzz", "q"};
+               },
+               "model.merges[3]"},
+        Change{"MergeOfThree", "gpt2.json", [](json& f) { f["model"]["merges"][3] = "a b c"; }, "is not a merge"},
+        Change{"MergeNumber", "gpt2.json", [](json& f) { f["model"]["merges"][0] = 7; }, "is not a merge"},
+        Change{"AddedId", "gpt2.json", [](json& f) { f["added_tokens"][0]["id"] = 3; }, "added_tokens[0].id"},
+        Change{"AddedHugeId", "gpt2.json", [](json& f) { f["added_tokens"][0]["id"] = 1LL << 40; }, "whole number"},
+        Change{"AddedEmpty", "gpt2.json", [](json& f) { f["added_tokens"][0]["content"] = ""; }, "is empty"},
+        Change{"AddedTwice", "gpt2.json", [](json& f) { f["added_tokens"].push_back(f["added_tokens"][0]); }, "twice"},
+        Change{"TemplateToken", "llama3.json",
+               [](json& f) { f["post_processor"]["processors"][1]["special_tokens"] = json::object(); },
+               "special_tokens lacks"},
+        Change{"TemplateId", "llama3.json",
+               [](json& f) {
+                 f["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999};
+               },
+               "adds the id 99999"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace caravan
