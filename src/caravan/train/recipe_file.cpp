@@ -161,9 +161,9 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   if (file.empty()) return parse_recipe("", "default recipe", overrides);
   std::ifstream in(file);
   std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) {
-    if (!in || !std::filesystem::is_empty(file))
-      refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
+  text << in.rdbuf();  // an empty file sets the fail bit, too
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file)) {
+    refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
   Recipe recipe = parse_recipe(text.str(), file.string(), overrides);
   recipe.name = file.stem().string();
