@@ -1,4 +1,4 @@
-"""check_tidy.py CLANG_TIDY BUILD [FILE..]: the work of check_tidy.sh."""
+"""check_tidy.py CLANG_TIDY BUILD [--all | FILE..]: the work of check_tidy.sh."""
 
 import concurrent.futures
 import hashlib
@@ -45,7 +45,9 @@ struct source_location {
 
 def wanted(entry):
     name = pathlib.Path(entry["file"]).relative_to(root).as_posix() if entry["file"].startswith(f"{root}/") else ""
-    return name in chosen if chosen else name.startswith(("src/", "apps/"))
+    if chosen and chosen != ["--all"]:
+        return name in chosen
+    return name.startswith(("src/", "apps/")) and (bool(chosen) or "/torch/" not in entry["command"])
 
 
 def fingerprint(entry):

@@ -49,6 +49,7 @@ int inspect(const InspectArguments& arguments) {
   model.vocabulary = vocabulary.size;
   const int64_t parameters = model.num_parameters();
   const int64_t tokens = recipe.train.global_batch * model.context;
+  const auto steps = static_cast<double>(recipe.train.steps);
   const double flops = model.flops_per_token(model.context);
 
   fmt::print("{}\n", to_toml(recipe));
@@ -56,14 +57,14 @@ int inspect(const InspectArguments& arguments) {
   fmt::print("batch\n");
   print("sequences", plan.to_string());
   print("tokens a step", fmt::format("{} = {} x context {}", tokens, recipe.train.global_batch, model.context));
-  print("tokens of the run", fmt::format("{}", tokens * recipe.train.steps));
+  print("tokens of the run", fmt::format("{:.0f}", static_cast<double>(tokens) * steps));
   fmt::print("model\n");
   print("vocabulary", fmt::format("{}{}", vocabulary.size, vocabulary.note));
   print("parameters", fmt::format("{}  ({})", parameters, format_count(static_cast<double>(parameters))));
   fmt::print("FLOPs, forward and backward, matrix products only\n");
   print("a token", fmt::format("{:.0f}", flops));
   print("a step, per rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
-  print("the run, all ranks", format_count(flops * static_cast<double>(tokens * recipe.train.steps)));
+  print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(recipe, parameters);
   fmt::print("bytes sent per rank and step\n");
   print("gradients (all-reduce)",

@@ -13,6 +13,7 @@
 #include "apps/caravan/launch.h"
 #include "apps/caravan/options.h"
 #include "apps/caravan/ranks.h"
+#include "apps/caravan/standard_streams.h"
 #include "caravan/base/error.h"
 #include "caravan/train/recipe.h"
 
@@ -60,6 +61,7 @@ int run(int argc, char** argv) {
 }  // namespace caravan::app
 
 int main(int argc, char** argv) {
+  caravan::app::open_standard_streams();
   try {
     return caravan::app::run(argc, argv);
   } catch (const caravan::Error& error) {

@@ -53,7 +53,7 @@ void add_generate(CLI::App& app, CommandLine& line) {
   command->add_option("--temperature", generate.temperature, "0 takes the likeliest token");
   command->add_option("--top-k", generate.top_k, "draw among this many; 0: all");
   command->add_option("--top-p", generate.top_p, "draw among the likeliest of this probability together");
-  command->add_option("--seed", generate.seed, "of the draws");
+  command->add_option("--seed", generate.seed, "of the draws")->check(CLI::NonNegativeNumber);
 }
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {
@@ -76,12 +76,16 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   TokenizerArguments& tokenizer = line.tokenizer;
   CLI::App* command = app.add_subcommand("tokenizer", "train a tokenizer, or try one");
   command->require_subcommand(1);
+  using Action = TokenizerArguments::Action;
   CLI::App* train = command->add_subcommand("train", "byte-level BPE from text files");
+  train->callback([&tokenizer] { tokenizer.action = Action::train; });
   train->add_option("texts", tokenizer.texts, "text files")->required();
   train->add_option("--vocabulary", tokenizer.vocabulary, "tokens, the 256 bytes included");
   train->add_option("--out", tokenizer.out, "file to write");
   CLI::App* encode = command->add_subcommand("encode", "text to ids");
+  encode->callback([&tokenizer] { tokenizer.action = Action::encode; });
   CLI::App* decode = command->add_subcommand("decode", "ids to text");
+  decode->callback([&tokenizer] { tokenizer.action = Action::decode; });
   for (CLI::App* one : {encode, decode}) {
     one->add_option("tokenizer", tokenizer.tokenizer, "\"bytes\" or a tokenizer.json")->required();
     one->add_option("input", tokenizer.input, "default: standard input");

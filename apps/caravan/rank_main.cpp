@@ -7,6 +7,7 @@
 
 #include "apps/caravan/commands.h"
 #include "apps/caravan/options.h"
+#include "apps/caravan/standard_streams.h"
 #include "caravan/base/error.h"
 
 namespace caravan::app {
@@ -32,6 +33,7 @@ int run(int argc, char** argv) {
 }  // namespace caravan::app
 
 int main(int argc, char** argv) {
+  caravan::app::open_standard_streams();
   try {
     return caravan::app::run(argc, argv);
   } catch (const caravan::Error& error) {

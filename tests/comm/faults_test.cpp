@@ -101,6 +101,38 @@ TEST_P(Faults, DifferentCallsAreAnErrorOnEveryRank) {
   });
 }
 
+/// Refused before anything is sent: the communicator goes on.
+TEST_P(Faults, WrongArgumentsAreRefused) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const int n = world->size();
+    std::vector<float> memory(64);
+    const auto floats = [&](int64_t begin, int64_t count) { return Buffer{&memory[begin], count, Dtype::fp32, {}}; };
+    const auto expect = [&](const std::string& fact, const auto& call) {
+      EXPECT_THAT(error_of<UsageError>(call), AllOf(HasSubstr(fact), HasSubstr("of \"world\", comm/faults_test.cpp:")));
+    };
+    const auto sum = [&](ConstBuffer in, Buffer out) { return [=] { world->all_reduce(in, out, ReduceOp::sum); }; };
+    expect("in has 2 elements, out has 3", sum(floats(0, 2), floats(2, 3)));
+    expect("in is fp32, out is int32", sum(floats(0, 2), {&memory[8], 2, Dtype::int32, {}}));
+    expect("overlap", sum(floats(0, 4), floats(1, 4)));
+    expect("there is no sum of boolean",
+           sum({memory.data(), 4, Dtype::boolean}, {memory.data(), 4, Dtype::boolean, {}}));
+    expect("a count of -1", sum({memory.data(), -1, Dtype::fp32}, {memory.data(), -1, Dtype::fp32, {}}));
+    expect("4 elements and no memory", sum({nullptr, 4, Dtype::fp32}, {nullptr, 4, Dtype::fp32, {}}));
+    expect("host memory", sum({memory.data(), 4, Dtype::fp32, {DeviceKind::cuda, 0}}, floats(8, 4)));
+    expect("there is no rank -1", [&] { world->broadcast(floats(0, 1), -1); });
+    expect("is this rank itself", [&] { world->send(floats(0, 1), world->rank()); });
+    expect("there is no rank " + std::to_string(n), [&] { world->recv(floats(0, 1), n); });
+    expect("the parts of the", [&] { world->all_gather(floats(0, 2), floats(8, 2 * n + 1)); });
+    const std::vector<int64_t> negative(n, -1);
+    expect("negative number", [&] { world->all_gather(floats(0, 2), floats(8, 2 * n), negative); });
+    const std::vector<int64_t> too_many(n + 1, 1);
+    expect("numbers for", [&] { world->all_gather(floats(0, 1), floats(8, n + 1), too_many); });
+    expect("in and out overlap", [&] { world->all_to_all(floats(0, n), floats(0, n)); });
+    EXPECT_EQ(world->traffic().total_calls(), 0);
+    world->barrier();
+  });
+}
+
 TEST_P(Faults, DifferentPartsAreNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int n = world->size();

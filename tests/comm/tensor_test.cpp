@@ -1,5 +1,8 @@
 #include "caravan/comm/tensor.h"
 
+#include <bit>
+#include <limits>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -9,6 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
+#include "caravan/comm/shared/half.h"
 #include "caravan/comm/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
@@ -85,6 +89,32 @@ TEST(CommTensor, VerbsKeepTheirTensors) {
         EXPECT_TRUE(at::equal(letter, piece((rank + kRanks - 1) % kRanks)));
       },
       kShortWaits);
+}
+
+/// Every 16-bit number, and fp32 numbers all over the range, against those of at::Half and
+/// at::BFloat16.
+TEST(CommTensor, HalfNumbersConvertAsTorchDoes) {
+  for (uint32_t bits = 0; bits < 1U << 16; ++bits) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    const float fp16 = c10::Half(half, c10::Half::from_bits());
+    const float bf16 = c10::BFloat16(half, c10::BFloat16::from_bits());
+    if (fp16 == fp16) {
+      ASSERT_EQ(shared::to_float(shared::Fp16{half}), fp16) << bits;
+    }
+    if (bf16 == bf16) {
+      ASSERT_EQ(shared::to_float(shared::Bf16{half}), bf16) << bits;
+    }
+  }
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 509) {
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    if (value != value) continue;
+    ASSERT_EQ(shared::to_fp16(value).bits, c10::Half(value).x) << value;
+    ASSERT_EQ(shared::to_bf16(value).bits, c10::BFloat16(value).x) << value;
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float back : {shared::to_float(shared::to_fp16(nan)), shared::to_float(shared::to_bf16(nan))}) {
+    EXPECT_NE(back, back);
+  }
 }
 
 TEST(CommTensor, FlatTensorsAreZeroedCountedAndFreed) {

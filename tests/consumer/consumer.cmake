@@ -32,7 +32,8 @@ endif()
 
 # The wrong torch is refused by name, not met with a crash at run time.
 execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project/refused
-  -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${WORK} RESULT_VARIABLE code ERROR_VARIABLE error)
+  -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${WORK} RESULT_VARIABLE code
+  OUTPUT_QUIET ERROR_VARIABLE error)
 if(code EQUAL 0 OR NOT error MATCHES "CARAVAN_TORCH")
   message(FATAL_ERROR "a folder without torch was accepted, or the message does not name CARAVAN_TORCH: ${error}")
 endif()

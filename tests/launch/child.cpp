@@ -23,8 +23,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kPatience{20'000};
-
 std::string contents(int fd) {
   std::string text;
   char bytes[4096];
@@ -45,7 +43,8 @@ int output_file() {
 
 Child::Child(std::vector<std::string> command) : Child(std::move(command), Options()) {}
 
-Child::Child(std::vector<std::string> command, const Options& options) : out_(output_file()), err_(output_file()) {
+Child::Child(std::vector<std::string> command, const Options& options)
+    : out_(output_file()), err_(output_file()), patience_(static_cast<int64_t>(options.patience_s * 1e3)) {
   static int next = 0;
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   mark_ = "CARAVAN_TEST_MARK=" + std::to_string(getpid()) + "." + std::to_string(next++);
@@ -91,7 +90,7 @@ void Child::type(const std::string& keys) {
 }
 
 int Child::wait() {
-  const auto deadline = steady_clock::now() + kPatience;
+  const auto deadline = steady_clock::now() + patience_;
   while (status_ < 0) {
     int status = 0;
     if (waitpid(pid_, &status, WNOHANG) == pid_) {
@@ -121,7 +120,7 @@ std::string Child::out() {
 std::string Child::err() { return contents(err_); }
 
 void Child::expect_soon(const std::string& text, int times) {
-  const auto deadline = steady_clock::now() + kPatience;
+  const auto deadline = steady_clock::now() + patience_;
   for (;;) {
     const std::string all = out() + err();
     int found = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <sys/types.h>
 #include <vector>
@@ -14,6 +15,7 @@ class Child {
     std::string input = {};  ///< a file for stdin; empty: /dev/null
     bool terminal = false;   ///< stdin, stdout and stderr are a terminal of its own, and it leads the session
     bool ignores_hang_up = false;
+    double patience_s = 20;  ///< how long `wait` and `expect_soon` wait
   };
 
   explicit Child(std::vector<std::string> command);
@@ -27,12 +29,12 @@ class Child {
   /// Types on the terminal.
   void type(const std::string& keys);
 
-  /// Waits for the end (at most 20 s, then the test fails); the exit code, or 1000 + the signal.
+  /// Waits for the end (at most patience_s, then the test fails); the exit code, or 1000 + the signal.
   int wait();
   /// What it and its children wrote until now.
   std::string out();
   std::string err();
-  /// Waits until the output contains `text` that often; fails the test after 20 s.
+  /// Waits until the output contains `text` that often; fails the test after patience_s.
   void expect_soon(const std::string& text, int times = 1);
 
   /// Processes that live and carry the mark of this child.
@@ -48,6 +50,7 @@ class Child {
   int terminal_ = -1;
   std::string terminal_text_;
   std::string mark_;
+  std::chrono::milliseconds patience_;
 };
 
 }  // namespace caravan

@@ -1,7 +1,11 @@
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <gtest/gtest.h>
@@ -9,6 +13,7 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/activation.h"
 #include "caravan/nn/norm.h"
+#include "caravan/nn/product.h"
 #include "caravan/nn/rope.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
@@ -27,9 +32,11 @@ struct Tolerance {
 /// One op: fp64 and fp32 to a few roundings; bf16 is rounded to 8 bits at the end.
 constexpr Tolerance kTolerances[] = {{at::kDouble, 1e-14}, {at::kFloat, 4e-7}, {at::kBFloat16, 4e-3}};
 
-/// Holds value and gradients of `ours` against `reference` in fp64 on the same (rounded) inputs.
-void compare(const Op& ours, const Op& reference, const Tensors& inputs) {
-  for (const auto& [type, tolerance] : kTolerances) {
+/// Holds value and gradients of `ours` against `reference` in fp64 on the same (rounded) inputs; `sums`: how much
+/// longer sums of products may be off.
+void compare(const Op& ours, const Op& reference, const Tensors& inputs, double sums = 1) {
+  for (const auto& [type, one] : kTolerances) {
+    const double tolerance = one * sums;
     Tensors a;
     Tensors b;
     for (const at::Tensor& input : inputs) {
@@ -90,6 +97,56 @@ TEST_P(Norms, rmsNormIsItsFormula) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Norms, ::testing::Combine(::testing::Values(1, 3, 700), ::testing::Values(2, 16, 37, 2049)));
+
+class Products : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
+
+TEST_P(Products, areAtensWhoeverComputesThem) {
+  const auto [rows, in, out] = GetParam();
+  const Op reference = [](const Tensors& x) {
+    return at::linear(x[0], x[1], x.size() > 2 ? std::optional(x[2]) : std::nullopt);
+  };
+  const Op ours = [](const Tensors& x) { return linear_product(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor()); };
+  const Tensors inputs{normal({rows, 3, in}, 1), normal({out, in}, 2), normal({out}, 3)};
+  const auto roundings = static_cast<double>(std::max({rows, in, out}));
+  compare(ours, reference, inputs, std::sqrt(roundings));
+  compare(ours, reference, {inputs[0], inputs[1]}, std::sqrt(roundings));
+  compare(ours, reference, {inputs[0].select(1, 0), inputs[1]}, std::sqrt(roundings));  // rows with gaps
+  for (const bool transposed : {false, true}) {
+    const at::Tensor a = transposed ? normal({in, rows}, 4).t() : normal({rows, in}, 4);
+    const at::Tensor b = transposed ? normal({in, out}, 5).t() : normal({out, in}, 5);
+    EXPECT_LT(distance(product(a, b), at::matmul(a.to(at::kDouble), b.t().to(at::kDouble))), 1e-6);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, Products,
+                         ::testing::Combine(::testing::Values(1, 16, 67), ::testing::Values(1, 18, 64),
+                                            ::testing::Values(1, 23, 128)));
+
+/// Ranks that are threads compute at the same time, each its own shapes.
+TEST(ProductsEdges, threadsDoNotDisturbEachOther) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int64_t thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([thread, &wrong] {
+      for (int64_t i = 0; i < 40; ++i) {
+        const at::Tensor a = normal({17 + i, 9 + thread}, 1);
+        const at::Tensor b = normal({21 + thread, 9 + thread}, 2);
+        if (distance(product(a, b), at::matmul(a.to(at::kDouble), b.t().to(at::kDouble))) > 1e-6) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
+  const at::Tensor x = normal({40, 6}, 1).requires_grad_(true);
+  const at::Tensor weight = normal({5, 6}, 2).requires_grad_(true);
+  linear_product(x, weight.detach(), normal({5}, 3)).sum().backward();
+  EXPECT_LT(distance(x.grad(), weight.detach().sum(0).expand({40, 6})), 1e-6);
+  linear_product(x.detach(), weight).sum().backward();
+  EXPECT_LT(distance(weight.grad(), x.detach().sum(0).expand({5, 6})), 1e-6);
+}
 
 /// Pairs (i, i + half) as complex numbers, turned by e^(i angle).
 at::Tensor turned(const at::Tensor& x, double theta, int64_t first) {

@@ -5,12 +5,15 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include "caravan/base/error.h"
 #include "caravan/module/adapter.h"
 #include "caravan/parallel/ddp.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 /// A user's own module, as libtorch's documentation writes one: two linears, a buffer of each kind of dtype, a weight
 /// of its own.
@@ -104,6 +107,34 @@ TEST_P(DdpOwnModule, ItsGradientsAreViewsOfTheBuckets) {
     for (const at::Tensor& weight : net->parameters()) {
       EXPECT_TRUE(at::equal(weight.grad(), at::full_like(weight, 3)));
     }
+  });
+}
+
+/// Its layers hold their parameters and would never see a copy: their gradients would stay on each rank, in silence.
+TEST(DdpOwnModule, CannotComputeWithCopies) {
+  on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
+    const auto net = std::make_shared<Net>(0);
+    ModuleAdapter model = adapt(net, mesh);
+    EXPECT_THAT(message_of<UsageError>([&] { Ddp(model, mesh["dp"], {.compute_dtype = at::kBFloat16}); }),
+                HasSubstr("gain: belongs to a torch::nn::Module"));
+    Parameter& gain = *model.parameters()[0];
+    EXPECT_THAT(message_of<UsageError>([&] { gain.set_compute(at::ones({8})); }), HasSubstr("gain: belongs to"));
+    EXPECT_NO_THROW(gain.set_compute(gain.rest()));
+  });
+}
+
+TEST(DdpOwnModule, MayBeInFp64) {
+  on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
+    const auto net = std::make_shared<Net>(0);
+    net->to(at::kDouble);
+    ModuleAdapter model = adapt(net, mesh);
+    Ddp ddp(model, mesh["dp"]);
+    ddp.begin_step();
+    ddp.arm();
+    loss_of(model(inputs().to(at::kDouble), {})).backward();
+    ddp.finish_step();
+    EXPECT_EQ(net->gain.grad().scalar_type(), at::kDouble);
+    EXPECT_GT(net->gain.grad().abs().max().item<double>(), 0);
   });
 }
 

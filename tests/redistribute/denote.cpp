@@ -178,7 +178,7 @@ double ratio(const at::Tensor& a, const at::Tensor& b) {
 
 void on_mesh(const Axes& axes, const std::function<void(const Mesh&)>& body) {
   CommOptions options;
-  options.timeout = std::chrono::seconds(10);
+  options.timeout = std::chrono::seconds(30);
   run_thread_ranks(
       num_ranks(axes), [&](const std::shared_ptr<Communicator>& world) { body(Mesh::create(world, axes)); }, options);
 }

@@ -56,7 +56,7 @@ bool is_close(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-10
 /// k if a = k b, else 0.
 double ratio(const at::Tensor& a, const at::Tensor& b);
 
-/// Runs `body` on thread ranks with a mesh; waits end after 10 s.
+/// Runs `body` on thread ranks with a mesh; waits end after 30 s, also on a busy machine.
 void on_mesh(const Axes& axes, const std::function<void(const Mesh&)>& body);
 
 /// True if `body` throws LayoutError.

@@ -21,8 +21,7 @@ Operation new_operation(Verb verb, const Call& call, const Stream& stream) {
   operation.verb = verb;
   operation.where = call.where;
   operation.stream = stream;
-  const size_t length = std::min(call.what.size(), operation.what.size() - 1);
-  std::memcpy(operation.what.data(), call.what.data(), length);
+  call.what.copy(operation.what.data(), operation.what.size() - 1);  // the text may be empty, without memory
   return operation;
 }
 

@@ -28,6 +28,9 @@ using std::chrono::steady_clock;
 // Our own waits have time-outs; one of gloo's would tear down the connections of the whole world.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
+// A rank that starts has more to do than one that calls.
+constexpr milliseconds kLeastMeeting{5000};
+
 /// Our store as the one that gloo meets its peers in.
 class C10dStore final : public c10d::Store {
  public:
@@ -193,8 +196,9 @@ std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::s
     // Every world of a job meets under keys of its own: the n-th of this rank is the n-th of every rank.
     const int64_t number = store->add(fmt::format("gloo/{}", info.rank), 1);
     own = prefixed(store, fmt::format("gloo/world {}", number));
-    meet(info, *own, options.timeout);
-    transport = connect_world(info, own, options.timeout);
+    const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
+    meet(info, *own, timeout);
+    transport = connect_world(info, own, timeout);
   }
   gloo::Seat seat;
   seat.transport = transport;
@@ -204,6 +208,7 @@ std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::s
   seat.world_ranks.resize(static_cast<size_t>(info.world_size));
   std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
   seat.check = options.check;
+  seat.last_calls = std::make_shared<gloo::LastCalls>(info.world_size);
   auto member = std::make_shared<gloo::Member>(transport, own, info.rank, info.world_size, options);
   return std::make_shared<gloo::GlooCommunicator>(std::move(member), std::move(seat));
 }

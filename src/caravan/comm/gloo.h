@@ -9,8 +9,9 @@
 namespace caravan {
 
 /// The world of processes of any number of hosts, over TCP by gloo through c10d. Every rank of `info` calls it.
-/// bf16 and fp16 are reduced in fp32; what gloo lacks (uneven sizes, some dtypes) is built from bytes, sums in rank
-/// order. The sockets are gloo's: for trusted networks.
+/// gloo carries bytes; every verb is built from its messages, sums in rank order, bf16 and fp16 accumulated in fp32. A
+/// failure that only another rank can see is read from the store, within a second of waiting. The sockets are gloo's:
+/// for trusted networks. Throws CommError naming the ranks that do not come within the time-out (at least 5 s).
 std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options = {});
 

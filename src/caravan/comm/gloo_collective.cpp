@@ -44,6 +44,11 @@ std::vector<CallSheet> exchange_sheets(Lane& lane, const Seat& seat, CallSheet o
     exchange.send(peer, own.data(), own.bytes());
   }
   exchange.finish();
+  for (int peer = 0; peer < seat.size; ++peer) {
+    if (peer == seat.rank) continue;
+    const size_t at = static_cast<size_t>(peer);
+    seat.last_calls->note(seat.world_ranks[at], sheets[at].descriptor(), seat.name);
+  }
   sheets[static_cast<size_t>(seat.rank)] = std::move(own);
   return sheets;
 }

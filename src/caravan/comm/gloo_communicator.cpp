@@ -1,6 +1,7 @@
 #include "caravan/comm/gloo_communicator.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -27,6 +28,8 @@ GlooCommunicator::GlooCommunicator(std::shared_ptr<Member> member, Seat seat)
       member_(std::move(member)),
       seat_(std::move(seat)),
       exceptions_at_birth_(std::uncaught_exceptions()),
+      num_sends_(static_cast<size_t>(seat_.size)),
+      num_recvs_(static_cast<size_t>(seat_.size)),
       sends_(static_cast<size_t>(seat_.size)),
       recvs_(static_cast<size_t>(seat_.size)) {
   member_->add(*this);
@@ -50,7 +53,37 @@ GlooCommunicator::~GlooCommunicator() {
     }
   }
   collect();
+  leave();
   member_->remove(*this);
+}
+
+// What is told of a communicator when it is left: the number of its collectives, of the sends to each rank, of the
+// recvs from each.
+void GlooCommunicator::leave() noexcept {
+  if (size() == 1 || error_ != nullptr) return;
+  std::vector<uint64_t> counts{num_collectives_};
+  counts.insert(counts.end(), num_sends_.begin(), num_sends_.end());
+  counts.insert(counts.end(), num_recvs_.begin(), num_recvs_.end());
+  member_->publish_leave(scope(), rank(),
+                         {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(uint64_t)});
+}
+
+int GlooCommunicator::rank_that_left(const Descriptor& call) {
+  if (!member_->has_somebody_left(scope())) return -1;
+  const Verb verb = static_cast<Verb>(call.verb);
+  const bool is_mail = verb == Verb::send || verb == Verb::recv;
+  const size_t n = static_cast<size_t>(size());
+  std::vector<uint64_t> counts(1 + 2 * n);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || (is_mail && peer != call.root)) continue;
+    const std::string text = member_->leave(scope(), peer);
+    if (text.size() != counts.size() * sizeof(uint64_t)) continue;
+    std::memcpy(counts.data(), text.data(), text.size());
+    const size_t own = static_cast<size_t>(rank());
+    const size_t which = verb == Verb::send ? 1 + n + own : verb == Verb::recv ? 1 + own : 0;
+    if (counts[which] <= call.sequence) return peer;
+  }
+  return -1;
 }
 
 void GlooCommunicator::abort(std::string_view reason) noexcept {
@@ -84,6 +117,11 @@ void GlooCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_pt
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (lane == nullptr) lane = std::make_unique<Lane>(member_->bell());
   lane->push(job);
+  const Descriptor& call = job->call();
+  uint64_t& count = call.verb == static_cast<uint8_t>(Verb::send)   ? num_sends_[static_cast<size_t>(call.root)]
+                    : call.verb == static_cast<uint8_t>(Verb::recv) ? num_recvs_[static_cast<size_t>(call.root)]
+                                                                    : num_collectives_;
+  ++count;
 }
 
 void GlooCommunicator::start(const std::shared_ptr<Operation>& operation) {
@@ -148,7 +186,11 @@ std::exception_ptr GlooCommunicator::error_of(const Job& job) noexcept {
     member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error)));
     return error;
   } catch (...) {
-    member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(job.error)));
+    // All ranks of a collective see that their calls differ; of a message only two do, and one of them tells the
+    // others.
+    if (job.call().verb == static_cast<uint8_t>(Verb::recv)) {
+      member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(job.error)));
+    }
     return job.error;
   }
 }
@@ -156,9 +198,12 @@ std::exception_ptr GlooCommunicator::error_of(const Job& job) noexcept {
 std::exception_ptr GlooCommunicator::lost_error(const Job& job, const PeerLost& lost) {
   // A rank that gives up says why before its connections close.
   std::string fact = member_->failure(scope());
+  const int left = fact.empty() ? rank_that_left(job.call()) : -1;
+  if (left >= 0) return left_error(seat_, job.call(), left);
   if (fact.empty()) {
     const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
-    fact = member_->publish_failure("world", fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
+    fact = member_->publish_failure("world",
+                                    fmt::format("rank {} of the world is lost: {}", world_rank, plain_fact(lost.fact)));
   }
   return peer_error(seat_, job.call(), std::move(fact));
 }
@@ -166,10 +211,12 @@ std::exception_ptr GlooCommunicator::lost_error(const Job& job, const PeerLost& 
 bool GlooCommunicator::failed_elsewhere(Lane& lane) {
   std::string fact = member_->failure("world");
   if (fact.empty()) fact = member_->failure(scope());
-  if (fact.empty()) return false;
   const std::shared_ptr<Job> job = lane.head();
-  fail(peer_error(seat_, job != nullptr ? job->call() : Descriptor{}, std::move(fact)));
-  return true;
+  const Descriptor call = job != nullptr ? job->call() : Descriptor{};
+  const int left = fact.empty() && job != nullptr ? rank_that_left(call) : -1;
+  if (left >= 0) fail(left_error(seat_, call, left));
+  if (!fact.empty()) fail(peer_error(seat_, call, std::move(fact)));
+  return error_ != nullptr;
 }
 
 std::string GlooCommunicator::scope() const { return fmt::format("{}.{}", seat_.id, seat_.world_ranks[0]); }
@@ -200,10 +247,11 @@ std::shared_ptr<Communicator> GlooCommunicator::split(std::span<const int> membe
   seat.size = static_cast<int>(members.size());
   seat.name = std::move(name);
   seat.check = seat_.check;
+  seat.last_calls = seat_.last_calls;
   for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
   if (size() > 1) {
     const auto result = std::make_shared<SplitResult>();
-    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), result);
+    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), take_sequence(), result);
     enqueue(collectives_, job);
     finish(*job->operation());
     if (!result->overlap.empty()) {

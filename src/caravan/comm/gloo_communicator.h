@@ -41,6 +41,9 @@ class GlooCommunicator final : public Communicator {
   std::exception_ptr lost_error(const Job& job, const PeerLost& lost);
   /// Whether another rank has said so; then everything is ended.
   bool failed_elsewhere(Lane& lane);
+  /// The rank that has destroyed this communicator without coming to `call`; -1 if there is none.
+  int rank_that_left(const Descriptor& call);
+  void leave() noexcept;
   /// The name of this communicator's failure in the store.
   std::string scope() const;
   void fail(const std::exception_ptr& error) noexcept;
@@ -50,6 +53,9 @@ class GlooCommunicator final : public Communicator {
   int exceptions_at_birth_;
   std::exception_ptr error_;  // the first
   std::unique_ptr<Lane> collectives_;
+  uint64_t num_collectives_ = 0;
+  std::vector<uint64_t> num_sends_;
+  std::vector<uint64_t> num_recvs_;
   std::vector<std::unique_ptr<Lane>> sends_;  // per peer; made when first used
   std::vector<std::unique_ptr<Lane>> recvs_;
 };

@@ -22,8 +22,14 @@ std::exception_ptr peer_error(const Seat& seat, const Descriptor& call, std::str
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout);
 
+/// `rank` has destroyed the communicator without coming to `call`.
+std::exception_ptr left_error(const Seat& seat, const Descriptor& call, int rank);
+
 /// "rank 3 (world rank 7)".
 std::string rank_text(const Seat& seat, int rank);
+
+/// What gloo or c10d says of a connection, without their source line before it and their advice or stack behind it.
+std::string plain_fact(std::string fact);
 
 std::string what_went_wrong(const std::exception_ptr& error);
 

@@ -50,7 +50,11 @@ Member::~Member() {
 
 void Member::take_leave() noexcept {
   try {
-    Seat seat{transport_, 0, rank_, size_, "world", std::vector<int>(static_cast<size_t>(size_)), false};
+    Seat seat;
+    seat.transport = transport_;
+    seat.rank = rank_;
+    seat.size = size_;
+    seat.world_ranks.resize(static_cast<size_t>(size_));
     std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
     Lane lane(bell_);
     const uint64_t seen = bell_.count();
@@ -85,6 +89,35 @@ std::string Member::failure(const std::string& scope) noexcept {
   try {
     if (store_ == nullptr || store_is_lost_) return "";
     const std::string key = "failure/" + scope;
+    return store_->has(key) ? store_->get(key, kText) : "";
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return "";
+  }
+}
+
+void Member::publish_leave(const std::string& scope, int rank, const std::string& counts) noexcept {
+  try {
+    if (store_ == nullptr || store_is_lost_) return;
+    store_->set(fmt::format("left/{}/{}", scope, rank), counts);
+    store_->set("left/" + scope, "");
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+  }
+}
+
+bool Member::has_somebody_left(const std::string& scope) noexcept {
+  try {
+    return store_ != nullptr && !store_is_lost_ && store_->has("left/" + scope);
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return false;
+  }
+}
+
+std::string Member::leave(const std::string& scope, int rank) noexcept {
+  try {
+    const std::string key = fmt::format("left/{}/{}", scope, rank);
     return store_->has(key) ? store_->get(key, kText) : "";
   } catch (const std::exception&) {
     store_is_lost_ = true;

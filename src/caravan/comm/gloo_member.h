@@ -45,6 +45,12 @@ class Member {
   /// The text that stands, "" if there is none.
   std::string failure(const std::string& scope) noexcept;
 
+  /// Tells the other ranks of a communicator that rank `rank` of it has destroyed it, and what it had called before:
+  /// `counts` is the communicator's own to read. Their side: whether anybody has, and one rank's text ("": it has not).
+  void publish_leave(const std::string& scope, int rank, const std::string& counts) noexcept;
+  bool has_somebody_left(const std::string& scope) noexcept;
+  std::string leave(const std::string& scope, int rank) noexcept;
+
   /// Ends everything of this rank, with `text`, and closes its connections.
   void close(const std::string& text) noexcept;
 

@@ -43,9 +43,10 @@ std::shared_ptr<Operation> make_operation(std::span<const int> members, int size
 }  // namespace
 
 SplitJob::SplitJob(const Seat& seat, std::span<const int> members, std::string_view name, int next_id,
-                   std::shared_ptr<SplitResult> result)
+                   uint64_t sequence, std::shared_ptr<SplitResult> result)
     : Job(make_operation(members, seat.size, name)), seat_(seat), next_id_(next_id), result_(std::move(result)) {
   call_.verb = kSplitCall;
+  call_.sequence = sequence;
 }
 
 void SplitJob::run(Lane& lane) {

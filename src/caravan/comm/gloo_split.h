@@ -18,7 +18,7 @@ struct SplitResult {
 /// communicator is the least that none of its ranks has had.
 class SplitJob final : public Job {
  public:
-  SplitJob(const Seat& seat, std::span<const int> members, std::string_view name, int next_id,
+  SplitJob(const Seat& seat, std::span<const int> members, std::string_view name, int next_id, uint64_t sequence,
            std::shared_ptr<SplitResult> result);
   void run(Lane& lane) override;
 

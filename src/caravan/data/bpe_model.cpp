@@ -146,12 +146,12 @@ void BpeModel::encode_word(std::string_view word, Scratch& scratch, std::vector<
     return;
   }
   if (word.size() >= kNoSymbol) {
-    throw DataError({.op = "tokenizer",
-                     .subject = "a word",
-                     .fact = fmt::format("has {} bytes, and one that is cut no further may have {}", word.size(),
-                                         kNoSymbol - 1),
-                     .where = {},
-                     .action = "break the text into lines or words"});
+    throw DataError(
+        {.op = "tokenizer",
+         .subject = "a word",
+         .fact = fmt::format("has {} bytes, and one that is cut no further may have {}", word.size(), kNoSymbol - 1),
+         .where = {},
+         .action = "break the text into lines or words"});
   }
   scratch.ids.clear();
   split_to_bytes(word, scratch.ids);

@@ -63,7 +63,7 @@ class BpeModel {
   void split_to_bytes(std::string_view word, std::vector<int32_t>& ids) const;
 
   std::vector<std::string> bytes_;
-  std::unordered_map<std::string_view, int32_t> by_bytes_;        // keys point into bytes_
+  std::unordered_map<std::string_view, int32_t> by_bytes_;          // keys point into bytes_
   std::unordered_map<std::string_view, int32_t> outside_alphabet_;  // tokens no word can become; the same
   std::array<int32_t, 256> byte_ids_{};
   PairMap merges_;

@@ -127,7 +127,8 @@ class BpeTrainer {
   }
 
   void merge(Pair pair) {
-    const std::string bytes = out_.tokens[static_cast<size_t>(pair.left)] + out_.tokens[static_cast<size_t>(pair.right)];
+    const std::string bytes =
+        out_.tokens[static_cast<size_t>(pair.left)] + out_.tokens[static_cast<size_t>(pair.right)];
     if (bytes == special_) {  // plain text must never become the special token
       pairs_.erase(pair);
       return;

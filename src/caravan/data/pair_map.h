@@ -6,8 +6,8 @@
 
 namespace caravan {
 
-/// Pairs of token ids to the rank and the result of their merge: a flat table with linear probing, built once, then only
-/// read. Tokenizing is bound by these look-ups.
+/// Pairs of token ids to the rank and the result of their merge: a flat table with linear probing, built once, then
+/// only read. Tokenizing is bound by these look-ups.
 class PairMap {
  public:
   struct Merge {

@@ -81,8 +81,7 @@ void PreTokenizer::run_stage(size_t index, std::string_view text, Scratch& scrat
     run_stage(index + 1, text, scratch, sink);
     return;
   }
-  PieceJoiner joiner(stage.behavior, text,
-                     [&](std::string_view piece) { run_stage(index + 1, piece, scratch, sink); });
+  PieceJoiner joiner(stage.behavior, text, [&](std::string_view piece) { run_stage(index + 1, piece, scratch, sink); });
   RegexSearch search(*stage.pattern, *scratch.searches[index], text);
   size_t end = 0;
   while (const auto match = search.next()) {

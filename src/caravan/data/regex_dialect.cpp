@@ -22,9 +22,9 @@ constexpr std::string_view kNotWhiteSpace =
     R"(\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
 
 // Not C and its parts: what is unassigned changes with the version. Not Mn, Mc, Me: U+1171E moved between them.
-constexpr std::array<std::string_view, 28> kCategories{
-    "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M", "N",  "Nd", "Nl", "No", "P", "Pc", "Pd",
-    "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
+constexpr std::array<std::string_view, 28> kCategories{"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "N",  "Nd", "Nl",
+                                                       "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",
+                                                       "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
 
 constexpr int kDeepest = 50;
 
@@ -226,9 +226,10 @@ class Translator {
       members += item.point ? code_point(*item.point) : item.negated ? item.complement : item.members;
       if (!text_.substr(at_).starts_with("-") || text_.substr(at_).starts_with("-]")) continue;
       take("-");
-      const Item last = !done() && text_[at_] == '\\' ? escape()
-                                                      : Item{.point = next_point(), .members = {}, .complement = {}};
-      if (!item.point || !last.point || *last.point < *item.point || *last.point == U'[') refuse("a range without sense");
+      const Item last =
+          !done() && text_[at_] == '\\' ? escape() : Item{.point = next_point(), .members = {}, .complement = {}};
+      if (!item.point || !last.point || *last.point < *item.point || *last.point == U'[')
+        refuse("a range without sense");
       if (fold_ && *last.point >= 0x80) refuse("a class of other than ASCII inside (?i:..)");
       members += "-" + code_point(*last.point);
     }
@@ -270,9 +271,10 @@ class Translator {
     if (end == std::string_view::npos) refuse("\\p{ without }");
     const std::string_view name = text_.substr(at_, end - at_);
     if (std::find(kCategories.begin(), kCategories.end(), name) == kCategories.end()) {
-      refuse(fmt::format("the property {} (of properties, the general categories L, M, N, P, S, Z and most parts of them "
-                         "are supported)",
-                         name));
+      refuse(
+          fmt::format("the property {} (of properties, the general categories L, M, N, P, S, Z and most parts of them "
+                      "are supported)",
+                      name));
     }
     at_ = end + 1;
     return {{}, category_members(name), "", is_negated};

@@ -7,7 +7,8 @@ namespace caravan {
 
 /// Writes a pattern in the dialect of tokenizer.json files (Oniguruma, Ruby syntax) as one for PCRE2 in UTF mode with
 /// PCRE2_MULTILINE that matches the same texts.
-///   \s        the 25 characters of White_Space, spelled out: PCRE2's own \s lacks U+0085, and its older versions do not
+///   \s        the 25 characters of White_Space, spelled out: PCRE2's own \s lacks U+0085, and its older versions do
+///   not
 ///             know the name of the property
 ///   \d, \p{L} with the code points of unicode_additions(); general categories only
 ///   (?i:..)   ASCII only, and no "ss", "st", "ff", "fi", "fl", which Oniguruma also matches as one character

@@ -65,7 +65,7 @@ uint64_t largest_id(const MappedFile& file, uint64_t count) {
 Header read_header(const MappedFile& file, const std::filesystem::path& path) {
   const size_t size = file.bytes().size();
   Header header{};
-  std::memcpy(&header, file.bytes().data(), std::min(size, sizeof header));
+  if (size > 0) std::memcpy(&header, file.bytes().data(), std::min(size, sizeof header));  // nothing is mapped of 0
   if (size < sizeof kMagic || header.magic != kMagic) refuse(path, "is not a token file");
   if (size < sizeof header) refuse(path, fmt::format("is truncated: {} bytes, the header has {}", size, sizeof header));
   if (header.version != kVersion) {

@@ -120,9 +120,7 @@ Tokenizer Tokenizer::with_end_of_text(int32_t id) const {
 
 const std::string& Tokenizer::to_json() const noexcept { return state_->json; }
 
-void Tokenizer::save(const std::filesystem::path& path) const {
-  write_file_durably(path, state_->json, "tokenizer");
-}
+void Tokenizer::save(const std::filesystem::path& path) const { write_file_durably(path, state_->json, "tokenizer"); }
 
 ContentHash Tokenizer::hash() const noexcept { return state_->hash; }
 

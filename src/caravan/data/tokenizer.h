@@ -67,8 +67,8 @@ class Tokenizer {
 };
 
 /// Decodes ids one by one as text for a terminal: always well-formed UTF-8, a character only when it is whole. The
-/// concatenation of all that it returns is what Python's `decode` gives for the same ids; but an added token with letters
-/// like é is that text, where Python takes the letters for bytes.
+/// concatenation of all that it returns is what Python's `decode` gives for the same ids; but an added token with
+/// letters like é is that text, where Python takes the letters for bytes.
 class TextStream {
  public:
   explicit TextStream(Tokenizer tokenizer, bool skip_special_tokens = false);

@@ -5,9 +5,9 @@
 namespace caravan {
 namespace {
 
-constexpr size_t kFlushFrom = size_t{1} << 16;      // ids
-constexpr size_t kLongestKnown = 64;                // bytes; longer words seldom come twice
-constexpr size_t kKnownWords = size_t{1} << 16;     // more than the distinct words of a long book
+constexpr size_t kFlushFrom = size_t{1} << 16;   // ids
+constexpr size_t kLongestKnown = 64;             // bytes; longer words seldom come twice
+constexpr size_t kKnownWords = size_t{1} << 16;  // more than the distinct words of a long book
 constexpr size_t kKnownIds = size_t{1} << 20;
 
 std::vector<AddedToken> of_kind(const TokenizerParts& parts, bool is_normalized) {

@@ -165,7 +165,8 @@ std::vector<AddedToken> read_added_tokens(const JsonReader& json, const BpeModel
                                      in_model ? "has in model.vocab the id" : "comes behind all others, at", expected),
                          fmt::format("write {}", expected));
     }
-    if (!in_model && !model.bytes(token.id).empty()) entry["id"].refuse("is also in model.vocab", "number model.vocab without gaps");
+    if (!in_model && !model.bytes(token.id).empty())
+      entry["id"].refuse("is also in model.vocab", "number model.vocab without gaps");
     next = std::max<int64_t>(next, token.id >= model_count ? token.id + 1 : model_count);
     tokens.push_back(std::move(token));
   }
@@ -241,8 +242,8 @@ TokenizerParts read_tokenizer_json(std::string_view text, std::string_view file)
                        .added_tokens = {},
                        .prefix = {},
                        .suffix = {}};
-  parts.added_tokens = read_added_tokens(json["added_tokens"], parts.model,
-                                         static_cast<int64_t>(json["model"]["vocab"].size()));
+  parts.added_tokens =
+      read_added_tokens(json["added_tokens"], parts.model, static_cast<int64_t>(json["model"]["vocab"].size()));
   read_post_processor(json["post_processor"], parts);
   check_ids_exist(json["post_processor"], parts);
   if (json["decoder"].is_null()) json["decoder"].refuse("is null", "supported: ByteLevel");

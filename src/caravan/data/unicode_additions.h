@@ -12,8 +12,8 @@ struct UnicodeAddition {
   std::string_view category;  ///< "Lo"
 };
 
-/// What versions 15.0 to 16.0 added. The PCRE2 of a distribution knows 14.0 or any later version; with these ranges
-/// beside its \p{..} the same text gives the same token ids whatever is installed, and those of Hugging Face's
+/// What versions 15.0 to 16.0 added, in order. The PCRE2 of a distribution knows 14.0 or any later version; with these
+/// ranges beside its \p{..} the same text gives the same token ids whatever is installed, and those of Hugging Face's
 /// `tokenizers`, which is at 16.0.
 std::span<const UnicodeAddition> unicode_additions() noexcept;
 

@@ -17,6 +17,7 @@ ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward 
     if (std::any_of(own_parameters().begin(), own_parameters().end(), is_this)) continue;
     Parameter& parameter = register_parameter(item.key(), {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
     parameter.set_rest(tensor, Layout::all(mesh, Invariant{}));
+    parameter.set_computes_at_rest();
     parameter.set_compute(tensor);
     parameter.set_requires_grad(tensor.requires_grad());
   }

@@ -18,7 +18,7 @@ namespace caravan {
 /// invariant, with the values and memory they have; the two stay one), its buffers are buffers().
 ///
 /// `forward` runs the module: torch::nn::Module has no forward of its own. A parameter that is registered twice is one
-/// slot. Parameters added to the module afterwards are not seen.
+/// slot. Parameters added to the module afterwards are not seen. Parameter::computes_at_rest is true.
 class ModuleAdapter final : public Module {
  public:
   using Forward = std::function<Tensors(Tensors inputs)>;

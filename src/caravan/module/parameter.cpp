@@ -31,6 +31,18 @@ const at::Tensor& Parameter::compute() const {
   return compute_;
 }
 
+void Parameter::set_compute(at::Tensor compute) {
+  if (computes_at_rest_ && compute.defined() && !compute.is_same(rest_)) {
+    throw UsageError({.op = "parameter",
+                      .subject = name_,
+                      .fact = "belongs to a torch::nn::Module, which computes with the parameter itself",
+                      .where = "",
+                      .action = "use a technique that keeps the compute tensor, or write the model in this library's "
+                                "layers"});
+  }
+  compute_ = std::move(compute);
+}
+
 void Parameter::set_requires_grad(bool requires_grad) {
   requires_grad_ = requires_grad;
   for (at::Tensor* tensor : {&rest_, &compute_}) {

@@ -52,8 +52,12 @@ class Parameter {
   /// resharded.
   const at::Tensor& compute() const;
   bool has_compute() const noexcept { return compute_.defined(); }
-  /// An undefined tensor takes the compute tensor away.
-  void set_compute(at::Tensor compute) { compute_ = std::move(compute); }
+  /// An undefined tensor takes the compute tensor away. Throws UsageError naming the parameter if it computes at rest
+  /// and `compute` is another tensor.
+  void set_compute(at::Tensor compute);
+  /// True if whoever computes holds rest() itself and never looks at compute(): a user's own module.
+  bool computes_at_rest() const noexcept { return computes_at_rest_; }
+  void set_computes_at_rest() noexcept { computes_at_rest_ = true; }
 
   /// How many summands of its gradient one backward deposits (GradientSink): 1 unless a module deposits by itself.
   int num_deposits() const noexcept { return num_deposits_; }
@@ -70,6 +74,7 @@ class Parameter {
   at::Tensor compute_;
   Layout rest_layout_;
   bool requires_grad_ = true;
+  bool computes_at_rest_ = false;
   int num_deposits_ = 1;
 };
 

@@ -5,16 +5,15 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/ops.h"
+#include "caravan/nn/product.h"
 
 namespace caravan {
 namespace {
@@ -62,36 +61,31 @@ double loss_of_rows(const at::Tensor& logits, const int64_t* labels, double scal
   return std::accumulate(loss.begin(), loss.end(), 0.0);
 }
 
-/// The weight's gradient, a product per chunk: fp32 and fp64 add up inside the product; the products of bf16 are added
-/// in fp32, unless there is only one.
+/// The weight's gradient, a product per chunk; those of bf16 are added in fp32, unless there is only one.
 class WeightGradient {
  public:
   WeightGradient(const at::Tensor& weight, bool is_one_chunk)
-      : widens_(weight.scalar_type() == at::kBFloat16 && !is_one_chunk),
-        sum_(widens_ ? at::zeros(weight.sizes(), weight.options().dtype(at::kFloat)) : at::empty_like(weight)) {}
+      : type_(is_one_chunk ? weight.scalar_type() : compute_type(weight.scalar_type())), weight_(weight) {}
 
   void add(const at::Tensor& logits_gradient, const at::Tensor& hidden) {
-    if (widens_) {
-      const at::Tensor product = at::mm(logits_gradient.t(), hidden);
-      at::parallel_for(0, product.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
-        kernels::accumulate(data_of<kernels::Bf16>(product) + begin, data_of<float>(sum_) + begin, end - begin);
-      });
-    } else if (is_empty_) {
-      at::mm_out(sum_, logits_gradient.t(), hidden);
-    } else {
-      at::addmm_out(sum_, sum_, logits_gradient.t(), hidden);
+    const at::Tensor part = product(logits_gradient.t(), hidden.t());
+    if (!sum_.defined()) {
+      sum_ = part.to(type_);
+      return;
     }
-    is_empty_ = false;
+    with_dtype("cross_entropy", part.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      at::parallel_for(0, part.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+        kernels::accumulate(data_of<T>(part) + begin, data_of<kernels::Compute<T>>(sum_) + begin, end - begin);
+      });
+    });
   }
 
-  at::Tensor total(at::ScalarType type) {
-    if (is_empty_) sum_.zero_();
-    return sum_.to(type);
-  }
+  at::Tensor total() { return sum_.defined() ? sum_.to(weight_.scalar_type()) : at::zeros_like(weight_); }
 
  private:
-  bool widens_;
-  bool is_empty_ = true;
+  at::ScalarType type_;
+  at::Tensor weight_;
   at::Tensor sum_;
 };
 
@@ -114,22 +108,17 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     const int64_t chunk = tokens_per_chunk(tokens, vocabulary);
     std::optional<WeightGradient> weight_gradient;
     if (grad_weight) weight_gradient.emplace(weight, chunk >= tokens);
-    at::Tensor buffer = at::empty({std::min(chunk, tokens), vocabulary}, hidden.options());
     double loss = 0;
     for (int64_t first = 0; first < tokens; first += chunk) {
       const int64_t count = std::min(chunk, tokens - first);
       const at::Tensor rows = hidden.narrow(0, first, count);
-      at::Tensor logits = buffer.narrow(0, 0, count);
-      at::mm_out(logits, rows, weight.t());
+      const at::Tensor logits = product(rows, weight);
       loss += loss_of_rows(logits, labels.const_data_ptr<int64_t>() + first, scale, grad_hidden || grad_weight);
-      if (grad_hidden) {
-        at::Tensor out = hidden_gradient.narrow(0, first, count);
-        at::mm_out(out, logits, weight);
-      }
+      if (grad_hidden) hidden_gradient.narrow(0, first, count).copy_(product(logits, weight.t()));
       if (grad_weight) weight_gradient->add(logits, rows);
     }
     ctx->save_for_backward({grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor(),
-                            grad_weight ? weight_gradient->total(weight.scalar_type()) : at::Tensor()});
+                            grad_weight ? weight_gradient->total() : at::Tensor()});
     at::Tensor result = at::empty({}, loss_options);
     result.fill_(loss * scale);
     return result;

@@ -1,12 +1,12 @@
 #include "caravan/nn/head.h"
 
-#include <ATen/ops/linear.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/norm.h"
+#include "caravan/nn/product.h"
 
 namespace caravan {
 
@@ -25,7 +25,7 @@ Tensors Head::forward(Tensors inputs, const ForwardContext& context) {
         {"head", name(), fmt::format("takes a stream and perhaps labels, got {}", inputs.size()), "", ""});
   }
   const at::Tensor x = norm_(inputs[0], context);
-  if (inputs.size() == 1) return {at::linear(x, weight_.compute())};
+  if (inputs.size() == 1) return {linear_product(x, weight_.compute())};
   return {fused_cross_entropy(x, weight_.compute(), inputs[1], context.loss_scale)};
 }
 

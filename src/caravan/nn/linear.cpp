@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <ATen/ops/linear.h>
+#include "caravan/nn/product.h"
 
 namespace caravan {
 
@@ -18,7 +18,7 @@ double residual_init_std(const ModelConfig& config) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& /*context*/) {
-  return at::linear(input, weight_.compute(), bias_ == nullptr ? at::Tensor() : bias_->compute());
+  return linear_product(input, weight_.compute(), bias_ == nullptr ? at::Tensor() : bias_->compute());
 }
 
 }  // namespace caravan

@@ -9,6 +9,8 @@
 namespace caravan {
 namespace {
 
+bool needs_copies(const DdpOptions& options) { return options.compute_dtype != at::kFloat; }
+
 FlatState checked_state(Module& model, const MeshAxis& axis, const DdpOptions& options) {
   if (options.compute_dtype != at::kFloat && options.compute_dtype != at::kBFloat16) {
     throw UsageError({"ddp", "compute_dtype", fmt::format("{} is not supported", c10::toString(options.compute_dtype)),
@@ -17,6 +19,11 @@ FlatState checked_state(Module& model, const MeshAxis& axis, const DdpOptions& o
   for (const Parameter* parameter : model.parameters()) {
     if (!parameter->rest().defined()) {
       throw UsageError({"ddp", parameter->name(), "has no memory", "", "materialise the model first"});
+    }
+    if (needs_copies(options) && parameter->computes_at_rest()) {
+      throw UsageError({"ddp", parameter->name(),
+                        "belongs to a torch::nn::Module, which computes with its own parameters and sees no copies", "",
+                        "use compute_dtype fp32"});
     }
     if (axis.size() > 1 && !parameter->rest_layout()[axis.name()].is_invariant()) {
       throw LayoutError({"ddp", parameter->name(), fmt::format("does not rest invariant on axis {}", axis.name()),
@@ -33,7 +40,7 @@ Ddp::Ddp(Module& model, const MeshAxis& axis, const DdpOptions& options)
     : axis_(axis), options_(options), state_(checked_state(model, axis, options)) {
   const at::NoGradGuard no_grad;
   broadcast_from_coordinate_0(model);
-  if (options.compute_dtype != state_.values.scalar_type()) make_compute_copies(model);
+  if (needs_copies(options)) make_compute_copies(model);
   buckets_ = std::make_unique<GradientBuckets>(
       state_, options.bucket_bytes, [this](const Bucket& bucket, const at::Tensor& range) {
         return all_reduce_async(axis_.comm(), range, range, ReduceOp::sum,

@@ -15,7 +15,7 @@ namespace caravan {
 struct DdpOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
   /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 masters rest); kFloat: with the
-  /// parameters themselves. fp32 or bf16.
+  /// parameters themselves, whatever they are, and all that a user's own module can do. fp32 or bf16.
   at::ScalarType compute_dtype = at::kFloat;
   /// A parameter that took no part in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;

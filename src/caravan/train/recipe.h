@@ -26,21 +26,24 @@ struct Recipe {
   } data;
 
   struct Train {
-    int64_t steps = 500;
-    int64_t global_batch = 16;  ///< sequences a step, over all ranks
+    int64_t steps = 800;
+    int64_t global_batch = 12;  ///< sequences a step, over all ranks
     int64_t micro_batch = 0;    ///< sequences a rank computes at once; 0: all of its share
     int64_t seed = 1;
-    int64_t eval_every = 250;  ///< steps; 0: at the end only
+    int64_t eval_every = 200;  ///< steps; 0: at the end only
     int64_t log_every = 1;     ///< steps between two lines of train.log
   } train;
 
   struct Optimizer {
     std::string kind = "adamw";
-    LearningRate rate;  ///< total_steps is train.steps
+    LearningRate rate{.kind = LearningRate::Kind::linear,
+                      .lr = 3e-3,
+                      .warmup_steps = 50,
+                      .final_fraction = 0.02};  ///< total_steps is train.steps
     double weight_decay = 0.1;
     double clip_norm = 1.0;  ///< 0: no clipping
     double beta1 = 0.9;
-    double beta2 = 0.95;
+    double beta2 = 0.98;
     double epsilon = 1e-8;
     double momentum = 0;
   } optimizer;
@@ -67,15 +70,15 @@ struct Recipe {
 
   struct Checkpoint {
     std::string dir;      ///< "": runs/<recipe name>-N, a new N each time
-    int64_t every = 250;  ///< steps; 0: at the end only
+    int64_t every = 200;  ///< steps; 0: at the end only
     int64_t keep = 2;     ///< newest checkpoints that stay; 0: all
   } checkpoint;
 
   struct Sample {
-    std::string prompt = "Call me";
+    std::string prompt = "Call me Ishmael.";
     int64_t tokens = 120;  ///< generated after training; 0: none
-    double temperature = 0.8;
-    int64_t top_k = 50;
+    double temperature = 0.7;
+    int64_t top_k = 40;
     double top_p = 1.0;
   } sample;
 

@@ -184,11 +184,11 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   if (file.empty()) return parse_recipe("", "default recipe", overrides);
   std::error_code error;
   std::ifstream in(file);
-  if (!in || std::filesystem::is_directory(file, error)) {
+  std::ostringstream text;
+  text << in.rdbuf();  // an empty file sets the fail bit, too
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
-  std::ostringstream text;
-  text << in.rdbuf();
   Recipe recipe = parse_recipe(text.str(), file.string(), overrides);
   recipe.name = file.stem().string();
   return recipe;

@@ -241,7 +241,7 @@ std::vector<RecipeKey> training_keys() {
                          FIELD(train.eval_every), {0})),
       speed_only(integer("train.log_every", "steps between two lines of the log", FIELD(train.log_every), {1})),
       choice("optimizer.kind", "the optimizer", FIELD(optimizer.kind), {"adamw", "sgd"}),
-      real("optimizer.lr", "the highest learning rate", FIELD(optimizer.rate.lr), {0, 1e6}),
+      real("optimizer.lr", "the highest learning rate", FIELD(optimizer.rate.lr), {0, 1e38}),
       schedule(),
       integer("optimizer.warmup_steps", "steps in which the rate rises", FIELD(optimizer.rate.warmup_steps), {0}),
       only_with(

@@ -30,6 +30,11 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
   rate_.total_steps = recipe.train.steps;
   ModelConfig config = recipe.model;
   if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
+  if (config.vocabulary < tokenizer.vocab_size()) {
+    throw UsageError({"train", "model.vocabulary",
+                      fmt::format("{} rows for a tokenizer of {} tokens", config.vocabulary, tokenizer.vocab_size()),
+                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
+  }
   model_ = make_model(config);
   model_->materialise(mesh, {}, {.seed = static_cast<uint64_t>(recipe.train.seed)});
   ddp_ = std::make_unique<Ddp>(

@@ -38,6 +38,7 @@ class Run {
   void save();
   void sample();
   void check_dump_steps() const;
+  void check_sample() const;
   TrainObserver& observer() const { return *observer_; }
 
   const TrainOptions& options_;
@@ -82,6 +83,10 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       state_(recipe_, dataset_.tokenizer, mesh_),
       folder_(agreed_folder(options, mesh_)) {
   if (options.resume) state_.load(folder_, sampler_);
+  if (state_.step > recipe_.train.steps) {
+    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", recipe_.train.steps, state_.step),
+                      recipe_.where("train.steps"), fmt::format("use {} or more", state_.step)});
+  }
   end_ = std::min(options.stop_after.value_or(recipe_.train.steps), recipe_.train.steps);
   if (options.stop_after && *options.stop_after <= state_.step) {
     throw UsageError({"train", "--stop-after",
@@ -89,6 +94,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
                       folder_.string(), fmt::format("use {} or more", state_.step + 1)});
   }
   check_dump_steps();
+  check_sample();
   train_step_ = std::make_unique<TrainStep>(state_.model(), state_.ddp(), state_.optimizer(), mesh_,
                                             TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
                                                                .num_micro_batches = plan_.accumulation,
@@ -107,6 +113,15 @@ void Run::check_dump_steps() const {
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
                       state_.step < end_ ? fmt::format("choose steps from {} to {}", state_.step, end_ - 1)
                                          : "the run is complete: leave --dump out"});
+  }
+}
+
+/// What would end the run after its last step ends it before the first.
+void Run::check_sample() const {
+  if (recipe_.sample.tokens == 0 || dataset_.tokenizer.end_of_text()) return;
+  if (dataset_.tokenizer.encode(recipe_.sample.prompt).empty()) {
+    throw UsageError({"train", "sample.prompt", "is empty, and the tokenizer has no end-of-text token to begin with",
+                      recipe_.where("sample.prompt"), "give some text, or sample.tokens = 0"});
   }
 }
 

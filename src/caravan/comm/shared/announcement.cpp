@@ -79,10 +79,9 @@ std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info
     try {
       all.push_back(from_text(store.get(key(rank), std::max(left, milliseconds(0))), rank));
     } catch (const CommError&) {
-      if (steady_clock::now() < deadline) throw;  // not late: the store itself is lost
       std::vector<int64_t> missing;
       for (int64_t r = rank; r < info.world_size; ++r) {
-        if (!store.has(key(r))) missing.push_back(r);
+        if (!store.has(key(r))) missing.push_back(r);  // throws if it is the store that is lost
       }
       if (missing.empty()) throw;
       throw_late(missing, info, timeout);

@@ -65,7 +65,8 @@ SharedCommunicator::~SharedCommunicator() {
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
   while (outstanding_ > 0 && !unwinding) {
     const TaskQueue& queue = first_queue();
-    engine_->wait(*this, queue, queue.head().operation());
+    const std::shared_ptr<Operation> operation = queue.head().shared_operation();  // whose handle may be dropped
+    engine_->wait(*this, queue, *operation);
   }
   if (outstanding_ > 0) {
     end_all(std::make_exception_ptr(CommError({.op = "communicator",

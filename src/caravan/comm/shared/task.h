@@ -39,6 +39,8 @@ class Task {
   Task& operator=(const Task&) = delete;
 
   Operation& operation() const noexcept { return *operation_; }
+  /// For those who need it longer than the task, which goes when it is finished.
+  const std::shared_ptr<Operation>& shared_operation() const noexcept { return operation_; }
   virtual Descriptor call() const { return describe(*operation_); }
 
   /// Does what can be done now. True if anything was done. Sets `finished` with the last step.

@@ -1,0 +1,91 @@
+// Streams, folders and variables that are not as usual.
+#include <gmock/gmock.h>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class SurroundingsTest : public CommandTest {
+ protected:
+  /// `sh -c script` with the words of tiny("run", ranks) as "$@".
+  Result shell(const std::string& script, int ranks, const Words& more = {}) const {
+    Words words{"sh", "-c", script, "sh", program()};
+    for (const std::string& word : tiny("run" + std::to_string(ranks), ranks, more)) words.push_back(word);
+    return run(words);
+  }
+};
+
+TEST_F(SurroundingsTest, ClosedStreamsHurtNoFile) {
+  for (const int ranks : {1, 2}) {
+    const std::string run = "run" + std::to_string(ranks);
+    const Result result = shell("exec \"$@\" <&- >&- 2>&-", ranks, set({"sample.tokens=3"}));
+    EXPECT_EQ(result.code, 0);
+    // A file that got the number of a closed stream would hold what was printed.
+    EXPECT_EQ(log(run).size(), 6U);
+    for (const auto& line : log(run)) EXPECT_TRUE(line.is_object()) << line;
+    EXPECT_THAT(text_of(path(run + "/recipe.toml")), testing::Not(HasSubstr("step 1/6")));
+    const Result whole = caravan({"generate", path(run), "--tokens", "2"});
+    EXPECT_EQ(whole.code, 0) << whole.err;
+  }
+  EXPECT_EQ(run({"sh", "-c", "exec \"$@\" >&-", "sh", program(), "inspect"}).code, 0);
+}
+
+TEST_F(SurroundingsTest, DataOfTheProgramIsFoundFromAnywhere) {
+  Words words{"env", "-C", folder().string(), program(), "train", "--ranks", "1"};
+  for (const std::string& word :
+       set({"data.tokenizer=bytes", "model.layers=1", "model.width=32", "model.heads=2", "model.context=64",
+            "sample.tokens=0", "train.steps=300", "train.eval_every=0"})) {
+    words.push_back(word);
+  }
+  words.insert(words.end(), {"--stop-after", "2"});
+  for (const char* name : {"default-1", "default-2"}) {
+    const Result result = run(words);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(std::string("run       runs/") + name));
+  }
+  EXPECT_EQ(log("runs/default-2").size(), 2U);
+  words.back() = "3";
+  words.emplace_back("--resume");
+  ASSERT_EQ(run(words).code, 0);
+  EXPECT_EQ(log("runs/default-1").size(), 2U);
+  EXPECT_EQ(log("runs/default-2").size(), 3U);
+  const Result newest = run({"env", "-C", folder().string(), program(), "export", "out"});
+  ASSERT_EQ(newest.code, 0) << newest.err;
+  EXPECT_THAT(newest.out, HasSubstr("runs/default-2/step_000003 -> out"));
+}
+
+TEST_F(SurroundingsTest, WithoutHomeAndCacheVariables) {
+  const Result result =
+      shell("unset HOME CARAVAN_CACHE XDG_CACHE_HOME; export TMPDIR=" + folder().string() + "; exec \"$@\"", 2);
+  EXPECT_EQ(result.code, 0) << result.err;
+  const Result home = shell("unset CARAVAN_CACHE XDG_CACHE_HOME; export HOME=" + path("home") + "; exec \"$@\"", 1);
+  EXPECT_EQ(home.code, 0) << home.err;
+  EXPECT_FALSE(std::filesystem::is_empty(path("home/.cache/caravan")));
+}
+
+TEST_F(SurroundingsTest, ACacheThatCannotBe) {
+  file("plain", "a file");
+  const Result result = shell("export CARAVAN_CACHE=" + path("plain/cache") + "; exec \"$@\"", 2);
+  EXPECT_EQ(result.code, 5) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("plain/cache"), HasSubstr("Not a directory"), HasSubstr("do: choose a folder")));
+}
+
+TEST_F(SurroundingsTest, ARunFolderThatCannotBe) {
+  file("plain", "a file");
+  for (const char* name : {"plain", "plain/run"}) {
+    const Result result = train(name, 2);
+    EXPECT_TRUE(result.code == 3 || result.code == 5) << result.code << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("plain"), HasSubstr("do: ")));
+  }
+  const Result odd = train("a b/c'd \"\xc3\xa9/run", 2);
+  EXPECT_EQ(odd.code, 0) << odd.err;
+  EXPECT_EQ(log("a b/c'd \"\xc3\xa9/run").size(), 6U);
+}
+
+}  // namespace
+}  // namespace caravan
