@@ -129,7 +129,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[train]\nsteps = 1979-05-27", "train.steps", "is of a type no value has here"},
       {"[optimizer]\nlr = true", "optimizer.lr", "takes a number"},
       {"[optimizer]\nlr = nan", "optimizer.lr", "nan"},
-      {"[optimizer]\nlr = inf", "optimizer.lr", "inf is outside 0 .. 1000000; use 1000000"},
+      {"[model]\ndropout = inf", "model.dropout", "inf is outside 0 .. 0.99; use 0.99"},
       {"[optimizer]\nclip_norm = -inf", "optimizer.clip_norm", "use 0 or more"},
       {"[optimizer]\nschedule = \"cosin\"", "the nearest is 'cosine'"},
       {"[optimizer]\nkind = \"adam\"", "the nearest is 'adamw'"},
