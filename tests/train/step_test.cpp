@@ -62,20 +62,50 @@ TEST(TrainStep, BadNumbersOfOneRankAreNamedOnEveryRankAndChangeNothing) {
   }
 }
 
-/// Where only the sum is too large, no rank is to blame.
-TEST(TrainStep, ANormThatOverflowsIsAnErrorToo) {
-  const TinyRuns runs;
-  on_steps(2, runs, [&](TrainStep& step, RunState& state, const TrainBatch& batch, const Mesh&) {
-    TrainBatch loud = batch;
-    loud.num_targets = 1;
-    const at::NoGradGuard no_grad;
-    for (Parameter* parameter : state.model().parameters()) parameter->rest().mul_(1e18);
-    EXPECT_THAT(message_of<NumericsError>([&] {
-                  const at::AutoGradMode grad(true);
-                  step.run(loud, 0, 0.01);
-                }),
-                HasSubstr("is not finite at step 1"));
-  });
+/// The gradient of "loud" is `factor`.
+class Loud final : public Module {
+ public:
+  double factor = 1;
+
+ protected:
+  Tensors forward(Tensors, const ForwardContext&) override {
+    return {quiet_.compute().sum() + (loud_.compute() * factor).sum()};
+  }
+
+ private:
+  Parameter& quiet_ = register_parameter("quiet", {.shape = {2}});
+  Parameter& loud_ = register_parameter("loud", {.shape = {3}});
+};
+
+/// What a step of Loud throws on each of two ranks.
+std::vector<std::string> refusals(double factor_of_0, double factor_of_1) {
+  std::vector<std::string> messages(2);
+  run_thread_ranks(2,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     const Mesh mesh = Mesh::create(world, {{"dp", 2}});
+                     Loud model;
+                     model.factor = world->rank() == 0 ? factor_of_0 : factor_of_1;
+                     model.materialise(mesh, {}, {});
+                     Ddp ddp(model, mesh["dp"]);
+                     Sgd optimizer(ddp.state());
+                     TrainStep step(model, ddp, optimizer, mesh, {});
+                     const at::Tensor ids = at::zeros({1, 4}, at::kLong);
+                     messages[world->rank()] = message_of<NumericsError>(
+                         [&] { step.run({.ids = ids, .labels = ids, .global_rows = 2, .num_targets = 8}, 4, 0.1); });
+                   },
+                   {.timeout = std::chrono::seconds(20)});
+  EXPECT_EQ(messages[0], messages[1]);
+  return messages;
+}
+
+TEST(TrainStep, NamesTheFirstBadParameterOrThatOnlyTheSumIsBad) {
+  EXPECT_THAT(refusals(1, INFINITY)[0],
+              AllOf(HasSubstr("gradient of loud: is not finite at step 5"), HasSubstr("first on rank 1")));
+  EXPECT_THAT(refusals(NAN, NAN)[0], AllOf(HasSubstr("gradient of loud"), HasSubstr("first on rank 0")));
+  // Each is within fp32, the sum is not.
+  EXPECT_THAT(refusals(2e38, 2e38)[0], AllOf(HasSubstr("gradient of loud"), HasSubstr("only in the sum over ranks")));
+  // The squares of the norm are not.
+  EXPECT_THAT(refusals(1e30, 1)[0], AllOf(HasSubstr("gradient norm: is not finite"), HasSubstr("(loss 0, ")));
 }
 
 TEST(TrainStep, RowsThatDoNotSplitAreRefused) {

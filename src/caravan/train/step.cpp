@@ -88,38 +88,47 @@ void TrainStep::update(const Action&) {
   optimizer_.step(lr_);
 }
 
+/// The index of the first parameter whose gradient is not finite; their number if there is none.
+int64_t TrainStep::first_bad_gradient() const {
+  const FlatState& state = ddp_.state();
+  const std::vector<Parameter*> parameters = model_.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!state.layout.has(*parameters[i])) continue;
+    const at::Tensor gradient = state.layout.view(state.gradients, *parameters[i]);
+    if (!at::isfinite(gradient).all().item<bool>()) return static_cast<int64_t>(i);
+  }
+  return static_cast<int64_t>(parameters.size());
+}
+
 /// The sum hides whose summand was bad: every rank computes its own again, without paying, and they compare.
 void TrainStep::name_bad_numbers() {
+  const std::vector<Parameter*> parameters = model_.parameters();
+  const auto count = static_cast<int64_t>(parameters.size());
+  const int64_t bad_in_sum = first_bad_gradient();
   ddp_.begin_step();
+  local_loss_ = 0;
   for (int m = 0; m < options_.num_micro_batches; ++m) {
     forward({.kind = Action::Kind::forward, .micro_batch = m});
     backward({.kind = Action::Kind::backward, .micro_batch = m});
   }
-  const std::vector<Parameter*> parameters = model_.parameters();
-  const auto count = static_cast<int64_t>(parameters.size());
-  int64_t bad = count;
-  for (int64_t i = count; i-- > 0;) {
-    const Parameter& parameter = *parameters[static_cast<size_t>(i)];
-    if (!ddp_.state().layout.has(parameter)) continue;
-    if (!at::isfinite(ddp_.state().layout.view(ddp_.state().gradients, parameter)).all().item<bool>()) bad = i;
-  }
+  const int64_t bad = first_bad_gradient();
   // The smallest of rank x (count + 1) + parameter over the ranks that have one.
   const int64_t none = int64_t{mesh_.size()} * (count + 1);
-  const bool is_loss_bad = !std::isfinite(local_loss_);
-  const at::Tensor first =
-      at::tensor({bad < count || is_loss_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
+  const bool is_bad = bad < count || !std::isfinite(local_loss_);
+  const at::Tensor first = at::tensor({is_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
   all_reduce_async(mesh_.world(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
-  const int64_t index = found % (count + 1);
-  const std::string subject =
-      found == none || index == count ? "loss" : "gradient of " + parameters[static_cast<size_t>(index)]->name();
-  const std::string fact = fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1,
-                                       result_.loss, result_.grad_norm);
+  const int64_t index = found == none ? bad_in_sum : found % (count + 1);
+  const std::string subject = index < count ? "gradient of " + parameters[static_cast<size_t>(index)]->name()
+                              : std::isfinite(result_.loss) ? "gradient norm"
+                                                            : "loss";
   throw NumericsError(
-      {"train", subject, fact,
+      {"train", subject,
+       fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1, result_.loss,
+                   result_.grad_norm),
        found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
-       "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last "
-       "checkpoint is untouched"});
+       "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last checkpoint is "
+       "untouched"});
 }
 
 }  // namespace caravan

@@ -60,6 +60,7 @@ class TrainStep final : private ActionHandler {
 
   /// Sum over ranks of the loss and of the wishes to stop.
   void agree();
+  int64_t first_bad_gradient() const;
   [[noreturn]] void name_bad_numbers();
 
   Module& model_;
