@@ -36,7 +36,8 @@ std::set<std::string> weight_files(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& [tensor, name] : root["weight_map"].items()) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
-    if (text.empty() || text.find('/') != std::string::npos) refuse(index, tensor + " lies in no file", "fetch the folder again");
+    if (text.empty() || text.find('/') != std::string::npos)
+      refuse(index, tensor + " lies in no file", "fetch the folder again");
     names.insert(text);
   }
   return names;
@@ -78,7 +79,8 @@ HuggingFaceModel read_huggingface(const fs::path& folder) {
   const ModelConfig config = parse_huggingface_config(text.text(), config_file.string());
   Tokenizer tokenizer = read_tokenizer(folder, json::parse(text.text()));
   if (tokenizer.vocab_size() > config.vocabulary) {
-    refuse(folder / "tokenizer.json", fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
+    refuse(folder / "tokenizer.json",
+           fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
            "take the tokenizer.json that belongs to the model");
   }
   return {config, from_huggingface(config, read_weights(folder)), std::move(tokenizer)};

@@ -1,6 +1,7 @@
 #include "caravan/checkpoint/load_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/checkpoint.h"
@@ -29,9 +30,21 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
     throw DataError({"load", (beside / "tokenizer.json").string(), "is not the tokenizer the model was trained with",
                      folder.string(), "put back the file that the run wrote"});
   }
-  std::unique_ptr<Model> model = make_model(parse_huggingface_config(reader.info().model, folder.string()));
+  const ModelConfig config = parse_huggingface_config(reader.info().model, folder.string());
+  int64_t stored = 0;
+  for (const auto& [name, tensor] : reader.manifest().tensors) {
+    for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();
+  }
+  if (config.num_parameters() > stored) {  // before even the names of so many are made
+    throw DataError(
+        {"load", folder.string(),
+         fmt::format("is of a model of {} parameters, but holds {} numbers", config.num_parameters(), stored), "",
+         "use an older checkpoint of the same run"});
+  }
+  std::unique_ptr<Model> model = make_model(config);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
-  for (const Parameter* parameter : model->parameters()) wanted.emplace_back(parameter->name(), parameter->global_shape());
+  for (const Parameter* parameter : model->parameters())
+    wanted.emplace_back(parameter->name(), parameter->global_shape());
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     if (name.starts_with("optimizer.")) wanted.emplace_back(name, tensor.shape);
   }

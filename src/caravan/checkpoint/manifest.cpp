@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/base/text.h"
@@ -20,6 +21,9 @@ namespace fs = std::filesystem;
 constexpr int kVersion = 1;
 constexpr size_t kLargestManifest = size_t{256} << 20;
 const char* const kManifestName = "manifest.json";
+
+/// Of everything in a manifest but the hash itself.
+std::string hash_of(const json& root) { return content_hash(root.dump()).hex(); }
 
 /// Reads fields of a manifest; every fault names the folder and the field.
 class Fields {
@@ -168,6 +172,7 @@ std::string Manifest::to_json() const {
     out["tensors"][name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", pieces}};
   }
   for (const auto& [name, file] : files) out["files"][name] = {{"bytes", file.bytes}, {"hash", file.hash}};
+  out["hash"] = hash_of(out);
   return out.dump(1) + "\n";
 }
 
@@ -175,14 +180,17 @@ Manifest Manifest::read(const fs::path& folder) {
   const Fields fields(folder);
   const MappedFile file(folder / kManifestName, "checkpoint");
   if (file.bytes().size() > kLargestManifest)
-    fields.refuse("", fmt::format("has {}", format_bytes(static_cast<int64_t>(file.bytes().size()))));
-  const json root = json::parse(file.text(), nullptr, false);
-  if (root.is_discarded()) fields.refuse("", "is not JSON");
-  fields.check_keys(
-      root, "the manifest",
-      {"version", "step", "position", "optimizer_steps", "recipe", "model", "tokenizer_hash", "tensors", "files"});
+    fields.refuse("the manifest", fmt::format("has {}", format_bytes(static_cast<int64_t>(file.bytes().size()))));
+  json root = json::parse(file.text(), nullptr, false);
+  if (root.is_discarded()) fields.refuse("the manifest", "is not JSON");
+  fields.check_keys(root, "the manifest",
+                    {"version", "step", "position", "optimizer_steps", "recipe", "model", "tokenizer_hash", "tensors",
+                     "files", "hash"});
   const int64_t version = fields.number(root["version"], "version");
   if (version != kVersion) fields.refuse("version", fmt::format("is {}; this program reads {}", version, kVersion));
+  const std::string hash = fields.text(root["hash"], "hash");
+  root.erase("hash");
+  if (hash != hash_of(root)) fields.refuse("the manifest", "does not have the hash that was written: it was altered");
 
   Manifest manifest;
   manifest.info = {.step = fields.number(root["step"], "step"),

@@ -15,9 +15,9 @@ struct CheckpointInfo {
   int64_t step = 0;             ///< optimizer steps done
   int64_t position = 0;         ///< of the data: tokens consumed over all ranks
   int64_t optimizer_steps = 0;  ///< the optimizer's own count
-  std::string recipe;           ///< of the run, as TOML
-  std::string model;            ///< the model's config, as the config.json of Hugging Face
-  std::string tokenizer_hash;
+  std::string recipe{};         ///< of the run, as TOML
+  std::string model{};          ///< the model's config, as the config.json of Hugging Face
+  std::string tokenizer_hash{};
   bool operator==(const CheckpointInfo&) const = default;
 };
 
@@ -46,9 +46,9 @@ struct Manifest {
   std::map<std::string, ManifestFile> files;
 
   std::string to_json() const;
-  /// Reads and checks a manifest: known version and keys only, names without path separators, boxes inside their shapes
-  /// that cover them exactly once, files that exist with the sizes told. Nothing is allocated from its numbers. Throws
-  /// DataError naming `folder` and what is wrong.
+  /// Reads and checks a manifest: known version and keys only, unaltered by its own hash, names without path
+  /// separators, boxes inside their shapes that cover them exactly once, files that exist with the sizes told. Nothing
+  /// is allocated from its numbers. Throws DataError naming `folder` and what is wrong.
   static Manifest read(const std::filesystem::path& folder);
 };
 

@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& fact) {
-  throw DataError({"checkpoint", path.string(), fact, "", "the checkpoint is damaged: use an older one of the same run"});
+  throw DataError(
+      {"checkpoint", path.string(), fact, "", "the checkpoint is damaged: use an older one of the same run"});
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape) + "]"; }
@@ -26,7 +27,8 @@ std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(sh
 /// "a, b, c and 9 more".
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kShown = 5;
-  const std::vector<std::string> shown(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
+  const std::vector<std::string> shown(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
   return names.size() <= kShown ? join(shown) : fmt::format("{} and {} more", join(shown), names.size() - kShown);
 }
 
@@ -41,7 +43,8 @@ struct CheckpointReader::Shards {
     if (found != open.end()) return found->second;
     const fs::path path = folder / file;
     const MappedFile mapped(path, "checkpoint");
-    if (content_hash(mapped.bytes()).hex() != listed.hash) refuse(path, "does not have the hash that was written: it was altered");
+    if (content_hash(mapped.bytes()).hex() != listed.hash)
+      refuse(path, "does not have the hash that was written: it was altered");
     return open.emplace(file, SafetensorsFile(path)).first->second;
   }
 };
@@ -55,9 +58,9 @@ std::span<const std::byte> CheckpointReader::bytes_of(const ManifestTensor& tens
   const SafetensorsFile& shard = shards_->get(folder_, piece.file, manifest_.files.at(piece.file));
   const SafetensorsEntry& entry = shard.at(piece.key);
   if (safetensors_name(entry.dtype) != tensor.dtype || entry.shape != piece.box.size) {
-    refuse(shard.path(), fmt::format("holds {} as {} {}, its manifest says {} {}", piece.key,
-                                     safetensors_name(entry.dtype), shape_text(entry.shape), tensor.dtype,
-                                     shape_text(piece.box.size)));
+    refuse(shard.path(),
+           fmt::format("holds {} as {} {}, its manifest says {} {}", piece.key, safetensors_name(entry.dtype),
+                       shape_text(entry.shape), tensor.dtype, shape_text(piece.box.size)));
   }
   return shard.bytes(piece.key);
 }

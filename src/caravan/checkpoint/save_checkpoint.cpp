@@ -2,10 +2,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
+#include <functional>
 #include <numeric>
 #include <unistd.h>
-
-#include <functional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -79,9 +78,8 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
       ManifestTensor& tensor = manifest.tensors[name];
       tensor.shape = piece["shape"].get<std::vector<int64_t>>();
       tensor.dtype = piece["dtype"].get<std::string>();
-      tensor.pieces.push_back({{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()},
-                               file,
-                               name});
+      tensor.pieces.push_back(
+          {{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()}, file, name});
     }
   }
   return manifest;

@@ -42,6 +42,10 @@ int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, i
   const at::Tensor row = logits.to(at::kFloat).contiguous();
   const std::vector<float> values(row.const_data_ptr<float>(), row.const_data_ptr<float>() + row.numel());
   const auto size = static_cast<int64_t>(values.size());
+  const bool has_order = std::none_of(values.begin(), values.end(), [](float x) { return std::isnan(x); });
+  if (!has_order || !std::isfinite(*std::max_element(values.begin(), values.end()))) {
+    throw NumericsError({"generate", "logits", "are not finite", "", "use an earlier checkpoint of the model"});
+  }
   if (options.temperature == 0) return likeliest(values, 1).front();
 
   const std::vector<int64_t> ids = likeliest(values, options.top_k > 0 ? std::min(options.top_k, size) : size);

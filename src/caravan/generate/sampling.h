@@ -18,7 +18,7 @@ struct SamplingOptions {
 };
 
 /// The token drawn from `logits` ([vocabulary], any float dtype) for place `index` of the text: a function of (logits,
-/// options, index). Ties go to the smaller id.
+/// options, index). Ties go to the smaller id. Throws NumericsError for logits without a finite largest.
 int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index);
 
 }  // namespace caravan

@@ -16,8 +16,8 @@ ModelKind model_kind(std::string_view name);
 struct ModelConfig {
   ModelKind kind = ModelKind::gpt2;
   int64_t layers = 4;
-  int64_t width = 256;
-  int64_t heads = 4;
+  int64_t width = 192;
+  int64_t heads = 6;
   int64_t kv_heads = 0;    ///< of grouped-query attention (Llama); 0: as many as heads
   int64_t context = 256;   ///< longest sequence; GPT-2 learns this many positions
   int64_t vocabulary = 0;  ///< known once the tokenizer is

@@ -21,8 +21,8 @@ struct StepMetrics {
   int64_t bytes_sent = 0;             ///< by this rank in this step
   int64_t peak_memory_bytes = 0;      ///< of this rank's tensors, since the start
   double model_flops_per_second = 0;  ///< of all ranks
-  std::optional<double> val_loss;
-  std::optional<double> val_bits_per_byte;
+  std::optional<double> val_loss{};
+  std::optional<double> val_bits_per_byte{};
 
   std::string to_json() const;
 };

@@ -26,11 +26,11 @@ struct Recipe {
   } data;
 
   struct Train {
-    int64_t steps = 1000;
+    int64_t steps = 800;
     int64_t global_batch = 12;  ///< sequences a step, over all ranks
     int64_t micro_batch = 0;    ///< sequences a rank computes at once; 0: all of its share
     int64_t seed = 1;
-    int64_t eval_every = 250;  ///< steps; 0: at the end only
+    int64_t eval_every = 200;  ///< steps; 0: at the end only
     int64_t log_every = 1;     ///< steps between two lines of train.log
   } train;
 
@@ -70,7 +70,7 @@ struct Recipe {
 
   struct Checkpoint {
     std::string dir;      ///< "": runs/<recipe name>-N, a new N each time
-    int64_t every = 250;  ///< steps; 0: at the end only
+    int64_t every = 200;  ///< steps; 0: at the end only
     int64_t keep = 2;     ///< newest checkpoints that stay; 0: all
   } checkpoint;
 

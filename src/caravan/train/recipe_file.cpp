@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/data/utf8.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
@@ -94,6 +95,7 @@ void apply_override(Recipe& recipe, const std::string& override) {
   }
   const std::string name = override.substr(0, equals);
   const std::string text = override.substr(equals + 1);
+  if (utf8_error(override) != kNoUtf8Error) refuse(name, "is not UTF-8", "--set", "give text in UTF-8");
   toml::table parsed;
   try {
     parsed = toml::parse("value = " + text);
@@ -102,6 +104,16 @@ void apply_override(Recipe& recipe, const std::string& override) {
   }
   if (parsed.size() != 1) parsed = toml::table{{"value", text}};
   apply(recipe, name, *parsed.get("value"), {override, true});
+}
+
+/// Where `key` was given, or else another key of its section: of two that do not fit, one may be a default.
+std::string where_given(const Recipe& recipe, const std::string& key) {
+  if (recipe.locations.contains(key)) return recipe.where(key);
+  const std::string section = key.substr(0, key.find('.') + 1);
+  for (const auto& [other, location] : recipe.locations) {
+    if (other.starts_with(section)) return fmt::format("{} ({}), and the {}", location, other, recipe.where(key));
+  }
+  return recipe.where(key);
 }
 
 /// The rules between keys: what means nothing here, and what does not fit together.
@@ -117,14 +129,25 @@ void check_whole(Recipe& recipe) {
   try {
     model.validate();
   } catch (const UsageError& error) {
-    refuse(error.text().subject, error.text().fact, recipe.where(error.text().subject), error.text().action);
+    refuse(error.text().subject, error.text().fact, where_given(recipe, error.text().subject), error.text().action);
   }
 }
 
+/// A basic string of TOML, always on one line.
 std::string quoted(const std::string& text) {
-  std::ostringstream out;
-  out << toml::value<std::string>(text);
-  return out.str();
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += fmt::format("\\{}", c);
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\u{:04X}", static_cast<int>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
 }
 
 std::string toml_of(const RecipeValue& value) {
@@ -159,10 +182,11 @@ Recipe parse_recipe(const std::string& toml, const std::string& source, const st
 
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   if (file.empty()) return parse_recipe("", "default recipe", overrides);
+  std::error_code error;
   std::ifstream in(file);
   std::ostringstream text;
   text << in.rdbuf();  // an empty file sets the fail bit, too
-  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file)) {
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
   Recipe recipe = parse_recipe(text.str(), file.string(), overrides);

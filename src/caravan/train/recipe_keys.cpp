@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -18,14 +19,15 @@ T read(const Field<T>& field, const Recipe& recipe) {
 
 struct Range {
   double low;
-  double high = 1e18;
+  double high = std::numeric_limits<double>::max();
 };
 
 std::string out_of(const Range& range, double value) {
   if (value >= range.low && value <= range.high) return "";
-  const double near = std::clamp(value, range.low, range.high);
-  return range.high < 1e18 ? fmt::format("{} is outside {} .. {}; use {}", value, range.low, range.high, near)
-                           : fmt::format("{} is below {}; use {} or more", value, range.low, range.low);
+  const double near = value > range.high ? range.high : range.low;  // of "nan", too
+  return range.high < std::numeric_limits<double>::max()
+             ? fmt::format("{} is outside {} .. {}; use {}", value, range.low, range.high, near)
+             : fmt::format("{} is no number from {} on; use {} or more", value, range.low, range.low);
 }
 
 RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range) {

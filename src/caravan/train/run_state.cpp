@@ -37,9 +37,10 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
   }
   model_ = make_model(config);
   model_->materialise(mesh, {}, {.seed = static_cast<uint64_t>(recipe.train.seed)});
-  ddp_ = std::make_unique<Ddp>(*model_, mesh["dp"],
-                               DdpOptions{.bucket_bytes = recipe.data_parallel.bucket_bytes,
-                                          .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat});
+  ddp_ = std::make_unique<Ddp>(
+      *model_, mesh["dp"],
+      DdpOptions{.bucket_bytes = recipe.data_parallel.bucket_bytes,
+                 .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat});
   optimizer_ = make_optimizer(recipe.optimizer, ddp_->state());
 }
 
@@ -76,8 +77,8 @@ void RunState::check_recipe(const CheckpointInfo& info, const std::string& folde
       theirs.vocabulary != ours.vocabulary || theirs.hidden_width() != ours.hidden_width() ||
       theirs.tie_embeddings != ours.tie_embeddings) {
     const auto describe = [](const ModelConfig& c) {
-      return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}", name(c.kind), c.layers,
-                         c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
+      return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}", name(c.kind),
+                         c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
                          c.tie_embeddings ? " tied" : "");
     };
     throw DataError({"resume", folder, "is of another model: " + describe(theirs), "this run: " + describe(ours),
@@ -103,8 +104,9 @@ void RunState::load(const fs::path& run, const Sampler& sampler) {
   const CheckpointInfo& info = reader.info();
   check_recipe(info, folder.string());
   if (info.position != sampler.position(info.step * recipe_.train.global_batch)) {
-    throw DataError({"resume", folder.string(), fmt::format("its data position {} does not fit its step {}", info.position, info.step),
-                     "", "resume with the recipe.toml of that run"});
+    throw DataError({"resume", folder.string(),
+                     fmt::format("its data position {} does not fit its step {}", info.position, info.step), "",
+                     "resume with the recipe.toml of that run"});
   }
   const at::NoGradGuard no_grad;
   std::vector<CheckpointPiece> wanted = pieces();
@@ -131,6 +133,9 @@ TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t f
 }
 
 void write_run_files(const fs::path& run, const Recipe& recipe, const Tokenizer& tokenizer) {
+  std::error_code error;
+  fs::create_directories(run, error);
+  if (error) throw_file_error("train", run, "cannot be made", error.value());
   write_file_durably(run / "recipe.toml", to_toml(recipe), "train");
   tokenizer.save(run / "tokenizer.json");
 }

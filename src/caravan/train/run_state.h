@@ -56,7 +56,7 @@ class RunState {
 /// Rows of the training text: row r is sample first_sample + r.
 TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows);
 
-/// recipe.toml and tokenizer.json of a run folder.
+/// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);
 
 }  // namespace caravan

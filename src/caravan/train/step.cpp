@@ -33,9 +33,10 @@ TrainStep::TrainStep(Module& model, Ddp& ddp, Optimizer& optimizer, const Mesh& 
 StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested,
                           const Inspect& inspect) {
   if (batch.ids.size(0) % options_.num_micro_batches != 0) {
-    throw ShapeError({"train", "batch", fmt::format("{} rows do not split into {} micro-batches", batch.ids.size(0),
-                                                    options_.num_micro_batches),
-                      mesh_.where(), "give every rank a multiple of them"});
+    throw ShapeError(
+        {"train", "batch",
+         fmt::format("{} rows do not split into {} micro-batches", batch.ids.size(0), options_.num_micro_batches),
+         mesh_.where(), "give every rank a multiple of them"});
   }
   batch_ = &batch;
   inspect_ = &inspect;
@@ -80,10 +81,6 @@ void TrainStep::agree() {
 void TrainStep::update(const Action&) {
   ddp_.finish_step();
   agree();
-  if (ddp_.state().gradients.is_meta()) {
-    optimizer_.step(lr_);
-    return;
-  }
   result_.grad_norm = grad_norm(ddp_.state(), mesh_);
   if (!std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm)) name_bad_numbers();
   if (*inspect_) (*inspect_)(result_);
@@ -109,7 +106,8 @@ void TrainStep::name_bad_numbers() {
   // The smallest of rank x (count + 1) + parameter over the ranks that have one.
   const int64_t none = int64_t{mesh_.size()} * (count + 1);
   const bool is_loss_bad = !std::isfinite(local_loss_);
-  const at::Tensor first = at::tensor({bad < count || is_loss_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
+  const at::Tensor first =
+      at::tensor({bad < count || is_loss_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
   all_reduce_async(mesh_.world(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
   const int64_t index = found % (count + 1);
@@ -117,10 +115,11 @@ void TrainStep::name_bad_numbers() {
       found == none || index == count ? "loss" : "gradient of " + parameters[static_cast<size_t>(index)]->name();
   const std::string fact = fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1,
                                        result_.loss, result_.grad_norm);
-  throw NumericsError({"train", subject, fact,
-                       found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
-                       "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last "
-                       "checkpoint is untouched"});
+  throw NumericsError(
+      {"train", subject, fact,
+       found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
+       "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last "
+       "checkpoint is untouched"});
 }
 
 }  // namespace caravan

@@ -89,7 +89,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   }
   end_ = std::min(options.stop_after.value_or(recipe_.train.steps), recipe_.train.steps);
   if (options.stop_after && *options.stop_after <= state_.step) {
-    throw UsageError({"train", "--stop-after", fmt::format("{} steps, but {} are done already", *options.stop_after, state_.step),
+    throw UsageError({"train", "--stop-after",
+                      fmt::format("{} steps, but {} are done already", *options.stop_after, state_.step),
                       folder_.string(), fmt::format("use {} or more", state_.step + 1)});
   }
   check_dump_steps();
@@ -99,7 +100,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
                                                                .num_micro_batches = plan_.accumulation,
                                                                .clip_norm = recipe_.optimizer.clip_norm});
   if (is_first()) {
-    write_run_files(folder_, recipe_, dataset_.tokenizer);
+    Recipe here = recipe_;
+    here.checkpoint.dir = folder_.string();  // so that this file with --resume means this run
+    write_run_files(folder_, here, dataset_.tokenizer);
     log_ = std::make_unique<MetricsLog>(folder_, state_.step);
   }
 }
@@ -169,8 +172,7 @@ StepMetrics Run::step() {
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_.step);
   state_.ddp().refresh_compute_copies();
-  const Evaluation result =
-      evaluate(state_.model(), windows_, recipe_.model.context, plan_.micro_batch, mesh_["dp"]);
+  const Evaluation result = evaluate(state_.model(), windows_, recipe_.model.context, plan_.micro_batch, mesh_["dp"]);
   metrics.val_loss = result.loss;
   metrics.val_bits_per_byte = result.bits_per_byte;
 }

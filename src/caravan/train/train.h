@@ -41,12 +41,12 @@ class TrainObserver {
 };
 
 struct TrainOptions {
-  Recipe recipe;
-  DataFolders folders;
+  Recipe recipe{};
+  DataFolders folders{};
   bool resume = false;
-  std::optional<int64_t> stop_after;  ///< ends, with a checkpoint, when this many steps of the run are done
-  std::filesystem::path dump_dir;     ///< empty: none
-  std::set<int64_t> dump_steps;       ///< counted from 0
+  std::optional<int64_t> stop_after{};        ///< ends, with a checkpoint, when this many steps of the run are done
+  std::filesystem::path dump_dir{};           ///< empty: none
+  std::set<int64_t> dump_steps{};             ///< counted from 0
   std::function<bool()> stop_requested = {};  ///< asked once a step; true on any rank stops all after the same step
   TrainObserver* observer = nullptr;
 };

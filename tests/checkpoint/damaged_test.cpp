@@ -1,0 +1,193 @@
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/content_hash.h"
+#include "caravan/base/error.h"
+#include "caravan/checkpoint/checkpoint.h"
+#include "tests/checkpoint/pieces.h"
+#include "tests/data/support.h"
+
+namespace caravan::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+/// A sound checkpoint of two ranks, to be damaged: "w" [6, 4] in two pieces of rows, "v" [5] in one.
+class Damaged : public ::testing::Test {
+ protected:
+  Damaged() {
+    on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+      save_checkpoint(
+          run_.path(), {.step = 5, .model = "{}"},
+          {piece_of("w", saved_.at("w"), {{"dp", Shard{0}}}, mesh), piece_of("v", saved_.at("v"), {}, mesh)},
+          mesh.world(), 0);
+    });
+  }
+
+  void read() const {
+    CheckpointReader reader(folder_);
+    reader.check(names_and_shapes(saved_));
+  }
+
+  json manifest() const { return json::parse(read_file(folder_ / "manifest.json")); }
+  /// Writes a manifest that nobody can tell from one of the library by its hash.
+  void write(json manifest) const {
+    manifest.erase("hash");
+    manifest["hash"] = content_hash(manifest.dump()).hex();
+    write_file(folder_ / "manifest.json", manifest.dump());
+  }
+
+  /// The error after a change to the manifest.
+  std::string refusal(const std::function<void(json&)>& change) const {
+    const json sound = manifest();
+    json changed = sound;
+    change(changed);
+    write(changed);
+    const std::string message = message_of<DataError>([&] { read(); });
+    write(sound);
+    return message;
+  }
+
+  TemporaryFolder run_;
+  fs::path folder_ = run_ / "step_000005";
+  const Whole saved_{{"w", at::arange(24, at::kFloat).view({6, 4})}, {"v", at::arange(5, at::kFloat)}};
+};
+
+TEST_F(Damaged, IsSoundBefore) {
+  read();
+  write(manifest());
+  read();
+}
+
+TEST_F(Damaged, ATruncatedShardIsNamed) {
+  for (const int64_t bytes : {0, 1, 100}) {
+    fs::resize_file(folder_ / "rank_00001.safetensors", static_cast<uintmax_t>(bytes));
+    EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("rank_00001.safetensors"));
+  }
+  fs::remove(folder_ / "rank_00001.safetensors");
+  EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("cannot be found"));
+}
+
+TEST_F(Damaged, AnyAlteredByteOfAShardIsFound) {
+  const fs::path shard = folder_ / "rank_00000.safetensors";
+  const std::string sound = read_file(shard);
+  for (size_t i = 0; i < sound.size(); i += 7) {
+    std::string altered = sound;
+    altered[i] = static_cast<char>(altered[i] ^ 4);
+    write_file(shard, altered);
+    EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("altered")) << "byte " << i;
+  }
+}
+
+TEST_F(Damaged, AnyAlteredByteOfTheManifestIsFound) {
+  const fs::path path = folder_ / "manifest.json";
+  const std::string sound = read_file(path);
+  for (size_t i = 0; i < sound.size(); ++i) {
+    if (sound[i] == ' ' || sound[i] == '\n') continue;
+    std::string altered = sound;
+    altered[i] = altered[i] == '1' ? '2' : '1';
+    write_file(path, altered);
+    EXPECT_NE(message_of<DataError>([&] { read(); }), "") << "byte " << i;
+  }
+  for (const size_t length : {size_t{0}, size_t{1}, sound.size() / 2, sound.size() - 2}) {
+    write_file(path, sound.substr(0, length));
+    EXPECT_NE(message_of<DataError>([&] { read(); }), "") << "length " << length;
+  }
+}
+
+TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
+  const int64_t huge = int64_t{1} << 62;
+  const auto piece = [](json& root, int i) -> json& { return root["tensors"]["w"]["pieces"][i]; };
+  const std::vector<std::pair<std::string, std::function<void(json&)>>> changes{
+      {"w has an impossible shape",
+       [&](json& root) {
+         root["tensors"]["w"]["shape"] = {huge, 4};
+       }},
+      {"24 elements, but 18014398509481984",
+       [&](json& root) {
+         root["tensors"]["w"]["shape"] = {int64_t{1} << 48, 64};
+       }},
+      {"w has pieces of 24 elements, but 28",
+       [&](json& root) {
+         root["tensors"]["w"]["shape"] = {7, 4};
+       }},
+      {"w has pieces that overlap",
+       [&](json& root) {
+         piece(root, 1)["offset"] = {2, 0};
+       }},
+      {"w has pieces that overlap", [&](json& root) { root["tensors"]["w"]["pieces"].push_back(piece(root, 0)); }},
+      {"w has a piece outside its shape",
+       [&](json& root) {
+         piece(root, 1)["offset"] = {4, 0};
+       }},
+      {"w has a piece outside its shape",
+       [&](json& root) {
+         piece(root, 1)["offset"] = {INT64_MAX, 0};
+       }},
+      {"w has a piece outside its shape",
+       [&](json& root) {
+         piece(root, 1)["size"] = {INT64_MAX, 4};
+       }},
+      {"w has a piece with another number of dims", [&](json& root) { piece(root, 1)["size"] = {12}; }},
+      {"w is not a whole number",
+       [&](json& root) {
+         piece(root, 1)["offset"] = {-3, 0};
+       }},
+      {"w is not a whole number",
+       [&](json& root) {
+         root["tensors"]["w"]["shape"] = {6.5, 4};
+       }},
+      {"w is not a whole number",
+       [&](json& root) {
+         root["tensors"]["w"]["shape"] = {UINT64_MAX, 4};
+       }},
+      {"step is not a whole number", [&](json& root) { root["step"] = -1; }},
+      {"position is not a whole number", [&](json& root) { root["position"] = 1e300; }},
+      {"version is 2", [&](json& root) { root["version"] = 2; }},
+      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "../rank_00001.safetensors"; }},
+      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "/etc/passwd"; }},
+      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = ".."; }},
+      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = ""; }},
+      {"files is not a plain file name",
+       [&](json& root) {
+         root["files"]["../x"] = {{"bytes", 1}, {"hash", ""}};
+       }},
+      {"lies in a file that is not listed", [&](json& root) { piece(root, 1)["file"] = "other.safetensors"; }},
+      {"cannot be found",
+       [&](json& root) {
+         root["files"]["gone"] = {{"bytes", 1}, {"hash", ""}};
+       }},
+      {"bytes, not the 9 that were written", [&](json& root) { root["files"]["rank_00000.safetensors"]["bytes"] = 9; }},
+      {"does not have the hash", [&](json& root) { root["files"]["rank_00000.safetensors"]["hash"] = "00"; }},
+      {"unknown key 'more'", [&](json& root) { root["more"] = 1; }},
+      {"unknown key 'more'", [&](json& root) { piece(root, 0)["more"] = 1; }},
+      {"has no 'recipe'", [&](json& root) { root.erase("recipe"); }},
+      {"recipe is not a string", [&](json& root) { root["recipe"] = 3; }},
+      {"files, tensors are not objects", [&](json& root) { root["tensors"] = json::array(); }},
+      {"w is not a list", [&](json& root) { root["tensors"]["w"]["shape"] = "6"; }},
+      {"its manifest says F64", [&](json& root) { root["tensors"]["w"]["dtype"] = "F64"; }},
+      {"zzz", [&](json& root) { piece(root, 0)["key"] = "zzz"; }},
+  };
+  for (const auto& [fact, change] : changes) EXPECT_THAT(refusal(change), HasSubstr(fact));
+}
+
+/// A manifest may be sound in itself and speak of more than its files hold: check() finds that before the caller
+/// allocates.
+TEST_F(Damaged, AShapeThatTheShardsDoNotHoldIsRefused) {
+  json root = manifest();
+  const int64_t rows = int64_t{1} << 50;
+  root["tensors"]["v"] = {
+      {"shape", {rows}},
+      {"dtype", "F32"},
+      {"pieces", {{{"offset", {0}}, {"size", {rows}}, {"file", "rank_00000.safetensors"}, {"key", "w"}}}}};
+  write(root);
+  CheckpointReader reader(folder_);
+  EXPECT_THAT(message_of<DataError>([&] { reader.check({{"w", {6, 4}}, {"v", {rows}}}); }), HasSubstr("manifest says"));
+}
+
+}  // namespace
+}  // namespace caravan::testing

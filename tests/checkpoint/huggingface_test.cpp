@@ -1,0 +1,151 @@
+#include "caravan/checkpoint/huggingface.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/checkpoint/load_model.h"
+#include "caravan/checkpoint/tensor_file.h"
+#include "caravan/comm/record.h"
+#include "caravan/data/bpe_trainer.h"
+#include "caravan/nn/model.h"
+#include "caravan/train/import.h"
+#include "tests/checkpoint/pieces.h"
+#include "tests/data/support.h"
+
+namespace caravan::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+Mesh one_rank() { return Mesh::create(make_record_world(0, 1), {{"dp", 1}}); }
+
+struct Exported {
+  ModelConfig config;
+  NamedTensors parameters;
+  Tokenizer tokenizer;
+};
+
+Exported export_to(const fs::path& folder, ModelKind kind, bool tied = true) {
+  const std::string text = "the whale and the sea and the whale and the ship";
+  const std::vector<std::string_view> documents{text};
+  Exported out{{.kind = kind, .layers = 2, .width = 12, .heads = 3, .context = 8, .vocabulary = 261},
+               {},
+               train_bpe(documents, 260)};
+  if (kind == ModelKind::llama) out.config.kv_heads = 1;
+  out.config.tie_embeddings = tied;
+  out.config.hidden = out.config.hidden_width();  // as a config.json says it
+  Model model(out.config);
+  model.materialise(one_rank(), {}, {.seed = 3});
+  for (const Parameter* parameter : model.parameters()) {
+    out.parameters.emplace_back(parameter->name(), parameter->rest().detach().clone());
+  }
+  write_huggingface(folder, out.config, out.parameters, out.tokenizer);
+  return out;
+}
+
+TEST(HuggingFaceFolder, ComesBackBitForBit) {
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const bool tied : {true, false}) {
+      const TemporaryFolder folder;
+      const Exported out = export_to(folder / "new", kind, tied);
+      const HuggingFaceModel in = read_huggingface(folder / "new");
+      EXPECT_EQ(in.config, out.config);
+      EXPECT_EQ(in.tokenizer.hash(), out.tokenizer.hash());
+      ASSERT_EQ(in.parameters.size(), out.parameters.size());
+      for (size_t i = 0; i < in.parameters.size(); ++i) {
+        EXPECT_EQ(in.parameters[i].first, out.parameters[i].first);
+        EXPECT_TRUE(at::equal(in.parameters[i].second, out.parameters[i].second)) << in.parameters[i].first;
+      }
+    }
+  }
+}
+
+TEST(HuggingFaceFolder, ReadsShardsAndHalfPrecision) {
+  const TemporaryFolder folder;
+  const Exported out = export_to(folder.path(), ModelKind::llama);
+  NamedTensors theirs = to_huggingface(out.config, out.parameters);
+  for (auto& [name, tensor] : theirs) tensor = tensor.to(at::kBFloat16);
+  const NamedTensors first(theirs.begin(), theirs.begin() + 3), second(theirs.begin() + 3, theirs.end());
+  fs::remove(folder / "model.safetensors");
+  write_tensors(folder / "a.safetensors", first);
+  write_tensors(folder / "b.safetensors", second);
+  std::string map;
+  for (const auto& [name, tensor] : first) map += "\"" + name + "\": \"a.safetensors\", ";
+  for (const auto& [name, tensor] : second) map += "\"" + name + "\": \"b.safetensors\", ";
+  map.resize(map.size() - 2);
+  write_file(folder / "model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
+  const HuggingFaceModel in = read_huggingface(folder.path());
+  for (size_t i = 0; i < in.parameters.size(); ++i) {
+    EXPECT_EQ(in.parameters[i].second.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(in.parameters[i].second, out.parameters[i].second.to(at::kBFloat16).to(at::kFloat)));
+  }
+}
+
+TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
+  const TemporaryFolder folder;
+  export_to(folder.path(), ModelKind::gpt2);
+  const auto refusal = [&] { return message_of<DataError>([&] { read_huggingface(folder.path()); }); };
+  const std::string weights = read_file(folder / "model.safetensors");
+
+  write_file(folder / "model.safetensors", weights.substr(0, weights.size() - 4));
+  EXPECT_THAT(refusal(), HasSubstr("model.safetensors"));
+  fs::remove(folder / "model.safetensors");
+  EXPECT_THAT(refusal(), HasSubstr("holds no model.safetensors"));
+  write_file(folder / "model.safetensors.index.json", "[]");
+  EXPECT_THAT(refusal(), HasSubstr("no weight_map"));
+  write_file(folder / "model.safetensors.index.json", R"({"weight_map": {"w": "../../secret"}})");
+  EXPECT_THAT(refusal(), HasSubstr("w lies in no file"));
+  write_file(folder / "model.safetensors", weights);
+
+  const std::string tokenizer = read_file(folder / "tokenizer.json");
+  write_file(folder / "tokenizer.json", "hello");
+  EXPECT_THAT(refusal(), HasSubstr("tokenizer.json"));
+  const std::string text = "abcabcabcabcabcabdabdabd bcdbcdbcd cdecdecde";
+  train_bpe(std::vector<std::string_view>{text}, 270).save(folder / "tokenizer.json");
+  EXPECT_THAT(refusal(), HasSubstr("the model 261"));
+  fs::remove(folder / "tokenizer.json");
+  EXPECT_THAT(refusal(), HasSubstr("tokenizer.json"));
+  write_file(folder / "tokenizer.json", tokenizer);
+  fs::remove(folder / "config.json");
+  EXPECT_THAT(refusal(), HasSubstr("config.json"));
+}
+
+TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
+  const TemporaryFolder folder;
+  const Exported out = export_to(folder / "theirs", ModelKind::llama, false);
+  for (const int ranks : {1, 3}) {
+    on_ranks({{"dp", ranks}},
+             [&](const Mesh& mesh) { import_run(read_huggingface(folder / "theirs"), folder / "run", mesh); });
+    for (const char* source : {"theirs", "run", "run/step_000000", "run/step_000000/"}) {
+      const LoadedModel loaded = load_model(folder / source, one_rank());
+      EXPECT_EQ(loaded.model->config(), out.config) << source;
+      EXPECT_EQ(loaded.tokenizer.hash(), out.tokenizer.hash());
+      const auto parameters = loaded.model->parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_TRUE(at::equal(parameters[i]->rest(), out.parameters[i].second)) << source << " " << i;
+      }
+    }
+  }
+  Tokenizer::bytes().save(folder / "run/tokenizer.json");
+  EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "run", one_rank()); }),
+              HasSubstr("is not the tokenizer the model was trained with"));
+  EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "nothing", one_rank()); }), HasSubstr("is not there"));
+}
+
+TEST(LoadModel, RefusesAModelThatTheCheckpointCannotHold) {
+  const TemporaryFolder run;
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  tokenizer.save(run / "tokenizer.json");
+  const ModelConfig config{.layers = 60'000, .width = 1 << 16, .heads = 64, .vocabulary = 256};
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    save_checkpoint(run.path(), {.model = huggingface_config(config), .tokenizer_hash = tokenizer.hash().hex()},
+                    invariant_pieces({{"w", at::ones({3})}}, mesh), mesh.world(), 0);
+  });
+  EXPECT_THAT(message_of<DataError>([&] { load_model(run.path(), one_rank()); }), HasSubstr("but holds 3 numbers"));
+}
+
+}  // namespace
+}  // namespace caravan::testing

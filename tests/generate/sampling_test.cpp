@@ -1,0 +1,128 @@
+#include "caravan/generate/sampling.h"
+
+#include <cmath>
+#include <gmock/gmock.h>
+#include <limits>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kDraws = 20'000;
+
+/// How often each id is drawn at the places 0 .. kDraws - 1.
+std::vector<int> histogram(const at::Tensor& logits, const SamplingOptions& options) {
+  std::vector<int> counts(static_cast<size_t>(logits.numel()));
+  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<size_t>(sample_token(logits, options, i))];
+  return counts;
+}
+
+/// Chi-square of the counts against `probabilities`; draws of what has none make it infinite.
+double chi_square(const std::vector<int>& counts, const std::vector<double>& probabilities) {
+  double sum = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const double want = probabilities[i] * kDraws;
+    if (want == 0 && counts[i] > 0) return std::numeric_limits<double>::infinity();
+    if (want > 0) sum += (counts[i] - want) * (counts[i] - want) / want;
+  }
+  return sum;
+}
+
+/// Of 5 degrees of freedom chi-square is above 20.5 once in a thousand times; the seeds are fixed.
+constexpr double kUsual = 20.5;
+
+const std::vector<double> kProbabilities{0.05, 0.4, 0.1, 0.25, 0.05, 0.15};
+at::Tensor logits() { return at::tensor(kProbabilities, at::kDouble).log().add(3); }
+
+std::vector<double> normalised(std::vector<double> weights) {
+  double total = 0;
+  for (const double w : weights) total += w;
+  for (double& w : weights) w /= total;
+  return weights;
+}
+
+TEST(Sampling, TemperatureZeroIsTheLikeliestAndTiesGoToTheSmallerId) {
+  const SamplingOptions greedy{.temperature = 0};
+  EXPECT_EQ(sample_token(logits(), greedy, 0), 1);
+  EXPECT_EQ(sample_token(at::tensor({1.0, 5.0, 2.0, 5.0}), greedy, 7), 1);
+  EXPECT_EQ(sample_token(at::zeros({50}), greedy, 7), 0);
+  EXPECT_EQ(sample_token(at::tensor({1.0, 5.0, 2.0, 5.0}), {.temperature = 1, .top_k = 1}, 7), 1);
+  EXPECT_EQ(sample_token(at::tensor({-INFINITY, -3.0, -INFINITY}), {}, 7), 1);
+}
+
+TEST(Sampling, DrawsByProbability) {
+  for (const uint64_t seed : {0, 1, 2}) {
+    const SamplingOptions options{.temperature = 1, .top_k = 0, .seed = seed};
+    EXPECT_LT(chi_square(histogram(logits(), options), kProbabilities), kUsual) << seed;
+  }
+}
+
+TEST(Sampling, TemperatureSharpensAndFlattens) {
+  for (const double temperature : {0.5, 2.0}) {
+    std::vector<double> want = kProbabilities;
+    for (double& p : want) p = std::pow(p, 1 / temperature);
+    const SamplingOptions options{.temperature = temperature, .top_k = 0, .seed = 4};
+    EXPECT_LT(chi_square(histogram(logits(), options), normalised(want)), kUsual) << temperature;
+  }
+  EXPECT_EQ(sample_token(logits(), {.temperature = 1e-300}, 3), 1);
+}
+
+TEST(Sampling, TopKKeepsTheLikeliest) {
+  const SamplingOptions options{.temperature = 1, .top_k = 3, .seed = 5};
+  EXPECT_LT(chi_square(histogram(logits(), options), normalised({0, 0.4, 0, 0.25, 0, 0.15})), kUsual);
+  // Ties at the border: the smaller id stays. k above the vocabulary: all.
+  const SamplingOptions five{.temperature = 1, .top_k = 5, .seed = 5};
+  EXPECT_LT(chi_square(histogram(logits(), five), normalised({0.05, 0.4, 0.1, 0.25, 0, 0.15})), kUsual);
+  const SamplingOptions many{.temperature = 1, .top_k = 100, .seed = 5};
+  EXPECT_LT(chi_square(histogram(logits(), many), kProbabilities), kUsual);
+}
+
+TEST(Sampling, TopPKeepsTheLikeliestThatReachIt) {
+  const auto with = [](double top_p, int64_t top_k = 0) {
+    return SamplingOptions{.temperature = 1, .top_k = top_k, .top_p = top_p, .seed = 6};
+  };
+  EXPECT_LT(chi_square(histogram(logits(), with(0.7)), normalised({0, 0.4, 0, 0.25, 0, 0.15})), kUsual);
+  EXPECT_EQ(histogram(logits(), with(0.39))[1], kDraws);
+  EXPECT_EQ(histogram(logits(), with(1e-9))[1], kDraws);
+  // After top_k: 0.4 / 0.65 of what that leaves is 0.615.
+  EXPECT_EQ(histogram(logits(), with(0.6, 2))[1], kDraws);
+  EXPECT_LT(chi_square(histogram(logits(), with(0.63, 2)), normalised({0, 0.4, 0, 0.25, 0, 0})), kUsual);
+}
+
+TEST(Sampling, IsAFunctionOfSeedAndPlace) {
+  const SamplingOptions a{.temperature = 1, .seed = 1}, b{.temperature = 1, .seed = 2};
+  int same = 0;
+  for (int64_t i = 0; i < 1000; ++i) {
+    EXPECT_EQ(sample_token(logits(), a, i), sample_token(logits(), a, i));
+    same += sample_token(logits(), a, i) == sample_token(logits(), b, i) ? 1 : 0;
+  }
+  EXPECT_LT(same, 400);  // 0.26 in the mean
+  EXPECT_EQ(sample_token(logits().to(at::kBFloat16), {.temperature = 0}, 0), 1);
+}
+
+TEST(Sampling, RefusesOptionsAndLogitsThatMeanNothing) {
+  const auto refusal = [](const SamplingOptions& options) {
+    return message_of<UsageError>([&] { options.validate(); });
+  };
+  EXPECT_THAT(refusal({.temperature = -0.1}), HasSubstr("temperature"));
+  EXPECT_THAT(refusal({.temperature = NAN}), HasSubstr("temperature"));
+  EXPECT_THAT(refusal({.top_k = -1}), HasSubstr("top_k"));
+  EXPECT_THAT(refusal({.top_p = 0}), HasSubstr("top_p"));
+  EXPECT_THAT(refusal({.top_p = 1.5}), HasSubstr("top_p"));
+  EXPECT_NO_THROW(SamplingOptions{}.validate());
+  for (const double bad : {NAN, INFINITY}) {
+    EXPECT_NE(message_of<NumericsError>([&] { sample_token(at::tensor({1.0, bad, 2.0}), {}, 0); }), "");
+  }
+  EXPECT_NE(message_of<NumericsError>([&] { sample_token(at::full({3}, -INFINITY), {}, 0); }), "");
+}
+
+}  // namespace
+}  // namespace caravan

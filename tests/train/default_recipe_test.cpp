@@ -1,0 +1,19 @@
+#include <gtest/gtest.h>
+
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+namespace {
+
+/// The file is the documentation of the defaults: it says all of them, and says them right.
+TEST(DefaultRecipe, FileSaysTheDefaultsOfTheCode) {
+  const Recipe file = load_recipe("recipes/default.toml", {});
+  EXPECT_EQ(to_toml(file), to_toml(Recipe()));
+  for (const RecipeKey& key : recipe_keys()) {
+    const bool is_future = key.name.starts_with("mesh.") && key.name != "mesh.dp";
+    if (!is_future && key.idle(file).empty()) EXPECT_TRUE(file.locations.contains(key.name)) << key.name;
+  }
+}
+
+}  // namespace
+}  // namespace caravan

@@ -1,0 +1,300 @@
+#include "caravan/train/recipe.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string refusal(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+  return message_of<UsageError>([&] { parse_recipe(toml, "r.toml", overrides); });
+}
+
+const char* const kWhole = R"([model]
+kind = "llama"
+layers = 3
+width = 24
+heads = 6
+kv_heads = 2
+context = 32
+tie_embeddings = false
+dropout = 0.1
+
+[data]
+text = ["a.txt", "b.txt"]
+tokenizer = {train = 1024}
+
+[train]
+steps = 20
+global_batch = 12
+micro_batch = 2
+seed = 7
+eval_every = 5
+
+[optimizer]
+kind = "adamw"
+lr = 1e-3
+schedule = "linear"
+warmup_steps = 4
+weight_decay = 0
+clip_norm = 0.5
+
+[precision]
+compute = "bf16"
+
+[comm]
+backend = "gloo"
+timeout_s = 300
+threads_per_rank = 1
+check = false
+
+[mesh]
+dp = 3
+
+[data_parallel]
+technique = "ddp"
+
+[checkpoint]
+dir = "runs/x"
+every = 10
+keep = 3
+)";
+
+TEST(Recipe, EverySectionIsRead) {
+  const Recipe recipe = parse_recipe(kWhole, "r.toml");
+  EXPECT_EQ(recipe.model, (ModelConfig{.kind = ModelKind::llama,
+                                       .layers = 3,
+                                       .width = 24,
+                                       .heads = 6,
+                                       .kv_heads = 2,
+                                       .context = 32,
+                                       .tie_embeddings = false,
+                                       .dropout = 0.1}));
+  EXPECT_EQ(recipe.data.text, (std::vector<std::string>{"a.txt", "b.txt"}));
+  EXPECT_EQ(recipe.data.tokenizer, "");
+  EXPECT_EQ(recipe.data.trained_vocabulary, 1024);
+  EXPECT_EQ(recipe.train.steps, 20);
+  EXPECT_EQ(recipe.train.global_batch, 12);
+  EXPECT_EQ(recipe.train.micro_batch, 2);
+  EXPECT_EQ(recipe.train.seed, 7);
+  EXPECT_EQ(recipe.train.eval_every, 5);
+  EXPECT_EQ(recipe.optimizer.kind, "adamw");
+  EXPECT_EQ(recipe.optimizer.rate.lr, 1e-3);
+  EXPECT_EQ(recipe.optimizer.rate.kind, LearningRate::Kind::linear);
+  EXPECT_EQ(recipe.optimizer.rate.warmup_steps, 4);
+  EXPECT_EQ(recipe.optimizer.rate.total_steps, 20);
+  EXPECT_EQ(recipe.optimizer.weight_decay, 0);
+  EXPECT_EQ(recipe.optimizer.clip_norm, 0.5);
+  EXPECT_EQ(recipe.precision.compute, "bf16");
+  EXPECT_EQ(recipe.comm.backend, "gloo");
+  EXPECT_EQ(recipe.comm.timeout_s, 300);
+  EXPECT_EQ(recipe.comm.threads_per_rank, 1);
+  EXPECT_FALSE(recipe.comm.check);
+  EXPECT_EQ(recipe.mesh.dp, 3);
+  EXPECT_EQ(recipe.data_parallel.technique, "ddp");
+  EXPECT_EQ(recipe.checkpoint.dir, "runs/x");
+  EXPECT_EQ(recipe.checkpoint.every, 10);
+  EXPECT_EQ(recipe.checkpoint.keep, 3);
+  EXPECT_EQ(recipe.where("train.steps"), "r.toml:16");
+  EXPECT_EQ(recipe.where("sample.tokens"), "default of sample.tokens");
+  EXPECT_EQ(parse_recipe("[data]\ntext = \"one\"\ntokenizer = \"bytes\"", "r").data.tokenizer, "bytes");
+}
+
+TEST(Recipe, WhatIsUnknownIsNamedWithItsLineAndTheNearest) {
+  EXPECT_THAT(refusal("[train]\nsteps = 3\nstep = 4"), AllOf(HasSubstr("train.step:"), HasSubstr("no such key"),
+                                                             HasSubstr("r.toml:3"), HasSubstr("train.steps")));
+  EXPECT_THAT(refusal("\n[trian]\nsteps = 3"),
+              AllOf(HasSubstr("[trian]"), HasSubstr("r.toml:2"), HasSubstr("nearest is [train]")));
+  EXPECT_THAT(refusal("train = 3"), AllOf(HasSubstr("is a section"), HasSubstr("r.toml:1")));
+  EXPECT_THAT(refusal("steps = 3"), HasSubstr("no such section"));
+  EXPECT_THAT(refusal("[train]\nsteps == 3"), HasSubstr("r.toml:2"));
+  EXPECT_THAT(refusal("[train.deep]\nsteps = 3"), HasSubstr("train.deep"));
+}
+
+TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
+  const std::vector<std::vector<std::string>> cases{
+      {"[train]\nsteps = \"3\"", "train.steps", "takes a whole number", "r.toml:2"},
+      {"[train]\nsteps = 3.0", "train.steps", "takes a whole number"},
+      {"[train]\nsteps = -1", "train.steps", "-1", "use 0 or more"},
+      {"[train]\nglobal_batch = 0", "train.global_batch", "use 1"},
+      {"[train]\nsteps = 1979-05-27", "train.steps", "is of a type no value has here"},
+      {"[optimizer]\nlr = true", "optimizer.lr", "takes a number"},
+      {"[optimizer]\nlr = nan", "optimizer.lr", "nan"},
+      {"[optimizer]\nlr = inf", "optimizer.lr", "inf is outside 0 .. 1000000; use 1000000"},
+      {"[optimizer]\nclip_norm = -inf", "optimizer.clip_norm", "use 0 or more"},
+      {"[optimizer]\nschedule = \"cosin\"", "the nearest is 'cosine'"},
+      {"[optimizer]\nkind = \"adam\"", "the nearest is 'adamw'"},
+      {"[model]\nkind = \"lama\"", "the nearest is 'llama'"},
+      {"[model]\nkind = 3", "takes a string"},
+      {"[model]\ntie_embeddings = 1", "takes true or false"},
+      {"[model]\ndropout = 1.5", "use 0.99"},
+      {"[precision]\ncompute = \"fp16\"", "'fp16' is none of fp32, bf16", "r.toml:2"},
+      {"[comm]\nbackend = \"nccl\"", "none of auto, thread, shm, gloo"},
+      {"[data_parallel]\ntechnique = \"zero1\"", "the nearest is 'ddp'"},
+      {"[mesh]\ntp = 2", "mesh.tp", "2 is not there yet", "r.toml:2"},
+      {"[mesh]\ndp = -2", "mesh.dp"},
+      {"[data]\ntext = []", "names no file"},
+      {"[data]\ntext = \"\"", "names no file"},
+      {"[data]\ntext = [1]", "is of a type no value has here"},
+      {"[data]\ntokenizer = {train = 3}", "use 257"},
+      {"[data]\ntokenizer = {tran = 300}", "data.tokenizer"},
+      {"[data]\ntokenizer = 3", "takes \"bytes\""},
+      {"[model]\nwidth = 100", "model.heads", "6 heads do not divide width 100", "r.toml:2"},
+      {"[model]\nkind = \"gpt2\"\nkv_heads = 2", "kv_heads", "r.toml:3"},
+      {"[model]\nrope_theta = 1e5", "model.kind = \"llama\" only", "r.toml:2"},
+      {"[optimizer]\nmomentum = 0.5", "optimizer.kind = \"sgd\" only", "r.toml:2", "leave it out"},
+      {"[optimizer]\nkind = \"sgd\"\nbeta1 = 0.5", "optimizer.kind = \"adamw\" only", "r.toml:3"},
+  };
+  for (const auto& parts : cases) {
+    const std::string message = refusal(parts.front());
+    for (size_t i = 1; i < parts.size(); ++i) EXPECT_THAT(message, HasSubstr(parts[i])) << parts.front();
+  }
+}
+
+TEST(Recipe, OverridesAreTomlOrElsePlainStrings) {
+  const Recipe recipe =
+      parse_recipe(kWhole, "r.toml",
+                   {"train.steps=33", "train.steps=34", "data.text=[\"c.txt\"]", "data.tokenizer=some/path.json",
+                    "optimizer.lr=0.25", "checkpoint.dir=runs/a b=c", "sample.prompt=\"Call\\nme\"", "comm.check=true",
+                    "model.kind=gpt2", "model.kv_heads=0"});
+  EXPECT_EQ(recipe.train.steps, 34);
+  EXPECT_EQ(recipe.optimizer.rate.total_steps, 34);
+  EXPECT_EQ(recipe.data.text, std::vector<std::string>{"c.txt"});
+  EXPECT_EQ(recipe.data.tokenizer, "some/path.json");
+  EXPECT_EQ(recipe.optimizer.rate.lr, 0.25);
+  EXPECT_EQ(recipe.checkpoint.dir, "runs/a b=c");
+  EXPECT_EQ(recipe.sample.prompt, "Call\nme");
+  EXPECT_TRUE(recipe.comm.check);
+  EXPECT_EQ(recipe.model.kind, ModelKind::gpt2);
+  EXPECT_EQ(recipe.where("train.steps"), "--set train.steps=34");
+  EXPECT_EQ(parse_recipe("", "r", {"checkpoint.dir="}).checkpoint.dir, "");
+  EXPECT_EQ(parse_recipe("", "r", {"data.tokenizer={train = 300}"}).data.trained_vocabulary, 300);
+
+  EXPECT_THAT(refusal("", {"train.steps=many"}), AllOf(HasSubstr("whole number"), HasSubstr("--set train.steps=many")));
+  EXPECT_THAT(refusal("", {"train.stepz=3"}), HasSubstr("the nearest is train.steps"));
+  EXPECT_THAT(refusal("", {"sample.prompt=\xff"}), HasSubstr("is not UTF-8"));
+  EXPECT_THAT(refusal("", {"train.steps"}), HasSubstr("section.key=value"));
+  EXPECT_THAT(refusal("", {"steps=3"}), HasSubstr("section.key=value"));
+  EXPECT_THAT(refusal("", {"train.steps=3\n[model]"}), HasSubstr("whole number"));
+}
+
+TEST(Recipe, FilesAreReadAndNameTheRun) {
+  const TemporaryFolder folder;
+  write_file(folder / "tiny.toml", "[train]\nsteps = 3\n");
+  write_file(folder / "empty.toml", "");
+  const Recipe recipe = load_recipe(folder / "tiny.toml", {"train.seed=4"});
+  EXPECT_EQ(recipe.name, "tiny");
+  EXPECT_EQ(recipe.train.steps, 3);
+  EXPECT_EQ(recipe.train.seed, 4);
+  EXPECT_EQ(to_toml(load_recipe(folder / "empty.toml", {})), to_toml(load_recipe("", {})));
+  EXPECT_EQ(load_recipe("", {}).name, "default");
+  EXPECT_THAT(message_of<UsageError>([&] { load_recipe(folder / "none.toml", {}); }), HasSubstr("cannot be read"));
+  std::filesystem::create_directories(folder / "empty");
+  EXPECT_THAT(message_of<UsageError>([&] { load_recipe(folder / "empty", {}); }), HasSubstr("cannot be read"));
+}
+
+std::string any_text() {
+  const std::vector<std::string> parts{"a",  "Z", " ", "\"", "'",    "\\", "\n",     "\t", "é",
+                                       "鯨", "#", "=", "\r", "\x01", "[",  "\"\"\"", "'''"};
+  std::string text;
+  for (const auto i : *rc::gen::container<std::vector<size_t>>(rc::gen::inRange<size_t>(0, parts.size())))
+    text += parts[i];
+  return text;
+}
+
+double any_real(double low, double high) {
+  return low + (high - low) * *rc::gen::inRange(0, 1 << 30) / double{1 << 30};
+}
+
+Recipe any_recipe() {
+  Recipe recipe;
+  recipe.model.kind = *rc::gen::element(ModelKind::gpt2, ModelKind::llama);
+  recipe.model.layers = *rc::gen::inRange(1, 100);
+  recipe.model.heads = *rc::gen::inRange(1, 9);
+  recipe.model.width = recipe.model.heads * 2 * *rc::gen::inRange(1, 20);
+  if (recipe.model.kind == ModelKind::llama) recipe.model.kv_heads = *rc::gen::element(int64_t{0}, int64_t{1});
+  recipe.model.hidden = *rc::gen::inRange(0, 5);
+  recipe.model.tie_embeddings = *rc::gen::arbitrary<bool>();
+  recipe.model.dropout = any_real(0, 0.99);
+  recipe.model.norm_epsilon = any_real(1e-12, 1e-5);
+  recipe.model.rope_theta = any_real(2, 1e12);
+  recipe.data.text = {any_text() + "x", any_text() + "y"};
+  if (*rc::gen::arbitrary<bool>()) recipe.data.text.pop_back();
+  if (*rc::gen::arbitrary<bool>()) recipe.data.tokenizer = any_text() + ".json";
+  recipe.data.trained_vocabulary = *rc::gen::inRange(257, 1 << 20);
+  recipe.train.steps = *rc::gen::inRange<int64_t>(0, INT64_MAX);
+  recipe.train.seed = *rc::gen::inRange<int64_t>(0, INT64_MAX);
+  recipe.optimizer.kind = *rc::gen::element<std::string>("adamw", "sgd");
+  recipe.optimizer.rate.kind = static_cast<LearningRate::Kind>(*rc::gen::inRange(0, 4));
+  recipe.optimizer.rate.lr = any_real(0, 1e6) * 1e-9;
+  recipe.optimizer.rate.final_fraction = any_real(0, 1);
+  recipe.optimizer.rate.decay_fraction = any_real(0, 1);
+  recipe.optimizer.clip_norm = any_real(0, 10);
+  recipe.optimizer.momentum = any_real(0, 0.99);
+  recipe.optimizer.beta2 = any_real(0, 0.99);
+  recipe.comm.check = *rc::gen::arbitrary<bool>();
+  recipe.comm.timeout_s = *rc::gen::inRange(1, 1000);  // whole, and still a real when it is read back
+  recipe.mesh.dp = *rc::gen::inRange(0, 100);
+  recipe.checkpoint.dir = any_text();
+  recipe.sample.prompt = any_text();
+  return recipe;
+}
+
+TEST(Recipe, WhatIsPrintedReadsBackTheSame) {
+  const bool holds = rc::check([] {
+    const Recipe recipe = any_recipe();
+    const std::string text = to_toml(recipe);
+    const Recipe back = parse_recipe(text, "printed");
+    for (const RecipeKey& key : recipe_keys()) {
+      if (!key.idle(recipe).empty()) continue;
+      if (key.get(recipe) != key.get(back)) RC_FAIL(key.name + " in\n" + text);
+    }
+    RC_ASSERT(to_toml(back) == text);
+  });
+  EXPECT_TRUE(holds);
+}
+
+Recipe batch_recipe(int64_t global, int64_t micro, int64_t dp = 0) {
+  Recipe recipe;
+  recipe.train.global_batch = global;
+  recipe.train.micro_batch = micro;
+  recipe.mesh.dp = dp;
+  return recipe;
+}
+
+TEST(BatchPlan, SplitsTheGlobalBatch) {
+  const BatchPlan plan = plan_batch(batch_recipe(24, 2), 4);
+  EXPECT_EQ(plan.dp, 4);
+  EXPECT_EQ(plan.micro_batch, 2);
+  EXPECT_EQ(plan.accumulation, 3);
+  EXPECT_EQ(plan.rows(), 6);
+  EXPECT_EQ(plan.to_string(), "global_batch 24 = dp 4 x micro_batch 2 x accumulation 3");
+  EXPECT_EQ(plan_batch(batch_recipe(24, 0), 3).micro_batch, 8);
+  EXPECT_EQ(recipe_ranks(batch_recipe(24, 2, 3)), 3);
+  EXPECT_EQ(recipe_ranks(batch_recipe(24, 2)), 0);
+  EXPECT_EQ(mesh_axes(batch_recipe(24, 2), 5).front().size, 5);
+}
+
+TEST(BatchPlan, PrintsTheEquationThatHasNoSolution) {
+  EXPECT_THAT(message_of<UsageError>([] { plan_batch(batch_recipe(16, 0), 3); }),
+              AllOf(HasSubstr("global_batch 16 = dp 3 x micro_batch x accumulation"),
+                    HasSubstr("use global_batch = 15"), HasSubstr("dp from {1, 2, 4, 8, 16}")));
+  EXPECT_THAT(message_of<UsageError>([] { plan_batch(batch_recipe(2, 0), 3); }), HasSubstr("use global_batch = 3"));
+  EXPECT_THAT(message_of<UsageError>([] { plan_batch(batch_recipe(16, 3), 2); }),
+              AllOf(HasSubstr("global_batch 16 = dp 2 x micro_batch 3 x accumulation"),
+                    HasSubstr("micro_batch from {1, 2, 4, 8}")));
+  EXPECT_THAT(message_of<UsageError>([] { plan_batch(batch_recipe(16, 0, 4), 2); }),
+              AllOf(HasSubstr("dp 4"), HasSubstr("--ranks 4")));
+}
+
+}  // namespace
+}  // namespace caravan

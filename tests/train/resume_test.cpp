@@ -1,0 +1,230 @@
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/checkpoint/load_model.h"
+#include "caravan/comm/record.h"
+#include "caravan/train/import.h"
+#include "tests/train/tiny_run.h"
+
+namespace caravan::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kTwenty{"train.steps=20", "train.eval_every=7", "checkpoint.every=5"};
+
+class Resume : public ::testing::TestWithParam<ModelKind> {
+ protected:
+  TrainOptions options(const std::string& dir, const std::vector<std::string>& set = kTwenty) const {
+    return {.recipe = runs_.recipe(GetParam(), dir, set), .folders = runs_.folders()};
+  }
+  /// Ten steps on `ranks`, then the rest on `later`.
+  void run_twice(const std::string& dir, int ranks, int later, const std::vector<std::string>& set = kTwenty) const {
+    TrainOptions first = options(dir, set);
+    first.stop_after = 10;
+    train_on(ranks, first);
+    EXPECT_EQ(losses(runs_ / dir).size(), 10U);
+    TrainOptions second = options(dir, set);
+    second.resume = true;
+    train_on(later, second);
+  }
+
+  const TinyRuns runs_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, Resume, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+TEST_P(Resume, IsBitForBitTheRunThatDidNotStop) {
+  for (const int ranks : {1, 2, 3}) {
+    const std::string n = std::to_string(ranks);
+    train_on(ranks, options("whole" + n));
+    run_twice("parts" + n, ranks, ranks);
+    EXPECT_EQ(log_lines(runs_ / ("parts" + n)), log_lines(runs_ / ("whole" + n)));
+    const auto whole = checkpoint_tensors(runs_ / ("whole" + n));
+    EXPECT_TRUE(whole.contains("optimizer.exp_avg_sq.head.norm.weight"));
+    EXPECT_EQ(first_difference(checkpoint_tensors(runs_ / ("parts" + n)), whole), "");
+    const CheckpointInfo a = CheckpointReader(find_checkpoint(runs_ / ("parts" + n))).info();
+    const CheckpointInfo b = CheckpointReader(find_checkpoint(runs_ / ("whole" + n))).info();
+    EXPECT_EQ(a.step, 20);
+    EXPECT_EQ(a.optimizer_steps, 20);
+    EXPECT_EQ(a.position, 20 * 36 * 8);
+    EXPECT_EQ(a.position, b.position);
+    EXPECT_EQ(list_checkpoints(runs_ / ("parts" + n)),
+              (std::vector<fs::path>{runs_ / ("parts" + n) / "step_000015", runs_ / ("parts" + n) / "step_000020"}));
+  }
+}
+
+/// A run that is killed between two checkpoints does the steps since the last one again: same log, same weights.
+TEST_P(Resume, LinesBehindTheLastCheckpointAreWrittenAgain) {
+  train_on(2, options("whole"));
+  TrainOptions first = options("killed");
+  first.stop_after = 13;
+  train_on(2, first);
+  fs::remove_all(runs_ / "killed/step_000013");
+  write_file(runs_ / "killed/train.log", read_file(runs_ / "killed/train.log") + "{\"step\": 14, \"lo");
+  TrainOptions second = options("killed");
+  second.resume = true;
+  train_on(2, second);
+  EXPECT_EQ(log_lines(runs_ / "killed"), log_lines(runs_ / "whole"));
+  EXPECT_EQ(first_difference(checkpoint_tensors(runs_ / "killed"), checkpoint_tensors(runs_ / "whole")), "");
+}
+
+/// On another number of ranks sums are taken in another order: 1e-5, with SGD, which does not blow up a gradient that
+/// is all rounding.
+TEST_P(Resume, OnOtherRanksIsTheSameRunWithinRounding) {
+  std::vector<std::string> set = kTwenty;
+  set.insert(set.end(), {"optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.1"});
+  train_on(2, options("whole", set));
+  const auto want = checkpoint_tensors(runs_ / "whole");
+  const std::vector<double> want_losses = losses(runs_ / "whole");
+  for (const auto& [ranks, later] : std::vector<std::pair<int, int>>{{2, 3}, {2, 1}, {1, 4}, {4, 2}}) {
+    const std::string dir = std::to_string(ranks) + "to" + std::to_string(later);
+    run_twice(dir, ranks, later, set);
+    const auto [apart, worst] = distance(checkpoint_tensors(runs_ / dir), want);
+    EXPECT_LE(apart, 1e-5) << worst << " of " << dir;
+    const std::vector<double> got = losses(runs_ / dir);
+    ASSERT_EQ(got.size(), want_losses.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i] / want_losses[i], 1, 1e-5) << dir << ", step " << i;
+  }
+}
+
+TEST(Stop, RequestedOnOneRankStopsAllAfterTheSameStep) {
+  const TinyRuns runs;
+  for (const int asking : {0, 2}) {
+    const std::string dir = "run" + std::to_string(asking);
+    std::vector<std::string> messages(3);
+    run_thread_ranks(3,
+                     [&](const std::shared_ptr<Communicator>& world) {
+                       TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, dir), .folders = runs.folders()};
+                       int asked = 0;
+                       options.stop_requested = [&] { return ++asked == 4 && world->rank() == asking; };
+                       messages[world->rank()] = message_of<Interrupted>([&] { train(options, world); });
+                       EXPECT_EQ(asked, 4);
+                     },
+                     {.timeout = std::chrono::seconds(20)});
+    for (const std::string& message : messages) {
+      EXPECT_THAT(message, AllOf(HasSubstr("stopped on request after step 4"), HasSubstr("--resume")));
+    }
+    EXPECT_EQ(find_checkpoint(runs / dir), runs / dir / "step_000004");
+    EXPECT_EQ(losses(runs / dir).size(), 4U);
+  }
+}
+
+TEST(Resuming, AnotherRunIsRefused) {
+  const TinyRuns runs;
+  const auto options = [&](std::vector<std::string> set) {
+    set.push_back("model.vocabulary=300");  // room for another tokenizer
+    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, "run", set), .folders = runs.folders()};
+  };
+  TrainOptions first = options({});
+  first.stop_after = 2;
+  train_on(2, first);
+
+  EXPECT_THAT(message_of<UsageError>([&] { train_on(2, options({})); }), HasSubstr("--resume"));
+  const auto resume = [&](const std::vector<std::string>& set, std::optional<int64_t> stop_after = std::nullopt) {
+    TrainOptions again = options(set);
+    again.resume = true;
+    again.stop_after = stop_after;
+    train_on(2, again);
+  };
+  EXPECT_THAT(message_of<DataError>([&] { resume({"model.width=24"}); }),
+              AllOf(HasSubstr("of another model"), HasSubstr("width 16"), HasSubstr("width 24")));
+  EXPECT_THAT(message_of<DataError>([&] { resume({"model.kind=llama"}); }), HasSubstr("of another model"));
+  EXPECT_THAT(message_of<UsageError>([&] { resume({"train.seed=4"}); }),
+              AllOf(HasSubstr("train.seed"), HasSubstr("--set train.seed=4")));
+  EXPECT_THAT(message_of<UsageError>([&] { resume({"train.global_batch=18"}); }), HasSubstr("train.global_batch"));
+  EXPECT_THAT(message_of<UsageError>([&] { resume({"optimizer.kind=sgd"}); }), HasSubstr("optimizer.kind"));
+  EXPECT_THAT(message_of<UsageError>([&] { resume({}, 2); }),
+              AllOf(HasSubstr("--stop-after"), HasSubstr("use 3 or more")));
+  EXPECT_THAT(message_of<UsageError>([&] { resume({"data.tokenizer={train = 270}"}); }), HasSubstr("data.tokenizer"));
+  EXPECT_NO_THROW(resume({}, 3));
+}
+
+TEST(RunFiles, LeadBackToTheRun) {
+  const TinyRuns runs;
+  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=4"}), .folders = runs.folders()};
+  options.stop_after = 2;
+  train_on(2, options);
+  // The recipe that lies in the run folder goes on with it.
+  TrainOptions again{.recipe = load_recipe(runs / "run/recipe.toml", {}), .folders = runs.folders(), .resume = true};
+  train_on(1, again);
+  EXPECT_EQ(losses(runs / "run").size(), 4U);
+
+  const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  const LoadedModel loaded = load_model(runs / "run", mesh);
+  const auto saved = checkpoint_tensors(runs / "run");
+  for (const Parameter* parameter : loaded.model->parameters()) {
+    EXPECT_TRUE(at::equal(parameter->rest(), saved.at(parameter->name()))) << parameter->name();
+  }
+}
+
+TEST(Import, IsARunThatTrainsOn) {
+  const TinyRuns runs;
+  train_on(1, {.recipe = runs.recipe(ModelKind::llama, "run", {"train.steps=2"}), .folders = runs.folders()});
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  const LoadedModel loaded = load_model(runs / "run", alone);
+  NamedTensors weights;
+  for (const Parameter* parameter : loaded.model->parameters()) {
+    weights.emplace_back(parameter->name(), parameter->rest().detach());
+  }
+  write_huggingface(runs / "theirs", loaded.model->config(), weights, loaded.tokenizer);
+
+  run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    import_run(read_huggingface(runs / "theirs"), runs / "imported", Mesh::create(world, {{"dp", 2}}));
+  });
+  TrainOptions options{.recipe = load_recipe(runs / "imported/recipe.toml",
+                                             {"data.text=text.txt", "train.steps=1", "train.global_batch=4",
+                                              "optimizer.lr=0", "sample.tokens=0"}),
+                       .folders = runs.folders(),
+                       .resume = true};
+  train_on(2, options);
+  EXPECT_EQ(losses(runs / "imported").size(), 1U);
+  const auto trained = checkpoint_tensors(runs / "imported");
+  EXPECT_TRUE(trained.contains("optimizer.exp_avg.embedding.token.weight"));
+  for (const auto& [name, tensor] : weights) EXPECT_TRUE(at::equal(trained.at(name), tensor)) << name;
+}
+
+class Watcher final : public TrainObserver {
+ public:
+  std::vector<std::string> seen;
+  std::string sample;
+  void started(const TrainStart& start) override {
+    seen.push_back("started " + std::to_string(start.first_step) + "-" + std::to_string(start.last_step));
+  }
+  void stepped(const StepMetrics& metrics, bool is_logged) override {
+    seen.push_back((is_logged ? "logged " : "step ") + std::to_string(metrics.step));
+  }
+  void evaluating(int64_t step) override { seen.push_back("evaluating " + std::to_string(step)); }
+  void saved(const fs::path& path) override { seen.push_back("saved " + path.filename().string()); }
+  void sampled(std::string_view text) override { sample += text; }
+};
+
+TEST(Observer, SeesTheRunInOrder) {
+  const TinyRuns runs;
+  Watcher watcher;
+  const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
+                                    {"train.steps=5", "train.log_every=2", "train.eval_every=3", "checkpoint.every=4",
+                                     "sample.tokens=7", "sample.prompt=call"});
+  run_thread_ranks(
+      2,
+      [&](const std::shared_ptr<Communicator>& world) {
+        train({.recipe = recipe, .folders = runs.folders(), .observer = world->rank() == 0 ? &watcher : nullptr},
+              world);
+      },
+      {.timeout = std::chrono::seconds(20)});
+  EXPECT_EQ(watcher.seen,
+            (std::vector<std::string>{"started 0-5", "step 1", "logged 2", "evaluating 3", "logged 3", "logged 4",
+                                      "saved step_000004", "evaluating 5", "logged 5", "saved step_000005"}));
+  EXPECT_THAT(watcher.sample, ::testing::StartsWith("call"));
+  EXPECT_GE(watcher.sample.size(), 4U + 7U);
+  EXPECT_THAT(log_lines(runs / "run").back(), AllOf(HasSubstr("val_loss"), HasSubstr("val_bits_per_byte")));
+}
+
+}  // namespace
+}  // namespace caravan::testing

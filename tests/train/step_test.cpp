@@ -1,0 +1,164 @@
+#include "caravan/train/step.h"
+
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "caravan/nn/model.h"
+#include "caravan/train/evaluate.h"
+#include "caravan/train/run_state.h"
+#include "tests/train/tiny_run.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A TrainStep of the tiny GPT-2 on each of `ranks` thread ranks.
+void on_steps(int ranks, const TinyRuns& runs,
+              const std::function<void(TrainStep&, RunState&, const TrainBatch&, const Mesh&)>& body) {
+  const Recipe recipe = runs.recipe(ModelKind::gpt2, "none");
+  run_thread_ranks(ranks,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+                     const Dataset data = open_dataset(recipe.data, runs.folders());
+                     RunState state(recipe, data.tokenizer, mesh);
+                     const Sampler sampler(data.train.size(), 8, 3);
+                     TrainBatch batch = make_batch(data.train, sampler, world->rank() * 4, 4);
+                     batch.first_row = world->rank() * 4;
+                     batch.global_rows = ranks * 4;
+                     batch.num_targets = ranks * 4 * 8;
+                     TrainStep step(state.model(), state.ddp(), state.optimizer(), mesh,
+                                    {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
+                     body(step, state, batch, mesh);
+                   },
+                   {.timeout = std::chrono::seconds(20)});
+}
+
+TEST(TrainStep, BadNumbersOfOneRankAreNamedOnEveryRankAndChangeNothing) {
+  const TinyRuns runs;
+  for (const int bad : {0, 1, 2}) {
+    std::vector<std::string> messages(3);
+    on_steps(3, runs, [&](TrainStep& step, RunState& state, const TrainBatch& batch, const Mesh& mesh) {
+      step.run(batch, 0, 0.01);
+      const at::NoGradGuard no_grad;
+      if (mesh.rank() == bad) state.model().find("blocks.1").parameters().front()->rest().view({-1})[0] = NAN;
+      const at::Tensor before = state.ddp().state().values.clone();
+      messages[mesh.rank()] = message_of<NumericsError>([&] {
+        const at::AutoGradMode grad(true);
+        step.run(batch, 6, 0.01);
+      });
+      EXPECT_TRUE(at::equal(state.ddp().state().values.nan_to_num(-5), before.nan_to_num(-5)));
+      EXPECT_EQ(state.optimizer().num_steps(), 1);
+    });
+    for (const std::string& message : messages) {
+      EXPECT_THAT(message, AllOf(HasSubstr("gradient of embedding"), HasSubstr("at step 7"), HasSubstr("nan"),
+                                 HasSubstr("first on rank " + std::to_string(bad))));
+    }
+  }
+}
+
+/// Where only the sum is too large, no rank is to blame.
+TEST(TrainStep, ANormThatOverflowsIsAnErrorToo) {
+  const TinyRuns runs;
+  on_steps(2, runs, [&](TrainStep& step, RunState& state, const TrainBatch& batch, const Mesh&) {
+    TrainBatch loud = batch;
+    loud.num_targets = 1;
+    const at::NoGradGuard no_grad;
+    for (Parameter* parameter : state.model().parameters()) parameter->rest().mul_(1e18);
+    EXPECT_THAT(message_of<NumericsError>([&] {
+                  const at::AutoGradMode grad(true);
+                  step.run(loud, 0, 0.01);
+                }),
+                HasSubstr("is not finite at step 1"));
+  });
+}
+
+TEST(TrainStep, RowsThatDoNotSplitAreRefused) {
+  const TinyRuns runs;
+  on_steps(2, runs, [&](TrainStep& step, RunState&, const TrainBatch& batch, const Mesh&) {
+    TrainBatch odd = batch;
+    odd.ids = batch.ids.narrow(0, 0, 3);
+    odd.labels = batch.labels.narrow(0, 0, 3);
+    EXPECT_THAT(message_of<ShapeError>([&] { step.run(odd, 0, 0.01); }), HasSubstr("3 rows do not split into 2"));
+    EXPECT_EQ(step.schedule().to_string().substr(0, 11), "F0 B0 F1 B1");
+  });
+}
+
+TEST(TrainStep, AWishToStopIsAgreedOn) {
+  const TinyRuns runs;
+  on_steps(3, runs, [&](TrainStep& step, RunState&, const TrainBatch& batch, const Mesh& mesh) {
+    EXPECT_FALSE(step.run(batch, 0, 0.01, false).stop);
+    EXPECT_TRUE(step.run(batch, 1, 0.01, mesh.rank() == 1).stop);
+    EXPECT_FALSE(step.run(batch, 2, 0.01, false).stop);
+  });
+}
+
+/// The whole loop: a rate that throws the weights out of range ends the run on every rank, and what was saved stays.
+TEST(Train, NumbersThatGoBadLeaveTheLastCheckpoint) {
+  const TinyRuns runs;
+  const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
+                                    {"optimizer.kind=sgd", "optimizer.lr=1e6", "optimizer.clip_norm=0",
+                                     "optimizer.warmup_steps=0", "checkpoint.every=1", "checkpoint.keep=0"});
+  std::vector<std::string> messages(2);
+  run_thread_ranks(2,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     messages[world->rank()] = message_of<NumericsError>(
+                         [&] { train({.recipe = recipe, .folders = runs.folders()}, world); });
+                   },
+                   {.timeout = std::chrono::seconds(20)});
+  const size_t done = losses(runs / "run").size();
+  EXPECT_THAT(messages[0], AllOf(HasSubstr("at step " + std::to_string(done + 1)), HasSubstr("rank 0"),
+                                 HasSubstr("the last checkpoint is untouched")));
+  EXPECT_EQ(messages[1], messages[0]);
+  ASSERT_GE(done, 1U);
+  EXPECT_EQ(list_checkpoints(runs / "run").size(), done);
+  for (const auto& [name, tensor] : checkpoint_tensors(runs / "run")) {
+    EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name;
+  }
+}
+
+/// Every token of the last tenth but the first is counted once, however the windows are shared out.
+TEST(Evaluation, IsTheSameOnAnyRanks) {
+  const TinyRuns runs;
+  const Recipe recipe = runs.recipe(ModelKind::llama, "none");
+  const Dataset data = open_dataset(recipe.data, runs.folders());
+  const ValidationWindows windows(data.validation, 8);
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  RunState one(recipe, data.tokenizer, alone);
+  double nats = 0;
+  const at::NoGradGuard no_grad;
+  for (int64_t begin = 0; begin + 1 < data.validation.size(); begin += 8) {
+    const int64_t count = std::min<int64_t>(8, data.validation.size() - 1 - begin);
+    at::Tensor ids = at::empty({1, count + 1}, at::kLong);
+    data.validation.read(begin, {ids.data_ptr<int64_t>(), static_cast<size_t>(count + 1)});
+    const at::Tensor logits = one.model().run({ids.narrow(1, 0, count)}, {.training = false}).front();
+    nats -= logits.to(at::kDouble).log_softmax(-1).gather(2, ids.narrow(1, 1, count).unsqueeze(2)).sum().item<double>();
+  }
+  const double loss = nats / static_cast<double>(data.validation.size() - 1);
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int64_t rows : {1, 5}) {
+      std::vector<double> got(ranks);
+      run_thread_ranks(
+          ranks,
+          [&](const std::shared_ptr<Communicator>& world) {
+            const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+            RunState state(recipe, data.tokenizer, mesh);
+            const Evaluation result = evaluate(state.model(), windows, 8, rows, mesh["dp"]);
+            got[world->rank()] = result.loss;
+            EXPECT_NEAR(result.bits_per_byte * std::log(2.0) * static_cast<double>(data.validation.info().text_bytes),
+                        result.loss * static_cast<double>(windows.num_targets()), 1e-6);
+          },
+          {.timeout = std::chrono::seconds(20)});
+      EXPECT_NEAR(got[0] / loss, 1, 1e-6) << ranks;  // fp32 logits
+      for (const double other : got) EXPECT_EQ(other, got[0]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
