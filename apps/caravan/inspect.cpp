@@ -18,7 +18,8 @@ struct Vocabulary {
 
 Vocabulary vocabulary_of(const Recipe& recipe) {
   if (recipe.model.vocabulary > 0) return {recipe.model.vocabulary, ""};
-  if (recipe.data.tokenizer.empty()) return {recipe.data.trained_vocabulary, " (of the tokenizer to be trained, at most)"};
+  if (recipe.data.tokenizer.empty())
+    return {recipe.data.trained_vocabulary, " (of the tokenizer to be trained, at most)"};
   if (recipe.data.tokenizer == "bytes") return {256, " (bytes)"};
   return {Tokenizer::load(find_file(recipe.data.tokenizer, data_folders())).vocab_size(), ""};
 }

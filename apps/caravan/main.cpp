@@ -21,7 +21,9 @@ namespace caravan::app {
 namespace {
 
 /// The program every rank runs, beside this one.
-std::string rank_program() { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "caravan-rank").string(); }
+std::string rank_program() {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "caravan-rank").string();
+}
 
 /// Becomes the rank program, with the same arguments.
 [[noreturn]] void become_rank(char** argv) {

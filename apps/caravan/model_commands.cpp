@@ -2,9 +2,9 @@
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <unistd.h>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "apps/caravan/commands.h"
 #include "apps/caravan/ranks.h"
@@ -31,7 +31,8 @@ fs::path source_or_newest(const std::string& source, const char* command) {
   if (!source.empty()) return source;
   fs::path newest = newest_run();
   if (newest.empty()) {
-    throw UsageError({command, "source", "no run under runs/ holds a checkpoint", "", "train one first, or name a folder"});
+    throw UsageError(
+        {command, "source", "no run under runs/ holds a checkpoint", "", "train one first, or name a folder"});
   }
   return newest;
 }
@@ -54,7 +55,8 @@ int generate(const GenerateArguments& arguments) {
                                  .seed = arguments.seed};
   sampling.validate();
   const int64_t num_tokens = arguments.tokens.value_or(defaults.tokens);
-  if (num_tokens < 0) throw UsageError({"generate", "--tokens", fmt::format("{} is below 0", num_tokens), "", "use 0 or more"});
+  if (num_tokens < 0)
+    throw UsageError({"generate", "--tokens", fmt::format("{} is below 0", num_tokens), "", "use 0 or more"});
   const fs::path source = source_or_newest(arguments.source, "generate");
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
   const LoadedModel loaded = load_model(source, mesh_of_one());
@@ -71,13 +73,15 @@ int generate(const GenerateArguments& arguments) {
 int export_model(const ExportArguments& arguments) {
   const fs::path named = arguments.directory;
   std::error_code error;
-  const bool is_run = arguments.from.empty() && (!list_checkpoints(named).empty() || fs::exists(named / "manifest.json", error));
+  const bool is_run =
+      arguments.from.empty() && (!list_checkpoints(named).empty() || fs::exists(named / "manifest.json", error));
   const fs::path source = is_run ? named : source_or_newest(arguments.from, "export");
   const fs::path target = is_run ? named / "huggingface" : named;
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
   const LoadedModel loaded = load_model(source, mesh_of_one());
   NamedTensors parameters;
-  for (const Parameter* parameter : loaded.model->parameters()) parameters.emplace_back(parameter->name(), parameter->rest().detach());
+  for (const Parameter* parameter : loaded.model->parameters())
+    parameters.emplace_back(parameter->name(), parameter->rest().detach());
   write_huggingface(target, loaded.model->config(), parameters, loaded.tokenizer);
   fmt::print("{} -> {}: config.json, model.safetensors, tokenizer.json\n", loaded.origin, target.string());
   return 0;
@@ -88,11 +92,12 @@ int import_model(const ImportArguments& arguments) {
   const HuggingFaceModel model = read_huggingface(arguments.source);
   Recipe named;
   named.name = fs::absolute(arguments.source).lexically_normal().filename().string();
-  if (named.name.empty()) named.name = fs::absolute(arguments.source).lexically_normal().parent_path().filename().string();
+  if (named.name.empty())
+    named.name = fs::absolute(arguments.source).lexically_normal().parent_path().filename().string();
   named.checkpoint.dir = arguments.out;
   const fs::path run = import_run(model, choose_run_folder(named, false), mesh_of_one());
-  fmt::print("{} -> {}\nuse it:    caravan generate {}\ntrain it:  caravan train {} --resume --set data.text=FILE\n", arguments.source,
-             run.string(), run.string(), (run / "recipe.toml").string());
+  fmt::print("{} -> {}\nuse it:    caravan generate {}\ntrain it:  caravan train {} --resume --set data.text=FILE\n",
+             arguments.source, run.string(), run.string(), (run / "recipe.toml").string());
   return 0;
 }
 

@@ -23,7 +23,8 @@ std::set<int64_t> parse_steps(const std::string& text) {
       used = 0;
     }
     if (used == 0 || used != part.size() || step < 0) {
-      throw UsageError({"command line", "--dump-steps", "'" + part + "' is no step", "", "write steps from 0 on, e.g. 0,1,10"});
+      throw UsageError(
+          {"command line", "--dump-steps", "'" + part + "' is no step", "", "write steps from 0 on, e.g. 0,1,10"});
     }
     steps.insert(step);
   }
@@ -34,7 +35,8 @@ void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
   TrainArguments& train = line.train;
   CLI::App* command = app.add_subcommand("train", "train a model, over as many ranks as asked for");
   command->add_option("recipe", train.recipe, "a TOML file; without one the default recipe");
-  command->add_option("--ranks", train.ranks, "processes of this host; default: the recipe's mesh, else 2 (1 on one core)");
+  command->add_option("--ranks", train.ranks,
+                      "processes of this host; default: the recipe's mesh, else 2 (1 on one core)");
   command->add_option("--set", train.overrides, "section.key=value, over the recipe; may be repeated")
       ->expected(1, -1)
       ->take_all();
@@ -47,7 +49,8 @@ void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
 void add_generate(CLI::App& app, CommandLine& line) {
   GenerateArguments& generate = line.generate;
   CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
-  command->add_option("source", generate.source, "a run, a checkpoint or a Hugging Face folder; default: the newest run");
+  command->add_option("source", generate.source,
+                      "a run, a checkpoint or a Hugging Face folder; default: the newest run");
   command->add_option("--prompt", generate.prompt, "the text to continue");
   command->add_option("--tokens", generate.tokens, "how many tokens to add");
   command->add_option("--temperature", generate.temperature, "0 takes the likeliest token");
@@ -58,7 +61,8 @@ void add_generate(CLI::App& app, CommandLine& line) {
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {
   CLI::App* exporter = app.add_subcommand("export", "write a model as transformers reads it");
-  exporter->add_option("directory", line.export_model.directory, "folder to write; of a run: <run>/huggingface")->required();
+  exporter->add_option("directory", line.export_model.directory, "folder to write; of a run: <run>/huggingface")
+      ->required();
   exporter->add_option("--from", line.export_model.from, "run or checkpoint folder; default: the newest run");
   CLI::App* importer = app.add_subcommand("import", "make a run folder of a Hugging Face GPT-2 or Llama");
   importer->add_option("source", line.import_model.source, "folder with config.json and model.safetensors")->required();
@@ -69,7 +73,9 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   CLI::App* command = app.add_subcommand("inspect", "print what a recipe comes to, without running it");
   command->add_option("recipe", line.inspect.recipe, "a TOML file; without one the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "for this many ranks");
-  command->add_option("--set", line.inspect.overrides, "section.key=value, over the recipe")->expected(1, -1)->take_all();
+  command->add_option("--set", line.inspect.overrides, "section.key=value, over the recipe")
+      ->expected(1, -1)
+      ->take_all();
 }
 
 void add_tokenizer(CLI::App& app, CommandLine& line) {
@@ -100,7 +106,8 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   for (const CLI::Option* option : where->get_options()) {
     if (!option->get_lnames().empty()) known.push_back("--" + option->get_lnames().front());
   }
-  for (const CLI::App* command : where->get_subcommands([](const CLI::App*) { return true; })) known.push_back(command->get_name());
+  for (const CLI::App* command : where->get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining(true);
   const std::string word = words.empty() ? "" : words.front();
   throw UsageError({"command line", word, message.empty() ? "not understood" : message, "",
@@ -110,7 +117,7 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
 CommandLine::Command command_of(const CLI::App& app) {
   using Command = CommandLine::Command;
   static const std::vector<std::pair<std::string, Command>> names{
-      {"train", Command::train},          {"generate", Command::generate}, {"export", Command::export_model},
+      {"train", Command::train},         {"generate", Command::generate}, {"export", Command::export_model},
       {"import", Command::import_model}, {"inspect", Command::inspect},   {"tokenizer", Command::tokenizer}};
   for (const auto& [name, command] : names) {
     if (app.got_subcommand(name)) return command;
@@ -152,8 +159,8 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
     throw UsageError({"command line", "--dump-steps", "says which steps, but not where to", "", "add --dump DIR"});
   }
   if (line.train.stop_after && *line.train.stop_after < 1) {
-    throw UsageError({"command line", "--stop-after", fmt::format("{} is no number of steps", *line.train.stop_after), "",
-                      "use 1 or more"});
+    throw UsageError({"command line", "--stop-after", fmt::format("{} is no number of steps", *line.train.stop_after),
+                      "", "use 1 or more"});
   }
   return line;
 }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <unistd.h>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "caravan/base/text.h"
 
@@ -48,9 +48,10 @@ void Progress::draw_bar(const std::string& note) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   const auto made = static_cast<double>(step_ - first_step_);
   const std::string left = made > 0 ? clock_text(seconds / made * static_cast<double>(last_step_ - step_)) : "?";
-  const std::string text = fmt::format("[{}{}] {:3.0f} %  {}/{}  {} elapsed, {} left{}", std::string(static_cast<size_t>(filled), '='),
-                                       std::string(static_cast<size_t>(kWidth - filled), ' '), done * 100, step_,
-                                       last_step_, clock_text(seconds), left, note);
+  const std::string text =
+      fmt::format("[{}{}] {:3.0f} %  {}/{}  {} elapsed, {} left{}", std::string(static_cast<size_t>(filled), '='),
+                  std::string(static_cast<size_t>(kWidth - filled), ' '), done * 100, step_, last_step_,
+                  clock_text(seconds), left, note);
   clear_bar();
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
@@ -73,11 +74,12 @@ void Progress::started(const TrainStart& start) {
 void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
   step_ = metrics.step;
   if (is_logged) {
-    std::string text = fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} ms  {} tokens/s", metrics.step,
-                                   last_step_, metrics.loss, metrics.grad_norm, metrics.lr, metrics.step_ms,
-                                   format_count(metrics.tokens_per_second));
+    std::string text = fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} ms  {} tokens/s",
+                                   metrics.step, last_step_, metrics.loss, metrics.grad_norm, metrics.lr,
+                                   metrics.step_ms, format_count(metrics.tokens_per_second));
     if (metrics.val_loss) {
-      text += fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
+      text +=
+          fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
     }
     line(text);
   }

@@ -25,7 +25,8 @@ int run(int argc, char** argv) {
     case CommandLine::Command::generate: return generate(line->generate);
     case CommandLine::Command::export_model: return export_model(line->export_model);
     case CommandLine::Command::import_model: return import_model(line->import_model);
-    default: throw UsageError({"caravan-rank", "", "runs parts of train, generate, export and import", "", "use caravan"});
+    default:
+      throw UsageError({"caravan-rank", "", "runs parts of train, generate, export and import", "", "use caravan"});
   }
 }
 

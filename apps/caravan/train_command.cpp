@@ -21,7 +21,8 @@ int train(const TrainArguments& arguments) {
   const bool as_threads = info.world_size == 1 && plan.num_ranks > 1;
   // A launcher ends its ranks itself when it is signalled again.
   const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
-  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
+  const Runtime runtime(
+      {.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
                          .check = recipe.comm.check};
   const auto run = [&](const std::shared_ptr<Communicator>& world) {

@@ -51,8 +51,8 @@ class CheckpointReader {
   const Manifest& manifest() const noexcept { return manifest_; }
 
   /// Strict both ways: throws DataError listing what is missing in the checkpoint, what is there and not wanted, and
-  /// what has another shape; and for a shard that is damaged or does not hold what the manifest says. What passes can be
-  /// allocated: its bytes are there.
+  /// what has another shape; and for a shard that is damaged or does not hold what the manifest says. What passes can
+  /// be allocated: its bytes are there.
   void check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted);
   /// Fills `out` (contiguous, CPU, the tensor's dtype) with `box` of tensor `name`.
   void read(const std::string& name, const Box& box, at::Tensor out);

@@ -15,9 +15,9 @@ struct HuggingFaceModel {
   Tokenizer tokenizer;
 };
 
-/// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json) and tokenizer.json of a GPT-2 or
-/// Llama. Weights of bf16 and fp16 become fp32. Throws DataError naming file and key for what is missing, damaged, or
-/// would make another model of it.
+/// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json) and tokenizer.json of a GPT-2
+/// or Llama. Weights of bf16 and fp16 become fp32. Throws DataError naming file and key for what is missing, damaged,
+/// or would make another model of it.
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
 /// Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, which transformers loads with the

@@ -16,8 +16,8 @@ struct LoadedModel {
   std::string origin;  ///< "runs/default-1/step_000500", for messages
 };
 
-/// A model to use, from a run folder (its newest checkpoint), a checkpoint or a Hugging Face folder; materialised whole on
-/// every rank of `mesh`. Throws DataError for what is missing or damaged.
+/// A model to use, from a run folder (its newest checkpoint), a checkpoint or a Hugging Face folder; materialised whole
+/// on every rank of `mesh`. Throws DataError for what is missing or damaged.
 LoadedModel load_model(const std::filesystem::path& source, const Mesh& mesh);
 
 }  // namespace caravan

@@ -1,10 +1,10 @@
 #include "caravan/comm/record.h"
 
 #include <algorithm>
+#include <sys/mman.h>
 #include <vector>
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/members.h"

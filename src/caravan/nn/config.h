@@ -19,7 +19,7 @@ struct ModelConfig {
   int64_t width = 192;
   int64_t heads = 6;
   int64_t kv_heads = 0;    ///< of grouped-query attention (Llama); 0: as many as heads
-  int64_t context = 256;   ///< longest sequence; GPT-2 learns this many positions
+  int64_t context = 128;   ///< longest sequence; GPT-2 learns this many positions
   int64_t vocabulary = 0;  ///< known once the tokenizer is
   int64_t hidden = 0;      ///< MLP width; 0: 4 width (GPT-2), 8/3 width rounded up to a multiple of 64 (Llama)
   bool tie_embeddings = true;

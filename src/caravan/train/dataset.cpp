@@ -57,9 +57,10 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders) {
   for (const std::string& path : data.text) files.push_back(find_file(path, folders));
   const Corpus corpus(files);
   const TextSplit split = corpus.split();
-  Tokenizer tokenizer = data.tokenizer == "bytes"  ? Tokenizer::bytes()
-                        : data.tokenizer.empty() ? trained_tokenizer(split.train, data.trained_vocabulary, folders.cache)
-                                                 : Tokenizer::load(find_file(data.tokenizer, folders));
+  Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
+                        : data.tokenizer.empty()
+                            ? trained_tokenizer(split.train, data.trained_vocabulary, folders.cache)
+                            : Tokenizer::load(find_file(data.tokenizer, folders));
   TokenFile train = open_or_build(folders.cache, split.train, tokenizer);
   TokenFile validation = open_or_build(folders.cache, split.validation, tokenizer);
   return {std::move(tokenizer), std::move(train), std::move(validation)};

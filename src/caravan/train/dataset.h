@@ -22,8 +22,8 @@ struct DataFolders {
 };
 
 /// Opens what `data` names, from the cache where it was read before. A tokenizer is trained on the training text alone.
-/// Throws DataError for text or tokenizer files that are missing, empty or not what they should be, ResourceError if the
-/// cache cannot be written.
+/// Throws DataError for text or tokenizer files that are missing, empty or not what they should be, ResourceError if
+/// the cache cannot be written.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders);
 
 /// The file that `path` of a recipe means: itself, or that of the home folder. Throws DataError naming both if neither

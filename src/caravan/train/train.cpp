@@ -84,7 +84,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       folder_(agreed_folder(options, mesh_)) {
   if (options.resume) state_.load(folder_, sampler_);
   if (state_.step > recipe_.train.steps) {
-    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", recipe_.train.steps, state_.step),
+    throw UsageError({"train", "train.steps",
+                      fmt::format("{} steps, but {} are done already", recipe_.train.steps, state_.step),
                       recipe_.where("train.steps"), fmt::format("use {} or more", state_.step)});
   }
   end_ = std::min(options.stop_after.value_or(recipe_.train.steps), recipe_.train.steps);
