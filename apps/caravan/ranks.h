@@ -12,16 +12,18 @@ namespace caravan::app {
 struct RankPlan {
   int num_ranks = 1;
   bool is_one_process = false;  ///< one rank, ranks as threads, or ranks that somebody else started (torchrun)
+  bool is_one_host = false;     ///< all ranks are started here, not by somebody else
 };
 
-/// `asked`: --ranks. Without it the product of the recipe's mesh, else 2 (1 on one core); under torchrun its WORLD_SIZE.
-/// Throws UsageError for a number below 1, or one that does not fit the recipe or the environment.
+/// `asked`: --ranks. Without it the product of the recipe's mesh, else 2 (1 on one core); under torchrun its
+/// WORLD_SIZE. Throws UsageError for a number below 1, or one that does not fit the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 
 /// Threads for the arithmetic of each of `ranks_on_host`: what the recipe says, else the cores of the host shared out.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
 
-/// CARAVAN_HOME; and CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else in the folder for temporary files.
+/// CARAVAN_HOME; and CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else in the folder for temporary
+/// files.
 DataFolders data_folders();
 
 }  // namespace caravan::app
