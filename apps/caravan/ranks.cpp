@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <sched.h>
 #include <thread>
+#include <unistd.h>
 
 #include <fmt/format.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/rendezvous.h"
@@ -35,8 +35,9 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   if (!environment("RANK").empty()) {
     const RankInfo info = RankInfo::from_environment();
     if (asked && *asked != info.world_size) {
-      throw UsageError({"command line", "--ranks", fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size),
-                        "", "leave --ranks out: whoever started this rank has chosen"});
+      throw UsageError({"command line", "--ranks",
+                        fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",
+                        "leave --ranks out: whoever started this rank has chosen"});
     }
     mesh_axes(recipe, info.world_size);
     return {info.world_size, true, false};
