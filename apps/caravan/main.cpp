@@ -9,6 +9,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "apps/caravan/commands.h"
 #include "apps/caravan/launch.h"
 #include "apps/caravan/options.h"
@@ -19,6 +21,9 @@
 
 namespace caravan::app {
 namespace {
+
+/// More is a slip of the finger that would bring the host down.
+constexpr int kMostRanksOfAHost = 1024;
 
 /// The program every rank runs, beside this one.
 std::string rank_program() {
@@ -37,6 +42,10 @@ int train(const TrainArguments& arguments, int argc, char** argv) {
   const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
   plan_batch(recipe, plan.num_ranks);
+  if (plan.is_one_host && plan.num_ranks > kMostRanksOfAHost) {
+    throw UsageError({"train", "ranks", fmt::format("{} on one host", plan.num_ranks), "",
+                      fmt::format("use {} or fewer, or start them on more hosts", kMostRanksOfAHost)});
+  }
   if (plan.is_one_process) become_rank(argv);
   return launch({.num_ranks = plan.num_ranks,
                  .program = rank_program(),

@@ -40,13 +40,13 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
                         "leave --ranks out: whoever started this rank has chosen"});
     }
     mesh_axes(recipe, info.world_size);
-    return {info.world_size, true};
+    return {info.world_size, true, false};
   }
   const int from_recipe = recipe_ranks(recipe);
   const int default_ranks = from_recipe > 0 ? from_recipe : std::min(usable_cores(), 2);
   const int num_ranks = asked.value_or(default_ranks);
   mesh_axes(recipe, num_ranks);
-  return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread"};
+  return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
 }
 
 int threads_per_rank(const Recipe& recipe, int ranks_on_host) {

@@ -12,6 +12,7 @@ namespace caravan::app {
 struct RankPlan {
   int num_ranks = 1;
   bool is_one_process = false;  ///< one rank, ranks as threads, or ranks that somebody else started (torchrun)
+  bool is_one_host = false;     ///< all ranks are started here, not by somebody else
 };
 
 /// `asked`: --ranks. Without it the product of the recipe's mesh, else 2 (1 on one core); under torchrun its

@@ -75,8 +75,8 @@ TEST_F(CommandTest, OddSizesTrain) {
       {"data.text=[\"" + path("text.txt") + "\", \"" + path("one_kind.txt") + "\"]"},
       {"data.tokenizer={train = 257}"},
       {"data.tokenizer={train = 300}", "model.vocabulary=1001"},
-      {"train.seed=999999999999999999", "model.dropout=0.5"},
-      {"train.steps=1000000000000000", "optimizer.schedule=constant"},
+      {"train.seed=9223372036854775807", "model.dropout=0.5"},
+      {"train.steps=9223372036854775807", "optimizer.warmup_steps=9223372036854775807"},
       {"sample.tokens=40", "model.context=1", "sample.prompt=xyz"},
       {"precision.compute=bf16", "model.kind=llama", "model.kv_heads=1", "model.tie_embeddings=false"},
   };
