@@ -78,7 +78,7 @@ struct Recipe {
     std::string prompt = "Call me Ishmael.";
     int64_t tokens = 120;  ///< generated after training; 0: none
     double temperature = 0.7;
-    int64_t top_k = 40;
+    int64_t top_k = 20;
     double top_p = 1.0;
   } sample;
 
