@@ -16,16 +16,14 @@ void write_tensors(const fs::path& path, const std::vector<std::pair<std::string
   for (const auto& [name, tensor] : tensors) {
     specs.push_back({name, to_dtype(tensor.scalar_type()), tensor.sizes().vec()});
   }
-  const fs::path aside = path.string() + ".tmp";
-  OutputFile file(aside, "safetensors");
+  OutputFile file(name_aside(path), "safetensors");
   SafetensorsWriter writer(file, std::move(specs), metadata);
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor whole = tensor.detach().contiguous();
     writer.append(name, {static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
   }
   writer.finish();
-  file.finish();
-  rename_durably(aside, path, "safetensors");
+  file.finish_as(path);
 }
 
 at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name) {
