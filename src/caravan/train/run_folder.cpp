@@ -54,7 +54,7 @@ fs::path choose_run_folder(const Recipe& recipe, bool resume) {
     const fs::path folder = recipe.checkpoint.dir;
     if (holds_run(folder) && !resume) {
       throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
-                        "add --resume to go on with it, or name another folder"});
+                        "name another folder, or go on with it: train --resume"});
     }
     if (resume && list_checkpoints(folder).empty()) {
       throw UsageError({"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
