@@ -21,7 +21,7 @@ Vocabulary vocabulary_of(const Recipe& recipe) {
   if (recipe.data.tokenizer.empty())
     return {recipe.data.trained_vocabulary, " (of the tokenizer to be trained, at most)"};
   if (recipe.data.tokenizer == "bytes") return {256, " (bytes)"};
-  return {Tokenizer::load(find_file(recipe.data.tokenizer, data_folders())).vocab_size(), ""};
+  return {Tokenizer::load(find_file(recipe.data.tokenizer, data_folders(recipe.folder))).vocab_size(), ""};
 }
 
 void print(const std::string& name, const std::string& value) { fmt::print("  {:<26}{}\n", name, value); }

@@ -75,6 +75,11 @@ int export_model(const ExportArguments& arguments) {
   std::error_code error;
   const bool is_run =
       arguments.from.empty() && (!list_checkpoints(named).empty() || fs::exists(named / "manifest.json", error));
+  if (!is_run && arguments.from.empty() && named.parent_path().filename() == "runs") {
+    throw UsageError({"export", named.string(), "is no run that holds a checkpoint",
+                      "looked up from " + fs::current_path().string(),
+                      "name a run, or a folder outside runs/ and --from RUN"});
+  }
   const fs::path source = is_run ? named : source_or_newest(arguments.from, "export");
   const fs::path target = is_run ? named / "huggingface" : named;
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
@@ -83,7 +88,8 @@ int export_model(const ExportArguments& arguments) {
   for (const Parameter* parameter : loaded.model->parameters())
     parameters.emplace_back(parameter->name(), parameter->rest().detach());
   write_huggingface(target, loaded.model->config(), parameters, loaded.tokenizer);
-  fmt::print("{} -> {}: config.json, model.safetensors, tokenizer.json\n", loaded.origin, target.string());
+  fmt::print("{} -> {}: config.json, model.safetensors, tokenizer.json, tokenizer_config.json\n", loaded.origin,
+             target.string());
   return 0;
 }
 

@@ -61,11 +61,15 @@ void add_generate(CLI::App& app, CommandLine& line) {
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {
   CLI::App* exporter = app.add_subcommand("export", "write a model as transformers reads it");
-  exporter->add_option("directory", line.export_model.directory, "folder to write; of a run: <run>/huggingface")
+  exporter
+      ->add_option("directory", line.export_model.directory,
+                   "a run, whose model goes into <run>/huggingface; or a folder to write the newest run's into")
       ->required();
   exporter->add_option("--from", line.export_model.from, "run or checkpoint folder; default: the newest run");
   CLI::App* importer = app.add_subcommand("import", "make a run folder of a Hugging Face GPT-2 or Llama");
-  importer->add_option("source", line.import_model.source, "folder with config.json and model.safetensors")->required();
+  importer
+      ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
+      ->required();
   importer->add_option("--out", line.import_model.out, "run folder to make; default: runs/<name>-N");
 }
 
@@ -125,6 +129,13 @@ CommandLine::Command command_of(const CLI::App& app) {
   throw InternalError({"command line", "", "no command was chosen", "", ""});
 }
 
+/// What stands behind --set is a list: a last word without '=' is the recipe.
+void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) {
+  if (!recipe.empty() || overrides.empty() || overrides.back().find('=') != std::string::npos) return;
+  recipe = overrides.back();
+  overrides.pop_back();
+}
+
 }  // namespace
 
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv, std::string& text) {
@@ -154,6 +165,8 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   }
   if (!app.remaining(true).empty()) refuse_extras(app, "");
   line.command = command_of(app);
+  take_recipe_back(line.train.recipe, line.train.overrides);
+  take_recipe_back(line.inspect.recipe, line.inspect.overrides);
   if (!dump_steps.empty()) line.train.dump_steps = parse_steps(dump_steps);
   if (!dump_steps.empty() && line.train.dump_dir.empty()) {
     throw UsageError({"command line", "--dump-steps", "says which steps, but not where to", "", "add --dump DIR"});

@@ -54,8 +54,8 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   return std::max(1, usable_cores() / std::max(1, ranks_on_host));
 }
 
-DataFolders data_folders() {
-  DataFolders folders{.home = environment("CARAVAN_HOME"), .cache = environment("CARAVAN_CACHE")};
+DataFolders data_folders(const std::filesystem::path& recipe) {
+  DataFolders folders{.home = environment("CARAVAN_HOME"), .recipe = recipe, .cache = environment("CARAVAN_CACHE")};
   if (folders.cache.empty() && !environment("XDG_CACHE_HOME").empty()) {
     folders.cache = std::filesystem::path(environment("XDG_CACHE_HOME")) / "caravan";
   }

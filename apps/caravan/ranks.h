@@ -24,6 +24,7 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host);
 
 /// CARAVAN_HOME; and CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else in the folder for temporary
 /// files.
-DataFolders data_folders();
+/// `recipe`: the folder of the recipe, if there is one.
+DataFolders data_folders(const std::filesystem::path& recipe = {});
 
 }  // namespace caravan::app

@@ -1,6 +1,8 @@
 #include <chrono>
 #include <memory>
 
+#include <fmt/format.h>
+
 #include "apps/caravan/commands.h"
 #include "apps/caravan/progress.h"
 #include "apps/caravan/ranks.h"
@@ -14,7 +16,8 @@
 namespace caravan::app {
 
 int train(const TrainArguments& arguments) {
-  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  resolve_files(recipe.data, data_folders(recipe.folder));
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
   plan_batch(recipe, plan.num_ranks);
   const RankInfo info = RankInfo::from_environment();
@@ -29,7 +32,7 @@ int train(const TrainArguments& arguments) {
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();
     caravan::train({.recipe = recipe,
-                    .folders = data_folders(),
+                    .folders = data_folders(recipe.folder),
                     .resume = arguments.resume,
                     .stop_after = arguments.stop_after,
                     .dump_dir = arguments.dump_dir,
@@ -37,6 +40,9 @@ int train(const TrainArguments& arguments) {
                     .stop_requested = [&signal] { return signal.requested(); },
                     .observer = progress.get()},
                    world);
+    if (progress && arguments.stop_after && *arguments.stop_after < recipe.train.steps) {
+      fmt::print("stopped   after {} of {} steps; go on with --resume\n", *arguments.stop_after, recipe.train.steps);
+    }
   };
   if (as_threads) {
     run_thread_ranks(plan.num_ranks, run, comm);

@@ -46,10 +46,26 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, int64_t v
 fs::path find_file(const std::string& path, const DataFolders& folders) {
   std::error_code error;
   if (fs::exists(path, error)) return path;
-  const fs::path at_home = folders.home / path;
-  if (!folders.home.empty() && fs::path(path).is_relative() && fs::exists(at_home, error)) return at_home;
-  throw DataError({"data", path, "there is no such file", "looked up from " + fs::current_path(error).string(),
-                   "give the path of a file that exists"});
+  std::string looked_up = fs::current_path(error).string();
+  for (const fs::path& folder : {folders.recipe, folders.home}) {
+    if (folder.empty() || fs::path(path).is_absolute()) continue;
+    if (fs::exists(folder / path, error)) return folder / path;
+    looked_up += ", " + folder.string();
+  }
+  throw DataError(
+      {"data", path, "there is no such file", "looked up from " + looked_up, "give the path of a file that exists"});
+}
+
+void resolve_files(Recipe::Data& data, const DataFolders& folders) {
+  const auto resolve = [&](std::string& path) {
+    try {
+      path = find_file(path, folders).string();
+    } catch (const DataError&) {
+      // Said where the file is opened.
+    }
+  };
+  for (std::string& path : data.text) resolve(path);
+  if (!data.tokenizer.empty() && data.tokenizer != "bytes") resolve(data.tokenizer);
 }
 
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders) {

@@ -17,8 +17,9 @@ struct Dataset {
 
 /// Where files are looked for and kept.
 struct DataFolders {
-  std::filesystem::path home;   ///< relative paths that do not exist from here are looked up there; may be empty
-  std::filesystem::path cache;  ///< of token files and trained tokenizers, by content hash
+  std::filesystem::path home;      ///< relative paths that do not exist from here are looked up there; may be empty
+  std::filesystem::path recipe{};  ///< and, before, there: the folder of the recipe; may be empty
+  std::filesystem::path cache;     ///< of token files and trained tokenizers, by content hash
 };
 
 /// Opens what `data` names, from the cache where it was read before. A tokenizer is trained on the training text alone.
@@ -26,8 +27,12 @@ struct DataFolders {
 /// the cache cannot be written.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders);
 
-/// The file that `path` of a recipe means: itself, or that of the home folder. Throws DataError naming both if neither
-/// is there.
+/// Writes where each file of `data` was found in place of what the recipe says: the recipe that a run keeps then means
+/// the same from another folder. A file that is nowhere stays as it is.
+void resolve_files(Recipe::Data& data, const DataFolders& folders);
+
+/// The file that `path` of a recipe means: itself, or that of the recipe's or the home folder. Throws DataError naming
+/// where it was looked up if it is nowhere.
 std::filesystem::path find_file(const std::string& path, const DataFolders& folders);
 
 }  // namespace caravan

@@ -14,6 +14,8 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   recipe.model = model.config;
   recipe.data.tokenizer = (run / "tokenizer.json").string();
   recipe.checkpoint.dir = run.string();
+  // For weights that know something already: gently, and with every step at the rate that is written.
+  recipe.optimizer.rate = {.kind = LearningRate::Kind::constant, .lr = 1e-5, .warmup_steps = 10};
 
   const std::unique_ptr<Model> filled = make_model(model.config);
   filled->materialise(mesh, {}, {.initialise = false});

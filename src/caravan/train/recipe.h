@@ -83,6 +83,7 @@ struct Recipe {
   } sample;
 
   std::string name = "default";  ///< of the run folder; the file's stem
+  std::filesystem::path folder;  ///< of the file: relative paths of data are looked up there, too
 
   /// Where each key that was given stands: "recipe.toml:12", "--set train.steps=3". Keys that are not here have their
   /// default.
@@ -104,6 +105,7 @@ struct RecipeKey {
   std::function<RecipeValue(const Recipe&)> get;
   /// Returns what is wrong with the value ("" if nothing), and sets it if nothing is.
   std::function<std::string(Recipe&, const RecipeValue&)> set;
+  bool is_printed = true;     ///< false: the one value it may have today says nothing
   bool shapes_result = true;  ///< false: changes speed or bookkeeping, never a number of the run
   /// Why the key means nothing in this recipe ("" if it does): giving it then is an error, not ignored.
   std::function<std::string(const Recipe&)> idle = [](const Recipe&) { return std::string(); };
@@ -113,6 +115,9 @@ const std::vector<RecipeKey>& recipe_keys();
 /// Reads a recipe file ("" : the defaults) and applies `overrides`, each "section.key=value", value in TOML, or a plain
 /// string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for an unknown
 /// key, a wrong type or an impossible value.
+///
+/// A recipe.toml that stands beside checkpoints means its own folder, wherever that was moved: checkpoint.dir and the
+/// tokenizer.json that the run wrote follow it, unless an override says otherwise.
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
 /// The same from text, e.g. of a checkpoint's manifest; `source` names it in errors.

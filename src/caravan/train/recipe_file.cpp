@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/checkpoint/manifest.h"
 #include "caravan/data/utf8.h"
 #include "caravan/train/recipe.h"
 
@@ -61,7 +62,21 @@ void apply(Recipe& recipe, const std::string& name, const toml::node& node, cons
     recipe.locations[name] = source.at(node);
     return;
   }
+  // The same word in another section is nearer than another word in this one.
+  const std::string word = name.substr(name.find('.'));
+  for (const std::string& other : names) {
+    if (other.ends_with(word)) refuse(name, "no such key", source.at(node), "the nearest is " + other);
+  }
   refuse(name, "no such key", source.at(node), "the nearest is " + nearest(name, names));
+}
+
+/// A key that stands above all sections.
+void refuse_without_section(const std::string& name, const toml::node& node, const Source& source) {
+  for (const RecipeKey& key : recipe_keys()) {
+    const size_t dot = key.name.find('.');
+    if (key.name.substr(dot + 1) == name)
+      refuse(name, "stands outside every section", source.at(node), "put it under [" + key.name.substr(0, dot) + "]");
+  }
 }
 
 void apply_table(Recipe& recipe, const toml::table& table, const Source& source) {
@@ -70,6 +85,7 @@ void apply_table(Recipe& recipe, const toml::table& table, const Source& source)
   const std::vector<std::string> names(sections.begin(), sections.end());
   for (const auto& [section, node] : table) {
     const std::string name(section.str());
+    if (!sections.contains(name) && !node.is_table()) refuse_without_section(name, node, source);
     if (!sections.contains(name))
       refuse("[" + name + "]", "no such section", source.at(node), "the nearest is [" + nearest(name, names) + "]");
     const auto* keys = node.as_table();
@@ -180,6 +196,20 @@ Recipe parse_recipe(const std::string& toml, const std::string& source, const st
   return recipe;
 }
 
+namespace {
+
+void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
+  const std::filesystem::path run = file.has_parent_path() ? file.parent_path() : ".";
+  if (file.filename() != "recipe.toml" || list_checkpoints(run).empty()) return;
+  const auto is_of_file = [&](const char* key) { return !recipe.where(key).starts_with("--set"); };
+  const std::filesystem::path before = recipe.checkpoint.dir;
+  if (is_of_file("checkpoint.dir")) recipe.checkpoint.dir = run.string();
+  const bool is_runs_own = !before.empty() && recipe.data.tokenizer == (before / "tokenizer.json").string();
+  if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
+}
+
+}  // namespace
+
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   if (file.empty()) return parse_recipe("", "default recipe", overrides);
   std::error_code error;
@@ -191,6 +221,8 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   }
   Recipe recipe = parse_recipe(text.str(), file.string(), overrides);
   recipe.name = file.stem().string();
+  recipe.folder = file.parent_path();
+  follow_moved_run(recipe, file);
   return recipe;
 }
 
@@ -198,7 +230,7 @@ std::string to_toml(const Recipe& recipe) {
   std::string out;
   std::string section;
   for (const RecipeKey& key : recipe_keys()) {
-    if (!key.idle(recipe).empty()) continue;
+    if (!key.is_printed || !key.idle(recipe).empty()) continue;
     const size_t dot = key.name.find('.');
     if (key.name.substr(0, dot) != section) {
       section = key.name.substr(0, dot);

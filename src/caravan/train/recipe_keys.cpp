@@ -88,13 +88,15 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
 
 /// An axis of the roadmap: refused, with what there is.
 RecipeKey future_axis(const std::string& name, const std::string& help) {
-  return {"mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
-          [name](Recipe&, const RecipeValue& value) -> std::string {
-            const auto* number = std::get_if<int64_t>(&value);
-            if (number == nullptr) return "takes a whole number";
-            return *number == 1 ? ""
-                                : fmt::format("{} is not there yet; use {} = 1, and dp for the ranks", *number, name);
-          }};
+  RecipeKey key{
+      "mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
+      [name](Recipe&, const RecipeValue& value) -> std::string {
+        const auto* number = std::get_if<int64_t>(&value);
+        if (number == nullptr) return "takes a whole number";
+        return *number == 1 ? "" : fmt::format("{} is not there yet; use {} = 1, and dp for the ranks", *number, name);
+      }};
+  key.is_printed = false;
+  return key;
 }
 
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason) {

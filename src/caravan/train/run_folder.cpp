@@ -52,13 +52,18 @@ void make_writable(const fs::path& folder) {
 fs::path choose_run_folder(const Recipe& recipe, bool resume) {
   if (!recipe.checkpoint.dir.empty()) {
     const fs::path folder = recipe.checkpoint.dir;
-    if (holds_run(folder) && !resume) {
+    const bool has_checkpoint = !list_checkpoints(folder).empty();
+    const bool has_run = holds_run(folder);
+    if (has_run && !resume) {
       throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
-                        "name another folder, or go on with it: train --resume"});
+                        has_checkpoint ? "name another folder, or go on with it: train --resume"
+                                       : "it ended before its first checkpoint, so --resume has nothing to go on from: "
+                                         "remove the folder, or name another"});
     }
-    if (resume && list_checkpoints(folder).empty()) {
-      throw UsageError({"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
-                        "leave --resume out to start the run"});
+    if (resume && !has_checkpoint) {
+      throw UsageError(
+          {"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
+           has_run ? "remove the folder, and start the run without --resume" : "leave --resume out to start the run"});
     }
     make_writable(folder);
     return folder;
@@ -70,7 +75,7 @@ fs::path choose_run_folder(const Recipe& recipe, bool resume) {
       if (!list_checkpoints(folder).empty()) return folder;
     }
     throw UsageError({"train", fmt::format("{}/{}-N", kRuns, recipe.name),
-                      "no such run holds a checkpoint to resume from", "",
+                      "no such run holds a checkpoint to resume from", "looked up from " + fs::current_path().string(),
                       "leave --resume out to start one, or name it: --set checkpoint.dir=DIR"});
   }
   const fs::path folder = fs::path(kRuns) / fmt::format("{}-{}", recipe.name, highest + 1);
