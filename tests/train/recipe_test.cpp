@@ -115,7 +115,9 @@ TEST(Recipe, WhatIsUnknownIsNamedWithItsLineAndTheNearest) {
   EXPECT_THAT(refusal("\n[trian]\nsteps = 3"),
               AllOf(HasSubstr("[trian]"), HasSubstr("r.toml:2"), HasSubstr("nearest is [train]")));
   EXPECT_THAT(refusal("train = 3"), AllOf(HasSubstr("is a section"), HasSubstr("r.toml:1")));
-  EXPECT_THAT(refusal("steps = 3"), HasSubstr("no such section"));
+  EXPECT_THAT(refusal("steps = 3"), AllOf(HasSubstr("r.toml:1"), HasSubstr("put it under [train]")));
+  EXPECT_THAT(refusal("[train]\nlr = 3"), HasSubstr("nearest is optimizer.lr"));
+  EXPECT_THAT(refusal("stepz = 3"), HasSubstr("no such section"));
   EXPECT_THAT(refusal("[train]\nsteps == 3"), HasSubstr("r.toml:2"));
   EXPECT_THAT(refusal("[train.deep]\nsteps = 3"), HasSubstr("train.deep"));
 }

@@ -15,6 +15,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/broken_pipe.h"
 #include "caravan/comm/gloo_address.h"
 #include "caravan/comm/gloo_communicator.h"
 #include "caravan/comm/store_errors.h"
@@ -190,6 +191,7 @@ class AgentStore final : public Store {
 
 std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options) {
+  const NoBrokenPipeSignal no_signal;  // gloo's own thread starts here, and inherits it
   std::shared_ptr<gloo::Transport> transport;
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "caravan/comm/broken_pipe.h"
+
 namespace caravan::gloo {
 
 void Bell::ring() {
@@ -96,6 +98,7 @@ bool Lane::await(Transfer& transfer) {
 }
 
 void Lane::run() {
+  const NoBrokenPipeSignal no_signal;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return ends_ || (!stopped_ && !waiting_.empty()); });

@@ -227,7 +227,8 @@ Layout infer(const OpType& op, std::span<const Layout> operands, const std::vect
   std::vector<Layout::Entry> placed;
   for (const Layout& operand : operands) {
     for (const auto& [axis, placement] : operand.entries()) {
-      if (std::any_of(placed.begin(), placed.end(), [&](const auto& entry) { return entry.first == axis; })) continue;
+      if (std::any_of(placed.begin(), placed.end(), [&name = axis](const auto& entry) { return entry.first == name; }))
+        continue;
       std::vector<Operand> on_axis;
       for (size_t i = 0; i < operands.size(); ++i)
         on_axis.push_back({operands[i][axis], !constant.empty() && constant[i]});

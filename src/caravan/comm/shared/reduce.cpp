@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <concepts>
 #include <type_traits>
 
@@ -34,7 +35,7 @@ struct Accumulator<Fp16> {
 template <class T>
 bool is_nan(T value) noexcept {
   if constexpr (std::floating_point<T>) {
-    return value != value;
+    return std::isnan(value);
   } else {
     return false;
   }
