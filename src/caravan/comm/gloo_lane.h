@@ -102,7 +102,8 @@ class Lane {
   std::thread thread_;
 };
 
-/// Transfers that are on their way together.
+/// Transfers that are on their way together. Declare their buffers before it: until it is gone, a late message may
+/// write there.
 class Exchange {
  public:
   Exchange(Lane& lane, Transport& transport, const std::vector<int>& world_ranks, int tag)

@@ -19,8 +19,9 @@ class Goodbye final : public Job {
   explicit Goodbye(Seat seat) : Job(std::make_shared<Operation>()), seat_(std::move(seat)) {}
 
   void run(Lane& lane) override {
+    std::vector<std::byte> letters(
+        static_cast<size_t>(seat_.size));  // outlives the exchange: a late letter writes there
     Exchange exchange(lane, *seat_.transport, seat_.world_ranks, seat_.tag(Channel::goodbye));
-    std::vector<std::byte> letters(static_cast<size_t>(seat_.size));
     for (int peer = 0; peer < seat_.size; ++peer) {
       if (peer == seat_.rank) continue;
       exchange.recv(peer, &letters[static_cast<size_t>(peer)], 1);
