@@ -61,7 +61,10 @@ void run_step(const std::string& step) {
   const int number = std::atoi(argument.c_str());
   if (verb == "sleep") std::this_thread::sleep_for(milliseconds(number));
   if (verb == "exit") std::exit(number);
-  if (verb == "kill") kill(getpid(), number);
+  if (verb == "kill") {
+    std::signal(number, SIG_DFL);  // a sanitizer may have taken it
+    kill(getpid(), number);
+  }
   if (verb == "say") std::printf("%s\n", argument.c_str());
   if (verb == "warn") std::fprintf(stderr, "%s\n", argument.c_str());
   if (verb == "env") print_environment();
