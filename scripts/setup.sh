@@ -102,7 +102,7 @@ complete_venv() {
   case $torch in "$state/venv"/*) ;; *) return 0 ;; esac
   if [ "$purpose" = test ] && [ ! -e "${torch%/*}/typing_extensions.py" ]; then
     "$state/venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps typing_extensions >>"$state/torch.log" 2>&1 ||
-      say "[2/4] typing_extensions could not be installed ($state/torch.log): tests that start ranks with torchrun will fail"
+      say "[2/4] typing_extensions could not be installed ($state/torch.log): tests that start ranks with torchrun are left out"
   fi
 }
 
