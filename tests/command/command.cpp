@@ -119,8 +119,8 @@ pid_t CommandTest::rank_process(const Child& child, int rank) {
 
 CommandTest::Words CommandTest::with_own_mounts(const std::string& script) {
   // The last for a chroot, whose root is no mount point that could be made private.
-  for (const Words& unshare : {Words{"unshare", "-m"}, Words{"unshare", "-Urm"},
-                               Words{"unshare", "-m", "--propagation", "unchanged"}}) {
+  for (const Words& unshare :
+       {Words{"unshare", "-m"}, Words{"unshare", "-Urm"}, Words{"unshare", "-m", "--propagation", "unchanged"}}) {
     Words words = unshare;
     words.insert(words.end(), {"mount", "-t", "tmpfs", "none", "/mnt"});
     if (Child(words).wait() != 0) continue;
