@@ -98,15 +98,14 @@ struct TrainTokenizer {
 };
 using RecipeValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, TrainTokenizer>;
 
-/// One key a recipe may hold: the table that reading, checking, printing and comparing recipes all go by.
+/// One key a recipe may hold: the table that reading, checking and printing recipes all go by.
 struct RecipeKey {
   std::string name;  ///< "train.steps"
   std::string help;
   std::function<RecipeValue(const Recipe&)> get;
   /// Returns what is wrong with the value ("" if nothing), and sets it if nothing is.
   std::function<std::string(Recipe&, const RecipeValue&)> set;
-  bool is_printed = true;     ///< false: the one value it may have today says nothing
-  bool shapes_result = true;  ///< false: changes speed or bookkeeping, never a number of the run
+  bool is_printed = true;  ///< false: the one value it may have today says nothing
   /// Why the key means nothing in this recipe ("" if it does): giving it then is an error, not ignored.
   std::function<std::string(const Recipe&)> idle = [](const Recipe&) { return std::string(); };
 };

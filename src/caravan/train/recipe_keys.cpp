@@ -118,11 +118,6 @@ RecipeKey for_optimizer(const std::string& kind, RecipeKey key) {
       "means something for optimizer.kind = \"" + kind + "\" only");
 }
 
-RecipeKey speed_only(RecipeKey key) {
-  key.shapes_result = false;
-  return key;
-}
-
 RecipeKey model_kind() {
   return {"model.kind", "the architecture",
           [](const Recipe& recipe) { return RecipeValue{std::string(name(recipe.model.kind))}; },
@@ -236,12 +231,11 @@ std::vector<RecipeKey> training_keys() {
       data_tokenizer(),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
       integer("train.global_batch", "sequences a step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
-      speed_only(integer("train.micro_batch", "sequences a rank computes at once; 0: all its share",
-                         FIELD(train.micro_batch), {0, 1 << 30})),
+      integer("train.micro_batch", "sequences a rank computes at once; 0: all its share", FIELD(train.micro_batch),
+              {0, 1 << 30}),
       integer("train.seed", "of weights, data order and dropout", FIELD(train.seed), {0}),
-      speed_only(integer("train.eval_every", "steps between two evaluations; 0: at the end only",
-                         FIELD(train.eval_every), {0})),
-      speed_only(integer("train.log_every", "steps between two lines of the log", FIELD(train.log_every), {1})),
+      integer("train.eval_every", "steps between two evaluations; 0: at the end only", FIELD(train.eval_every), {0}),
+      integer("train.log_every", "steps between two lines of the log", FIELD(train.log_every), {1}),
       choice("optimizer.kind", "the optimizer", FIELD(optimizer.kind), {"adamw", "sgd"}),
       real("optimizer.lr", "the highest learning rate", FIELD(optimizer.rate.lr), {0, 1e38}),
       schedule(),
@@ -268,7 +262,7 @@ std::vector<RecipeKey> training_keys() {
 }
 
 std::vector<RecipeKey> system_keys() {
-  std::vector<RecipeKey> keys{
+  return {
       choice("comm.backend", "what carries the collectives", FIELD(comm.backend), {"auto", "thread", "shm", "gloo"}),
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
       integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
@@ -290,8 +284,6 @@ std::vector<RecipeKey> system_keys() {
       integer("sample.top_k", "candidates; 0: all", FIELD(sample.top_k), {0}),
       real("sample.top_p", "probability mass of the candidates", FIELD(sample.top_p), {0.000001, 1}),
   };
-  for (RecipeKey& key : keys) key.shapes_result = false;
-  return keys;
 }
 
 #undef FIELD
