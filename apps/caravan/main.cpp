@@ -1,12 +1,9 @@
 // The command: reads the command line and the recipe, so that bad input ends before a rank starts; does what needs no
 // tensor itself; starts the ranks. It does not link libtorch, whose loading takes longer than all that.
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
-#include <new>
 #include <unistd.h>
 #include <vector>
 
@@ -16,7 +13,7 @@
 #include "apps/caravan/launch.h"
 #include "apps/caravan/options.h"
 #include "apps/caravan/ranks.h"
-#include "apps/caravan/standard_streams.h"
+#include "apps/caravan/run_main.h"
 #include "caravan/base/error.h"
 #include "caravan/train/recipe.h"
 
@@ -60,18 +57,11 @@ void wait_politely() {
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) ::setenv("GOMP_SPINCOUNT", "5000", /*overwrite=*/0);
 }
 
-int run(int argc, char** argv) {
-  wait_politely();
-  std::string text;
-  const auto line = parse_command_line(argc, argv, text);
-  if (!line) {
-    std::fputs(text.c_str(), stdout);
-    return 0;
-  }
-  switch (line->command) {
-    case CommandLine::Command::train: return train(line->train, argc, argv);
-    case CommandLine::Command::inspect: return inspect(line->inspect);
-    case CommandLine::Command::tokenizer: return tokenizer(line->tokenizer);
+int run(const CommandLine& line, int argc, char** argv) {
+  switch (line.command) {
+    case CommandLine::Command::train: return train(line.train, argc, argv);
+    case CommandLine::Command::inspect: return inspect(line.inspect);
+    case CommandLine::Command::tokenizer: return tokenizer(line.tokenizer);
     default: become_rank(argv);
   }
 }
@@ -80,17 +70,7 @@ int run(int argc, char** argv) {
 }  // namespace caravan::app
 
 int main(int argc, char** argv) {
-  caravan::app::open_standard_streams();
-  try {
-    return caravan::app::run(argc, argv);
-  } catch (const caravan::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return error.exit_code();
-  } catch (const std::bad_alloc&) {
-    std::fputs("[caravan] out of memory\n", stderr);
-    return 5;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "[caravan] %s\n", error.what());
-    return 1;
-  }
+  using namespace caravan::app;
+  wait_politely();
+  return run_main(argc, argv, [&](const CommandLine& line) { return run(line, argc, argv); });
 }
