@@ -62,6 +62,8 @@ class Communicator {
   /// "thread", "shm", "gloo", "record".
   virtual std::string_view backend() const noexcept = 0;
   const Traffic& traffic() const noexcept { return traffic_; }
+  /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
+  virtual bool touches_memory() const noexcept { return true; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same. Sends 2(n-1)/n
   /// x.
@@ -127,8 +129,6 @@ class Communicator {
  protected:
   Communicator(int rank, int size, std::string name);
 
-  /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
-  virtual bool touches_memory() const noexcept { return true; }
   /// Whether buffers on `device`, ordered on `stream`, can be taken. Default: host memory, no stream.
   virtual bool takes(const Device& device, const Stream& stream) const noexcept;
 

@@ -17,6 +17,7 @@ class RecordCommunicator final : public Communicator {
   RecordCommunicator(int rank, int size, std::string name) : Communicator(rank, size, std::move(name)) {}
 
   std::string_view backend() const noexcept override { return "record"; }
+  bool touches_memory() const noexcept override { return false; }
 
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override {
     const int rank = check_members(members, *this, name);
@@ -30,7 +31,6 @@ class RecordCommunicator final : public Communicator {
   void abort(std::string_view) noexcept override {}
 
  protected:
-  bool touches_memory() const noexcept override { return false; }
   bool takes(const Device&, const Stream&) const noexcept override { return true; }
   void start(const std::shared_ptr<Operation>& operation) override { operation->set_complete(); }
   void finish(Operation&) override {}
