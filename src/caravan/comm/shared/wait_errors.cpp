@@ -23,7 +23,7 @@ std::string ranks_text(const Seat& seat, std::span<const int> ranks) {
 }
 
 ErrorText error_text(const Seat& seat, const Descriptor& call, std::string fact, std::string action) {
-  return {.op = std::string(call.verb == kSplitCall ? "split" : name(static_cast<Verb>(call.verb))),
+  return {.op = std::string(call_name(call.verb)),
           .subject = call.what.data(),
           .fact = std::move(fact),
           .where = fmt::format("{}, operation {}: {}", seat.text(), call.sequence, to_string(call)),
@@ -61,7 +61,7 @@ std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::spa
                               "find out what keeps the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed; ++i) {
     const int world_rank = seat.world_ranks[static_cast<size_t>(ranks[i])];
-    text.where += "; world " + seat.segment->rank(world_rank).activity.text(world_rank);
+    text.where += "; world " + seat.segment->rank(world_rank).flight.last_text(world_rank);
   }
   return std::make_exception_ptr(CommError(std::move(text)));
 }
