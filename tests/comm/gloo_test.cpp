@@ -4,7 +4,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/gloo_address.h"
-#include "caravan/comm/gloo_errors.h"
+#include "caravan/comm/gloo_fact.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {

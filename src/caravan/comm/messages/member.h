@@ -5,33 +5,35 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/comm/gloo_lane.h"
-#include "caravan/comm/gloo_seat.h"
+#include "caravan/comm/messages/exchange.h"
+#include "caravan/comm/messages/seat.h"
 #include "caravan/comm/options.h"
 #include "caravan/comm/store.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
-class GlooCommunicator;
+class MessageCommunicator;
 
 /// This rank as a member of one world: what all communicators split from it share.
 class Member {
  public:
-  Member(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank, int size,
-         const CommOptions& options);
+  /// `transport` and `store` may be null if `size` is 1; `backend` is what the communicators call themselves.
+  Member(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
+         int size, const CommOptions& options);
   /// Takes leave: waits a little for the other ranks, so that nothing of them is cut off by a closed connection.
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
+  std::string_view backend() const noexcept { return backend_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const CommOptions& options() const noexcept { return options_; }
   const std::shared_ptr<Transport>& transport() const noexcept { return transport_; }
   Bell& bell() noexcept { return bell_; }
 
-  void add(GlooCommunicator& communicator) { communicators_.push_back(&communicator); }
-  void remove(GlooCommunicator& communicator) { std::erase(communicators_, &communicator); }
+  void add(MessageCommunicator& communicator) { communicators_.push_back(&communicator); }
+  void remove(MessageCommunicator& communicator) { std::erase(communicators_, &communicator); }
   /// Completes the operations of all communicators that the lanes have done.
   void collect() noexcept;
 
@@ -57,6 +59,7 @@ class Member {
  private:
   void take_leave() noexcept;
 
+  std::string backend_;
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Store> store_;
   int rank_;
@@ -64,10 +67,10 @@ class Member {
   CommOptions options_;
   int exceptions_at_birth_;
   Bell bell_;
-  std::vector<GlooCommunicator*> communicators_;
+  std::vector<MessageCommunicator*> communicators_;
   int next_id_ = 1;  // 0: the world
   bool store_is_lost_ = false;
   bool failed_ = false;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

@@ -1,13 +1,13 @@
-#include "caravan/comm/gloo_member.h"
+#include "caravan/comm/messages/member.h"
 
 #include <exception>
 #include <numeric>
 
 #include <fmt/format.h>
 
-#include "caravan/comm/gloo_communicator.h"
+#include "caravan/comm/messages/message_communicator.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 constexpr std::chrono::milliseconds kLeave{2000};
@@ -36,9 +36,10 @@ class Goodbye final : public Job {
 
 }  // namespace
 
-Member::Member(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank, int size,
-               const CommOptions& options)
-    : transport_(std::move(transport)),
+Member::Member(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
+               int size, const CommOptions& options)
+    : backend_(backend),
+      transport_(std::move(transport)),
       store_(std::move(store)),
       rank_(rank),
       size_(size),
@@ -67,7 +68,7 @@ void Member::take_leave() noexcept {
 
 void Member::collect() noexcept {
   // Completing an operation may destroy what its owner kept alive, but no communicator: those outlive their operations.
-  for (GlooCommunicator* communicator : communicators_) communicator->collect();
+  for (MessageCommunicator* communicator : communicators_) communicator->collect();
 }
 
 std::string Member::publish_failure(const std::string& scope, const std::string& text) noexcept {
@@ -128,8 +129,8 @@ std::string Member::leave(const std::string& scope, int rank) noexcept {
 
 void Member::close(const std::string& text) noexcept {
   failed_ = true;
-  for (GlooCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
+  for (MessageCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
   transport_.reset();
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

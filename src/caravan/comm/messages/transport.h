@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
 /// A message on its way, in one direction. Its memory is not touched any more once this is destroyed.
 class Transfer {
@@ -25,4 +25,4 @@ class Transport {
   virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages
