@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/comm/messages/message_communicator.h"
+#include "caravan/comm/messages/staging.h"
 
 namespace caravan::messages {
 namespace {
@@ -39,7 +40,7 @@ class Goodbye final : public Job {
 Member::Member(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
                int size, const CommOptions& options)
     : backend_(backend),
-      transport_(std::move(transport)),
+      transport_(transport == nullptr ? nullptr : std::make_shared<Staging>(std::move(transport))),
       store_(std::move(store)),
       rank_(rank),
       size_(size),

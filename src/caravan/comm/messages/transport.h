@@ -5,7 +5,8 @@
 
 namespace caravan::messages {
 
-/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed.
+/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed; destroyed before
+/// it has come, it may leave the connection to that peer useless (see Staging).
 class Transfer {
  public:
   virtual ~Transfer() = default;
