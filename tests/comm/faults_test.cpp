@@ -225,9 +225,13 @@ TEST_P(Faults, LateRankDisturbsNoOtherCommunicator) {
         float data[3] = {};
         const Buffer buffer{data, 3, Dtype::fp32, {}};
         const auto call = [&] { group->all_reduce(buffer, buffer, ReduceOp::sum); };
-        if (!late) EXPECT_NE(error_of<CommError>(call), "");
+        if (!late) {
+          EXPECT_NE(error_of<CommError>(call), "");
+        }
         meet("all others have given up");
-        if (late) EXPECT_NE(error_of<CommError>(call), "");
+        if (late) {
+          EXPECT_NE(error_of<CommError>(call), "");
+        }
         meet("all have their error");
       },
       kSoon);

@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/broken_pipe.h"
-#include "caravan/comm/gloo_address.h"
 #include "caravan/comm/gloo_fact.h"
+#include "caravan/comm/host_address.h"
+#include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/store_errors.h"
 
@@ -112,33 +112,9 @@ class GlooTransport final : public messages::Transport {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
 
-/// Waits until every rank has come to this world, so that those that do not are named.
-void meet(const RankInfo& info, Store& store, milliseconds timeout) {
-  const auto deadline = steady_clock::now() + timeout;
-  store.set(fmt::format("here/{}", info.rank), "");
-  std::vector<int64_t> absent;
-  for (int rank = 0; rank < info.world_size; ++rank) {
-    const std::string key = fmt::format("here/{}", rank);
-    while (!store.has(key)) {
-      if (steady_clock::now() >= deadline) {
-        absent.push_back(rank);
-        break;
-      }
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-  }
-  if (absent.empty()) return;
-  throw CommError({.op = "gloo",
-                   .subject = "world",
-                   .fact = fmt::format("{} {} of {} did not come within {} s", absent.size() == 1 ? "rank" : "ranks",
-                                       join(absent), info.world_size, static_cast<double>(timeout.count()) / 1e3),
-                   .where = fmt::format("rank {}", info.rank),
-                   .action = "start all ranks with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
-}
-
 std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                                    milliseconds timeout) {
-  const std::string address = gloo::own_address(info);
+  const std::string address = own_address(info);
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
@@ -208,11 +184,9 @@ std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::s
   std::shared_ptr<messages::Transport> transport;
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
-    // Every world of a job meets under keys of its own: the n-th of this rank is the n-th of every rank.
-    const int64_t number = store->add(fmt::format("gloo/{}", info.rank), 1);
-    own = prefixed(store, fmt::format("gloo/world {}", number));
+    own = messages::next_world("gloo", info, store);
     const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
-    meet(info, *own, timeout);
+    messages::meet("gloo", info, *own, timeout);
     transport = connect_world(info, own, timeout);
   }
   return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(

@@ -7,6 +7,7 @@
 
 #include "caravan/comm/messages/exchange.h"
 #include "caravan/comm/messages/seat.h"
+#include "caravan/comm/messages/watch.h"
 #include "caravan/comm/options.h"
 #include "caravan/comm/store.h"
 
@@ -34,14 +35,15 @@ class Member {
 
   void add(MessageCommunicator& communicator) { communicators_.push_back(&communicator); }
   void remove(MessageCommunicator& communicator) { std::erase(communicators_, &communicator); }
-  /// Completes the operations of all communicators that the lanes have done.
+  /// Completes the operations of all communicators that the lanes have done; ends all if a rank of the world is lost.
   void collect() noexcept;
 
   /// The least number that no communicator of this rank has had yet.
   int next_id() const noexcept { return next_id_; }
   void use_id(int id) noexcept { next_id_ = id + 1; }
 
-  /// Tells all ranks why nothing goes on, in the whole world (scope "world") or one communicator. The first text
+  static constexpr const char* kWorld = "world";
+  /// Tells all ranks why nothing goes on, in the whole world (scope kWorld) or one communicator. The first text
   /// stands; it is returned. Never throws: a store that is lost takes no text.
   std::string publish_failure(const std::string& scope, const std::string& text) noexcept;
   /// The text that stands, "" if there is none.
@@ -52,6 +54,9 @@ class Member {
   void publish_leave(const std::string& scope, int rank, const std::string& counts) noexcept;
   bool has_somebody_left(const std::string& scope) noexcept;
   std::string leave(const std::string& scope, int rank) noexcept;
+
+  /// A communicator has failed: what is on its way there may never be received.
+  void note_failure() noexcept { is_clean_ = false; }
 
   /// Ends everything of this rank, with `text`, and closes its connections.
   void close(const std::string& text) noexcept;
@@ -70,7 +75,9 @@ class Member {
   std::vector<MessageCommunicator*> communicators_;
   int next_id_ = 1;  // 0: the world
   bool store_is_lost_ = false;
+  bool is_clean_;  // no message was sent in vain
   bool failed_ = false;
+  std::unique_ptr<Watch> watch_;
 };
 
 }  // namespace caravan::messages

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kLook{1000};    // between two looks for a failure elsewhere, which cost messages
+constexpr std::chrono::milliseconds kLook{250};     // between two looks for a failure elsewhere, which cost messages
 constexpr std::chrono::milliseconds kPatience{20};  // for what has long been sent, when the time is up
 
 std::string what_went_wrong(const std::exception_ptr& error) {
@@ -116,7 +116,7 @@ void MessageCommunicator::abort(std::string_view reason) noexcept {
     text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
   } catch (const std::exception&) {  // no memory for more
   }
-  member_->close(member_->publish_failure("world", text));
+  member_->close(member_->publish_failure(Member::kWorld, text));
 }
 
 std::vector<Lane*> MessageCommunicator::lanes() const {
@@ -232,13 +232,14 @@ std::exception_ptr MessageCommunicator::lost_error(const Job& job, const PeerLos
   if (left >= 0) return left_error(seat_, job.call(), std::array{left});
   if (fact.empty()) {
     const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
-    fact = member_->publish_failure("world", fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
+    fact = member_->publish_failure(Member::kWorld,
+                                    fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
   }
   return peer_failure_error(seat_, job.call(), std::move(fact));
 }
 
 bool MessageCommunicator::failed_elsewhere(Lane& lane) {
-  std::string fact = member_->failure("world");
+  std::string fact = member_->failure(Member::kWorld);
   if (fact.empty()) fact = member_->failure(scope());
   const std::shared_ptr<Job> job = lane.head();
   const Descriptor call = job != nullptr ? job->call() : Descriptor{};
@@ -254,13 +255,15 @@ void MessageCommunicator::fail_with_peer_error(const std::string& fact) noexcept
   const std::vector<Lane*> all = lanes();
   const auto at_work = std::ranges::find_if(all, [](Lane* lane) { return lane->head() != nullptr; });
   const Descriptor call = at_work != all.end() ? (*at_work)->head()->call() : Descriptor{};
-  fail(peer_failure_error(seat_, call, fact));
+  const std::string own = error_ == nullptr ? member_->failure(scope()) : "";  // is nearer to the cause
+  fail(peer_failure_error(seat_, call, own.empty() ? fact : own));
   seat_.transport.reset();
 }
 
 void MessageCommunicator::fail(const std::exception_ptr& error) noexcept {
   if (error_ != nullptr) return;
   error_ = error;
+  member_->note_failure();
   for (Lane* lane : lanes()) {
     for (const std::shared_ptr<Job>& job : lane->stop()) {
       if (!job->operation()->complete) job->operation()->set_complete(error_);

@@ -9,7 +9,7 @@
 namespace caravan::messages {
 
 /// What a message belongs to, within one communicator and pair of ranks.
-enum class Channel : int { collective, mail, mail_call, mail_answer, goodbye };
+enum class Channel : int { collective, mail, mail_call, mail_answer, goodbye, watch };
 
 /// One rank's place in one communicator.
 struct Seat : GroupSeat {

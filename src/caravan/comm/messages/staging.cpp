@@ -108,4 +108,8 @@ std::unique_ptr<Transfer> Staging::recv(std::byte* data, size_t bytes, int world
   return std::make_unique<StagedTransfer>(state_, std::move(under), world_rank, std::move(memory), data, bytes);
 }
 
+bool Staging::reports_lost_peers() const noexcept { return state_->under->reports_lost_peers(); }
+
+void Staging::end_well() noexcept { state_->under->end_well(); }
+
 }  // namespace caravan::messages

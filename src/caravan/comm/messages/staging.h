@@ -22,6 +22,8 @@ class Staging final : public Transport {
   explicit Staging(std::shared_ptr<Transport> under);
   std::unique_ptr<Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) override;
   std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) override;
+  bool reports_lost_peers() const noexcept override;
+  void end_well() noexcept override;
 
   struct State;
 

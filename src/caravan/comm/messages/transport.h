@@ -24,6 +24,10 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::unique_ptr<Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) = 0;
   virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
+  /// Whether a recv from a rank whose process has ended throws, and soon.
+  virtual bool reports_lost_peers() const noexcept { return true; }
+  /// Told when every rank has said that it will send nothing more, and all that was sent has come.
+  virtual void end_well() noexcept {}
 };
 
 }  // namespace caravan::messages
