@@ -8,10 +8,10 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/descriptor.h"
 #include "caravan/comm/members.h"
+#include "caravan/comm/peer_failure.h"
 #include "caravan/comm/shared/allocate.h"
 #include "caravan/comm/shared/collective.h"
 #include "caravan/comm/shared/mail.h"
-#include "caravan/comm/shared/peer_failure.h"
 #include "caravan/comm/shared/relax.h"
 #include "caravan/comm/shared/split.h"
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/group_seat.h"
 #include "caravan/comm/shared/arena.h"
 #include "caravan/comm/shared/region.h"
 #include "caravan/comm/shared/segment.h"
@@ -12,14 +13,10 @@
 namespace caravan::shared {
 
 /// One rank's place in one communicator: what every operation of it works on.
-struct Seat {
+struct Seat : GroupSeat {
   std::shared_ptr<Segment> segment;
   std::shared_ptr<Arena> arena;
   Region region;
-  int rank = 0;
-  int size = 1;
-  std::string name;
-  std::vector<int> world_ranks;           ///< of the ranks of this communicator
   uint64_t round = 0;                     ///< the last round of collectives that this rank has begun
   std::vector<const std::byte*> sources;  ///< scratch of one step, kept so that it allocates once
   std::vector<std::byte*> outs, piece_outs;
@@ -30,8 +27,6 @@ struct Seat {
       if (peer != rank) ring(peer);
     }
   }
-  /// `rank 1 of 4 of "tp"`, for errors.
-  std::string text() const;
 };
 
 /// An operation being executed, in steps that never block.

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/gloo_lane.h"
-#include "caravan/comm/gloo_seat.h"
+#include "caravan/comm/messages/exchange.h"
+#include "caravan/comm/messages/seat.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
 /// What every rank shows every other one before a checked call: its descriptor and its complete counts.
 class CallSheet {
@@ -63,4 +63,4 @@ class Collective final : public Job {
   const Seat& seat_;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

@@ -2,21 +2,23 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "caravan/comm/communicator.h"
-#include "caravan/comm/gloo_member.h"
+#include "caravan/comm/messages/member.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
 /// A communicator over a Transport: collectives on one lane, the messages to and from each peer on lanes of their own.
-class GlooCommunicator final : public Communicator {
+class MessageCommunicator final : public Communicator {
  public:
-  GlooCommunicator(std::shared_ptr<Member> member, Seat seat);
-  ~GlooCommunicator() override;
+  static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Member> member);
+  MessageCommunicator(std::shared_ptr<Member> member, Seat seat);
+  ~MessageCommunicator() override;
 
-  std::string_view backend() const noexcept override { return "gloo"; }
+  std::string_view backend() const noexcept override { return member_->backend(); }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   void progress() override { member_->collect(); }
   void abort(std::string_view reason) noexcept override;
@@ -38,6 +40,7 @@ class GlooCommunicator final : public Communicator {
   std::vector<Lane*> lanes() const;
   /// The error that a failed job means for this communicator; tells the other ranks where they cannot know.
   std::exception_ptr error_of(const Job& job) noexcept;
+  std::exception_ptr late_error(const Descriptor& call, std::span<const int> ranks) const;
   std::exception_ptr lost_error(const Job& job, const PeerLost& lost);
   /// Whether another rank has said so; then everything is ended.
   bool failed_elsewhere(Lane& lane);
@@ -60,4 +63,4 @@ class GlooCommunicator final : public Communicator {
   std::vector<std::unique_ptr<Lane>> recvs_;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

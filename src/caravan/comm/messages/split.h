@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "caravan/comm/gloo_collective.h"
+#include "caravan/comm/messages/collective.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
 struct SplitResult {
   int id = 0;           ///< of the new communicator, the same on all ranks of the part
@@ -28,4 +28,4 @@ class SplitJob final : public Job {
   std::shared_ptr<SplitResult> result_;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

@@ -1,29 +1,53 @@
-#include "caravan/comm/gloo_communicator.h"
+#include "caravan/comm/messages/message_communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/gloo_collective.h"
-#include "caravan/comm/gloo_errors.h"
-#include "caravan/comm/gloo_mail.h"
-#include "caravan/comm/gloo_split.h"
+#include "caravan/comm/call_errors.h"
 #include "caravan/comm/members.h"
-#include "caravan/comm/shared/peer_failure.h"
+#include "caravan/comm/messages/collective.h"
+#include "caravan/comm/messages/mail.h"
+#include "caravan/comm/messages/split.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kLook{1000};    // between two looks for a failure elsewhere, which cost messages
+constexpr std::chrono::milliseconds kLook{250};     // between two looks for a failure elsewhere, which cost messages
 constexpr std::chrono::milliseconds kPatience{20};  // for what has long been sent, when the time is up
+
+std::string what_went_wrong(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
 
 }  // namespace
 
-GlooCommunicator::GlooCommunicator(std::shared_ptr<Member> member, Seat seat)
+std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<Member> member) {
+  Seat seat;
+  seat.transport = member->transport();
+  seat.rank = member->rank();
+  seat.size = member->size();
+  seat.name = "world";
+  seat.world_ranks.resize(static_cast<size_t>(seat.size));
+  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
+  seat.check = member->options().check;
+  seat.last_calls = std::make_shared<LastCalls>(seat.size);
+  return std::make_shared<MessageCommunicator>(std::move(member), std::move(seat));
+}
+
+MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat)
     : Communicator(seat.rank, seat.size, seat.name),
       member_(std::move(member)),
       seat_(std::move(seat)),
@@ -35,7 +59,7 @@ GlooCommunicator::GlooCommunicator(std::shared_ptr<Member> member, Seat seat)
   member_->add(*this);
 }
 
-GlooCommunicator::~GlooCommunicator() {
+MessageCommunicator::~MessageCommunicator() {
   const auto has_work = [this] {
     return std::ranges::any_of(lanes(), [](Lane* lane) { return lane->head() != nullptr; });
   };
@@ -59,7 +83,7 @@ GlooCommunicator::~GlooCommunicator() {
 
 // What is told of a communicator when it is left: the number of its collectives, of the sends to each rank, of the
 // recvs from each.
-void GlooCommunicator::leave() noexcept {
+void MessageCommunicator::leave() noexcept {
   if (size() == 1 || error_ != nullptr) return;
   std::vector<uint64_t> counts{num_collectives_};
   counts.insert(counts.end(), num_sends_.begin(), num_sends_.end());
@@ -68,7 +92,7 @@ void GlooCommunicator::leave() noexcept {
                          {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(uint64_t)});
 }
 
-int GlooCommunicator::rank_that_left(const Descriptor& call) {
+int MessageCommunicator::rank_that_left(const Descriptor& call) {
   if (!member_->has_somebody_left(scope())) return -1;
   const Verb verb = static_cast<Verb>(call.verb);
   const bool is_mail = verb == Verb::send || verb == Verb::recv;
@@ -86,16 +110,16 @@ int GlooCommunicator::rank_that_left(const Descriptor& call) {
   return -1;
 }
 
-void GlooCommunicator::abort(std::string_view reason) noexcept {
+void MessageCommunicator::abort(std::string_view reason) noexcept {
   std::string text(reason);
   try {
     text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
   } catch (const std::exception&) {  // no memory for more
   }
-  member_->close(member_->publish_failure("world", text));
+  member_->close(member_->publish_failure(Member::kWorld, text));
 }
 
-std::vector<Lane*> GlooCommunicator::lanes() const {
+std::vector<Lane*> MessageCommunicator::lanes() const {
   std::vector<Lane*> lanes;
   if (collectives_ != nullptr) lanes.push_back(collectives_.get());
   for (const auto* list : {&sends_, &recvs_}) {
@@ -106,13 +130,13 @@ std::vector<Lane*> GlooCommunicator::lanes() const {
   return lanes;
 }
 
-std::unique_ptr<Lane>& GlooCommunicator::lane_of(const Operation& operation) {
+std::unique_ptr<Lane>& MessageCommunicator::lane_of(const Operation& operation) {
   if (operation.verb == Verb::send) return sends_[static_cast<size_t>(operation.peer)];
   if (operation.verb == Verb::recv) return recvs_[static_cast<size_t>(operation.peer)];
   return collectives_;
 }
 
-void GlooCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_ptr<Job>& job) {
+void MessageCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_ptr<Job>& job) {
   member_->collect();
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (lane == nullptr) lane = std::make_unique<Lane>(member_->bell());
@@ -124,7 +148,7 @@ void GlooCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_pt
   ++count;
 }
 
-void GlooCommunicator::start(const std::shared_ptr<Operation>& operation) {
+void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
   if (operation->verb == Verb::send) {
     const auto mail = std::make_shared<SendMail>(seat_, operation);
     enqueue(lane_of(*operation), mail);
@@ -136,13 +160,13 @@ void GlooCommunicator::start(const std::shared_ptr<Operation>& operation) {
   }
 }
 
-void GlooCommunicator::finish(Operation& operation) {
+void MessageCommunicator::finish(Operation& operation) {
   const auto is_done = [&] { return operation.complete; };
   if (!is_done()) wait(*lane_of(operation), is_done);
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
-void GlooCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
+void MessageCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
   const std::chrono::milliseconds timeout = member_->options().timeout;
   Clock::time_point since = Clock::now();
   Clock::time_point next_look = since + kLook;
@@ -165,24 +189,24 @@ void GlooCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
   }
 }
 
-void GlooCommunicator::collect() noexcept {
+void MessageCommunicator::collect() noexcept {
   for (Lane* lane : lanes()) collect(*lane);
 }
 
-void GlooCommunicator::collect(Lane& lane) noexcept {
+void MessageCommunicator::collect(Lane& lane) noexcept {
   for (const std::shared_ptr<Job>& job : lane.take_finished()) {
     if (job->error != nullptr) fail(error_ != nullptr ? error_ : error_of(*job));
     if (!job->operation()->complete) job->operation()->set_complete(job->error != nullptr ? error_ : nullptr);
   }
 }
 
-std::exception_ptr GlooCommunicator::error_of(const Job& job) noexcept {
+std::exception_ptr MessageCommunicator::error_of(const Job& job) noexcept {
   try {
     std::rethrow_exception(job.error);
   } catch (const PeerLost& lost) {
     return lost_error(job, lost);
   } catch (const PeersMissing& missing) {
-    const auto error = late_error(seat_, job.call(), missing.peers, member_->options().timeout);
+    const auto error = late_error(job.call(), missing.peers);
     member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error)));
     return error;
   } catch (...) {
@@ -195,43 +219,51 @@ std::exception_ptr GlooCommunicator::error_of(const Job& job) noexcept {
   }
 }
 
-std::exception_ptr GlooCommunicator::lost_error(const Job& job, const PeerLost& lost) {
+std::exception_ptr MessageCommunicator::late_error(const Descriptor& call, std::span<const int> ranks) const {
+  std::function<std::string(int)> last_call;  // calls that are not compared are not known
+  if (seat_.check) last_call = [this](int world_rank) { return seat_.last_calls->text(world_rank); };
+  return caravan::late_error(seat_, call, ranks, member_->options().timeout, last_call);
+}
+
+std::exception_ptr MessageCommunicator::lost_error(const Job& job, const PeerLost& lost) {
   // A rank that gives up says why before its connections close.
   std::string fact = member_->failure(scope());
   const int left = fact.empty() ? rank_that_left(job.call()) : -1;
-  if (left >= 0) return left_error(seat_, job.call(), left);
+  if (left >= 0) return left_error(seat_, job.call(), std::array{left});
   if (fact.empty()) {
     const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
-    fact = member_->publish_failure("world",
-                                    fmt::format("rank {} of the world is lost: {}", world_rank, plain_fact(lost.fact)));
+    fact = member_->publish_failure(Member::kWorld,
+                                    fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
   }
-  return peer_error(seat_, job.call(), std::move(fact));
+  return peer_failure_error(seat_, job.call(), std::move(fact));
 }
 
-bool GlooCommunicator::failed_elsewhere(Lane& lane) {
-  std::string fact = member_->failure("world");
+bool MessageCommunicator::failed_elsewhere(Lane& lane) {
+  std::string fact = member_->failure(Member::kWorld);
   if (fact.empty()) fact = member_->failure(scope());
   const std::shared_ptr<Job> job = lane.head();
   const Descriptor call = job != nullptr ? job->call() : Descriptor{};
   const int left = fact.empty() && job != nullptr ? rank_that_left(call) : -1;
-  if (left >= 0) fail(left_error(seat_, call, left));
-  if (!fact.empty()) fail(peer_error(seat_, call, std::move(fact)));
+  if (left >= 0) fail(left_error(seat_, call, std::array{left}));
+  if (!fact.empty()) fail(peer_failure_error(seat_, call, std::move(fact)));
   return error_ != nullptr;
 }
 
-std::string GlooCommunicator::scope() const { return fmt::format("{}.{}", seat_.id, seat_.world_ranks[0]); }
+std::string MessageCommunicator::scope() const { return fmt::format("{}.{}", seat_.id, seat_.world_ranks[0]); }
 
-void GlooCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
+void MessageCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
   const std::vector<Lane*> all = lanes();
   const auto at_work = std::ranges::find_if(all, [](Lane* lane) { return lane->head() != nullptr; });
   const Descriptor call = at_work != all.end() ? (*at_work)->head()->call() : Descriptor{};
-  fail(peer_error(seat_, call, fact));
+  const std::string own = error_ == nullptr ? member_->failure(scope()) : "";  // is nearer to the cause
+  fail(peer_failure_error(seat_, call, own.empty() ? fact : own));
   seat_.transport.reset();
 }
 
-void GlooCommunicator::fail(const std::exception_ptr& error) noexcept {
+void MessageCommunicator::fail(const std::exception_ptr& error) noexcept {
   if (error_ != nullptr) return;
   error_ = error;
+  member_->note_failure();
   for (Lane* lane : lanes()) {
     for (const std::shared_ptr<Job>& job : lane->stop()) {
       if (!job->operation()->complete) job->operation()->set_complete(error_);
@@ -240,7 +272,7 @@ void GlooCommunicator::fail(const std::exception_ptr& error) noexcept {
   }
 }
 
-std::shared_ptr<Communicator> GlooCommunicator::split(std::span<const int> members, std::string name) {
+std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> members, std::string name) {
   Seat seat;
   seat.rank = check_members(members, *this, name);
   seat.transport = seat_.transport;
@@ -264,7 +296,7 @@ std::shared_ptr<Communicator> GlooCommunicator::split(std::span<const int> membe
     seat.id = result->id;
     member_->use_id(seat.id);
   }
-  return std::make_shared<GlooCommunicator>(member_, std::move(seat));
+  return std::make_shared<MessageCommunicator>(member_, std::move(seat));
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

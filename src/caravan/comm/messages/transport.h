@@ -3,9 +3,10 @@
 #include <cstddef>
 #include <memory>
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
-/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed.
+/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed; destroyed before
+/// it has come, it may leave the connection to that peer useless (see Staging).
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -23,6 +24,10 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::unique_ptr<Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) = 0;
   virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
+  /// Whether a recv from a rank whose process has ended throws, and soon.
+  virtual bool reports_lost_peers() const noexcept { return true; }
+  /// Told when every rank has said that it will send nothing more, and all that was sent has come.
+  virtual void end_well() noexcept {}
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <memory>
 
-#include "caravan/comm/gloo_lane.h"
-#include "caravan/comm/gloo_seat.h"
+#include "caravan/comm/messages/exchange.h"
+#include "caravan/comm/messages/seat.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 
 /// A send. Of a small message the job keeps a copy, so that the caller need not wait for the receiver.
 class SendMail final : public Job {
@@ -31,4 +31,4 @@ class RecvMail final : public Job {
   const Seat& seat_;
 };
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

@@ -11,19 +11,10 @@
 #include <vector>
 
 #include "caravan/comm/descriptor.h"
-#include "caravan/comm/gloo_transport.h"
+#include "caravan/comm/messages/transport.h"
 #include "caravan/comm/work.h"
 
-namespace caravan::gloo {
-
-/// Why a job ended badly, as far as the lane knows; the communicator makes the error of it.
-struct PeerLost {
-  int peer;
-  std::string fact;
-};
-struct PeersMissing {
-  std::vector<int> peers;
-};
+namespace caravan::messages {
 
 /// What the rank's own thread sleeps on: rung when a lane has finished a job.
 class Bell {
@@ -61,8 +52,9 @@ class Job {
   Descriptor call_;  ///< a copy: the operation may belong to the caller's thread again
 };
 
-/// A thread that executes jobs one after the other. gloo's waits block, and only this way do operations that take
-/// several rounds go on while the rank computes or waits for another one. After a job that failed no other is begun.
+/// A thread that executes jobs one after the other. A transport's waits block, and only this way do operations that
+/// take several rounds go on while the rank computes or waits for another one. After a job that failed no other is
+/// begun.
 class Lane {
  public:
   explicit Lane(Bell& bell);
@@ -102,31 +94,4 @@ class Lane {
   std::thread thread_;
 };
 
-/// Transfers that are on their way together. Declare their buffers before it: until it is gone, a late message may
-/// write there.
-class Exchange {
- public:
-  Exchange(Lane& lane, Transport& transport, const std::vector<int>& world_ranks, int tag)
-      : lane_(lane), transport_(transport), world_ranks_(world_ranks), tag_(tag) {}
-
-  void send(int peer, const std::byte* data, int64_t bytes) { send(peer, data, bytes, tag_); }
-  void recv(int peer, std::byte* data, int64_t bytes) { recv(peer, data, bytes, tag_); }
-  void send(int peer, const std::byte* data, int64_t bytes, int tag);
-  void recv(int peer, std::byte* data, int64_t bytes, int tag);
-  /// Waits for all. Throws PeerLost or PeersMissing.
-  void finish();
-
- private:
-  struct Posted {
-    int peer;
-    std::unique_ptr<Transfer> transfer;
-  };
-
-  Lane& lane_;
-  Transport& transport_;
-  const std::vector<int>& world_ranks_;
-  int tag_;
-  std::vector<Posted> posted_;
-};
-
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

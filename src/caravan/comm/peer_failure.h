@@ -2,7 +2,7 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan::shared {
+namespace caravan {
 
 /// A CommError whose cause is another rank's failure: the echo, not the first cause.
 class PeerFailure final : public CommError {
@@ -10,4 +10,4 @@ class PeerFailure final : public CommError {
   using CommError::CommError;
 };
 
-}  // namespace caravan::shared
+}  // namespace caravan

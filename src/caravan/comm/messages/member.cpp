@@ -1,49 +1,36 @@
-#include "caravan/comm/gloo_member.h"
+#include "caravan/comm/messages/member.h"
 
 #include <exception>
 #include <numeric>
 
 #include <fmt/format.h>
 
-#include "caravan/comm/gloo_communicator.h"
+#include "caravan/comm/messages/goodbye.h"
+#include "caravan/comm/messages/message_communicator.h"
+#include "caravan/comm/messages/staging.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 constexpr std::chrono::milliseconds kLeave{2000};
 constexpr std::chrono::milliseconds kText{500};  // between the claim of a failure and its text
 
-/// One byte from everybody to everybody: when it has come, nothing else is on its way.
-class Goodbye final : public Job {
- public:
-  explicit Goodbye(Seat seat) : Job(std::make_shared<Operation>()), seat_(std::move(seat)) {}
-
-  void run(Lane& lane) override {
-    std::vector<std::byte> letters(
-        static_cast<size_t>(seat_.size));  // outlives the exchange: a late letter writes there
-    Exchange exchange(lane, *seat_.transport, seat_.world_ranks, seat_.tag(Channel::goodbye));
-    for (int peer = 0; peer < seat_.size; ++peer) {
-      if (peer == seat_.rank) continue;
-      exchange.recv(peer, &letters[static_cast<size_t>(peer)], 1);
-      exchange.send(peer, &letters[static_cast<size_t>(seat_.rank)], 1);
-    }
-    exchange.finish();
-  }
-
- private:
-  Seat seat_;
-};
-
 }  // namespace
 
-Member::Member(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank, int size,
-               const CommOptions& options)
-    : transport_(std::move(transport)),
+Member::Member(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
+               int size, const CommOptions& options)
+    : backend_(backend),
+      transport_(transport == nullptr ? nullptr : std::make_shared<Staging>(std::move(transport))),
       store_(std::move(store)),
       rank_(rank),
       size_(size),
       options_(options),
-      exceptions_at_birth_(std::uncaught_exceptions()) {}
+      exceptions_at_birth_(std::uncaught_exceptions()),
+      is_clean_(options.check) {
+  if (transport_ != nullptr && transport_->reports_lost_peers()) {
+    watch_ = std::make_unique<Watch>(*transport_, rank_, size_, bell_);
+  }
+}
 
 Member::~Member() {
   if (!failed_ && transport_ != nullptr && std::uncaught_exceptions() <= exceptions_at_birth_) take_leave();
@@ -59,19 +46,25 @@ void Member::take_leave() noexcept {
     std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
     Lane lane(bell_);
     const uint64_t seen = bell_.count();
-    lane.push(std::make_shared<Goodbye>(std::move(seat)));
+    const auto goodbye = std::make_shared<Goodbye>(std::move(seat), is_clean_);
+    lane.push(goodbye);
     bell_.wait(seen, std::chrono::steady_clock::now() + kLeave);
+    lane.stop();
+    if (goodbye->all_are_clean()) transport_->end_well();
   } catch (const std::exception&) {  // no thread: the connections close without a word
   }
 }
 
 void Member::collect() noexcept {
+  if (const auto lost = watch_ == nullptr ? std::nullopt : watch_->lost()) {
+    close(publish_failure(kWorld, fmt::format("rank {} of the world is lost: {}", lost->world_rank, lost->fact)));
+  }
   // Completing an operation may destroy what its owner kept alive, but no communicator: those outlive their operations.
-  for (GlooCommunicator* communicator : communicators_) communicator->collect();
+  for (MessageCommunicator* communicator : communicators_) communicator->collect();
 }
 
 std::string Member::publish_failure(const std::string& scope, const std::string& text) noexcept {
-  failed_ = true;
+  if (scope == kWorld) failed_ = true;
   try {
     if (store_ == nullptr || store_is_lost_) return text;
     const std::string key = "failure/" + scope;
@@ -128,8 +121,9 @@ std::string Member::leave(const std::string& scope, int rank) noexcept {
 
 void Member::close(const std::string& text) noexcept {
   failed_ = true;
-  for (GlooCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
+  for (MessageCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
+  watch_.reset();
   transport_.reset();
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

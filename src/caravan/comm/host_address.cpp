@@ -1,4 +1,4 @@
-#include "caravan/comm/gloo_address.h"
+#include "caravan/comm/host_address.h"
 
 #include <array>
 #include <ifaddrs.h>
@@ -11,7 +11,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/store_socket.h"
 
-namespace caravan::gloo {
+namespace caravan {
 namespace {
 
 std::string numeric(const sockaddr* address, socklen_t bytes) {
@@ -55,7 +55,7 @@ std::string own_address(const RankInfo& info) {
   }
   if (own.empty()) {
     const std::string why = addresses.error().empty() ? "there is no route to it" : addresses.error();
-    throw UsageError({.op = "gloo",
+    throw UsageError({.op = "comm",
                       .subject = fmt::format("MASTER_ADDR {}", info.master_addr),
                       .fact = "cannot be reached from here: " + why,
                       .where = fmt::format("rank {} of {}", info.rank, info.world_size),
@@ -68,4 +68,4 @@ std::string own_address(const RankInfo& info) {
   return own;
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan

@@ -1,12 +1,12 @@
-#include "caravan/comm/gloo_collective.h"
+#include "caravan/comm/messages/collective.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "caravan/comm/gloo_errors.h"
+#include "caravan/comm/call_errors.h"
 #include "caravan/comm/shared/reduce.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 std::vector<int64_t> begins_of(std::span<const int64_t> counts) {
@@ -191,4 +191,4 @@ void Collective::all_to_all(Lane& lane) {
   parts.finish();
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

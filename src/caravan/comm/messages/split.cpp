@@ -1,4 +1,4 @@
-#include "caravan/comm/gloo_split.h"
+#include "caravan/comm/messages/split.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "caravan/base/text.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 constexpr int64_t kNobody = -1;  // fills the lists of members up
@@ -62,4 +62,4 @@ void SplitJob::run(Lane& lane) {
   result_->id = static_cast<int>(id);
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages

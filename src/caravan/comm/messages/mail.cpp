@@ -1,12 +1,12 @@
-#include "caravan/comm/gloo_mail.h"
+#include "caravan/comm/messages/mail.h"
 
 #include <cstring>
 
 #include <fmt/format.h>
 
-#include "caravan/comm/gloo_errors.h"
+#include "caravan/comm/call_errors.h"
 
-namespace caravan::gloo {
+namespace caravan::messages {
 namespace {
 
 constexpr int64_t kCopied = 64 * 1024;  // bytes
@@ -60,4 +60,4 @@ void RecvMail::run(Lane& lane) {
   message.finish();
 }
 
-}  // namespace caravan::gloo
+}  // namespace caravan::messages
