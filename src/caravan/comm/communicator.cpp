@@ -5,38 +5,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <numeric>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/checks.h"
+#include "caravan/comm/operations.h"
 
 namespace caravan {
 namespace {
-
-Operation new_operation(Verb verb, const Call& call, const Stream& stream) {
-  Operation operation;
-  operation.verb = verb;
-  operation.where = call.where;
-  operation.stream = stream;
-  call.what.copy(operation.what.data(), operation.what.size() - 1);  // the text may be empty, without memory
-  return operation;
-}
-
-Operation new_operation(Verb verb, const ConstBuffer& in, const Buffer& out, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(verb, call, stream);
-  operation.dtype = verb == Verb::recv ? out.dtype : in.dtype;
-  operation.in = in;
-  operation.out = out;
-  return operation;
-}
-
-std::vector<int64_t> complete_counts(std::span<const int64_t> counts, int64_t each, int size) {
-  if (counts.empty()) return std::vector<int64_t>(static_cast<size_t>(size), each);
-  return {counts.begin(), counts.end()};
-}
 
 int64_t bytes_of(const ConstBuffer& buffer) { return buffer.count * size_bytes(buffer.dtype); }
 
@@ -58,60 +36,41 @@ bool Communicator::takes(const Device& device, const Stream& stream) const noexc
 }
 
 Work Communicator::all_reduce_async(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::all_reduce, in, out, call, stream);
-  operation.op = op;
-  return issue(std::move(operation));
+  return issue(all_reduce_operation(in, out, op, call, stream));
 }
 
 Work Communicator::all_gather_async(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Call& call,
                                     Stream stream) {
-  Operation operation = new_operation(Verb::all_gather, in, out, call, stream);
-  operation.recv_counts = complete_counts(counts, in.count, size_);
-  return issue(std::move(operation));
+  return issue(all_gather_operation(in, out, counts, size_, call, stream));
 }
 
 Work Communicator::reduce_scatter_async(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts,
                                         const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::reduce_scatter, in, out, call, stream);
-  operation.op = op;
-  operation.send_counts = complete_counts(counts, out.count, size_);
-  return issue(std::move(operation));
+  return issue(reduce_scatter_operation(in, out, op, counts, size_, call, stream));
 }
 
 Work Communicator::all_to_all_async(ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
                                     std::span<const int64_t> recv_counts, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::all_to_all, in, out, call, stream);
-  operation.send_counts = complete_counts(send_counts, in.count / size_, size_);
-  operation.recv_counts = complete_counts(recv_counts, out.count / size_, size_);
-  return issue(std::move(operation));
+  return issue(all_to_all_operation(in, out, send_counts, recv_counts, size_, call, stream));
 }
 
 Work Communicator::broadcast_async(Buffer buffer, int root, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::broadcast, buffer, buffer, call, stream);
-  operation.root = root;
-  return issue(std::move(operation));
+  return issue(broadcast_operation(buffer, root, call, stream));
 }
 
 Work Communicator::reduce_async(ConstBuffer in, Buffer out, ReduceOp op, int root, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::reduce, in, rank_ == root ? out : Buffer{}, call, stream);
-  operation.op = op;
-  operation.root = root;
-  return issue(std::move(operation));
+  return issue(reduce_operation(in, out, op, root, rank_, call, stream));
 }
 
 Work Communicator::send_async(ConstBuffer in, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::send, in, Buffer{}, call, stream);
-  operation.peer = peer;
-  return issue(std::move(operation));
+  return issue(send_operation(in, peer, call, stream));
 }
 
 Work Communicator::recv_async(Buffer out, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::recv, ConstBuffer{}, out, call, stream);
-  operation.peer = peer;
-  return issue(std::move(operation));
+  return issue(recv_operation(out, peer, call, stream));
 }
 
-Work Communicator::barrier_async(const Call& call) { return issue(new_operation(Verb::barrier, call, {})); }
+Work Communicator::barrier_async(const Call& call) { return issue(barrier_operation(call)); }
 
 void Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
   all_reduce_async(in, out, op, call, stream).wait();
