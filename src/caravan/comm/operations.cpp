@@ -27,57 +27,53 @@ std::vector<int64_t> complete_counts(std::span<const int64_t> counts, int64_t ea
 
 }  // namespace
 
-Operation all_reduce_operation(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
+Operation all_reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Call& call,
+                               const Stream& stream) {
   Operation operation = new_operation(Verb::all_reduce, in, out, call, stream);
   operation.op = op;
   return operation;
 }
 
-Operation all_gather_operation(ConstBuffer in, Buffer out, std::span<const int64_t> counts, int size, const Call& call,
-                               Stream stream) {
+Operation all_gather_operation(const ConstBuffer& in, const Buffer& out, std::span<const int64_t> counts, int size,
+                               const Call& call, const Stream& stream) {
   Operation operation = new_operation(Verb::all_gather, in, out, call, stream);
   operation.recv_counts = complete_counts(counts, in.count, size);
   return operation;
 }
 
-Operation reduce_scatter_operation(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts, int size,
-                                   const Call& call, Stream stream) {
+Operation reduce_scatter_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op,
+                                   std::span<const int64_t> counts, int size, const Call& call, const Stream& stream) {
   Operation operation = new_operation(Verb::reduce_scatter, in, out, call, stream);
   operation.op = op;
   operation.send_counts = complete_counts(counts, out.count, size);
   return operation;
 }
 
-Operation all_to_all_operation(ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
-                               std::span<const int64_t> recv_counts, int size, const Call& call, Stream stream) {
+Operation all_to_all_operation(const ConstBuffer& in, const Buffer& out, std::span<const int64_t> send_counts,
+                               std::span<const int64_t> recv_counts, int size, const Call& call, const Stream& stream) {
   Operation operation = new_operation(Verb::all_to_all, in, out, call, stream);
   operation.send_counts = complete_counts(send_counts, in.count / size, size);
   operation.recv_counts = complete_counts(recv_counts, out.count / size, size);
   return operation;
 }
 
-Operation broadcast_operation(Buffer buffer, int root, const Call& call, Stream stream) {
+Operation broadcast_operation(const Buffer& buffer, int root, const Call& call, const Stream& stream) {
   Operation operation = new_operation(Verb::broadcast, buffer, buffer, call, stream);
   operation.root = root;
   return operation;
 }
 
-Operation reduce_operation(ConstBuffer in, Buffer out, ReduceOp op, int root, int rank, const Call& call,
-                           Stream stream) {
-  Operation operation = new_operation(Verb::reduce, in, rank == root ? out : Buffer{}, call, stream);
+Operation reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, int root, const Call& call,
+                           const Stream& stream) {
+  Operation operation = new_operation(Verb::reduce, in, out, call, stream);
   operation.op = op;
   operation.root = root;
   return operation;
 }
 
-Operation send_operation(ConstBuffer in, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::send, in, Buffer{}, call, stream);
-  operation.peer = peer;
-  return operation;
-}
-
-Operation recv_operation(Buffer out, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::recv, ConstBuffer{}, out, call, stream);
+Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out, int peer, const Call& call,
+                            const Stream& stream) {
+  Operation operation = new_operation(verb, in, out, call, stream);
   operation.peer = peer;
   return operation;
 }

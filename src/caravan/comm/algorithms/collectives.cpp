@@ -110,7 +110,7 @@ Pending broadcast_async(Communicator& comm, Buffer buffer, int root, const Choic
 
 Pending reduce_async(Communicator& comm, ConstBuffer in, Buffer out, ReduceOp op, int root, const Choice& choice,
                      const Call& call) {
-  return start(comm, reduce_operation(in, out, op, root, comm.rank(), call), choice, call);
+  return start(comm, reduce_operation(in, comm.rank() == root ? out : Buffer{}, op, root, call), choice, call);
 }
 
 }  // namespace caravan::algorithms

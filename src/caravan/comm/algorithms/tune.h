@@ -28,7 +28,7 @@ struct TuneOptions {
   int max_repeats = 50;                                              ///< per measurement, beside one to warm up
   std::chrono::milliseconds at_most{300};                            ///< per measurement; 3 repeats at least
   /// Called on every rank after each measurement, in the same order.
-  std::function<void(const Measurement&)> report;
+  std::function<void(const Measurement&)> report{};
 };
 
 struct TuneResult {
