@@ -32,6 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Shm, Messages, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Shm, Splits, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Shm, Asynchrony, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Shm, Faults, kSeveral, case_name);
+INSTANTIATE_TEST_SUITE_P(Shm, Algorithms, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Shm, TrafficCounts, kCases, case_name);
 
 INSTANTIATE_TEST_SUITE_P(ShmArena, Reductions, kArena, case_name);

@@ -33,6 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Thread, Messages, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Thread, Splits, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Thread, Asynchrony, kUpToFour, case_name);
 INSTANTIATE_TEST_SUITE_P(Thread, Faults, kSeveral, case_name);
+INSTANTIATE_TEST_SUITE_P(Thread, Algorithms, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Thread, TrafficCounts, kCases, case_name);
 
 INSTANTIATE_TEST_SUITE_P(ThreadArena, Reductions, kArena, case_name);
