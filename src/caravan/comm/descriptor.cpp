@@ -27,6 +27,24 @@ void copy_cut(std::array<char, N>& to, std::string_view text) {
   to[length] = '\0';
 }
 
+/// The last folder and name of a source file. Call sites are few and every call describes its own, so the cut texts are
+/// kept, by the address of the whole one.
+struct ShortFile {
+  const char* path = nullptr;
+  std::array<char, sizeof(Descriptor::file)> text{};
+};
+
+const ShortFile& short_file(const char* path) {
+  constexpr size_t kPlaces = 64;
+  thread_local std::array<ShortFile, kPlaces> files;
+  ShortFile& place = files[reinterpret_cast<uintptr_t>(path) / sizeof(uint64_t) % kPlaces];
+  if (place.path != path) {
+    copy_cut(place.text, short_path(path));
+    place.path = path;
+  }
+  return place;
+}
+
 bool is_rooted(Verb verb) { return verb == Verb::broadcast || verb == Verb::reduce; }
 bool reduces_data(Verb verb) {
   return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
@@ -91,7 +109,7 @@ Descriptor describe(const Operation& operation) {
   descriptor.sequence = operation.sequence;
   descriptor.line = operation.where.line();
   descriptor.what = operation.what;
-  copy_cut(descriptor.file, short_path(operation.where.file_name()));
+  descriptor.file = short_file(operation.where.file_name()).text;
   return descriptor;
 }
 
