@@ -1,5 +1,7 @@
 #include "caravan/comm/shared/wait_errors.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -30,6 +32,25 @@ ErrorText error_text(const Seat& seat, const Descriptor& call, std::string fact,
           .action = std::move(action)};
 }
 
+struct Stalled {
+  std::string fact;
+  std::string action = "find out what keeps the missing ranks, or raise the time-out of the communicator";
+};
+
+/// Those of `ranks` whose processes are stopped: they are not lost, and nothing keeps them but that.
+Stalled stalled_among(const Seat& seat, std::span<const int> ranks, PeerWatch* watch) {
+  Stalled result;
+  if (watch == nullptr) return result;
+  for (const StoppedPeer& peer : watch->stopped()) {
+    const auto is_peer = [&](int rank) { return seat.world_ranks[static_cast<size_t>(rank)] == peer.world_rank; };
+    const auto rank = std::ranges::find_if(ranks, is_peer);
+    if (rank == ranks.end()) continue;
+    result.fact += fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(seat, *rank), peer.number);
+    result.action = fmt::format("let the stopped process go on before the time-out (kill -CONT {})", peer.number);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string Seat::text() const { return fmt::format("rank {} of {} of \"{}\"", rank, size, name); }
@@ -54,11 +75,12 @@ std::exception_ptr left_error(const Seat& seat, const Descriptor& call, std::spa
 }
 
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout) {
+                              std::chrono::milliseconds timeout, PeerWatch* watch) {
+  const Stalled stalled = stalled_among(seat, ranks, watch);
   ErrorText text = error_text(seat, call,
-                              fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
-                                          std::chrono::duration<double>(timeout).count()),
-                              "find out what keeps the missing ranks, or raise the time-out of the communicator");
+                              fmt::format("{} of {} did not come within {} s{}", ranks_text(seat, ranks), seat.size,
+                                          std::chrono::duration<double>(timeout).count(), stalled.fact),
+                              stalled.action);
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed; ++i) {
     const int world_rank = seat.world_ranks[static_cast<size_t>(ranks[i])];
     text.where += "; world " + seat.segment->rank(world_rank).activity.text(world_rank);

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "caravan/comm/shared/peer_watch.h"
 #include "caravan/comm/shared/task.h"
 
 namespace caravan::shared {
@@ -20,8 +21,9 @@ std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, 
 /// `ranks` have destroyed the communicator without coming to `call`.
 std::exception_ptr left_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks);
 
-/// `ranks` did not come within `timeout`; tells what they were last doing.
+/// `ranks` did not come within `timeout`; tells what they were last doing, and which of them `watch` (which may be
+/// null) finds stopped.
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout);
+                              std::chrono::milliseconds timeout, PeerWatch* watch);
 
 }  // namespace caravan::shared
