@@ -127,7 +127,7 @@ std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, 
   }
   if (waited < options_.timeout) return nullptr;
   const std::vector<int> missing = queue.head().missing();
-  return missing.empty() ? nullptr : late_error(seat, queue.head().call(), missing, options_.timeout);
+  return missing.empty() ? nullptr : late_error(seat, queue.head().call(), missing, options_.timeout, watch_.get());
 }
 
 void Engine::look_for_ended_peers() {
