@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -108,6 +110,7 @@ TEST_P(C10dReducer, AveragesGradients) {
   GetParam().run([](const auto& world) { check_steps(world, {}); });
 }
 TEST_P(C10dReducer, AveragesGradientsInPlace) {
+  setenv("DDP_DISABLE_COMM_MEM", "0", 1);  // the Reducer's switch for buckets in the back-end's memory
   GetParam().run([](const auto& world) { check_steps(world, {.views = true}); });
 }
 TEST_P(C10dReducer, AveragesGradientsOfAStaticGraph) {
