@@ -31,7 +31,8 @@ struct C10dOptions {
 ///             UsageError, before anything is sent
 ///   work      wait(timeout) and the `timeout` of options count if shorter than the communicator's; then CommError, and
 ///             the operation goes on. Every other CommError is the end of the communicator, as in communicator.h.
-///   memory    allocateTensor gives Communicator::allocate's. c10d's Reducer takes it for its buckets if the environment
+///   memory    allocateTensor gives Communicator::allocate's. c10d's Reducer takes it for its buckets if the
+///   environment
 ///             has DDP_DISABLE_COMM_MEM=0 (torch 2.13), FSDP2 for its buffers after
 ///             set_allocate_memory_from_process_group_for_comm(True). It is freed by any thread
 ///   end       shutdown(), or the last reference: outstanding operations have a second, then the peers are told
