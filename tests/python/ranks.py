@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from datetime import timedelta
 
 SECONDS = 100  # a run that hangs ends with the stacks of its ranks
@@ -42,6 +43,7 @@ def run(num_ranks, expected_exits):
 
 def be_rank(namespace):
     faulthandler.dump_traceback_later(SECONDS, exit=True)
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch deprecates names that older torch has alone
     import torch
     import torch.distributed as dist
 
