@@ -80,7 +80,8 @@ TEST(ReduceLoops, EveryInstructionSetGivesTheSameBits) {
           for (const Isa isa : isas()) {
             for (const int num_outs : {1, 2, 3}) {
               EXPECT_TRUE(same(reduce(isa, op, inputs, num_outs), expected))
-                  << static_cast<int>(isa) << ' ' << name(dtype) << ' ' << name(op) << ' ' << num_sources << " sources " << count;
+                  << static_cast<int>(isa) << ' ' << name(dtype) << ' ' << name(op) << ' ' << num_sources << " sources "
+                  << count;
             }
           }
         }

@@ -19,8 +19,8 @@ void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const>
 void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                    std::span<std::byte* const> outs);
 
-/// The same by the loops of one instruction set, which the processor has: for tests. All give the same bits, but for the
-/// payload of a NaN.
+/// The same by the loops of one instruction set, which the processor has: for tests. All give the same bits, but for
+/// the payload of a NaN.
 void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                  std::span<std::byte* const> outs);
 
