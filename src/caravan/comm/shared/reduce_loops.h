@@ -9,7 +9,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
 #include "caravan/comm/shared/half.h"
 #include "caravan/comm/shared/reduce_kernels.h"
 #if defined(__AVX512F__)
