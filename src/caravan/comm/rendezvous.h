@@ -19,10 +19,12 @@ struct RankInfo {
   int master_port = 0;
   bool store_is_served = false;  ///< the launcher serves our store on master_port: connect, do not bind
   bool agent_store = false;      ///< torchrun's agent serves a c10d TCPStore on master_port: connect as its client
+  bool by_mpirun = false;        ///< started by mpirun, which serves no store: ours is found by MPI (open_mpi_store)
   JobKey key;                    ///< of our store; a world of one needs none
 
   /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE,
-  /// CARAVAN_STORE_SERVED and what JobKey reads. Without RANK: one rank of a world of one. Throws UsageError naming the
+  /// CARAVAN_STORE_SERVED and what JobKey reads. Without RANK: what the mpirun of Open MPI (OMPI_COMM_WORLD_*) or of
+  /// MPICH's family (PMI_*, MPI_LOCAL*) says; without those: one rank of a world of one. Throws UsageError naming the
   /// variable that is missing, not a number or out of range.
   static RankInfo from_environment();
 };
