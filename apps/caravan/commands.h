@@ -7,6 +7,7 @@ namespace caravan::app {
 // Each runs one command to its end and returns the exit code; throws what the library throws.
 
 int inspect(const InspectArguments& arguments);
+int inspect_flight(const std::string& folder);
 int tokenizer(const TokenizerArguments& arguments);
 
 // Of the rank program: they need libtorch.

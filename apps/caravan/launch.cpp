@@ -163,8 +163,11 @@ int launch(const LaunchOptions& options) {
                       .action = "use 1 or more"});
   }
   const SignalQueue signals;  // before the server: its thread inherits the mask
-  const StoreServer server("127.0.0.1", 0);
-  return Job(start_ranks(options, server.port(), signals.mask_before()), signals).run();
+  const JobKey key = JobKey::for_launch(options.num_ranks);
+  const StoreServer server("127.0.0.1", 0, {.key = key, .log = [](const std::string& line) {
+                                              std::fprintf(stderr, "caravan: %s\n", line.c_str());
+                                            }});
+  return Job(start_ranks(options, {server.port(), key}, signals.mask_before()), signals).run();
 }
 
 }  // namespace caravan

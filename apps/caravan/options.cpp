@@ -76,6 +76,8 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
 
 void add_inspect(CLI::App& app, CommandLine& line) {
   CLI::App* command = app.add_subcommand("inspect", "print what a recipe comes to, without running it");
+  CLI::App* flight = command->add_subcommand("flight", "say where the ranks of a failed job parted");
+  flight->add_option("folder", line.inspect.flight_folder, "the run folder, with its flight-rank<r>.json")->required();
   command->add_option("recipe", line.inspect.recipe, "a TOML file; without one the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "for this many ranks");
   command->add_option("--set", line.inspect.overrides, "section.key=value, over the recipe")

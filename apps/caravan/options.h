@@ -42,6 +42,7 @@ struct ImportArguments {
 };
 
 struct InspectArguments {
+  std::string flight_folder;  ///< not "": compare the flight reports in it
   std::string recipe;
   std::optional<int> ranks;
   std::vector<std::string> overrides;

@@ -210,6 +210,33 @@ TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
       kSoon);
 }
 
+/// What the first ranks had begun before they gave up must not block the connection for everything else.
+TEST_P(Faults, LateRankDisturbsNoOtherCommunicator) {
+  GetParam().run(
+      [](const std::shared_ptr<Communicator>& world) {
+        const auto group = world->split(everybody(*world), "group");
+        const auto side = world->split(everybody(*world), "side");
+        const auto meet = [&](const char* what) {
+          Work work = side->barrier_async(what);  // done() has no time-out
+          for (int i = 0; i < 20'000 && !work.done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          ASSERT_TRUE(work.done()) << what;
+        };
+        const bool late = world->rank() == world->size() - 1;
+        float data[3] = {};
+        const Buffer buffer{data, 3, Dtype::fp32, {}};
+        const auto call = [&] { group->all_reduce(buffer, buffer, ReduceOp::sum); };
+        if (!late) {
+          EXPECT_NE(error_of<CommError>(call), "");
+        }
+        meet("all others have given up");
+        if (late) {
+          EXPECT_NE(error_of<CommError>(call), "");
+        }
+        meet("all have their error");
+      },
+      kSoon);
+}
+
 TEST_P(Faults, MissingSenderIsNamed) {
   GetParam().run(
       [](const std::shared_ptr<Communicator>& world) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "caravan/comm/gloo.h"
-#include "caravan/comm/shared/peer_failure.h"
+#include "caravan/comm/peer_failure.h"
 
 namespace caravan::testing {
 namespace {
@@ -21,7 +21,7 @@ void run_rank(const RankInfo& info, const std::shared_ptr<Store>& store, const C
   try {
     world = make_gloo_world(info, store, options);
     body(world);
-  } catch (const shared::PeerFailure& exception) {
+  } catch (const PeerFailure& exception) {
     failures.echo = std::current_exception();
     if (world != nullptr) world->abort(exception.what());
   } catch (const std::exception& exception) {

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/gloo_address.h"
-#include "caravan/comm/gloo_errors.h"
+#include "caravan/comm/gloo_fact.h"
+#include "caravan/comm/host_address.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {
@@ -44,9 +44,9 @@ TEST(Gloo, OwnAddressIsTheOneTowardsTheMaster) {
   RankInfo info;
   info.world_size = info.local_world_size = 2;
   info.master_port = 29500;
-  EXPECT_EQ(gloo::own_address(info), "127.0.0.1");
+  EXPECT_EQ(own_address(info), "127.0.0.1");
   info.master_addr = "no-such-host.invalid";
-  EXPECT_THAT(testing::error_of<UsageError>([&] { gloo::own_address(info); }), HasSubstr("no-such-host.invalid"));
+  EXPECT_THAT(testing::error_of<UsageError>([&] { own_address(info); }), HasSubstr("no-such-host.invalid"));
 }
 
 TEST(Gloo, PlainFactLeavesOutSourceLinesAndAdvice) {

@@ -12,31 +12,10 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/checks.h"
+#include "caravan/comm/operations.h"
 
 namespace caravan {
 namespace {
-
-Operation new_operation(Verb verb, const Call& call, const Stream& stream) {
-  Operation operation;
-  operation.verb = verb;
-  operation.where = call.where;
-  operation.stream = stream;
-  call.what.copy(operation.what.data(), operation.what.size() - 1);  // the text may be empty, without memory
-  return operation;
-}
-
-Operation new_operation(Verb verb, const ConstBuffer& in, const Buffer& out, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(verb, call, stream);
-  operation.dtype = verb == Verb::recv ? out.dtype : in.dtype;
-  operation.in = in;
-  operation.out = out;
-  return operation;
-}
-
-std::vector<int64_t> complete_counts(std::span<const int64_t> counts, int64_t each, int size) {
-  if (counts.empty()) return std::vector<int64_t>(static_cast<size_t>(size), each);
-  return {counts.begin(), counts.end()};
-}
 
 int64_t bytes_of(const ConstBuffer& buffer) { return buffer.count * size_bytes(buffer.dtype); }
 
@@ -48,8 +27,25 @@ void copy_in_to_out(const Operation& operation) {
 
 }  // namespace
 
-Communicator::Communicator(int rank, int size, std::string name)
-    : rank_(rank), size_(size), name_(std::move(name)), next_send_(size), next_recv_(size) {}
+Communicator::Communicator(int rank, int size, std::string name, Lineage lineage)
+    : rank_(rank),
+      size_(size),
+      name_(std::move(name)),
+      lineage_(std::move(lineage)),
+      next_send_(static_cast<size_t>(size)),
+      next_recv_(static_cast<size_t>(size)) {
+  if (lineage_.recorder == nullptr) lineage_.recorder = std::make_shared<FlightRecorder>();
+  group_ = {.identity = lineage_.identity, .rank = rank, .size = size};
+  name_.copy(group_.name.data(), group_.name.size() - 1);
+}
+
+Lineage Communicator::child_lineage(uint64_t sequence, int first) const noexcept {
+  // The finaliser of splitmix64: children of one parent, and of different ones, differ.
+  uint64_t mixed = lineage_.identity * 0x9e3779b97f4a7c15ULL + (sequence << 20) + static_cast<uint64_t>(first) + 1;
+  mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9ULL;
+  mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebULL;
+  return {mixed ^ mixed >> 31, lineage_.recorder};
+}
 
 Communicator::~Communicator() = default;
 
@@ -57,98 +53,70 @@ bool Communicator::takes(const Device& device, const Stream& stream) const noexc
   return device.kind == DeviceKind::cpu && stream.handle == nullptr;
 }
 
-Work Communicator::all_reduce_async(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::all_reduce, in, out, call, stream);
-  operation.op = op;
-  return issue(std::move(operation));
-}
-
-Work Communicator::all_gather_async(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Call& call,
-                                    Stream stream) {
-  Operation operation = new_operation(Verb::all_gather, in, out, call, stream);
-  operation.recv_counts = complete_counts(counts, in.count, size_);
-  return issue(std::move(operation));
-}
-
-Work Communicator::reduce_scatter_async(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts,
-                                        const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::reduce_scatter, in, out, call, stream);
-  operation.op = op;
-  operation.send_counts = complete_counts(counts, out.count, size_);
-  return issue(std::move(operation));
-}
-
-Work Communicator::all_to_all_async(ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
-                                    std::span<const int64_t> recv_counts, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::all_to_all, in, out, call, stream);
-  operation.send_counts = complete_counts(send_counts, in.count / size_, size_);
-  operation.recv_counts = complete_counts(recv_counts, out.count / size_, size_);
-  return issue(std::move(operation));
-}
-
-Work Communicator::broadcast_async(Buffer buffer, int root, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::broadcast, buffer, buffer, call, stream);
-  operation.root = root;
-  return issue(std::move(operation));
-}
-
-Work Communicator::reduce_async(ConstBuffer in, Buffer out, ReduceOp op, int root, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::reduce, in, rank_ == root ? out : Buffer{}, call, stream);
-  operation.op = op;
-  operation.root = root;
-  return issue(std::move(operation));
-}
-
-Work Communicator::send_async(ConstBuffer in, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::send, in, Buffer{}, call, stream);
-  operation.peer = peer;
-  return issue(std::move(operation));
-}
-
-Work Communicator::recv_async(Buffer out, int peer, const Call& call, Stream stream) {
-  Operation operation = new_operation(Verb::recv, ConstBuffer{}, out, call, stream);
-  operation.peer = peer;
-  return issue(std::move(operation));
-}
-
-Work Communicator::barrier_async(const Call& call) { return issue(new_operation(Verb::barrier, call, {})); }
-
 void Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
-  all_reduce_async(in, out, op, call, stream).wait();
+  run(all_reduce_operation(in, out, op, call, stream));
+}
+Work Communicator::all_reduce_async(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
+  return issue(all_reduce_operation(in, out, op, call, stream));
 }
 
 void Communicator::all_gather(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Call& call,
                               Stream stream) {
-  all_gather_async(in, out, counts, call, stream).wait();
+  run(all_gather_operation(in, out, counts, size_, call, stream));
+}
+Work Communicator::all_gather_async(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Call& call,
+                                    Stream stream) {
+  return issue(all_gather_operation(in, out, counts, size_, call, stream));
 }
 
 void Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts,
                                   const Call& call, Stream stream) {
-  reduce_scatter_async(in, out, op, counts, call, stream).wait();
+  run(reduce_scatter_operation(in, out, op, counts, size_, call, stream));
+}
+Work Communicator::reduce_scatter_async(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts,
+                                        const Call& call, Stream stream) {
+  return issue(reduce_scatter_operation(in, out, op, counts, size_, call, stream));
 }
 
 void Communicator::all_to_all(ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
                               std::span<const int64_t> recv_counts, const Call& call, Stream stream) {
-  all_to_all_async(in, out, send_counts, recv_counts, call, stream).wait();
+  run(all_to_all_operation(in, out, send_counts, recv_counts, size_, call, stream));
+}
+Work Communicator::all_to_all_async(ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
+                                    std::span<const int64_t> recv_counts, const Call& call, Stream stream) {
+  return issue(all_to_all_operation(in, out, send_counts, recv_counts, size_, call, stream));
 }
 
 void Communicator::broadcast(Buffer buffer, int root, const Call& call, Stream stream) {
-  broadcast_async(buffer, root, call, stream).wait();
+  run(broadcast_operation(buffer, root, call, stream));
+}
+Work Communicator::broadcast_async(Buffer buffer, int root, const Call& call, Stream stream) {
+  return issue(broadcast_operation(buffer, root, call, stream));
 }
 
 void Communicator::reduce(ConstBuffer in, Buffer out, ReduceOp op, int root, const Call& call, Stream stream) {
-  reduce_async(in, out, op, root, call, stream).wait();
+  run(reduce_operation(in, rank_ == root ? out : Buffer{}, op, root, call, stream));
+}
+Work Communicator::reduce_async(ConstBuffer in, Buffer out, ReduceOp op, int root, const Call& call, Stream stream) {
+  return issue(reduce_operation(in, rank_ == root ? out : Buffer{}, op, root, call, stream));
 }
 
 void Communicator::send(ConstBuffer in, int peer, const Call& call, Stream stream) {
-  send_async(in, peer, call, stream).wait();
+  run(message_operation(Verb::send, in, {}, peer, call, stream));
+}
+Work Communicator::send_async(ConstBuffer in, int peer, const Call& call, Stream stream) {
+  return issue(message_operation(Verb::send, in, {}, peer, call, stream));
 }
 
 void Communicator::recv(Buffer out, int peer, const Call& call, Stream stream) {
-  recv_async(out, peer, call, stream).wait();
+  run(message_operation(Verb::recv, {}, out, peer, call, stream));
+}
+Work Communicator::recv_async(Buffer out, int peer, const Call& call, Stream stream) {
+  return issue(message_operation(Verb::recv, {}, out, peer, call, stream));
 }
 
-void Communicator::barrier(const Call& call) { barrier_async(call).wait(); }
+void Communicator::barrier(const Call& call) { run(barrier_operation(call)); }
+Work Communicator::barrier_async(const Call& call) { return issue(barrier_operation(call)); }
 
 std::shared_ptr<void> Communicator::allocate(size_t bytes) {
   constexpr size_t kAlign = 64;
@@ -192,24 +160,54 @@ void Communicator::count_traffic(const Operation& operation) {
   traffic_.bytes[verb] += wire_bytes(operation.verb, rank_, size_, bytes_of(operation.in), own, operation.root);
 }
 
-Work Communicator::issue(Operation operation) {
+uint64_t& Communicator::counter_of(const Operation& operation) noexcept {
+  if (operation.verb == Verb::send) return next_send_[static_cast<size_t>(operation.peer)];
+  if (operation.verb == Verb::recv) return next_recv_[static_cast<size_t>(operation.peer)];
+  return next_collective_;
+}
+
+bool Communicator::prepare(Operation& operation) {
   check(operation);
+  count_traffic(operation);
   if (size_ == 1) {
     if (touches_memory()) copy_in_to_out(operation);
-    count_traffic(operation);
-    return {};
+    return false;
   }
-  const bool sends = operation.verb == Verb::send;
-  const bool receives = operation.verb == Verb::recv;
-  uint64_t& next = sends      ? next_send_[static_cast<size_t>(operation.peer)]
-                   : receives ? next_recv_[static_cast<size_t>(operation.peer)]
-                              : next_collective_;
-  operation.sequence = next;
+  operation.sequence = counter_of(operation)++;
+  operation.flight = &lineage_.recorder->log();
+  operation.flight_number = record(describe(operation));
+  return true;
+}
+
+Work Communicator::issue(Operation operation) {
+  if (!prepare(operation)) return {};
   auto shared = std::make_shared<Operation>(std::move(operation));
-  start(shared);
-  ++next;
-  count_traffic(*shared);
+  try {
+    start(shared);
+  } catch (const std::exception& error) {
+    shared->set_complete(std::current_exception());
+    lineage_.recorder->failed(error.what());
+    throw;
+  }
   return {shared, this};
+}
+
+void Communicator::run(Operation operation) {
+  if (!prepare(operation)) return;
+  try {
+    execute(operation);
+  } catch (const std::exception& error) {
+    if (!operation.complete) operation.set_complete(std::current_exception());
+    lineage_.recorder->failed(error.what());
+    throw;
+  }
+}
+
+void Communicator::execute(Operation& operation) {
+  const auto shared = std::make_shared<Operation>(operation);
+  start(shared);
+  operation.complete = true;  // from here on it is the shared one that ends
+  wait(*shared);
 }
 
 void Communicator::wait(Operation& operation) {
@@ -221,7 +219,12 @@ void Communicator::wait(Operation& operation) {
     }
   };
   const Timer timer{traffic_.wait_ms};
-  finish(operation);
+  try {
+    finish(operation);
+  } catch (const std::exception& error) {
+    lineage_.recorder->failed(error.what());
+    throw;
+  }
 }
 
 }  // namespace caravan

@@ -7,10 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/flight.h"
 #include "caravan/comm/types.h"
 #include "caravan/comm/work.h"
 
 namespace caravan {
+
+namespace algorithms {
+class SelectionTable;
+}
 
 /// What a communicator has moved, for this rank. Bytes are those of the ring (all_reduce, all_gather, reduce_scatter),
 /// direct (all_to_all, send) and chain (broadcast, reduce) algorithms, whatever the back-end does inside: the figure of
@@ -28,6 +33,12 @@ struct Traffic {
 /// Bytes that rank `rank` of `size` sends for one call. `input_bytes` is what it puts in; for all_to_all,
 /// reduce_scatter and their uneven forms `own_bytes` is the part of it that stays on this rank.
 int64_t wire_bytes(Verb verb, int rank, int size, int64_t input_bytes, int64_t own_bytes, int root) noexcept;
+
+/// What a communicator has from the one it was split from. A world has none, and gets a recorder of its own.
+struct Lineage {
+  uint64_t identity = 0;  ///< see FlightGroup
+  std::shared_ptr<FlightRecorder> recorder;
+};
 
 /// A group of ranks that call the same verbs in the same order. Not thread-safe: one rank, one thread.
 ///
@@ -62,8 +73,14 @@ class Communicator {
   /// "thread", "shm", "gloo", "record".
   virtual std::string_view backend() const noexcept = 0;
   const Traffic& traffic() const noexcept { return traffic_; }
+  /// The last operations of this rank, on this communicator and all others split from the same world.
+  const std::shared_ptr<FlightRecorder>& recorder() const noexcept { return lineage_.recorder; }
   /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
   virtual bool touches_memory() const noexcept { return true; }
+  /// Where collectives are made of messages (gloo, mpi): which algorithms they take from now on; null: those of
+  /// CommOptions. Every rank calls it, in the order of its collectives, with equal tables. False, and nothing is
+  /// changed, where they are not made of messages.
+  virtual bool select(std::shared_ptr<const algorithms::SelectionTable>) { return false; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same. Sends 2(n-1)/n
   /// x.
@@ -116,8 +133,16 @@ class Communicator {
   virtual std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) = 0;
 
   /// Memory for buffers that live long and travel often (flat gradients, shards), 64-byte aligned, zeroed. Freed when
-  /// the last copy of the pointer is gone, not before the operations on it are complete.
+  /// the last copy of the pointer is gone, not before the operations on it are complete. Over shm the other ranks read
+  /// and write such a buffer in place, where any other memory is copied through; ranks need not allocate alike.
   virtual std::shared_ptr<void> allocate(size_t bytes);
+
+  /// One buffer for all ranks where they share memory, else one for each: 64-byte aligned, zeroed. Every rank calls it,
+  /// in the order of its collectives, with the same size. A rank writes its own part only; an all_gather in place
+  /// (every rank's `in` its place in `out`, and `out` this buffer) makes the others' parts readable: over shm it moves
+  /// nothing, it is a view. What a rank writes after that may be seen by the others at once, so the next write waits
+  /// for a barrier or any other collective after the last read.
+  virtual std::shared_ptr<void> allocate_shared(size_t bytes) { return allocate(bytes); }
 
   /// Makes some progress on everything outstanding, without waiting: called between pieces of computation.
   virtual void progress() = 0;
@@ -127,7 +152,9 @@ class Communicator {
   virtual void abort(std::string_view reason) noexcept = 0;
 
  protected:
-  Communicator(int rank, int size, std::string name);
+  Communicator(int rank, int size, std::string name, Lineage lineage = {});
+  /// What a communicator split from this one in collective number `sequence`, led by rank `first`, gets.
+  Lineage child_lineage(uint64_t sequence, int first) const noexcept;
 
   /// Whether buffers on `device`, ordered on `stream`, can be taken. Default: host memory, no stream.
   virtual bool takes(const Device& device, const Stream& stream) const noexcept;
@@ -135,21 +162,33 @@ class Communicator {
   /// Starts one checked operation; size() > 1. May throw the error the communicator died of, then nothing was started.
   /// Called by the verbs above only.
   virtual void start(const std::shared_ptr<Operation>& operation) = 0;
+  /// Starts and finishes a blocking call. A back-end that can do so without the costs of an asynchronous one overrides
+  /// it; on return or throw the operation is over.
+  virtual void execute(Operation& operation);
   /// The number of a collective that does not come as an Operation of a verb: a split.
   uint64_t take_sequence() noexcept { return next_collective_++; }
   /// Returns when `operation` is complete; throws its error. Progresses everything else meanwhile.
   virtual void finish(Operation& operation) = 0;
+  /// finish(), with the time it took counted as waiting and an error reported to the recorder.
+  void wait(Operation& operation);
+  /// Writes a call that is no Operation of a verb, such as a split, into the log; returns its number there.
+  uint64_t record(const Descriptor& call) noexcept { return lineage_.recorder->log().begin(call, group_); }
 
  private:
   friend class Work;
   Work issue(Operation operation);
+  void run(Operation operation);
   void check(const Operation& operation) const;
+  /// Checks, numbers and records an operation. False if it is over already: one rank alone, moving nothing.
+  bool prepare(Operation& operation);
+  uint64_t& counter_of(const Operation& operation) noexcept;
   void count_traffic(const Operation& operation);
-  void wait(Operation& operation);
 
   int rank_;
   int size_;
   std::string name_;
+  Lineage lineage_;
+  FlightGroup group_;
   Traffic traffic_;
   uint64_t next_collective_ = 0;
   std::vector<uint64_t> next_send_;  ///< per peer

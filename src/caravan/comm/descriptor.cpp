@@ -27,6 +27,24 @@ void copy_cut(std::array<char, N>& to, std::string_view text) {
   to[length] = '\0';
 }
 
+/// The last folder and name of a source file. Call sites are few and every call describes its own, so the cut texts are
+/// kept, by the address of the whole one.
+struct ShortFile {
+  const char* path = nullptr;
+  std::array<char, sizeof(Descriptor::file)> text{};
+};
+
+const ShortFile& short_file(const char* path) {
+  constexpr size_t kPlaces = 64;
+  thread_local std::array<ShortFile, kPlaces> files;
+  ShortFile& place = files[reinterpret_cast<uintptr_t>(path) / sizeof(uint64_t) % kPlaces];
+  if (place.path != path) {
+    copy_cut(place.text, short_path(path));
+    place.path = path;
+  }
+  return place;
+}
+
 bool is_rooted(Verb verb) { return verb == Verb::broadcast || verb == Verb::reduce; }
 bool reduces_data(Verb verb) {
   return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
@@ -38,6 +56,7 @@ bool same_call(const CallOf& a, const CallOf& b) {
   const Descriptor& y = *b.descriptor;
   if (x.verb != y.verb) return false;
   if (x.verb == kSplitCall) return true;
+  if (x.verb == kAllocateCall) return x.count == y.count;
   const Verb verb = static_cast<Verb>(x.verb);
   if (verb == Verb::barrier) return true;
   if (x.dtype != y.dtype || (reduces_data(verb) && x.op != y.op) || (is_rooted(verb) && x.root != y.root)) return false;
@@ -91,8 +110,14 @@ Descriptor describe(const Operation& operation) {
   descriptor.sequence = operation.sequence;
   descriptor.line = operation.where.line();
   descriptor.what = operation.what;
-  copy_cut(descriptor.file, short_path(operation.where.file_name()));
+  descriptor.file = short_file(operation.where.file_name()).text;
   return descriptor;
+}
+
+std::string_view call_name(uint8_t verb) noexcept {
+  if (verb == kSplitCall) return "split";
+  if (verb == kAllocateCall) return "allocate_shared";
+  return name(static_cast<Verb>(verb));
 }
 
 std::string quoted(std::string_view text) { return text.empty() ? "" : fmt::format("\"{}\"", text); }
@@ -102,12 +127,11 @@ std::string call_site(const std::source_location& where) {
 }
 
 std::string to_string(const Descriptor& descriptor) {
-  std::string text;
-  const Verb verb = static_cast<Verb>(descriptor.verb);
-  if (descriptor.verb == kSplitCall) {
-    text = "split";
-  } else {
-    text = name(verb);
+  std::string text(call_name(descriptor.verb));
+  if (descriptor.verb == kAllocateCall) {
+    text += fmt::format(" {} bytes", descriptor.count);
+  } else if (descriptor.verb != kSplitCall) {
+    const Verb verb = static_cast<Verb>(descriptor.verb);
     if (reduces_data(verb)) text += fmt::format(" {}", name(static_cast<ReduceOp>(descriptor.op)));
     if (verb != Verb::barrier) {
       text += fmt::format(" {} [{}]", name(static_cast<Dtype>(descriptor.dtype)), descriptor.count);

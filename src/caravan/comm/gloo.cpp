@@ -1,12 +1,11 @@
-// The only file that includes c10d's headers. See Note [stubs of gloo's headers].
+// The only file that includes the headers of c10d's gloo. See Note [stubs of gloo's headers].
 #include "caravan/comm/gloo.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <numeric>
+#include <stdexcept>
 #include <thread>
-#include <type_traits>
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -14,10 +13,12 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/broken_pipe.h"
-#include "caravan/comm/gloo_address.h"
-#include "caravan/comm/gloo_communicator.h"
+#include "caravan/comm/c10d_store.h"
+#include "caravan/comm/gloo_fact.h"
+#include "caravan/comm/host_address.h"
+#include "caravan/comm/messages/meeting.h"
+#include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/store_errors.h"
 
 namespace caravan {
@@ -68,27 +69,39 @@ class C10dStore final : public c10d::Store {
   std::shared_ptr<caravan::Store> store_;
 };
 
-class GlooTransfer final : public gloo::Transfer {
+/// What `call` returns; what gloo throws of a connection, in plain words.
+template <class Call>
+std::invoke_result_t<Call> plainly(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& exception) {
+    throw std::runtime_error(gloo::plain_fact(exception.what()));
+  }
+}
+
+class GlooTransfer final : public messages::Transfer {
  public:
   explicit GlooTransfer(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
-  bool wait() override { return work_->wait(kForever); }
+  bool wait() override {
+    return plainly([&] { return work_->wait(kForever); });
+  }
   void interrupt() noexcept override { work_->abort(); }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-class GlooTransport final : public gloo::Transport {
+class GlooTransport final : public messages::Transport {
  public:
   explicit GlooTransport(c10::intrusive_ptr<c10d::ProcessGroupGloo> group) : group_(std::move(group)) {}
 
-  std::unique_ptr<gloo::Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) override {
+  std::unique_ptr<messages::Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) override {
     std::vector<at::Tensor> tensors{bytes_of(const_cast<std::byte*>(data), bytes)};  // gloo only reads it
-    return std::make_unique<GlooTransfer>(group_->send(tensors, world_rank, tag));
+    return std::make_unique<GlooTransfer>(plainly([&] { return group_->send(tensors, world_rank, tag); }));
   }
-  std::unique_ptr<gloo::Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) override {
+  std::unique_ptr<messages::Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) override {
     std::vector<at::Tensor> tensors{bytes_of(data, bytes)};
-    return std::make_unique<GlooTransfer>(group_->recv(tensors, world_rank, tag));
+    return std::make_unique<GlooTransfer>(plainly([&] { return group_->recv(tensors, world_rank, tag); }));
   }
 
  private:
@@ -99,33 +112,9 @@ class GlooTransport final : public gloo::Transport {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
 
-/// Waits until every rank has come to this world, so that those that do not are named.
-void meet(const RankInfo& info, Store& store, milliseconds timeout) {
-  const auto deadline = steady_clock::now() + timeout;
-  store.set(fmt::format("here/{}", info.rank), "");
-  std::vector<int64_t> absent;
-  for (int rank = 0; rank < info.world_size; ++rank) {
-    const std::string key = fmt::format("here/{}", rank);
-    while (!store.has(key)) {
-      if (steady_clock::now() >= deadline) {
-        absent.push_back(rank);
-        break;
-      }
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-  }
-  if (absent.empty()) return;
-  throw CommError({.op = "gloo",
-                   .subject = "world",
-                   .fact = fmt::format("{} {} of {} did not come within {} s", absent.size() == 1 ? "rank" : "ranks",
-                                       join(absent), info.world_size, static_cast<double>(timeout.count()) / 1e3),
-                   .where = fmt::format("rank {}", info.rank),
-                   .action = "start all ranks with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
-}
-
-std::shared_ptr<gloo::Transport> connect_world(const RankInfo& info, const std::shared_ptr<Store>& store,
-                                               milliseconds timeout) {
-  const std::string address = gloo::own_address(info);
+std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                                   milliseconds timeout) {
+  const std::string address = own_address(info);
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
@@ -144,75 +133,21 @@ std::shared_ptr<gloo::Transport> connect_world(const RankInfo& info, const std::
   }
 }
 
-/// torchrun's store, one call at a time: c10d's client holds its lock while it waits, so nothing waits inside it.
-class AgentStore final : public Store {
- public:
-  AgentStore(c10::intrusive_ptr<c10d::TCPStore> store, std::string where)
-      : store_(std::move(store)), where_(std::move(where)) {}
-
-  void set(std::string_view key, std::string_view value) override {
-    ask([&] { store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end())); });
-  }
-  std::string get(std::string_view key, milliseconds timeout) override {
-    const auto deadline = steady_clock::now() + timeout;
-    for (milliseconds pause{1}; !has(key); pause = std::min(pause * 2, milliseconds(50))) {
-      if (steady_clock::now() >= deadline) throw key_not_set(key, timeout, where_);
-      std::this_thread::sleep_for(pause);
-    }
-    return ask([&] {
-      const std::vector<uint8_t> value = store_->get(std::string(key));
-      return std::string(value.begin(), value.end());
-    });
-  }
-  bool has(std::string_view key) override {
-    return ask([&] { return store_->check({std::string(key)}); });
-  }
-  int64_t add(std::string_view key, int64_t amount) override {
-    return ask([&] { return store_->add(std::string(key), amount); });
-  }
-
- private:
-  template <class Call>
-  std::invoke_result_t<Call> ask(const Call& call) {
-    try {
-      return call();
-    } catch (const std::exception& exception) {
-      throw CommError({.op = "store",
-                       .fact = fmt::format("the {} is lost: {}", where_, exception.what()),
-                       .action = "see why torchrun's agent ended"});
-    }
-  }
-
-  c10::intrusive_ptr<c10d::TCPStore> store_;
-  std::string where_;
-};
-
 }  // namespace
 
 std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options) {
   const NoBrokenPipeSignal no_signal;  // gloo's own thread starts here, and inherits it
-  std::shared_ptr<gloo::Transport> transport;
+  std::shared_ptr<messages::Transport> transport;
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
-    // Every world of a job meets under keys of its own: the n-th of this rank is the n-th of every rank.
-    const int64_t number = store->add(fmt::format("gloo/{}", info.rank), 1);
-    own = prefixed(store, fmt::format("gloo/world {}", number));
+    own = messages::next_world("gloo", info, store);
     const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
-    meet(info, *own, timeout);
+    messages::meet("gloo", info, *own, timeout);
     transport = connect_world(info, own, timeout);
   }
-  gloo::Seat seat;
-  seat.transport = transport;
-  seat.rank = info.rank;
-  seat.size = info.world_size;
-  seat.name = "world";
-  seat.world_ranks.resize(static_cast<size_t>(info.world_size));
-  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  seat.check = options.check;
-  seat.last_calls = std::make_shared<gloo::LastCalls>(info.world_size);
-  auto member = std::make_shared<gloo::Member>(transport, own, info.rank, info.world_size, options);
-  return std::make_shared<gloo::GlooCommunicator>(std::move(member), std::move(seat));
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(
+      "gloo", std::move(transport), std::move(own), info.rank, info.world_size, options));
 }
 
 std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds timeout) {
@@ -235,7 +170,7 @@ std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds ti
   }
   // The agent keeps its store when it restarts the ranks: each attempt has keys of its own.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return prefixed(std::make_shared<AgentStore>(std::move(store), where),
+  return prefixed(wrap_c10d_store(std::move(store), where),
                   fmt::format("caravan/attempt {}", attempt != nullptr ? attempt : "0"));
 }
 

@@ -8,7 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
-#include "caravan/comm/shared/peer_failure.h"
+#include "caravan/comm/peer_failure.h"
 #include "caravan/comm/shared/shared_communicator.h"
 #include "caravan/comm/thread_ranks.h"
 
@@ -49,7 +49,7 @@ void run_rank(std::shared_ptr<shared::Engine> engine, const Body& body, FirstCau
   auto world = shared::SharedCommunicator::make_world(std::move(engine));
   try {
     body(world);
-  } catch (const shared::PeerFailure& exception) {
+  } catch (const PeerFailure& exception) {
     failure.add(std::current_exception(), true);
     world->abort(exception.what());
   } catch (const std::exception& exception) {

@@ -3,11 +3,13 @@
 #include <utility>
 
 #include "caravan/comm/communicator.h"
+#include "caravan/comm/flight.h"
 
 namespace caravan {
 
 void Operation::set_complete(std::exception_ptr failure) noexcept {
   complete = true;
+  if (flight != nullptr) flight->end(flight_number, failure == nullptr ? FlightState::done : FlightState::failed);
   error = std::move(failure);
   keep_alive.reset();
   backend_state.reset();

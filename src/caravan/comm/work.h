@@ -11,6 +11,7 @@
 namespace caravan {
 
 class Communicator;
+class FlightLog;
 
 /// One issued call: what a back-end executes. Sizes are checked and complete (never empty for an uneven verb) when a
 /// back-end sees it.
@@ -28,6 +29,9 @@ struct Operation {
   uint64_t sequence = 0;        ///< counts from 0 per communicator (collectives) or per peer and direction (send, recv)
   std::array<char, 56> what{};  ///< Call::what, cut
   std::source_location where;
+
+  FlightLog* flight = nullptr;  ///< the log it is recorded in, outlives it
+  uint64_t flight_number = 0;
 
   bool complete = false;
   std::exception_ptr error;             ///< set with complete
@@ -52,6 +56,7 @@ class Work {
 
  private:
   friend class Communicator;
+  class FlightLog;
   Work(std::shared_ptr<Operation> operation, Communicator* communicator);
 
   std::shared_ptr<Operation> operation_;

@@ -8,6 +8,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/gloo.h"
+#include "caravan/comm/mpi.h"
+#include "caravan/comm/mpi_library.h"
 #include "caravan/comm/shared/shared_communicator.h"
 #include "caravan/comm/shm.h"
 
@@ -55,34 +57,47 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options) {
+std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
   if (info.world_size == 1) return local_store();
+  if (info.by_mpirun) return open_mpi_store(info, options);
   if (info.agent_store) return connect_agent_store(info, options.timeout);
   if (info.store_is_served || info.rank != 0) {
-    return connect_store(info.master_addr, info.master_port, options.timeout);
+    return connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);
   }
   // A name of this host may stand for 127.0.1.1 in its own hosts file: other hosts could not reach that.
   const std::string bound = is_loopback(info.master_addr) ? info.master_addr : "0.0.0.0";
-  auto server = std::make_unique<StoreServer>(bound, info.master_port);
-  auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout);
+  auto server = std::make_unique<StoreServer>(bound, info.master_port, StoreServerOptions{.key = info.key, .log = log});
+  if (log && info.key.secret.empty() && !is_loopback(bound)) {
+    log(fmt::format(
+        "store: whoever reaches port {} of this host can join the job; a CARAVAN_SECRET, the same for every "
+        "rank, keeps strangers out (openssl rand -hex 32 makes one)",
+        info.master_port));
+  }
+  auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout, info.key, 0);
   return std::make_shared<ServedStore>(std::move(server), std::move(client));
 }
 
 std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
                                          const std::shared_ptr<Store>& store, const CommOptions& options) {
-  const std::vector<std::string> known = {"auto", "thread", "shm", "gloo"};
+  std::vector<std::string> known = {"auto", "thread", "shm", "gloo"};
+  if (!mpi::built().empty()) known.emplace_back("mpi");
   if (backend == "shm") return make_shm_world(info, store, options);
   if (backend == "gloo") return make_gloo_world(info, store, options);
   if (backend == "auto") {
     if (info.world_size == 1) return make_world_of_one(options);
-    const bool one_host = info.local_world_size == info.world_size;
-    return one_host ? make_shm_world(info, store, options) : make_gloo_world(info, store, options);
+    if (info.local_world_size == info.world_size) return make_shm_world(info, store, options);
+    return info.by_mpirun ? make_mpi_world(info, store, options) : make_gloo_world(info, store, options);
   }
   if (backend == "thread") {
     if (info.world_size == 1) return make_world_of_one(options);
     refuse_backend(backend, info, "its ranks are threads of one process, and these are processes",
                    "choose auto, shm or gloo");
   }
+  if (backend == "mpi" && mpi::built().empty()) {
+    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(known)),
+                   "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich");
+  }
+  if (backend == "mpi") return make_mpi_world(info, store, options);
   refuse_backend(backend, info, fmt::format("there is no such back-end; there are {}", join(known)),
                  fmt::format("choose {}", nearest(backend, known)));
 }

@@ -9,13 +9,15 @@
 
 namespace caravan {
 
-/// The store of this job as the environment says: torchrun's agent, our launcher's, or (ranks started by hand) one that
-/// rank 0 serves on master_port. For a world of one rank: a local store. Keep it as long as the world.
-std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {});
+/// The store of this job as the environment says: torchrun's agent, our launcher's, one that rank 0 serves on
+/// master_port (ranks started by hand) or on a port that MPI tells (ranks started by mpirun). For a world of one rank:
+/// a local store. Keep it as long as the world. `log` gets a line for each connection that a store served here refuses,
+/// and one if strangers could reach it and no secret keeps them out.
+std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
 
-/// The world of this process by back-end name: "shm", "gloo", or "auto": shm when all ranks are on one host, else gloo.
-/// "thread" is the world of a process that is alone; several thread ranks are run by run_thread_ranks.
-/// Throws UsageError naming the back-ends that are built.
+/// The world of this process by back-end name: "shm", "gloo", "mpi", or "auto": shm when all ranks are on one host,
+/// else mpi if mpirun has started them, else gloo. "thread" is the world of a process that is alone; several thread
+/// ranks are run by run_thread_ranks. Throws UsageError naming the back-ends that are built.
 std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
                                          const std::shared_ptr<Store>& store, const CommOptions& options = {});
 

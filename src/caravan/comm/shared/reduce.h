@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "caravan/comm/types.h"
 
@@ -13,5 +14,18 @@ namespace caravan::shared {
 /// `dtype` (see reduces).
 void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                      std::byte* out);
+
+/// The same result to every one of `outs`, each of which may be one of the sources.
+void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
+                   std::span<std::byte* const> outs);
+
+/// The instruction sets that the loops are compiled for. All give the same bits, but for the payload of a NaN.
+enum class Isa : uint8_t { plain, avx2, avx512 };
+std::string_view name(Isa isa) noexcept;
+/// The best one that this processor has.
+Isa best_isa() noexcept;
+/// By a given one, which the processor has: for tests.
+void reduce_with(Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
+                 std::span<std::byte* const> outs);
 
 }  // namespace caravan::shared

@@ -1,69 +1,20 @@
 #include "caravan/comm/shared/wait_errors.h"
 
-#include <fmt/format.h>
-
-#include "caravan/base/error.h"
-#include "caravan/comm/descriptor.h"
-#include "caravan/comm/shared/peer_failure.h"
+#include <algorithm>
+#include <vector>
 
 namespace caravan::shared {
-namespace {
-
-constexpr size_t kMaxNamed = 8;  // ranks whose last call is told
-
-std::string rank_text(const Seat& seat, int rank) {
-  const int world_rank = seat.world_ranks[static_cast<size_t>(rank)];
-  return world_rank == rank ? fmt::format("{}", rank) : fmt::format("{} (world rank {})", rank, world_rank);
-}
-
-std::string ranks_text(const Seat& seat, std::span<const int> ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + rank_text(seat, ranks[i]);
-  return text;
-}
-
-ErrorText error_text(const Seat& seat, const Descriptor& call, std::string fact, std::string action) {
-  return {.op = std::string(call.verb == kSplitCall ? "split" : name(static_cast<Verb>(call.verb))),
-          .subject = call.what.data(),
-          .fact = std::move(fact),
-          .where = fmt::format("{}, operation {}: {}", seat.text(), call.sequence, to_string(call)),
-          .action = std::move(action)};
-}
-
-}  // namespace
-
-std::string Seat::text() const { return fmt::format("rank {} of {} of \"{}\"", rank, size, name); }
-
-std::exception_ptr mismatch_error(const Seat& seat, const Descriptor& call, std::string fact) {
-  return std::make_exception_ptr(
-      CommError(error_text(seat, call, std::move(fact),
-                           "make all ranks call the same, with the same op, dtype, sizes and root, in one order")));
-}
-
-std::exception_ptr peer_failure_error(const Seat& seat, const Descriptor& call, std::string text) {
-  return std::make_exception_ptr(
-      PeerFailure(error_text(seat, call, std::move(text), "mend what made that rank fail; it failed first")));
-}
-
-std::exception_ptr left_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks) {
-  return std::make_exception_ptr(PeerFailure(
-      error_text(seat, call,
-                 fmt::format("{} of {} left: the communicator \"{}\" was destroyed there without this operation",
-                             ranks_text(seat, ranks), seat.size, seat.name),
-                 "make every rank call the same operations, and keep the communicator until the last")));
-}
 
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout) {
-  ErrorText text = error_text(seat, call,
-                              fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
-                                          std::chrono::duration<double>(timeout).count()),
-                              "find out what keeps the missing ranks, or raise the time-out of the communicator");
-  for (size_t i = 0; i < ranks.size() && i < kMaxNamed; ++i) {
-    const int world_rank = seat.world_ranks[static_cast<size_t>(ranks[i])];
-    text.where += "; world " + seat.segment->rank(world_rank).activity.text(world_rank);
-  }
-  return std::make_exception_ptr(CommError(std::move(text)));
+                              std::chrono::milliseconds timeout, PeerWatch* watch) {
+  std::vector<StoppedPeer> stopped;
+  if (watch != nullptr) stopped = watch->stopped();
+  return caravan::late_error(seat, call, ranks, timeout, [&](int world_rank) {
+    LateRank late{seat.segment->rank(world_rank).flight.last_text(world_rank)};
+    const auto found = std::ranges::find(stopped, world_rank, &StoppedPeer::world_rank);
+    if (found != stopped.end()) late.stopped_process = found->number;
+    return late;
+  });
 }
 
 }  // namespace caravan::shared

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace caravan {
+
+/// A value of a JSON file together with its path, so that every complaint about it can say where it stands. Keeps
+/// references: the document outlives it.
+class JsonReader {
+ public:
+  /// `op` stands first in every complaint: what the file is read for.
+  JsonReader(const nlohmann::json& value, std::string path, std::string_view file, std::string_view op)
+      : value_(&value), path_(std::move(path)), file_(file), op_(op) {}
+
+  /// Throws DataError: "<file>: <path> <fact>", and what to do.
+  [[noreturn]] void refuse(std::string_view fact, std::string_view action) const;
+
+  const nlohmann::json& value() const noexcept { return *value_; }
+  const std::string& path() const noexcept { return path_; }
+  bool is_null() const noexcept;
+  bool has(std::string_view key) const;
+
+  /// The member `key` of an object; null if it is missing. Throws DataError if this is no object.
+  JsonReader operator[](std::string_view key) const;
+  JsonReader element(size_t index) const;
+  size_t size() const;  ///< of an array or object; throws DataError for anything else
+
+  /// Throw DataError for a value of another type.
+  const std::string& string() const;
+  bool boolean() const;
+  bool boolean_or(bool absent) const { return is_null() ? absent : boolean(); }
+  int64_t integer(int64_t least, int64_t most) const;
+
+  /// Throws DataError for a key of this object that is not known: it could change the ids.
+  void allow_only(std::initializer_list<std::string_view> keys) const;
+  /// The string is one of `choices`, else DataError that lists them; its index.
+  size_t choice(std::initializer_list<std::string_view> choices) const;
+
+ private:
+  const nlohmann::json* value_;
+  std::string path_;
+  std::string_view file_;
+  std::string_view op_;
+};
+
+}  // namespace caravan

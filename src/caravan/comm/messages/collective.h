@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "caravan/comm/messages/exchange.h"
+#include "caravan/comm/messages/seat.h"
+
+namespace caravan::messages {
+
+/// What every rank shows every other one before a checked call: its descriptor and its complete counts.
+class CallSheet {
+ public:
+  explicit CallSheet(int size) : size_(static_cast<size_t>(size)), words_(kHead + 2 * size_) {}
+
+  void write(const Descriptor& call, std::span<const int64_t> send_counts, std::span<const int64_t> recv_counts);
+  std::byte* data() noexcept { return reinterpret_cast<std::byte*>(words_.data()); }
+  int64_t bytes() const noexcept { return static_cast<int64_t>(words_.size() * sizeof(int64_t)); }
+  Descriptor descriptor() const;
+  std::span<const int64_t> send_counts() const { return std::span(words_).subspan(kHead, size_); }
+  std::span<const int64_t> recv_counts() const { return std::span(words_).subspan(kHead + size_, size_); }
+
+ private:
+  static constexpr size_t kHead = sizeof(Descriptor) / sizeof(int64_t);
+  size_t size_;
+  std::vector<int64_t> words_;
+};
+
+/// The sheets of all ranks, this one's own included, in rank order.
+std::vector<CallSheet> exchange_sheets(Lane& lane, const Seat& seat, CallSheet own);
+
+/// Throws the mismatch error that names both sides if the ranks' calls do not fit.
+void compare_sheets(const Seat& seat, const Descriptor& own, std::span<const CallSheet> sheets);
+
+/// A collective: every message goes straight to the rank that needs it, reductions are taken in rank order by the rank
+/// that owns a part of the result.
+class Collective final : public Job {
+ public:
+  Collective(const Seat& seat, std::shared_ptr<Operation> operation) : Job(std::move(operation)), seat_(seat) {}
+  void run(Lane& lane) override;
+
+ private:
+  void check(Lane& lane);
+  void all_reduce(Lane& lane);
+  void reduce(Lane& lane);
+  void broadcast(Lane& lane);
+  void all_to_all(Lane& lane);
+  /// out = the reduction of this rank's part of all inputs; part i is [begins[i], begins[i+1]).
+  void reduce_part(Lane& lane, std::span<const int64_t> begins, std::byte* out);
+  /// Sends `own`, this rank's part, to everybody and collects all parts in `out`.
+  void gather_parts(Lane& lane, std::span<const int64_t> begins, const std::byte* own, std::byte* out);
+
+  const std::byte* in() const { return static_cast<const std::byte*>(operation_->in.data); }
+  std::byte* out() const { return static_cast<std::byte*>(operation_->out.data); }
+  int64_t elem_bytes() const { return size_bytes(operation_->dtype); }
+  Exchange exchange(Lane& lane) const;
+  /// Where n nearly equal parts of the operation begin.
+  std::vector<int64_t> equal_parts() const;
+
+  const Seat& seat_;
+};
+
+}  // namespace caravan::messages

@@ -1,0 +1,104 @@
+#include "caravan/comm/mpi.h"
+
+#include <algorithm>
+#include <charconv>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/host_address.h"
+#include "caravan/comm/messages/meeting.h"
+#include "caravan/comm/messages/message_communicator.h"
+#include "caravan/comm/mpi_library.h"
+
+namespace caravan {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t kLargestPiece = size_t{1} << 30;  // bytes
+constexpr milliseconds kLeastMeeting{5000};        // a rank that starts has more to do than one that calls
+constexpr milliseconds kFarewell{1000};
+constexpr milliseconds kPause{5};
+
+class MpiStore final : public Store {
+ public:
+  MpiStore(std::unique_ptr<StoreServer> server, std::shared_ptr<Store> client, int world_size)
+      : server_(std::move(server)), client_(std::move(client)), world_size_(world_size) {}
+  ~MpiStore() override {
+    try {
+      int64_t ended = client_->add("mpi/ended", 1);
+      if (server_ == nullptr) return;
+      const auto deadline = std::chrono::steady_clock::now() + kFarewell;
+      while (ended < world_size_ && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(kPause);
+        ended = client_->add("mpi/ended", 0);
+      }
+    } catch (const std::exception&) {  // rank 0 is gone
+    }
+  }
+  MpiStore(const MpiStore&) = delete;
+  MpiStore& operator=(const MpiStore&) = delete;
+
+  void set(std::string_view key, std::string_view value) override { client_->set(key, value); }
+  std::string get(std::string_view key, milliseconds timeout) override { return client_->get(key, timeout); }
+  bool has(std::string_view key) override { return client_->has(key); }
+  int64_t add(std::string_view key, int64_t amount) override { return client_->add(key, amount); }
+
+ private:
+  std::unique_ptr<StoreServer> server_;  // of rank 0
+  std::shared_ptr<Store> client_;
+  int world_size_;
+};
+
+/// What `call` returns; what MPI says as our error.
+template <class Call>
+auto by_mpi(const RankInfo& info, const char* what, const Call& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& exception) {
+    throw CommError({.op = "mpi",
+                     .subject = what,
+                     .fact = exception.what(),
+                     .where = fmt::format("rank {} of {}", info.rank, info.world_size),
+                     .action = "see that every rank of the job comes here"});
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options) {
+  mpi::Session& session = mpi::session(info);
+  std::unique_ptr<StoreServer> server;
+  std::string text;
+  if (info.rank == 0) {
+    const bool one_host = info.local_world_size == info.world_size;
+    server = std::make_unique<StoreServer>(one_host ? "127.0.0.1" : "0.0.0.0", 0);
+    text = fmt::format("{} {}", server->port(), own_address(info));
+  }
+  const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
+  text = by_mpi(info, "store", [&] { return session.from_rank_0(text, timeout); });
+  int port = 0;
+  std::from_chars(text.data(), text.data() + text.size(), port);
+  auto client = connect_store(text.substr(text.find(' ') + 1), port, timeout);
+  return std::make_shared<MpiStore>(std::move(server), std::move(client), info.world_size);
+}
+
+std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                             const CommOptions& options) {
+  std::shared_ptr<messages::Transport> transport;
+  std::shared_ptr<Store> own;
+  if (info.world_size > 1) {
+    mpi::Session& session = mpi::session(info);
+    own = messages::next_world("mpi", info, store);
+    messages::meet("mpi", info, *own, std::max(options.timeout, kLeastMeeting));
+    transport = by_mpi(info, "world", [&] { return session.connect(kLargestPiece); });
+  }
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(
+      "mpi", std::move(transport), std::move(own), info.rank, info.world_size, options));
+}
+
+}  // namespace caravan
