@@ -307,6 +307,10 @@ TEST_P(C10d, GivesMemoryOfTheCommunicator) {
     Tensors flat{backend->allocateTensor(kEach, at::TensorOptions(at::kBFloat16))};
     EXPECT_EQ(flat[0].scalar_type(), at::kBFloat16);
     EXPECT_EQ(flat[0].numel(), kEach);
+    const void* memory = flat[0].data_ptr();
+    flat[0].reset();
+    flat[0] = backend->allocateTensor(2 * kEach, at::TensorOptions(at::kByte)).view(at::kBFloat16);
+    EXPECT_EQ(flat[0].data_ptr(), memory) << "what is freed is kept";
     flat[0].fill_(world->rank());
     c10d::BroadcastOptions options;
     options.rootRank = world->size() - 1;

@@ -163,6 +163,22 @@ TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
   }
 }
 
+TEST_F(LaunchTest, AStoppedRankIsToldOf) {
+  Child child(job(2, {"0=meet,hang", "1=meet,sleep:300,exit:3"}));
+  child.expect_soon("met");
+  pid_t stopped = 0;
+  for (const pid_t pid : child.living()) {
+    if (text_of("/proc/" + std::to_string(pid) + "/environ").find("LOCAL_RANK=1") != std::string::npos) stopped = pid;
+  }
+  kill(stopped, SIGSTOP);
+  child.expect_soon("caravan: rank 1 is stopped (SIGSTOP)");
+  EXPECT_THAT(child.err(), HasSubstr("kill -CONT " + std::to_string(stopped)));
+  kill(stopped, SIGCONT);
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_THAT(child.err(),
+              AllOf(HasSubstr("caravan: rank 1 goes on\n"), HasSubstr("rank 1 of 2 ended with exit code 3")));
+}
+
 TEST_F(LaunchTest, NothingOutlivesAKilledLauncher) {
   Child child(job(4, {"*=deaf,meet,hang"}));
   child.expect_soon("met");

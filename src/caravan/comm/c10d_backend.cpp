@@ -1,15 +1,12 @@
 #include "caravan/comm/c10d_backend.h"
 
 #include <atomic>
-#include <cstring>
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
-#include "caravan/base/error.h"
-#include "caravan/base/text.h"
+#include "caravan/comm/c10d_arguments.h"
 #include "caravan/comm/c10d_line.h"
+#include "caravan/comm/c10d_memory.h"
 #include "caravan/comm/c10d_reduction.h"
 #include "caravan/comm/c10d_tensors.h"
 #include "caravan/comm/tensor.h"
@@ -17,31 +14,12 @@
 namespace caravan {
 namespace {
 
+using namespace c10d_arguments;
 using c10d::OpType;
 using std::chrono::milliseconds;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-[[noreturn]] void refuse(const char* op, std::string fact, std::string action) {
-  throw UsageError({.op = op, .fact = std::move(fact), .action = std::move(action)});
-}
-
-template <class T>
-T& only(std::vector<T>& list, const char* op) {
-  if (list.size() == 1) return list.front();
-  refuse(op, fmt::format("{} tensors (or lists) were given", list.size()), "give one; a rank has one device");
-}
-
-const Tensors& one_each(const Tensors& list, int size, const char* op) {
-  if (list.size() == static_cast<size_t>(size)) return list;
-  refuse(op, fmt::format("a list of {} tensors for {} ranks", list.size(), size), "give one tensor for each rank");
-}
-
-void same_lengths(const Tensors& a, const Tensors& b, const char* op) {
-  if (a.size() == b.size() && !a.empty()) return;
-  refuse(op, fmt::format("{} outputs and {} inputs", a.size(), b.size()), "give as many of one as of the other");
-}
 
 milliseconds limit(milliseconds timeout) { return timeout == c10d::kUnsetTimeout ? milliseconds(0) : timeout; }
 
@@ -55,23 +33,6 @@ Work with(Work work, Tensors tensors) {
   return work;
 }
 
-/// Counts in elements from c10d's rows of dim 0; empty (equal parts) stays so.
-std::vector<int64_t> elements(const std::vector<int64_t>& rows, const at::Tensor& tensor, int size, const char* op) {
-  if (rows.empty()) return {};
-  int64_t row = 1;
-  for (int64_t dim = 1; dim < tensor.dim(); ++dim) row *= tensor.size(dim);
-  int64_t total = 0;
-  std::vector<int64_t> counts;
-  for (const int64_t each : rows) {
-    total += each;
-    counts.push_back(each * row);
-  }
-  const int64_t there = tensor.dim() == 0 ? 1 : tensor.size(0);
-  if (rows.size() == static_cast<size_t>(size) && total == there) return counts;
-  refuse(op, fmt::format("{} split sizes with the sum {} for {} ranks and {} rows", rows.size(), total, size, there),
-         "give one size for each rank; their sum is the size of dim 0");
-}
-
 // Methods whose names have moved between versions of torch carry no `override`; tests/comm/c10d_test.cpp calls them
 // all.
 class C10dBackend final : public c10d::Backend {
@@ -83,7 +44,7 @@ class C10dBackend final : public c10d::Backend {
     options_.progress->add(line_);
     init();
   }
-  ~C10dBackend() override { line_->close(); }
+  ~C10dBackend() override { C10dBackend::shutdown(); }
 
   const std::string getBackendName() const override { return options_.name; }
   c10::intrusive_ptr<Options> getBackendOptions() {
@@ -154,7 +115,7 @@ class C10dBackend final : public c10d::Backend {
     Tensors to(static_cast<size_t>(getSize()), none_like(only(inputs, "gather")));
     if (receives) to = outputs.front();
     Tensors from(static_cast<size_t>(getSize()), none_like(inputs.front()));
-    from[static_cast<size_t>(check_root(options.rootRank, "gather"))] = inputs.front();
+    from[check_root(options.rootRank, getSize(), "gather")] = inputs.front();
     return exchange(to, from, OpType::GATHER, "gather", options.timeout);
   }
 
@@ -164,7 +125,7 @@ class C10dBackend final : public c10d::Backend {
     Tensors from(static_cast<size_t>(getSize()), none_like(only(outputs, "scatter")));
     if (sends) from = inputs.front();
     Tensors to(static_cast<size_t>(getSize()), none_like(outputs.front()));
-    to[static_cast<size_t>(check_root(options.rootRank, "scatter"))] = outputs.front();
+    to[check_root(options.rootRank, getSize(), "scatter")] = outputs.front();
     return exchange(to, from, OpType::SCATTER, "scatter", options.timeout);
   }
 
@@ -198,10 +159,8 @@ class C10dBackend final : public c10d::Backend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
     const C10dBuffer in = movable_buffer(input, "alltoall_base");
     const C10dBuffer out = movable_buffer(output, "alltoall_base");
-    std::vector<int64_t> send = elements(input_splits, input, getSize(), "alltoall_base");
-    std::vector<int64_t> receive = elements(output_splits, output, getSize(), "alltoall_base");
-    if (send.empty()) send = even_parts(input, "alltoall_base");
-    if (receive.empty()) receive = even_parts(output, "alltoall_base");
+    std::vector<int64_t> send = split_counts(input_splits, input, getSize(), "alltoall_base");
+    std::vector<int64_t> receive = split_counts(output_splits, output, getSize(), "alltoall_base");
     scale(send, in.scale);
     scale(receive, out.scale);
     return issue({OpType::ALLTOALL_BASE, "alltoall_base", {output}, limit(options.timeout), {}}, [=](Communicator&
@@ -250,14 +209,18 @@ class C10dBackend final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) {
-    at::Tensor tensor;
-    line_->use(
-        [&](Communicator& comm) { tensor = allocate_flat(comm, size, c10::typeMetaToScalarType(options.dtype())); });
-    return tensor;
+    return memory_->tensor(size, c10::typeMetaToScalarType(options.dtype()), [&](size_t bytes) {
+      std::shared_ptr<void> memory;
+      line_->use([&](Communicator& comm) { memory = comm.allocate(bytes); });
+      return memory;
+    });
   }
 
   void abort() { line_->abort("its process group was aborted"); }
-  void shutdown() { line_->close(); }
+  void shutdown() {
+    line_->close();
+    memory_->close();
+  }
 
  private:
   /// `start` begins one operation, or several (a vector of them).
@@ -295,7 +258,7 @@ class C10dBackend final : public c10d::Backend {
 
   WorkPtr gather_flat(const Tensors& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options, OpType type,
                       const char* title) {
-    same_lengths(outputs, inputs, title);
+    check_same_lengths(outputs, inputs, title);
     std::vector<std::pair<Buffer, Buffer>> parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
       parts.emplace_back(movable_buffer(inputs[i], title).buffer, movable_buffer(outputs[i], title).buffer);
@@ -312,7 +275,7 @@ class C10dBackend final : public c10d::Backend {
 
   WorkPtr scatter_flat(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceScatterOptions& options,
                        OpType type, const char* title) {
-    same_lengths(outputs, inputs, title);
+    check_same_lengths(outputs, inputs, title);
     const auto reduction = C10dReduction::of(options.reduceOp, getSize(), outputs.front(), title);
     std::vector<std::pair<Buffer, Buffer>> parts;
     Tensors scaled;
@@ -353,27 +316,9 @@ class C10dBackend final : public c10d::Backend {
 
   static at::Tensor none_like(const at::Tensor& tensor) { return at::empty({0}, tensor.options()); }
 
-  std::vector<int64_t> even_parts(const at::Tensor& tensor, const char* op) const {
-    if (tensor.dim() > 0 && tensor.size(0) % getSize() == 0) {
-      return std::vector<int64_t>(static_cast<size_t>(getSize()), tensor.numel() / getSize());
-    }
-    refuse(op, fmt::format("dim 0 of [{}] is not divisible by {} ranks", join(tensor.sizes()), getSize()),
-           "give split sizes");
-  }
-
-  int check_root(int64_t root, const char* op) const {
-    if (root >= 0 && root < getSize()) return static_cast<int>(root);
-    refuse(op, fmt::format("there is no rank {} in a group of {}", root, getSize()), "give a rank of the group");
-  }
-
-  static void check_tag(int tag, const char* op) {
-    if (tag == 0) return;
-    refuse(op, fmt::format("the tag is {}, and the back-end matches messages of a pair by their order", tag),
-           "leave the tag out, and receive in the order sent");
-  }
-
   C10dOptions options_;
   std::shared_ptr<C10dLine> line_;
+  const std::shared_ptr<C10dMemory> memory_ = std::make_shared<C10dMemory>();
   std::atomic<uint64_t> num_calls_{0};
 };
 

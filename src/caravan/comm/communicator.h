@@ -24,7 +24,7 @@ struct Traffic {
   /// Calls of a communicator of size 1 are counted, with no bytes.
   std::array<int64_t, kNumVerbs> calls{};
   std::array<int64_t, kNumVerbs> bytes{};
-  double wait_ms = 0;  ///< time this rank's caller stood in wait()
+  double wait_ms = 0;  ///< time this rank's caller stood waiting; over shared memory without what spinning served
 
   int64_t total_calls() const noexcept;
   int64_t total_bytes() const noexcept;

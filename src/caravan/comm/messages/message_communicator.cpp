@@ -48,8 +48,8 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared
   return std::make_shared<MessageCommunicator>(std::move(member), std::move(seat));
 }
 
-MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat)
-    : Communicator(seat.rank, seat.size, seat.name),
+MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage)
+    : Communicator(seat.rank, seat.size, seat.name, std::move(lineage)),
       member_(std::move(member)),
       seat_(std::move(seat)),
       exceptions_at_birth_(std::uncaught_exceptions()),
@@ -293,9 +293,12 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
   seat.check = seat_.check;
   seat.last_calls = seat_.last_calls;
   for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  const uint64_t sequence = take_sequence();
   if (size() > 1) {
     const auto result = std::make_shared<SplitResult>();
-    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), take_sequence(), result);
+    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), sequence, result);
+    job->operation()->flight = &recorder()->log();
+    job->operation()->flight_number = record(job->call());
     enqueue(collectives_, job);
     finish(*job->operation());
     if (!result->overlap.empty()) {
@@ -308,7 +311,7 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
     seat.id = result->id;
     member_->use_id(seat.id);
   }
-  return std::make_shared<MessageCommunicator>(member_, std::move(seat));
+  return std::make_shared<MessageCommunicator>(member_, std::move(seat), child_lineage(sequence, members.front()));
 }
 
 }  // namespace caravan::messages

@@ -16,7 +16,7 @@ namespace caravan::messages {
 class MessageCommunicator final : public Communicator {
  public:
   static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Member> member);
-  MessageCommunicator(std::shared_ptr<Member> member, Seat seat);
+  MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage = {});
   ~MessageCommunicator() override;
 
   std::string_view backend() const noexcept override { return member_->backend(); }

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
+#include "caravan/base/simd.h"
 #include "caravan/comm/types.h"
 
 namespace caravan::shared {
@@ -19,13 +19,9 @@ void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const>
 void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                    std::span<std::byte* const> outs);
 
-/// The instruction sets that the loops are compiled for. All give the same bits, but for the payload of a NaN.
-enum class Isa : uint8_t { plain, avx2, avx512 };
-std::string_view name(Isa isa) noexcept;
-/// The best one that this processor has.
-Isa best_isa() noexcept;
-/// By a given one, which the processor has: for tests.
-void reduce_with(Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
+/// The same by the loops of one instruction set, which the processor has: for tests. All give the same bits, but for
+/// the payload of a NaN.
+void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                  std::span<std::byte* const> outs);
 
 }  // namespace caravan::shared
