@@ -59,9 +59,7 @@ bool is_right(Communicator& comm, const Case& one, const Sum& sum) {
   switch (one.verb) {
     case Verb::all_reduce: all_reduce(comm, in.buffer(), out.buffer(), sum.op, choice); break;
     case Verb::all_gather: all_gather(comm, in.buffer(), out.buffer(), problem.parts, choice); break;
-    case Verb::reduce_scatter:
-      reduce_scatter(comm, in.buffer(), out.buffer(), sum.op, problem.parts, choice);
-      break;
+    case Verb::reduce_scatter: reduce_scatter(comm, in.buffer(), out.buffer(), sum.op, problem.parts, choice); break;
     case Verb::all_to_all:
       all_to_all(comm, in.buffer(), out.buffer(), problem.send_counts, problem.recv_counts, choice);
       break;
