@@ -53,7 +53,8 @@ struct Lineage {
 ///   - Buffers: contiguous; `in` is not written; in and out are the same memory or do not overlap (where stated, `in`
 ///   may be
 ///     this rank's part of `out`). They belong to the operation until it is complete.
-///   - Same bits: sums are taken in rank order; all_reduce gives every rank the same bits.
+///   - Same bits: sums are taken in rank order, or where a table of algorithms says otherwise (CommOptions) in another
+///   order fixed by the ranks; all_reduce gives every rank the same bits.
 ///   - Counts of 0 are legal. A communicator of size 1 copies in to out and moves nothing.
 ///   - Errors, on every rank, before any result is used: UsageError if the arguments are wrong on their own; CommError
 ///   if the

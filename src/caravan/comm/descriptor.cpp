@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
+#include "caravan/comm/algorithms/selection.h"
 
 namespace caravan {
 namespace {
@@ -51,6 +52,10 @@ bool reduces_data(Verb verb) {
 }
 bool counts_must_be_equal(Verb verb) { return verb == Verb::all_reduce || is_rooted(verb); }
 
+bool same_algorithm(const Descriptor& a, const Descriptor& b) {
+  return a.algorithm == b.algorithm && a.segment_bytes == b.segment_bytes;
+}
+
 bool same_call(const CallOf& a, const CallOf& b) {
   const Descriptor& x = *a.descriptor;
   const Descriptor& y = *b.descriptor;
@@ -59,6 +64,7 @@ bool same_call(const CallOf& a, const CallOf& b) {
   if (x.verb == kAllocateCall) return x.count == y.count;
   const Verb verb = static_cast<Verb>(x.verb);
   if (verb == Verb::barrier) return true;
+  if (!same_algorithm(x, y)) return false;
   if (x.dtype != y.dtype || (reduces_data(verb) && x.op != y.op) || (is_rooted(verb) && x.root != y.root)) return false;
   if (counts_must_be_equal(verb)) return x.count == y.count;
   if (verb == Verb::all_gather) return std::ranges::equal(a.recv_counts, b.recv_counts);
@@ -66,9 +72,13 @@ bool same_call(const CallOf& a, const CallOf& b) {
   return true;  // all_to_all: counts fit in pairs
 }
 
-std::string side(const CallOf& call) {
+std::string side(const CallOf& call, bool with_algorithm = false) {
   const Descriptor& descriptor = *call.descriptor;
   std::string text = to_string(descriptor);
+  if (with_algorithm && descriptor.algorithm > 0) {
+    const auto algorithm = static_cast<algorithms::Algorithm>(descriptor.algorithm - 1);
+    text += fmt::format(" by {}", algorithms::to_string({algorithm, descriptor.segment_bytes}));
+  }
   const bool gathers = descriptor.verb == static_cast<uint8_t>(Verb::all_gather);
   const bool scatters = descriptor.verb == static_cast<uint8_t>(Verb::reduce_scatter);
   if (gathers || scatters) {
@@ -89,10 +99,12 @@ std::string sides(std::span<const CallOf> calls) {
       groups[static_cast<size_t>(equal - firsts.begin())].push_back(static_cast<int64_t>(rank));
     }
   }
+  const bool with_algorithm = !std::ranges::all_of(
+      calls, [&](const CallOf& call) { return same_algorithm(*calls[0].descriptor, *call.descriptor); });
   std::string text;
   for (size_t i = 0; i < firsts.size() && i < kMaxSides; ++i) {
     text += fmt::format("{}rank{} {}: {}", i == 0 ? "" : "; ", groups[i].size() == 1 ? "" : "s", join(groups[i]),
-                        side(calls[firsts[i]]));
+                        side(calls[firsts[i]], with_algorithm));
   }
   if (firsts.size() > kMaxSides) text += fmt::format("; and {} more", firsts.size() - kMaxSides);
   return text;

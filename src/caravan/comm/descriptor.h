@@ -15,12 +15,12 @@ struct Descriptor {
   uint8_t verb = 0;  ///< Verb, kSplitCall or kAllocateCall
   uint8_t op = 0;
   uint8_t dtype = 0;
-  uint8_t unused = 0;
-  int32_t root = -1;  ///< of broadcast and reduce; the peer of send and recv
-  int64_t count = 0;  ///< elements put in; those expected, for recv
+  uint8_t algorithm = 0;  ///< of a collective made of messages: 1 + Algorithm; else 0
+  int32_t root = -1;      ///< of broadcast and reduce; the peer of send and recv
+  int64_t count = 0;      ///< elements put in; those expected, for recv
   uint64_t sequence = 0;
   uint32_t line = 0;
-  uint32_t unused_too = 0;
+  uint32_t segment_bytes = 0;  ///< with it
   std::array<char, 56> what{};
   std::array<char, 48> file{};  ///< its last folder and name
 };
@@ -50,8 +50,9 @@ struct CallOf {
   std::span<const int64_t> recv_counts;
 };
 
-/// Compares the calls of all ranks for one collective: verb, op, dtype, root, counts; for all_to_all also that what a
-/// sends to b is what b receives from a. Returns "" if they fit, else both sides in words, the same text on every rank.
+/// Compares the calls of all ranks for one collective: verb, op, dtype, root, counts, algorithm; for all_to_all also
+/// that what a sends to b is what b receives from a. Returns "" if they fit, else both sides in words, the same text on
+/// every rank.
 std::string difference(std::span<const CallOf> calls);
 
 }  // namespace caravan

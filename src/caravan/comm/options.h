@@ -1,12 +1,20 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 
 namespace caravan {
 
+namespace algorithms {
+class SelectionTable;
+}
+
 struct CommOptions {
   std::chrono::milliseconds timeout{300'000};  ///< of every wait
-  bool check = true;  ///< gloo: compare the ranks' calls before each one (thread and shm always do)
+  bool check = true;  ///< gloo, mpi: compare the ranks' calls before each one (thread and shm always do)
+  /// gloo, mpi: by which algorithms collectives go, equal on every rank; null: the built-in table. See
+  /// algorithms/selection.h.
+  std::shared_ptr<const algorithms::SelectionTable> algorithms{};
 };
 
 }  // namespace caravan

@@ -17,32 +17,95 @@ namespace {
 using algorithms::Algorithm;
 using algorithms::algorithms_for;
 using algorithms::Choice;
+using algorithms::SelectionTable;
 using ::testing::HasSubstr;
 
 Choice choice_of(Algorithm algorithm) { return {algorithm, algorithm == Algorithm::chain ? 512 : 0}; }
+
+std::shared_ptr<const SelectionTable> table_of(Verb verb, const Choice& choice) {
+  return std::make_shared<SelectionTable>(
+      SelectionTable().with({{"", verb, algorithms::Rule::kAnyRanks, algorithms::Rule::kAnyBytes, choice}}));
+}
 
 std::string text(Algorithm algorithm, Verb verb, Dtype dtype, ReduceOp op, int64_t count) {
   return std::string(algorithms::name(algorithm)) + " " + std::string(name(verb)) + " " + std::string(name(op)) + " " +
          std::string(name(dtype)) + " " + std::to_string(count);
 }
 
-void check_all_reduce(Communicator& comm, Dtype dtype, ReduceOp op, int64_t count) {
+/// Calls a verb with a choice: as a collective over sends and recvs, or (where the back-end's own are made of messages)
+/// as the communicator's verb, with a table that makes this choice.
+class Caller {
+ public:
+  Caller(Communicator& comm, bool by_table) : comm(comm), by_table_(by_table) {}
+  ~Caller() {
+    if (by_table_) comm.select(nullptr);
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  void all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Choice& choice) {
+    if (select(Verb::all_reduce, choice)) return comm.all_reduce(in, out, op);
+    algorithms::all_reduce(comm, in, out, op, choice);
+  }
+  void all_gather(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Choice& choice) {
+    if (select(Verb::all_gather, choice)) return comm.all_gather(in, out, counts);
+    algorithms::all_gather(comm, in, out, counts, choice);
+  }
+  void reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts, const Choice& choice) {
+    if (select(Verb::reduce_scatter, choice)) return comm.reduce_scatter(in, out, op, counts);
+    algorithms::reduce_scatter(comm, in, out, op, counts, choice);
+  }
+  void all_to_all(ConstBuffer in, Buffer out, std::span<const int64_t> sends, std::span<const int64_t> recvs) {
+    if (by_table_) return comm.all_to_all(in, out, sends, recvs);
+    algorithms::all_to_all(comm, in, out, sends, recvs, {Algorithm::direct});
+  }
+  void broadcast(Buffer buffer, int root, const Choice& choice) {
+    if (select(Verb::broadcast, choice)) return comm.broadcast(buffer, root);
+    algorithms::broadcast(comm, buffer, root, choice);
+  }
+  void reduce(ConstBuffer in, Buffer out, ReduceOp op, int root, const Choice& choice) {
+    if (select(Verb::reduce, choice)) return comm.reduce(in, out, op, root);
+    algorithms::reduce(comm, in, out, op, root, choice);
+  }
+
+  Communicator& comm;  // NOLINT: the tests ask it for rank and size
+
+ private:
+  bool select(Verb verb, const Choice& choice) { return by_table_ && comm.select(table_of(verb, choice)); }
+
+  bool by_table_;
+};
+
+/// Runs `body` with every way of calling that the back-end has.
+template <class Body>
+void each_way(Communicator& comm, Body body) {
+  for (const bool by_table : {false, true}) {
+    if (by_table && !comm.select(nullptr)) continue;
+    SCOPED_TRACE(by_table ? "by the table" : "over sends and recvs");
+    Caller caller(comm, by_table);
+    body(caller);
+  }
+}
+
+void check_all_reduce(Caller& caller, Dtype dtype, ReduceOp op, int64_t count) {
+  Communicator& comm = caller.comm;
   const std::vector<Data> inputs = inputs_of(comm.size(), count, dtype);
   const Data expected = reduced(inputs, op);
   for (const Algorithm algorithm : algorithms_for(Verb::all_reduce)) {
     SCOPED_TRACE(text(algorithm, Verb::all_reduce, dtype, op, count));
     const Data in = inputs[comm.rank()];
     Data out(count, dtype);
-    algorithms::all_reduce(comm, in.const_buffer(), out.buffer(), op, choice_of(algorithm));
+    caller.all_reduce(in.const_buffer(), out.buffer(), op, choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    algorithms::all_reduce(comm, both.buffer(), both.buffer(), op, choice_of(algorithm), "in place");
+    caller.all_reduce(both.buffer(), both.buffer(), op, choice_of(algorithm));
     EXPECT_TRUE(both == expected) << "in place";
   }
 }
 
-void check_reduce(Communicator& comm, Dtype dtype, ReduceOp op, int64_t count, int root) {
+void check_reduce(Caller& caller, Dtype dtype, ReduceOp op, int64_t count, int root) {
+  Communicator& comm = caller.comm;
   const std::vector<Data> inputs = inputs_of(comm.size(), count, dtype, 1);
   const Data expected = reduced(inputs, op);
   for (const Algorithm algorithm : algorithms_for(Verb::reduce)) {
@@ -51,11 +114,11 @@ void check_reduce(Communicator& comm, Dtype dtype, ReduceOp op, int64_t count, i
     const Data in = inputs[comm.rank()];
     Data out(count, dtype);
     const Data untouched = out;
-    algorithms::reduce(comm, in.const_buffer(), out.buffer(), op, root, choice_of(algorithm));
+    caller.reduce(in.const_buffer(), out.buffer(), op, root, choice_of(algorithm));
     EXPECT_TRUE(out == (is_root ? expected : untouched));
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    algorithms::reduce(comm, both.buffer(), is_root ? both.buffer() : Buffer{}, op, root, choice_of(algorithm));
+    caller.reduce(both.buffer(), is_root ? both.buffer() : Buffer{}, op, root, choice_of(algorithm));
     EXPECT_TRUE(both == (is_root ? expected : in)) << "in place";
   }
 }
@@ -64,7 +127,8 @@ int64_t begin_of(const Communicator& comm, const std::vector<int64_t>& counts, i
   return std::accumulate(counts.begin(), counts.begin() + (rank < 0 ? comm.size() : rank), int64_t{0});
 }
 
-void check_reduce_scatter(Communicator& comm, Dtype dtype, ReduceOp op, const std::vector<int64_t>& counts) {
+void check_reduce_scatter(Caller& caller, Dtype dtype, ReduceOp op, const std::vector<int64_t>& counts) {
+  Communicator& comm = caller.comm;
   const int64_t total = begin_of(comm, counts, -1);
   const int64_t begin = begin_of(comm, counts, comm.rank());
   const int64_t own = counts[comm.rank()];
@@ -74,16 +138,17 @@ void check_reduce_scatter(Communicator& comm, Dtype dtype, ReduceOp op, const st
     SCOPED_TRACE(text(algorithm, Verb::reduce_scatter, dtype, op, total));
     const Data in = inputs[comm.rank()];
     Data out(own, dtype);
-    algorithms::reduce_scatter(comm, in.const_buffer(), out.buffer(), op, counts, choice_of(algorithm));
+    caller.reduce_scatter(in.const_buffer(), out.buffer(), op, counts, choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    algorithms::reduce_scatter(comm, both.buffer(), both.part(begin, own), op, counts, choice_of(algorithm));
+    caller.reduce_scatter(both.buffer(), both.part(begin, own), op, counts, choice_of(algorithm));
     EXPECT_TRUE(both.copy_of_part(begin, own) == expected) << "in place";
   }
 }
 
-void check_all_gather(Communicator& comm, Dtype dtype, const std::vector<int64_t>& counts) {
+void check_all_gather(Caller& caller, Dtype dtype, const std::vector<int64_t>& counts) {
+  Communicator& comm = caller.comm;
   const int64_t begin = begin_of(comm, counts, comm.rank());
   Data expected(0, dtype);
   for (int rank = 0; rank < comm.size(); ++rank) expected.append(input_of(rank, counts[rank], dtype, 3));
@@ -91,26 +156,28 @@ void check_all_gather(Communicator& comm, Dtype dtype, const std::vector<int64_t
     SCOPED_TRACE(text(algorithm, Verb::all_gather, dtype, ReduceOp::sum, expected.count()));
     const Data in = input_of(comm.rank(), counts[comm.rank()], dtype, 3);
     Data out(expected.count(), dtype);
-    algorithms::all_gather(comm, in.const_buffer(), out.buffer(), counts, choice_of(algorithm));
+    caller.all_gather(in.const_buffer(), out.buffer(), counts, choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     Data both(expected.count(), dtype);
     const Buffer own = both.part(begin, in.count());
     if (in.count() > 0) std::copy_n(in.bytes(), in.count() * size_bytes(dtype), static_cast<std::byte*>(own.data));
-    algorithms::all_gather(comm, own, both.buffer(), counts, choice_of(algorithm), "in place");
+    caller.all_gather(own, both.buffer(), counts, choice_of(algorithm));
     EXPECT_TRUE(both == expected) << "in place";
   }
 }
 
-void check_broadcast(Communicator& comm, Dtype dtype, int64_t count, int root) {
+void check_broadcast(Caller& caller, Dtype dtype, int64_t count, int root) {
+  Communicator& comm = caller.comm;
   for (const Algorithm algorithm : algorithms_for(Verb::broadcast)) {
     SCOPED_TRACE(text(algorithm, Verb::broadcast, dtype, ReduceOp::sum, count) + " root " + std::to_string(root));
     Data data = input_of(comm.rank(), count, dtype, 4);
-    algorithms::broadcast(comm, data.buffer(), root, choice_of(algorithm));
+    caller.broadcast(data.buffer(), root, choice_of(algorithm));
     EXPECT_TRUE(data == input_of(root, count, dtype, 4));
   }
 }
 
-void check_all_to_all(Communicator& comm, int64_t scale) {
+void check_all_to_all(Caller& caller, int64_t scale) {
+  Communicator& comm = caller.comm;
   const auto sent = [&](int from, int to) { return (from * 3 + to * 2 + 1) % 4 * scale; };
   std::vector<int64_t> send_counts;
   std::vector<int64_t> recv_counts;
@@ -123,7 +190,7 @@ void check_all_to_all(Communicator& comm, int64_t scale) {
     expected.append(input_of(peer, recv_counts.back(), Dtype::int32, comm.rank()));
   }
   Data out(expected.count(), Dtype::int32);
-  algorithms::all_to_all(comm, in.const_buffer(), out.buffer(), send_counts, recv_counts, {Algorithm::direct});
+  caller.all_to_all(in.const_buffer(), out.buffer(), send_counts, recv_counts);
   EXPECT_TRUE(out == expected) << "all_to_all " << scale;
 }
 
@@ -131,39 +198,45 @@ void check_all_to_all(Communicator& comm, int64_t scale) {
 
 TEST_P(Algorithms, ReductionsAreRightWithEveryAlgorithm) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const int n = world->size();
-    for (const int64_t count : {0, 1, n - 1, 1037}) {
-      for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int64}) {
-        check_all_reduce(*world, dtype, ReduceOp::sum, count);
-        check_reduce(*world, dtype, ReduceOp::sum, count, static_cast<int>(count) % n);
-        check_reduce_scatter(*world, dtype, ReduceOp::sum, std::vector<int64_t>(n, count));
+    each_way(*world, [](Caller& caller) {
+      const int n = caller.comm.size();
+      for (const int64_t count : {0, 1, n - 1, 1037}) {
+        for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int64}) {
+          check_all_reduce(caller, dtype, ReduceOp::sum, count);
+          check_reduce(caller, dtype, ReduceOp::sum, count, static_cast<int>(count) % n);
+          check_reduce_scatter(caller, dtype, ReduceOp::sum, std::vector<int64_t>(n, count));
+        }
+        check_all_reduce(caller, Dtype::int32, ReduceOp::max, count);
+        check_reduce(caller, Dtype::bf16, ReduceOp::min, count, n - 1);
+        check_reduce_scatter(caller, Dtype::boolean, ReduceOp::max, std::vector<int64_t>(n, count));
       }
-      check_all_reduce(*world, Dtype::int32, ReduceOp::max, count);
-      check_reduce(*world, Dtype::bf16, ReduceOp::min, count, n - 1);
-      check_reduce_scatter(*world, Dtype::boolean, ReduceOp::max, std::vector<int64_t>(n, count));
-    }
-    check_reduce_scatter(*world, Dtype::bf16, ReduceOp::sum, uneven_counts(n, 100));
+      check_reduce_scatter(caller, Dtype::bf16, ReduceOp::sum, uneven_counts(n, 100));
+    });
   });
 }
 
 TEST_P(Algorithms, MovesAreRightWithEveryAlgorithm) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const int n = world->size();
-    for (const int64_t count : {0, 1, 1037}) {
-      check_all_gather(*world, Dtype::uint8, std::vector<int64_t>(n, count));
-      check_broadcast(*world, Dtype::fp16, count, static_cast<int>(count) % n);
-      check_all_to_all(*world, count);
-    }
-    check_all_gather(*world, Dtype::fp64, uneven_counts(n, 50));
-    check_broadcast(*world, Dtype::fp64, 3000, n - 1);
+    each_way(*world, [](Caller& caller) {
+      const int n = caller.comm.size();
+      for (const int64_t count : {0, 1, 1037}) {
+        check_all_gather(caller, Dtype::uint8, std::vector<int64_t>(n, count));
+        check_broadcast(caller, Dtype::fp16, count, static_cast<int>(count) % n);
+        check_all_to_all(caller, count);
+      }
+      check_all_gather(caller, Dtype::fp64, uneven_counts(n, 50));
+      check_broadcast(caller, Dtype::fp64, 3000, n - 1);
+    });
   });
 }
 
 TEST_P(Algorithms, LargeVectors) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    check_all_reduce(*world, Dtype::fp32, ReduceOp::sum, 300'001);
-    check_all_reduce(*world, Dtype::bf16, ReduceOp::sum, 300'001);
-    check_broadcast(*world, Dtype::fp32, 200'003, 0);
+    each_way(*world, [](Caller& caller) {
+      check_all_reduce(caller, Dtype::fp32, ReduceOp::sum, 300'001);
+      check_all_reduce(caller, Dtype::bf16, ReduceOp::sum, 300'001);
+      check_broadcast(caller, Dtype::fp32, 200'003, 0);
+    });
   });
 }
 
@@ -201,6 +274,20 @@ TEST_P(Algorithms, DirectTakesSumsInRankOrder) {
     world->all_reduce(expected.buffer(), expected.buffer(), ReduceOp::sum);
     algorithms::all_reduce(*world, data.buffer(), data.buffer(), ReduceOp::sum, {Algorithm::direct});
     EXPECT_TRUE(data == expected);
+  });
+}
+
+/// Where the ranks show each other their calls, tables that differ are named; a communicator without messages has none.
+TEST_P(Algorithms, TablesThatDifferAreNamed) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    if (world->size() == 1 || !world->select(nullptr)) return;
+    const Algorithm own = world->rank() == 0 ? Algorithm::ring : Algorithm::rabenseifner;
+    world->select(table_of(Verb::all_reduce, {own}));
+    Data data(10, Dtype::fp32);
+    const std::string error =
+        error_of<CommError>([&] { world->all_reduce(data.buffer(), data.buffer(), ReduceOp::sum); });
+    EXPECT_THAT(error, HasSubstr("by ring"));
+    EXPECT_THAT(error, HasSubstr("by rabenseifner"));
   });
 }
 

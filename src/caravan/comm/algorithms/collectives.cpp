@@ -43,17 +43,12 @@ class CommunicatorPort final : public Port {
   std::vector<Work> works_;
 };
 
-int64_t segment_elems(const Choice& choice, Dtype dtype) {
-  return choice.segment_bytes == 0 ? 0 : std::max<int64_t>(choice.segment_bytes / size_bytes(dtype), 1);
-}
-
 }  // namespace
 
 struct Pending::State {
   State(Communicator& comm, const Operation& operation, const Choice& choice, const Call& call)
-      : run(make_schedule(choice.algorithm, problem_of(operation, comm.rank(), comm.size()),
-                          segment_elems(choice, operation.dtype)),
-            operation, comm.rank(), comm.size(), comm.touches_memory()),
+      : run(make_schedule(choice, operation, comm.rank(), comm.size()), operation, comm.rank(), comm.size(),
+            comm.touches_memory()),
         port(comm, call.what.empty() ? std::string(caravan::name(operation.verb)) : std::string(call.what),
              call.where) {}
 

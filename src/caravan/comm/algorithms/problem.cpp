@@ -1,5 +1,6 @@
 #include "caravan/comm/algorithms/problem.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "caravan/base/error.h"
@@ -86,6 +87,12 @@ Schedule make_schedule(Algorithm algorithm, const Problem& problem, int64_t segm
     case Algorithm::chain: return chain_broadcast(problem.rank, problem.size, problem.count, problem.root, segment);
   }
   return Schedule();
+}
+
+Schedule make_schedule(const Choice& choice, const Operation& operation, int rank, int size) {
+  const int64_t bytes = choice.segment_bytes;
+  const int64_t segment = bytes == 0 ? 0 : std::max<int64_t>(bytes / size_bytes(operation.dtype), 1);
+  return make_schedule(choice.algorithm, problem_of(operation, rank, size), segment);
 }
 
 int64_t whole_bytes(const Operation& operation) {

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "caravan/comm/algorithms/algorithm.h"
 #include "caravan/comm/algorithms/schedule.h"
+#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/work.h"
 
 namespace caravan::algorithms {
@@ -33,6 +33,9 @@ Frame frame_of(const Problem& problem);
 /// The column of this rank. `segment`: elements that travel at a time, of chain. Throws UsageError naming the valid
 /// algorithms if this one does not serve the verb, or if chain has no segment.
 Schedule make_schedule(Algorithm algorithm, const Problem& problem, int64_t segment = 0);
+
+/// The same for a checked operation.
+Schedule make_schedule(const Choice& choice, const Operation& operation, int rank, int size);
 
 /// Bytes of the whole vector, by which a SelectionTable chooses.
 int64_t whole_bytes(const Operation& operation);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/messages/exchange.h"
 #include "caravan/comm/messages/seat.h"
 
@@ -35,32 +36,17 @@ std::vector<CallSheet> exchange_sheets(Lane& lane, const Seat& seat, CallSheet o
 /// Throws the mismatch error that names both sides if the ranks' calls do not fit.
 void compare_sheets(const Seat& seat, const Descriptor& own, std::span<const CallSheet> sheets);
 
-/// A collective: every message goes straight to the rank that needs it, reductions are taken in rank order by the rank
-/// that owns a part of the result.
+/// A collective: the schedule of the algorithm chosen, its messages on this lane.
 class Collective final : public Job {
  public:
-  Collective(const Seat& seat, std::shared_ptr<Operation> operation) : Job(std::move(operation)), seat_(seat) {}
+  Collective(const Seat& seat, std::shared_ptr<Operation> operation, const algorithms::Choice& choice);
   void run(Lane& lane) override;
 
  private:
   void check(Lane& lane);
-  void all_reduce(Lane& lane);
-  void reduce(Lane& lane);
-  void broadcast(Lane& lane);
-  void all_to_all(Lane& lane);
-  /// out = the reduction of this rank's part of all inputs; part i is [begins[i], begins[i+1]).
-  void reduce_part(Lane& lane, std::span<const int64_t> begins, std::byte* out);
-  /// Sends `own`, this rank's part, to everybody and collects all parts in `out`.
-  void gather_parts(Lane& lane, std::span<const int64_t> begins, const std::byte* own, std::byte* out);
-
-  const std::byte* in() const { return static_cast<const std::byte*>(operation_->in.data); }
-  std::byte* out() const { return static_cast<std::byte*>(operation_->out.data); }
-  int64_t elem_bytes() const { return size_bytes(operation_->dtype); }
-  Exchange exchange(Lane& lane) const;
-  /// Where n nearly equal parts of the operation begin.
-  std::vector<int64_t> equal_parts() const;
 
   const Seat& seat_;
+  algorithms::Choice choice_;
 };
 
 }  // namespace caravan::messages

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/messages/goodbye.h"
 #include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/messages/staging.h"
@@ -27,6 +28,7 @@ Member::Member(std::string_view backend, std::shared_ptr<Transport> transport, s
       options_(options),
       exceptions_at_birth_(std::uncaught_exceptions()),
       is_clean_(options.check) {
+  if (options_.algorithms == nullptr) options_.algorithms = std::make_shared<algorithms::SelectionTable>();
   if (transport_ != nullptr && transport_->reports_lost_peers()) {
     watch_ = std::make_unique<Watch>(*transport_, rank_, size_, bell_);
   }

@@ -30,6 +30,8 @@ class Member {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const CommOptions& options() const noexcept { return options_; }
+  /// That of the options, or the built-in one.
+  const std::shared_ptr<const algorithms::SelectionTable>& algorithms() const noexcept { return options_.algorithms; }
   const std::shared_ptr<Transport>& transport() const noexcept { return transport_; }
   Bell& bell() noexcept { return bell_; }
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/algorithms/problem.h"
 #include "caravan/comm/call_errors.h"
 #include "caravan/comm/members.h"
 #include "caravan/comm/messages/collective.h"
@@ -52,6 +53,7 @@ MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat se
       member_(std::move(member)),
       seat_(std::move(seat)),
       exceptions_at_birth_(std::uncaught_exceptions()),
+      algorithms_(member_->algorithms()),
       num_sends_(static_cast<size_t>(seat_.size)),
       num_recvs_(static_cast<size_t>(seat_.size)),
       sends_(static_cast<size_t>(seat_.size)),
@@ -156,8 +158,18 @@ void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
   } else if (operation->verb == Verb::recv) {
     enqueue(lane_of(*operation), std::make_shared<RecvMail>(seat_, operation));
   } else {
-    enqueue(lane_of(*operation), std::make_shared<Collective>(seat_, operation));
+    enqueue(lane_of(*operation), std::make_shared<Collective>(seat_, operation, choose(*operation)));
   }
+}
+
+algorithms::Choice MessageCommunicator::choose(const Operation& operation) const {
+  if (operation.verb == Verb::barrier) return {};
+  return algorithms_->choose(backend(), operation.verb, size(), algorithms::whole_bytes(operation));
+}
+
+bool MessageCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
+  algorithms_ = table != nullptr ? std::move(table) : member_->algorithms();
+  return true;
 }
 
 void MessageCommunicator::finish(Operation& operation) {

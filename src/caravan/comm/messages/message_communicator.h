@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/messages/member.h"
 
@@ -22,6 +23,7 @@ class MessageCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   void progress() override { member_->collect(); }
   void abort(std::string_view reason) noexcept override;
+  bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
 
   /// Completes the operations that the lanes have done.
   void collect() noexcept;
@@ -36,6 +38,7 @@ class MessageCommunicator final : public Communicator {
   /// Returns when `is_done()`; a wait that lasts too long, or a failure elsewhere, ends everything and thereby it.
   void wait(Lane& lane, const std::function<bool()>& is_done);
   void collect(Lane& lane) noexcept;
+  algorithms::Choice choose(const Operation& operation) const;
   std::unique_ptr<Lane>& lane_of(const Operation& operation);
   std::vector<Lane*> lanes() const;
   /// The error that a failed job means for this communicator; tells the other ranks where they cannot know.
@@ -54,6 +57,7 @@ class MessageCommunicator final : public Communicator {
   std::shared_ptr<Member> member_;
   Seat seat_;
   int exceptions_at_birth_;
+  std::shared_ptr<const algorithms::SelectionTable> algorithms_;
   std::exception_ptr error_;  // the first
   std::unique_ptr<Lane> collectives_;
   uint64_t num_collectives_ = 0;
