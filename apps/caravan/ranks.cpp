@@ -32,8 +32,8 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   if (asked && *asked < 1) {
     throw UsageError({"command line", "--ranks", fmt::format("{} is no number of ranks", *asked), "", "use 1 or more"});
   }
-  if (!environment("RANK").empty()) {
-    const RankInfo info = RankInfo::from_environment();
+  const RankInfo info = RankInfo::from_environment();
+  if (!environment("RANK").empty() || info.by_mpirun) {
     if (asked && *asked != info.world_size) {
       throw UsageError({"command line", "--ranks",
                         fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",

@@ -47,8 +47,8 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared
   return std::make_shared<MessageCommunicator>(std::move(member), std::move(seat));
 }
 
-MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat)
-    : Communicator(seat.rank, seat.size, seat.name),
+MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage)
+    : Communicator(seat.rank, seat.size, seat.name, std::move(lineage)),
       member_(std::move(member)),
       seat_(std::move(seat)),
       exceptions_at_birth_(std::uncaught_exceptions()),
@@ -166,6 +166,16 @@ void MessageCommunicator::finish(Operation& operation) {
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
+void MessageCommunicator::progress() {
+  member_->collect();
+  const Clock::time_point now = Clock::now();
+  if (error_ != nullptr || now - last_look_ < kLook) return;
+  last_look_ = now;
+  for (Lane* lane : lanes()) {
+    if (lane->head() != nullptr && failed_elsewhere(*lane)) return;
+  }
+}
+
 void MessageCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
   const std::chrono::milliseconds timeout = member_->options().timeout;
   Clock::time_point since = Clock::now();
@@ -281,11 +291,14 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
   seat.check = seat_.check;
   seat.last_calls = seat_.last_calls;
   for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  const uint64_t sequence = take_sequence();
   if (size() > 1) {
     const auto result = std::make_shared<SplitResult>();
-    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), take_sequence(), result);
+    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), sequence, result);
+    job->operation()->flight = &recorder()->log();
+    job->operation()->flight_number = record(job->call());
     enqueue(collectives_, job);
-    finish(*job->operation());
+    Communicator::wait(*job->operation());
     if (!result->overlap.empty()) {
       throw UsageError({.op = "split",
                         .subject = seat.name,
@@ -296,7 +309,7 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
     seat.id = result->id;
     member_->use_id(seat.id);
   }
-  return std::make_shared<MessageCommunicator>(member_, std::move(seat));
+  return std::make_shared<MessageCommunicator>(member_, std::move(seat), child_lineage(sequence, members.front()));
 }
 
 }  // namespace caravan::messages

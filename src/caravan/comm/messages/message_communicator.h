@@ -15,12 +15,12 @@ namespace caravan::messages {
 class MessageCommunicator final : public Communicator {
  public:
   static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Member> member);
-  MessageCommunicator(std::shared_ptr<Member> member, Seat seat);
+  MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage = {});
   ~MessageCommunicator() override;
 
   std::string_view backend() const noexcept override { return member_->backend(); }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
-  void progress() override { member_->collect(); }
+  void progress() override;
   void abort(std::string_view reason) noexcept override;
 
   /// Completes the operations that the lanes have done.
@@ -55,6 +55,7 @@ class MessageCommunicator final : public Communicator {
   Seat seat_;
   int exceptions_at_birth_;
   std::exception_ptr error_;  // the first
+  std::chrono::steady_clock::time_point last_look_;
   std::unique_ptr<Lane> collectives_;
   uint64_t num_collectives_ = 0;
   std::vector<uint64_t> num_sends_;
