@@ -27,3 +27,4 @@ endfunction()
 
 caravan_c_library(pcre2 pcre2.h pcre2-8)
 caravan_c_library(utf8proc utf8proc.h utf8proc)
+caravan_c_library(crypto openssl/hmac.h crypto)

@@ -5,6 +5,10 @@ target_compile_features(caravan_flags INTERFACE cxx_std_20)
 # No -march: the binary runs on any x86-64; hot loops dispatch at run time. No -fopenmp: torch brings its own libgomp.
 # -ffp-contract=off: a fused multiply-add in one clone of a loop and not in the other would give two machines two results.
 target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas -ffp-contract=off)
+if(CARAVAN_PYTHON)
+  # The extension is a shared object made of the static libraries. For all targets, which share a precompiled header.
+  target_compile_options(caravan_flags INTERFACE -fPIC -fno-semantic-interposition)
+endif()
 if(CARAVAN_WERROR)
   target_compile_options(caravan_flags INTERFACE -Werror)
 endif()

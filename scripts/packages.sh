@@ -10,6 +10,7 @@ libtomlplusplus-dev toml++/toml.h
 libcli11-dev CLI/CLI.hpp
 libpcre2-dev pcre2.h
 libutf8proc-dev utf8proc.h
+libssl-dev openssl/hmac.h
 libxxhash-dev xxhash.h
 libfmt-dev fmt/format.h'
 packages_test='libgtest-dev gtest/gtest.h

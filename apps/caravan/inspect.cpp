@@ -42,6 +42,7 @@ void print_memory(const Recipe& recipe, int64_t parameters) {
 }  // namespace
 
 int inspect(const InspectArguments& arguments) {
+  if (!arguments.flight_folder.empty()) return inspect_flight(arguments.flight_folder);
   const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
   const RankPlan ranks = plan_ranks(recipe, arguments.ranks);
   const BatchPlan plan = plan_batch(recipe, ranks.num_ranks);

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -25,7 +27,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kGrace{500};  // for the other ranks to end by themselves when one has failed
 
-/// While it lives, the signals that ask for an end are read from a descriptor instead of ending the launcher.
+/// While it lives, the signals that ask for an end, and those that tell of a rank, are read from a descriptor instead
+/// of ending the launcher.
 class SignalQueue {
  public:
   SignalQueue() {
@@ -33,6 +36,7 @@ class SignalQueue {
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGCHLD);
     struct sigaction hang_up {};
     sigaction(SIGHUP, nullptr, &hang_up);
     if (hang_up.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup stays in force
@@ -72,6 +76,7 @@ class Job {
  private:
   void wait_for_events();
   void on_signal(int number);
+  void tell_stopped();
   void reap();
   void kill_all();
   int verdict() const;
@@ -110,6 +115,7 @@ void Job::wait_for_events() {
 }
 
 void Job::on_signal(int number) {
+  if (number == SIGCHLD) return tell_stopped();
   if (stop_requested_ || kill_at_) {
     insisted_ = insisted_ || stop_requested_;
     kill_all();
@@ -119,6 +125,24 @@ void Job::on_signal(int number) {
   std::fprintf(stderr, "caravan: asking %zu ranks to save and stop; once more ends them at once\n", processes_.size());
   for (const RankProcess& process : processes_) {
     if (process.running) kill(process.pid, number == SIGHUP ? SIGHUP : SIGTERM);
+  }
+}
+
+/// A rank that stands still looks like a hang to whoever watches the job: it is told at once.
+void Job::tell_stopped() {
+  for (const RankProcess& process : processes_) {
+    siginfo_t event{};
+    if (!process.running || waitid(P_PID, process.pid, &event, WSTOPPED | WCONTINUED | WNOHANG) != 0) continue;
+    if (event.si_pid == 0) continue;
+    if (event.si_code == CLD_CONTINUED) {
+      std::fprintf(stderr, "caravan: rank %d goes on\n", process.rank);
+    } else {
+      std::fprintf(
+          stderr,
+          "caravan: rank %d is stopped (SIG%s); the others wait for it until their time-out. kill -CONT %d lets "
+          "it go on\n",
+          process.rank, sigabbrev_np(event.si_status), process.pid);
+    }
   }
 }
 
@@ -163,8 +187,11 @@ int launch(const LaunchOptions& options) {
                       .action = "use 1 or more"});
   }
   const SignalQueue signals;  // before the server: its thread inherits the mask
-  const StoreServer server("127.0.0.1", 0);
-  return Job(start_ranks(options, server.port(), signals.mask_before()), signals).run();
+  const JobKey key = JobKey::for_launch(options.num_ranks);
+  const StoreServer server("127.0.0.1", 0, {.key = key, .log = [](const std::string& line) {
+                                              std::fprintf(stderr, "caravan: %s\n", line.c_str());
+                                            }});
+  return Job(start_ranks(options, {server.port(), key}, signals.mask_before()), signals).run();
 }
 
 }  // namespace caravan

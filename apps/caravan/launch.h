@@ -19,11 +19,13 @@ struct LaunchOptions {
 ///   n    the code of the rank that failed
 /// Called by main() of a program with one thread, which does not link libtorch: ranks are started by exec.
 ///
-/// Each rank finds its job in the environment (RankInfo::from_environment): the launcher serves the store. Rank 0 has
-/// the launcher's stdout and stderr, and its stdin unless that is a terminal; the output of the others goes to logs.
-/// When a rank fails, the others get half a second to end, are killed, and stderr names the rank that failed first by
-/// cause: a signal or an exit code other than 4 before an exit code 4, which is the echo of a lost peer; then the
-/// earliest. Ranks are killed by the kernel if the launcher dies in whatever way.
+/// Each rank finds its job in the environment (RankInfo::from_environment): the launcher serves the store, with a
+/// secret drawn for this job unless the environment has one (JobKey::for_launch), and tells stderr whom it refused.
+/// Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the output of the others goes
+/// to logs. When a rank fails, the others get half a second to end, are killed, and stderr names the rank that failed
+/// first by cause: a signal or an exit code other than 4 before an exit code 4, which is the echo of a lost peer; then
+/// the earliest. Ranks are killed by the kernel if the launcher dies in whatever way. A rank that is stopped is told of
+/// on stderr at once, and again when it goes on.
 ///
 /// Ranks are process groups of their own, so a terminal's Ctrl-C reaches the launcher alone. The first SIGINT, SIGTERM
 /// or SIGHUP is passed on once to every rank, as SIGTERM or SIGHUP, and asks it to stop; the second kills all of them.

@@ -26,10 +26,10 @@ struct Image {
   std::vector<char*> arguments;
   std::vector<char*> variables;
 
-  Image(const LaunchOptions& options, int rank, int master_port);
+  Image(const LaunchOptions& options, int rank, const ServedStoreInfo& store);
 };
 
-Image::Image(const LaunchOptions& options, int rank, int master_port) {
+Image::Image(const LaunchOptions& options, int rank, const ServedStoreInfo& store) {
   argument_texts = options.arguments;
   argument_texts.insert(argument_texts.begin(), options.program);
   const std::vector<std::string> job = {
@@ -38,7 +38,9 @@ Image::Image(const LaunchOptions& options, int rank, int master_port) {
       fmt::format("LOCAL_RANK={}", rank),
       fmt::format("LOCAL_WORLD_SIZE={}", options.num_ranks),
       "MASTER_ADDR=127.0.0.1",
-      fmt::format("MASTER_PORT={}", master_port),
+      fmt::format("MASTER_PORT={}", store.port),
+      "CARAVAN_JOB_ID=" + store.key.id,
+      "CARAVAN_SECRET=" + store.key.secret,
       "CARAVAN_STORE_SERVED=1",
       "TORCHELASTIC_USE_AGENT_STORE=0",  // the launcher may itself run under torchrun
   };
@@ -101,10 +103,10 @@ void open_log(RankProcess& process, const std::string& log_dir) {
   if (process.log_fd < 0) throw no_log(process.log_path, errno);
 }
 
-void start_rank(RankProcess& process, const LaunchOptions& options, int master_port, const sigset_t& mask, int null,
-                int failure_pipe) {
+void start_rank(RankProcess& process, const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask,
+                int null, int failure_pipe) {
   if (process.rank > 0) open_log(process, options.log_dir);
-  const Image image(options, process.rank, master_port);
+  const Image image(options, process.rank, store);
   const bool first = process.rank == 0;
   // A background process group that reads from its terminal is stopped by the kernel.
   const Streams streams{first && isatty(0) == 0 ? 0 : null, first ? 1 : process.log_fd, first ? 2 : process.log_fd};
@@ -165,7 +167,7 @@ void end_all(std::vector<RankProcess>& processes) noexcept {
 
 }  // namespace
 
-std::vector<RankProcess> start_ranks(const LaunchOptions& options, int master_port, const sigset_t& mask) {
+std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask) {
   std::vector<RankProcess> processes;
   processes.reserve(options.num_ranks);
   FailurePipe failure;
@@ -173,7 +175,7 @@ std::vector<RankProcess> start_ranks(const LaunchOptions& options, int master_po
   try {
     for (int rank = 0; rank < options.num_ranks; ++rank) {
       processes.emplace_back().rank = rank;
-      start_rank(processes.back(), options, master_port, mask, null, failure.writer());
+      start_rank(processes.back(), options, store, mask, null, failure.writer());
     }
     if (const int error = failure.read_error(); error != 0) {
       throw UsageError({.op = "launch",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/caravan/launch.h"
+#include "caravan/comm/job_key.h"
 
 namespace caravan {
 
@@ -21,8 +22,14 @@ struct RankProcess {
   int wait_status = 0;  ///< as of waitpid, when not running
 };
 
+/// How ranks reach the store that the launcher serves.
+struct ServedStoreInfo {
+  int port = 0;
+  JobKey key;  ///< travels in the environment: only the user's own processes can read that
+};
+
 /// Starts all ranks of a job; `mask` is the signal mask they get. Kills those already started when one cannot be.
-std::vector<RankProcess> start_ranks(const LaunchOptions& options, int master_port, const sigset_t& mask);
+std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask);
 
 /// Kills a rank and all it started.
 void kill_rank(RankProcess& process) noexcept;

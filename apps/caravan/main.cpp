@@ -36,12 +36,10 @@ std::string rank_program() {
                     "build it beside this program: ninja caravan_rank"});
 }
 
-int train(const TrainArguments& arguments, int argc, char** argv) {
-  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
-  const RankPlan plan = plan_ranks(recipe, arguments.ranks);
-  plan_batch(recipe, plan.num_ranks);
+/// Becomes the one process of the plan, or starts its ranks, each with this command line.
+int start(const RankPlan& plan, const char* op, int argc, char** argv) {
   if (plan.is_one_host && plan.num_ranks > kMostRanksOfAHost) {
-    throw UsageError({"train", "ranks", fmt::format("{} on one host", plan.num_ranks), "",
+    throw UsageError({op, "ranks", fmt::format("{} on one host", plan.num_ranks), "",
                       fmt::format("use {} or fewer, or start them on more hosts", kMostRanksOfAHost)});
   }
   if (plan.is_one_process) become_rank(argv);
@@ -49,6 +47,13 @@ int train(const TrainArguments& arguments, int argc, char** argv) {
                  .program = rank_program(),
                  .arguments = std::vector<std::string>(argv + 1, argv + argc),
                  .log_dir = ""});
+}
+
+int train(const TrainArguments& arguments, int argc, char** argv) {
+  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  const RankPlan plan = plan_ranks(recipe, arguments.ranks);
+  plan_batch(recipe, plan.num_ranks);
+  return start(plan, "train", argc, argv);
 }
 
 /// Threads of a rank's arithmetic that wait for each other spin for microseconds, not milliseconds: on a core that
@@ -62,6 +67,9 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
     case CommandLine::Command::inspect: return inspect(line.inspect);
     case CommandLine::Command::tokenizer: return tokenizer(line.tokenizer);
+    case CommandLine::Command::bench_comm:
+      return start(plan_ranks(line.bench.ranks, line.bench.backend), "bench comm", argc, argv);
+    case CommandLine::Command::doctor: return start(plan_ranks(line.doctor.ranks, ""), "doctor", argc, argv);
     default: become_rank(argv);
   }
 }

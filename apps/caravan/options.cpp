@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "apps/caravan/bench_options.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 
@@ -75,6 +76,8 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
 
 void add_inspect(CLI::App& app, CommandLine& line) {
   CLI::App* command = app.add_subcommand("inspect", "print what a recipe comes to, without running it");
+  CLI::App* flight = command->add_subcommand("flight", "say where the ranks of a failed job parted");
+  flight->add_option("folder", line.inspect.flight_folder, "the run folder, with its flight-rank<r>.json")->required();
   command->add_option("recipe", line.inspect.recipe, "a TOML file; without one the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "for this many ranks");
   command->add_option("--set", line.inspect.overrides, "section.key=value, over the recipe")
@@ -122,7 +125,8 @@ CommandLine::Command command_of(const CLI::App& app) {
   using Command = CommandLine::Command;
   static const std::vector<std::pair<std::string, Command>> names{
       {"train", Command::train},         {"generate", Command::generate}, {"export", Command::export_model},
-      {"import", Command::import_model}, {"inspect", Command::inspect},   {"tokenizer", Command::tokenizer}};
+      {"import", Command::import_model}, {"inspect", Command::inspect},   {"tokenizer", Command::tokenizer},
+      {"bench", Command::bench_comm},    {"doctor", Command::doctor}};
   for (const auto& [name, command] : names) {
     if (app.got_subcommand(name)) return command;
   }
@@ -150,6 +154,9 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   add_hugging_face(app, line);
   add_inspect(app, line);
   add_tokenizer(app, line);
+  BenchWords bench;
+  add_bench(app, line.bench, bench);
+  add_doctor(app, line.doctor);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) command->allow_extras();
   try {
     app.parse(argc, argv);
@@ -165,6 +172,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   }
   if (!app.remaining(true).empty()) refuse_extras(app, "");
   line.command = command_of(app);
+  if (line.command == CommandLine::Command::bench_comm) read_bench(bench, line.bench);
   take_recipe_back(line.train.recipe, line.train.overrides);
   take_recipe_back(line.inspect.recipe, line.inspect.overrides);
   if (!dump_steps.empty()) line.train.dump_steps = parse_steps(dump_steps);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/types.h"
+
 namespace caravan::app {
 
 /// What a command line asks for. Both programs, the launcher and the rank, read it with the same parser.
@@ -40,6 +42,7 @@ struct ImportArguments {
 };
 
 struct InspectArguments {
+  std::string flight_folder;  ///< not "": compare the flight reports in it
   std::string recipe;
   std::optional<int> ranks;
   std::vector<std::string> overrides;
@@ -54,14 +57,41 @@ struct TokenizerArguments {
   std::string input;      ///< encode: text; decode: ids; "": standard input
 };
 
+struct BenchArguments {
+  std::optional<int> ranks;
+  std::vector<Verb> verbs;
+  std::vector<Dtype> dtypes;
+  std::vector<int64_t> bytes;
+  std::string backend = "auto";
+  bool copy = false;
+  bool in_place = false;
+  bool json = false;
+};
+
+struct DoctorArguments {
+  std::optional<int> ranks;
+  bool json = false;
+};
+
 struct CommandLine {
-  enum class Command : uint8_t { train, generate, export_model, import_model, inspect, tokenizer } command;
+  enum class Command : uint8_t {
+    train,
+    generate,
+    export_model,
+    import_model,
+    inspect,
+    tokenizer,
+    bench_comm,
+    doctor
+  } command;
   TrainArguments train;
   GenerateArguments generate;
   ExportArguments export_model;
   ImportArguments import_model;
   InspectArguments inspect;
   TokenizerArguments tokenizer;
+  BenchArguments bench;
+  DoctorArguments doctor;
 };
 
 /// Reads the command line. Returns nothing if it was answered here (--help, --version: `text` holds what to print).

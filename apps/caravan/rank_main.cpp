@@ -16,8 +16,11 @@ int dispatch(const CommandLine& line) {
     case CommandLine::Command::generate: return generate(line.generate);
     case CommandLine::Command::export_model: return export_model(line.export_model);
     case CommandLine::Command::import_model: return import_model(line.import_model);
+    case CommandLine::Command::bench_comm: return bench_comm(line.bench);
+    case CommandLine::Command::doctor: return doctor(line.doctor);
     default:
-      throw UsageError({"caravan-rank", "", "runs parts of train, generate, export and import", "", "use caravan"});
+      throw UsageError(
+          {"caravan-rank", "", "runs parts of train, generate, export, import, bench and doctor", "", "use caravan"});
   }
 }
 

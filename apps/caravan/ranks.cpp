@@ -26,27 +26,39 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-}  // namespace
-
-RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
+/// The plan of ranks that somebody else started; nothing if nobody did. Refuses an `asked` that does not fit.
+std::optional<RankPlan> plan_of_environment(std::optional<int> asked) {
   if (asked && *asked < 1) {
     throw UsageError({"command line", "--ranks", fmt::format("{} is no number of ranks", *asked), "", "use 1 or more"});
   }
   const RankInfo info = RankInfo::from_environment();
-  if (!environment("RANK").empty() || info.by_mpirun) {
-    if (asked && *asked != info.world_size) {
-      throw UsageError({"command line", "--ranks",
-                        fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",
-                        "leave --ranks out: whoever started this rank has chosen"});
-    }
-    mesh_axes(recipe, info.world_size);
-    return {info.world_size, true, false};
+  if (environment("RANK").empty() && !info.by_mpirun) return std::nullopt;
+  if (asked && *asked != info.world_size) {
+    throw UsageError({"command line", "--ranks",
+                      fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",
+                      "leave --ranks out: whoever started this rank has chosen"});
+  }
+  return RankPlan{info.world_size, true, false};
+}
+
+}  // namespace
+
+RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
+  if (const auto started = plan_of_environment(asked)) {
+    mesh_axes(recipe, started->num_ranks);
+    return *started;
   }
   const int from_recipe = recipe_ranks(recipe);
   const int default_ranks = from_recipe > 0 ? from_recipe : std::min(usable_cores(), 2);
   const int num_ranks = asked.value_or(default_ranks);
   mesh_axes(recipe, num_ranks);
   return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
+}
+
+RankPlan plan_ranks(std::optional<int> asked, const std::string& backend) {
+  if (const auto started = plan_of_environment(asked)) return *started;
+  const int num_ranks = asked.value_or(2);
+  return {num_ranks, num_ranks == 1 || backend == "thread", true};
 }
 
 int threads_per_rank(const Recipe& recipe, int ranks_on_host) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "caravan/train/dataset.h"
 #include "caravan/train/recipe.h"
@@ -18,6 +19,9 @@ struct RankPlan {
 /// `asked`: --ranks. Without it the product of the recipe's mesh, else 2 (1 on one core); under torchrun its
 /// WORLD_SIZE. Throws UsageError for a number below 1, or one that does not fit the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
+
+/// The same for a command without a recipe over back-end `backend`: 2 ranks if nobody says how many.
+RankPlan plan_ranks(std::optional<int> asked, const std::string& backend);
 
 /// Threads for the arithmetic of each of `ranks_on_host`: what the recipe says, else the cores of the host shared out.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <cstdio>
 #include <memory>
 
 #include <fmt/format.h>
@@ -47,7 +48,8 @@ int train(const TrainArguments& arguments) {
   if (as_threads) {
     run_thread_ranks(plan.num_ranks, run, comm);
   } else {
-    const auto store = open_store(info, comm);
+    const auto store =
+        open_store(info, comm, [](const std::string& line) { std::fprintf(stderr, "caravan: %s\n", line.c_str()); });
     run(make_world(recipe.comm.backend, info, store, comm));
   }
   return 0;

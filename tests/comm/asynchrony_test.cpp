@@ -42,6 +42,25 @@ TEST_P(Asynchrony, AnyOrderOfWaits) {
   });
 }
 
+TEST_P(Asynchrony, AWaitThatEndsEarlyMayBeTakenUpAgain) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    if (world->size() == 1) return;
+    Data data = input_of(world->rank(), 5000, Dtype::fp32);
+    Data go(1, Dtype::int32);
+    if (world->rank() != 0) world->recv(go.buffer(), 0);
+    Work work = world->all_reduce_async(data.buffer(), data.buffer(), ReduceOp::sum);
+    if (world->rank() == 0) {
+      EXPECT_FALSE(work.wait_for(std::chrono::milliseconds(5))) << "nobody else has begun";
+      EXPECT_EQ(work.error(), nullptr);
+      for (int peer = 1; peer < world->size(); ++peer) world->send(go.const_buffer(), peer);
+    }
+    EXPECT_TRUE(work.wait_for(std::chrono::seconds(30)));
+    EXPECT_TRUE(work.done());
+    EXPECT_EQ(work.error(), nullptr);
+    EXPECT_TRUE(data == reduced(inputs_of(world->size(), 5000, Dtype::fp32), ReduceOp::sum));
+  });
+}
+
 /// Rank 0 waits on one communicator for what the others give only after it has progressed on the other.
 TEST_P(Asynchrony, WaitProgressesTheOtherCommunicators) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {

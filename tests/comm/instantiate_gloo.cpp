@@ -17,6 +17,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, Messages, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Gloo, Splits, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Gloo, Asynchrony, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Gloo, Faults, kSeveral, case_name);
+INSTANTIATE_TEST_SUITE_P(Gloo, Algorithms, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Gloo, TrafficCounts, kCases, case_name);
 
 INSTANTIATE_TEST_SUITE_P(UncheckedGloo, Reductions, kUnchecked, case_name);

@@ -5,9 +5,39 @@
 #include <span>
 #include <vector>
 
-#include "caravan/comm/types.h"
+#include "caravan/comm/communicator.h"
 
 namespace caravan::testing {
+
+/// Where the Data of this thread gets its memory from.
+enum class Memory {
+  plain,
+  arena,  ///< Communicator::allocate
+  mixed,  ///< of even ranks as arena, of odd ones plain
+};
+
+/// Sends the allocations of this thread's Data to `comm` while it lives; it goes after all of them, and before `comm`.
+class MemoryOf {
+ public:
+  MemoryOf(Communicator& comm, Memory memory);
+  ~MemoryOf();
+  MemoryOf(const MemoryOf&) = delete;
+  MemoryOf& operator=(const MemoryOf&) = delete;
+};
+
+void* allocate_data(size_t bytes);
+void free_data(void* data) noexcept;
+
+template <class T>
+struct DataAllocator {
+  using value_type = T;
+  DataAllocator() = default;
+  template <class U>
+  DataAllocator(const DataAllocator<U>&) {}  // NOLINT: allocators convert
+  T* allocate(size_t count) { return static_cast<T*>(allocate_data(count * sizeof(T))); }
+  void deallocate(T* data, size_t) noexcept { free_data(data); }
+  bool operator==(const DataAllocator&) const = default;
+};
 
 /// Elements as they lie in memory, 64-byte aligned.
 class Data {
@@ -30,7 +60,7 @@ class Data {
   bool operator==(const Data&) const = default;  ///< of bits
 
  private:
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte, DataAllocator<std::byte>> bytes_;
   Dtype dtype_ = Dtype::fp32;
 };
 

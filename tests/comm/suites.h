@@ -12,6 +12,7 @@ class Asynchrony : public ::testing::TestWithParam<RankCase> {};
 class Messages : public ::testing::TestWithParam<RankCase> {};
 class Splits : public ::testing::TestWithParam<RankCase> {};
 class Faults : public ::testing::TestWithParam<RankCase> {};
+class Algorithms : public ::testing::TestWithParam<RankCase> {};
 class TrafficCounts : public ::testing::TestWithParam<RankCase> {};
 
 }  // namespace caravan::testing

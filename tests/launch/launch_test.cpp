@@ -76,6 +76,28 @@ TEST_F(LaunchTest, RankZeroOwnsTheTerminalAndTheOthersHaveLogs) {
   EXPECT_FALSE(std::filesystem::exists(logs + "/rank_0.log"));
 }
 
+/// Only the environment of the ranks has the secret of a job; who comes without it is turned away, and the job goes on.
+TEST_F(LaunchTest, AStrangerIsRefusedWithALine) {
+  Child child(job(2, {"0=stranger,meet,hang", "1=meet,hang"}));
+  child.expect_soon("met");
+  EXPECT_THAT(child.out(), AllOf(HasSubstr("the store there wants the secret of its job"), HasSubstr("all 2 met")));
+  EXPECT_THAT(child.err(),
+              AllOf(HasSubstr("caravan: store: refused 127.0.0.1:"), HasSubstr("does not have the secret")));
+  std::string secret;
+  for (const pid_t pid : child.living()) {
+    const std::string variables = text_of("/proc/" + std::to_string(pid) + "/environ");
+    const size_t at = variables.find("CARAVAN_SECRET=");
+    if (at != std::string::npos) secret = std::string(variables.c_str() + at + 15);
+  }
+  EXPECT_EQ(secret.size(), 64U);
+  for (const pid_t pid : child.living()) {
+    EXPECT_THAT(text_of("/proc/" + std::to_string(pid) + "/cmdline"), Not(HasSubstr(secret)));
+  }
+  EXPECT_THAT(child.out() + child.err(), Not(HasSubstr(secret)));
+  child.signal(SIGKILL);
+  child.wait();
+}
+
 struct Case {
   std::vector<std::string> scripts;
   int code;
@@ -139,6 +161,22 @@ TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
                       HasSubstr("signal 9 (SIGKILL)")));
     EXPECT_TRUE(child.all_gone(0));  // nor the children that ranks started
   }
+}
+
+TEST_F(LaunchTest, AStoppedRankIsToldOf) {
+  Child child(job(2, {"0=meet,hang", "1=meet,sleep:300,exit:3"}));
+  child.expect_soon("met");
+  pid_t stopped = 0;
+  for (const pid_t pid : child.living()) {
+    if (text_of("/proc/" + std::to_string(pid) + "/environ").find("LOCAL_RANK=1") != std::string::npos) stopped = pid;
+  }
+  kill(stopped, SIGSTOP);
+  child.expect_soon("caravan: rank 1 is stopped (SIGSTOP)");
+  EXPECT_THAT(child.err(), HasSubstr("kill -CONT " + std::to_string(stopped)));
+  kill(stopped, SIGCONT);
+  EXPECT_EQ(child.wait(), 3);
+  EXPECT_THAT(child.err(),
+              AllOf(HasSubstr("caravan: rank 1 goes on\n"), HasSubstr("rank 1 of 2 ended with exit code 3")));
 }
 
 TEST_F(LaunchTest, NothingOutlivesAKilledLauncher) {

@@ -2,7 +2,8 @@
 ///   sleep:MS   exit:CODE   kill:SIGNAL   say:TEXT (stdout)   warn:TEXT (stderr)   read (one line of stdin, said again)
 ///   env (says what the launcher set)   meet (all ranks, through the store)   hang (for ever)   deaf (ignores signals)
 ///   count (counts the requests to stop until none comes for 300 ms, says how many)   stop:MS (waits for a request to
-///   stop, takes MS to save, ends with 130)   spawn (starts a child that sleeps for ever)
+///   stop, takes MS to save, ends with 130)   spawn (starts a child that sleeps for ever)   stranger (tries to join the
+///   job without its secret, says the error)
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "apps/caravan/stop_signal.h"
+#include "caravan/base/error.h"
 #include "caravan/comm/rendezvous.h"
 
 namespace {
@@ -34,13 +36,23 @@ void print_environment() {
 void meet() {
   const RankInfo info = RankInfo::from_environment();
   if (!info.store_is_served) std::exit(50);
-  const auto store = connect_store(info.master_addr, info.master_port, milliseconds(10'000));
+  const auto store = connect_store(info.master_addr, info.master_port, milliseconds(10'000), info.key, info.rank);
   store->set("rank/" + std::to_string(info.rank), std::to_string(getpid()));
   for (int rank = 0; rank < info.world_size; ++rank) store->get("rank/" + std::to_string(rank), milliseconds(10'000));
   store->add("met", 1);
   if (info.rank > 0) return;
   while (store->add("met", 0) < info.world_size) std::this_thread::sleep_for(milliseconds(1));
   std::printf("all %d met\n", info.world_size);
+}
+
+void be_stranger() {
+  const RankInfo info = RankInfo::from_environment();
+  try {
+    connect_store(info.master_addr, info.master_port, milliseconds(10'000), {info.key.id, "", info.world_size},
+                  info.rank);
+  } catch (const UsageError& error) {
+    std::printf("%s\n", error.what());
+  }
 }
 
 void count_requests() {
@@ -70,6 +82,7 @@ void run_step(const std::string& step) {
   if (verb == "env") print_environment();
   if (verb == "meet") meet();
   if (verb == "count") count_requests();
+  if (verb == "stranger") be_stranger();
   if (verb == "read") {
     std::string line;
     std::getline(std::cin, line);

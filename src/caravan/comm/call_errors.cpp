@@ -22,7 +22,7 @@ std::string ranks_text(const GroupSeat& seat, std::span<const int> ranks) {
 }
 
 ErrorText error_text(const GroupSeat& seat, const Descriptor& call, std::string fact, std::string action) {
-  return {.op = std::string(call.verb == kSplitCall ? "split" : name(static_cast<Verb>(call.verb))),
+  return {.op = std::string(call_name(call.verb)),
           .subject = call.what.data(),
           .fact = std::move(fact),
           .where = fmt::format("{}, operation {}: {}", seat.text(), call.sequence, to_string(call)),
@@ -53,14 +53,19 @@ std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std
 }
 
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout,
-                              const std::function<std::string(int world_rank)>& last_call) {
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look) {
   ErrorText text = error_text(seat, call,
                               fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
                                           std::chrono::duration<double>(timeout).count()),
                               "find out what keeps the missing ranks, or raise the time-out of the communicator");
-  for (size_t i = 0; i < ranks.size() && i < kMaxNamed && last_call; ++i) {
-    text.where += "; world " + last_call(seat.world_ranks[static_cast<size_t>(ranks[i])]);
+  for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
+    const LateRank late = look(seat.world_ranks[static_cast<size_t>(ranks[i])]);
+    text.where += "; world " + late.last_call;
+    if (late.stopped_process == 0) continue;
+    text.fact +=
+        fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(seat, ranks[i]), late.stopped_process);
+    text.action =
+        fmt::format("let the stopped process go on before the time-out (kill -CONT {})", late.stopped_process);
   }
   return std::make_exception_ptr(CommError(std::move(text)));
 }

@@ -22,9 +22,14 @@ std::exception_ptr peer_failure_error(const GroupSeat& seat, const Descriptor& c
 /// `ranks` have destroyed the communicator without coming to `call`.
 std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks);
 
-/// `ranks` did not come within `timeout`; `last_call` says of a rank of the world what it was last doing, if given.
+/// What is known of a rank that did not come.
+struct LateRank {
+  std::string last_call;    ///< what it was last doing
+  int stopped_process = 0;  ///< the number of its process, if that is stopped (SIGSTOP, a debugger): it may go on
+};
+
+/// `ranks` did not come within `timeout`; `look` says what is known of a rank of the world, if given.
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout,
-                              const std::function<std::string(int world_rank)>& last_call);
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look);
 
 }  // namespace caravan

@@ -12,82 +12,10 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/checks.h"
+#include "caravan/comm/operations.h"
 
 namespace caravan {
 namespace {
-
-Operation new_operation(Verb verb, const Call& call, const Stream& stream) {
-  Operation operation;
-  operation.verb = verb;
-  operation.where = call.where;
-  operation.stream = stream;
-  call.what.copy(operation.what.data(), operation.what.size() - 1);  // the text may be empty, without memory
-  return operation;
-}
-
-Operation new_operation(Verb verb, const ConstBuffer& in, const Buffer& out, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(verb, call, stream);
-  operation.dtype = verb == Verb::recv ? out.dtype : in.dtype;
-  operation.in = in;
-  operation.out = out;
-  return operation;
-}
-
-std::vector<int64_t> complete_counts(std::span<const int64_t> counts, int64_t each, int size) {
-  if (counts.empty()) return std::vector<int64_t>(static_cast<size_t>(size), each);
-  return {counts.begin(), counts.end()};
-}
-
-Operation all_reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Call& call,
-                               const Stream& stream) {
-  Operation operation = new_operation(Verb::all_reduce, in, out, call, stream);
-  operation.op = op;
-  return operation;
-}
-
-Operation all_gather_operation(const ConstBuffer& in, const Buffer& out, std::span<const int64_t> counts, int size,
-                               const Call& call, const Stream& stream) {
-  Operation operation = new_operation(Verb::all_gather, in, out, call, stream);
-  operation.recv_counts = complete_counts(counts, in.count, size);
-  return operation;
-}
-
-Operation reduce_scatter_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op,
-                                   std::span<const int64_t> counts, int size, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(Verb::reduce_scatter, in, out, call, stream);
-  operation.op = op;
-  operation.send_counts = complete_counts(counts, out.count, size);
-  return operation;
-}
-
-Operation all_to_all_operation(const ConstBuffer& in, const Buffer& out, std::span<const int64_t> send_counts,
-                               std::span<const int64_t> recv_counts, int size, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(Verb::all_to_all, in, out, call, stream);
-  operation.send_counts = complete_counts(send_counts, in.count / size, size);
-  operation.recv_counts = complete_counts(recv_counts, out.count / size, size);
-  return operation;
-}
-
-Operation broadcast_operation(const Buffer& buffer, int root, const Call& call, const Stream& stream) {
-  Operation operation = new_operation(Verb::broadcast, buffer, buffer, call, stream);
-  operation.root = root;
-  return operation;
-}
-
-Operation reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, int root, const Call& call,
-                           const Stream& stream) {
-  Operation operation = new_operation(Verb::reduce, in, out, call, stream);
-  operation.op = op;
-  operation.root = root;
-  return operation;
-}
-
-Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out, int peer, const Call& call,
-                            const Stream& stream) {
-  Operation operation = new_operation(verb, in, out, call, stream);
-  operation.peer = peer;
-  return operation;
-}
 
 int64_t bytes_of(const ConstBuffer& buffer) { return buffer.count * size_bytes(buffer.dtype); }
 
@@ -187,8 +115,8 @@ Work Communicator::recv_async(Buffer out, int peer, const Call& call, Stream str
   return issue(message_operation(Verb::recv, {}, out, peer, call, stream));
 }
 
-void Communicator::barrier(const Call& call) { run(new_operation(Verb::barrier, call, {})); }
-Work Communicator::barrier_async(const Call& call) { return issue(new_operation(Verb::barrier, call, {})); }
+void Communicator::barrier(const Call& call) { run(barrier_operation(call)); }
+Work Communicator::barrier_async(const Call& call) { return issue(barrier_operation(call)); }
 
 std::shared_ptr<void> Communicator::allocate(size_t bytes) {
   constexpr size_t kAlign = 64;

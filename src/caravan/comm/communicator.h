@@ -13,6 +13,10 @@
 
 namespace caravan {
 
+namespace algorithms {
+class SelectionTable;
+}
+
 /// What a communicator has moved, for this rank. Bytes are those of the ring (all_reduce, all_gather, reduce_scatter),
 /// direct (all_to_all, send) and chain (broadcast, reduce) algorithms, whatever the back-end does inside: the figure of
 /// the design's table, equal in every back-end (see wire_bytes).
@@ -20,7 +24,7 @@ struct Traffic {
   /// Calls of a communicator of size 1 are counted, with no bytes.
   std::array<int64_t, kNumVerbs> calls{};
   std::array<int64_t, kNumVerbs> bytes{};
-  double wait_ms = 0;  ///< time this rank's caller stood in wait()
+  double wait_ms = 0;  ///< time this rank's caller stood waiting; over shared memory without what spinning served
 
   int64_t total_calls() const noexcept;
   int64_t total_bytes() const noexcept;
@@ -73,6 +77,10 @@ class Communicator {
   const std::shared_ptr<FlightRecorder>& recorder() const noexcept { return lineage_.recorder; }
   /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
   virtual bool touches_memory() const noexcept { return true; }
+  /// Where collectives are made of messages (gloo, mpi): which algorithms they take from now on; null: those of
+  /// CommOptions. Every rank calls it, in the order of its collectives, with equal tables. False, and nothing is
+  /// changed, where they are not made of messages.
+  virtual bool select(std::shared_ptr<const algorithms::SelectionTable>) { return false; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same. Sends 2(n-1)/n
   /// x.

@@ -56,6 +56,7 @@ bool same_call(const CallOf& a, const CallOf& b) {
   const Descriptor& y = *b.descriptor;
   if (x.verb != y.verb) return false;
   if (x.verb == kSplitCall) return true;
+  if (x.verb == kAllocateCall) return x.count == y.count;
   const Verb verb = static_cast<Verb>(x.verb);
   if (verb == Verb::barrier) return true;
   if (x.dtype != y.dtype || (reduces_data(verb) && x.op != y.op) || (is_rooted(verb) && x.root != y.root)) return false;
@@ -113,6 +114,12 @@ Descriptor describe(const Operation& operation) {
   return descriptor;
 }
 
+std::string_view call_name(uint8_t verb) noexcept {
+  if (verb == kSplitCall) return "split";
+  if (verb == kAllocateCall) return "allocate_shared";
+  return name(static_cast<Verb>(verb));
+}
+
 std::string quoted(std::string_view text) { return text.empty() ? "" : fmt::format("\"{}\"", text); }
 
 std::string call_site(const std::source_location& where) {
@@ -120,12 +127,11 @@ std::string call_site(const std::source_location& where) {
 }
 
 std::string to_string(const Descriptor& descriptor) {
-  std::string text;
-  const Verb verb = static_cast<Verb>(descriptor.verb);
-  if (descriptor.verb == kSplitCall) {
-    text = "split";
-  } else {
-    text = name(verb);
+  std::string text(call_name(descriptor.verb));
+  if (descriptor.verb == kAllocateCall) {
+    text += fmt::format(" {} bytes", descriptor.count);
+  } else if (descriptor.verb != kSplitCall) {
+    const Verb verb = static_cast<Verb>(descriptor.verb);
     if (reduces_data(verb)) text += fmt::format(" {}", name(static_cast<ReduceOp>(descriptor.op)));
     if (verb != Verb::barrier) {
       text += fmt::format(" {} [{}]", name(static_cast<Dtype>(descriptor.dtype)), descriptor.count);

@@ -12,7 +12,7 @@ namespace caravan {
 
 /// What a rank tells the others about its call: plain bytes without pointers, fit for shared memory and sockets.
 struct Descriptor {
-  uint8_t verb = 0;  ///< Verb, or kSplitCall
+  uint8_t verb = 0;  ///< Verb, kSplitCall or kAllocateCall
   uint8_t op = 0;
   uint8_t dtype = 0;
   uint8_t unused = 0;
@@ -26,7 +26,11 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) % sizeof(uint64_t) == 0);
 
-inline constexpr uint8_t kSplitCall = kNumVerbs;  ///< Communicator::split, which is a collective without a Verb
+/// Communicator::split and allocate_shared, which are collectives without a Verb.
+inline constexpr uint8_t kSplitCall = kNumVerbs;
+inline constexpr uint8_t kAllocateCall = kNumVerbs + 1;
+/// "all_reduce", "split".
+std::string_view call_name(uint8_t verb) noexcept;
 
 Descriptor describe(const Operation& operation);
 

@@ -1,4 +1,4 @@
-// The only file that includes c10d's headers. See Note [stubs of gloo's headers].
+// The only file that includes the headers of c10d's gloo. See Note [stubs of gloo's headers].
 #include "caravan/comm/gloo.h"
 
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <limits>
 #include <stdexcept>
 #include <thread>
-#include <type_traits>
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/broken_pipe.h"
+#include "caravan/comm/c10d_store.h"
 #include "caravan/comm/gloo_fact.h"
 #include "caravan/comm/host_address.h"
 #include "caravan/comm/messages/meeting.h"
@@ -133,49 +133,6 @@ std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const s
   }
 }
 
-/// torchrun's store, one call at a time: c10d's client holds its lock while it waits, so nothing waits inside it.
-class AgentStore final : public Store {
- public:
-  AgentStore(c10::intrusive_ptr<c10d::TCPStore> store, std::string where)
-      : store_(std::move(store)), where_(std::move(where)) {}
-
-  void set(std::string_view key, std::string_view value) override {
-    ask([&] { store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end())); });
-  }
-  std::string get(std::string_view key, milliseconds timeout) override {
-    const auto deadline = steady_clock::now() + timeout;
-    for (milliseconds pause{1}; !has(key); pause = std::min(pause * 2, milliseconds(50))) {
-      if (steady_clock::now() >= deadline) throw key_not_set(key, timeout, where_);
-      std::this_thread::sleep_for(pause);
-    }
-    return ask([&] {
-      const std::vector<uint8_t> value = store_->get(std::string(key));
-      return std::string(value.begin(), value.end());
-    });
-  }
-  bool has(std::string_view key) override {
-    return ask([&] { return store_->check({std::string(key)}); });
-  }
-  int64_t add(std::string_view key, int64_t amount) override {
-    return ask([&] { return store_->add(std::string(key), amount); });
-  }
-
- private:
-  template <class Call>
-  std::invoke_result_t<Call> ask(const Call& call) {
-    try {
-      return call();
-    } catch (const std::exception& exception) {
-      throw CommError({.op = "store",
-                       .fact = fmt::format("the {} is lost: {}", where_, exception.what()),
-                       .action = "see why torchrun's agent ended"});
-    }
-  }
-
-  c10::intrusive_ptr<c10d::TCPStore> store_;
-  std::string where_;
-};
-
 }  // namespace
 
 std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
@@ -213,7 +170,7 @@ std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds ti
   }
   // The agent keeps its store when it restarts the ranks: each attempt has keys of its own.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return prefixed(std::make_shared<AgentStore>(std::move(store), where),
+  return prefixed(wrap_c10d_store(std::move(store), where),
                   fmt::format("caravan/attempt {}", attempt != nullptr ? attempt : "0"));
 }
 

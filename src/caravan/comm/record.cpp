@@ -14,14 +14,16 @@ namespace {
 
 class RecordCommunicator final : public Communicator {
  public:
-  RecordCommunicator(int rank, int size, std::string name) : Communicator(rank, size, std::move(name)) {}
+  RecordCommunicator(int rank, int size, std::string name, Lineage lineage = {})
+      : Communicator(rank, size, std::move(name), std::move(lineage)) {}
 
   std::string_view backend() const noexcept override { return "record"; }
   bool touches_memory() const noexcept override { return false; }
 
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override {
     const int rank = check_members(members, *this, name);
-    return std::make_shared<RecordCommunicator>(rank, static_cast<int>(members.size()), std::move(name));
+    return std::make_shared<RecordCommunicator>(rank, static_cast<int>(members.size()), std::move(name),
+                                                child_lineage(take_sequence(), members.front()));
   }
 
   /// Address space that costs memory only where it is touched: a world of this kind may be larger than any machine.

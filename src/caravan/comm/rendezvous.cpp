@@ -86,6 +86,7 @@ RankInfo RankInfo::from_environment() {
   info.master_port = number_of("MASTER_PORT", 1, 65535);
   info.agent_store = is_true("TORCHELASTIC_USE_AGENT_STORE");
   info.store_is_served = is_true("CARAVAN_STORE_SERVED");
+  info.key = JobKey::from_environment(info.world_size);
   if (info.agent_store && info.store_is_served) {
     throw wrong("CARAVAN_STORE_SERVED",
                 "is set together with TORCHELASTIC_USE_AGENT_STORE: two launchers claim this process",

@@ -8,7 +8,9 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/rendezvous.h"
 #include "caravan/comm/store_errors.h"
+#include "caravan/comm/store_handshake.h"
 #include "caravan/comm/store_protocol.h"
+#include "caravan/comm/store_secret.h"
 #include "caravan/comm/store_socket.h"
 
 namespace caravan {
@@ -25,7 +27,8 @@ constexpr milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not ov
 /// Requests of several threads travel on connections of their own, so that a waiting get() holds up nobody.
 class StoreClient final : public Store {
  public:
-  StoreClient(std::string address, int port) : address_(std::move(address)), port_(port) {}
+  StoreClient(std::string address, int port, JobKey key, int rank)
+      : address_(std::move(address)), port_(port), key_(std::move(key)), rank_(rank) {}
 
   void connect(milliseconds timeout) { idle_.push_back(open(steady_clock::now() + timeout, timeout, true)); }
 
@@ -57,6 +60,7 @@ class StoreClient final : public Store {
   Fd take(Deadline deadline);
   Fd open(Deadline deadline, milliseconds timeout, bool patient) const;
   Outcome greet(int fd, Deadline deadline) const;
+  Outcome introduce(int fd, Deadline deadline) const;
   void check_size(std::string_view key, std::string_view value) const;
 
   std::string where() const { return fmt::format("store at {}:{}", address_, port_); }
@@ -70,6 +74,8 @@ class StoreClient final : public Store {
 
   std::string address_;
   int port_;
+  JobKey key_;
+  int rank_;
   std::mutex mutex_;
   std::vector<Fd> idle_;
 };
@@ -139,7 +145,28 @@ Outcome StoreClient::greet(int fd, Deadline deadline) const {
          .where = "",
          .action = "run the same build of Caravan on every rank"});
   }
-  return Outcome::done;
+  return introduce(fd, deadline);
+}
+
+/// Shows that this rank is of the job, and sees whether the store is.
+Outcome StoreClient::introduce(int fd, Deadline deadline) const {
+  std::string nonce(store_secret::kNonceBytes, '\0');
+  const std::string own_nonce = store_secret::random_bytes(store_secret::kNonceBytes);
+  std::string body(kLengthBytes, '\0');
+  Outcome outcome = receive_all(fd, nonce.data(), nonce.size(), deadline);
+  if (outcome == Outcome::done) outcome = send_all(fd, encode_hello(key_, rank_, nonce, own_nonce), deadline);
+  if (outcome == Outcome::done) outcome = receive_all(fd, body.data(), body.size(), deadline);
+  if (outcome != Outcome::done) return outcome;
+  const size_t bytes = body_bytes(body);
+  if (bytes > kMaxHandshakeBytes) throw lost("answered nonsense");
+  body.resize(bytes);
+  outcome = receive_all(fd, body.data(), body.size(), deadline);
+  if (outcome != Outcome::done) return outcome;
+  const auto answer = decode_answer(body);
+  if (!answer) throw lost("answered nonsense");
+  const bool genuine = is_genuine(key_, nonce, own_nonce, *answer);
+  if (genuine && answer->verdict == Verdict::welcome) return outcome;
+  throw not_of_the_job(key_, rank_, fmt::format("{}:{}", address_, port_), *answer, genuine);
 }
 
 Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool patient) const {
@@ -149,7 +176,12 @@ Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool patient) cons
     if (fd) {
       const Outcome outcome = greet(fd.get(), deadline);
       if (outcome == Outcome::done) return fd;
-      error = outcome == Outcome::closed ? "connection closed before the greeting" : "no greeting";
+      error = outcome == Outcome::closed ? "connection closed before the greeting was over" : "no greeting";
+      // It is there, but had no room for this connection: it is not lost.
+      if (!patient && outcome == Outcome::closed && steady_clock::now() + pause < deadline) {
+        std::this_thread::sleep_for(pause);
+        continue;
+      }
     }
     if (!patient) throw lost(fmt::format("is lost: {}", error));
     if (steady_clock::now() + pause >= deadline) {
@@ -165,8 +197,9 @@ Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool patient) cons
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const std::string& address, int port, milliseconds timeout) {
-  auto client = std::make_shared<StoreClient>(address, port);
+std::shared_ptr<Store> connect_store(const std::string& address, int port, milliseconds timeout, const JobKey& key,
+                                     int rank) {
+  auto client = std::make_shared<StoreClient>(address, port, key, rank);
   client->connect(timeout);
   return client;
 }

@@ -1,21 +1,11 @@
 #include "caravan/comm/store_protocol.h"
 
+#include "caravan/comm/store_bytes.h"
+
 namespace caravan::store_protocol {
 namespace {
 
 constexpr std::string_view kMagic = "CRVN";
-
-template <typename T>
-void append(std::string& out, T number) {
-  for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(static_cast<uint64_t>(number) >> (8 * i)));
-}
-
-template <typename T>
-T read(std::string_view bytes) {
-  uint64_t number = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) number |= uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
-  return static_cast<T>(number);
-}
 
 std::string frame(std::string_view head, std::string_view key, std::string_view value) {
   std::string out;

@@ -6,12 +6,12 @@
 #include <string>
 #include <string_view>
 
-/// What travels between a StoreServer and its clients. Both sides open with a greeting of 8 bytes (magic, version);
-/// then the client sends one request at a time and reads one reply. Requests and replies are frames: a length of 4
-/// bytes and that many bytes of body. Integers are little-endian.
+/// What travels between a StoreServer and its clients. Both sides open with a greeting of 8 bytes (magic, version); the
+/// client shows that it is of the job (store_handshake.h); then it sends one request at a time and reads one reply.
+/// Requests and replies are frames: a length of 4 bytes and that many bytes of body. Integers are little-endian.
 namespace caravan::store_protocol {
 
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;
 inline constexpr size_t kGreetingBytes = 8;
 inline constexpr size_t kLengthBytes = 4;
 inline constexpr size_t kMaxKeyBytes = 4096;

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <map>
-#include <netinet/in.h>
 #include <poll.h>
 #include <string>
 #include <sys/eventfd.h>
@@ -14,39 +13,30 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
 #include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store_connection.h"
 #include "caravan/comm/store_counter.h"
+#include "caravan/comm/store_listen.h"
+#include "caravan/comm/store_log.h"
 #include "caravan/comm/store_protocol.h"
 #include "caravan/comm/store_socket.h"
 
 namespace caravan {
 namespace {
 
+using Connection = StoreConnection;
 using namespace store_socket;
 using namespace store_protocol;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kGreetingTimeout{10'000};  // a connection that says nothing does not hold a descriptor for ever
-constexpr milliseconds kAcceptPause{100};         // when descriptors run out
-
-/// One client. It has at most one request in work: one that sends the next before it has read the answer is dropped,
-/// and one that floods or does not read costs one frame of memory.
-struct Connection {
-  Fd fd;
-  std::string in;
-  std::string out;
-  bool greeted = false;
-  bool waiting = false;  ///< its get() waits for `key`
-  bool closing = false;  ///< to be closed when `out` is sent
-  std::string key;
-  Deadline deadline;  ///< of the greeting, or of the waiting get()
-};
+constexpr milliseconds kAcceptPause{100};  // when descriptors run out
+constexpr size_t kMostStrangers = 256;     // connections that have not shown yet that they are of the job
 
 class Loop {
  public:
-  Loop(Fd listener, Fd wake) : listener_(std::move(listener)), wake_(std::move(wake)) {}
+  Loop(Fd listener, Fd wake, StoreServerOptions options)
+      : listener_(std::move(listener)), wake_(std::move(wake)), options_(std::move(options)), log_(options_.log) {}
 
   void run() {
     while (true) {
@@ -55,9 +45,10 @@ class Loop {
       if (entries_[0].revents != 0) return;
       // Clients accepted below have no entry in this round: they stand behind those that have one.
       for (size_t i = 0; i + 2 < entries_.size(); ++i) serve(connections_[i], entries_[i + 2].revents);
-      expire();
+      for (Connection& connection : connections_) expire(connection);
       std::erase_if(connections_, [](const Connection& c) { return !c.fd; });
       if (entries_[1].revents != 0) accept_all();
+      if (log_.due() <= steady_clock::now()) log_.tell_left_out();
     }
   }
 
@@ -65,20 +56,20 @@ class Loop {
   void build_poll_set();
   int poll_timeout() const;
   void accept_all();
+  void make_room();
   void serve(Connection& connection, short events);
-  void expire();
-  bool read_more(Connection& connection);
+  void expire(Connection& connection);
   void work_off(Connection& connection);
-  bool take_greeting(Connection& connection);
+  bool take_handshake(Connection& connection);
   bool take_request(Connection& connection);
   void answer(Connection& connection, const Request& request);
   void answer_waiters(const std::string& key);
-  static void flush(Connection& connection);
-  static void drop(Connection& connection) { connection.fd = Fd(); }
-  static bool has_deadline(const Connection& c) { return c.fd && (c.waiting || !c.greeted); }
+  void refuse(Connection& connection, const std::string& reason);
 
   Fd listener_;
   Fd wake_;
+  StoreServerOptions options_;
+  StoreLog log_;
   std::vector<Connection> connections_;
   std::vector<pollfd> entries_;
   std::map<std::string, std::string, std::less<>> values_;
@@ -99,10 +90,8 @@ void Loop::build_poll_set() {
 
 int Loop::poll_timeout() const {
   const Deadline now = steady_clock::now();
-  Deadline first = Deadline::max();
-  for (const Connection& c : connections_) {
-    if (has_deadline(c)) first = std::min(first, c.deadline);
-  }
+  Deadline first = log_.due();
+  for (const Connection& c : connections_) first = std::min(first, c.deadline);
   if (accept_again_ > now) first = std::min(first, accept_again_);
   if (first == Deadline::max()) return -1;
   const auto left = std::chrono::ceil<milliseconds>(first - now).count();
@@ -111,80 +100,101 @@ int Loop::poll_timeout() const {
 
 void Loop::accept_all() {
   for (;;) {
-    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    std::string peer;
+    Fd fd = accept_one(listener_.get(), peer);
     if (!fd) {
       const bool exhausted = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
       if (exhausted) accept_again_ = steady_clock::now() + kAcceptPause;
       if (errno == EINTR || errno == ECONNABORTED) continue;
       return;
     }
-    tune(fd.get());
-    Connection connection;
-    connection.fd = std::move(fd);
-    connection.deadline = steady_clock::now() + kGreetingTimeout;
-    connections_.push_back(std::move(connection));
+    make_room();
+    connections_.emplace_back(std::move(fd), std::move(peer), options_.key,
+                              steady_clock::now() + options_.handshake_timeout);
   }
+}
+
+/// Strangers that keep connections open cannot keep ranks out: the one that has had the longest time goes.
+void Loop::make_room() {
+  const auto is_stranger = [](const Connection& c) { return c.fd && !c.admitted; };
+  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) < kMostStrangers)
+    return;
+  refuse(*std::find_if(connections_.begin(), connections_.end(), is_stranger),
+         "too many others came before it said who it is");
 }
 
 void Loop::serve(Connection& connection, short events) {
   if (events == 0 || !connection.fd) return;
-  if (!connection.out.empty()) return flush(connection), work_off(connection);
-  if (connection.waiting || !read_more(connection)) return drop(connection);
-  work_off(connection);
-}
-
-void Loop::expire() {
-  const Deadline now = steady_clock::now();
-  for (Connection& c : connections_) {
-    if (!has_deadline(c) || c.deadline > now) continue;
-    if (!c.greeted) {
-      drop(c);
-      continue;
-    }
-    c.waiting = false;
-    c.out = encode(Reply{Status::timed_out, {}});
-    flush(c);
-    work_off(c);
+  if (!connection.out.empty()) {
+    connection.flush();
+  } else if (connection.waiting || !connection.read_more()) {
+    if (!connection.admitted) return refuse(connection, "it left before it said who it is");
+    return connection.drop();
   }
+  work_off(connection);
+  connection.limit(options_.stall_timeout);
 }
 
-/// False if the client is gone.
-bool Loop::read_more(Connection& connection) {
-  char bytes[16384];
-  const ssize_t got = recv(connection.fd.get(), bytes, sizeof(bytes), 0);
-  if (got > 0) connection.in.append(bytes, static_cast<size_t>(got));
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+void Loop::expire(Connection& connection) {
+  if (!connection.fd || connection.deadline > steady_clock::now()) return;
+  if (connection.waiting) {
+    connection.waiting = false;
+    connection.deadline = Deadline::max();
+    connection.out = encode(Reply{Status::timed_out, {}});
+    connection.flush();
+    work_off(connection);
+    return connection.limit(options_.stall_timeout);
+  }
+  if (connection.closing) return connection.drop();
+  const auto seconds = [](milliseconds time) { return static_cast<double>(time.count()) / 1e3; };
+  refuse(connection, connection.admitted ? fmt::format("rank {} stalled for {:.1f} s in the middle of a message",
+                                                       connection.door.rank(), seconds(options_.stall_timeout))
+                                         : fmt::format("it did not say who it is within {:.1f} s ({} bytes came)",
+                                                       seconds(options_.handshake_timeout), connection.in.size()));
+}
+
+void Loop::refuse(Connection& connection, const std::string& reason) {
+  log_.refused(connection.peer, reason);
+  connection.drop();
 }
 
 void Loop::work_off(Connection& connection) {
   while (connection.fd && connection.out.empty() && !connection.waiting) {
-    if (connection.closing) return drop(connection);
-    if (!(connection.greeted ? take_request(connection) : take_greeting(connection))) return;
+    if (connection.closing) return connection.drop();
+    if (!(connection.admitted ? take_request(connection) : take_handshake(connection))) return;
   }
 }
 
-/// True if a greeting was taken; a stranger gets ours, so that it sees whom it met, and is let go.
-bool Loop::take_greeting(Connection& connection) {
-  if (connection.in.size() < kGreetingBytes) return false;
-  const auto version = greeting_version(std::string_view(connection.in).substr(0, kGreetingBytes));
-  connection.in.erase(0, kGreetingBytes);
-  connection.greeted = true;
-  connection.closing = version != kVersion || !connection.in.empty();
-  connection.out = greeting();
-  flush(connection);
-  return true;
+/// True if something was taken.
+bool Loop::take_handshake(Connection& connection) {
+  const StoreDoor::State state = connection.door.take(connection.in, connection.out);
+  const bool answered = !connection.out.empty();
+  connection.flush();
+  if (state == StoreDoor::State::refused) {
+    log_.refused(connection.peer, connection.door.reason());
+    connection.closing = true;
+    return true;
+  }
+  connection.admitted = state == StoreDoor::State::admitted;
+  if (connection.admitted) connection.deadline = Deadline::max();
+  return answered;
 }
 
 bool Loop::take_request(Connection& connection) {
   if (connection.in.size() < kLengthBytes) return false;
+  const auto refuse_rank = [&](const std::string& what) {
+    refuse(connection, fmt::format("rank {} sent {}", connection.door.rank(), what));
+    return false;
+  };
   const size_t bytes = body_bytes(connection.in);
-  if (bytes > kMaxFrameBytes) return drop(connection), false;
+  if (bytes > kMaxFrameBytes) return refuse_rank(fmt::format("a request of {} bytes", bytes));
   if (connection.in.size() < kLengthBytes + bytes) return false;
   const std::string frame = std::exchange(connection.in, {});
   const auto request = decode_request(std::string_view(frame).substr(kLengthBytes));
-  if (!request || frame.size() != kLengthBytes + bytes) return drop(connection), false;
+  if (!request) return refuse_rank("a request that makes no sense");
+  if (frame.size() != kLengthBytes + bytes) return refuse_rank("a request before it had the answer to the last");
   answer(connection, *request);
-  flush(connection);
+  connection.flush();
   return true;
 }
 
@@ -228,47 +238,10 @@ void Loop::answer_waiters(const std::string& key) {
     if (!c.fd || !c.waiting || c.key != key) continue;
     c.waiting = false;
     c.out = encode(Reply{Status::ok, values_[key]});
-    flush(c);
+    c.deadline = Deadline::max();
+    c.flush();
+    c.limit(options_.stall_timeout);
   }
-}
-
-void Loop::flush(Connection& connection) {
-  while (!connection.out.empty()) {
-    const ssize_t sent = send(connection.fd.get(), connection.out.data(), connection.out.size(), MSG_NOSIGNAL);
-    if (sent > 0) {
-      connection.out.erase(0, static_cast<size_t>(sent));
-    } else if (errno == EAGAIN) {
-      return;
-    } else if (errno != EINTR) {
-      connection.out.clear();
-      return drop(connection);
-    }
-  }
-}
-
-Fd listen_on(const std::string& address, int port) {
-  const std::string subject = fmt::format("{}:{}", address, port);
-  const auto refuse = [&](std::string fact, std::string action) {
-    return UsageError(
-        {.op = "store", .subject = subject, .fact = std::move(fact), .where = "", .action = std::move(action)});
-  };
-  if (port < 0 || port > 65535) throw refuse(fmt::format("{} is not a port", port), "choose one from 1024 to 65535");
-  const Addresses addresses(address, port, true);
-  if (addresses.first() == nullptr) throw refuse(addresses.error(), "use a name or an address of this host");
-  const addrinfo& where = *addresses.first();
-  Fd fd(socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (fd && bind(fd.get(), where.ai_addr, where.ai_addrlen) == 0 && listen(fd.get(), 1024) == 0) return fd;
-  if (errno == EADDRINUSE) {
-    throw refuse(
-        fmt::format("port {} is in use by another program", port),
-        fmt::format("end that program (ss -ltnp 'sport = :{}' shows it), or set MASTER_PORT to another port", port));
-  }
-  if (errno == EADDRNOTAVAIL) {
-    throw refuse("this is not an address of this host", "set MASTER_ADDR to the host of rank 0");
-  }
-  throw refuse(fmt::format("cannot listen: {}", system_error(errno)), "choose another port");
 }
 
 }  // namespace
@@ -279,18 +252,16 @@ struct StoreServer::Impl {
   std::thread thread;
 };
 
-StoreServer::StoreServer(const std::string& address, int port) : impl_(std::make_unique<Impl>()) {
+StoreServer::StoreServer(const std::string& address, int port, StoreServerOptions options)
+    : impl_(std::make_unique<Impl>()) {
   Fd listener = listen_on(address, port);
-  sockaddr_storage bound{};
-  socklen_t bytes = sizeof(bound);
-  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &bytes);
-  impl_->port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
-                                                  : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+  impl_->port = port_of(listener.get());
   impl_->wake = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   Fd wake(fcntl(impl_->wake.get(), F_DUPFD_CLOEXEC, 0));
-  impl_->thread = std::thread([listener = std::move(listener), wake = std::move(wake)]() mutable {
-    Loop(std::move(listener), std::move(wake)).run();
-  });
+  impl_->thread =
+      std::thread([listener = std::move(listener), wake = std::move(wake), options = std::move(options)]() mutable {
+        Loop(std::move(listener), std::move(wake), std::move(options)).run();
+      });
 }
 
 StoreServer::~StoreServer() {

@@ -1,5 +1,6 @@
 #include "caravan/comm/work.h"
 
+#include <thread>
 #include <utility>
 
 #include "caravan/comm/communicator.h"
@@ -23,6 +24,20 @@ void Work::wait() {
   if (!operation_->complete) communicator_->wait(*operation_);
   if (operation_->error != nullptr) std::rethrow_exception(operation_->error);
 }
+
+bool Work::wait_for(std::chrono::milliseconds timeout) {
+  constexpr int kPolls = 1000;  // some microseconds up to a millisecond, then the core is left to others in between
+  constexpr std::chrono::microseconds kPause{50};
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (int polls = 0; !done(); ++polls) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (polls >= kPolls) std::this_thread::sleep_for(kPause);
+  }
+  wait();
+  return true;
+}
+
+std::exception_ptr Work::error() const noexcept { return operation_ == nullptr ? nullptr : operation_->error; }
 
 bool Work::done() {
   if (operation_ == nullptr) return true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -49,8 +50,13 @@ class Work {
 
   /// Returns when the operation is complete; throws its error, on every call.
   void wait();
+  /// Waits for at most `timeout`: true if the operation is complete, whose error it throws; false if it still goes on,
+  /// which it then does: waiting may be taken up again. The communicator's own time-out is the one that ends it.
+  bool wait_for(std::chrono::milliseconds timeout);
   /// True if complete, with or without error. Makes progress.
   bool done();
+  /// The error of a complete operation; null if it has none or is not complete.
+  std::exception_ptr error() const noexcept;
   /// Keeps `object` alive until the operation is complete.
   void keep(std::shared_ptr<void> object);
 

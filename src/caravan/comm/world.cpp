@@ -57,17 +57,23 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options) {
+std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
   if (info.world_size == 1) return local_store();
-  if (info.by_mpirun) return open_mpi_store(info, options);
+  if (info.by_mpirun) return open_mpi_store(info, options, log);
   if (info.agent_store) return connect_agent_store(info, options.timeout);
   if (info.store_is_served || info.rank != 0) {
-    return connect_store(info.master_addr, info.master_port, options.timeout);
+    return connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);
   }
   // A name of this host may stand for 127.0.1.1 in its own hosts file: other hosts could not reach that.
   const std::string bound = is_loopback(info.master_addr) ? info.master_addr : "0.0.0.0";
-  auto server = std::make_unique<StoreServer>(bound, info.master_port);
-  auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout);
+  auto server = std::make_unique<StoreServer>(bound, info.master_port, StoreServerOptions{.key = info.key, .log = log});
+  if (log && info.key.secret.empty() && !is_loopback(bound)) {
+    log(fmt::format(
+        "store: whoever reaches port {} of this host can join the job; a CARAVAN_SECRET, the same for every "
+        "rank, keeps strangers out (openssl rand -hex 32 makes one)",
+        info.master_port));
+  }
+  auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout, info.key, 0);
   return std::make_shared<ServedStore>(std::move(server), std::move(client));
 }
 

@@ -11,8 +11,9 @@ namespace caravan {
 
 /// The store of this job as the environment says: torchrun's agent, our launcher's, one that rank 0 serves on
 /// master_port (ranks started by hand) or on a port that MPI tells (ranks started by mpirun). For a world of one rank:
-/// a local store. Keep it as long as the world.
-std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {});
+/// a local store. Keep it as long as the world. `log` gets a line for each connection that a store served here refuses,
+/// and one if strangers could reach it and no secret keeps them out.
+std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
 
 /// The world of this process by back-end name: "shm", "gloo", "mpi", or "auto": shm when all ranks are on one host,
 /// else mpi if mpirun has started them, else gloo. "thread" is the world of a process that is alone; several thread

@@ -226,7 +226,7 @@ void check_ids_exist(const JsonReader& json, const TokenizerParts& parts) {
 
 TokenizerParts read_tokenizer_json(std::string_view text, std::string_view file) {
   const nlohmann::json document = parse(text, file);
-  const JsonReader json(document, "", file);
+  const JsonReader json(document, "", file, "tokenizer");
   if (!json.has("model")) {
     json.refuse("has no \"model\"", "name a tokenizer.json as Hugging Face's `tokenizers` writes it");
   }

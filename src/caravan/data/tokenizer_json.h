@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/base/json_reader.h"
 #include "caravan/data/added_tokens.h"
 #include "caravan/data/bpe_model.h"
-#include "caravan/data/json_reader.h"
 #include "caravan/data/pre_tokenizer.h"
 
 namespace caravan {

@@ -7,6 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/agree.h"
+#include "caravan/comm/flight_dump.h"
 #include "caravan/generate/generate.h"
 #include "caravan/nn/hf_config.h"
 #include "caravan/train/dump.h"
@@ -82,6 +83,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       windows_(dataset_.validation, recipe_.model.context),
       state_(recipe_, dataset_.tokenizer, mesh_),
       folder_(agreed_folder(options, mesh_)) {
+  dump_flights_on_failure(*world, folder_);
   if (options.resume) state_.load(folder_, sampler_);
   if (state_.step > recipe_.train.steps) {
     throw UsageError({"train", "train.steps",

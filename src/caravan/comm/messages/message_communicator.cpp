@@ -230,9 +230,9 @@ std::exception_ptr MessageCommunicator::error_of(const Job& job) noexcept {
 }
 
 std::exception_ptr MessageCommunicator::late_error(const Descriptor& call, std::span<const int> ranks) const {
-  std::function<std::string(int)> last_call;  // calls that are not compared are not known
-  if (seat_.check) last_call = [this](int world_rank) { return seat_.last_calls->text(world_rank); };
-  return caravan::late_error(seat_, call, ranks, member_->options().timeout, last_call);
+  std::function<LateRank(int)> look;  // calls that are not compared are not known
+  if (seat_.check) look = [this](int world_rank) { return LateRank{seat_.last_calls->text(world_rank)}; };
+  return caravan::late_error(seat_, call, ranks, member_->options().timeout, look);
 }
 
 std::exception_ptr MessageCommunicator::lost_error(const Job& job, const PeerLost& lost) {

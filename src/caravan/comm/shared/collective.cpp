@@ -1,8 +1,8 @@
 #include "caravan/comm/shared/collective.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <span>
 
 #include "caravan/comm/shared/compare_calls.h"
 #include "caravan/comm/shared/reduce.h"
@@ -10,25 +10,32 @@
 namespace caravan::shared {
 namespace {
 
-/// The elements of a part of `count` that step number `step` moves, `each` at a time.
-int64_t length_at(int64_t step, int64_t each, int64_t count) {
-  return std::clamp<int64_t>(count - step * each, 0, each);
+// Below it a copy through the cache, with one round less, is faster than to work in place.
+constexpr int64_t kDirectBytes = 2048;
+// Above it more than two ranks reduce a part each and exchange the results, instead of all reducing everything.
+constexpr int64_t kPairedBytes = 16 * 1024;
+
+constexpr uint64_t kNothing = 1;  // the place of an empty buffer: reachable, and never looked at
+
+uint64_t place_of(const Segment& segment, const ConstBuffer& buffer) noexcept {
+  if (buffer.count == 0) return kNothing;
+  return segment.offset_of(buffer.data, static_cast<size_t>(buffer.count * size_bytes(buffer.dtype)));
 }
 
-int64_t largest(std::span<const int64_t> counts) { return counts.empty() ? 0 : std::ranges::max(counts); }
-
-/// Elements `begin` .. of a buffer with memory; never called for an empty range, whose buffer may have none.
-const std::byte* at(const ConstBuffer& buffer, int64_t begin) {
-  return static_cast<const std::byte*>(buffer.data) + begin * size_bytes(buffer.dtype);
-}
-std::byte* at(const Buffer& buffer, int64_t begin) {
-  return static_cast<std::byte*>(buffer.data) + begin * size_bytes(buffer.dtype);
+bool fit_in_pairs(const Region& region, int size, uint64_t round) {
+  for (int from = 0; from < size; ++from) {
+    const auto sent = region.send_counts(from, round);
+    for (int to = 0; to < size; ++to) {
+      if (sent[static_cast<size_t>(to)] != region.recv_counts(to, round)[static_cast<size_t>(from)]) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
 
-Collective::Collective(Seat& seat, std::shared_ptr<Operation> operation)
-    : Rounds(seat, std::move(operation)), element_bytes_(size_bytes(this->operation().dtype)) {
+Collective::Collective(Seat& seat, Operation& operation)
+    : Rounds(seat, operation), element_bytes_(size_bytes(operation.dtype)) {
   constexpr int64_t kLine = 64;
   const int64_t staging = static_cast<int64_t>(Region::staging_bytes(seat.size));
   chunk_elems_ = staging / element_bytes_;
@@ -36,130 +43,133 @@ Collective::Collective(Seat& seat, std::shared_ptr<Operation> operation)
   block_elems_ = block_bytes_ / element_bytes_;
 }
 
-void Collective::publish_call(uint64_t round) const {
+bool Collective::fits_payload() const noexcept {
   const Operation& op = operation();
-  seat_.region.call(seat_.rank, round) = call();
-  std::ranges::copy(op.send_counts, seat_.region.send_counts(seat_.rank, round).begin());
-  std::ranges::copy(op.recv_counts, seat_.region.recv_counts(seat_.rank, round).begin());
+  if (op.verb == Verb::barrier) return true;
+  if (op.verb == Verb::all_to_all) return false;
+  int64_t elems = op.in.count;
+  if (op.verb == Verb::all_gather) elems = std::ranges::max(op.recv_counts);
+  return elems * element_bytes_ <= static_cast<int64_t>(Line::kPayloadBytes);
 }
 
-int64_t Collective::count_steps(uint64_t round) const {
+void Collective::show_call(uint64_t round) {
   const Operation& op = operation();
-  int64_t elems = op.in.count;
-  int64_t each = chunk_elems_;
-  if (op.verb == Verb::all_gather) elems = largest(op.recv_counts);
-  if (op.verb == Verb::reduce_scatter || op.verb == Verb::all_to_all) each = block_elems_;
-  if (op.verb == Verb::reduce_scatter) elems = largest(op.send_counts);
-  if (op.verb == Verb::all_to_all) {
-    elems = 0;
-    for (int rank = 0; rank < seat_.size; ++rank) {
-      elems = std::max(elems, largest(seat_.region.send_counts(rank, round)));
-    }
+  Line& line = own_line(round);
+  line.call = call_signature(op);
+  line.size = size_signature(op);
+  seat_.region.call(seat_.rank, round) = call();
+  if (op.verb == Verb::all_to_all || op.verb == Verb::reduce_scatter) {
+    std::ranges::copy(op.send_counts, seat_.region.send_counts(seat_.rank, round).begin());
   }
-  return std::max<int64_t>((elems + each - 1) / each, 1);
+  if (op.verb == Verb::all_to_all || op.verb == Verb::all_gather) {
+    std::ranges::copy(op.recv_counts, seat_.region.recv_counts(seat_.rank, round).begin());
+  }
+  line.in = 0;
+  line.out = 0;
+  if (std::max(op.in.count, op.out.count) * element_bytes_ < kDirectBytes) return;
+  line.in = place_of(*seat_.segment, op.in);
+  line.out = place_of(*seat_.segment, op.out);
+  // An all_reduce in place works on both or on none.
+  if (op.verb == Verb::all_reduce && line.out == 0) line.in = 0;
 }
 
 void Collective::write(uint64_t round, int64_t step) {
-  if (step == 0) publish_call(round);
+  if (step > 0) {
+    if (path_ != Path::direct) write_staged(round, step - first_step_);
+    return;
+  }
+  show_call(round);
   const Operation& op = operation();
-  switch (op.verb) {
-    case Verb::all_reduce:
-    case Verb::reduce:
-    case Verb::all_gather:
-      return write_range(round, 0, step * chunk_elems_, length_at(step, chunk_elems_, op.in.count));
-    case Verb::broadcast:
-      if (seat_.rank != op.root) return;
-      return write_range(round, 0, step * chunk_elems_, length_at(step, chunk_elems_, op.in.count));
-    case Verb::reduce_scatter:
-    case Verb::all_to_all: return write_blocks(round, step);
-    case Verb::barrier:
-    case Verb::send:
-    case Verb::recv: return;
+  if (!fits_payload()) {
+    if (own_line(round).in == 0) write_staged(round, 0);
+  } else if (op.in.count > 0 && (op.verb != Verb::broadcast || op.root == seat_.rank)) {
+    std::memcpy(own_line(round).payload.data(), op.in.data, static_cast<size_t>(op.in.count * element_bytes_));
   }
 }
 
-bool Collective::read(uint64_t round, int64_t step) {
-  if (step == 0) {
-    compare_calls(seat_, call(), round);
+Rounds::Next Collective::read(uint64_t round, int64_t step) {
+  if (step == 0 && cursor_ == 0 && peer_ == 0) {
+    compare(round);
+    path_ = choose(round);
     num_steps_ = count_steps(round);
-  }
-  const Operation& op = operation();
-  const int64_t begin = step * chunk_elems_;
-  const int64_t length = length_at(step, chunk_elems_, op.in.count);
-  switch (op.verb) {
-    case Verb::all_reduce: reduce_range(round, 0, begin, length); break;
-    case Verb::reduce:
-      if (seat_.rank == op.root) reduce_range(round, 0, begin, length);
-      break;
-    case Verb::all_gather: gather_parts(round, step); break;
-    case Verb::broadcast:
-      if (seat_.rank != op.root) read_range(round, op.root, 0, begin, length);
-      break;
-    case Verb::reduce_scatter: read_reduced_block(round, step); break;
-    case Verb::all_to_all: read_blocks(round, step); break;
-    case Verb::barrier:
-    case Verb::send:
-    case Verb::recv: break;
-  }
-  return step + 1 == num_steps_;
-}
-
-void Collective::write_range(uint64_t round, int64_t offset_bytes, int64_t begin, int64_t count) const {
-  if (count == 0) return;
-  std::memcpy(seat_.region.staging(seat_.rank, round) + offset_bytes, at(operation().in, begin),
-              static_cast<size_t>(count * element_bytes_));
-}
-
-void Collective::write_blocks(uint64_t round, int64_t step) const {
-  int64_t part = 0;
-  for (int to = 0; to < seat_.size; ++to) {
-    const int64_t count = operation().send_counts[static_cast<size_t>(to)];
-    write_range(round, to * block_bytes_, part + step * block_elems_, length_at(step, block_elems_, count));
-    part += count;
-  }
-}
-
-void Collective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t begin, int64_t count) const {
-  if (count == 0) return;
-  std::vector<const std::byte*> sources;
-  for (int rank = 0; rank < seat_.size; ++rank) sources.push_back(seat_.region.staging(rank, round) + offset_bytes);
-  reduce_in_order(operation().op, operation().dtype, sources, count, at(operation().out, begin));
-}
-
-void Collective::read_reduced_block(uint64_t round, int64_t step) const {
-  reduce_range(round, seat_.rank * block_bytes_, step * block_elems_,
-               length_at(step, block_elems_, operation().out.count));
-}
-
-void Collective::read_range(uint64_t round, int from, int64_t offset_bytes, int64_t to, int64_t count) const {
-  if (count == 0) return;
-  std::memcpy(at(operation().out, to), seat_.region.staging(from, round) + offset_bytes,
-              static_cast<size_t>(count * element_bytes_));
-}
-
-void Collective::gather_parts(uint64_t round, int64_t step) const {
-  const Operation& op = operation();
-  int64_t part = 0;
-  for (int from = 0; from < seat_.size; ++from) {
-    const int64_t count = op.recv_counts[static_cast<size_t>(from)];
-    const int64_t begin = step * chunk_elems_;
-    const int64_t length = length_at(step, chunk_elems_, count);
-    if (from != seat_.rank) {
-      read_range(round, from, 0, part + begin, length);
-    } else if (length > 0 && at(op.out, part) != at(op.in, 0)) {
-      std::memcpy(at(op.out, part + begin), at(op.in, begin), static_cast<size_t>(length * element_bytes_));
+    if (path_ == Path::payload) {
+      read_payloads(round);
+      return Next::end;
     }
-    part += count;
+    // Who expected to work in place has staged nothing.
+    bool somebody_shows = false;
+    for (int rank = 0; rank < seat_.size; ++rank) somebody_shows |= seat_.region.line(rank, round).in != 0;
+    if (path_ != Path::direct && somebody_shows) {
+      first_step_ = 1;
+      return Next::round;
+    }
   }
+  if (path_ == Path::direct) return step == 0 ? move_directly(round) : Next::end;
+  return read_staged(round, step - first_step_) ? Next::end : Next::round;
 }
 
-void Collective::read_blocks(uint64_t round, int64_t step) const {
-  int64_t part = 0;
-  for (int from = 0; from < seat_.size; ++from) {
-    const int64_t count = operation().recv_counts[static_cast<size_t>(from)];
-    read_range(round, from, seat_.rank * block_bytes_, part + step * block_elems_,
-               length_at(step, block_elems_, count));
-    part += count;
+void Collective::compare(uint64_t round) const {
+  const Line& own = own_line(round);
+  bool equal = true;
+  for (int rank = 0; rank < seat_.size; ++rank) {
+    const Line& line = seat_.region.line(rank, round);
+    equal &= line.call == own.call && line.size == own.size;
+  }
+  if (equal && operation().verb == Verb::all_to_all) equal = fit_in_pairs(seat_.region, seat_.size, round);
+  if (!equal) compare_calls(seat_, call(), round);
+}
+
+Collective::Path Collective::choose(uint64_t round) const {
+  const Operation& op = operation();
+  if (fits_payload()) return Path::payload;
+  bool all_show = true;
+  for (int rank = 0; rank < seat_.size; ++rank) all_show &= seat_.region.line(rank, round).in != 0;
+  if (op.verb == Verb::broadcast) all_show = seat_.region.line(op.root, round).in != 0;
+  if (all_show) return Path::direct;
+  const bool is_long = op.in.count * element_bytes_ > kPairedBytes;
+  return op.verb == Verb::all_reduce && seat_.size > 2 && is_long ? Path::paired : Path::staged;
+}
+
+void Collective::collect_payloads(uint64_t round) const {
+  std::vector<const std::byte*>& sources = seat_.sources;
+  sources.clear();
+  for (int rank = 0; rank < seat_.size; ++rank) sources.push_back(seat_.region.line(rank, round).payload.data());
+}
+
+void Collective::read_payloads(uint64_t round) const {
+  const Operation& op = operation();
+  auto* out = static_cast<std::byte*>(op.out.data);
+  if (op.in.count == 0 && op.verb != Verb::all_gather) return;
+  switch (op.verb) {
+    case Verb::reduce:
+      if (seat_.rank != op.root) return;
+      [[fallthrough]];
+    case Verb::all_reduce:
+      collect_payloads(round);
+      return reduce_in_order(op.op, op.dtype, seat_.sources, op.in.count, out);
+    case Verb::broadcast:
+      std::memcpy(out, seat_.region.line(op.root, round).payload.data(),
+                  static_cast<size_t>(op.in.count * element_bytes_));
+      return;
+    case Verb::all_gather:
+      for (int rank = 0; rank < seat_.size; ++rank) {
+        const auto bytes = static_cast<size_t>(op.recv_counts[static_cast<size_t>(rank)] * element_bytes_);
+        if (bytes > 0) std::memcpy(out, seat_.region.line(rank, round).payload.data(), bytes);
+        out += bytes;
+      }
+      return;
+    case Verb::reduce_scatter: {
+      int64_t begin = 0;
+      for (int rank = 0; rank < seat_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
+      if (op.out.count == 0) return;
+      collect_payloads(round);
+      for (const std::byte*& source : seat_.sources) source += begin * element_bytes_;
+      return reduce_in_order(op.op, op.dtype, seat_.sources, op.out.count, out);
+    }
+    case Verb::all_to_all:
+    case Verb::send:
+    case Verb::recv:
+    case Verb::barrier: return;
   }
 }
 

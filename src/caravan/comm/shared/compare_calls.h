@@ -1,12 +1,17 @@
 #pragma once
 
-#include <cstdint>
-
 #include "caravan/comm/shared/task.h"
 
 namespace caravan::shared {
 
-/// Compares what all ranks called in `round`, where a call's first round is. Throws CommError naming both sides.
+/// What fits into a line of a call and must be equal on all ranks: verb, op, dtype and root, as far as the verb has
+/// them.
+uint64_t call_signature(const Operation& operation) noexcept;
+/// The sizes that must be equal on all ranks: a count, or a hash of all parts' counts.
+uint64_t size_signature(const Operation& operation) noexcept;
+
+/// Throws the mismatch error, the same on every rank, if the calls that the ranks published in `round` do not fit.
+/// Reads their whole records: for calls whose signatures differ, and for all_to_all, whose counts fit in pairs.
 void compare_calls(const Seat& seat, const Descriptor& own, uint64_t round);
 
 }  // namespace caravan::shared

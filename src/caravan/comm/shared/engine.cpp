@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/comm/shared/relax.h"
 #include "caravan/comm/shared/shared_communicator.h"
 #include "caravan/comm/shared/wait_errors.h"
 
@@ -17,12 +18,6 @@ constexpr std::chrono::milliseconds kGrace{500};  // for the reason of a rank th
 constexpr int kYields = 32;
 constexpr int kPollsPerLook = 64;
 
-void relax() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // Spinning helps only while the awaited rank is running on another core.
 int spins_before_yield(int num_ranks) {
   return static_cast<unsigned>(num_ranks) <= std::thread::hardware_concurrency() ? 1000 : 10;
@@ -33,6 +28,7 @@ int spins_before_yield(int num_ranks) {
 Engine::Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
                std::unique_ptr<PeerWatch> watch)
     : segment_(std::move(segment)),
+      arena_(std::make_shared<Arena>(segment_, world_rank)),
       world_rank_(world_rank),
       backend_(backend),
       options_(options),
@@ -53,14 +49,7 @@ bool Engine::progress() {
   for (SharedCommunicator* communicator : communicators_) {
     if (communicator->outstanding() > 0) moved |= communicator->advance();
   }
-  if (moved) publish_outstanding();
   return moved;
-}
-
-void Engine::publish_outstanding() noexcept {
-  size_t outstanding = 0;
-  for (const SharedCommunicator* communicator : communicators_) outstanding += communicator->outstanding();
-  segment_->rank(world_rank_).activity.set_outstanding(static_cast<uint32_t>(outstanding));
 }
 
 void Engine::poll() {
@@ -111,6 +100,10 @@ void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, cons
   }
 }
 
+bool Engine::somebody_failed(const SharedCommunicator& communicator) const noexcept {
+  return segment_->world().failure.is_set() || communicator.seat().region.control().failure.is_set() || !lost_.empty();
+}
+
 std::exception_ptr Engine::peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const {
   const FailureRecord& world = segment_->world().failure;
   if (world.is_set()) return peer_failure_error(communicator.seat(), call, world.text());
@@ -124,7 +117,7 @@ std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, 
   const Seat& seat = communicator.seat();
   std::vector<int> left;
   for (const int rank : queue.head().missing()) {
-    if (seat.region.flags(rank).left.load(std::memory_order_acquire) != 0) left.push_back(rank);
+    if (seat.region.left(rank).load(std::memory_order_acquire) != 0) left.push_back(rank);
   }
   if (!left.empty() && waited >= std::min<Clock::duration>(kGrace, options_.timeout)) {
     // It may have published just before it left.
@@ -134,7 +127,7 @@ std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, 
   }
   if (waited < options_.timeout) return nullptr;
   const std::vector<int> missing = queue.head().missing();
-  return missing.empty() ? nullptr : late_error(seat, queue.head().call(), missing, options_.timeout);
+  return missing.empty() ? nullptr : late_error(seat, queue.head().call(), missing, options_.timeout, watch_.get());
 }
 
 void Engine::look_for_ended_peers() {

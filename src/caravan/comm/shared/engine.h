@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "caravan/comm/options.h"
+#include "caravan/comm/shared/arena.h"
 #include "caravan/comm/shared/peer_watch.h"
 #include "caravan/comm/shared/segment.h"
 #include "caravan/comm/shared/task_queue.h"
@@ -29,12 +30,24 @@ class Engine {
 
   std::string_view backend() const noexcept { return backend_; }
   const std::shared_ptr<Segment>& segment() const noexcept { return segment_; }
+  const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
   int world_rank() const noexcept { return world_rank_; }
 
   void add(SharedCommunicator& communicator) { communicators_.push_back(&communicator); }
   void remove(SharedCommunicator& communicator);
-  /// Tells the other ranks how much this one has in flight.
-  void publish_outstanding() noexcept;
+  /// Operations begun and not complete, on all communicators.
+  size_t outstanding() const noexcept { return outstanding_; }
+  void begin_operation() noexcept {
+    ++outstanding_;
+    arena_->begin_operation();
+  }
+  void end_operations(size_t count) noexcept {
+    outstanding_ -= count;
+    arena_->end_operations(static_cast<uint32_t>(count));
+  }
+
+  /// How often it is worth to look again before something else is tried.
+  int spins() const noexcept { return spins_; }
 
   /// Tells all ranks that nothing goes on. The first such text stands. From any thread.
   void abort(int world_rank, std::string_view text) noexcept;
@@ -46,6 +59,8 @@ class Engine {
   /// Returns when `operation`, which is in `queue` of `communicator`, is complete, with or without error.
   void wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation);
 
+  /// Whether peer_failure has something to say.
+  bool somebody_failed(const SharedCommunicator& communicator) const noexcept;
   /// The error of `communicator` if it cannot go on, else null: a rank gave up or is lost.
   std::exception_ptr peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const;
 
@@ -58,6 +73,7 @@ class Engine {
   void sleep(Clock::duration at_most);
 
   std::shared_ptr<Segment> segment_;
+  std::shared_ptr<Arena> arena_;
   int world_rank_;
   std::string_view backend_;
   CommOptions options_;
@@ -65,6 +81,7 @@ class Engine {
   std::string
       lost_;  // the first peer found lost, in words, in case it died while it held the world's record of failure
   std::vector<SharedCommunicator*> communicators_;
+  size_t outstanding_ = 0;
   int spins_;
   int idle_polls_ = 0;
   Clock::time_point next_look_{};

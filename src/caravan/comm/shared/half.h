@@ -1,11 +1,12 @@
 #pragma once
 
-#include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace caravan::shared {
 
-/// 16-bit floats as bits, and their conversions: exact to fp32, to the nearest (ties to even) from it.
+/// 16-bit floats as bits, and their conversions: exact to fp32, to the nearest (ties to even) from it. The functions
+/// are static: each file that uses them compiles its own, with its own instruction set.
 struct Bf16 {
   uint16_t bits;
 };
@@ -13,9 +14,20 @@ struct Fp16 {
   uint16_t bits;
 };
 
-inline float to_float(Bf16 value) noexcept { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+static inline float as_float(uint32_t bits) noexcept {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+static inline uint32_t as_bits(float value) noexcept {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
 
-inline float to_float(Fp16 value) noexcept {
+static inline float to_float(Bf16 value) noexcept { return as_float(static_cast<uint32_t>(value.bits) << 16); }
+
+static inline float to_float(Fp16 value) noexcept {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1f;
   const uint32_t mantissa = value.bits & 0x3ff;
@@ -23,24 +35,25 @@ inline float to_float(Fp16 value) noexcept {
   if (exponent == 0x1f) {
     magnitude = 0x7f800000 | mantissa << 13;  // infinity, NaN
   } else if (exponent == 0) {
-    magnitude = std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-24F);  // zero, subnormal
+    magnitude = as_bits(static_cast<float>(mantissa) * 0x1p-24F);  // zero, subnormal
   } else {
     magnitude = (exponent + 127 - 15) << 23 | mantissa << 13;
   }
-  return std::bit_cast<float>(sign | magnitude);
+  return as_float(sign | magnitude);
 }
 
-inline Bf16 to_bf16(float value) noexcept {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return {0x7fc0};  // NaN: adding to it could carry into infinity
-  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+static inline Bf16 to_bf16(float value) noexcept {
+  const uint32_t bits = as_bits(value);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  // Adding to a NaN could carry into infinity.
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded)};
 }
 
-inline Fp16 to_fp16(float value) noexcept {
+static inline Fp16 to_fp16(float value) noexcept {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr uint32_t kTooLarge = 0x477ff000;        // 65520: rounds to infinity from here on
   constexpr uint32_t kSmallestNormal = 0x38800000;  // 2^-14
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t bits = as_bits(value);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
   uint32_t half = 0;
@@ -50,7 +63,7 @@ inline Fp16 to_fp16(float value) noexcept {
     half = 0x7c00;
   } else if (magnitude < kSmallestNormal) {
     // The spacing of fp32 at 0.5 is 2^-24, that of subnormal fp16: the addition rounds, the low bits are the mantissa.
-    half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<uint32_t>(0.5F);
+    half = as_bits(as_float(magnitude) + 0.5F) - as_bits(0.5F);
   } else {
     half = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
   }

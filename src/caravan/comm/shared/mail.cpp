@@ -19,23 +19,40 @@ int64_t Mail::slot_bytes(int64_t total_bytes) const {
   return std::min(each, total_bytes - slot_ * each);
 }
 
+uint64_t SendTask::place(int64_t total_bytes) const noexcept {
+  if (num_slots(total_bytes) == 1) return 0;
+  return seat_.segment->offset_of(operation().in.data, static_cast<size_t>(total_bytes));
+}
+
+bool SendTask::wait_for_receiver(const Mailbox& box) {
+  finished_ = box.consumed.load(std::memory_order_seq_cst) > lent_slot_;
+  return finished_;
+}
+
 bool SendTask::advance() {
   const Operation& op = operation();
   Mailbox& box = seat_.region.mailbox(seat_.rank, op.peer);
+  if (is_lent_) return wait_for_receiver(box);
   const int64_t total = op.in.count * size_bytes(op.dtype);
   const int64_t each = static_cast<int64_t>(Region::mail_bytes(seat_.size));
   uint64_t written = box.written.load(std::memory_order_relaxed);
   bool moved = false;
   while (slot_ < num_slots(total) && written - box.consumed.load(std::memory_order_seq_cst) < kMailSlots) {
-    if (slot_ == 0) box.call[written % kMailSlots] = call();
-    if (const int64_t bytes = slot_bytes(total); bytes > 0) {
+    if (slot_ == 0) {
+      box.call[written % kMailSlots] = call();
+      box.place[written % kMailSlots] = place(total);
+      is_lent_ = box.place[written % kMailSlots] != 0;
+      lent_slot_ = written;
+    }
+    if (const int64_t bytes = slot_bytes(total); bytes > 0 && !is_lent_) {
       std::memcpy(seat_.region.mail(seat_.rank, op.peer, written),
                   static_cast<const std::byte*>(op.in.data) + slot_ * each, static_cast<size_t>(bytes));
     }
     box.written.store(++written, std::memory_order_seq_cst);  // see Note [no lost wake-up]
     seat_.ring(op.peer);
-    ++slot_;
     moved = true;
+    if (is_lent_) return true;
+    ++slot_;
   }
   finished_ = slot_ == num_slots(total);
   return moved;
@@ -50,13 +67,20 @@ bool RecvTask::advance() {
   bool moved = false;
   while (slot_ < num_slots(total) && consumed < box.written.load(std::memory_order_seq_cst)) {
     if (slot_ == 0) compare_calls(box.call[consumed % kMailSlots]);
-    if (const int64_t bytes = slot_bytes(total); bytes > 0) {
-      std::memcpy(static_cast<std::byte*>(op.out.data) + slot_ * each, seat_.region.mail(op.peer, seat_.rank, consumed),
-                  static_cast<size_t>(bytes));
+    const uint64_t place = slot_ == 0 ? box.place[consumed % kMailSlots] : 0;
+    if (place != 0) {
+      seat_.arena->prefault_of_peer(place, static_cast<size_t>(total));
+      std::memcpy(op.out.data, seat_.segment->at(place), static_cast<size_t>(total));
+      slot_ = num_slots(total);
+    } else {
+      if (const int64_t bytes = slot_bytes(total); bytes > 0) {
+        std::memcpy(static_cast<std::byte*>(op.out.data) + slot_ * each,
+                    seat_.region.mail(op.peer, seat_.rank, consumed), static_cast<size_t>(bytes));
+      }
+      ++slot_;
     }
     box.consumed.store(++consumed, std::memory_order_seq_cst);
     seat_.ring(op.peer);
-    ++slot_;
     moved = true;
   }
   finished_ = slot_ == num_slots(total);

@@ -1,6 +1,8 @@
 #include "caravan/comm/shared/process_watch.h"
 
 #include <cerrno>
+#include <cstdlib>
+#include <fstream>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +12,28 @@
 #include "caravan/base/error.h"
 
 namespace caravan::shared {
+namespace {
+
+/// The number of the descriptor's process as this process sees it: in another process namespace the peer has another
+/// one than it knows of itself. Below 1 if it is not to be seen from here, or has ended.
+int number_seen_here(int descriptor) {
+  std::ifstream file(fmt::format("/proc/self/fdinfo/{}", descriptor));
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("Pid:")) return std::atoi(line.c_str() + 4);
+  }
+  return 0;
+}
+
+/// The letter of proc(5): T stopped by a signal, t by a debugger. 0 if there is no such process.
+char state_of(int number) {
+  std::ifstream file(fmt::format("/proc/{}/stat", number));
+  std::string text;
+  std::getline(file, text);
+  const size_t name_ends = text.rfind(')');  // the name may hold anything, spaces and parentheses too
+  return name_ends == std::string::npos || name_ends + 2 >= text.size() ? '\0' : text[name_ends + 2];
+}
+
+}  // namespace
 
 PeerProcess own_process(int world_rank) {
   const pid_t number = getpid();
@@ -32,6 +56,16 @@ std::vector<EndedPeer> ProcessWatch::ended() {
   for (size_t i = 0; i < peers_.size(); ++i) {
     if (entries[i].revents == 0) continue;
     result.push_back({peers_[i].world_rank, fmt::format("its process {} has ended", peers_[i].number)});
+  }
+  return result;
+}
+
+std::vector<StoppedPeer> ProcessWatch::stopped() {
+  std::vector<StoppedPeer> result;
+  for (const PeerProcess& peer : peers_) {
+    const int number = number_seen_here(peer.descriptor.get());
+    const char state = number > 0 ? state_of(number) : '\0';
+    if (state == 'T' || state == 't') result.push_back({peer.world_rank, number});
   }
   return result;
 }

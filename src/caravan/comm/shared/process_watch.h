@@ -22,6 +22,7 @@ class ProcessWatch final : public PeerWatch {
  public:
   explicit ProcessWatch(std::vector<PeerProcess> peers) : peers_(std::move(peers)) {}
   std::vector<EndedPeer> ended() override;
+  std::vector<StoppedPeer> stopped() override;
 
  private:
   std::vector<PeerProcess> peers_;

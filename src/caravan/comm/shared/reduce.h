@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "caravan/base/simd.h"
 #include "caravan/comm/types.h"
 
 namespace caravan::shared {
@@ -13,5 +14,14 @@ namespace caravan::shared {
 /// `dtype` (see reduces).
 void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                      std::byte* out);
+
+/// The same result to every one of `outs`, each of which may be one of the sources.
+void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
+                   std::span<std::byte* const> outs);
+
+/// The same by the loops of one instruction set, which the processor has: for tests. All give the same bits, but for
+/// the payload of a NaN.
+void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
+                 std::span<std::byte* const> outs);
 
 }  // namespace caravan::shared

@@ -17,8 +17,9 @@ size_t mailbox_bytes(int size) { return round_up(sizeof(Mailbox), kLine) + kMail
 
 Region::Offsets::Offsets(int size) {
   const size_t n = static_cast<size_t>(size);
-  flags = round_up(sizeof(RegionControl), kLine);
-  calls = flags + n * sizeof(RankFlags);
+  lines = round_up(sizeof(RegionControl), 2 * kLine);
+  left = lines + 2 * n * sizeof(Line);
+  calls = left + n * kLine;
   staging = round_up(calls + 2 * n * call_bytes(n), kPage);
   mailboxes = staging + 2 * n * staging_bytes(size);
   end = mailboxes + n * n * mailbox_bytes(size);
@@ -36,7 +37,9 @@ size_t Region::mail_bytes(int size) noexcept {
   return std::clamp<size_t>(round_up(512 * 1024 / static_cast<size_t>(std::max(size, 1)), kPage), kPage, 64 * 1024);
 }
 
-RankFlags& Region::flags(int rank) const noexcept { return reinterpret_cast<RankFlags*>(base_ + at_.flags)[rank]; }
+std::atomic<uint32_t>& Region::left(int rank) const noexcept {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(base_ + at_.left + static_cast<size_t>(rank) * kLine);
+}
 
 Descriptor& Region::call(int rank, uint64_t round) const noexcept {
   const size_t n = static_cast<size_t>(size_);
@@ -52,10 +55,6 @@ std::span<int64_t> Region::send_counts(int rank, uint64_t round) const noexcept 
 std::span<int64_t> Region::recv_counts(int rank, uint64_t round) const noexcept {
   auto* counts = reinterpret_cast<int64_t*>(&call(rank, round) + 1);
   return {counts + size_, static_cast<size_t>(size_)};
-}
-
-std::byte* Region::staging(int rank, uint64_t round) const noexcept {
-  return base_ + at_.staging + (static_cast<size_t>(rank) * 2 + round % 2) * staging_bytes(size_);
 }
 
 Mailbox& Region::mailbox(int from, int to) const noexcept {

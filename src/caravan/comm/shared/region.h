@@ -11,12 +11,20 @@
 
 namespace caravan::shared {
 
-/// How far one rank is in the rounds of a communicator's collectives. Rounds count from 1 over all of them.
-struct alignas(64) RankFlags {
-  std::atomic<uint64_t> posted;  ///< the last round whose chunk and call record it has written
-  std::atomic<uint64_t> read;    ///< the last round of which it has read everybody's chunk
-  std::atomic<uint32_t> left;    ///< its communicator is destroyed
+/// What one rank shows the others in one round: a single cache line, so that one transfer between two cores carries
+/// the flag, the call and a small message. The fields after `round` are written before it and read after it.
+struct alignas(64) Line {
+  static constexpr size_t kPayloadBytes = 24;
+
+  std::atomic<uint64_t> round;  ///< the round this line is of
+  // In the first round of an operation:
+  uint64_t call;  ///< verb, op, dtype and root; see call_signature
+  uint64_t size;  ///< the count, or a hash of the counts, that must be equal on all ranks
+  uint64_t in;    ///< where in the segment the others may read its input; 0: nowhere
+  uint64_t out;   ///< where in the segment the others may write its result; 0: nowhere
+  std::array<std::byte, kPayloadBytes> payload;
 };
+static_assert(sizeof(Line) == 64);
 
 struct RegionControl {
   FailureRecord failure;           ///< the communicator is dead
@@ -30,10 +38,11 @@ struct Mailbox {
   alignas(64) std::atomic<uint64_t> written;            ///< slots, by the sender
   alignas(64) std::atomic<uint64_t> consumed;           ///< slots, by the receiver
   alignas(64) std::array<Descriptor, kMailSlots> call;  ///< in the first slot of each message
+  std::array<uint64_t, kMailSlots> place;  ///< where in the segment the whole message lies; 0: it comes in slots
 };
 
-/// The memory of one communicator of `size` ranks: control, flags, and twice (for even and odd rounds) a call record
-/// and a staging buffer for each rank, then a mailbox for each ordered pair. Zeroed memory is its initial state.
+/// The memory of one communicator of `size` ranks: control, flags, and twice (for even and odd rounds) a line, a call
+/// record and a staging buffer for each rank, then a mailbox for each ordered pair. Zeroed memory is its initial state.
 /// A view: cheap to copy, does not own.
 class Region {
  public:
@@ -43,7 +52,11 @@ class Region {
   static size_t bytes(int size);
 
   RegionControl& control() const noexcept { return *reinterpret_cast<RegionControl*>(base_); }
-  RankFlags& flags(int rank) const noexcept;
+  Line& line(int rank, uint64_t round) const noexcept {
+    return reinterpret_cast<Line*>(base_ + at_.lines)[static_cast<size_t>(rank) * 2 + round % 2];
+  }
+  /// Set when `rank` has destroyed the communicator.
+  std::atomic<uint32_t>& left(int rank) const noexcept;
 
   /// What `rank` calls in `round`: its descriptor, then its send_counts and its recv_counts, `size` numbers each.
   Descriptor& call(int rank, uint64_t round) const noexcept;
@@ -51,7 +64,9 @@ class Region {
   std::span<int64_t> recv_counts(int rank, uint64_t round) const noexcept;
 
   /// `staging_bytes(size)` bytes, 64-byte aligned.
-  std::byte* staging(int rank, uint64_t round) const noexcept;
+  std::byte* staging(int rank, uint64_t round) const noexcept {
+    return base_ + at_.staging + (static_cast<size_t>(rank) * 2 + round % 2) * staging_bytes(size_);
+  }
   static size_t staging_bytes(int size) noexcept;
 
   Mailbox& mailbox(int from, int to) const noexcept;
@@ -63,7 +78,7 @@ class Region {
   /// Where the parts begin.
   struct Offsets {
     explicit Offsets(int size);
-    size_t flags, calls, staging, mailboxes, end;
+    size_t lines, left, calls, staging, mailboxes, end;
   };
 
   std::byte* base_ = nullptr;

@@ -1,9 +1,11 @@
 #include "caravan/comm/shared/segment.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -20,6 +22,19 @@ size_t control_bytes(int num_ranks) {
   return whole_pages(sizeof(WorldControl) + static_cast<size_t>(num_ranks) * sizeof(RankControl));
 }
 size_t slot_bytes(int num_ranks) { return whole_pages(Region::bytes(num_ranks)); }
+size_t slots_bytes(int num_ranks) { return control_bytes(num_ranks) + WorldControl::kNumSlots * slot_bytes(num_ranks); }
+
+// Address space, not memory: one rank may allocate all there is, as long as all arenas fit into what can be addressed.
+size_t arena_bytes_of(int num_ranks) {
+  constexpr size_t kAll = size_t{16} << 40;
+#if defined(__SANITIZE_THREAD__)
+  constexpr size_t kMost = size_t{1} << 30;  // its shadow is several times as large
+#else
+  constexpr size_t kMost = kAll;
+#endif
+  const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return whole_pages(std::min({memory, kMost, kAll / static_cast<size_t>(num_ranks)}));
+}
 
 // The controls live in memory that other processes map, so they are never constructed: zeros are their initial state.
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
@@ -27,10 +42,10 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 }  // namespace
 
 size_t Segment::bytes(int num_ranks) {
-  return control_bytes(num_ranks) + WorldControl::kNumSlots * slot_bytes(num_ranks);
+  return slots_bytes(num_ranks) + static_cast<size_t>(num_ranks) * arena_bytes_of(num_ranks);
 }
 
-Segment::Segment(int descriptor, int num_ranks) : num_ranks_(num_ranks) {
+Segment::Segment(int descriptor, int num_ranks) : arena_bytes_(arena_bytes_of(num_ranks)), num_ranks_(num_ranks) {
   const int flags = MAP_SHARED | MAP_NORESERVE | (descriptor < 0 ? MAP_ANONYMOUS : 0);
   void* memory = mmap(nullptr, bytes(num_ranks), PROT_READ | PROT_WRITE, flags, descriptor, 0);
   if (memory == MAP_FAILED) {
@@ -40,6 +55,9 @@ Segment::Segment(int descriptor, int num_ranks) : num_ranks_(num_ranks) {
                          .action = "raise the limit of address space (ulimit -v unlimited)"});
   }
   base_ = static_cast<std::byte*>(memory);
+  arenas_ = base_ + slots_bytes(num_ranks);
+  end_ = base_ + bytes(num_ranks);
+  madvise(arenas_, static_cast<size_t>(end_ - arenas_), MADV_DONTDUMP);
 }
 
 std::shared_ptr<Segment> Segment::create_private(int num_ranks) {
@@ -74,8 +92,7 @@ int Segment::take_slot() noexcept {
 
 void Segment::release_slot(int index) noexcept {
   const size_t bytes = slot_bytes(num_ranks_);
-  // Punches a hole: the pages go back to the kernel and read as zeros again.
-  if (madvise(slot(index), bytes, MADV_REMOVE) != 0) std::memset(slot(index), 0, bytes);
+  if (!give_back(slot(index), bytes)) std::memset(slot(index), 0, bytes);
   const uint64_t bit = uint64_t{1} << (index % 64);
   world().slots_in_use[static_cast<size_t>(index / 64)].fetch_and(~bit, std::memory_order_acq_rel);
 }
@@ -83,5 +100,19 @@ void Segment::release_slot(int index) noexcept {
 std::byte* Segment::slot(int index) const noexcept {
   return base_ + control_bytes(num_ranks_) + static_cast<size_t>(index) * slot_bytes(num_ranks_);
 }
+
+std::byte* Segment::arena(int world_rank) const noexcept {
+  return arenas_ + static_cast<size_t>(world_rank) * arena_bytes_;
+}
+
+void prefault(std::byte* data, size_t bytes) noexcept {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers do not name
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = address / kPage * kPage;
+  madvise(reinterpret_cast<void*>(begin), whole_pages(address + bytes - begin), kPopulateWrite);
+}
+
+// Punches a hole into the file that the memory is.
+bool give_back(std::byte* data, size_t bytes) noexcept { return madvise(data, bytes, MADV_REMOVE) == 0; }
 
 }  // namespace caravan::shared

@@ -1,6 +1,7 @@
 #include "caravan/comm/shared/shared_communicator.h"
 
 #include <numeric>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -8,8 +9,10 @@
 #include "caravan/comm/descriptor.h"
 #include "caravan/comm/members.h"
 #include "caravan/comm/peer_failure.h"
+#include "caravan/comm/shared/allocate.h"
 #include "caravan/comm/shared/collective.h"
 #include "caravan/comm/shared/mail.h"
+#include "caravan/comm/shared/relax.h"
 #include "caravan/comm/shared/split.h"
 
 namespace caravan::shared {
@@ -40,16 +43,19 @@ bool is_echo(const std::exception_ptr& error) {
 std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<Engine> engine) {
   Seat seat;
   seat.segment = engine->segment();
+  seat.arena = engine->arena();
   seat.rank = engine->world_rank();
   seat.size = seat.segment->num_ranks();
   seat.name = "world";
   seat.world_ranks.resize(static_cast<size_t>(seat.size));
   std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  return std::make_shared<SharedCommunicator>(std::move(engine), std::move(seat), 0);
+  // Its log lies where the others can read what it was doing, whatever becomes of it.
+  Lineage lineage{0, std::make_shared<FlightRecorder>(seat.segment->rank(seat.rank).flight, seat.segment)};
+  return std::make_shared<SharedCommunicator>(std::move(engine), std::move(seat), 0, std::move(lineage));
 }
 
-SharedCommunicator::SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot)
-    : Communicator(seat.rank, seat.size, seat.name),
+SharedCommunicator::SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot, Lineage lineage)
+    : Communicator(seat.rank, seat.size, seat.name, std::move(lineage)),
       engine_(std::move(engine)),
       seat_(std::move(seat)),
       slot_(slot),
@@ -65,7 +71,7 @@ SharedCommunicator::~SharedCommunicator() {
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
   while (outstanding_ > 0 && !unwinding) {
     const TaskQueue& queue = first_queue();
-    const std::shared_ptr<Operation> operation = queue.head().shared_operation();  // whose handle may be dropped
+    const std::shared_ptr<Operation> operation = queue.head_operation();  // whose handle may be dropped
     engine_->wait(*this, queue, *operation);
   }
   if (outstanding_ > 0) {
@@ -81,7 +87,7 @@ SharedCommunicator::~SharedCommunicator() {
 
 void SharedCommunicator::leave() noexcept {
   if (slot_ < 0) return;
-  seat_.region.flags(rank()).left.store(1, std::memory_order_seq_cst);
+  seat_.region.left(rank()).store(1, std::memory_order_seq_cst);
   seat_.ring_others();
   const uint32_t before = seat_.region.control().num_left.fetch_add(1, std::memory_order_acq_rel);
   if (before + 1 == static_cast<uint32_t>(size())) seat_.segment->release_slot(slot_);
@@ -115,7 +121,10 @@ bool SharedCommunicator::advance(TaskQueue& queue) {
   if (queue.empty()) return false;
   const size_t before = queue.size();
   const bool moved = queue.advance();
-  outstanding_ -= before - queue.size();
+  if (const size_t done = before - queue.size(); done > 0) {
+    outstanding_ -= done;
+    engine_->end_operations(done);
+  }
   return moved;
 }
 
@@ -142,16 +151,17 @@ void SharedCommunicator::die(const std::exception_ptr& error) noexcept {
 
 void SharedCommunicator::end_all(const std::exception_ptr& error) noexcept {
   if (error_ == nullptr) error_ = error;
-  outstanding_ = 0;
+  engine_->arena()->keep_everything();
+  engine_->end_operations(std::exchange(outstanding_, 0));
   collectives_.fail(error_);
   for (TaskQueue& queue : sends_) queue.fail(error_);
   for (TaskQueue& queue : recvs_) queue.fail(error_);
-  engine_->publish_outstanding();
 }
 
-void SharedCommunicator::throw_if_dead(const Descriptor& call) {
+void SharedCommunicator::throw_if_dead(const Task& task) {
   if (error_ == nullptr) {
-    const auto failure = engine_->peer_failure(*this, call);
+    if (!engine_->somebody_failed(*this)) return;
+    const auto failure = engine_->peer_failure(*this, task.call());
     if (failure != nullptr) {
       advance();  // an error of this rank's own says more than the echo of another's
       die(failure);
@@ -160,21 +170,48 @@ void SharedCommunicator::throw_if_dead(const Descriptor& call) {
   if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
-void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<Task> task) {
-  const Descriptor call = task->call();
-  throw_if_dead(call);
-  seat_.segment->rank(engine_->world_rank()).activity.record(call, name());
-  queue.push(std::move(task));
+void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<Task> task, std::shared_ptr<Operation> operation) {
+  throw_if_dead(*task);
+  queue.push(std::move(task), std::move(operation));
   ++outstanding_;
+  engine_->begin_operation();
   advance();
-  engine_->publish_outstanding();
+}
+
+void SharedCommunicator::complete(TaskQueue& queue, Task& task) {
+  throw_if_dead(task);
+  Operation& operation = task.operation();
+  const bool is_alone = engine_->outstanding() == 0;
+  queue.push(task);
+  ++outstanding_;
+  engine_->begin_operation();
+  // With nothing else to drive, it looks at nothing but this communicator.
+  for (int spins = engine_->spins(); is_alone && spins > 0 && !operation.complete; --spins) {
+    if (!advance()) relax();
+  }
+  if (!operation.complete) return wait(operation);
+  if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
 void SharedCommunicator::start(const std::shared_ptr<Operation>& operation) {
   TaskQueue& queue = queue_of(*operation);
-  if (operation->verb == Verb::send) return enqueue(queue, std::make_unique<SendTask>(seat_, operation));
-  if (operation->verb == Verb::recv) return enqueue(queue, std::make_unique<RecvTask>(seat_, operation));
-  enqueue(queue, std::make_unique<Collective>(seat_, operation));
+  if (operation->verb == Verb::send) return enqueue(queue, std::make_unique<SendTask>(seat_, *operation), operation);
+  if (operation->verb == Verb::recv) return enqueue(queue, std::make_unique<RecvTask>(seat_, *operation), operation);
+  enqueue(queue, std::make_unique<Collective>(seat_, *operation), operation);
+}
+
+void SharedCommunicator::execute(Operation& operation) {
+  TaskQueue& queue = queue_of(operation);
+  if (operation.verb == Verb::send) {
+    SendTask task(seat_, operation);
+    complete(queue, task);
+  } else if (operation.verb == Verb::recv) {
+    RecvTask task(seat_, operation);
+    complete(queue, task);
+  } else {
+    Collective task(seat_, operation);
+    complete(queue, task);
+  }
 }
 
 void SharedCommunicator::finish(Operation& operation) {
@@ -182,35 +219,54 @@ void SharedCommunicator::finish(Operation& operation) {
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
+std::shared_ptr<void> SharedCommunicator::allocate(size_t bytes) { return engine_->arena()->allocate(bytes); }
+
+std::shared_ptr<void> SharedCommunicator::allocate_shared(size_t bytes) {
+  if (size() == 1) return allocate(bytes);
+  Operation operation = AllocateTask::make_operation(bytes);
+  operation.sequence = take_sequence();
+  std::shared_ptr<void> memory;
+  AllocateTask task(seat_, operation, memory);
+  operation.flight = &recorder()->log();
+  operation.flight_number = record(task.call());
+  complete(collectives_, task);
+  return memory;
+}
+
 std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> members, std::string name) {
   Seat seat;
   seat.segment = seat_.segment;
+  seat.arena = seat_.arena;
   seat.rank = check_members(members, *this, name);
   seat.size = static_cast<int>(members.size());
   seat.name = std::move(name);
   for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
-  const auto result = std::make_shared<SplitResult>();
+  SplitResult result;
+  const uint64_t sequence = take_sequence();
   if (size() > 1) {
-    const auto operation = std::make_shared<Operation>(SplitTask::make_operation(members, size(), seat.name));
-    operation->sequence = take_sequence();
-    enqueue(collectives_, std::make_unique<SplitTask>(seat_, operation, result));
-    finish(*operation);
+    Operation operation = SplitTask::make_operation(members, size(), seat.name);
+    operation.sequence = sequence;
+    SplitTask task(seat_, operation, result);
+    operation.flight = &recorder()->log();
+    operation.flight_number = record(task.call());
+    complete(collectives_, task);
   }
-  if (!result->overlap.empty()) {
+  if (!result.overlap.empty()) {
     throw UsageError({.op = "split",
                       .subject = seat.name,
-                      .fact = "the parts overlap: " + result->overlap,
+                      .fact = "the parts overlap: " + result.overlap,
                       .where = seat_.text(),
                       .action = "give every rank of a part the same list, and every rank one part"});
   }
-  if (result->slot < 0 && seat.size > 1) {
+  if (result.slot < 0 && seat.size > 1) {
     throw ResourceError({.op = "split",
                          .subject = seat.name,
                          .fact = fmt::format("the world has {} communicators already", WorldControl::kNumSlots),
                          .where = seat_.text(),
                          .action = "keep communicators instead of splitting again, or destroy those no longer used"});
   }
-  return std::make_shared<SharedCommunicator>(engine_, std::move(seat), result->slot);
+  return std::make_shared<SharedCommunicator>(engine_, std::move(seat), result.slot,
+                                              child_lineage(sequence, members.front()));
 }
 
 }  // namespace caravan::shared

@@ -16,11 +16,13 @@ class SharedCommunicator final : public Communicator {
   static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
 
   /// `slot` is -1 for a communicator of one rank, which needs none.
-  SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot);
+  SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot, Lineage lineage);
   ~SharedCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
+  std::shared_ptr<void> allocate(size_t bytes) override;
+  std::shared_ptr<void> allocate_shared(size_t bytes) override;
   void progress() override { engine_->poll(); }
   void abort(std::string_view reason) noexcept override;
 
@@ -35,11 +37,13 @@ class SharedCommunicator final : public Communicator {
 
  private:
   void start(const std::shared_ptr<Operation>& operation) override;
+  void execute(Operation& operation) override;
   void finish(Operation& operation) override;
 
-  /// Begins a task as the last of its queue; throws if the communicator is dead.
-  void enqueue(TaskQueue& queue, std::unique_ptr<Task> task);
-  void throw_if_dead(const Descriptor& call);
+  void enqueue(TaskQueue& queue, std::unique_ptr<Task> task, std::shared_ptr<Operation> operation);
+  /// Does a task whose caller waits for it; throws its error.
+  void complete(TaskQueue& queue, Task& task);
+  void throw_if_dead(const Task& task);
   void end_all(const std::exception_ptr& error) noexcept;
   TaskQueue& queue_of(const Operation& operation) noexcept;
   bool advance(TaskQueue& queue);

@@ -39,6 +39,8 @@ Descriptor SplitTask::call() const {
 
 void SplitTask::write(uint64_t round, int64_t step) {
   if (step == 0) {
+    own_line(round).call = kSplitCall;
+    own_line(round).size = 0;
     seat_.region.call(seat_.rank, round) = call();
     std::ranges::copy(members(), seat_.region.send_counts(seat_.rank, round).begin());
     return;
@@ -48,15 +50,15 @@ void SplitTask::write(uint64_t round, int64_t step) {
   seat_.region.send_counts(seat_.rank, round)[0] = leads ? seat_.segment->take_slot() : -1;
 }
 
-bool SplitTask::read(uint64_t round, int64_t step) {
+Rounds::Next SplitTask::read(uint64_t round, int64_t step) {
   if (step == 0) {
     compare_calls(seat_, call(), round);
-    result_->overlap = find_overlap(round);
-    return !result_->overlap.empty();
+    result_.overlap = find_overlap(round);
+    return result_.overlap.empty() ? Next::round : Next::end;
   }
   const int leader = static_cast<int>(members().front());
-  result_->slot = static_cast<int>(seat_.region.send_counts(leader, round)[0]);
-  return true;
+  result_.slot = static_cast<int>(seat_.region.send_counts(leader, round)[0]);
+  return Next::end;
 }
 
 std::string SplitTask::find_overlap(uint64_t round) const {

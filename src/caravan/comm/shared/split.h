@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,19 +17,19 @@ struct SplitResult {
 /// the first member of each part tells the others which slot it has taken for the part's region.
 class SplitTask final : public Rounds {
  public:
-  SplitTask(Seat& seat, std::shared_ptr<Operation> operation, std::shared_ptr<SplitResult> result)
-      : Rounds(seat, std::move(operation)), result_(std::move(result)) {}
+  /// `result` outlives the task.
+  SplitTask(Seat& seat, Operation& operation, SplitResult& result) : Rounds(seat, operation), result_(result) {}
 
   static Operation make_operation(std::span<const int> members, int size, std::string_view name);
   Descriptor call() const override;
 
  private:
   void write(uint64_t round, int64_t step) override;
-  bool read(uint64_t round, int64_t step) override;
+  Next read(uint64_t round, int64_t step) override;
   std::string find_overlap(uint64_t round) const;
   std::span<const int64_t> members() const noexcept { return operation().send_counts; }
 
-  std::shared_ptr<SplitResult> result_;
+  SplitResult& result_;
 };
 
 }  // namespace caravan::shared

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "caravan/comm/group_seat.h"
+#include "caravan/comm/shared/arena.h"
 #include "caravan/comm/shared/region.h"
 #include "caravan/comm/shared/segment.h"
 #include "caravan/comm/work.h"
@@ -14,8 +15,11 @@ namespace caravan::shared {
 /// One rank's place in one communicator: what every operation of it works on.
 struct Seat : GroupSeat {
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<Arena> arena;
   Region region;
-  uint64_t round = 0;  ///< the last round of collectives that this rank has begun
+  uint64_t round = 0;                     ///< the last round of collectives that this rank has begun
+  std::vector<const std::byte*> sources;  ///< scratch of one step, kept so that it allocates once
+  std::vector<std::byte*> outs, piece_outs;
 
   void ring(int to) const { segment->rank(world_ranks[static_cast<size_t>(to)]).doorbell.ring(); }
   void ring_others() const {
@@ -28,15 +32,14 @@ struct Seat : GroupSeat {
 /// An operation being executed, in steps that never block.
 class Task {
  public:
-  Task(Seat& seat, std::shared_ptr<Operation> operation) : seat_(seat), operation_(std::move(operation)) {}
+  /// `operation` outlives the task.
+  Task(Seat& seat, Operation& operation) : seat_(seat), operation_(operation) {}
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  Operation& operation() const noexcept { return *operation_; }
-  /// For those who need it longer than the task, which goes when it is finished.
-  const std::shared_ptr<Operation>& shared_operation() const noexcept { return operation_; }
-  virtual Descriptor call() const { return describe(*operation_); }
+  Operation& operation() const noexcept { return operation_; }
+  virtual Descriptor call() const { return describe(operation_); }
 
   /// Does what can be done now. True if anything was done. Sets `finished` with the last step.
   /// Throws CommError if the ranks' calls do not fit each other.
@@ -51,7 +54,7 @@ class Task {
   bool finished_ = false;
 
  private:
-  std::shared_ptr<Operation> operation_;
+  Operation& operation_;
 };
 
 }  // namespace caravan::shared

@@ -6,19 +6,19 @@ namespace caravan::shared {
 
 bool TaskQueue::advance() {
   bool moved = false;
-  while (!tasks_.empty() && tasks_.front()->advance()) {
+  while (!entries_.empty() && entries_.front().task->advance()) {
     moved = true;
     ++num_moves_;
-    if (!tasks_.front()->finished()) break;
-    const std::unique_ptr<Task> done = std::move(tasks_.front());
-    tasks_.pop_front();
-    done->operation().set_complete();
+    if (!entries_.front().task->finished()) break;
+    const Entry done = std::move(entries_.front());
+    entries_.pop_front();
+    done.task->operation().set_complete();
   }
   return moved;
 }
 
 void TaskQueue::fail(const std::exception_ptr& error) noexcept {
-  for (const auto& task : std::exchange(tasks_, {})) task->operation().set_complete(error);
+  for (const Entry& entry : std::exchange(entries_, {})) entry.task->operation().set_complete(error);
 }
 
 }  // namespace caravan::shared

@@ -13,8 +13,9 @@ namespace caravan {
 /// references: the document outlives it.
 class JsonReader {
  public:
-  JsonReader(const nlohmann::json& value, std::string path, std::string_view file)
-      : value_(&value), path_(std::move(path)), file_(file) {}
+  /// `op` stands first in every complaint: what the file is read for.
+  JsonReader(const nlohmann::json& value, std::string path, std::string_view file, std::string_view op)
+      : value_(&value), path_(std::move(path)), file_(file), op_(op) {}
 
   /// Throws DataError: "<file>: <path> <fact>", and what to do.
   [[noreturn]] void refuse(std::string_view fact, std::string_view action) const;
@@ -44,6 +45,7 @@ class JsonReader {
   const nlohmann::json* value_;
   std::string path_;
   std::string_view file_;
+  std::string_view op_;
 };
 
 }  // namespace caravan

@@ -1,4 +1,4 @@
-#include "caravan/data/json_reader.h"
+#include "caravan/base/json_reader.h"
 
 #include <algorithm>
 #include <vector>
@@ -31,7 +31,7 @@ std::vector<std::string> strings(std::initializer_list<std::string_view> words) 
 }  // namespace
 
 void JsonReader::refuse(std::string_view fact, std::string_view action) const {
-  throw DataError({.op = "tokenizer",
+  throw DataError({.op = std::string(op_),
                    .subject = std::string(file_),
                    .fact = fmt::format("{} {}", path_.empty() ? "the file" : path_, fact),
                    .where = {},
@@ -46,11 +46,11 @@ JsonReader JsonReader::operator[](std::string_view key) const {
   if (!value_->is_object()) refuse(fmt::format("is {}, not an object", shown(*value_)), "give an object");
   const auto found = value_->find(key);
   std::string path = path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
-  return {found == value_->end() ? null_value() : *found, std::move(path), file_};
+  return {found == value_->end() ? null_value() : *found, std::move(path), file_, op_};
 }
 
 JsonReader JsonReader::element(size_t index) const {
-  return {(*value_)[index], fmt::format("{}[{}]", path_, index), file_};
+  return {(*value_)[index], fmt::format("{}[{}]", path_, index), file_, op_};
 }
 
 size_t JsonReader::size() const {

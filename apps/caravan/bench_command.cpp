@@ -1,0 +1,117 @@
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "apps/caravan/bench_report.h"
+#include "apps/caravan/commands.h"
+#include "apps/caravan/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/comm/measure/core_ping.h"
+#include "caravan/comm/measure/cores.h"
+#include "caravan/comm/measure/statistics.h"
+#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/world.h"
+
+namespace caravan::app {
+namespace {
+
+/// Measures and prints on one rank; rank 0 prints.
+class Bench {
+ public:
+  Bench(const BenchArguments& arguments, Communicator& world, bool is_one_host)
+      : arguments_(arguments), world_(world), is_one_host_(is_one_host), ping_(world, 0, 1) {}
+
+  void run() {
+    for (const Verb verb : arguments_.verbs) {
+      if (verb == Verb::barrier) {
+        measure({.verb = verb, .dtype = Dtype::uint8, .bytes = 0, .copy = arguments_.copy});
+        continue;
+      }
+      for (const Dtype dtype : arguments_.dtypes) {
+        for (const int64_t bytes : arguments_.bytes) {
+          measure({verb, dtype, bytes, arguments_.copy, arguments_.in_place});
+        }
+      }
+    }
+  }
+
+ private:
+  void measure(const measure::Measurand& measurand) {
+    BenchRow row{.measurand = measurand, .backend = std::string(world_.backend()), .ranks = world_.size()};
+    if (is_one_host_ && measurand.bytes > 0) row.memory = memory_of(measurand.bytes);
+    measure::Exercise exercise(world_, measurand);
+    refuse_wrong(exercise);
+    std::vector<double> pings;
+    const auto ping = [&] {
+      if (const auto ns = ping_.measure()) pings.push_back(*ns);
+    };
+    row.timing = measure::time_calls(world_, [&] { exercise.call(); }, exercise.calls_in_one(), {.between = ping});
+    if (!pings.empty()) row.ping_ns = measure::quantile(pings, 0.5);
+    print(row);
+  }
+
+  const measure::MemoryRates& memory_of(int64_t bytes) {
+    const auto found = memory_.find(bytes);
+    if (found != memory_.end()) return found->second;
+    return memory_.emplace(bytes, measure::measure_memory(world_, bytes)).first->second;
+  }
+
+  /// A figure of a wrong result is worth nothing.
+  void refuse_wrong(measure::Exercise& exercise) {
+    const std::string wrong = exercise.check();
+    double is_wrong = wrong.empty() ? 0 : 1;
+    measure::take_slowest(world_, {&is_wrong, 1});
+    if (is_wrong == 0) return;
+    const measure::Measurand& what = exercise.measurand();
+    throw InternalError({.op = "bench comm",
+                         .subject = fmt::format("{} {} of {} bytes over {}", name(what.verb), name(what.dtype),
+                                                what.bytes, world_.backend()),
+                         .fact = "wrong result: " + (wrong.empty() ? "on another rank" : wrong),
+                         .where = fmt::format("rank {} of {}", world_.rank(), world_.size()),
+                         .action = "report it, with this command line"});
+  }
+
+  void print(const BenchRow& row) {
+    if (world_.rank() != 0) return;
+    if (!arguments_.json && !has_head_) fmt::print("{}", table_head(row));
+    has_head_ = true;
+    fmt::print("{}", arguments_.json ? json_line(row) : table_line(row));
+    std::fflush(stdout);
+  }
+
+  const BenchArguments& arguments_;
+  Communicator& world_;
+  bool is_one_host_;
+  measure::CorePing ping_;
+  std::map<int64_t, measure::MemoryRates> memory_;
+  bool has_head_ = false;
+};
+
+}  // namespace
+
+int bench_comm(const BenchArguments& arguments) {
+  const RankPlan plan = plan_ranks(arguments.ranks, arguments.backend);
+  if (plan.num_ranks < 2) {
+    throw UsageError({"bench comm", "ranks", "1 has nobody to talk to", "", "start 2 or more ranks"});
+  }
+  const RankInfo info = RankInfo::from_environment();
+  const std::vector<int> cores = measure::usable_cores();
+  if (info.world_size == 1 && plan.num_ranks > 1) {
+    run_thread_ranks(plan.num_ranks, [&](const std::shared_ptr<Communicator>& world) {
+      const measure::PinnedThread pinned(cores, world->rank());
+      Bench(arguments, *world, true).run();
+    });
+    return 0;
+  }
+  const auto store = open_store(info);
+  const auto world = make_world(arguments.backend, info, store);
+  const measure::PinnedThread pinned(cores,
+                                     info.local_rank);  // not before: the threads of a back-end go where they like
+  Bench(arguments, *world, info.local_world_size == info.world_size).run();
+  return 0;
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,115 @@
+#include "apps/caravan/bench_options.h"
+
+#include <charconv>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/measure/exercise.h"
+
+namespace caravan::app {
+namespace {
+
+const char* const kCommHelp =
+    "time collectives between processes of this host\n\n"
+    "A result is checked for every size before it is timed. A sample is the mean time of one call over as many calls\n"
+    "in a row as fill 20 us (one, if it takes longer), of the slowest rank; calls follow each other without a pause,\n"
+    "in 3 or more blocks of 0.4 s. Rank r is pinned to core r of the usable ones. `bytes` counts the whole: what "
+    "comes\n"
+    "out of all_gather, what a rank puts into reduce_scatter and all_to_all. send is a ring (each rank sends to the\n"
+    "next), recv half of there and back between ranks 2i and 2i+1. Bus bandwidth as nccl-tests defines it. 'of "
+    "limit':\n"
+    "bytes that must be read and written / the rate at which as many threads copy or add buffers of that size. ping:\n"
+    "a cache line from the core of rank 0 to that of rank 1, one way, measured between the blocks.";
+
+std::vector<std::string> words_of(const std::string& list) { return CLI::detail::split(list, ','); }
+
+template <class T>
+std::vector<T> read_names(const std::string& option, const std::string& list, int count) {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(name(static_cast<T>(i)));
+  std::vector<T> values;
+  for (const std::string& word : words_of(list)) {
+    const auto found = std::find(names.begin(), names.end(), word);
+    if (found != names.end()) {
+      values.push_back(static_cast<T>(found - names.begin()));
+    } else if (word == "all") {
+      for (int i = 0; i < count; ++i) values.push_back(static_cast<T>(i));
+    } else {
+      throw UsageError({"command line", option, fmt::format("'{}' is none of {}", word, join(names)), "",
+                        fmt::format("the nearest is '{}'; 'all' takes every one", nearest(word, names))});
+    }
+  }
+  return values;
+}
+
+int64_t read_bytes(const std::string& word) {
+  static const std::vector<std::pair<std::string, int>> units{{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  const std::string unit(end, word.data() + word.size());
+  const bool is_number = error == std::errc() && value > 0;
+  for (const auto& [known, shift] : units) {
+    if (is_number && unit == known && value <= INT64_MAX >> shift) return value << shift;
+  }
+  const std::vector<std::string> names{"KiB", "MiB", "GiB"};
+  throw UsageError({"command line", "--bytes", fmt::format("'{}' is no size", word), "",
+                    is_number && !unit.empty() ? fmt::format("write {}{}", value, nearest(unit, names))
+                                               : "write sizes from 1 on, as in 4096,64KiB,1MiB"});
+}
+
+void refuse_part_of_element(int64_t bytes, Dtype dtype) {
+  const int64_t size = size_bytes(dtype);
+  if (bytes % size == 0) return;
+  throw UsageError({"command line", "--bytes",
+                    fmt::format("{} bytes are no whole number of elements of {} ({} bytes)", bytes, name(dtype), size),
+                    "", fmt::format("use {}", (bytes + size - 1) / size * size)});
+}
+
+void refuse_not_in_place(Verb verb) {
+  if (measure::works_in_place(verb)) return;
+  throw UsageError({"command line", "--in-place", fmt::format("{} has no form in place", name(verb)), "",
+                    "use it with all_reduce, all_gather, reduce_scatter, broadcast or reduce"});
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
+  CLI::App* bench = app.add_subcommand("bench", "measure this machine");
+  bench->require_subcommand(1);
+  CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
+  comm->add_option("--ranks", arguments.ranks, "processes of this host, 2 or more; default 2");
+  comm->add_option("--op", words.verbs, "verbs, or all")->capture_default_str();
+  comm->add_option("--dtype", words.dtypes, "dtypes, or all")->capture_default_str();
+  comm->add_option("--bytes", words.bytes, "sizes")->capture_default_str();
+  comm->add_option("--backend", arguments.backend, "auto, thread, shm, gloo")->capture_default_str();
+  comm->add_flag("--copy", arguments.copy, "buffers in plain memory, not from Communicator::allocate");
+  comm->add_flag("--in-place", arguments.in_place, "in and out are one buffer, as nccl-tests has it");
+  comm->add_flag("--json", arguments.json, "one object a line, not a table");
+}
+
+void add_doctor(CLI::App& app, DoctorArguments& arguments) {
+  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks, and say which back-end to use");
+  doctor->add_option("--ranks", arguments.ranks, "processes of this host; default 2. Or start it under torchrun");
+  doctor->add_flag("--json", arguments.json, "one object instead of the report");
+}
+
+void read_bench(const BenchWords& words, BenchArguments& arguments) {
+  arguments.verbs = read_names<Verb>("--op", words.verbs, kNumVerbs);
+  arguments.dtypes = read_names<Dtype>("--dtype", words.dtypes, kNumDtypes);
+  for (const std::string& word : words_of(words.bytes)) arguments.bytes.push_back(read_bytes(word));
+  for (const int64_t bytes : arguments.bytes) {
+    for (const Dtype dtype : arguments.dtypes) refuse_part_of_element(bytes, dtype);
+  }
+  if (arguments.in_place) {
+    for (const Verb verb : arguments.verbs) refuse_not_in_place(verb);
+  }
+  if (arguments.ranks && *arguments.ranks < 2) {
+    throw UsageError(
+        {"command line", "--ranks", fmt::format("{} has nobody to talk to", *arguments.ranks), "", "use 2 or more"});
+  }
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "caravan/comm/measure/exercise.h"
+#include "caravan/comm/measure/memory_rate.h"
+#include "caravan/comm/measure/sampling.h"
+
+namespace caravan::app {
+
+/// One line of `bench comm`.
+struct BenchRow {
+  measure::Measurand measurand;
+  std::string backend;
+  int ranks = 0;
+  measure::Timing timing{};
+  std::optional<double> ping_ns{};
+  std::optional<measure::MemoryRates> memory{};  ///< of ranks on one host
+};
+
+std::string json_line(const BenchRow& row);
+std::string table_head(const BenchRow& row);
+std::string table_line(const BenchRow& row);
+
+}  // namespace caravan::app

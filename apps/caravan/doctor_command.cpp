@@ -1,0 +1,150 @@
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/doctor_report.h"
+#include "apps/caravan/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/comm/measure/core_ping.h"
+#include "caravan/comm/measure/cores.h"
+#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/world.h"
+
+namespace caravan::measure {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NetworkInterface, name, address, is_up, speed_mbit_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostFacts, name, kernel, boot_id, cpu, cores, num_cores_of_host, num_numa_nodes,
+                                   memory_bytes, available_bytes, memory_limit_bytes, open_files_limit,
+                                   address_limit_bytes, locked_limit_bytes, dev_shm_bytes, memfd_error, pidfd_error,
+                                   interfaces)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryRates, copy_gb_s, add_gb_s)
+
+}  // namespace caravan::measure
+
+namespace caravan::app {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{10};    // of a back-end: a link that takes longer does not work
+constexpr std::chrono::seconds kPatience{120};  // for a rank that is still waiting in its back-end
+constexpr int64_t kMemoryBytes = int64_t{64} << 20;
+constexpr int kExitLinkFails = 4;  // as CommError
+
+/// One rank's part of the diagnosis. What back-ends are to be trusted with is not known yet: ranks tell each other what
+/// they found through the store.
+class Doctor {
+ public:
+  Doctor(const RankInfo& info, Store& store) : info_(info), store_(store) {}
+
+  Diagnosis diagnose(const std::shared_ptr<Store>& store) {
+    Diagnosis diagnosis{.num_ranks = info_.world_size};
+    group_hosts(diagnosis);
+    std::vector<std::string> backends{"shm", "gloo"};
+    if (diagnosis.hosts.size() > 1) backends.erase(backends.begin());
+    if (info_.world_size < 2) return diagnosis;
+    bool has_working_backend = false;  // equal on every rank, as all know all errors
+    for (const std::string& backend : backends) {
+      BackendFinding finding{.name = backend};
+      std::string error;
+      try {
+        const auto world = make_world(backend, info_, store, {.timeout = kTimeout});
+        const measure::PinnedThread pinned(cores_, info_.local_rank);
+        finding.links = measure::measure_links(*world);
+        if (!has_working_backend) {
+          diagnosis.ping_ns = measure::CorePing(*world, 0, 1).measure();
+          measure_host(*world, diagnosis);
+        }
+      } catch (const Error& caught) {
+        error = caught.what();
+      }
+      const std::vector<std::string> errors = exchange(backend, error);
+      for (int rank = 0; rank < info_.world_size; ++rank) {
+        const std::string& one = errors[static_cast<size_t>(rank)];
+        if (!one.empty()) finding.errors.push_back(fmt::format("rank {}: {}", rank, one));
+      }
+      has_working_backend = has_working_backend || finding.errors.empty();
+      diagnosis.backends.push_back(std::move(finding));
+    }
+    add_memory(diagnosis);
+    part();
+    return diagnosis;
+  }
+
+ private:
+  /// What each rank says under `topic`.
+  std::vector<std::string> exchange(const std::string& topic, const std::string& own) {
+    const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
+    store_.set(key(info_.rank), own);
+    std::vector<std::string> all;
+    for (int rank = 0; rank < info_.world_size; ++rank) all.push_back(store_.get(key(rank), kPatience));
+    return all;
+  }
+
+  /// Rank 0 may serve the store, and stays until nobody needs it.
+  void part() {
+    const auto key = [](int rank) { return fmt::format("doctor/done/{}", rank); };
+    if (info_.rank == 0) {
+      for (int rank = 1; rank < info_.world_size; ++rank) store_.get(key(rank), kPatience);
+      return;
+    }
+    try {
+      store_.set(key(info_.rank), "");
+    } catch (const CommError&) {  // the word was heard, and rank 0 was gone before it could say so
+    }
+  }
+
+  void group_hosts(Diagnosis& diagnosis) {
+    const std::vector<std::string> all = exchange("host", nlohmann::json(measure::read_host_facts()).dump());
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      const auto facts = nlohmann::json::parse(all[static_cast<size_t>(rank)]).get<measure::HostFacts>();
+      size_t host = 0;
+      for (; host < diagnosis.hosts.size(); ++host) {
+        const measure::HostFacts& other = diagnosis.hosts[host].facts;
+        // Containers of one kernel have names of their own, and need not share memory.
+        if (other.boot_id == facts.boot_id && other.name == facts.name) break;
+      }
+      if (host == diagnosis.hosts.size()) diagnosis.hosts.push_back({.facts = facts});
+      diagnosis.hosts[host].ranks.push_back(rank);
+      if (rank == info_.rank) host_ = host;
+    }
+    for (HostFinding& host : diagnosis.hosts) {
+      host.limits = measure::limits_that_bite(host.facts, static_cast<int>(host.ranks.size()));
+    }
+  }
+
+  void measure_host(Communicator& world, const Diagnosis& diagnosis) {
+    const auto own_host = world.split(diagnosis.hosts[host_].ranks, "host");
+    memory_ = measure::measure_memory(*own_host, kMemoryBytes);
+  }
+
+  void add_memory(Diagnosis& diagnosis) {
+    const std::vector<std::string> all = exchange("memory", memory_ ? nlohmann::json(*memory_).dump() : "");
+    for (HostFinding& host : diagnosis.hosts) {
+      const std::string& said = all[static_cast<size_t>(host.ranks.front())];
+      if (!said.empty()) host.memory = nlohmann::json::parse(said).get<measure::MemoryRates>();
+    }
+  }
+
+  const RankInfo& info_;
+  Store& store_;
+  std::vector<int> cores_ = measure::usable_cores();
+  size_t host_ = 0;
+  std::optional<measure::MemoryRates> memory_;
+};
+
+}  // namespace
+
+int doctor(const DoctorArguments& arguments) {
+  plan_ranks(arguments.ranks, "");  // refuses --ranks that does not fit the environment
+  const RankInfo info = RankInfo::from_environment();
+  const auto store = open_store(info);
+  const Diagnosis diagnosis = Doctor(info, *store).diagnose(store);
+  if (info.rank != 0) return 0;
+  fmt::print("{}", arguments.json ? to_json(diagnosis) : to_text(diagnosis));
+  return diagnosis.all_links_work() ? 0 : kExitLinkFails;
+}
+
+}  // namespace caravan::app

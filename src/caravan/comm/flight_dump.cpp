@@ -1,0 +1,61 @@
+#include "caravan/comm/flight_dump.h"
+
+#include <system_error>
+
+#include "caravan/comm/flight_report.h"
+#include "caravan/comm/store_secret.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What is known of the job before anything fails.
+struct Dump {
+  fs::path folder;
+  FlightReport head;
+  const FlightRecorder* recorder;  // whose handler this is: it lives as long
+  FlightLogOf log_of;
+
+  void write(const FlightLog& log, int rank, std::string_view reason) const {
+    FlightReport report = flight_report_of(log, reason);
+    report.job = head.job;
+    report.rank = rank;
+    report.written_by = head.rank;
+    report.world_size = head.world_size;
+    report.backend = head.backend;
+    write_flight_report(folder, report);
+  }
+
+  void write_all(std::string_view reason) const {
+    write(recorder->log(), head.rank, reason);
+    for (int rank = 0; log_of && rank < head.world_size; ++rank) {
+      const FlightLog* log = rank == head.rank ? nullptr : log_of(rank);
+      if (log != nullptr) write(*log, rank, reason);
+    }
+  }
+};
+
+void remove_reports(const fs::path& folder) {
+  std::error_code ignored;
+  for (const fs::directory_entry& file : fs::directory_iterator(folder, ignored)) {
+    if (is_flight_file(file.path())) fs::remove(file.path(), ignored);
+  }
+}
+
+}  // namespace
+
+void dump_flights_on_failure(Communicator& world, const fs::path& folder, FlightLogOf log_of) {
+  FlightReport head;
+  head.job = store_secret::random_hex(8);
+  head.rank = world.rank();
+  head.world_size = world.size();
+  head.backend = world.backend();
+  if (head.rank == 0) remove_reports(folder);  // before any rank can come to write one
+  world.broadcast({head.job.data(), static_cast<int64_t>(head.job.size()), Dtype::uint8, {}}, 0, "flight reports");
+  const FlightRecorder* recorder = world.recorder().get();
+  world.recorder()->on_failure([dump = Dump{folder, std::move(head), recorder, std::move(log_of)}](
+                                   std::string_view reason) { dump.write_all(reason); });
+}
+
+}  // namespace caravan

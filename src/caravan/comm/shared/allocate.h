@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "caravan/comm/shared/rounds.h"
+
+namespace caravan::shared {
+
+/// Communicator::allocate_shared in one round: rank 0 takes the memory from its arena and shows where it is, all show
+/// how much they want.
+class AllocateTask final : public Rounds {
+ public:
+  /// `memory` outlives the task and gets the buffer.
+  AllocateTask(Seat& seat, Operation& operation, std::shared_ptr<void>& memory)
+      : Rounds(seat, operation), memory_(memory) {}
+
+  static Operation make_operation(size_t bytes);
+  Descriptor call() const override;
+
+ private:
+  void write(uint64_t round, int64_t step) override;
+  Next read(uint64_t round, int64_t step) override;
+  size_t bytes() const noexcept { return static_cast<size_t>(operation().in.count); }
+
+  std::shared_ptr<void>& memory_;
+};
+
+}  // namespace caravan::shared

@@ -1,0 +1,160 @@
+#include "caravan/comm/shared/arena.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
+
+namespace caravan::shared {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kUnit = size_t{1} << 20;
+
+size_t whole_pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
+
+/// The first page of a shared block.
+struct SharedHead {
+  std::atomic<uint32_t> users;
+};
+
+}  // namespace
+
+Arena::Arena(std::shared_ptr<Segment> segment, int world_rank)
+    : segment_(std::move(segment)), world_rank_(world_rank), mapped_(static_cast<size_t>(segment_->num_ranks())) {
+  free_[0] = segment_->arena_bytes();
+}
+
+void Arena::throw_no_room(size_t bytes) const {
+  throw ResourceError({.op = "allocate",
+                       .fact = fmt::format("no room for {} bytes in the {} bytes that a rank may share", bytes,
+                                           segment_->arena_bytes()),
+                       .where = fmt::format("rank {} of the world", world_rank_),
+                       .action = "use smaller buffers, or more ranks that share them"});
+}
+
+std::byte* Arena::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
+  }
+  if (best == free_.end()) throw_no_room(bytes);
+  const size_t begin = best->first;
+  const size_t rest = best->second - bytes;
+  free_.erase(best);
+  if (rest > 0) free_[begin + bytes] = rest;
+  return segment_->arena(world_rank_) + begin;
+}
+
+std::shared_ptr<void> Arena::allocate(size_t bytes) {
+  if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
+  const size_t rounded = whole_pages(bytes);
+  std::byte* memory = take(rounded);
+  prefault(memory, rounded);
+  MemoryCounter* counter = &MemoryCounter::current();
+  counter->add(static_cast<int64_t>(rounded));
+  const Block block{static_cast<size_t>(memory - segment_->arena(world_rank_)), rounded, false};
+  return {memory, [self = shared_from_this(), counter, block](void*) {
+            counter->remove(static_cast<int64_t>(block.bytes));
+            self->release(block);
+          }};
+}
+
+std::shared_ptr<void> Arena::allocate_shared(size_t bytes, int users, uint64_t& offset) {
+  if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
+  const size_t rounded = kPage + whole_pages(bytes);
+  std::byte* memory = take(rounded);
+  new (memory) SharedHead{static_cast<uint32_t>(users)};
+  offset = segment_->offset_of(memory, rounded);
+  return adopt(offset, bytes, users);
+}
+
+std::shared_ptr<void> Arena::adopt(uint64_t offset, size_t bytes, int users) {
+  const size_t rounded = kPage + whole_pages(bytes);
+  std::byte* memory = segment_->at(offset);
+  prefault(memory, rounded);
+  // The memory is there once: every rank is charged its share.
+  const int64_t share = static_cast<int64_t>(rounded) / users;
+  MemoryCounter* counter = &MemoryCounter::current();
+  counter->add(share);
+  const bool is_own = segment_->owner_of(offset) == world_rank_;
+  const Block block{static_cast<size_t>(memory - segment_->arena(segment_->owner_of(offset))), rounded, true};
+  return {memory + kPage, [self = shared_from_this(), counter, share, memory, block, is_own](void*) {
+            counter->remove(share);
+            reinterpret_cast<SharedHead*>(memory)->users.fetch_sub(1, std::memory_order_acq_rel);
+            if (is_own) self->release(block);
+          }};
+}
+
+bool Arena::is_in_use(const Block& block) const noexcept {
+  if (!block.is_shared) return false;
+  const auto* head = reinterpret_cast<const SharedHead*>(segment_->arena(world_rank_) + block.begin);
+  return head->users.load(std::memory_order_acquire) != 0;
+}
+
+void Arena::release(const Block& block) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    released_.push_back(block);
+    has_released_.store(true);
+  }
+  if (in_flight_.load() == 0) reclaim();
+}
+
+void Arena::end_operations(uint32_t count) noexcept {
+  const uint32_t left = in_flight_.load(std::memory_order_relaxed) - count;
+  in_flight_.store(left);
+  if (left == 0 && has_released_.load()) reclaim();
+}
+
+void Arena::reclaim() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (tainted_.load()) return;
+  std::erase_if(released_, [&](const Block& block) {
+    if (is_in_use(block)) return false;
+    put_back(block);
+    return true;
+  });
+  has_released_.store(!released_.empty());
+}
+
+void Arena::put_back(const Block& block) noexcept {
+  std::byte* memory = segment_->arena(world_rank_) + block.begin;
+  if (!give_back(memory, block.bytes)) std::memset(memory, 0, block.bytes);
+  segment_->rank(world_rank_).arena_epoch.fetch_add(1, std::memory_order_acq_rel);
+  auto [it, inserted] = free_.emplace(block.begin, block.bytes);
+  if (const auto next = std::next(it); next != free_.end() && it->first + it->second == next->first) {
+    it->second += next->second;
+    free_.erase(next);
+  }
+  if (it == free_.begin()) return;
+  if (const auto before = std::prev(it); before->first + before->second == it->first) {
+    before->second += it->second;
+    free_.erase(it);
+  }
+}
+
+void Arena::prefault_of_peer(uint64_t offset, size_t bytes) {
+  const int owner = segment_->owner_of(offset);
+  if (owner == world_rank_) return;
+  Mapped& mapped = mapped_[static_cast<size_t>(owner)];
+  const uint32_t epoch = segment_->rank(owner).arena_epoch.load(std::memory_order_relaxed);
+  if (mapped.epoch != epoch) mapped = {epoch, {}};
+  const size_t begin = static_cast<size_t>(segment_->at(offset) - segment_->arena(owner));
+  const size_t last = (begin + bytes - 1) / kUnit;
+  if (mapped.units.size() <= last) mapped.units.resize(last + 1);
+  for (size_t unit = begin / kUnit; unit <= last; ++unit) {
+    if (mapped.units[unit]) continue;
+    mapped.units[unit] = true;
+    const size_t from = std::max(unit * kUnit, begin);
+    const size_t to = std::min((unit + 1) * kUnit, begin + bytes);
+    prefault(segment_->arena(owner) + from, to - from);
+  }
+}
+
+}  // namespace caravan::shared

@@ -1,0 +1,200 @@
+#pragma once
+
+// Included by exactly one file per instruction set. Everything here has internal linkage: a function that two of those
+// files shared would be compiled with the flags of one and linked into the other.
+
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#include "caravan/comm/shared/half.h"
+#include "caravan/comm/shared/reduce_kernels.h"
+#if defined(__AVX512F__)
+#include "caravan/comm/shared/reduce_halves.h"
+#endif
+
+namespace caravan::shared {
+namespace {
+
+template <class T>
+struct Accumulated {
+  using type = T;
+};
+template <>
+struct Accumulated<Bf16> {
+  using type = float;
+};
+template <>
+struct Accumulated<Fp16> {
+  using type = float;
+};
+
+template <class T>
+inline T load(T value) {
+  return value;
+}
+inline float load(Bf16 value) { return to_float(value); }
+inline float load(Fp16 value) { return to_float(value); }
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      using Unsigned = std::make_unsigned_t<T>;  // wraps around where the signed type would overflow
+      return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+// `a != a` is a NaN.
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    return (a >= b) | (a != a) ? a : b;
+  }
+};
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    return (a <= b) | (a != a) ? a : b;
+  }
+};
+
+constexpr int64_t kBlock = 1024;  // elements: their accumulators stay in the nearest cache
+
+// The outputs may be the inputs, element for element, and nothing else may overlap: each loop is free of dependencies
+// between its iterations, which the compiler cannot see.
+template <class T, class Acc>
+inline void load_block(const T* from, int64_t count, Acc* acc) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, Fp16>) {
+    for (; i + 16 <= count; i += 16) {
+      _mm512_store_ps(acc + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    }
+  }
+#elif defined(__F16C__)
+  if constexpr (std::is_same_v<T, Fp16>) {
+    for (; i + 8 <= count; i += 8) {
+      _mm256_store_ps(acc + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+    }
+  }
+#endif
+#pragma GCC ivdep
+  for (int64_t j = i; j < count; ++j) acc[j] = load(from[j]);
+}
+
+template <class Op, class T, class Acc>
+inline void apply_block(const T* from, int64_t count, Acc* acc) {
+  if constexpr (std::is_same_v<T, Fp16>) {
+    alignas(64) float loaded[kBlock];
+    load_block(from, count, loaded);
+    for (int64_t i = 0; i < count; ++i) acc[i] = Op::apply(acc[i], loaded[i]);
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; ++i) acc[i] = Op::apply(acc[i], load(from[i]));
+  }
+}
+
+template <class T, class Acc>
+inline void store_block(const Acc* acc, int64_t count, T* to) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, Acc>) {
+    std::memcpy(to, acc, static_cast<size_t>(count) * sizeof(T));
+    return;
+  } else if constexpr (std::is_same_v<T, Fp16>) {
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
+                          _mm512_cvtps_ph(_mm512_load_ps(acc + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                       _mm256_cvtps_ph(_mm256_load_ps(acc + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+#endif
+    for (; i < count; ++i) to[i] = to_fp16(acc[i]);
+  } else {
+#pragma GCC ivdep
+    for (int64_t j = i; j < count; ++j) to[j] = to_bf16(acc[j]);
+  }
+}
+
+template <class T, class Op>
+void fold_two(const T* a, const T* b, int64_t count, T* to) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) to[i] = Op::apply(a[i], b[i]);
+}
+
+template <class T, class Op>
+void fold_two(const T* a, const T* b, int64_t count, T* x, T* y) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const T value = Op::apply(a[i], b[i]);
+    x[i] = value;
+    y[i] = value;
+  }
+}
+
+template <class T, class Op>
+void fold(const Reduction& r) {
+  using Acc = typename Accumulated<T>::type;
+  const auto source = [&](size_t i) { return reinterpret_cast<const T*>(r.sources[i]); };
+  const auto out = [&](size_t i) { return reinterpret_cast<T*>(r.outs[i]); };
+  if constexpr (std::is_same_v<T, Acc>) {
+    // Two ranks: no block of accumulators between the inputs and the results.
+    if (r.sources.size() == 2) {
+      if (r.outs.size() == 1) return fold_two<T, Op>(source(0), source(1), r.count, out(0));
+      if (r.outs.size() == 2) return fold_two<T, Op>(source(0), source(1), r.count, out(0), out(1));
+    }
+  }
+  int64_t first = 0;
+#if defined(__AVX512F__)
+  if constexpr (!std::is_same_v<T, Acc> && std::is_same_v<Op, Sum>) {
+    first = sum_halves<T>(r);
+  }
+#endif
+  alignas(64) Acc acc[kBlock];
+  T rounded[kBlock];
+  for (int64_t begin = first; begin < r.count; begin += kBlock) {
+    const int64_t count = r.count - begin < kBlock ? r.count - begin : kBlock;
+    load_block(source(0) + begin, count, acc);
+    for (size_t i = 1; i < r.sources.size(); ++i) apply_block<Op>(source(i) + begin, count, acc);
+    if (r.outs.size() == 1) {
+      store_block(acc, count, out(0) + begin);
+      continue;
+    }
+    store_block(acc, count, rounded);
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    for (size_t i = 0; i < r.outs.size(); ++i) std::memcpy(out(i) + begin, rounded, bytes);
+  }
+}
+
+template <class T>
+void fold(const Reduction& r) {
+  switch (r.op) {
+    case ReduceOp::sum: return fold<T, Sum>(r);
+    case ReduceOp::max: return fold<T, Max>(r);
+    case ReduceOp::min: return fold<T, Min>(r);
+  }
+}
+
+void reduce(const Reduction& r) {
+  switch (r.dtype) {
+    case Dtype::fp32: return fold<float>(r);
+    case Dtype::fp64: return fold<double>(r);
+    case Dtype::bf16: return fold<Bf16>(r);
+    case Dtype::fp16: return fold<Fp16>(r);
+    case Dtype::int64: return fold<int64_t>(r);
+    case Dtype::int32: return fold<int32_t>(r);
+    case Dtype::uint8:
+    case Dtype::boolean: return fold<uint8_t>(r);  // 0 and 1: max is or, min is and
+  }
+}
+
+}  // namespace
+}  // namespace caravan::shared

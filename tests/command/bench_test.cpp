@@ -1,0 +1,171 @@
+// bench comm and doctor, run as a user runs them. Figures are only held to belong together: nothing asserts a time.
+#include <gmock/gmock.h>
+#include <sstream>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class BenchTest : public CommandTest {
+ protected:
+  /// The objects that a command prints, one a line.
+  std::vector<nlohmann::ordered_json> lines(const Words& arguments) const {
+    const Result result = caravan(arguments);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    std::vector<nlohmann::ordered_json> all;
+    std::istringstream text(result.out);
+    for (std::string line; std::getline(text, line);) all.push_back(nlohmann::ordered_json::parse(line));
+    return all;
+  }
+
+  void expect_refused(const Words& arguments, const std::vector<std::string>& words) const {
+    SCOPED_TRACE(testing::PrintToString(arguments));
+    const Result result = caravan(arguments);
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_EQ(result.out, "");
+    for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
+  }
+};
+
+TEST_F(BenchTest, AnObjectALineWithTheKeysInOrder) {
+  const auto all = lines({"bench", "comm", "--json", "--op", "all_reduce,barrier", "--bytes", "8,1KiB", "--copy"});
+  ASSERT_EQ(all.size(), 3U);
+  const std::vector<std::string> first{"op",   "dtype",     "backend", "bytes",  "ranks",
+                                       "copy", "median_us", "p95_us",  "ping_ns"};
+  for (const auto& line : all) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : line.items()) keys.push_back(key);
+    ASSERT_GE(keys.size(), first.size());
+    keys.resize(first.size());
+    EXPECT_EQ(keys, first);
+    EXPECT_EQ(line["backend"], "shm");
+    EXPECT_EQ(line["ranks"], 2);
+    EXPECT_EQ(line["copy"], true);
+    EXPECT_GT(line["median_us"], 0);
+    EXPECT_GE(line["p95_us"], line["median_us"]);
+    EXPECT_GE(line["samples"], 5);
+  }
+  EXPECT_EQ(all[0]["op"], "all_reduce");
+  EXPECT_EQ(all[0]["bytes"], 8);
+  EXPECT_EQ(all[1]["bytes"], 1024);
+  EXPECT_NEAR(all[1]["algorithm_gb_s"].get<double>(), 1.024 / all[1]["median_us"].get<double>(), 1e-9);
+  EXPECT_EQ(all[1]["bus_gb_s"], all[1]["algorithm_gb_s"]) << "2(n-1)/n is 1";
+  EXPECT_NEAR(all[1]["limit_share"].get<double>(), all[1]["limit_us"].get<double>() / all[1]["median_us"].get<double>(),
+              1e-9);
+  EXPECT_EQ(all[2]["op"], "barrier");
+  EXPECT_EQ(all[2]["limit_share"], nullptr);
+}
+
+TEST_F(BenchTest, EveryVerbOverThreadsAndGloo) {
+  const auto threads = lines({"bench", "comm", "--json", "--ranks", "3", "--op", "all", "--dtype", "bf16", "--bytes",
+                              "2000", "--backend", "thread"});
+  EXPECT_EQ(threads.size(), 9U);
+  for (const auto& line : threads) EXPECT_EQ(line["backend"], "thread");
+  const auto gloo = lines({"bench", "comm", "--json", "--backend", "gloo", "--op", "reduce_scatter,send", "--bytes",
+                           "4KiB", "--dtype", "fp16,int64"});
+  ASSERT_EQ(gloo.size(), 4U);
+  EXPECT_EQ(gloo[3]["op"], "send");
+  EXPECT_EQ(gloo[3]["dtype"], "int64");
+}
+
+TEST_F(BenchTest, ATable) {
+  const Result result = caravan({"bench", "comm", "--bytes", "4KiB", "--in-place"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::StartsWith("2 ranks over shm, buffers of Communicator::allocate, in place\n"));
+  EXPECT_THAT(result.out, HasSubstr("\nall_reduce     fp32       4.0 KiB"));
+}
+
+TEST_F(BenchTest, RefusesAndNamesTheNearest) {
+  const Words bench{"bench", "comm"};
+  const auto with = [&](const Words& more) {
+    Words words = bench;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  expect_refused(with({"--op", "allreduce"}), {"--op: 'allreduce' is none of all_reduce", "nearest is 'all_reduce'"});
+  expect_refused(with({"--dtype", "fp32,bf61"}), {"--dtype: 'bf61'", "nearest is 'bf16'"});
+  expect_refused(with({"--bytes", "4KiB,64kib"}), {"--bytes: '64kib' is no size", "write 64KiB"});
+  for (const char* size : {"0", "-4", "many", "99999999999GiB"}) {
+    expect_refused(with({"--bytes", size}), {std::string("--bytes: '") + size + "' is no size", "from 1 on"});
+  }
+  expect_refused(with({"--bytes", "10"}), {"10 bytes are no whole number of elements of fp32 (4 bytes)", "use 12"});
+  expect_refused(with({"--ranks", "1"}), {"--ranks: 1 has nobody to talk to"});
+  expect_refused(with({"--in-place", "--op", "all_to_all"}), {"all_to_all has no form in place"});
+  expect_refused(with({"--backend", "glo"}), {"backend \"glo\"", "choose gloo"});
+  expect_refused(with({"--josn"}), {"--josn", "nearest is '--json'"});
+}
+
+class DoctorTest : public BenchTest {};
+
+TEST_F(DoctorTest, EveryLinkOfEveryBackend) {
+  const auto all = lines({"doctor", "--ranks", "3", "--json"});
+  ASSERT_EQ(all.size(), 1U);
+  const auto& found = all[0];
+  EXPECT_EQ(found["ok"], true);
+  EXPECT_THAT(found["use"], testing::AnyOf("shm", "gloo"));
+  ASSERT_EQ(found["hosts"].size(), 1U);
+  EXPECT_THAT(found["hosts"][0]["ranks"].get<std::vector<int>>(), ElementsAre(0, 1, 2));
+  EXPECT_GT(found["hosts"][0]["copy_gb_s"], 0);
+  ASSERT_EQ(found["backends"].size(), 2U);
+  EXPECT_EQ(found["backends"][0]["name"], "shm");
+  EXPECT_EQ(found["backends"][1]["name"], "gloo");
+  for (const auto& backend : found["backends"]) {
+    EXPECT_EQ(backend["links"].size(), 6U);
+    for (const auto& link : backend["links"]) {
+      EXPECT_NE(link["from"], link["to"]);
+      EXPECT_EQ(link["right"], true);
+      EXPECT_GT(link["latency_us"], 0);
+      EXPECT_GT(link["bandwidth_gb_s"], 0);
+    }
+  }
+}
+
+TEST_F(DoctorTest, AReportThatSaysWhatToUse) {
+  const Result result = caravan({"doctor"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* part : {"cores ", "NUMA nodes", "memory rate", "limits ", "memfd_create works", "network       lo",
+                           "back-end shm: works", "back-end gloo: works", "use comm.backend = \""}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+}
+
+TEST_F(DoctorTest, OneRankHasNoLinks) {
+  const Result result = caravan({"doctor", "--ranks", "1"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("one rank: nothing travels"));
+}
+
+/// Rank 1 may open so few files that some back-end cannot be made, but the store can: how few, the machine decides.
+TEST_F(DoctorTest, ALinkThatDoesNotWorkIsNamedAndFails) {
+  const std::string script =
+      "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$2\n"
+      "RANK=0 LOCAL_RANK=0 \"$1\" doctor --json & first=$!\n"
+      "(ulimit -n $3; RANK=1 LOCAL_RANK=1 exec \"$1\" doctor 2>/dev/null)\n"
+      "wait $first";
+  for (int files = 11; files >= 5; --files) {
+    const Result result =
+        run({"sh", "-c", script, "sh", program(), std::to_string(23456 + files), std::to_string(files)});
+    const json found = json::parse(result.out, nullptr, false);
+    if (found.is_discarded() || result.code == 0) continue;  // all worked, or not even the store
+    EXPECT_EQ(result.code, 4);
+    EXPECT_EQ(found["ok"], false);
+    bool is_named = false;
+    for (const auto& backend : found["backends"]) {
+      if (backend["works"] == true) continue;
+      ASSERT_FALSE(backend["errors"].empty());
+      is_named = is_named || backend["errors"].dump().find("rank ") != std::string::npos;
+    }
+    EXPECT_TRUE(is_named) << result.out;
+    return;
+  }
+  FAIL() << "no limit of open files broke a link";
+}
+
+}  // namespace
+}  // namespace caravan
