@@ -15,7 +15,11 @@ libxxhash-dev xxhash.h
 libfmt-dev fmt/format.h'
 packages_test='libgtest-dev gtest/gtest.h
 libgmock-dev gmock/gmock.h
-librapidcheck-dev rapidcheck.h'
+librapidcheck-dev rapidcheck.h
+openmpi-bin mpirun.openmpi
+libopenmpi-dev mpicc.openmpi
+mpich mpirun.mpich
+libmpich-dev mpicc.mpich'
 
 # is_there NAME: what a package brings, without asking the package manager: also what the user installed another way.
 is_there() {

@@ -18,7 +18,9 @@ using testing::ThrowsMessage;
 /// Exactly these variables of the job are set.
 void set_environment(const std::map<std::string, std::string>& variables) {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                           "TORCHELASTIC_USE_AGENT_STORE", "CARAVAN_STORE_SERVED"}) {
+                           "TORCHELASTIC_USE_AGENT_STORE", "CARAVAN_STORE_SERVED", "OMPI_COMM_WORLD_RANK",
+                           "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                           "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}) {
     const auto found = variables.find(name);
     if (found == variables.end()) {
       unsetenv(name);
@@ -63,6 +65,31 @@ TEST(RankInfo, ReadsEveryVariable) {
   info = RankInfo::from_environment();
   EXPECT_FALSE(info.agent_store);
   EXPECT_TRUE(info.store_is_served);
+}
+
+TEST(RankInfo, ReadsWhatMpirunSays) {
+  const std::map<std::string, std::string> openmpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                                                      {"OMPI_COMM_WORLD_SIZE", "8"},
+                                                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+  const std::map<std::string, std::string> mpich = {
+      {"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+  for (const auto& variables : {openmpi, mpich}) {
+    set_environment(variables);
+    const RankInfo info = RankInfo::from_environment();
+    EXPECT_TRUE(info.by_mpirun);
+    EXPECT_EQ(info.rank, 5);
+    EXPECT_EQ(info.world_size, 8);
+    EXPECT_EQ(info.local_rank, 1);
+    EXPECT_EQ(info.local_world_size, 4);
+  }
+  auto both = kComplete;  // a launcher of ranks, itself started by mpirun
+  both.insert(openmpi.begin(), openmpi.end());
+  set_environment(both);
+  EXPECT_FALSE(RankInfo::from_environment().by_mpirun);
+  set_environment({{"PMI_RANK", "5"}});
+  EXPECT_THAT([] { RankInfo::from_environment(); },
+              ThrowsMessage<UsageError>(HasSubstr("PMI_SIZE: is not set, but the rank of an mpirun is")));
 }
 
 TEST(RankInfo, AWorldOfOneNeedsNoMaster) {

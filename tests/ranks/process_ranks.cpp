@@ -33,14 +33,14 @@ std::string current_test() {
 }
 
 /// The end of a process that is a rank.
-[[noreturn]] void be_rank(const RankBody& body, const CommOptions& options) {
+[[noreturn]] void be_rank(const RankBody& body, const CommOptions& options, MakeWorld make) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   try {
     const RankInfo info = RankInfo::from_environment();
     std::shared_ptr<Store> store = info.world_size == 1
                                        ? local_store()
                                        : connect_store(info.master_addr, info.master_port, std::chrono::seconds(20));
-    auto world = make_shm_world(info, store, options);
+    auto world = make(info, store, options);
     body(world);
   } catch (const std::exception& exception) {
     ADD_FAILURE() << "thrown: " << exception.what();
@@ -141,10 +141,10 @@ int count_call() {
 
 }  // namespace
 
-std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options) {
+std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options, MakeWorld make) {
   const int call = count_call();
   if (const char* wanted = std::getenv(kCallVariable)) {
-    if (std::to_string(call) == wanted) be_rank(body, options);
+    if (std::to_string(call) == wanted) be_rank(body, options, make);
     return std::vector<RankEnd>(static_cast<size_t>(ranks), RankEnd{0, 0, ""});  // a call before that one
   }
   const StoreServer server("127.0.0.1", 0);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/shm.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::testing {
@@ -14,14 +15,18 @@ struct RankEnd {
   std::string output;  ///< stdout and stderr together
 };
 
-/// Runs `body` on `ranks` processes over the back-end shm and returns when all have ended. Each process is this test
-/// program again, by exec, told to run the current test only: it comes to this very call, becomes one rank in it and
-/// ends there with 0, or with 1 if an assertion failed or `body` threw. So what a test does before its call happens in
-/// every process, and `body` sees copies of what stands around it.
-/// Processes that hang are killed, with a failure, when the time-out of `options` has long passed.
-std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options);
+/// make_shm_world, make_gloo_world.
+using MakeWorld = std::shared_ptr<Communicator> (*)(const RankInfo&, const std::shared_ptr<Store>&, const CommOptions&);
 
-/// The same, where every process is expected to end with 0.
+/// Runs `body` on `ranks` processes over the world that `make` makes and returns when all have ended. Each process is
+/// this test program again, by exec, told to run the current test only: it comes to this very call, becomes one rank in
+/// it and ends there with 0, or with 1 if an assertion failed or `body` threw. So what a test does before its call
+/// happens in every process, and `body` sees copies of what stands around it. Processes that hang are killed, with a
+/// failure, when the time-out of `options` has long passed.
+std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options,
+                                   MakeWorld make = make_shm_world);
+
+/// The same over shm, where every process is expected to end with 0.
 void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options);
 
 }  // namespace caravan::testing

@@ -71,7 +71,7 @@ class Communicator {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const std::string& name() const noexcept { return name_; }
-  /// "thread", "shm", "gloo", "record".
+  /// "thread", "shm", "gloo", "mpi", "record".
   virtual std::string_view backend() const noexcept = 0;
   const Traffic& traffic() const noexcept { return traffic_; }
   /// The last operations of this rank, on this communicator and all others split from the same world.

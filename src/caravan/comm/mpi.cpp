@@ -1,7 +1,7 @@
 #include "caravan/comm/mpi.h"
 
 #include <algorithm>
-#include <charconv>
+#include <sstream>
 #include <thread>
 
 #include <fmt/format.h>
@@ -70,20 +70,28 @@ auto by_mpi(const RankInfo& info, const char* what, const Call& call) {
 
 }  // namespace
 
-std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options) {
+std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
   mpi::Session& session = mpi::session(info);
   std::unique_ptr<StoreServer> server;
-  std::string text;
+  std::string text;  // port, job, secret and address, a line each
   if (info.rank == 0) {
+    const JobKey key = JobKey::for_launch(info.world_size);
     const bool one_host = info.local_world_size == info.world_size;
-    server = std::make_unique<StoreServer>(one_host ? "127.0.0.1" : "0.0.0.0", 0);
-    text = fmt::format("{} {}", server->port(), own_address(info));
+    server = std::make_unique<StoreServer>(one_host ? "127.0.0.1" : "0.0.0.0", 0,
+                                           StoreServerOptions{.key = key, .log = log});
+    text = fmt::format("{}\n{}\n{}\n{}", server->port(), key.id, key.secret, own_address(info));
   }
   const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
-  text = by_mpi(info, "store", [&] { return session.from_rank_0(text, timeout); });
-  int port = 0;
-  std::from_chars(text.data(), text.data() + text.size(), port);
-  auto client = connect_store(text.substr(text.find(' ') + 1), port, timeout);
+  std::istringstream lines(by_mpi(info, "store", [&] { return session.from_rank_0(text, timeout); }));
+  std::string port;
+  std::string address;
+  JobKey key;
+  key.world_size = info.world_size;
+  std::getline(lines, port);
+  std::getline(lines, key.id);
+  std::getline(lines, key.secret);
+  std::getline(lines, address);
+  auto client = connect_store(address, std::stoi(port), timeout, key, info.rank);
   return std::make_shared<MpiStore>(std::move(server), std::move(client), info.world_size);
 }
 

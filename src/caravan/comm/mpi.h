@@ -19,8 +19,9 @@ namespace caravan {
 std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                              const CommOptions& options = {});
 
-/// A store for ranks that mpirun has started: rank 0 serves it on a free port and tells the others by MPI. When it is
-/// destroyed, rank 0 stays up to a second for the others, so that they can read of its failure.
-std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options);
+/// A store for ranks that mpirun has started: rank 0 serves it on a free port and tells the others port and secret by
+/// MPI. When it is destroyed, rank 0 stays up to a second for the others, so that they can read of its failure. `log`
+/// gets a line for each connection that is refused.
+std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options, const LogLine& log = {});
 
 }  // namespace caravan

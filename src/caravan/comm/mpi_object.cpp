@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kFarewell{5000};  // after a failure, for the other ranks to end, too
 constexpr milliseconds kPause{1};
 constexpr int kTextTag = 0;
-using Text = std::array<char, 512>;
+using Text = std::array<char, 2048>;
 
 std::string library_name() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};

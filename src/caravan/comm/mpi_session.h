@@ -19,7 +19,7 @@ class Session {
   /// "Open MPI v4.1.4".
   virtual const std::string& library() const noexcept = 0;
 
-  /// The text (at most 500 bytes) that rank 0 gives. Every rank calls it; throws if `timeout` passes.
+  /// The text (less than 2,048 bytes) that rank 0 gives. Every rank calls it; throws if `timeout` passes.
   virtual std::string from_rank_0(const std::string& text, std::chrono::milliseconds timeout) = 0;
 
   /// Connections of their own for one world. Every rank calls it, in the same order. No single MPI message carries more

@@ -59,7 +59,7 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
 
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
   if (info.world_size == 1) return local_store();
-  if (info.by_mpirun) return open_mpi_store(info, options);
+  if (info.by_mpirun) return open_mpi_store(info, options, log);
   if (info.agent_store) return connect_agent_store(info, options.timeout);
   if (info.store_is_served || info.rank != 0) {
     return connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);

@@ -263,11 +263,12 @@ std::vector<RecipeKey> training_keys() {
 
 std::vector<RecipeKey> system_keys() {
   return {
-      choice("comm.backend", "what carries the collectives", FIELD(comm.backend), {"auto", "thread", "shm", "gloo"}),
+      choice("comm.backend", "what carries the collectives", FIELD(comm.backend),
+             {"auto", "thread", "shm", "gloo", "mpi"}),
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
       integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
               {0, 4096}),
-      boolean("comm.check", "gloo: compare the ranks' calls (thread and shm always do)", FIELD(comm.check)),
+      boolean("comm.check", "gloo, mpi: compare the ranks' calls (thread and shm always do)", FIELD(comm.check)),
       integer("mesh.dp", "ranks of data parallelism; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
       future_axis("tp", "tensor parallelism"),
       future_axis("pp", "pipeline parallelism"),

@@ -178,6 +178,16 @@ void MessageCommunicator::finish(Operation& operation) {
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
+void MessageCommunicator::progress() {
+  member_->collect();
+  const Clock::time_point now = Clock::now();
+  if (error_ != nullptr || now - last_look_ < kLook) return;
+  last_look_ = now;
+  for (Lane* lane : lanes()) {
+    if (lane->head() != nullptr && failed_elsewhere(*lane)) return;
+  }
+}
+
 void MessageCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
   const std::chrono::milliseconds timeout = member_->options().timeout;
   Clock::time_point since = Clock::now();
@@ -300,7 +310,7 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
     job->operation()->flight = &recorder()->log();
     job->operation()->flight_number = record(job->call());
     enqueue(collectives_, job);
-    finish(*job->operation());
+    Communicator::wait(*job->operation());
     if (!result->overlap.empty()) {
       throw UsageError({.op = "split",
                         .subject = seat.name,

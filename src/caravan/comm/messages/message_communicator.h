@@ -21,7 +21,7 @@ class MessageCommunicator final : public Communicator {
 
   std::string_view backend() const noexcept override { return member_->backend(); }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
-  void progress() override { member_->collect(); }
+  void progress() override;
   void abort(std::string_view reason) noexcept override;
   bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
 
@@ -59,6 +59,7 @@ class MessageCommunicator final : public Communicator {
   int exceptions_at_birth_;
   std::shared_ptr<const algorithms::SelectionTable> algorithms_;
   std::exception_ptr error_;  // the first
+  std::chrono::steady_clock::time_point last_look_;
   std::unique_ptr<Lane> collectives_;
   uint64_t num_collectives_ = 0;
   std::vector<uint64_t> num_sends_;

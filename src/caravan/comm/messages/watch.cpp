@@ -22,11 +22,10 @@ Watch::Watch(Transport& transport, int rank, int size, Bell& bell) : bell_(bell)
   }
 }
 
-Watch::~Watch() {
-  for (const auto& open : open_) {
-    open->transfer->interrupt();
-    open->thread.join();
-  }
+Watch::Open::~Open() {
+  if (!thread.joinable()) return;
+  transfer->interrupt();
+  thread.join();
 }
 
 std::vector<int> Watch::watchers_of(int rank, int size) {

@@ -25,9 +25,6 @@ class Watch {
  public:
   /// Rings `bell` when there is news.
   Watch(Transport& transport, int rank, int size, Bell& bell);
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
 
   /// The first that was lost.
   std::optional<LostPeer> lost();
@@ -38,6 +35,11 @@ class Watch {
 
  private:
   struct Open {
+    Open() = default;
+    ~Open();
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
     std::byte letter{};
     std::unique_ptr<Transfer> transfer;
     std::thread thread;
