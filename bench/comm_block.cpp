@@ -1,5 +1,6 @@
-// comm_block FOLDER [BACKEND]: one rank that times blocks of calls when it is told to, and sleeps in read(2) otherwise, so
-// that another library can use the cores meanwhile. The environment says which rank it is, as for every program here.
+// comm_block FOLDER [BACKEND]: one rank that times blocks of calls when it is told to, and sleeps in read(2) otherwise,
+// so that another library can use the cores meanwhile. The environment says which rank it is, as for every program
+// here.
 //
 // Reads lines from FOLDER/command.RANK, the same on every rank, and answers each with one line in FOLDER/answer.RANK:
 //   check OP DTYPE BYTES PLACE MEMORY                          right | wrong WHY
@@ -95,7 +96,8 @@ class BlockRank {
     if (!words || samples < 1 || calls < 1) refuse(command);
     for (int64_t i = 0; i < warm_ups; ++i) exercise.call();
     std::string answer = "times";
-    for (const double seconds : measure::time_block(world_, [&] { exercise.call(); }, samples, calls)) {
+    for (const double seconds : measure::time_block(
+             world_, [&] { exercise.call(); }, samples, calls)) {
       answer += fmt::format(" {:.9f}", seconds);
     }
     return answer;

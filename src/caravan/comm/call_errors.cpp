@@ -53,8 +53,7 @@ std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std
 }
 
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout,
-                              const std::function<LateRank(int world_rank)>& look) {
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look) {
   ErrorText text = error_text(seat, call,
                               fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
                                           std::chrono::duration<double>(timeout).count()),
@@ -63,8 +62,8 @@ std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std
     const LateRank late = look(seat.world_ranks[static_cast<size_t>(ranks[i])]);
     text.where += "; world " + late.last_call;
     if (late.stopped_process == 0) continue;
-    text.fact += fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(seat, ranks[i]),
-                             late.stopped_process);
+    text.fact +=
+        fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(seat, ranks[i]), late.stopped_process);
     text.action =
         fmt::format("let the stopped process go on before the time-out (kill -CONT {})", late.stopped_process);
   }

@@ -30,7 +30,6 @@ struct LateRank {
 
 /// `ranks` did not come within `timeout`; `look` says what is known of a rank of the world, if given.
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout,
-                              const std::function<LateRank(int world_rank)>& look);
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look);
 
 }  // namespace caravan
