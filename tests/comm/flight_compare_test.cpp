@@ -16,7 +16,6 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using testing::FlightJob;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using enum FlightState;
 
 TEST(FlightCompare, EqualRecordsHaveNoDivergence) {

@@ -15,7 +15,7 @@ namespace caravan {
 
 /// Tests that run the built command as a user does: the command's own folder of runs, data and cache, and a model that
 /// takes milliseconds a step.
-class CommandTest : public testing::Test {
+class CommandTest : public ::testing::Test {
  protected:
   using Words = std::vector<std::string>;
 

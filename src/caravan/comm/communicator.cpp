@@ -49,6 +49,10 @@ Lineage Communicator::child_lineage(uint64_t sequence, int first) const noexcept
 
 Communicator::~Communicator() = default;
 
+const FlightLog* Communicator::flight_of(int rank) const noexcept {
+  return rank == rank_ ? &lineage_.recorder->log() : nullptr;
+}
+
 bool Communicator::takes(const Device& device, const Stream& stream) const noexcept {
   return device.kind == DeviceKind::cpu && stream.handle == nullptr;
 }

@@ -76,6 +76,8 @@ class Communicator {
   const Traffic& traffic() const noexcept { return traffic_; }
   /// The last operations of this rank, on this communicator and all others split from the same world.
   const std::shared_ptr<FlightRecorder>& recorder() const noexcept { return lineage_.recorder; }
+  /// The log of `rank` where this process can read it, else null. Valid as long as recorder() is kept.
+  virtual const FlightLog* flight_of(int rank) const noexcept;
   /// False for a back-end that never looks at the bytes: buffers may then have no memory behind them.
   virtual bool touches_memory() const noexcept { return true; }
   /// Where collectives are made of messages (gloo, mpi): which algorithms they take from now on; null: those of

@@ -1,6 +1,7 @@
 #include "caravan/comm/flight_dump.h"
 
 #include <system_error>
+#include <vector>
 
 #include "caravan/comm/flight_report.h"
 #include "caravan/comm/store_secret.h"
@@ -14,8 +15,7 @@ namespace fs = std::filesystem;
 struct Dump {
   fs::path folder;
   FlightReport head;
-  const FlightRecorder* recorder;  // whose handler this is: it lives as long
-  FlightLogOf log_of;
+  std::vector<const FlightLog*> logs;  // by rank; the recorder, whose handler this is, keeps them alive
 
   void write(const FlightLog& log, int rank, std::string_view reason) const {
     FlightReport report = flight_report_of(log, reason);
@@ -28,10 +28,10 @@ struct Dump {
   }
 
   void write_all(std::string_view reason) const {
-    write(recorder->log(), head.rank, reason);
-    for (int rank = 0; log_of && rank < head.world_size; ++rank) {
-      const FlightLog* log = rank == head.rank ? nullptr : log_of(rank);
-      if (log != nullptr) write(*log, rank, reason);
+    write(*logs[static_cast<size_t>(head.rank)], head.rank, reason);
+    for (int rank = 0; rank < head.world_size; ++rank) {
+      const FlightLog* log = logs[static_cast<size_t>(rank)];
+      if (log != nullptr && rank != head.rank) write(*log, rank, reason);
     }
   }
 };
@@ -45,7 +45,7 @@ void remove_reports(const fs::path& folder) {
 
 }  // namespace
 
-void dump_flights_on_failure(Communicator& world, const fs::path& folder, FlightLogOf log_of) {
+void dump_flights_on_failure(Communicator& world, const fs::path& folder) {
   FlightReport head;
   head.job = store_secret::random_hex(8);
   head.rank = world.rank();
@@ -53,9 +53,9 @@ void dump_flights_on_failure(Communicator& world, const fs::path& folder, Flight
   head.backend = world.backend();
   if (head.rank == 0) remove_reports(folder);  // before any rank can come to write one
   world.broadcast({head.job.data(), static_cast<int64_t>(head.job.size()), Dtype::uint8, {}}, 0, "flight reports");
-  const FlightRecorder* recorder = world.recorder().get();
-  world.recorder()->on_failure([dump = Dump{folder, std::move(head), recorder, std::move(log_of)}](
-                                   std::string_view reason) { dump.write_all(reason); });
+  Dump dump{folder, std::move(head), {}};
+  for (int rank = 0; rank < world.size(); ++rank) dump.logs.push_back(world.flight_of(rank));
+  world.recorder()->on_failure([dump = std::move(dump)](std::string_view reason) { dump.write_all(reason); });
 }
 
 }  // namespace caravan

@@ -20,6 +20,9 @@ class SharedCommunicator final : public Communicator {
   ~SharedCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
+  const FlightLog* flight_of(int rank) const noexcept override {
+    return &seat_.segment->rank(seat_.world_ranks[static_cast<size_t>(rank)]).flight;
+  }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
   std::shared_ptr<void> allocate_shared(size_t bytes) override;
