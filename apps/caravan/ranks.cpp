@@ -31,8 +31,8 @@ std::optional<RankPlan> plan_of_environment(std::optional<int> asked) {
   if (asked && *asked < 1) {
     throw UsageError({"command line", "--ranks", fmt::format("{} is no number of ranks", *asked), "", "use 1 or more"});
   }
-  if (environment("RANK").empty()) return std::nullopt;
   const RankInfo info = RankInfo::from_environment();
+  if (environment("RANK").empty() && !info.by_mpirun) return std::nullopt;
   if (asked && *asked != info.world_size) {
     throw UsageError({"command line", "--ranks",
                       fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",
