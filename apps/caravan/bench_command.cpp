@@ -8,6 +8,7 @@
 #include "apps/caravan/commands.h"
 #include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
+#include "caravan/comm/algorithms/tune.h"
 #include "caravan/comm/measure/core_ping.h"
 #include "caravan/comm/measure/cores.h"
 #include "caravan/comm/measure/statistics.h"
@@ -90,6 +91,28 @@ class Bench {
   bool has_head_ = false;
 };
 
+/// Measures the algorithms, prints them, and writes the table.
+void tune(const BenchArguments& arguments, Communicator& world) {
+  const bool prints = world.rank() == 0;
+  const auto report = [&](const algorithms::Measurement& one) {
+    if (!prints || !arguments.json) return;
+    fmt::print("{}", json_line(one, std::string(world.backend()), world.size()));
+    std::fflush(stdout);
+  };
+  const algorithms::TuneResult result =
+      algorithms::tune(world, {.verbs = arguments.verbs, .bytes = arguments.bytes, .report = report});
+  if (!prints) return;
+  result.table.save(arguments.out);
+  if (arguments.json) return;
+  fmt::print("{} ranks over {}\n{}\n{}\nwrote     {}\n", world.size(), world.backend(),
+             algorithms::to_string(result.measurements), result.table.to_string(), arguments.out);
+}
+
+void run(const BenchArguments& arguments, Communicator& world, bool is_one_host) {
+  if (arguments.tune) return tune(arguments, world);
+  Bench(arguments, world, is_one_host).run();
+}
+
 }  // namespace
 
 int bench_comm(const BenchArguments& arguments) {
@@ -102,7 +125,7 @@ int bench_comm(const BenchArguments& arguments) {
   if (info.world_size == 1 && plan.num_ranks > 1) {
     run_thread_ranks(plan.num_ranks, [&](const std::shared_ptr<Communicator>& world) {
       const measure::PinnedThread pinned(cores, world->rank());
-      Bench(arguments, *world, true).run();
+      run(arguments, *world, true);
     });
     return 0;
   }
@@ -110,7 +133,7 @@ int bench_comm(const BenchArguments& arguments) {
   const auto world = make_world(arguments.backend, info, store);
   const measure::PinnedThread pinned(cores,
                                      info.local_rank);  // not before: the threads of a back-end go where they like
-  Bench(arguments, *world, info.local_world_size == info.world_size).run();
+  run(arguments, *world, info.local_world_size == info.world_size);
   return 0;
 }
 

@@ -1,12 +1,15 @@
 #include "apps/caravan/bench_options.h"
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/algorithms/algorithm.h"
 #include "caravan/comm/measure/exercise.h"
 
 namespace caravan::app {
@@ -23,6 +26,10 @@ const char* const kCommHelp =
     "limit':\n"
     "bytes that must be read and written / the rate at which as many threads copy or add buffers of that size. ping:\n"
     "a cache line from the core of rank 0 to that of rank 1, one way, measured between the blocks.";
+
+const char* const kBytes = "4KiB,64KiB,1MiB,16MiB,256MiB";
+const char* const kTuneBytes = "4KiB,64KiB,1MiB,16MiB";
+const char* const kTable = "comm_table.json";
 
 std::vector<std::string> words_of(const std::string& list) { return CLI::detail::split(list, ','); }
 
@@ -50,9 +57,9 @@ int64_t read_bytes(const std::string& word) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
   const std::string unit(end, word.data() + word.size());
-  const bool is_number = error == std::errc() && value > 0;
+  const bool is_number = error == std::errc() && value > 0 && value <= INT64_MAX >> 30;
   for (const auto& [known, shift] : units) {
-    if (is_number && unit == known && value <= INT64_MAX >> shift) return value << shift;
+    if (is_number && unit == known) return value << shift;
   }
   const std::vector<std::string> names{"KiB", "MiB", "GiB"};
   throw UsageError({"command line", "--bytes", fmt::format("'{}' is no size", word), "",
@@ -74,6 +81,42 @@ void refuse_not_in_place(Verb verb) {
                     "use it with all_reduce, all_gather, reduce_scatter, broadcast or reduce"});
 }
 
+std::vector<int64_t> read_sizes(const std::string& list) {
+  std::vector<int64_t> sizes;
+  for (const std::string& word : words_of(list)) sizes.push_back(read_bytes(word));
+  return sizes;
+}
+
+void refuse_lonely(const BenchArguments& arguments) {
+  if (!arguments.ranks || *arguments.ranks >= 2) return;
+  throw UsageError(
+      {"command line", "--ranks", fmt::format("{} has nobody to talk to", *arguments.ranks), "", "use 2 or more"});
+}
+
+void read_tune(const BenchWords& words, BenchArguments& arguments) {
+  const char* meaningless = !words.dtypes.empty() ? "--dtype"
+                            : arguments.copy      ? "--copy"
+                            : arguments.in_place  ? "--in-place"
+                                                  : nullptr;
+  if (meaningless != nullptr) {
+    throw UsageError({"command line", meaningless, "--tune times fp32 in plain memory, in and out apart", "",
+                      "leave it out, or leave --tune out"});
+  }
+  const bool all = words.verbs.empty() || words.verbs == "all";
+  if (!all) arguments.verbs = read_names<Verb>("--op", words.verbs, kNumVerbs);
+  if (all) arguments.verbs.assign(std::begin(algorithms::kVerbs), std::end(algorithms::kVerbs));
+  for (const Verb verb : arguments.verbs) {
+    if (!algorithms::algorithms_for(verb).empty()) continue;
+    throw UsageError(
+        {"command line", "--op", fmt::format("{} has no algorithms to choose from", name(verb)), "", "leave it out"});
+  }
+  arguments.bytes = read_sizes(words.bytes.empty() ? kTuneBytes : words.bytes);
+  std::sort(arguments.bytes.begin(), arguments.bytes.end());
+  for (const int64_t bytes : arguments.bytes) refuse_part_of_element(bytes, Dtype::fp32);
+  if (arguments.out.empty()) arguments.out = kTable;
+  refuse_lonely(arguments);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
@@ -81,13 +124,16 @@ void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
   bench->require_subcommand(1);
   CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
   comm->add_option("--ranks", arguments.ranks, "processes of this host, 2 or more; default 2");
-  comm->add_option("--op", words.verbs, "verbs, or all")->capture_default_str();
-  comm->add_option("--dtype", words.dtypes, "dtypes, or all")->capture_default_str();
-  comm->add_option("--bytes", words.bytes, "sizes")->capture_default_str();
-  comm->add_option("--backend", arguments.backend, "auto, thread, shm, gloo")->capture_default_str();
+  comm->add_option("--op", words.verbs, "verbs, or all; default all_reduce, of --tune all");
+  comm->add_option("--dtype", words.dtypes, "dtypes, or all; default fp32");
+  comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", of --tune " + kTuneBytes);
+  comm->add_option("--backend", arguments.backend, "auto, thread, shm, gloo, mpi")->capture_default_str();
   comm->add_flag("--copy", arguments.copy, "buffers in plain memory, not from Communicator::allocate");
   comm->add_flag("--in-place", arguments.in_place, "in and out are one buffer, as nccl-tests has it");
   comm->add_flag("--json", arguments.json, "one object a line, not a table");
+  comm->add_flag("--tune", arguments.tune,
+                 "time the algorithms made of messages and write the table that chooses them");
+  comm->add_option("--out", arguments.out, std::string("file of the table; default ") + kTable);
 }
 
 void add_doctor(CLI::App& app, DoctorArguments& arguments) {
@@ -97,19 +143,21 @@ void add_doctor(CLI::App& app, DoctorArguments& arguments) {
 }
 
 void read_bench(const BenchWords& words, BenchArguments& arguments) {
-  arguments.verbs = read_names<Verb>("--op", words.verbs, kNumVerbs);
-  arguments.dtypes = read_names<Dtype>("--dtype", words.dtypes, kNumDtypes);
-  for (const std::string& word : words_of(words.bytes)) arguments.bytes.push_back(read_bytes(word));
+  if (arguments.tune) return read_tune(words, arguments);
+  if (!arguments.out.empty()) {
+    throw UsageError(
+        {"command line", "--out", "is the file of --tune's table", "", "add --tune, or redirect the output"});
+  }
+  arguments.verbs = read_names<Verb>("--op", words.verbs.empty() ? "all_reduce" : words.verbs, kNumVerbs);
+  arguments.dtypes = read_names<Dtype>("--dtype", words.dtypes.empty() ? "fp32" : words.dtypes, kNumDtypes);
+  arguments.bytes = read_sizes(words.bytes.empty() ? kBytes : words.bytes);
   for (const int64_t bytes : arguments.bytes) {
     for (const Dtype dtype : arguments.dtypes) refuse_part_of_element(bytes, dtype);
   }
   if (arguments.in_place) {
     for (const Verb verb : arguments.verbs) refuse_not_in_place(verb);
   }
-  if (arguments.ranks && *arguments.ranks < 2) {
-    throw UsageError(
-        {"command line", "--ranks", fmt::format("{} has nobody to talk to", *arguments.ranks), "", "use 2 or more"});
-  }
+  refuse_lonely(arguments);
 }
 
 }  // namespace caravan::app

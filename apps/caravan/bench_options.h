@@ -10,11 +10,11 @@ class App;
 
 namespace caravan::app {
 
-/// Lists of `bench comm` as they stand on the command line.
+/// Lists of `bench comm` as they stand on the command line; "": not given.
 struct BenchWords {
-  std::string verbs = "all_reduce";
-  std::string dtypes = "fp32";
-  std::string bytes = "4KiB,64KiB,1MiB,16MiB,256MiB";
+  std::string verbs;
+  std::string dtypes;
+  std::string bytes;
 };
 
 void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words);

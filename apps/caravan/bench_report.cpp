@@ -64,6 +64,18 @@ std::string json_line(const BenchRow& row) {
   return line.dump() + "\n";
 }
 
+std::string json_line(const algorithms::Measurement& measurement, const std::string& backend, int ranks) {
+  const nlohmann::ordered_json line{{"op", name(measurement.verb)},
+                                    {"algorithm", name(measurement.choice.algorithm)},
+                                    {"segment_bytes", measurement.choice.segment_bytes},
+                                    {"backend", backend},
+                                    {"bytes", measurement.bytes},
+                                    {"ranks", ranks},
+                                    {"median_us", measurement.median_us},
+                                    {"repeats", measurement.repeats}};
+  return line.dump() + "\n";
+}
+
 std::string table_head(const BenchRow& row) {
   return fmt::format("{} ranks over {}, buffers {}, {}\n", row.ranks, row.backend,
                      row.measurand.copy ? "in plain memory" : "of Communicator::allocate",

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "caravan/comm/algorithms/tune.h"
 #include "caravan/comm/measure/exercise.h"
 #include "caravan/comm/measure/memory_rate.h"
 #include "caravan/comm/measure/sampling.h"
@@ -20,6 +21,8 @@ struct BenchRow {
 };
 
 std::string json_line(const BenchRow& row);
+/// A line of `bench comm --tune`.
+std::string json_line(const algorithms::Measurement& measurement, const std::string& backend, int ranks);
 std::string table_head(const BenchRow& row);
 std::string table_line(const BenchRow& row);
 

@@ -1,6 +1,8 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -28,8 +30,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryRates, copy_gb_s, add_gb_s)
 namespace caravan::app {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{10};    // of a back-end: a link that takes longer does not work
-constexpr std::chrono::seconds kPatience{120};  // for a rank that is still waiting in its back-end
+constexpr std::chrono::seconds kTimeout{10};   // of a back-end: a link that takes longer does not work
+constexpr std::chrono::seconds kPatience{30};  // for a rank that is still waiting in its back-end
 constexpr int64_t kMemoryBytes = int64_t{64} << 20;
 constexpr int kExitLinkFails = 4;  // as CommError
 
@@ -44,6 +46,7 @@ class Doctor {
     group_hosts(diagnosis);
     std::vector<std::string> backends{"shm", "gloo"};
     if (diagnosis.hosts.size() > 1) backends.erase(backends.begin());
+    if (info_.by_mpirun) backends.emplace_back("mpi");
     if (info_.world_size < 2) return diagnosis;
     bool has_working_backend = false;  // equal on every rank, as all know all errors
     for (const std::string& backend : backends) {
@@ -60,46 +63,65 @@ class Doctor {
       } catch (const Error& caught) {
         error = caught.what();
       }
-      const std::vector<std::string> errors = exchange(backend, error);
+      const auto errors = exchange(backend, error);
       for (int rank = 0; rank < info_.world_size; ++rank) {
-        const std::string& one = errors[static_cast<size_t>(rank)];
-        if (!one.empty()) finding.errors.push_back(fmt::format("rank {}: {}", rank, one));
+        const auto& one = errors[static_cast<size_t>(rank)];
+        if (!one) finding.errors.push_back(fmt::format("rank {}: said nothing: it has ended, or hangs", rank));
+        if (one && !one->empty()) finding.errors.push_back(fmt::format("rank {}: {}", rank, *one));
       }
       has_working_backend = has_working_backend || finding.errors.empty();
       diagnosis.backends.push_back(std::move(finding));
+      if (!silent_.empty()) return diagnosis;
     }
     add_memory(diagnosis);
-    part();
     return diagnosis;
-  }
-
- private:
-  /// What each rank says under `topic`.
-  std::vector<std::string> exchange(const std::string& topic, const std::string& own) {
-    const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
-    store_.set(key(info_.rank), own);
-    std::vector<std::string> all;
-    for (int rank = 0; rank < info_.world_size; ++rank) all.push_back(store_.get(key(rank), kPatience));
-    return all;
   }
 
   /// Rank 0 may serve the store, and stays until nobody needs it.
   void part() {
     const auto key = [](int rank) { return fmt::format("doctor/done/{}", rank); };
     if (info_.rank == 0) {
-      for (int rank = 1; rank < info_.world_size; ++rank) store_.get(key(rank), kPatience);
+      for (int rank = 1; rank < info_.world_size; ++rank) {
+        if (silent_.count(rank) == 0) store_.get(key(rank), kPatience);
+      }
       return;
     }
     try {
       store_.set(key(info_.rank), "");
-    } catch (const CommError&) {  // the word was heard, and rank 0 was gone before it could say so
+    } catch (const CommError&) {  // NOLINT: the word was heard, and rank 0 was gone before it could say so
     }
   }
 
-  void group_hosts(Diagnosis& diagnosis) {
-    const std::vector<std::string> all = exchange("host", nlohmann::json(measure::read_host_facts()).dump());
+ private:
+  /// What each rank says under `topic`; nothing of a rank that does not in kPatience.
+  std::vector<std::optional<std::string>> exchange(const std::string& topic, const std::string& own) {
+    const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
+    store_.set(key(info_.rank), own);
+    std::vector<std::optional<std::string>> all;
     for (int rank = 0; rank < info_.world_size; ++rank) {
-      const auto facts = nlohmann::json::parse(all[static_cast<size_t>(rank)]).get<measure::HostFacts>();
+      try {
+        all.emplace_back(store_.get(key(rank), kPatience));
+      } catch (const CommError&) {
+        if (!store_.has(key(info_.rank))) throw;  // the store is lost, not the rank
+        all.emplace_back(std::nullopt);
+        silent_.insert(rank);
+      }
+    }
+    return all;
+  }
+
+  void group_hosts(Diagnosis& diagnosis) {
+    const auto all = exchange("host", nlohmann::json(measure::read_host_facts()).dump());
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      const auto& said = all[static_cast<size_t>(rank)];
+      if (!said) {
+        throw CommError({.op = "doctor",
+                         .subject = fmt::format("rank {}", rank),
+                         .fact = fmt::format("did not come within {} s", kPatience.count()),
+                         .where = fmt::format("rank {} of {}", info_.rank, info_.world_size),
+                         .action = "look at its own output"});
+      }
+      const auto facts = nlohmann::json::parse(*said).get<measure::HostFacts>();
       size_t host = 0;
       for (; host < diagnosis.hosts.size(); ++host) {
         const measure::HostFacts& other = diagnosis.hosts[host].facts;
@@ -121,10 +143,10 @@ class Doctor {
   }
 
   void add_memory(Diagnosis& diagnosis) {
-    const std::vector<std::string> all = exchange("memory", memory_ ? nlohmann::json(*memory_).dump() : "");
+    const auto all = exchange("memory", memory_ ? nlohmann::json(*memory_).dump() : "");
     for (HostFinding& host : diagnosis.hosts) {
-      const std::string& said = all[static_cast<size_t>(host.ranks.front())];
-      if (!said.empty()) host.memory = nlohmann::json::parse(said).get<measure::MemoryRates>();
+      const auto& said = all[static_cast<size_t>(host.ranks.front())];
+      if (said && !said->empty()) host.memory = nlohmann::json::parse(*said).get<measure::MemoryRates>();
     }
   }
 
@@ -133,6 +155,7 @@ class Doctor {
   std::vector<int> cores_ = measure::usable_cores();
   size_t host_ = 0;
   std::optional<measure::MemoryRates> memory_;
+  std::set<int> silent_;  ///< ranks of which no answer came
 };
 
 }  // namespace
@@ -141,7 +164,9 @@ int doctor(const DoctorArguments& arguments) {
   plan_ranks(arguments.ranks, "");  // refuses --ranks that does not fit the environment
   const RankInfo info = RankInfo::from_environment();
   const auto store = open_store(info);
-  const Diagnosis diagnosis = Doctor(info, *store).diagnose(store);
+  Doctor doctor(info, *store);
+  const Diagnosis diagnosis = doctor.diagnose(store);
+  doctor.part();
   if (info.rank != 0) return 0;
   fmt::print("{}", arguments.json ? to_json(diagnosis) : to_text(diagnosis));
   return diagnosis.all_links_work() ? 0 : kExitLinkFails;

@@ -66,6 +66,8 @@ struct BenchArguments {
   bool copy = false;
   bool in_place = false;
   bool json = false;
+  bool tune = false;
+  std::string out;  ///< tune: file of the table
 };
 
 struct DoctorArguments {
