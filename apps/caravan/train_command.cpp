@@ -9,6 +9,7 @@
 #include "apps/caravan/ranks.h"
 #include "apps/caravan/stop_signal.h"
 #include "caravan/base/runtime.h"
+#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/rendezvous.h"
 #include "caravan/comm/thread_ranks.h"
 #include "caravan/comm/world.h"
@@ -27,8 +28,12 @@ int train(const TrainArguments& arguments) {
   const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
   const Runtime runtime(
       {.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
-  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
-                         .check = recipe.comm.check};
+  CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
+                   .check = recipe.comm.check};
+  if (const std::string& table = recipe.comm.algorithms; !table.empty()) {
+    comm.algorithms = std::make_shared<const algorithms::SelectionTable>(
+        algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
+  }
   const auto run = [&](const std::shared_ptr<Communicator>& world) {
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();

@@ -57,6 +57,7 @@ struct Recipe {
     double timeout_s = 300;
     int64_t threads_per_rank = 0;  ///< 0: the cores of the host over the ranks on it
     bool check = true;
+    std::string algorithms;  ///< the file of a SelectionTable, which `bench comm --tune` writes; "": the built-in one
   } comm;
 
   struct MeshSizes {

@@ -269,6 +269,7 @@ std::vector<RecipeKey> system_keys() {
       integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
               {0, 4096}),
       boolean("comm.check", "gloo, mpi: compare the ranks' calls (thread and shm always do)", FIELD(comm.check)),
+      text("comm.algorithms", "gloo, mpi: table that bench comm --tune wrote; \"\": built-in", FIELD(comm.algorithms)),
       integer("mesh.dp", "ranks of data parallelism; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
       future_axis("tp", "tensor parallelism"),
       future_axis("pp", "pipeline parallelism"),
