@@ -14,8 +14,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr CommOptions kPatient{.timeout = std::chrono::seconds(20)};  // an error of the time-out is another one
-constexpr CommOptions kShort{.timeout = std::chrono::seconds(1)};
+const CommOptions kPatient{.timeout = std::chrono::seconds(20)};  // an error of the time-out is another one
+const CommOptions kShort{.timeout = std::chrono::seconds(1)};
 
 void expect_killed(const std::vector<RankEnd>& ends, size_t victim) {
   for (size_t rank = 0; rank < ends.size(); ++rank) {
