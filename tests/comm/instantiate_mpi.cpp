@@ -22,7 +22,6 @@ INSTANTIATE_TEST_SUITE_P(Mpi, Asynchrony, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, Faults, kSeveral, case_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, Algorithms, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, TrafficCounts, kCases, case_name);
-INSTANTIATE_TEST_SUITE_P(Mpi, Algorithms, kCases, case_name);
 
 INSTANTIATE_TEST_SUITE_P(UncheckedMpi, Reductions, kUnchecked, case_name);
 INSTANTIATE_TEST_SUITE_P(UncheckedMpi, Movement, kUnchecked, case_name);
