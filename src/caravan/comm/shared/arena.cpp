@@ -108,7 +108,7 @@ void Arena::release(const Block& block) noexcept {
 
 void Arena::end_operations(uint32_t count) noexcept {
   const uint32_t left = in_flight_.load(std::memory_order_relaxed) - count;
-  in_flight_.store(left);
+  in_flight_.store(left, std::memory_order_release);
   if (left == 0 && has_released_.load()) reclaim();
 }
 

@@ -33,7 +33,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   [[noreturn]] void throw_no_room(size_t bytes) const;
 
   /// By the rank's own thread, around every operation.
-  void begin_operation() noexcept { in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1); }
+  void begin_operation() noexcept {
+    in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   void end_operations(uint32_t count) noexcept;
   void keep_everything() noexcept { tainted_.store(true); }
 

@@ -28,6 +28,8 @@ std::string what_went_wrong(const std::exception_ptr& error) {
   }
 }
 
+constexpr int kEagerSpins = 100;  // a pause takes as long as a flag does from core to core
+
 bool is_echo(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -186,8 +188,8 @@ void SharedCommunicator::complete(TaskQueue& queue, Task& task) {
   ++outstanding_;
   engine_->begin_operation();
   // With nothing else to drive, it looks at nothing but this communicator.
-  for (int spins = engine_->spins(); is_alone && spins > 0 && !operation.complete; --spins) {
-    if (!advance()) relax();
+  for (int spins = 0; is_alone && spins < engine_->spins() && !operation.complete; ++spins) {
+    if (!advance() && spins >= kEagerSpins) relax();
   }
   if (!operation.complete) return wait(operation);
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
