@@ -59,6 +59,7 @@ class StoreAttack : public ::testing::Test {
     while (rounds_ < before + 3 && !failed_) std::this_thread::sleep_for(milliseconds(1));  // it still goes on
     stop_ = true;
     for (std::thread& rank : ranks_) rank.join();
+    server_.reset();  // its last words are lines, too
     EXPECT_FALSE(failed_) << "the job did not survive";
     const std::lock_guard lock(mutex_);
     for (const std::string& line : lines_) EXPECT_THAT(line, Not(HasSubstr(kKey.secret)));
