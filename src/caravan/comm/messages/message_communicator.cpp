@@ -168,7 +168,8 @@ algorithms::Choice MessageCommunicator::choose(const Operation& operation) const
 }
 
 bool MessageCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
-  algorithms_ = table != nullptr ? std::move(table) : member_->algorithms();
+  if (table == nullptr) table = member_->algorithms();
+  algorithms_ = std::move(table);
   return true;
 }
 

@@ -11,57 +11,13 @@
 #endif
 #include "caravan/comm/shared/half.h"
 #include "caravan/comm/shared/reduce_kernels.h"
+#include "caravan/comm/shared/reduce_ops.h"
 #if defined(__AVX512F__)
 #include "caravan/comm/shared/reduce_halves.h"
 #endif
 
 namespace caravan::shared {
 namespace {
-
-template <class T>
-struct Accumulated {
-  using type = T;
-};
-template <>
-struct Accumulated<Bf16> {
-  using type = float;
-};
-template <>
-struct Accumulated<Fp16> {
-  using type = float;
-};
-
-template <class T>
-inline T load(T value) {
-  return value;
-}
-inline float load(Bf16 value) { return to_float(value); }
-inline float load(Fp16 value) { return to_float(value); }
-
-struct Sum {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using Unsigned = std::make_unsigned_t<T>;  // wraps around where the signed type would overflow
-      return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-// `a != a` is a NaN.
-struct Max {
-  template <class T>
-  static T apply(T a, T b) {
-    return (a >= b) | (a != a) ? a : b;
-  }
-};
-struct Min {
-  template <class T>
-  static T apply(T a, T b) {
-    return (a <= b) | (a != a) ? a : b;
-  }
-};
 
 constexpr int64_t kBlock = 1024;  // elements: their accumulators stay in the nearest cache
 
