@@ -43,9 +43,8 @@ struct Lineage {
 /// A group of ranks that call the same verbs in the same order. Not thread-safe: one rank, one thread.
 ///
 /// Every verb comes blocking and as `*_async`, which returns a handle. For all of them:
-///   - Order: the n-th collective a rank issues on a communicator meets the n-th of every other rank; the n-th send to
-///   a peer
-///     meets the n-th recv from it. Collectives and the two directions of each pair are independent of each other.
+///   - Order: the n-th collective a rank issues on a communicator meets the n-th of every other rank; the n-th send
+///     to a peer meets the n-th recv from it. Collectives and the two directions of each pair are independent.
 ///   - Progress: waiting on any handle drives everything this rank has outstanding, on all communicators split from one
 ///   world.
 ///     A handle may be dropped; its operation is completed by later calls, at the latest when the communicator is
