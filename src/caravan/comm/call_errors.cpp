@@ -44,6 +44,17 @@ std::exception_ptr peer_failure_error(const GroupSeat& seat, const Descriptor& c
       PeerFailure(error_text(seat, call, std::move(fact), "mend what made that rank fail; it failed first")));
 }
 
+std::string failed_first_text(int rank, const std::exception_ptr& error) {
+  std::string what = "an unknown exception";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    what = exception.what();
+  } catch (...) {  // keeps its name
+  }
+  return fmt::format("rank {} failed first: {}", rank, what);
+}
+
 std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks) {
   return std::make_exception_ptr(PeerFailure(
       error_text(seat, call,

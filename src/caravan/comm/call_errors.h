@@ -19,6 +19,9 @@ std::exception_ptr mismatch_error(const GroupSeat& seat, const Descriptor& call,
 /// Another rank failed first, or is lost, as `fact` says.
 std::exception_ptr peer_failure_error(const GroupSeat& seat, const Descriptor& call, std::string fact);
 
+/// What `rank` tells the others of the error that it failed with: "rank 2 failed first: ...".
+std::string failed_first_text(int rank, const std::exception_ptr& error);
+
 /// `ranks` have destroyed the communicator without coming to `call`.
 std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks);
 

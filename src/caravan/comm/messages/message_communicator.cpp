@@ -23,16 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLook{250};     // between two looks for a failure elsewhere, which cost messages
 constexpr std::chrono::milliseconds kPatience{20};  // for what has long been sent, when the time is up
 
-std::string what_went_wrong(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "an unknown exception";
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<Member> member) {
@@ -230,13 +220,13 @@ std::exception_ptr MessageCommunicator::error_of(const Job& job) noexcept {
     return lost_error(job, lost);
   } catch (const PeersMissing& missing) {
     const auto error = late_error(job.call(), missing.peers);
-    member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error)));
+    member_->publish_failure(scope(), failed_first_text(rank(), error));
     return error;
   } catch (...) {
     // All ranks of a collective see that their calls differ; of a message only two do, and one of them tells the
     // others.
     if (job.call().verb == static_cast<uint8_t>(Verb::recv)) {
-      member_->publish_failure(scope(), fmt::format("rank {} failed first: {}", rank(), what_went_wrong(job.error)));
+      member_->publish_failure(scope(), failed_first_text(rank(), job.error));
     }
     return job.error;
   }
@@ -312,13 +302,7 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
     job->operation()->flight_number = record(job->call());
     enqueue(collectives_, job);
     Communicator::wait(*job->operation());
-    if (!result->overlap.empty()) {
-      throw UsageError({.op = "split",
-                        .subject = seat.name,
-                        .fact = "the parts overlap: " + result->overlap,
-                        .where = seat_.text(),
-                        .action = "give every rank of a part the same list, and every rank one part"});
-    }
+    check_overlap(result->overlap, seat_, seat.name);
     seat.id = result->id;
     member_->use_id(seat.id);
   }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/call_errors.h"
 #include "caravan/comm/descriptor.h"
 #include "caravan/comm/members.h"
 #include "caravan/comm/peer_failure.h"
@@ -17,16 +18,6 @@
 
 namespace caravan::shared {
 namespace {
-
-std::string what_went_wrong(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "an unknown exception";
-  }
-}
 
 constexpr int kEagerSpins = 100;  // a pause takes as long as a flag does from core to core
 
@@ -145,7 +136,7 @@ bool SharedCommunicator::advance() noexcept {
 
 void SharedCommunicator::die(const std::exception_ptr& error) noexcept {
   if (error_ == nullptr && slot_ >= 0 && !is_echo(error)) {
-    const std::string text = fmt::format("rank {} failed first: {}", rank(), what_went_wrong(error));
+    const std::string text = failed_first_text(rank(), error);
     if (seat_.region.control().failure.publish(rank(), text)) seat_.ring_others();
   }
   end_all(error);
@@ -246,20 +237,14 @@ std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> mem
   SplitResult result;
   const uint64_t sequence = take_sequence();
   if (size() > 1) {
-    Operation operation = SplitTask::make_operation(members, size(), seat.name);
+    Operation operation = split_operation(members, size(), seat.name);
     operation.sequence = sequence;
     SplitTask task(seat_, operation, result);
     operation.flight = &recorder()->log();
     operation.flight_number = record(task.call());
     complete(collectives_, task);
   }
-  if (!result.overlap.empty()) {
-    throw UsageError({.op = "split",
-                      .subject = seat.name,
-                      .fact = "the parts overlap: " + result.overlap,
-                      .where = seat_.text(),
-                      .action = "give every rank of a part the same list, and every rank one part"});
-  }
+  check_overlap(result.overlap, seat_, seat.name);
   if (result.slot < 0 && seat.size > 1) {
     throw ResourceError({.op = "split",
                          .subject = seat.name,

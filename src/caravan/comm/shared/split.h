@@ -2,7 +2,6 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "caravan/comm/shared/rounds.h"
 
@@ -20,13 +19,11 @@ class SplitTask final : public Rounds {
   /// `result` outlives the task.
   SplitTask(Seat& seat, Operation& operation, SplitResult& result) : Rounds(seat, operation), result_(result) {}
 
-  static Operation make_operation(std::span<const int> members, int size, std::string_view name);
   Descriptor call() const override;
 
  private:
   void write(uint64_t round, int64_t step) override;
   Next read(uint64_t round, int64_t step) override;
-  std::string find_overlap(uint64_t round) const;
   std::span<const int64_t> members() const noexcept { return operation().send_counts; }
 
   SplitResult& result_;
