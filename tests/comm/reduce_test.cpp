@@ -16,7 +16,7 @@ using simd::Isa;
 
 std::vector<Isa> isas() {
   std::vector<Isa> result;
-  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512_bf16}) {
     if (isa <= simd::isa()) result.push_back(isa);
   }
   return result;

@@ -4,7 +4,7 @@ namespace caravan::simd {
 
 /// The instruction sets the hot loops are compiled for, worst first. A binary runs on any x86-64 and chooses at run
 /// time.
-enum class Isa { baseline, avx2, avx512 };
+enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 /// The best one this machine has.
 Isa isa() noexcept;
@@ -34,6 +34,7 @@ template <class Kernel, class... Args>
 void dispatch(Args... args) {
 #if defined(__x86_64__)
   switch (isa()) {
+    case Isa::avx512_bf16:
     case Isa::avx512: return run_avx512<Kernel>(args...);
     case Isa::avx2: return run_avx2<Kernel>(args...);
     case Isa::baseline: break;

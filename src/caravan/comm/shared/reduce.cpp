@@ -9,9 +9,11 @@ void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::b
   const Reduction reduction{op, dtype, sources, count, outs};
   switch (isa) {
 #if defined(__x86_64__)
+    case simd::Isa::avx512_bf16: return reduce_avx512_bf16(reduction);
     case simd::Isa::avx512: return reduce_avx512(reduction);
     case simd::Isa::avx2: return reduce_avx2(reduction);
 #else
+    case simd::Isa::avx512_bf16:
     case simd::Isa::avx512:
     case simd::Isa::avx2:
 #endif

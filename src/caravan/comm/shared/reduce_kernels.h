@@ -21,5 +21,6 @@ struct Reduction {
 void reduce_plain(const Reduction& reduction);
 void reduce_avx2(const Reduction& reduction);
 void reduce_avx512(const Reduction& reduction);
+void reduce_avx512_bf16(const Reduction& reduction);
 
 }  // namespace caravan::shared
