@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/compare_calls.h"
 
 namespace caravan::shared {
 
@@ -24,7 +23,6 @@ void AllocateTask::write(uint64_t round, int64_t) {
   line.call = kAllocateCall;
   line.size = bytes();
   line.out = 0;
-  seat_.region.call(seat_.rank, round) = call();
   if (seat_.rank != 0) return;
   try {
     memory_ = seat_.arena->allocate_shared(bytes(), seat_.size, line.out);
@@ -33,7 +31,6 @@ void AllocateTask::write(uint64_t round, int64_t) {
 }
 
 Rounds::Next AllocateTask::read(uint64_t round, int64_t) {
-  compare_calls(seat_, call(), round);
   const uint64_t place = seat_.region.line(0, round).out;
   if (place == 0) seat_.arena->throw_no_room(bytes());
   if (seat_.rank != 0) memory_ = seat_.arena->adopt(place, bytes(), seat_.size);

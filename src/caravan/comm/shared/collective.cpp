@@ -57,11 +57,8 @@ void Collective::show_call(uint64_t round) {
   Line& line = own_line(round);
   line.call = call_signature(op);
   line.size = size_signature(op);
-  seat_.region.call(seat_.rank, round) = call();
-  if (op.verb == Verb::all_to_all || op.verb == Verb::reduce_scatter) {
+  if (op.verb == Verb::all_to_all) {  // what each reads of the others' buffers
     std::ranges::copy(op.send_counts, seat_.region.send_counts(seat_.rank, round).begin());
-  }
-  if (op.verb == Verb::all_to_all || op.verb == Verb::all_gather) {
     std::ranges::copy(op.recv_counts, seat_.region.recv_counts(seat_.rank, round).begin());
   }
   line.in = 0;
@@ -89,7 +86,6 @@ void Collective::write(uint64_t round, int64_t step) {
 
 Rounds::Next Collective::read(uint64_t round, int64_t step) {
   if (step == 0 && cursor_ == 0 && peer_ == 0) {
-    compare(round);
     path_ = choose(round);
     num_steps_ = count_steps(round);
     if (path_ == Path::payload) {
@@ -108,15 +104,9 @@ Rounds::Next Collective::read(uint64_t round, int64_t step) {
   return read_staged(round, step - first_step_) ? Next::end : Next::round;
 }
 
-void Collective::compare(uint64_t round) const {
-  const Line& own = own_line(round);
-  bool equal = true;
-  for (int rank = 0; rank < seat_.size; ++rank) {
-    const Line& line = seat_.region.line(rank, round);
-    equal &= line.call == own.call && line.size == own.size;
-  }
-  if (equal && operation().verb == Verb::all_to_all) equal = fit_in_pairs(seat_.region, seat_.size, round);
-  if (!equal) compare_calls(seat_, call(), round);
+bool Collective::calls_fit(uint64_t round) const {
+  if (!Rounds::calls_fit(round)) return false;
+  return operation().verb != Verb::all_to_all || fit_in_pairs(seat_.region, seat_.size, round);
 }
 
 Collective::Path Collective::choose(uint64_t round) const {

@@ -6,8 +6,8 @@
 
 namespace caravan::shared {
 
-/// One of the verbs that all ranks call. In the first round every rank shows its call and where its buffers lie, and
-/// all compare; a difference is the same error on each of them. From what they see, all choose the same path:
+/// One of the verbs that all ranks call. In the first round every rank shows its call and where its buffers lie. From
+/// what they see, all choose the same path:
 ///
 ///   payload   up to 24 bytes travel in the lines themselves: one round.
 ///   direct    every buffer that peers need lies in an arena: they read it, and write the result, in place. Each rank
@@ -28,7 +28,7 @@ class Collective final : public Rounds {
 
   // collective.cpp
   void show_call(uint64_t round);
-  void compare(uint64_t round) const;
+  bool calls_fit(uint64_t round) const override;
   Path choose(uint64_t round) const;
   bool fits_payload() const noexcept;
   void collect_payloads(uint64_t round) const;

@@ -34,15 +34,13 @@ uint64_t size_signature(const Operation& operation) noexcept {
   }
 }
 
-void compare_calls(const Seat& seat, const Descriptor& own, uint64_t round) {
+void throw_difference(const Seat& seat, const Descriptor& own, uint64_t round) {
   std::vector<CallOf> calls;
   for (int rank = 0; rank < seat.size; ++rank) {
     calls.push_back(
         {&seat.region.call(rank, round), seat.region.send_counts(rank, round), seat.region.recv_counts(rank, round)});
   }
-  if (const std::string text = difference(calls); !text.empty()) {
-    std::rethrow_exception(mismatch_error(seat, own, "the ranks' calls differ: " + text));
-  }
+  std::rethrow_exception(mismatch_error(seat, own, "the ranks' calls differ: " + difference(calls)));
 }
 
 }  // namespace caravan::shared

@@ -10,8 +10,7 @@ uint64_t call_signature(const Operation& operation) noexcept;
 /// The sizes that must be equal on all ranks: a count, or a hash of all parts' counts.
 uint64_t size_signature(const Operation& operation) noexcept;
 
-/// Throws the mismatch error, the same on every rank, if the calls that the ranks published in `round` do not fit.
-/// Reads their whole records: for calls whose signatures differ, and for all_to_all, whose counts fit in pairs.
-void compare_calls(const Seat& seat, const Descriptor& own, uint64_t round);
+/// Throws the mismatch error, the same on every rank, of the calls that the ranks show whole in `round`.
+[[noreturn]] void throw_difference(const Seat& seat, const Descriptor& own, uint64_t round);
 
 }  // namespace caravan::shared

@@ -11,6 +11,9 @@ namespace caravan::shared {
 /// Whoever publishes r has read all of r - 1, and waits for everybody's r before it writes r + 1. So nobody is more
 /// than one round ahead of another, and what was written in round r stays until everybody has read it. Bytes and order
 /// depend on nothing but the arguments, so every rank gets the same result at every run.
+///
+/// In the first round the lines show enough of the calls to see whether they fit. If not, every rank sees so, and in
+/// one more round all show their calls whole, to name both sides in the error.
 class Rounds : public Task {
  public:
   using Task::Task;
@@ -27,6 +30,8 @@ class Rounds : public Task {
 
   /// Writes this rank's part of step `step` (0, 1, ..) of the operation, which is round `round` of the communicator.
   virtual void write(uint64_t round, int64_t step) = 0;
+  /// Whether the calls that all ranks show in their lines of `round`, the first, fit each other.
+  virtual bool calls_fit(uint64_t round) const;
   /// Reads everybody's part, a bounded piece at a time.
   virtual Next read(uint64_t round, int64_t step) = 0;
 
@@ -37,9 +42,13 @@ class Rounds : public Task {
     // The counterpart of publish's seq_cst: see Note [no lost wake-up].
     return seat_.region.line(rank, round_).round.load(std::memory_order_seq_cst) >= round_;
   }
+  void show_whole_call() const;
   void publish();
   bool everybody_has_published();
 
+  enum class Calls : uint8_t { unseen, fit, differ };
+
+  Calls calls_ = Calls::unseen;
   bool published_ = false;  // this step's part
   int next_ = 0;            // the ranks before it have published
   uint64_t round_ = 0;

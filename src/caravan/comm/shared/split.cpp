@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "caravan/comm/members.h"
-#include "caravan/comm/shared/compare_calls.h"
 
 namespace caravan::shared {
 Descriptor SplitTask::call() const {
@@ -17,7 +16,6 @@ void SplitTask::write(uint64_t round, int64_t step) {
   if (step == 0) {
     own_line(round).call = kSplitCall;
     own_line(round).size = 0;
-    seat_.region.call(seat_.rank, round) = call();
     std::ranges::copy(members(), seat_.region.send_counts(seat_.rank, round).begin());
     return;
   }
@@ -28,7 +26,6 @@ void SplitTask::write(uint64_t round, int64_t step) {
 
 Rounds::Next SplitTask::read(uint64_t round, int64_t step) {
   if (step == 0) {
-    compare_calls(seat_, call(), round);
     std::vector<std::span<const int64_t>> lists;
     for (int rank = 0; rank < seat_.size; ++rank) lists.push_back(seat_.region.send_counts(rank, round));
     result_.overlap = find_overlap(lists);
