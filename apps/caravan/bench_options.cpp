@@ -127,7 +127,9 @@ void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
   comm->add_option("--op", words.verbs, "verbs, or all; default all_reduce, of --tune all");
   comm->add_option("--dtype", words.dtypes, "dtypes, or all; default fp32");
   comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", of --tune " + kTuneBytes);
-  comm->add_option("--backend", arguments.backend, "auto, thread, shm, gloo, mpi")->capture_default_str();
+  comm->add_option("--backend", arguments.backend,
+                   "auto, thread, shm, gloo, mpi, hierarchical, shm+gloo, shm+mpi, nccl")
+      ->capture_default_str();
   comm->add_flag("--copy", arguments.copy, "buffers in plain memory, not from Communicator::allocate");
   comm->add_flag("--in-place", arguments.in_place, "in and out are one buffer, as nccl-tests has it");
   comm->add_flag("--json", arguments.json, "one object a line, not a table");

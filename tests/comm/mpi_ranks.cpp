@@ -17,11 +17,15 @@ std::shared_ptr<Store> job_store(const RankInfo& info) {
 int num_mpi_ranks() { return RankInfo::from_environment().world_size; }
 
 void run_mpi_ranks(int num_ranks, const RankBody& body, const CommOptions& options) {
+  run_mpi_ranks(num_ranks, body, options, make_mpi_world);
+}
+
+void run_mpi_ranks(int num_ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make) {
   const RankInfo info = RankInfo::from_environment();
   ASSERT_EQ(num_ranks, info.world_size);
   std::shared_ptr<Communicator> world;
   try {
-    world = make_mpi_world(info, job_store(info), options);
+    world = make(info, job_store(info), options);
     body(world);
   } catch (const std::exception& exception) {
     ADD_FAILURE() << "rank " << info.rank << " threw: " << exception.what();

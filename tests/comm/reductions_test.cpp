@@ -104,18 +104,22 @@ TEST_P(Reductions, UnevenParts) {
   });
 }
 
-/// 1e8 - 1e8 + 1 is 1 in this order only; and the order must be that of the ranks for every element.
+/// 1e8 - 1e8 + 1 is 1 in this order only; and the order must be that of the ranks for every element, within hosts and
+/// then between them where a back-end knows hosts.
 TEST_P(Reductions, SumsAreTakenInRankOrder) {
-  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+  GetParam().run([hosts = GetParam().hosts](const std::shared_ptr<Communicator>& world) {
     const std::array<float, 4> terms{1e8F, 1.0F, -1e8F, 3.0F};
     constexpr int64_t kCount = 1000;
     std::vector<float> data(kCount);
     std::vector<float> expected(kCount);
     for (int64_t i = 0; i < kCount; ++i) {
       data[i] = terms[(world->rank() + i) % 4];
-      float sum = terms[i % 4];
-      for (int rank = 1; rank < world->size(); ++rank) sum += terms[(rank + i) % 4];
-      expected[i] = sum;
+      int rank = 0;
+      for (const int ranks : hosts.empty() ? std::vector<int>{world->size()} : hosts) {
+        float sum = terms[(rank + i) % 4];
+        for (const int end = rank++ + ranks; rank < end; ++rank) sum += terms[(rank + i) % 4];
+        expected[i] = rank == ranks ? sum : expected[i] + sum;
+      }
     }
     const Buffer buffer{data.data(), kCount, Dtype::fp32, {}};
     world->all_reduce(buffer, buffer, ReduceOp::sum);

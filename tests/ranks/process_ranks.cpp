@@ -33,7 +33,7 @@ std::string current_test() {
 }
 
 /// The end of a process that is a rank.
-[[noreturn]] void be_rank(const RankBody& body, const CommOptions& options, MakeWorld make) {
+[[noreturn]] void be_rank(const RankBody& body, const CommOptions& options, const MakeWorld& make) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   try {
     const RankInfo info = RankInfo::from_environment();
@@ -42,6 +42,7 @@ std::string current_test() {
                                        : connect_store(info.master_addr, info.master_port, std::chrono::seconds(20));
     auto world = make(info, store, options);
     body(world);
+    world.reset();  // while the store is there
   } catch (const std::exception& exception) {
     ADD_FAILURE() << "thrown: " << exception.what();
   }
@@ -141,7 +142,12 @@ int count_call() {
 
 }  // namespace
 
-std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options, MakeWorld make) {
+std::shared_ptr<Communicator> shm_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                        const CommOptions& options) {
+  return make_shm_world(info, store, options);
+}
+
+std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make) {
   const int call = count_call();
   if (const char* wanted = std::getenv(kCallVariable)) {
     if (std::to_string(call) == wanted) be_rank(body, options, make);
@@ -170,7 +176,11 @@ std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOp
 }
 
 void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options) {
-  const std::vector<RankEnd> ends = run_processes(ranks, body, options);
+  run_process_ranks(ranks, body, options, shm_world);
+}
+
+void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make) {
+  const std::vector<RankEnd> ends = run_processes(ranks, body, options, make);
   for (size_t rank = 0; rank < ends.size(); ++rank) {
     const RankEnd& end = ends[rank];
     if (end.exit_code == 0) continue;

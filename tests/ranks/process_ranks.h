@@ -15,8 +15,9 @@ struct RankEnd {
   std::string output;  ///< stdout and stderr together
 };
 
-/// make_shm_world, make_gloo_world.
-using MakeWorld = std::shared_ptr<Communicator> (*)(const RankInfo&, const std::shared_ptr<Store>&, const CommOptions&);
+/// A MakeWorld.
+std::shared_ptr<Communicator> shm_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                        const CommOptions& options);
 
 /// Runs `body` on `ranks` processes over the world that `make` makes and returns when all have ended. Each process is
 /// this test program again, by exec, told to run the current test only: it comes to this very call, becomes one rank in
@@ -24,9 +25,10 @@ using MakeWorld = std::shared_ptr<Communicator> (*)(const RankInfo&, const std::
 /// happens in every process, and `body` sees copies of what stands around it. Processes that hang are killed, with a
 /// failure, when the time-out of `options` has long passed.
 std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options,
-                                   MakeWorld make = make_shm_world);
+                                   const MakeWorld& make = shm_world);
 
-/// The same over shm, where every process is expected to end with 0.
+/// The same, where every process is expected to end with 0.
 void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options);
+void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make);
 
 }  // namespace caravan::testing

@@ -140,7 +140,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\ntie_embeddings = 1", "takes true or false"},
       {"[model]\ndropout = 1.5", "use 0.99"},
       {"[precision]\ncompute = \"fp16\"", "'fp16' is none of fp32, bf16", "r.toml:2"},
-      {"[comm]\nbackend = \"nccl\"", "none of auto, thread, shm, gloo"},
+      {"[comm]\nbackend = \"infiniband\"", "none of auto, thread, shm, gloo"},
       {"[data_parallel]\ntechnique = \"zero1\"", "the nearest is 'ddp'"},
       {"[mesh]\ntp = 2", "mesh.tp", "2 is not there yet", "r.toml:2"},
       {"[mesh]\ndp = -2", "mesh.dp"},

@@ -59,7 +59,46 @@ class WrappedStore final : public Store {
   std::string where_;
 };
 
+class C10dStore final : public c10d::Store {
+ public:
+  C10dStore(std::shared_ptr<caravan::Store> store, milliseconds timeout)
+      : c10d::Store(timeout), store_(std::move(store)) {}
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<C10dStore>(store_, timeout_); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->set(key, {reinterpret_cast<const char*>(value.data()), value.size()});
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    const std::string value = store_->get(key, timeout_);
+    return {value.begin(), value.end()};
+  }
+  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
+  bool deleteKey(const std::string& /*key*/) override { return false; }
+  bool check(const std::vector<std::string>& keys) override {
+    return std::ranges::all_of(keys, [&](const std::string& key) { return store_->has(key); });
+  }
+  int64_t getNumKeys() override {
+    throw InternalError({.op = "store", .fact = "c10d asked for the number of keys, which our store does not count"});
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    const auto deadline = steady_clock::now() + timeout;
+    for (const std::string& key : keys) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+      store_->get(key, std::max(left, milliseconds(0)));
+    }
+  }
+
+ private:
+  std::shared_ptr<caravan::Store> store_;
+};
+
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store, milliseconds timeout) {
+  return c10::make_intrusive<C10dStore>(std::move(store), timeout);
+}
 
 std::shared_ptr<Store> wrap_c10d_store(c10::intrusive_ptr<c10d::Store> store, std::string where) {
   return std::make_shared<WrappedStore>(std::move(store), std::move(where));

@@ -64,13 +64,13 @@ std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std
 }
 
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look) {
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int rank)>& look) {
   ErrorText text = error_text(seat, call,
                               fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
                                           std::chrono::duration<double>(timeout).count()),
                               "find out what keeps the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
-    const LateRank late = look(seat.world_ranks[static_cast<size_t>(ranks[i])]);
+    const LateRank late = look(ranks[i]);
     text.where += "; world " + late.last_call;
     if (late.stopped_process == 0) continue;
     text.fact +=

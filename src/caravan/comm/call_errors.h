@@ -31,8 +31,8 @@ struct LateRank {
   int stopped_process = 0;  ///< the number of its process, if that is stopped (SIGSTOP, a debugger): it may go on
 };
 
-/// `ranks` did not come within `timeout`; `look` says what is known of a rank of the world, if given.
+/// `ranks` did not come within `timeout`; `look` says what is known of a rank of the communicator, if given.
 std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
-                              std::chrono::milliseconds timeout, const std::function<LateRank(int world_rank)>& look);
+                              std::chrono::milliseconds timeout, const std::function<LateRank(int rank)>& look);
 
 }  // namespace caravan

@@ -19,12 +19,6 @@ namespace {
 
 int64_t bytes_of(const ConstBuffer& buffer) { return buffer.count * size_bytes(buffer.dtype); }
 
-void copy_in_to_out(const Operation& operation) {
-  if (operation.verb == Verb::broadcast || operation.verb == Verb::barrier || operation.out.count == 0) return;
-  if (operation.in.data == operation.out.data) return;
-  std::memcpy(operation.out.data, operation.in.data, static_cast<size_t>(bytes_of(operation.out)));
-}
-
 }  // namespace
 
 Communicator::Communicator(int rank, int size, std::string name, Lineage lineage)
@@ -55,6 +49,12 @@ const FlightLog* Communicator::flight_of(int rank) const noexcept {
 
 bool Communicator::takes(const Device& device, const Stream& stream) const noexcept {
   return device.kind == DeviceKind::cpu && stream.handle == nullptr;
+}
+
+void Communicator::copy_alone(const Operation& operation) const {
+  if (operation.verb == Verb::broadcast || operation.verb == Verb::barrier || operation.out.count == 0) return;
+  if (operation.in.data == operation.out.data) return;
+  std::memcpy(operation.out.data, operation.in.data, static_cast<size_t>(bytes_of(operation.out)));
 }
 
 void Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Call& call, Stream stream) {
@@ -174,7 +174,7 @@ bool Communicator::prepare(Operation& operation) {
   check(operation);
   count_traffic(operation);
   if (size_ == 1) {
-    if (touches_memory()) copy_in_to_out(operation);
+    if (touches_memory()) copy_alone(operation);
     return false;
   }
   operation.sequence = counter_of(operation)++;

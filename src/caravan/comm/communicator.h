@@ -46,20 +46,17 @@ struct Lineage {
 ///   - Order: the n-th collective a rank issues on a communicator meets the n-th of every other rank; the n-th send
 ///     to a peer meets the n-th recv from it. Collectives and the two directions of each pair are independent.
 ///   - Progress: waiting on any handle drives everything this rank has outstanding, on all communicators split from one
-///   world.
-///     A handle may be dropped; its operation is completed by later calls, at the latest when the communicator is
-///     destroyed.
+///     world. A handle may be dropped; its operation is completed by later calls, at the latest when the communicator
+///     is destroyed.
 ///   - Buffers: contiguous; `in` is not written; in and out are the same memory or do not overlap (where stated, `in`
-///   may be
-///     this rank's part of `out`). They belong to the operation until it is complete.
-///   - Same bits: sums are taken in rank order, or where a table of algorithms says otherwise (CommOptions) in another
-///   order fixed by the ranks; all_reduce gives every rank the same bits.
+///     may be this rank's part of `out`). They belong to the operation until it is complete.
+///   - Same bits: sums are taken in rank order, or where a table of algorithms (CommOptions) or hosts say otherwise in
+///     another order fixed by the ranks; all_reduce gives every rank the same bits.
 ///   - Counts of 0 are legal. A communicator of size 1 copies in to out and moves nothing.
 ///   - Errors, on every rank, before any result is used: UsageError if the arguments are wrong on their own; CommError
-///   if the
-///     ranks' calls differ in verb, op, dtype, sizes or root (both sides are named), if a peer is lost, or if `timeout`
-///     passes (operation, sequence number, call site and missing ranks are named). After a CommError the communicator
-///     is dead: every further call throws the first error again.
+///     if the ranks' calls differ in verb, op, dtype, sizes or root (both sides are named), if a peer is lost, or if
+///     `timeout` passes (operation, sequence number, call site and missing ranks are named). After a CommError the
+///     communicator is dead: every further call throws the first error again.
 ///   - Bytes sent: see wire_bytes; x = bytes of `in`, n = size().
 class Communicator {
  public:
@@ -70,7 +67,7 @@ class Communicator {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   const std::string& name() const noexcept { return name_; }
-  /// "thread", "shm", "gloo", "mpi", "record".
+  /// "thread", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "record".
   virtual std::string_view backend() const noexcept = 0;
   const Traffic& traffic() const noexcept { return traffic_; }
   /// The last operations of this rank, on this communicator and all others split from the same world.
@@ -160,6 +157,7 @@ class Communicator {
 
   /// Whether buffers on `device`, ordered on `stream`, can be taken. Default: host memory, no stream.
   virtual bool takes(const Device& device, const Stream& stream) const noexcept;
+  virtual void copy_alone(const Operation& operation) const;  ///< all there is to do at size 1. Default: by the host
 
   /// Starts one checked operation; size() > 1. May throw the error the communicator died of, then nothing was started.
   /// Called by the verbs above only.

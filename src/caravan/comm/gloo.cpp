@@ -33,42 +33,6 @@ constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 // A rank that starts has more to do than one that calls.
 constexpr milliseconds kLeastMeeting{5000};
 
-/// Our store as the one that gloo meets its peers in.
-class C10dStore final : public c10d::Store {
- public:
-  C10dStore(std::shared_ptr<caravan::Store> store, milliseconds timeout)
-      : c10d::Store(timeout), store_(std::move(store)) {}
-
-  using c10d::Store::set;
-  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<C10dStore>(store_, timeout_); }
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    store_->set(key, {reinterpret_cast<const char*>(value.data()), value.size()});
-  }
-  std::vector<uint8_t> get(const std::string& key) override {
-    const std::string value = store_->get(key, timeout_);
-    return {value.begin(), value.end()};
-  }
-  int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
-  bool deleteKey(const std::string& /*key*/) override { return false; }
-  bool check(const std::vector<std::string>& keys) override {
-    return std::ranges::all_of(keys, [&](const std::string& key) { return store_->has(key); });
-  }
-  int64_t getNumKeys() override {
-    throw InternalError({.op = "store", .fact = "c10d asked for the number of keys, which our store does not count"});
-  }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
-    const auto deadline = steady_clock::now() + timeout;
-    for (const std::string& key : keys) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
-      store_->get(key, std::max(left, milliseconds(0)));
-    }
-  }
-
- private:
-  std::shared_ptr<caravan::Store> store_;
-};
-
 /// What `call` returns; what gloo throws of a connection, in plain words.
 template <class Call>
 std::invoke_result_t<Call> plainly(const Call& call) {
@@ -119,9 +83,8 @@ std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const s
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
     options->threads = 1;  // for c10d's own collectives, which are not used
-    return std::make_shared<GlooTransport>(
-        c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<C10dStore>(prefixed(store, "c10d"), timeout),
-                                                    info.rank, info.world_size, std::move(options)));
+    return std::make_shared<GlooTransport>(c10::make_intrusive<c10d::ProcessGroupGloo>(
+        as_c10d_store(prefixed(store, "c10d"), timeout), info.rank, info.world_size, std::move(options)));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& exception) {

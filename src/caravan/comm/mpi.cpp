@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <sstream>
-#include <thread>
 
 #include <fmt/format.h>
 
@@ -11,6 +10,7 @@
 #include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/mpi_library.h"
+#include "caravan/comm/served_store.h"
 
 namespace caravan {
 namespace {
@@ -19,38 +19,6 @@ using std::chrono::milliseconds;
 
 constexpr size_t kLargestPiece = size_t{1} << 30;  // bytes
 constexpr milliseconds kLeastMeeting{5000};        // a rank that starts has more to do than one that calls
-constexpr milliseconds kFarewell{1000};
-constexpr milliseconds kPause{5};
-
-class MpiStore final : public Store {
- public:
-  MpiStore(std::unique_ptr<StoreServer> server, std::shared_ptr<Store> client, int world_size)
-      : server_(std::move(server)), client_(std::move(client)), world_size_(world_size) {}
-  ~MpiStore() override {
-    try {
-      int64_t ended = client_->add("mpi/ended", 1);
-      if (server_ == nullptr) return;
-      const auto deadline = std::chrono::steady_clock::now() + kFarewell;
-      while (ended < world_size_ && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(kPause);
-        ended = client_->add("mpi/ended", 0);
-      }
-    } catch (const std::exception&) {  // rank 0 is gone
-    }
-  }
-  MpiStore(const MpiStore&) = delete;
-  MpiStore& operator=(const MpiStore&) = delete;
-
-  void set(std::string_view key, std::string_view value) override { client_->set(key, value); }
-  std::string get(std::string_view key, milliseconds timeout) override { return client_->get(key, timeout); }
-  bool has(std::string_view key) override { return client_->has(key); }
-  int64_t add(std::string_view key, int64_t amount) override { return client_->add(key, amount); }
-
- private:
-  std::unique_ptr<StoreServer> server_;  // of rank 0
-  std::shared_ptr<Store> client_;
-  int world_size_;
-};
 
 /// What `call` returns; what MPI says as our error.
 template <class Call>
@@ -92,7 +60,7 @@ std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& o
   std::getline(lines, key.secret);
   std::getline(lines, address);
   auto client = connect_store(address, std::stoi(port), timeout, key, info.rank);
-  return std::make_shared<MpiStore>(std::move(server), std::move(client), info.world_size);
+  return make_served_store(std::move(server), std::move(client), info.world_size);
 }
 
 std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::shared_ptr<Store>& store,

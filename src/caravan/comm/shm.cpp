@@ -9,7 +9,7 @@
 namespace caravan {
 
 std::shared_ptr<Communicator> make_shm_world(const RankInfo& info, const std::shared_ptr<Store>& store,
-                                             const CommOptions& options) {
+                                             const CommOptions& options, std::vector<int> world_ranks) {
   if (info.world_size < 1 || info.rank < 0 || info.rank >= info.world_size) {
     throw UsageError({.op = "make_shm_world",
                       .fact = fmt::format("there is no rank {} in a world of {}", info.rank, info.world_size),
@@ -24,8 +24,8 @@ std::shared_ptr<Communicator> make_shm_world(const RankInfo& info, const std::sh
     meeting = shared::meet(info, *store, options.timeout);
     watch = std::make_unique<shared::ProcessWatch>(std::move(meeting.peers));
   }
-  return shared::SharedCommunicator::make_world(
-      std::make_shared<shared::Engine>(std::move(meeting.segment), info.rank, "shm", options, std::move(watch)));
+  return shared::SharedCommunicator::make_world(std::make_shared<shared::Engine>(
+      std::move(meeting.segment), info.rank, "shm", options, std::move(watch), std::move(world_ranks)));
 }
 
 }  // namespace caravan

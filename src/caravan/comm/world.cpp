@@ -1,5 +1,6 @@
 #include "caravan/comm/world.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,31 +9,20 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/gloo.h"
+#include "caravan/comm/hierarchical.h"
+#include "caravan/comm/hierarchical/hosts.h"
+#include "caravan/comm/hierarchical/topology.h"
 #include "caravan/comm/mpi.h"
 #include "caravan/comm/mpi_library.h"
+#include "caravan/comm/nccl.h"
+#include "caravan/comm/served_store.h"
 #include "caravan/comm/shared/shared_communicator.h"
 #include "caravan/comm/shm.h"
 
 namespace caravan {
 namespace {
 
-/// The store of ranks started by hand: rank 0 serves it as long as it holds it.
-class ServedStore final : public Store {
- public:
-  ServedStore(std::unique_ptr<StoreServer> server, std::shared_ptr<Store> client)
-      : server_(std::move(server)), client_(std::move(client)) {}
-
-  void set(std::string_view key, std::string_view value) override { client_->set(key, value); }
-  std::string get(std::string_view key, std::chrono::milliseconds timeout) override {
-    return client_->get(key, timeout);
-  }
-  bool has(std::string_view key) override { return client_->has(key); }
-  int64_t add(std::string_view key, int64_t amount) override { return client_->add(key, amount); }
-
- private:
-  std::unique_ptr<StoreServer> server_;
-  std::shared_ptr<Store> client_;
-};
+constexpr std::chrono::milliseconds kLeastMeeting{5000};  // a rank that starts has more to do than one that calls
 
 bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
@@ -55,14 +45,33 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
                     .action = std::move(action)});
 }
 
+/// The ranks tell each other where they are: what one host's launcher says of its own ranks is not known on others.
+std::shared_ptr<Communicator> make_best_world(const RankInfo& info, const std::shared_ptr<Store>& store,
+                                              const CommOptions& options) {
+  if (info.world_size == 1) return make_world_of_one(options);
+  if (info.local_world_size == info.world_size) return make_shm_world(info, store, options);
+  const auto own = prefixed(store, "auto");
+  const hierarchical::Topology topology(
+      hierarchical::find_hosts(info, *own, "", std::max(options.timeout, kLeastMeeting)));
+  if (topology.has_one_host()) return make_shm_world(info, store, options);
+  if (!topology.has_single_ranks()) {
+    return make_hierarchical_world(info, store, options, info.by_mpirun ? "mpi" : "gloo");
+  }
+  return info.by_mpirun ? make_mpi_world(info, store, options) : make_gloo_world(info, store, options);
+}
+
 }  // namespace
 
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
   if (info.world_size == 1) return local_store();
   if (info.by_mpirun) return open_mpi_store(info, options, log);
   if (info.agent_store) return connect_agent_store(info, options.timeout);
-  if (info.store_is_served || info.rank != 0) {
+  if (info.store_is_served) {
     return connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);
+  }
+  if (info.rank != 0) {
+    auto client = connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);
+    return make_served_store(nullptr, std::move(client), info.world_size);
   }
   // A name of this host may stand for 127.0.1.1 in its own hosts file: other hosts could not reach that.
   const std::string bound = is_loopback(info.master_addr) ? info.master_addr : "0.0.0.0";
@@ -74,32 +83,38 @@ std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& optio
         info.master_port));
   }
   auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout, info.key, 0);
-  return std::make_shared<ServedStore>(std::move(server), std::move(client));
+  return make_served_store(std::move(server), std::move(client), info.world_size);
 }
 
 std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
                                          const std::shared_ptr<Store>& store, const CommOptions& options) {
-  std::vector<std::string> known = {"auto", "thread", "shm", "gloo"};
-  if (!mpi::built().empty()) known.emplace_back("mpi");
+  if (backend == "auto") return make_best_world(info, store, options);
   if (backend == "shm") return make_shm_world(info, store, options);
   if (backend == "gloo") return make_gloo_world(info, store, options);
-  if (backend == "auto") {
-    if (info.world_size == 1) return make_world_of_one(options);
-    if (info.local_world_size == info.world_size) return make_shm_world(info, store, options);
-    return info.by_mpirun ? make_mpi_world(info, store, options) : make_gloo_world(info, store, options);
+  if (backend == "shm+gloo") return make_hierarchical_world(info, store, options, "gloo");
+  if (backend == "hierarchical") {
+    return make_hierarchical_world(info, store, options, info.by_mpirun ? "mpi" : "gloo");
   }
   if (backend == "thread") {
     if (info.world_size == 1) return make_world_of_one(options);
     refuse_backend(backend, info, "its ranks are threads of one process, and these are processes",
                    "choose auto, shm or gloo");
   }
-  if (backend == "mpi" && mpi::built().empty()) {
+  if (backend == "nccl") return make_nccl_world(info, store, options);
+  std::vector<std::string> known = {"auto", "thread", "shm", "gloo", "hierarchical", "shm+gloo"};
+  const bool has_mpi = !mpi::built().empty();
+  if (has_mpi) known.insert(known.end(), {"mpi", "shm+mpi"});
+  if (nccl_is_built()) known.emplace_back("nccl");
+  if (has_mpi && backend == "mpi") return make_mpi_world(info, store, options);
+  if (has_mpi && backend == "shm+mpi") return make_hierarchical_world(info, store, options, "mpi");
+  if (backend == "mpi" || backend == "shm+mpi") {
     refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(known)),
                    "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich");
   }
-  if (backend == "mpi") return make_mpi_world(info, store, options);
-  refuse_backend(backend, info, fmt::format("there is no such back-end; there are {}", join(known)),
-                 fmt::format("choose {}", nearest(backend, known)));
+  std::string fact = fmt::format("there is no such back-end; there are {}", join(known));
+  if (!has_mpi) fact += "; mpi and shm+mpi are not built";
+  if (!nccl_is_built()) fact += "; nccl is not built";
+  refuse_backend(backend, info, std::move(fact), fmt::format("choose {}", nearest(backend, known)));
 }
 
 }  // namespace caravan

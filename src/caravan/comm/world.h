@@ -15,9 +15,12 @@ namespace caravan {
 /// and one if strangers could reach it and no secret keeps them out.
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
 
-/// The world of this process by back-end name: "shm", "gloo", "mpi", or "auto": shm when all ranks are on one host,
-/// else mpi if mpirun has started them, else gloo. "thread" is the world of a process that is alone; several thread
-/// ranks are run by run_thread_ranks. Throws UsageError naming the back-ends that are built.
+/// The world of this process by back-end name: "shm", "gloo", "mpi", "nccl"; "shm+gloo" and
+/// "shm+mpi", shared memory inside hosts and messages between them; "hierarchical", the latter if mpirun has started
+/// the ranks, else the former; or "auto": shm when all ranks are on one host, else messages (mpi if mpirun has started
+/// them, else gloo), with shm where some host has more than one rank. "thread" is the world of a process that is alone;
+/// several thread ranks are run by run_thread_ranks. Throws UsageError naming the back-ends that are built, and those
+/// that are not.
 std::shared_ptr<Communicator> make_world(const std::string& backend, const RankInfo& info,
                                          const std::shared_ptr<Store>& store, const CommOptions& options = {});
 

@@ -264,7 +264,7 @@ std::vector<RecipeKey> training_keys() {
 std::vector<RecipeKey> system_keys() {
   return {
       choice("comm.backend", "what carries the collectives", FIELD(comm.backend),
-             {"auto", "thread", "shm", "gloo", "mpi"}),
+             {"auto", "thread", "shm", "gloo", "mpi", "hierarchical", "shm+gloo", "shm+mpi", "nccl"}),
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
       integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
               {0, 4096}),

@@ -108,7 +108,11 @@ void MessageCommunicator::abort(std::string_view reason) noexcept {
     text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
   } catch (const std::exception&) {  // no memory for more
   }
-  member_->close(member_->publish_failure(Member::kWorld, text));
+  end_world(text);
+}
+
+void MessageCommunicator::end_world(std::string_view fact) noexcept {
+  member_->close(member_->publish_failure(Member::kWorld, std::string(fact)));
 }
 
 std::vector<Lane*> MessageCommunicator::lanes() const {
@@ -234,8 +238,12 @@ std::exception_ptr MessageCommunicator::error_of(const Job& job) noexcept {
 
 std::exception_ptr MessageCommunicator::late_error(const Descriptor& call, std::span<const int> ranks) const {
   std::function<LateRank(int)> look;  // calls that are not compared are not known
-  if (seat_.check) look = [this](int world_rank) { return LateRank{seat_.last_calls->text(world_rank)}; };
+  if (seat_.check) look = [this](int rank) { return look_for(rank); };
   return caravan::late_error(seat_, call, ranks, member_->options().timeout, look);
+}
+
+LateRank MessageCommunicator::look_for(int rank) const {
+  return {seat_.last_calls->text(seat_.world_ranks[static_cast<size_t>(rank)])};
 }
 
 std::exception_ptr MessageCommunicator::lost_error(const Job& job, const PeerLost& lost) {

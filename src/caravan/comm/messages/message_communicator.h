@@ -8,12 +8,13 @@
 
 #include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/communicator.h"
+#include "caravan/comm/level.h"
 #include "caravan/comm/messages/member.h"
 
 namespace caravan::messages {
 
 /// A communicator over a Transport: collectives on one lane, the messages to and from each peer on lanes of their own.
-class MessageCommunicator final : public Communicator {
+class MessageCommunicator final : public Communicator, public Level {
  public:
   static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Member> member);
   MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage = {});
@@ -24,6 +25,10 @@ class MessageCommunicator final : public Communicator {
   void progress() override;
   void abort(std::string_view reason) noexcept override;
   bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
+
+  void end(const std::exception_ptr& error) noexcept override { fail(error); }
+  void end_world(std::string_view fact) noexcept override;
+  LateRank look_for(int rank) const override;
 
   /// Completes the operations that the lanes have done.
   void collect() noexcept;

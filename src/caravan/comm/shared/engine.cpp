@@ -26,14 +26,20 @@ int spins_before_yield(int num_ranks) {
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
-               std::unique_ptr<PeerWatch> watch)
+               std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks)
     : segment_(std::move(segment)),
       arena_(std::make_shared<Arena>(segment_, world_rank)),
       world_rank_(world_rank),
       backend_(backend),
       options_(options),
       watch_(std::move(watch)),
-      spins_(spins_before_yield(segment_->num_ranks())) {}
+      is_part_(!world_ranks.empty()),
+      world_ranks_(std::move(world_ranks)),
+      spins_(spins_before_yield(segment_->num_ranks())) {
+  for (int rank = static_cast<int>(world_ranks_.size()); rank < segment_->num_ranks(); ++rank) {
+    world_ranks_.push_back(rank);
+  }
+}
 
 Engine::~Engine() { segment_->rank(world_rank_).departed.store(1, std::memory_order_release); }
 
@@ -137,7 +143,7 @@ void Engine::look_for_ended_peers() {
   next_look_ = now + kLook;
   for (const EndedPeer& peer : watch_->ended()) {
     if (segment_->rank(peer.world_rank).departed.load(std::memory_order_acquire) != 0) continue;
-    const std::string text = fmt::format("rank {} of the world is lost: {}", peer.world_rank, peer.fact);
+    const std::string text = fmt::format("rank {} of the world is lost: {}", name_of(peer.world_rank), peer.fact);
     abort(peer.world_rank, text);
     if (lost_.empty()) lost_ = text;
   }

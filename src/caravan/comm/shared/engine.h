@@ -21,9 +21,10 @@ class SharedCommunicator;
 /// so ranks may wait for the same operations in different orders.
 class Engine {
  public:
-  /// `watch` may be null: ranks that are threads do not end alone.
+  /// `watch` may be null: ranks that are threads do not end alone. `world_ranks` is what errors call the ranks, where
+  /// the segment's is a part of a larger world; empty: as they are numbered in the segment.
   Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
-         std::unique_ptr<PeerWatch> watch);
+         std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -32,6 +33,12 @@ class Engine {
   const std::shared_ptr<Segment>& segment() const noexcept { return segment_; }
   const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
   int world_rank() const noexcept { return world_rank_; }
+  PeerWatch* watch() const noexcept { return watch_.get(); }
+  /// Whether the ranks of the segment are a part of a larger world.
+  bool is_part() const noexcept { return is_part_; }
+  /// What errors call the ranks of the segment.
+  const std::vector<int>& world_ranks() const noexcept { return world_ranks_; }
+  int name_of(int segment_rank) const noexcept { return world_ranks_[static_cast<size_t>(segment_rank)]; }
 
   void add(SharedCommunicator& communicator) { communicators_.push_back(&communicator); }
   void remove(SharedCommunicator& communicator);
@@ -78,6 +85,8 @@ class Engine {
   std::string_view backend_;
   CommOptions options_;
   std::unique_ptr<PeerWatch> watch_;
+  bool is_part_;
+  std::vector<int> world_ranks_;
   std::string
       lost_;  // the first peer found lost, in words, in case it died while it held the world's record of failure
   std::vector<SharedCommunicator*> communicators_;

@@ -1,6 +1,7 @@
 #include "caravan/comm/shared/shared_communicator.h"
 
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,20 +16,27 @@
 #include "caravan/comm/shared/mail.h"
 #include "caravan/comm/shared/relax.h"
 #include "caravan/comm/shared/split.h"
+#include "caravan/comm/shared/wait_errors.h"
 
 namespace caravan::shared {
 namespace {
 
 constexpr int kEagerSpins = 100;  // a pause takes as long as a flag does from core to core
 
-bool is_echo(const std::exception_ptr& error) {
+/// What another rank has told, if `error` says no more.
+std::optional<std::string> echo_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const PeerFailure&) {
-    return true;
+  } catch (const PeerFailure& failure) {
+    return failure.text().fact;
   } catch (...) {
-    return false;
+    return std::nullopt;
   }
+}
+
+std::shared_ptr<FlightRecorder> recorder_in(const Seat& seat) {
+  const auto rank = seat.segment_ranks[static_cast<size_t>(seat.rank)];
+  return std::make_shared<FlightRecorder>(seat.segment->rank(rank).flight, seat.segment);
 }
 
 }  // namespace
@@ -40,12 +48,17 @@ std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<Eng
   seat.rank = engine->world_rank();
   seat.size = seat.segment->num_ranks();
   seat.name = "world";
-  seat.world_ranks.resize(static_cast<size_t>(seat.size));
-  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  // Its log lies where the others can read what it was doing, whatever becomes of it.
-  Lineage lineage{0, std::make_shared<FlightRecorder>(seat.segment->rank(seat.rank).flight, seat.segment)};
+  seat.segment_ranks.resize(static_cast<size_t>(seat.size));
+  std::iota(seat.segment_ranks.begin(), seat.segment_ranks.end(), 0);
+  seat.world_ranks = engine->world_ranks();
+  Lineage lineage;
+  if (!engine->is_part()) lineage.recorder = recorder_in(seat);
   return std::make_shared<SharedCommunicator>(std::move(engine), std::move(seat), 0, std::move(lineage));
 }
+
+std::shared_ptr<FlightRecorder> SharedCommunicator::make_shared_recorder() const { return recorder_in(seat_); }
+
+LateRank SharedCommunicator::look_for(int rank) const { return shared::look_for(seat_, rank, engine_->watch()); }
 
 SharedCommunicator::SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot, Lineage lineage)
     : Communicator(seat.rank, seat.size, seat.name, std::move(lineage)),
@@ -89,7 +102,7 @@ void SharedCommunicator::leave() noexcept {
 void SharedCommunicator::abort(std::string_view reason) noexcept {
   try {
     engine_->abort(engine_->world_rank(),
-                   fmt::format("rank {} of the world gave up: {}", engine_->world_rank(), reason));
+                   fmt::format("rank {} of the world gave up: {}", engine_->name_of(engine_->world_rank()), reason));
   } catch (const std::exception&) {  // no memory for the text
     engine_->abort(engine_->world_rank(), reason);
   }
@@ -135,11 +148,19 @@ bool SharedCommunicator::advance() noexcept {
 }
 
 void SharedCommunicator::die(const std::exception_ptr& error) noexcept {
-  if (error_ == nullptr && slot_ >= 0 && !is_echo(error)) {
-    const std::string text = failed_first_text(rank(), error);
-    if (seat_.region.control().failure.publish(rank(), text)) seat_.ring_others();
-  }
+  if (error_ == nullptr && !echo_of(error)) tell(failed_first_text(rank(), error));
   end_all(error);
+}
+
+void SharedCommunicator::end(const std::exception_ptr& error) noexcept {
+  if (error_ != nullptr) return;
+  const auto echo = echo_of(error);
+  tell(echo ? *echo : failed_first_text(rank(), error));
+  end_all(error);
+}
+
+void SharedCommunicator::tell(const std::string& why) noexcept {
+  if (slot_ >= 0 && seat_.region.control().failure.publish(rank(), why)) seat_.ring_others();
 }
 
 void SharedCommunicator::end_all(const std::exception_ptr& error) noexcept {
@@ -233,7 +254,10 @@ std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> mem
   seat.rank = check_members(members, *this, name);
   seat.size = static_cast<int>(members.size());
   seat.name = std::move(name);
-  for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  for (const int member : members) {
+    seat.segment_ranks.push_back(seat_.segment_ranks[static_cast<size_t>(member)]);
+    seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  }
   SplitResult result;
   const uint64_t sequence = take_sequence();
   if (size() > 1) {

@@ -5,14 +5,16 @@
 #include <vector>
 
 #include "caravan/comm/communicator.h"
+#include "caravan/comm/level.h"
 #include "caravan/comm/shared/engine.h"
 
 namespace caravan::shared {
 
 /// A communicator over memory that its ranks share: threads of one process, or processes of one host.
-class SharedCommunicator final : public Communicator {
+class SharedCommunicator final : public Communicator, public Level {
  public:
-  /// The communicator of all ranks of the engine's segment, in its slot 0.
+  /// The communicator of all ranks of the engine's segment, in its slot 0. Where it is a part of a larger world, that
+  /// one writes its log where the others can read it, and this one its own elsewhere.
   static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
 
   /// `slot` is -1 for a communicator of one rank, which needs none.
@@ -21,8 +23,10 @@ class SharedCommunicator final : public Communicator {
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
   const FlightLog* flight_of(int rank) const noexcept override {
-    return &seat_.segment->rank(seat_.world_ranks[static_cast<size_t>(rank)]).flight;
+    return &seat_.segment->rank(seat_.segment_ranks[static_cast<size_t>(rank)]).flight;
   }
+  /// To this rank's log in the segment: others can read what it was doing, whatever becomes of it.
+  std::shared_ptr<FlightRecorder> make_shared_recorder() const;
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
   std::shared_ptr<void> allocate_shared(size_t bytes) override;
@@ -37,6 +41,9 @@ class SharedCommunicator final : public Communicator {
   bool advance() noexcept;
   /// Ends everything outstanding, and every later call, with `error`, which the other ranks are told.
   void die(const std::exception_ptr& error) noexcept;
+  void end(const std::exception_ptr& error) noexcept override;
+  void end_world(std::string_view fact) noexcept override { engine_->abort(engine_->world_rank(), fact); }
+  LateRank look_for(int rank) const override;
 
  private:
   void start(const std::shared_ptr<Operation>& operation) override;
@@ -47,6 +54,7 @@ class SharedCommunicator final : public Communicator {
   /// Does a task whose caller waits for it; throws its error.
   void complete(TaskQueue& queue, Task& task);
   void throw_if_dead(const Task& task);
+  void tell(const std::string& why) noexcept;
   void end_all(const std::exception_ptr& error) noexcept;
   TaskQueue& queue_of(const Operation& operation) noexcept;
   bool advance(TaskQueue& queue);

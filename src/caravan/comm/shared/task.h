@@ -15,13 +15,14 @@ namespace caravan::shared {
 /// One rank's place in one communicator: what every operation of it works on.
 struct Seat : GroupSeat {
   std::shared_ptr<Segment> segment;
+  std::vector<int> segment_ranks;  ///< of the ranks of this communicator; world_ranks is what errors call them
   std::shared_ptr<Arena> arena;
   Region region;
   uint64_t round = 0;                     ///< the last round of collectives that this rank has begun
   std::vector<const std::byte*> sources;  ///< scratch of one step, kept so that it allocates once
   std::vector<std::byte*> outs, piece_outs;
 
-  void ring(int to) const { segment->rank(world_ranks[static_cast<size_t>(to)]).doorbell.ring(); }
+  void ring(int to) const { segment->rank(segment_ranks[static_cast<size_t>(to)]).doorbell.ring(); }
   void ring_others() const {
     for (int peer = 0; peer < size; ++peer) {
       if (peer != rank) ring(peer);

@@ -5,16 +5,19 @@
 
 namespace caravan::shared {
 
+LateRank look_for(const Seat& seat, int rank, PeerWatch* watch) {
+  const auto at = static_cast<size_t>(rank);
+  LateRank late{seat.segment->rank(seat.segment_ranks[at]).flight.last_text(seat.world_ranks[at])};
+  if (watch == nullptr) return late;
+  const std::vector<StoppedPeer> stopped = watch->stopped();
+  const auto found = std::ranges::find(stopped, seat.segment_ranks[at], &StoppedPeer::world_rank);
+  if (found != stopped.end()) late.stopped_process = found->number;
+  return late;
+}
+
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, PeerWatch* watch) {
-  std::vector<StoppedPeer> stopped;
-  if (watch != nullptr) stopped = watch->stopped();
-  return caravan::late_error(seat, call, ranks, timeout, [&](int world_rank) {
-    LateRank late{seat.segment->rank(world_rank).flight.last_text(world_rank)};
-    const auto found = std::ranges::find(stopped, world_rank, &StoppedPeer::world_rank);
-    if (found != stopped.end()) late.stopped_process = found->number;
-    return late;
-  });
+  return caravan::late_error(seat, call, ranks, timeout, [&](int rank) { return look_for(seat, rank, watch); });
 }
 
 }  // namespace caravan::shared

@@ -11,4 +11,7 @@ namespace caravan::shared {
 std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, PeerWatch* watch);
 
+/// What is known of `rank`, which is late.
+LateRank look_for(const Seat& seat, int rank, PeerWatch* watch);
+
 }  // namespace caravan::shared

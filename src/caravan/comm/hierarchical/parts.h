@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "caravan/comm/types.h"
+
+namespace caravan::hierarchical {
+
+/// Where the parts of `counts` begin, and the end of the last.
+std::vector<int64_t> begins_of(std::span<const int64_t> counts);
+int64_t sum_of(std::span<const int64_t> counts);
+/// `count` in `n` nearly equal parts.
+std::vector<int64_t> equal_parts(int64_t count, int64_t n);
+/// counts[ranks[0]], counts[ranks[1]], ..
+std::vector<int64_t> counts_of(std::span<const int64_t> counts, std::span<const int> ranks);
+
+/// Copies the parts of `ranks` from `in`, which has the parts of all ranks in rank order, to `out` one after the other;
+/// and back. `counts` are of all ranks, in elements.
+void pack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
+          std::byte* out);
+void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
+            std::byte* out);
+
+/// Whether sums of `dtype` travel between the levels as fp32, and the conversions: to the nearest from it.
+bool adds_wide(ReduceOp op, Dtype dtype) noexcept;
+void widen(Dtype from, const std::byte* in, int64_t count, float* out) noexcept;
+void narrow(Dtype to, const float* in, int64_t count, std::byte* out) noexcept;
+
+}  // namespace caravan::hierarchical

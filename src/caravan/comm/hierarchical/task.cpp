@@ -1,0 +1,61 @@
+#include "caravan/comm/hierarchical/task.h"
+
+namespace caravan::hierarchical {
+
+void Task::then_here(std::function<void()> work) {
+  then([work = std::move(work)] {
+    work();
+    return Work{};
+  });
+}
+
+std::byte* Task::scratch(int64_t bytes) {
+  memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes)));
+  return memory_.back().get();
+}
+
+bool Task::advance() {
+  bool moved = false;
+  while (!finished_ && !failed_) {
+    if (!pending_.done()) return moved;
+    failed_ = true;
+    pending_.wait();  // throws what it ended with
+    pending_ = {};
+    moved = true;
+    if (steps_.empty()) {
+      finished_ = true;
+    } else {
+      const Step step = std::move(steps_.front());
+      steps_.pop_front();
+      pending_ = step();
+    }
+    failed_ = false;
+  }
+  return moved;
+}
+
+void Task::settle() noexcept {
+  try {
+    advance();
+  } catch (...) {  // what ends its communicator, too
+  }
+}
+
+bool Task::is_pending() {
+  bool pending = !pending_.done();
+  for (Work& work : others_) pending |= !work.done();
+  return pending;
+}
+
+void Task::drain() noexcept {
+  others_.push_back(std::move(pending_));
+  pending_ = {};
+  for (Work& work : others_) {
+    try {
+      work.wait();
+    } catch (...) {  // told already
+    }
+  }
+}
+
+}  // namespace caravan::hierarchical

@@ -1,0 +1,45 @@
+#include "tests/comm/hierarchical_ranks.h"
+#include "tests/comm/reference.h"
+#include "tests/comm/suites.h"
+
+namespace caravan::testing {
+namespace {
+
+// A host with one rank, hosts alike, the smaller host first; all on one host; hosts of single ranks.
+const auto kCases = ::testing::Values(hierarchical_case<2, 1>(), hierarchical_case<2, 2>(), hierarchical_case<1, 3>());
+const auto kOneLevel = ::testing::Values(hierarchical_case<2>(), hierarchical_case<1, 1>());
+const auto kUniform = ::testing::Values(hierarchical_case<2, 2>());
+const auto kInOrder = ::testing::Values(hierarchical_case<2, 1>());
+
+RankCase unchecked() {
+  RankCase result = hierarchical_case<2, 1>();
+  result.backend = "unchecked_" + result.backend;
+  result.run_ranks = run_unchecked_on_hosts<2, 1>;
+  return result;
+}
+const auto kUnchecked = ::testing::Values(unchecked());
+
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Reductions, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Movement, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, LargeSizes, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Messages, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Splits, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Asynchrony, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Faults, kCases, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, TrafficCounts, kUniform, case_name);
+INSTANTIATE_TEST_SUITE_P(Hierarchical, Algorithms, kInOrder, case_name);  // they take sums in rank order
+
+INSTANTIATE_TEST_SUITE_P(OneLevel, Reductions, kOneLevel, case_name);
+INSTANTIATE_TEST_SUITE_P(OneLevel, Movement, kOneLevel, case_name);
+INSTANTIATE_TEST_SUITE_P(OneLevel, Messages, kOneLevel, case_name);
+INSTANTIATE_TEST_SUITE_P(OneLevel, Splits, kOneLevel, case_name);
+INSTANTIATE_TEST_SUITE_P(OneLevel, Asynchrony, kOneLevel, case_name);
+INSTANTIATE_TEST_SUITE_P(OneLevel, Faults, kOneLevel, case_name);
+
+INSTANTIATE_TEST_SUITE_P(UncheckedHierarchical, Reductions, kUnchecked, case_name);
+INSTANTIATE_TEST_SUITE_P(UncheckedHierarchical, Movement, kUnchecked, case_name);
+INSTANTIATE_TEST_SUITE_P(UncheckedHierarchical, Asynchrony, kUnchecked, case_name);
+
+}  // namespace caravan::testing
