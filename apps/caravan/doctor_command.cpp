@@ -11,6 +11,7 @@
 #include "apps/caravan/doctor_report.h"
 #include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
+#include "caravan/comm/hierarchical/hosts.h"
 #include "caravan/comm/measure/core_ping.h"
 #include "caravan/comm/measure/cores.h"
 #include "caravan/comm/rendezvous.h"
@@ -39,21 +40,18 @@ constexpr int kExitLinkFails = 4;  // as CommError
 /// they found through the store.
 class Doctor {
  public:
-  Doctor(const RankInfo& info, Store& store) : info_(info), store_(store) {}
+  Doctor(const RankInfo& info, std::shared_ptr<Store> store) : info_(info), store_(std::move(store)) {}
 
-  Diagnosis diagnose(const std::shared_ptr<Store>& store) {
+  Diagnosis diagnose() {
     Diagnosis diagnosis{.num_ranks = info_.world_size};
     group_hosts(diagnosis);
-    std::vector<std::string> backends{"shm", "gloo"};
-    if (diagnosis.hosts.size() > 1) backends.erase(backends.begin());
-    if (info_.by_mpirun) backends.emplace_back("mpi");
     if (info_.world_size < 2) return diagnosis;
     bool has_working_backend = false;  // equal on every rank, as all know all errors
-    for (const std::string& backend : backends) {
+    for (const std::string& backend : candidates(diagnosis)) {
       BackendFinding finding{.name = backend};
       std::string error;
       try {
-        const auto world = make_world(backend, info_, store, {.timeout = kTimeout});
+        const auto world = make_world(backend, info_, store_, {.timeout = kTimeout});
         const measure::PinnedThread pinned(cores_, info_.local_rank);
         finding.links = measure::measure_links(*world);
         if (!has_working_backend) {
@@ -82,12 +80,12 @@ class Doctor {
     const auto key = [](int rank) { return fmt::format("doctor/done/{}", rank); };
     if (info_.rank == 0) {
       for (int rank = 1; rank < info_.world_size; ++rank) {
-        if (silent_.count(rank) == 0) store_.get(key(rank), kPatience);
+        if (silent_.count(rank) == 0) store_->get(key(rank), kPatience);
       }
       return;
     }
     try {
-      store_.set(key(info_.rank), "");
+      store_->set(key(info_.rank), "");
     } catch (const CommError&) {  // NOLINT: the word was heard, and rank 0 was gone before it could say so
     }
   }
@@ -96,18 +94,31 @@ class Doctor {
   /// What each rank says under `topic`; nothing of a rank that does not in kPatience.
   std::vector<std::optional<std::string>> exchange(const std::string& topic, const std::string& own) {
     const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
-    store_.set(key(info_.rank), own);
+    store_->set(key(info_.rank), own);
     std::vector<std::optional<std::string>> all;
     for (int rank = 0; rank < info_.world_size; ++rank) {
       try {
-        all.emplace_back(store_.get(key(rank), kPatience));
+        all.emplace_back(store_->get(key(rank), kPatience));
       } catch (const CommError&) {
-        if (!store_.has(key(info_.rank))) throw;  // the store is lost, not the rank
+        if (!store_->has(key(info_.rank))) throw;  // the store is lost, not the rank
         all.emplace_back(std::nullopt);
         silent_.insert(rank);
       }
     }
     return all;
+  }
+
+  /// What can carry this job; what is likely to be best first.
+  std::vector<std::string> candidates(const Diagnosis& diagnosis) const {
+    std::vector<std::string> names;
+    const size_t num_hosts = diagnosis.hosts.size();
+    const bool hosts_have_several = num_hosts > 1 && num_hosts < static_cast<size_t>(info_.world_size);
+    if (num_hosts == 1) names.emplace_back("shm");
+    if (hosts_have_several) names.emplace_back("shm+gloo");
+    if (hosts_have_several && info_.by_mpirun) names.emplace_back("shm+mpi");
+    names.emplace_back("gloo");
+    if (info_.by_mpirun) names.emplace_back("mpi");
+    return names;
   }
 
   void group_hosts(Diagnosis& diagnosis) {
@@ -121,13 +132,14 @@ class Doctor {
                          .where = fmt::format("rank {} of {}", info_.rank, info_.world_size),
                          .action = "look at its own output"});
       }
-      const auto facts = nlohmann::json::parse(*said).get<measure::HostFacts>();
-      size_t host = 0;
-      for (; host < diagnosis.hosts.size(); ++host) {
-        const measure::HostFacts& other = diagnosis.hosts[host].facts;
-        // Containers of one kernel have names of their own, and need not share memory.
-        if (other.boot_id == facts.boot_id && other.name == facts.name) break;
-      }
+    }
+    // By what ranks can share memory on: containers of one host are several.
+    const std::vector<int> hosts =
+        info_.world_size == 1 ? std::vector<int>{0}
+                              : hierarchical::find_hosts(info_, *prefixed(store_, "doctor/hosts"), "", kPatience);
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      const auto facts = nlohmann::json::parse(*all[static_cast<size_t>(rank)]).get<measure::HostFacts>();
+      const auto host = static_cast<size_t>(hosts[static_cast<size_t>(rank)]);
       if (host == diagnosis.hosts.size()) diagnosis.hosts.push_back({.facts = facts});
       diagnosis.hosts[host].ranks.push_back(rank);
       if (rank == info_.rank) host_ = host;
@@ -151,7 +163,7 @@ class Doctor {
   }
 
   const RankInfo& info_;
-  Store& store_;
+  std::shared_ptr<Store> store_;
   std::vector<int> cores_ = measure::usable_cores();
   size_t host_ = 0;
   std::optional<measure::MemoryRates> memory_;
@@ -164,8 +176,8 @@ int doctor(const DoctorArguments& arguments) {
   plan_ranks(arguments.ranks, "");  // refuses --ranks that does not fit the environment
   const RankInfo info = RankInfo::from_environment();
   const auto store = open_store(info);
-  Doctor doctor(info, *store);
-  const Diagnosis diagnosis = doctor.diagnose(store);
+  Doctor doctor(info, store);
+  const Diagnosis diagnosis = doctor.diagnose();
   doctor.part();
   if (info.rank != 0) return 0;
   fmt::print("{}", arguments.json ? to_json(diagnosis) : to_text(diagnosis));

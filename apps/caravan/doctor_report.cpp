@@ -15,9 +15,11 @@ using nlohmann::ordered_json;
 constexpr size_t kMostLinesOfLinks = 20;
 constexpr double kLongBytes = 4 << 20;
 
-/// Microseconds of 8 bytes and then 4 MiB over the slowest link.
+/// Microseconds of 8 bytes and then 4 MiB over each link.
 double cost_us(const BackendFinding& finding) {
-  return finding.worst_latency_us() + kLongBytes / finding.worst_bandwidth_gb_s() / 1e3;
+  double sum = 0;
+  for (const measure::Link& link : finding.links) sum += link.latency_us + kLongBytes / link.bandwidth_gb_s / 1e3;
+  return sum;
 }
 
 const BackendFinding* best_of(const std::vector<BackendFinding>& findings) {
@@ -162,7 +164,7 @@ std::string Diagnosis::reason() const {
                            : fmt::format("; {}: {:.2f} us and {:.2f} GB/s", other.name, other.worst_latency_us(),
                                          other.worst_bandwidth_gb_s());
   }
-  return text + (hosts.size() == 1 ? "" : fmt::format("; {} hosts, so shared memory does not reach all", hosts.size()));
+  return text + (hosts.size() == 1 ? "" : fmt::format("; {} hosts: shared memory does not reach all", hosts.size()));
 }
 
 bool Diagnosis::all_links_work() const {
