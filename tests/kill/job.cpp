@@ -16,39 +16,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/ranks/environment.h"
+
 namespace caravan::kill {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string mark() { return "CARAVAN_TEST_KILL=" + std::to_string(getpid()); }
+constexpr const char* kMark = "CARAVAN_TEST_KILL";  // whose job a process belongs to
 
-std::vector<std::string> environment_of(int rank, int num_ranks, int port, const JobKey& key) {
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
-  const auto set = [&](const std::string& name, const std::string& value) {
-    std::erase_if(variables, [&](const std::string& text) { return text.starts_with(name + "="); });
-    variables.push_back(name + "=" + value);
-  };
-  set("RANK", std::to_string(rank));
-  set("LOCAL_RANK", std::to_string(rank));
-  set("WORLD_SIZE", std::to_string(num_ranks));
-  set("LOCAL_WORLD_SIZE", std::to_string(num_ranks));
-  set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(port));
-  set("CARAVAN_STORE_SERVED", "1");
-  set("CARAVAN_JOB_ID", key.id);
-  set("CARAVAN_SECRET", key.secret);
-  variables.push_back(mark());
-  return variables;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (std::string& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
+std::string mark() { return std::string(kMark) + "=" + std::to_string(getpid()); }
 
 void read_more(int fd, std::string& to) {
   std::array<char, 4096> bytes;
@@ -69,13 +46,15 @@ Job::Job(const std::string& program, int num_ranks, uint64_t seed)
     if (pipe2(pipe.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw std::runtime_error("no pipe");
     rank.out = pipe[0];
     std::vector<std::string> words{program, std::to_string(seed)};
-    std::vector<std::string> variables = environment_of(i, num_ranks, server_.port(), key_);
+    std::vector<std::string> variables = testing::rank_environment(
+        i, num_ranks, server_.port(),
+        {{"CARAVAN_JOB_ID", key_.id}, {"CARAVAN_SECRET", key_.secret}, {kMark, std::to_string(getpid())}});
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
     posix_spawn_file_actions_adddup2(&actions, pipe[1], 2);
-    const int error =
-        posix_spawn(&rank.pid, program.c_str(), &actions, nullptr, pointers(words).data(), pointers(variables).data());
+    const int error = posix_spawn(&rank.pid, program.c_str(), &actions, nullptr, testing::pointers(words).data(),
+                                  testing::pointers(variables).data());
     posix_spawn_file_actions_destroy(&actions);
     close(pipe[1]);
     if (error != 0) throw std::runtime_error(program + ": " + std::strerror(error));

@@ -18,6 +18,7 @@
 
 #include "caravan/comm/rendezvous.h"
 #include "caravan/comm/shm.h"
+#include "tests/ranks/environment.h"
 
 namespace caravan::testing {
 namespace {
@@ -50,36 +51,10 @@ std::string current_test() {
   std::exit(::testing::Test::HasFailure() ? 1 : 0);
 }
 
-std::vector<std::string> environment_of(int rank, int ranks, int port, int call) {
-  std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    // What ctest or a user told gtest is for this process: shards, XML output.
-    if (!text.starts_with("GTEST_") && !text.starts_with("RANK=")) variables.emplace_back(text);
-  }
-  const auto set = [&](const std::string& name, const std::string& value) { variables.push_back(name + "=" + value); };
-  set("RANK", std::to_string(rank));
-  set("LOCAL_RANK", std::to_string(rank));
-  set("WORLD_SIZE", std::to_string(ranks));
-  set("LOCAL_WORLD_SIZE", std::to_string(ranks));
-  set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(port));
-  set("CARAVAN_STORE_SERVED", "1");
-  set(kCallVariable, std::to_string(call));
-  return variables;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (std::string& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 class Process {
  public:
   Process(int rank, int ranks, int port, int call) : output_(memfd_create("output", MFD_CLOEXEC)) {
-    std::vector<std::string> variables = environment_of(rank, ranks, port, call);
+    std::vector<std::string> variables = rank_environment(rank, ranks, port, {{kCallVariable, std::to_string(call)}});
     std::vector<std::string> words{"/proc/self/exe", "--gtest_filter=" + current_test(), "--gtest_brief=1",
                                    "--gtest_also_run_disabled_tests"};
     posix_spawn_file_actions_t actions;

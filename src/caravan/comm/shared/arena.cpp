@@ -8,14 +8,12 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/comm/shared/pages.h"
 
 namespace caravan::shared {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kUnit = size_t{1} << 20;
-
-size_t whole_pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
 /// The first page of a shared block.
 struct SharedHead {
@@ -53,7 +51,7 @@ std::byte* Arena::take(size_t bytes) {
 
 std::shared_ptr<void> Arena::allocate(size_t bytes) {
   if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
-  const size_t rounded = whole_pages(bytes);
+  const size_t rounded = whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = take(rounded);
   prefault(memory, rounded);
   MemoryCounter* counter = &MemoryCounter::current();
@@ -67,7 +65,7 @@ std::shared_ptr<void> Arena::allocate(size_t bytes) {
 
 std::shared_ptr<void> Arena::allocate_shared(size_t bytes, int users, uint64_t& offset) {
   if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
-  const size_t rounded = kPage + whole_pages(bytes);
+  const size_t rounded = kPage + whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = take(rounded);
   new (memory) SharedHead{static_cast<uint32_t>(users)};
   offset = segment_->offset_of(memory, rounded);
@@ -75,7 +73,7 @@ std::shared_ptr<void> Arena::allocate_shared(size_t bytes, int users, uint64_t& 
 }
 
 std::shared_ptr<void> Arena::adopt(uint64_t offset, size_t bytes, int users) {
-  const size_t rounded = kPage + whole_pages(bytes);
+  const size_t rounded = kPage + whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = segment_->at(offset);
   prefault(memory, rounded);
   // The memory is there once: every rank is charged its share.

@@ -10,14 +10,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/shared/pages.h"
 #include "caravan/comm/shared/region.h"
 
 namespace caravan::shared {
 namespace {
 
-constexpr size_t kPage = 4096;
-
-size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 size_t control_bytes(int num_ranks) {
   return whole_pages(sizeof(WorldControl) + static_cast<size_t>(num_ranks) * sizeof(RankControl));
 }
