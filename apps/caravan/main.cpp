@@ -20,9 +20,6 @@
 namespace caravan::app {
 namespace {
 
-/// More is a slip of the finger that would bring the host down.
-constexpr int kMostRanksOfAHost = 1024;
-
 /// The program every rank runs, beside this one.
 std::string rank_program() {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "caravan-rank").string();
@@ -38,9 +35,9 @@ std::string rank_program() {
 
 /// Becomes the one process of the plan, or starts its ranks, each with this command line.
 int start(const RankPlan& plan, const char* op, int argc, char** argv) {
-  if (plan.is_one_host && plan.num_ranks > kMostRanksOfAHost) {
+  if (const int most = most_local_ranks(); plan.is_one_host && plan.num_ranks > most) {
     throw UsageError({op, "ranks", fmt::format("{} on one host", plan.num_ranks), "",
-                      fmt::format("use {} or fewer, or start them on more hosts", kMostRanksOfAHost)});
+                      fmt::format("use {} or fewer, or start them on more hosts", most)});
   }
   if (plan.is_one_process) become_rank(argv);
   return launch({.num_ranks = plan.num_ranks,

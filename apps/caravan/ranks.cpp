@@ -43,6 +43,11 @@ std::optional<RankPlan> plan_of_environment(std::optional<int> asked) {
 
 }  // namespace
 
+int most_local_ranks() {
+  constexpr int kMostPerCore = 32;
+  return kMostPerCore * usable_cores();
+}
+
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   if (const auto started = plan_of_environment(asked)) {
     mesh_axes(recipe, started->num_ranks);

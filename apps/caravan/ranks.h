@@ -23,6 +23,9 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 /// The same for a command without a recipe over back-end `backend`: 2 ranks if nobody says how many.
 RankPlan plan_ranks(std::optional<int> asked, const std::string& backend);
 
+/// The most ranks that are started on this host: more is a slip of the finger that would bring it down.
+int most_local_ranks();
+
 /// Threads for the arithmetic of each of `ranks_on_host`: what the recipe says, else the cores of the host shared out.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
 
