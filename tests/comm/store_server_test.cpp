@@ -46,6 +46,23 @@ TEST(StoreServer, ManyClientsMeet) {
   }
 }
 
+TEST(StoreServer, KnowsWhichRanksHaveGone) {
+  const StoreServer server("127.0.0.1", 0);
+  const auto one = connect_store("127.0.0.1", server.port(), kTimeout, {}, 1);
+  auto two = connect_store("127.0.0.1", server.port(), kTimeout, {}, 2);
+  EXPECT_FALSE(one->has_left(2));
+  EXPECT_FALSE(one->has_left(3)) << "it has not come";
+  two->set("said", "before");
+  two.reset();
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
+  EXPECT_EQ(get_from(*one, "said", 2, deadline), "before");
+  EXPECT_EQ(get_from(*one, "unsaid", 2, deadline), std::nullopt);
+  EXPECT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_TRUE(prefixed(one, "part", {1, 2})->has_left(1)) << "what is rank 1 of the part";
+  two = connect_store("127.0.0.1", server.port(), kTimeout, {}, 2);
+  EXPECT_FALSE(one->has_left(2));
+}
+
 TEST(StoreServer, ClientsMayComeFirst) {
   int port = 0;
   { port = StoreServer("127.0.0.1", 0).port(); }

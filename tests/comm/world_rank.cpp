@@ -7,8 +7,8 @@
 #include "caravan/comm/world.h"
 
 /// One rank as a launcher starts it: finds its job in the environment, makes the world of the back-end it is told and
-/// uses every kind of call on it. `world_rank BACKEND [die|die_at_first]`: the last rank ends in mid-job, in every
-/// attempt or torchrun's first.
+/// uses every kind of call on it. `world_rank BACKEND [die|die_at_first|die_early]`: the last rank ends in
+/// mid-job, in every attempt or torchrun's first, or before there is a world.
 int main(int argc, char** argv) {
   const std::string backend = argc > 1 ? argv[1] : "auto";
   const std::string fault = argc > 2 ? argv[2] : "";
@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
     const RankInfo info = RankInfo::from_environment();
     const CommOptions options{.timeout = std::chrono::seconds(20)};
     const auto store = open_store(info, options);
+    if (fault == "die_early" && info.rank + 1 == info.world_size) std::_Exit(77);
     const auto world = make_world(backend, info, store, options);
     const bool last = world->rank() + 1 == world->size();
     std::vector<float> data(100'000, static_cast<float>(world->rank() + 1));

@@ -63,6 +63,17 @@ TEST(World, RanksStartedByHand) {
   }
 }
 
+/// Its connection to the store closes: nobody waits for it until the time-out, which is 20 s.
+TEST(World, RankThatEndsBeforeTheWorldIsNamed) {
+  for (const std::string backend : {"gloo", "shm", "auto", "shm+gloo"}) {
+    const int port = free_port();
+    const Ended ended = shell(by_hand(1, "127.0.0.1", port, 2) + kRank + " " + backend + " die_early & " +
+                              by_hand(0, "127.0.0.1", port, 2) + kRank + " " + backend + " die_early");
+    EXPECT_EQ(ended.exit_code, 4) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("rank 1 of 2 ended before the ranks met")) << backend;
+  }
+}
+
 TEST(World, LostRankIsNamed) {
   const int port = free_port();
   const Ended ended = shell(by_hand(1, "127.0.0.1", port, 2) + kRank + " gloo die & " +

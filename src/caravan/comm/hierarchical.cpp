@@ -47,7 +47,8 @@ std::shared_ptr<Communicator> make_hierarchical_world(const RankInfo& info, cons
   RankInfo here = info;
   here.rank = here.local_rank = levels.place();
   here.world_size = here.local_world_size = static_cast<int>(levels.mates().size());
-  const auto store_of_host = own != nullptr ? prefixed(own, fmt::format("host {}", levels.host())) : nullptr;
+  const auto store_of_host =
+      own != nullptr ? prefixed(own, fmt::format("host {}", levels.host()), levels.mates()) : nullptr;
   levels.inner = make_shm_world(here, store_of_host, options, levels.mates());
   if (!levels.topology.has_one_host()) {
     levels.everyone = outer == "gloo" ? make_gloo_world(info, own, options) : make_mpi_world(info, own, options);

@@ -36,6 +36,7 @@ class ServedStore final : public Store {
   std::string get(std::string_view key, milliseconds timeout) override { return client_->get(key, timeout); }
   bool has(std::string_view key) override { return client_->has(key); }
   int64_t add(std::string_view key, int64_t amount) override { return client_->add(key, amount); }
+  bool has_left(int rank) override { return client_->has_left(rank); }
 
  private:
   std::unique_ptr<StoreServer> server_;  // of rank 0

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "caravan/base/error.h"
 #include "caravan/comm/rendezvous.h"
 #include "caravan/comm/store_counter.h"
 #include "caravan/comm/store_errors.h"
@@ -13,6 +14,7 @@
 namespace caravan {
 namespace {
 
+constexpr std::chrono::milliseconds kLook{100};
 constexpr const char* kWhere = "store of this process";
 constexpr std::chrono::milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not overflow
 
@@ -56,8 +58,8 @@ class LocalStore final : public Store {
 
 class PrefixedStore final : public Store {
  public:
-  PrefixedStore(std::shared_ptr<Store> store, std::string prefix)
-      : store_(std::move(store)), prefix_(std::move(prefix) + "/") {}
+  PrefixedStore(std::shared_ptr<Store> store, std::string prefix, std::vector<int> ranks)
+      : store_(std::move(store)), prefix_(std::move(prefix) + "/"), ranks_(std::move(ranks)) {}
 
   void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
   std::string get(std::string_view key, std::chrono::milliseconds timeout) override {
@@ -65,20 +67,39 @@ class PrefixedStore final : public Store {
   }
   bool has(std::string_view key) override { return store_->has(full(key)); }
   int64_t add(std::string_view key, int64_t amount) override { return store_->add(full(key), amount); }
+  bool has_left(int rank) override {
+    return store_->has_left(ranks_.empty() ? rank : ranks_.at(static_cast<size_t>(rank)));
+  }
 
  private:
   std::string full(std::string_view key) const { return prefix_ + std::string(key); }
 
   std::shared_ptr<Store> store_;
   std::string prefix_;
+  std::vector<int> ranks_;
 };
 
 }  // namespace
 
 std::shared_ptr<Store> local_store() { return std::make_shared<LocalStore>(); }
 
-std::shared_ptr<Store> prefixed(std::shared_ptr<Store> store, std::string prefix) {
-  return std::make_shared<PrefixedStore>(std::move(store), std::move(prefix));
+std::shared_ptr<Store> prefixed(std::shared_ptr<Store> store, std::string prefix, std::vector<int> ranks) {
+  return std::make_shared<PrefixedStore>(std::move(store), std::move(prefix), std::move(ranks));
+}
+
+std::optional<std::string> get_from(Store& store, std::string_view key, int rank,
+                                    std::chrono::steady_clock::time_point deadline) {
+  for (;;) {
+    const bool has_left = store.has_left(rank);  // what it had set before is there by now
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::max(deadline, now) - now);
+    try {
+      return store.get(key, has_left ? std::chrono::milliseconds(0) : std::min(left, kLook));
+    } catch (const CommError&) {
+      if (store.has(key)) continue;  // throws if it is the store that is lost
+      if (has_left || now >= deadline) return std::nullopt;
+    }
+  }
 }
 
 }  // namespace caravan

@@ -55,6 +55,8 @@ class StoreClient final : public Store {
     return decode_number(sum);
   }
 
+  bool has_left(int rank) override { return has(left_key(rank)); }
+
  private:
   std::string ask(const Request& request, milliseconds wait = milliseconds(0));
   Fd take(Deadline deadline);

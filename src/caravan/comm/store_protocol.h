@@ -49,4 +49,7 @@ std::optional<Reply> decode_reply(std::string_view body);
 std::string encode_number(int64_t number);
 int64_t decode_number(std::string_view bytes);  ///< 8 bytes
 
+/// The key that the server sets when the last connection of `rank` has closed.
+inline std::string left_key(int rank) { return "/left/" + std::to_string(rank); }
+
 }  // namespace caravan::store_protocol

@@ -64,6 +64,7 @@ class Loop {
   bool take_request(Connection& connection);
   void answer(Connection& connection, const Request& request);
   void answer_waiters(const std::string& key);
+  void note_left(int rank);
   void refuse(Connection& connection, const std::string& reason);
 
   Fd listener_;
@@ -129,7 +130,8 @@ void Loop::serve(Connection& connection, short events) {
     connection.flush();
   } else if (connection.waiting || !connection.read_more()) {
     if (!connection.admitted) return refuse(connection, "it left before it said who it is");
-    return connection.drop();
+    connection.drop();
+    return note_left(connection.door.rank());
   }
   work_off(connection);
   connection.limit(options_.stall_timeout);
@@ -151,6 +153,13 @@ void Loop::expire(Connection& connection) {
                                                        connection.door.rank(), seconds(options_.stall_timeout))
                                          : fmt::format("it did not say who it is within {:.1f} s ({} bytes came)",
                                                        seconds(options_.handshake_timeout), connection.in.size()));
+}
+
+/// A rank has as many connections as threads ask at once; with the last it is gone.
+void Loop::note_left(int rank) {
+  const bool is_here = std::ranges::any_of(
+      connections_, [&](const Connection& c) { return c.fd && c.admitted && c.door.rank() == rank; });
+  if (rank >= 0 && !is_here) values_[left_key(rank)] = "";
 }
 
 void Loop::refuse(Connection& connection, const std::string& reason) {
@@ -176,7 +185,10 @@ bool Loop::take_handshake(Connection& connection) {
     return true;
   }
   connection.admitted = state == StoreDoor::State::admitted;
-  if (connection.admitted) connection.deadline = Deadline::max();
+  if (connection.admitted) {
+    connection.deadline = Deadline::max();
+    values_.erase(left_key(connection.door.rank()));
+  }
   return answered;
 }
 

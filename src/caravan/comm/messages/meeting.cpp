@@ -1,6 +1,5 @@
 #include "caravan/comm/messages/meeting.h"
 
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -19,21 +18,21 @@ void meet(std::string_view backend, const RankInfo& info, Store& store, std::chr
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   store.set(fmt::format("here/{}", info.rank), "");
   std::vector<int64_t> absent;
+  std::vector<int64_t> gone;
   for (int rank = 0; rank < info.world_size; ++rank) {
-    const std::string key = fmt::format("here/{}", rank);
-    while (!store.has(key)) {
-      if (std::chrono::steady_clock::now() >= deadline) {
-        absent.push_back(rank);
-        break;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    if (get_from(store, fmt::format("here/{}", rank), rank, gone.empty() ? deadline : deadline - timeout)) continue;
+    absent.push_back(rank);
+    if (store.has_left(rank)) gone.push_back(rank);
   }
   if (absent.empty()) return;
+  const std::string what = gone.empty()
+                               ? fmt::format("did not come within {} s", static_cast<double>(timeout.count()) / 1e3)
+                               : "ended before the ranks met";
+  if (!gone.empty()) absent = std::move(gone);
   throw CommError({.op = std::string(backend),
                    .subject = "world",
-                   .fact = fmt::format("{} {} of {} did not come within {} s", absent.size() == 1 ? "rank" : "ranks",
-                                       join(absent), info.world_size, static_cast<double>(timeout.count()) / 1e3),
+                   .fact = fmt::format("{} {} of {} {}", absent.size() == 1 ? "rank" : "ranks", join(absent),
+                                       info.world_size, what),
                    .where = fmt::format("rank {}", info.rank),
                    .action = "start all ranks with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
 }

@@ -34,7 +34,7 @@ Announcement from_text(const std::string& text, int64_t rank) {
     const auto json = nlohmann::json::parse(text);
     return {json.at("boot"), json.at("network"), json.at("user"), json.at("host"), json.at("socket"), json.at("token")};
   } catch (const nlohmann::json::exception& error) {
-    throw CommError({.op = "shm",
+    throw CommError({.op = "comm",
                      .subject = fmt::format("rank {}", rank),
                      .fact = fmt::format("what it says of itself cannot be read: {}", error.what()),
                      .action = "run the same build of Caravan on every rank"});
@@ -58,13 +58,21 @@ Announcement Announcement::own(std::string socket, uint64_t token) {
           .token = token};
 }
 
-void throw_late(const std::vector<int64_t>& missing, const RankInfo& info, milliseconds timeout) {
-  throw CommError({.op = "shm",
-                   .subject = "world",
-                   .fact = fmt::format("rank{} {} of {} did not come within {} s", missing.size() == 1 ? "" : "s",
-                                       join(missing), info.world_size, std::chrono::duration<double>(timeout).count()),
-                   .where = where(info),
-                   .action = "look at what the missing ranks say; they may have failed before they came"});
+void throw_missing(std::vector<int64_t> missing, const RankInfo& info, Store& store, milliseconds timeout) {
+  std::vector<int64_t> gone;
+  for (const int64_t rank : missing) {
+    if (store.has_left(static_cast<int>(rank))) gone.push_back(rank);
+  }
+  const std::string what = gone.empty()
+                               ? fmt::format("did not come within {} s", std::chrono::duration<double>(timeout).count())
+                               : "ended before the ranks met";
+  if (!gone.empty()) missing = std::move(gone);
+  throw CommError(
+      {.op = "comm",
+       .subject = "world",
+       .fact = fmt::format("rank{} {} of {} {}", missing.size() == 1 ? "" : "s", join(missing), info.world_size, what),
+       .where = where(info),
+       .action = "look at what the missing ranks say; they may have failed before they came"});
 }
 
 std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info, Store& store, milliseconds timeout) {
@@ -75,17 +83,15 @@ std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info
   store.set(key(info.rank), to_text(own));
   std::vector<Announcement> all;
   for (int64_t rank = 0; rank < info.world_size; ++rank) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    try {
-      all.push_back(from_text(store.get(key(rank), std::max(left, milliseconds(0))), rank));
-    } catch (const CommError&) {
-      std::vector<int64_t> missing;
-      for (int64_t r = rank; r < info.world_size; ++r) {
-        if (!store.has(key(r))) missing.push_back(r);  // throws if it is the store that is lost
-      }
-      if (missing.empty()) throw;
-      throw_late(missing, info, timeout);
+    if (const auto said = get_from(store, key(rank), static_cast<int>(rank), deadline)) {
+      all.push_back(from_text(*said, rank));
+      continue;
     }
+    std::vector<int64_t> missing;
+    for (int64_t r = rank; r < info.world_size; ++r) {
+      if (r == rank || !store.has(key(r))) missing.push_back(r);
+    }
+    throw_missing(std::move(missing), info, store, timeout);
   }
   return all;
 }

@@ -21,16 +21,16 @@ struct Announcement {
   static Announcement own(std::string socket, uint64_t token);
 };
 
-/// Shows `own` to all ranks and waits for theirs, in the order of the ranks. Throws CommError naming the ranks that did
-/// not come before the deadline, `timeout` ago.
+/// Shows `own` to all ranks and waits for theirs, in the order of the ranks. Throws CommError naming the ranks that do
+/// not come within `timeout`, or have gone.
 std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info, Store& store,
                                    std::chrono::milliseconds timeout);
 
 /// Throws UsageError unless all are on one host and of one user; the same error on every rank.
 void check_one_host(const std::vector<Announcement>& all, const RankInfo& info);
 
-/// "rank 3" or "ranks 3, 5" of `info.world_size` did not come within `timeout`.
-[[noreturn]] void throw_late(const std::vector<int64_t>& missing, const RankInfo& info,
-                             std::chrono::milliseconds timeout);
+/// "rank 3" or "ranks 3, 5" of `info.world_size` did not come within `timeout`, or those of them that have gone.
+[[noreturn]] void throw_missing(std::vector<int64_t> missing, const RankInfo& info, Store& store,
+                                std::chrono::milliseconds timeout);
 
 }  // namespace caravan::shared

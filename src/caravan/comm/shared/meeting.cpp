@@ -17,6 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+constexpr milliseconds kLook{100};
+
 struct Schedule {
   milliseconds timeout;
   Deadline deadline;
@@ -48,8 +50,8 @@ uint64_t random_token() {
 /// Rank 0: waits for the others and gives them what they need.
 class Host {
  public:
-  Host(const RankInfo& info, const LocalSocket& listener, uint64_t token)
-      : info_(info), listener_(listener), token_(token), guests_(static_cast<size_t>(info.world_size)) {}
+  Host(const RankInfo& info, Store& store, const LocalSocket& listener, uint64_t token)
+      : info_(info), store_(store), listener_(listener), token_(token), guests_(static_cast<size_t>(info.world_size)) {}
 
   std::vector<PeerProcess> run(const Fd& memory, const Schedule& schedule) {
     try {
@@ -76,13 +78,17 @@ class Host {
   };
 
   void let_in(const Schedule& schedule) {
-    auto socket = listener_.accept(schedule.deadline);
+    auto socket = listener_.accept(std::min(schedule.deadline, steady_clock::now() + kLook));
     if (!socket.has_value()) {
       std::vector<int64_t> missing;
+      bool somebody_left = false;
       for (int rank = 1; rank < info_.world_size; ++rank) {
-        if (!guests_[static_cast<size_t>(rank)].has_value()) missing.push_back(rank);
+        if (guests_[static_cast<size_t>(rank)].has_value()) continue;
+        missing.push_back(rank);
+        somebody_left = somebody_left || store_.has_left(rank);
       }
-      throw_late(missing, info_, schedule.timeout);
+      if (!somebody_left && steady_clock::now() < schedule.deadline) return;
+      throw_missing(std::move(missing), info_, store_, schedule.timeout);
     }
     // A stranger, or a rank that died at once: it does not count, and must not hold up the others.
     if (socket->peer_user() != geteuid()) return;
@@ -131,6 +137,7 @@ class Host {
   }
 
   const RankInfo& info_;
+  Store& store_;
   const LocalSocket& listener_;
   uint64_t token_;
   std::vector<std::optional<Guest>> guests_;  // by rank; that of rank 0 stays empty
@@ -195,7 +202,7 @@ Meeting meet(const RankInfo& info, Store& store, milliseconds timeout) {
   Meeting meeting{Segment::map(memory.get(), info.world_size), {}};
   meeting.segment->take_slot();  // slot 0: the world
   check_one_host(exchange(Announcement::own(listener.name(), token), info, store, timeout), info);
-  meeting.peers = Host(info, listener, token).run(memory, schedule);
+  meeting.peers = Host(info, store, listener, token).run(memory, schedule);
   return meeting;
 }
 
