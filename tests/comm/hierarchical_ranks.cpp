@@ -1,5 +1,6 @@
 #include "tests/comm/hierarchical_ranks.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -8,6 +9,8 @@
 
 namespace caravan::testing {
 namespace {
+
+constexpr std::chrono::milliseconds kLeastTimeout{600};
 
 std::string host_of(int rank, const std::vector<int>& hosts) {
   size_t host = 0;
@@ -26,7 +29,9 @@ int num_ranks(const std::vector<int>& hosts) { return std::accumulate(hosts.begi
 }  // namespace
 
 void run_hierarchical_ranks(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options) {
-  run_process_ranks(num_ranks(hosts), body, options, world_of(hosts));
+  CommOptions patient = options;  // a call here is several on two levels
+  patient.timeout = std::max(options.timeout, kLeastTimeout);
+  run_process_ranks(num_ranks(hosts), body, patient, world_of(hosts));
 }
 
 std::vector<RankEnd> run_hierarchical_processes(const std::vector<int>& hosts, const RankBody& body,

@@ -120,4 +120,36 @@ TEST_P(Splits, WrongMembersAreRefused) {
   });
 }
 
+/// A rank that splits has a receive outstanding whose sender comes to send after its split only, and a collective of
+/// another communicator that the others call later.
+TEST_P(Splits, NeedNothingElseToBeComplete) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const auto side = world->split(ranks_with(world->size(), 1, 0), "side");
+    std::vector<int> half;
+    for (int rank = 0; rank < world->size(); ++rank) {
+      if (rank / 2 == world->rank() / 2) half.push_back(rank);
+    }
+    for (const auto& comm :
+         {world, world->split(half, "half"), world->split(ranks_with(world->size(), 2, world->rank() % 2), "other")}) {
+      int64_t number = 0;
+      Work received;
+      Work passed;
+      if (comm->rank() == 0) {
+        if (comm->size() > 1) received = comm->recv_async({&number, 1, Dtype::int64, {}}, 1, "early");
+        passed = side->barrier_async();
+      }
+      const auto part = comm->split(ranks_with(comm->size(), 1, 0), "part");
+      if (comm->rank() != 0) passed = side->barrier_async();
+      if (comm->rank() == 1) {
+        number = 42;
+        comm->send({&number, 1, Dtype::int64}, 0, "early");
+      }
+      received.wait();
+      passed.wait();
+      if (comm->rank() == 0 && comm->size() > 1) EXPECT_EQ(number, 42);
+      part->barrier();
+    }
+  });
+}
+
 }  // namespace caravan::testing

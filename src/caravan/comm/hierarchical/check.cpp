@@ -67,18 +67,19 @@ CallLine Check::line_of_host() const {
 void Check::add_steps() {
   const Levels& levels = task_.levels();
   mates_[static_cast<size_t>(levels.place())] = own_line();
-  task_.then([this] {
+  task_.then(levels.inner.get(), [this](Communicator& inner) {
     const CallLine& own = mates_[static_cast<size_t>(task_.levels().place())];
-    return task_.levels().inner->all_gather_async(bytes_of(own), bytes_of(mates_), {}, task_.call());
+    return inner.all_gather_async(bytes_of(own), bytes_of(mates_), {}, task_.call());
   });
   if (levels.is_leader()) {
-    task_.then([this] {
+    task_.then(levels.cross.get(), [this](Communicator& cross) {
       CallLine& own = hosts_[static_cast<size_t>(task_.levels().host())];
       own = line_of_host();
-      return task_.levels().cross->all_gather_async(bytes_of(own), bytes_of(hosts_), {}, task_.call());
+      return cross.all_gather_async(bytes_of(own), bytes_of(hosts_), {}, task_.call());
     });
   }
-  task_.then([this] { return task_.levels().inner->broadcast_async(bytes_of(hosts_), 0, task_.call()); });
+  task_.then(levels.inner.get(),
+             [this](Communicator& inner) { return inner.broadcast_async(bytes_of(hosts_), 0, task_.call()); });
   task_.then_here([this] { judge(); });
 }
 
@@ -112,20 +113,22 @@ std::vector<Task::Step> Check::sheet_steps() {
   }
   own_sheet_.write(own_, task_.op().send_counts, task_.op().recv_counts);
   const Buffer block{bytes_.data() + begin, host_bytes[static_cast<size_t>(task_.levels().host())], Dtype::uint8, {}};
+  const Levels& levels = task_.levels();
   std::vector<Task::Step> steps;
-  steps.emplace_back([this, block, each] {
-    return task_.levels().inner->all_gather_async({own_sheet_.data(), each, Dtype::uint8}, block, {}, task_.call());
-  });
-  if (task_.levels().is_leader()) {
-    steps.emplace_back([this, block, host_bytes] {
-      return task_.levels().cross->all_gather_async(block, bytes_of(bytes_), host_bytes, task_.call());
-    });
+  steps.push_back({levels.inner.get(), [this, block, each](Communicator& inner) {
+                     return inner.all_gather_async({own_sheet_.data(), each, Dtype::uint8}, block, {}, task_.call());
+                   }});
+  if (levels.is_leader()) {
+    steps.push_back({levels.cross.get(), [this, block, host_bytes](Communicator& cross) {
+                       return cross.all_gather_async(block, bytes_of(bytes_), host_bytes, task_.call());
+                     }});
   }
-  steps.emplace_back([this] { return task_.levels().inner->broadcast_async(bytes_of(bytes_), 0, task_.call()); });
-  steps.emplace_back([this] {
-    judge_sheets();
-    return Work{};
-  });
+  steps.push_back({levels.inner.get(),
+                   [this](Communicator& inner) { return inner.broadcast_async(bytes_of(bytes_), 0, task_.call()); }});
+  steps.push_back({levels.inner.get(), [this](Communicator&) {
+                     judge_sheets();
+                     return Work{};
+                   }});
   return steps;
 }
 

@@ -93,15 +93,16 @@ void Steps::all_reduce() {
   const Buffer out = op_.out;
   const Buffer sum = wide_ && levels_.is_leader() ? sums(in.count) : out;
   const bool is_leader = levels_.is_leader();
-  task_.then([=, task = &task_, comm = inner()] {
-    return comm->reduce_async(in, is_leader ? sum : Buffer{}, task->op().op, 0, task->call());
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+    return comm.reduce_async(in, is_leader ? sum : Buffer{}, task->op().op, 0, task->call());
   });
   if (is_leader) {
-    task_.then(
-        [=, task = &task_, comm = cross()] { return comm->all_reduce_async(sum, sum, task->op().op, task->call()); });
+    task_.then(cross(), [=, task = &task_](Communicator& comm) {
+      return comm.all_reduce_async(sum, sum, task->op().op, task->call());
+    });
     then_narrow(sum, out);
   }
-  task_.then([=, task = &task_, comm = inner()] { return comm->broadcast_async(out, 0, task->call()); });
+  task_.then(inner(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(out, 0, task->call()); });
 }
 
 void Steps::all_reduce_by_levels() {
@@ -111,13 +112,15 @@ void Steps::all_reduce_by_levels() {
   const Buffer out = op_.out;
   const Buffer own = part(out, begin, counts[place()]);
   const Buffer sum = wide_ ? sums(own.count) : own;
-  task_.then([=, task = &task_, comm = inner()] {
-    return comm->reduce_scatter_async(in, sum, task->op().op, counts, task->call());
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+    return comm.reduce_scatter_async(in, sum, task->op().op, counts, task->call());
   });
-  task_.then(
-      [=, task = &task_, comm = cross()] { return comm->all_reduce_async(sum, sum, task->op().op, task->call()); });
+  task_.then(cross(), [=, task = &task_](Communicator& comm) {
+    return comm.all_reduce_async(sum, sum, task->op().op, task->call());
+  });
   then_narrow(sum, own);
-  task_.then([=, task = &task_, comm = inner()] { return comm->all_gather_async(own, out, counts, task->call()); });
+  task_.then(inner(),
+             [=, task = &task_](Communicator& comm) { return comm.all_gather_async(own, out, counts, task->call()); });
 }
 
 void Steps::reduce() {
@@ -130,11 +133,12 @@ void Steps::reduce() {
   const bool at_root = levels_.host() == root_host;
   const ConstBuffer in = summands();
   const Buffer sum = !is_gate ? Buffer{} : is_root && !wide_ ? op_.out : sums(in.count);
-  task_.then(
-      [=, task = &task_, comm = inner()] { return comm->reduce_async(in, sum, task->op().op, gate, task->call()); });
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+    return comm.reduce_async(in, sum, task->op().op, gate, task->call());
+  });
   if (is_gate) {
-    task_.then([=, task = &task_, comm = cross()] {
-      return comm->reduce_async(sum, at_root ? sum : Buffer{}, task->op().op, root_host, task->call());
+    task_.then(cross(), [=, task = &task_](Communicator& comm) {
+      return comm.reduce_async(sum, at_root ? sum : Buffer{}, task->op().op, root_host, task->call());
     });
   }
   if (!at_root) return;
@@ -158,11 +162,14 @@ void Steps::broadcast() {
   const bool at_root = levels_.host() == root_host;
   const Buffer buffer = op_.out;
   const auto in_host = [&](int from) {
-    task_.then([=, task = &task_, comm = inner()] { return comm->broadcast_async(buffer, from, task->call()); });
+    task_.then(inner(),
+               [=, task = &task_](Communicator& comm) { return comm.broadcast_async(buffer, from, task->call()); });
   };
   if (at_root) in_host(root_place);
   if (levels_.place() == gate) {
-    task_.then([=, task = &task_, comm = cross()] { return comm->broadcast_async(buffer, root_host, task->call()); });
+    task_.then(cross(), [=, task = &task_](Communicator& comm) {
+      return comm.broadcast_async(buffer, root_host, task->call());
+    });
   }
   if (!at_root) in_host(gate);
 }
@@ -177,11 +184,12 @@ void Steps::all_gather_by_levels() {
   const std::vector<int64_t> place_counts = sums_by_place(op_.recv_counts);
   const Buffer whole{task_.scratch(op_.out.count * elem_), op_.out.count, op_.dtype, {}};
   const Buffer own = part(whole, begins_of(place_counts)[place()], place_counts[place()]);
-  task_.then([=, task = &task_, comm = cross()] {
-    return comm->all_gather_async(task->op().in, own, level_counts, task->call());
+  task_.then(cross(), [=, task = &task_](Communicator& comm) {
+    return comm.all_gather_async(task->op().in, own, level_counts, task->call());
   });
-  task_.then(
-      [=, task = &task_, comm = inner()] { return comm->all_gather_async(own, whole, place_counts, task->call()); });
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+    return comm.all_gather_async(own, whole, place_counts, task->call());
+  });
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
     unpack(static_cast<const std::byte*>(whole.data), op.recv_counts, task->levels().topology.by_place(),
@@ -195,14 +203,15 @@ void Steps::all_gather_by_leaders() {
   const bool in_order = topology_.is_contiguous();
   const Buffer whole = in_order ? op_.out : Buffer{task_.scratch(op_.out.count * elem_), op_.out.count, op_.dtype, {}};
   const Buffer block = part(whole, begins_of(host_counts)[host()], host_counts[host()]);
-  task_.then([=, task = &task_, comm = inner()] {
-    return comm->all_gather_async(task->op().in, block, mate_counts, task->call());
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+    return comm.all_gather_async(task->op().in, block, mate_counts, task->call());
   });
   if (levels_.is_leader()) {
-    task_.then(
-        [=, task = &task_, comm = cross()] { return comm->all_gather_async(block, whole, host_counts, task->call()); });
+    task_.then(cross(), [=, task = &task_](Communicator& comm) {
+      return comm.all_gather_async(block, whole, host_counts, task->call());
+    });
   }
-  task_.then([=, task = &task_, comm = inner()] { return comm->broadcast_async(whole, 0, task->call()); });
+  task_.then(inner(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(whole, 0, task->call()); });
   if (in_order) return;
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
@@ -223,13 +232,13 @@ void Steps::reduce_scatter_by_levels() {
   const Buffer whole = sums(in.count);  // parts of one level together
   const Buffer own = part(whole, begins_of(place_counts)[place()], place_counts[place()]);
   const Buffer out = wide_ ? sums(op_.out.count) : op_.out;
-  task_.then([=, task = &task_, comm = inner()] {
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
     pack(static_cast<const std::byte*>(in.data), task->op().send_counts, task->levels().topology.by_place(),
          size_bytes(in.dtype), static_cast<std::byte*>(whole.data));
-    return comm->reduce_scatter_async(whole, own, task->op().op, place_counts, task->call());
+    return comm.reduce_scatter_async(whole, own, task->op().op, place_counts, task->call());
   });
-  task_.then([=, task = &task_, comm = cross()] {
-    return comm->reduce_scatter_async(own, out, task->op().op, level_counts, task->call());
+  task_.then(cross(), [=, task = &task_](Communicator& comm) {
+    return comm.reduce_scatter_async(own, out, task->op().op, level_counts, task->call());
   });
   then_narrow(out, op_.out);
 }
@@ -240,18 +249,18 @@ void Steps::reduce_scatter_by_leaders() {
   const ConstBuffer in = summands();
   const Buffer whole = in_order ? Buffer{} : sums(in.count);
   const Buffer sum = levels_.is_leader() ? sums(in.count) : Buffer{};
-  task_.then([=, task = &task_, comm = inner()] {
+  task_.then(inner(), [=, task = &task_](Communicator& comm) {
     if (!in_order) {
       pack(static_cast<const std::byte*>(in.data), task->op().send_counts, task->levels().topology.by_host(),
            size_bytes(in.dtype), static_cast<std::byte*>(whole.data));
     }
-    return comm->reduce_async(in_order ? in : ConstBuffer(whole), sum, task->op().op, 0, task->call());
+    return comm.reduce_async(in_order ? in : ConstBuffer(whole), sum, task->op().op, 0, task->call());
   });
   Buffer block{nullptr, 0, in.dtype, {}};
   if (levels_.is_leader()) {
     block = part(sum, begins_of(host_counts)[host()], host_counts[host()]);
-    task_.then([=, task = &task_, comm = cross()] {
-      return comm->reduce_scatter_async(sum, block, task->op().op, host_counts, task->call());
+    task_.then(cross(), [=, task = &task_](Communicator& comm) {
+      return comm.reduce_scatter_async(sum, block, task->op().op, host_counts, task->call());
     });
   }
   const Buffer out = wide_ ? sums(op_.out.count) : op_.out;
@@ -264,9 +273,9 @@ void Steps::hand_out(const Buffer& from, int giver, std::vector<int64_t> counts,
   std::vector<int64_t> received = none;
   received[static_cast<size_t>(giver)] = out.count;
   const bool gives = levels_.place() == giver;
-  task_.then([=, task = &task_, comm = inner(), sent = gives ? std::move(counts) : none] {
+  task_.then(inner(), [=, task = &task_, sent = gives ? std::move(counts) : none](Communicator& comm) {
     const ConstBuffer given = gives ? ConstBuffer(from) : ConstBuffer(nullptr, 0, out.dtype);
-    return comm->all_to_all_async(given, out, sent, received, task->call());
+    return comm.all_to_all_async(given, out, sent, received, task->call());
   });
 }
 
@@ -291,7 +300,7 @@ void Steps::all_to_all() {
   const Exchange near = exchange(levels_.mates());
   const Exchange far = exchange(away);
   const auto remote = std::make_shared<Work>();
-  task_.then([=, task = &task_, all = levels_.everyone.get()] {
+  task_.then(inner(), [=, task = &task_, all = levels_.everyone.get()](Communicator& comm) {
     const Operation& op = task->op();
     const auto* in = static_cast<const std::byte*>(op.in.data);
     for (const Exchange* each : {&near, &far}) {
@@ -302,9 +311,9 @@ void Steps::all_to_all() {
     for (const int mate : near.ranks) sent[static_cast<size_t>(mate)] = received[static_cast<size_t>(mate)] = 0;
     *remote = all->all_to_all_async(far.in, far.out, sent, received, task->call());
     task->also(*remote);
-    return task->levels().inner->all_to_all_async(near.in, near.out, near.sent, near.received, task->call());
+    return comm.all_to_all_async(near.in, near.out, near.sent, near.received, task->call());
   });
-  task_.then([remote] { return *remote; });
+  task_.then(levels_.everyone.get(), [remote](Communicator&) { return *remote; });
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
     for (const Exchange* each : {&near, &far}) {
@@ -315,11 +324,11 @@ void Steps::all_to_all() {
 }
 
 void Steps::barrier() {
-  task_.then([task = &task_, comm = inner()] { return comm->barrier_async(task->call()); });
+  task_.then(inner(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
   if (levels_.is_leader()) {
-    task_.then([task = &task_, comm = cross()] { return comm->barrier_async(task->call()); });
+    task_.then(cross(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
   }
-  task_.then([task = &task_, comm = inner()] { return comm->barrier_async(task->call()); });
+  task_.then(inner(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
 }
 
 }  // namespace

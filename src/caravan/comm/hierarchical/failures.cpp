@@ -116,10 +116,7 @@ std::vector<int> HierarchicalCommunicator::find_missing(const Descriptor& call) 
 }
 
 void HierarchicalCommunicator::time_out(const Operation& operation) noexcept {
-  const auto found =
-      std::ranges::find_if(direct_, [&](const auto& task) { return task->operation().get() == &operation; });
-  const std::shared_ptr<Task> task = found != direct_.end() ? *found : collectives_.front();
-  const Descriptor& call = task->descriptor();
+  const Descriptor call = task_of(operation).descriptor();
   const std::vector<int> missing = find_missing(call);
   if (operation.complete || error_ != nullptr) return;
   // Much to move, or somebody was late and has come; but not for ever.
@@ -155,11 +152,13 @@ void HierarchicalCommunicator::fail(const std::exception_ptr& error) noexcept {
   tasks.insert(tasks.end(), direct_.begin(), direct_.end());
   collectives_.clear();
   direct_.clear();
-  // Levels that carry nothing stay as they are: a peer may still be taking the last of what this rank gave.
-  if (std::ranges::any_of(tasks, [](const auto& task) { return task->is_pending(); })) {
-    for (Level* level : levels_.all()) level->end(error_);
-    for (const auto& task : tasks) task->drain();
+  // Ranks of this host may wait in their level alone, where nothing else tells them. A level of messages that carries
+  // nothing stays as it is: a peer may still be taking the last of what this rank gave.
+  const bool is_pending = std::ranges::any_of(tasks, [](const auto& task) { return task->is_pending(); });
+  for (Level* level : levels_.all()) {
+    if (is_pending || level == &dynamic_cast<Level&>(*levels_.inner)) level->end(error_);
   }
+  for (const auto& task : tasks) task->drain();
   for (const auto& task : tasks) {
     if (!task->operation()->complete) task->operation()->set_complete(task->finished() ? nullptr : error_);
   }

@@ -16,30 +16,11 @@
 namespace caravan::hierarchical {
 namespace {
 
-/// How a rank waits for two kinds of peers at once: there is no bell that both ring.
-class Patience {
- public:
-  void reset() noexcept { idle_ = 0; }
-  /// True once it is worth to look at the clock.
-  bool pause() noexcept {
-    if (++idle_ < kSpins) {
-      shared::relax();
-      return false;
-    }
-    if (idle_ < kSpins + kYields) {
-      sched_yield();
-      return false;
-    }
-    const int sleeps = std::min(idle_ - kSpins - kYields, 50);
-    std::this_thread::sleep_for(std::chrono::microseconds(10 * (1 + sleeps)));
-    return true;
-  }
+using std::chrono::milliseconds;
 
- private:
-  static constexpr int kSpins = 200;
-  static constexpr int kYields = 32;
-  int idle_ = 0;
-};
+constexpr int kSpins = 200;
+constexpr int kYields = 32;
+constexpr milliseconds kNapAlone{50};  // one level wakes a rank that sleeps on it, another does not
 
 }  // namespace
 
@@ -161,11 +142,9 @@ void HierarchicalCommunicator::start(const std::shared_ptr<Operation>& operation
   const auto task = std::make_shared<Task>(levels_, seat_, operation, describe(*operation));
   const bool is_direct = operation->peer >= 0 || levels_.direct() != nullptr;
   if (is_direct) {
-    task->then([this, raw = task.get()] {
-      int peer = 0;
-      Communicator& carrier = carrier_of(raw->op(), peer);
-      return begin_on(carrier, *raw, peer);
-    });
+    int peer = 0;
+    Communicator& carrier = carrier_of(*operation, peer);
+    task->then(&carrier, [raw = task.get(), peer](Communicator& level) { return begin_on(level, *raw, peer); });
   } else {
     const bool checked = member_->options().check;
     if (checked) add_check(*task);
@@ -232,21 +211,36 @@ bool HierarchicalCommunicator::advance_direct() {
   return moved;
 }
 
+Task& HierarchicalCommunicator::task_of(const Operation& operation) const {
+  const auto found =
+      std::ranges::find_if(direct_, [&](const auto& task) { return task->operation().get() == &operation; });
+  return found != direct_.end() ? **found : *collectives_.front();
+}
+
 void HierarchicalCommunicator::finish(Operation& operation) {
-  const std::chrono::milliseconds timeout = member_->options().timeout;
+  const milliseconds timeout = member_->options().timeout;
   Clock::time_point since = Clock::now();
   uint64_t moves = num_moves_;
-  Patience patience;
+  int idle = 0;
   while (!operation.complete) {
     if (member_->progress()) {
-      patience.reset();
+      idle = 0;
       continue;
     }
-    if (!patience.pause()) continue;
+    if (++idle < kSpins) {
+      shared::relax();
+      continue;
+    }
+    if (idle < kSpins + kYields) {
+      sched_yield();
+      continue;
+    }
+    task_of(operation).pause(std::min(timeout, member_->outstanding() > 1 ? Level::kNap : kNapAlone));
     const Clock::time_point now = Clock::now();
     if (moves != num_moves_) {
       moves = num_moves_;
       since = now;
+      num_silent_ = 0;
     }
     member_->look();
     if (operation.complete || now - since < timeout) continue;

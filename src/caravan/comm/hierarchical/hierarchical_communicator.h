@@ -60,6 +60,8 @@ class HierarchicalCommunicator final : public Communicator {
   bool advance_collectives();
   bool advance_direct();
   const Task* first() const noexcept;
+  /// The one to wait for until `operation` is complete: its own, or a collective before it.
+  Task& task_of(const Operation& operation) const;
 
   /// What went wrong in `call`, as this communicator's error: told to the ranks of all hosts.
   std::exception_ptr error_of(const Descriptor& call, const std::exception_ptr& cause) noexcept;

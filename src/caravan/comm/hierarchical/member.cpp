@@ -30,16 +30,26 @@ Member::Member(std::string backend, std::shared_ptr<Store> store, int rank, int 
       inner_(std::move(inner)),
       outer_(std::move(outer)),
       board_(backend_, nullptr, store_, rank, size, options),
-      last_calls_(size) {}
+      last_calls_(size) {
+  const auto drive = [this] {
+    if (outstanding() == 0) return Besides::nothing;
+    return progress() ? Besides::moved : Besides::waits;
+  };
+  for (const auto& level : {inner_, outer_}) {
+    if (level != nullptr) dynamic_cast<Level&>(*level).drive_also(drive);
+  }
+}
+
+Member::~Member() {
+  for (const auto& level : {inner_, outer_}) {
+    if (level != nullptr) dynamic_cast<Level&>(*level).drive_also({});
+  }
+}
 
 size_t Member::outstanding() const noexcept {
   size_t sum = 0;
   for (const HierarchicalCommunicator* communicator : communicators_) sum += communicator->outstanding();
   return sum;
-}
-
-void Member::complete_all() noexcept {
-  for (size_t i = 0; i < communicators_.size(); ++i) communicators_[i]->complete_all();
 }
 
 bool Member::progress() noexcept {

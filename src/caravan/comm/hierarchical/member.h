@@ -26,6 +26,10 @@ class Member {
   Member(std::string backend, std::shared_ptr<Store> store, int rank, int size, const CommOptions& options,
          std::shared_ptr<Communicator> inner, std::shared_ptr<Communicator> outer);
 
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
   std::string_view backend() const noexcept { return backend_; }
   int rank() const noexcept { return rank_; }
   const CommOptions& options() const noexcept { return options_; }
@@ -37,7 +41,6 @@ class Member {
   void add(HierarchicalCommunicator& communicator) { communicators_.push_back(&communicator); }
   void remove(HierarchicalCommunicator& communicator) { std::erase(communicators_, &communicator); }
   size_t outstanding() const noexcept;
-  void complete_all() noexcept;
 
   /// Advances everything once. True if anything was done.
   bool progress() noexcept;

@@ -29,11 +29,7 @@ void HierarchicalCommunicator::agree_on_split(std::span<const int> members, cons
   operation->flight = &recorder()->log();
   operation->flight_number = record(call);
   calls_made_.count_split();
-  if (levels_.direct() != nullptr) {
-    // The level compares the calls itself, but drives nothing of the others while it waits.
-    member_->complete_all();
-    return operation->set_complete();
-  }
+  if (levels_.direct() != nullptr) return operation->set_complete();  // the level compares the calls itself
   const auto task = std::make_shared<Task>(levels_, seat_, operation, call);
   const std::shared_ptr<Check> check = add_check(*task);
   enqueue(task, false);

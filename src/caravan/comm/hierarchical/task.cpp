@@ -3,7 +3,7 @@
 namespace caravan::hierarchical {
 
 void Task::then_here(std::function<void()> work) {
-  then([work = std::move(work)] {
+  then(levels_.inner.get(), [work = std::move(work)](Communicator&) {
     work();
     return Work{};
   });
@@ -27,7 +27,8 @@ bool Task::advance() {
     } else {
       const Step step = std::move(steps_.front());
       steps_.pop_front();
-      pending_ = step();
+      level_ = step.level;
+      pending_ = step.begin(*level_);
     }
     failed_ = false;
   }
@@ -45,6 +46,11 @@ bool Task::is_pending() {
   bool pending = !pending_.done();
   for (Work& work : others_) pending |= !work.done();
   return pending;
+}
+
+void Task::pause(std::chrono::microseconds at_most) {
+  if (level_ == nullptr) return;
+  dynamic_cast<Level&>(*level_).pause([this] { return pending_.done(); }, at_most);
 }
 
 void Task::drain() noexcept {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <exception>
@@ -21,7 +22,10 @@ struct CallsDiffer {
 /// An operation as steps, each of which begins one operation of a level or none.
 class Task {
  public:
-  using Step = std::function<Work()>;
+  struct Step {
+    Communicator* level;
+    std::function<Work(Communicator& level)> begin;
+  };
 
   /// `descriptor` is what errors say of it.
   Task(const Levels& levels, const GroupSeat& seat, std::shared_ptr<Operation> operation, const Descriptor& descriptor)
@@ -36,7 +40,9 @@ class Task {
   const GroupSeat& seat() const noexcept { return seat_; }
   Call call() const { return {std::string_view(operation_->what.data()), operation_->where}; }
 
-  void then(Step step) { steps_.push_back(std::move(step)); }
+  void then(Communicator* level, std::function<Work(Communicator& level)> begin) {
+    steps_.push_back({level, std::move(begin)});
+  }
   /// Work without a message, once all before is done.
   void then_here(std::function<void()> work);
   /// `steps` come before those that are still to do.
@@ -55,6 +61,8 @@ class Task {
   void settle() noexcept;
   /// Begun, with an operation of a level that is not complete.
   bool is_pending();
+  /// Sleeps until what was begun is complete, or `at_most`.
+  void pause(std::chrono::microseconds at_most);
   /// Waits for what was begun, whose communicators have ended.
   void drain() noexcept;
 
@@ -66,6 +74,7 @@ class Task {
   std::shared_ptr<void> owned_;
   std::deque<Step> steps_;
   Work pending_;
+  Communicator* level_ = nullptr;  // of pending_
   std::vector<Work> others_;
   bool finished_ = false;
   bool failed_ = false;

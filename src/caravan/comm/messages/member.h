@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/comm/level.h"
 #include "caravan/comm/messages/exchange.h"
 #include "caravan/comm/messages/seat.h"
 #include "caravan/comm/messages/watch.h"
@@ -37,6 +38,10 @@ class Member {
 
   void add(MessageCommunicator& communicator) { communicators_.push_back(&communicator); }
   void remove(MessageCommunicator& communicator) { std::erase(communicators_, &communicator); }
+  /// Done by whoever waits, too.
+  void drive_also(std::function<Besides()> work) { also_ = std::move(work); }
+  Besides besides() { return also_ ? also_() : Besides::nothing; }
+
   /// Completes the operations of all communicators that the lanes have done; ends all if a rank of the world is lost.
   void collect() noexcept;
 
@@ -74,6 +79,7 @@ class Member {
   CommOptions options_;
   int exceptions_at_birth_;
   Bell bell_;
+  std::function<Besides()> also_;
   std::vector<MessageCommunicator*> communicators_;
   int next_id_ = 1;  // 0: the world
   bool store_is_lost_ = false;

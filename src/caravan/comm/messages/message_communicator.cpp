@@ -191,8 +191,11 @@ void MessageCommunicator::wait(Lane& lane, const std::function<bool()>& is_done)
   for (;;) {
     const uint64_t seen = member_->bell().count();
     member_->collect();
+    const Besides besides = is_done() ? Besides::nothing : member_->besides();
     if (is_done()) return;
-    member_->bell().wait(seen, std::min(since + timeout, next_look));
+    if (besides == Besides::moved) continue;
+    const Clock::time_point wake = std::min(since + timeout, next_look);
+    member_->bell().wait(seen, besides == Besides::nothing ? wake : std::min(wake, Clock::now() + kNap));
     const Clock::time_point now = Clock::now();
     if (lane.num_moves() != moves) {
       moves = lane.num_moves();
@@ -240,6 +243,11 @@ std::exception_ptr MessageCommunicator::late_error(const Descriptor& call, std::
   std::function<LateRank(int)> look;  // calls that are not compared are not known
   if (seat_.check) look = [this](int rank) { return look_for(rank); };
   return caravan::late_error(seat_, call, ranks, member_->options().timeout, look);
+}
+
+void MessageCommunicator::pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) {
+  const uint64_t seen = member_->bell().count();
+  if (!is_done()) member_->bell().wait(seen, Clock::now() + at_most);
 }
 
 LateRank MessageCommunicator::look_for(int rank) const {

@@ -28,6 +28,8 @@ class MessageCommunicator final : public Communicator, public Level {
 
   void end(const std::exception_ptr& error) noexcept override { fail(error); }
   void end_world(std::string_view fact) noexcept override;
+  void pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) override;
+  void drive_also(std::function<Besides()> work) override { member_->drive_also(std::move(work)); }
   LateRank look_for(int rank) const override;
 
   /// Completes the operations that the lanes have done.

@@ -79,7 +79,9 @@ void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, cons
   uint64_t num_moves = queue.num_moves();
   int idle = 0;
   while (!operation.complete) {
-    if (progress()) {
+    const Besides besides = also_ ? also_() : Besides::nothing;
+    if (operation.complete) break;
+    if (progress() || besides == Besides::moved) {
       idle = 0;
       continue;
     }
@@ -102,7 +104,8 @@ void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, cons
     if (failure != nullptr && progress()) continue;
     if (failure == nullptr) failure = left_or_late(communicator, queue, now - since);
     if (failure != nullptr) return communicator.die(failure);
-    sleep(std::min<Clock::duration>(kLook, since + options_.timeout - now));
+    const std::chrono::milliseconds nap = besides == Besides::nothing ? kLook : Level::kNap;
+    sleep([&] { return operation.complete; }, std::min<Clock::duration>(nap, since + options_.timeout - now));
   }
 }
 
@@ -149,10 +152,16 @@ void Engine::look_for_ended_peers() {
   }
 }
 
-void Engine::sleep(Clock::duration at_most) {
+void Engine::pause(const std::function<bool()>& is_done, std::chrono::nanoseconds at_most) {
+  idle_polls_ = kPollsPerLook;
+  poll();
+  sleep(is_done, at_most);
+}
+
+void Engine::sleep(const std::function<bool()>& is_done, Clock::duration at_most) {
   Doorbell& doorbell = segment_->rank(world_rank_).doorbell;
   const uint32_t announced = doorbell.announce();
-  if (at_most <= Clock::duration::zero() || progress()) return doorbell.cancel();
+  if (at_most <= Clock::duration::zero() || progress() || is_done()) return doorbell.cancel();
   doorbell.sleep(announced, at_most);
 }
 

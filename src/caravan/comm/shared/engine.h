@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "caravan/comm/level.h"
 #include "caravan/comm/options.h"
 #include "caravan/comm/shared/arena.h"
 #include "caravan/comm/shared/peer_watch.h"
@@ -63,6 +65,10 @@ class Engine {
   bool progress();
   /// progress(), and now and then a look at the health of the peers of what is outstanding.
   void poll();
+  /// As poll(), then sleeps until a peer rings, unless `is_done()`.
+  void pause(const std::function<bool()>& is_done, std::chrono::nanoseconds at_most);
+  /// Done by wait(), too, between its own.
+  void drive_also(std::function<Besides()> work) { also_ = std::move(work); }
   /// Returns when `operation`, which is in `queue` of `communicator`, is complete, with or without error.
   void wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation);
 
@@ -77,7 +83,7 @@ class Engine {
   std::exception_ptr left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
                                   Clock::duration waited) const;
   void look_for_ended_peers();
-  void sleep(Clock::duration at_most);
+  void sleep(const std::function<bool()>& is_done, Clock::duration at_most);
 
   std::shared_ptr<Segment> segment_;
   std::shared_ptr<Arena> arena_;
@@ -86,6 +92,7 @@ class Engine {
   CommOptions options_;
   std::unique_ptr<PeerWatch> watch_;
   bool is_part_;
+  std::function<Besides()> also_;
   std::vector<int> world_ranks_;
   std::string
       lost_;  // the first peer found lost, in words, in case it died while it held the world's record of failure

@@ -43,6 +43,10 @@ class SharedCommunicator final : public Communicator, public Level {
   void die(const std::exception_ptr& error) noexcept;
   void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override { engine_->abort(engine_->world_rank(), fact); }
+  void pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) override {
+    engine_->pause(is_done, at_most);
+  }
+  void drive_also(std::function<Besides()> work) override { engine_->drive_also(std::move(work)); }
   LateRank look_for(int rank) const override;
 
  private:
