@@ -62,7 +62,8 @@ TEST_F(BadInputTest, BatchAndRanks) {
                    {std::string("--ranks: ") + ranks + " is no number of ranks", "use 1 or more"});
   }
   const Words batch = set({"train.global_batch=100000"});
-  expect_refusal(train("run", 100000, batch), 2, {"ranks: 100000 on one host", "or fewer, or start them on more hosts"});
+  expect_refusal(train("run", 100000, batch), 2,
+                 {"ranks: 100000 on one host", "or fewer, or start them on more hosts"});
   expect_refusal(caravan({"train", "--ranks", "many"}), 2, {"--ranks"});
 }
 
