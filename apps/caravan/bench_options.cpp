@@ -6,11 +6,13 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/algorithms/algorithm.h"
 #include "caravan/comm/measure/exercise.h"
+#include "caravan/comm/world.h"
 
 namespace caravan::app {
 namespace {
@@ -87,6 +89,13 @@ std::vector<int64_t> read_sizes(const std::string& list) {
   return sizes;
 }
 
+void refuse_unknown_backend(const std::string& backend) {
+  if (std::ranges::find(kBackends, backend) != kBackends.end()) return;
+  const std::vector<std::string> names(kBackends.begin(), kBackends.end());
+  throw UsageError({"command line", "--backend", fmt::format("'{}' is none of {}", backend, join(names)), "",
+                    fmt::format("use {}", nearest(backend, names))});
+}
+
 void refuse_lonely(const BenchArguments& arguments) {
   if (!arguments.ranks || *arguments.ranks >= 2) return;
   throw UsageError(
@@ -127,8 +136,7 @@ void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
   comm->add_option("--op", words.verbs, "verbs, or all; default all_reduce, of --tune all");
   comm->add_option("--dtype", words.dtypes, "dtypes, or all; default fp32");
   comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", of --tune " + kTuneBytes);
-  comm->add_option("--backend", arguments.backend,
-                   "auto, thread, shm, gloo, mpi, hierarchical, shm+gloo, shm+mpi, nccl")
+  comm->add_option("--backend", arguments.backend, fmt::format("what carries them: {}", fmt::join(kBackends, ", ")))
       ->capture_default_str();
   comm->add_flag("--copy", arguments.copy, "buffers in plain memory, not from Communicator::allocate");
   comm->add_flag("--in-place", arguments.in_place, "in and out are one buffer, as nccl-tests has it");
@@ -145,6 +153,7 @@ void add_doctor(CLI::App& app, DoctorArguments& arguments) {
 }
 
 void read_bench(const BenchWords& words, BenchArguments& arguments) {
+  refuse_unknown_backend(arguments.backend);
   if (arguments.tune) return read_tune(words, arguments);
   if (!arguments.out.empty()) {
     throw UsageError(

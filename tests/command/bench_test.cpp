@@ -99,7 +99,7 @@ TEST_F(BenchTest, RefusesAndNamesTheNearest) {
   expect_refused(with({"--bytes", "10"}), {"10 bytes are no whole number of elements of fp32 (4 bytes)", "use 12"});
   expect_refused(with({"--ranks", "1"}), {"--ranks: 1 has nobody to talk to"});
   expect_refused(with({"--in-place", "--op", "all_to_all"}), {"all_to_all has no form in place"});
-  expect_refused(with({"--backend", "glo"}), {"backend \"glo\"", "choose gloo"});
+  expect_refused(with({"--backend", "glo"}), {"'glo' is none of auto, thread, shm, gloo", "use gloo"});
   expect_refused(with({"--josn"}), {"--josn", "nearest is '--json'"});
 }
 

@@ -36,6 +36,15 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
       std::make_shared<shared::Engine>(segment, 0, "thread", options, nullptr));
 }
 
+std::vector<std::string> built_backends() {
+  std::vector<std::string> names;
+  for (const std::string_view name : kBackends) {
+    const bool is_built = name.ends_with("mpi") ? !mpi::built().empty() : name != "nccl" || nccl_is_built();
+    if (is_built) names.emplace_back(name);
+  }
+  return names;
+}
+
 [[noreturn]] void refuse_backend(const std::string& backend, const RankInfo& info, std::string fact,
                                  std::string action) {
   throw UsageError({.op = "comm",
@@ -101,20 +110,16 @@ std::shared_ptr<Communicator> make_world(const std::string& backend, const RankI
                    "choose auto, shm or gloo");
   }
   if (backend == "nccl") return make_nccl_world(info, store, options);
-  std::vector<std::string> known = {"auto", "thread", "shm", "gloo", "hierarchical", "shm+gloo"};
-  const bool has_mpi = !mpi::built().empty();
-  if (has_mpi) known.insert(known.end(), {"mpi", "shm+mpi"});
-  if (nccl_is_built()) known.emplace_back("nccl");
-  if (has_mpi && backend == "mpi") return make_mpi_world(info, store, options);
-  if (has_mpi && backend == "shm+mpi") return make_hierarchical_world(info, store, options, "mpi");
-  if (backend == "mpi" || backend == "shm+mpi") {
-    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(known)),
+  const bool is_of_mpi = backend == "mpi" || backend == "shm+mpi";
+  if (is_of_mpi && mpi::built().empty()) {
+    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(built_backends())),
                    "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich");
   }
-  std::string fact = fmt::format("there is no such back-end; there are {}", join(known));
-  if (!has_mpi) fact += "; mpi and shm+mpi are not built";
-  if (!nccl_is_built()) fact += "; nccl is not built";
-  refuse_backend(backend, info, std::move(fact), fmt::format("choose {}", nearest(backend, known)));
+  if (backend == "mpi") return make_mpi_world(info, store, options);
+  if (backend == "shm+mpi") return make_hierarchical_world(info, store, options, "mpi");
+  const std::vector<std::string> built = built_backends();
+  refuse_backend(backend, info, fmt::format("there is no such back-end; there are {}", join(built)),
+                 fmt::format("choose {}", nearest(backend, built)));
 }
 
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,10 @@ namespace caravan {
 /// a local store. Keep it as long as the world. `log` gets a line for each connection that a store served here refuses,
 /// and one if strangers could reach it and no secret keeps them out.
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
+
+/// The names that make_world takes, whether they are built or not.
+inline constexpr std::array<std::string_view, 9> kBackends{"auto",         "thread",   "shm",     "gloo", "mpi",
+                                                           "hierarchical", "shm+gloo", "shm+mpi", "nccl"};
 
 /// The world of this process by back-end name: "shm", "gloo", "mpi", "nccl"; "shm+gloo" and
 /// "shm+mpi", shared memory inside hosts and messages between them; "hierarchical", the latter if mpirun has started

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
+#include "caravan/comm/world.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
@@ -264,7 +265,7 @@ std::vector<RecipeKey> training_keys() {
 std::vector<RecipeKey> system_keys() {
   return {
       choice("comm.backend", "what carries the collectives", FIELD(comm.backend),
-             {"auto", "thread", "shm", "gloo", "mpi", "hierarchical", "shm+gloo", "shm+mpi", "nccl"}),
+             std::vector<std::string>(kBackends.begin(), kBackends.end())),
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
       integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
               {0, 4096}),
