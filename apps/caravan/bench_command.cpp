@@ -102,10 +102,17 @@ void tune(const BenchArguments& arguments, Communicator& world) {
   const algorithms::TuneResult result =
       algorithms::tune(world, {.verbs = arguments.verbs, .bytes = arguments.bytes, .report = report});
   if (!prints) return;
+  if (!arguments.json) {
+    fmt::print("{} ranks over {}\n{}\n{}\n", world.size(), world.backend(), algorithms::to_string(result.measurements),
+               result.table.to_string());
+  }
   result.table.save(arguments.out);
   if (arguments.json) return;
-  fmt::print("{} ranks over {}\n{}\n{}\nwrote     {}\n", world.size(), world.backend(),
-             algorithms::to_string(result.measurements), result.table.to_string(), arguments.out);
+  fmt::print("wrote     {}\n", arguments.out);
+  if (world.backend() == "gloo" || world.backend() == "mpi") return;
+  fmt::print(stderr,
+             "caravan: nothing reads the rules of {}: gloo and mpi make collectives of messages; --backend gloo\n",
+             world.backend());
 }
 
 void run(const BenchArguments& arguments, Communicator& world, bool is_one_host) {

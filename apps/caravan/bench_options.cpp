@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <iterator>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -65,8 +67,9 @@ int64_t read_bytes(const std::string& word) {
   }
   const std::vector<std::string> names{"KiB", "MiB", "GiB"};
   throw UsageError({"command line", "--bytes", fmt::format("'{}' is no size", word), "",
-                    is_number && !unit.empty() ? fmt::format("write {}{}", value, nearest(unit, names))
-                                               : "write sizes from 1 on, as in 4096,64KiB,1MiB"});
+                    is_number && std::string_view("kKmMgG").find(unit.front()) != std::string_view::npos
+                        ? fmt::format("write {}{}", value, nearest(unit, names))
+                        : "write whole numbers from 1 on, of B, KiB, MiB or GiB, as in 4096,64KiB,1MiB"});
 }
 
 void refuse_part_of_element(int64_t bytes, Dtype dtype) {
@@ -96,6 +99,19 @@ void refuse_unknown_backend(const std::string& backend) {
                     fmt::format("use {}", nearest(backend, names))});
 }
 
+/// Before minutes of measuring are lost.
+void refuse_unwritable(const std::string& file) {
+  const std::filesystem::path path(file);
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const auto refuse = [&](const char* fact) {
+    throw UsageError(
+        {"command line", "--out", fmt::format("{}: {}", file, fact), "", "give a file that can be written"});
+  };
+  if (std::filesystem::is_directory(path)) refuse("is a folder");
+  if (!std::filesystem::is_directory(folder)) refuse("there is no such folder");
+  if (::access(folder.c_str(), W_OK) != 0) refuse("nothing can be written there");
+}
+
 void refuse_lonely(const BenchArguments& arguments) {
   if (!arguments.ranks || *arguments.ranks >= 2) return;
   throw UsageError(
@@ -123,6 +139,7 @@ void read_tune(const BenchWords& words, BenchArguments& arguments) {
   std::sort(arguments.bytes.begin(), arguments.bytes.end());
   for (const int64_t bytes : arguments.bytes) refuse_part_of_element(bytes, Dtype::fp32);
   if (arguments.out.empty()) arguments.out = kTable;
+  refuse_unwritable(arguments.out);
   refuse_lonely(arguments);
 }
 
@@ -132,7 +149,7 @@ void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine");
   bench->require_subcommand(1);
   CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
-  comm->add_option("--ranks", arguments.ranks, "processes of this host, 2 or more; default 2");
+  comm->add_option("--ranks", arguments.ranks, "processes to start on this host, 2 or more; default 2");
   comm->add_option("--op", words.verbs, "verbs, or all; default all_reduce, of --tune all");
   comm->add_option("--dtype", words.dtypes, "dtypes, or all; default fp32");
   comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", of --tune " + kTuneBytes);

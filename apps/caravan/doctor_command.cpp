@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -142,11 +143,20 @@ class Doctor {
       const auto host = static_cast<size_t>(hosts[static_cast<size_t>(rank)]);
       if (host == diagnosis.hosts.size()) diagnosis.hosts.push_back({.facts = facts});
       diagnosis.hosts[host].ranks.push_back(rank);
+      add_cores(diagnosis.hosts[host].facts.cores, facts.cores);
       if (rank == info_.rank) host_ = host;
     }
     for (HostFinding& host : diagnosis.hosts) {
       host.limits = measure::limits_that_bite(host.facts, static_cast<int>(host.ranks.size()));
     }
+  }
+
+  /// A launcher may have bound each rank to cores of its own.
+  static void add_cores(std::vector<int>& all, const std::vector<int>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    std::ranges::sort(all);
+    const auto [first, last] = std::ranges::unique(all);
+    all.erase(first, last);
   }
 
   void measure_host(Communicator& world, const Diagnosis& diagnosis) {

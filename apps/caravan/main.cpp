@@ -48,6 +48,11 @@ int start(const RankPlan& plan, const char* op, int argc, char** argv) {
 
 int train(const TrainArguments& arguments, int argc, char** argv) {
   const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
+  const bool shares_memory = recipe.comm.backend == "shm" || recipe.comm.backend == "thread";
+  if (shares_memory && !recipe.comm.algorithms.empty()) {
+    throw UsageError({"recipe", "comm.algorithms", fmt::format("{} moves no messages", recipe.comm.backend), "",
+                      "leave it out, or set comm.backend = \"gloo\""});
+  }
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
   plan_batch(recipe, plan.num_ranks);
   return start(plan, "train", argc, argv);

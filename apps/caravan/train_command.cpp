@@ -35,6 +35,10 @@ int train(const TrainArguments& arguments) {
         algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
   }
   const auto run = [&](const std::shared_ptr<Communicator>& world) {
+    const bool has_table = comm.algorithms != nullptr;
+    if (has_table && !world->select(comm.algorithms) && world->rank() == 0) {
+      fmt::print(stderr, "caravan: comm.algorithms is not used: {} moves no messages\n", world->backend());
+    }
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();
     caravan::train({.recipe = recipe,

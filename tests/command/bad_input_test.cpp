@@ -96,6 +96,7 @@ TEST_F(BadInputTest, Overrides) {
   expect_refused({"optimizer.lr=nan"}, 2, {"optimizer.lr"});
   expect_refused({"optimizer.lr=inf"}, 2, {"optimizer.lr"});
   expect_refused({"model.width=99999999"}, 2, {"model.width: 99999999 is outside 1 .. 1048576"});
+  expect_refused({"comm.backend=shm", "comm.algorithms=table.json"}, 2, {"shm moves no messages", "leave it out"});
   expect_refused({"comm.backend=ncl"}, 2, {"'ncl' is none of auto, thread, shm, gloo", "nccl"});
   expect_refused({"comm.backend=nccl"}, 2, {"it is not built; there are thread, shm, gloo", "-DCARAVAN_NCCL=ON"});
   expect_refused({"sample.tokens=5", "sample.prompt="}, 2, {"sample.prompt: is empty"});

@@ -100,6 +100,9 @@ TEST_F(BenchTest, RefusesAndNamesTheNearest) {
   expect_refused(with({"--ranks", "1"}), {"--ranks: 1 has nobody to talk to"});
   expect_refused(with({"--in-place", "--op", "all_to_all"}), {"all_to_all has no form in place"});
   expect_refused(with({"--backend", "glo"}), {"'glo' is none of auto, thread, shm, gloo", "use gloo"});
+  expect_refused(with({"--bytes", "10TiB"}), {"'10TiB' is no size", "KiB, MiB or GiB"});
+  expect_refused(with({"--tune", "--out", path("nothere/table.json")}), {"there is no such folder"});
+  expect_refused(with({"--tune", "--out", folder().string()}), {"is a folder"});
   expect_refused(with({"--josn"}), {"--josn", "nearest is '--json'"});
 }
 
