@@ -1,5 +1,7 @@
 #include "caravan/comm/hierarchical/collectives.h"
 
+#include <algorithm>
+
 #include "caravan/comm/hierarchical/parts.h"
 
 namespace caravan::hierarchical {
@@ -269,11 +271,11 @@ void Steps::reduce_scatter_by_leaders() {
 }
 
 void Steps::hand_out(const Buffer& from, int giver, std::vector<int64_t> counts, const Buffer& out) {
-  const std::vector<int64_t> none(counts.size());
-  std::vector<int64_t> received = none;
+  std::vector<int64_t> received(counts.size());
   received[static_cast<size_t>(giver)] = out.count;
   const bool gives = levels_.place() == giver;
-  task_.then(inner(), [=, task = &task_, sent = gives ? std::move(counts) : none](Communicator& comm) {
+  if (!gives) std::ranges::fill(counts, 0);
+  task_.then(inner(), [=, task = &task_, sent = std::move(counts)](Communicator& comm) {
     const ConstBuffer given = gives ? ConstBuffer(from) : ConstBuffer(nullptr, 0, out.dtype);
     return comm.all_to_all_async(given, out, sent, received, task->call());
   });
