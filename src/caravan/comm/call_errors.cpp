@@ -34,9 +34,9 @@ ErrorText error_text(const GroupSeat& seat, const Descriptor& call, std::string 
 std::string GroupSeat::text() const { return fmt::format("rank {} of {} of \"{}\"", rank, size, name); }
 
 std::exception_ptr mismatch_error(const GroupSeat& seat, const Descriptor& call, std::string fact) {
-  return std::make_exception_ptr(
-      CommError(error_text(seat, call, std::move(fact),
-                           "make all ranks call the same, with the same op, dtype, sizes and root, in one order")));
+  return std::make_exception_ptr(CommError(error_text(
+      seat, call, std::move(fact),
+      "make all ranks call the same, with the same op, dtype, sizes, root and table of algorithms, in one order")));
 }
 
 std::exception_ptr peer_failure_error(const GroupSeat& seat, const Descriptor& call, std::string fact) {
