@@ -17,6 +17,7 @@
 #include "caravan/comm/c10d_store.h"
 #include "caravan/comm/gloo_fact.h"
 #include "caravan/comm/host_address.h"
+#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/store_errors.h"
@@ -29,9 +30,6 @@ using std::chrono::steady_clock;
 
 // Our own waits have time-outs; one of gloo's would tear down the connections of the whole world.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
-
-// A rank that starts has more to do than one that calls.
-constexpr milliseconds kLeastMeeting{5000};
 
 /// What `call` returns; what gloo throws of a connection, in plain words.
 template <class Call>
@@ -105,7 +103,7 @@ std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::s
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
     own = messages::next_world("gloo", info, store);
-    const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
+    const milliseconds timeout = meeting_timeout(options);
     messages::meet("gloo", info, *own, timeout);
     transport = connect_world(info, own, timeout);
   }

@@ -9,6 +9,7 @@
 #include "caravan/comm/gloo.h"
 #include "caravan/comm/hierarchical/hierarchical_communicator.h"
 #include "caravan/comm/hierarchical/hosts.h"
+#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/mpi.h"
 #include "caravan/comm/mpi_library.h"
@@ -16,8 +17,6 @@
 
 namespace caravan {
 namespace {
-
-constexpr std::chrono::milliseconds kLeastMeeting{5000};  // a rank that starts has more to do than one that calls
 
 void check_outer(const std::string& outer, const RankInfo& info) {
   std::vector<std::string> known{"gloo"};
@@ -41,7 +40,7 @@ std::shared_ptr<Communicator> make_hierarchical_world(const RankInfo& info, cons
   std::vector<int> hosts{0};
   if (info.world_size > 1) {
     own = messages::next_world("hierarchical", info, store);
-    hosts = hierarchical::find_hosts(info, *own, host, std::max(options.timeout, kLeastMeeting));
+    hosts = hierarchical::find_hosts(info, *own, host, meeting_timeout(options));
   }
   hierarchical::Levels levels{hierarchical::Topology(hosts), info.rank, nullptr, nullptr, nullptr};
   RankInfo here = info;

@@ -7,6 +7,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/host_address.h"
+#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/messages/message_communicator.h"
 #include "caravan/comm/mpi_library.h"
@@ -18,7 +19,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kLargestPiece = size_t{1} << 30;  // bytes
-constexpr milliseconds kLeastMeeting{5000};        // a rank that starts has more to do than one that calls
 
 /// What `call` returns; what MPI says as our error.
 template <class Call>
@@ -49,7 +49,7 @@ std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& o
                                            StoreServerOptions{.key = key, .log = log});
     text = fmt::format("{}\n{}\n{}\n{}", server->port(), key.id, key.secret, own_address(info));
   }
-  const milliseconds timeout = std::max(options.timeout, kLeastMeeting);
+  const milliseconds timeout = meeting_timeout(options);
   std::istringstream lines(by_mpi(info, "store", [&] { return session.from_rank_0(text, timeout); }));
   std::string port;
   std::string address;
@@ -70,7 +70,7 @@ std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::sh
   if (info.world_size > 1) {
     mpi::Session& session = mpi::session(info);
     own = messages::next_world("mpi", info, store);
-    messages::meet("mpi", info, *own, std::max(options.timeout, kLeastMeeting));
+    messages::meet("mpi", info, *own, meeting_timeout(options));
     transport = by_mpi(info, "world", [&] { return session.connect(kLargestPiece); });
   }
   return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(

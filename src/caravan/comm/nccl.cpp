@@ -16,6 +16,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/c10d_store.h"
 #include "caravan/comm/call_errors.h"
+#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/members.h"
 #include "caravan/comm/messages/meeting.h"
 
@@ -24,8 +25,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-constexpr milliseconds kLeastMeeting{5000};  // a rank that starts has more to do than one that calls
 
 at::ScalarType scalar_type(Dtype dtype) {
   switch (dtype) {
@@ -57,7 +56,7 @@ class NcclCommunicator final : public Communicator {
         seat_(std::move(seat)),
         device_(device) {
     if (size() == 1) return;
-    const auto at_start = std::max(options_.timeout, kLeastMeeting);
+    const auto at_start = meeting_timeout(options_);
     group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(as_c10d_store(prefixed(store_, "c10d"), at_start), rank(),
                                                          size(), c10d::ProcessGroupNCCL::Options::create());
   }
@@ -253,7 +252,7 @@ std::shared_ptr<Communicator> make_nccl_world(const RankInfo& info, const std::s
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
     own = messages::next_world("nccl", info, store);
-    messages::meet("nccl", info, *own, std::max(options.timeout, kLeastMeeting));
+    messages::meet("nccl", info, *own, meeting_timeout(options));
   }
   GroupSeat seat{info.rank, info.world_size, "world", {}};
   seat.world_ranks.resize(static_cast<size_t>(seat.size));

@@ -12,6 +12,7 @@
 #include "caravan/comm/hierarchical.h"
 #include "caravan/comm/hierarchical/hosts.h"
 #include "caravan/comm/hierarchical/topology.h"
+#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/mpi.h"
 #include "caravan/comm/mpi_library.h"
 #include "caravan/comm/nccl.h"
@@ -21,8 +22,6 @@
 
 namespace caravan {
 namespace {
-
-constexpr std::chrono::milliseconds kLeastMeeting{5000};  // a rank that starts has more to do than one that calls
 
 bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
@@ -60,8 +59,7 @@ std::shared_ptr<Communicator> make_best_world(const RankInfo& info, const std::s
   if (info.world_size == 1) return make_world_of_one(options);
   if (info.local_world_size == info.world_size) return make_shm_world(info, store, options);
   const auto own = prefixed(store, "auto");
-  const hierarchical::Topology topology(
-      hierarchical::find_hosts(info, *own, "", std::max(options.timeout, kLeastMeeting)));
+  const hierarchical::Topology topology(hierarchical::find_hosts(info, *own, "", meeting_timeout(options)));
   if (topology.has_one_host()) return make_shm_world(info, store, options);
   if (!topology.has_single_ranks()) {
     return make_hierarchical_world(info, store, options, info.by_mpirun ? "mpi" : "gloo");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "caravan/comm/algorithms/working_buffer.h"
 #include "caravan/comm/hierarchical/parts.h"
 
 namespace caravan::hierarchical {
@@ -33,8 +34,8 @@ class Steps {
     const Buffer copy = sums(op_.in.count);
     Task* task = &task_;
     task_.then_here([=] {
-      widen(task->op().dtype, static_cast<const std::byte*>(task->op().in.data), copy.count,
-            static_cast<float*>(copy.data));
+      algorithms::convert(static_cast<const std::byte*>(task->op().in.data), task->op().dtype,
+                          static_cast<std::byte*>(copy.data), copy.dtype, copy.count);
     });
     return copy;
   }
@@ -48,8 +49,10 @@ class Steps {
   }
   void then_narrow(const Buffer& from, const Buffer& to) {
     if (from.data == to.data) return;
-    task_.then_here(
-        [=] { narrow(to.dtype, static_cast<const float*>(from.data), to.count, static_cast<std::byte*>(to.data)); });
+    task_.then_here([=] {
+      algorithms::convert(static_cast<const std::byte*>(from.data), from.dtype, static_cast<std::byte*>(to.data),
+                          to.dtype, to.count);
+    });
   }
 
   void all_reduce_by_levels();

@@ -17,6 +17,10 @@ namespace {
 constexpr int kGraceLooks = 12;  // of 5 ms: from the end of a level to its reason in the store
 constexpr int kMostSilent = 4;
 
+bool is_mail(const Descriptor& call) {
+  return call.verb == static_cast<uint8_t>(Verb::send) || call.verb == static_cast<uint8_t>(Verb::recv);
+}
+
 }  // namespace
 
 std::exception_ptr HierarchicalCommunicator::error_of(const Descriptor& call,
@@ -49,8 +53,7 @@ std::exception_ptr HierarchicalCommunicator::error_of(const Descriptor& call,
 }
 
 std::exception_ptr HierarchicalCommunicator::error_of_messages(const Descriptor& call, const CommError& cause) const {
-  const bool is_mail = call.verb == static_cast<uint8_t>(Verb::send) || call.verb == static_cast<uint8_t>(Verb::recv);
-  if (!is_mail || levels_.direct() != nullptr) return std::current_exception();
+  if (!is_mail(call) || levels_.direct() != nullptr) return std::current_exception();
   const auto peer = static_cast<size_t>(call.root);
   if (levels_.topology.host[peer] != levels_.host()) return std::current_exception();
   if (levels_.topology.place[peer] == call.root && levels_.place() == rank()) return std::current_exception();
@@ -73,9 +76,8 @@ std::exception_ptr HierarchicalCommunicator::known_error(const Descriptor& call)
 
 int HierarchicalCommunicator::rank_that_left(const Descriptor& call) {
   if (!member_->board().has_somebody_left(scope_)) return -1;
-  const bool is_mail = call.verb == static_cast<uint8_t>(Verb::send) || call.verb == static_cast<uint8_t>(Verb::recv);
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || (is_mail && peer != call.root)) continue;
+    if (peer == rank() || (is_mail(call) && peer != call.root)) continue;
     const std::string counts = member_->board().leave(scope_, peer);
     if (!counts.empty() && !calls_made_.has(counts, call, rank())) return peer;
   }
@@ -99,10 +101,9 @@ void HierarchicalCommunicator::fail_with_peer_error(const std::string& fact) noe
 }
 
 std::vector<int> HierarchicalCommunicator::find_missing(const Descriptor& call) {
-  const bool is_mail = call.verb == static_cast<uint8_t>(Verb::send) || call.verb == static_cast<uint8_t>(Verb::recv);
   std::vector<int> asked;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && (!is_mail || peer == call.root))
+    if (peer != rank() && (!is_mail(call) || peer == call.root))
       asked.push_back(seat_.world_ranks[static_cast<size_t>(peer)]);
   }
   const std::vector<int> silent = member_->ask(scope_, calls_made_.text(), asked, [&](const std::string& answer) {

@@ -3,8 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "caravan/comm/shared/half.h"
-
 namespace caravan::hierarchical {
 namespace {
 
@@ -55,26 +53,6 @@ void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<cons
 
 bool adds_wide(ReduceOp op, Dtype dtype) noexcept {
   return op == ReduceOp::sum && (dtype == Dtype::bf16 || dtype == Dtype::fp16);
-}
-
-void widen(Dtype from, const std::byte* in, int64_t count, float* out) noexcept {
-  if (from == Dtype::bf16) {
-    const auto* values = reinterpret_cast<const shared::Bf16*>(in);
-    for (int64_t i = 0; i < count; ++i) out[i] = shared::to_float(values[i]);
-  } else {
-    const auto* values = reinterpret_cast<const shared::Fp16*>(in);
-    for (int64_t i = 0; i < count; ++i) out[i] = shared::to_float(values[i]);
-  }
-}
-
-void narrow(Dtype to, const float* in, int64_t count, std::byte* out) noexcept {
-  if (to == Dtype::bf16) {
-    auto* values = reinterpret_cast<shared::Bf16*>(out);
-    for (int64_t i = 0; i < count; ++i) values[i] = shared::to_bf16(in[i]);
-  } else {
-    auto* values = reinterpret_cast<shared::Fp16*>(out);
-    for (int64_t i = 0; i < count; ++i) values[i] = shared::to_fp16(in[i]);
-  }
 }
 
 }  // namespace caravan::hierarchical

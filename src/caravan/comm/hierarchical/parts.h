@@ -24,9 +24,7 @@ void pack(const std::byte* in, std::span<const int64_t> counts, std::span<const 
 void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
             std::byte* out);
 
-/// Whether sums of `dtype` travel between the levels as fp32, and the conversions: to the nearest from it.
+/// Whether sums of `dtype` travel between the levels as fp32.
 bool adds_wide(ReduceOp op, Dtype dtype) noexcept;
-void widen(Dtype from, const std::byte* in, int64_t count, float* out) noexcept;
-void narrow(Dtype to, const float* in, int64_t count, std::byte* out) noexcept;
 
 }  // namespace caravan::hierarchical

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
+#include "caravan/comm/meet_ranks.h"
 
 namespace caravan::messages {
 
@@ -18,21 +18,16 @@ void meet(std::string_view backend, const RankInfo& info, Store& store, std::chr
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   store.set(fmt::format("here/{}", info.rank), "");
   std::vector<int64_t> absent;
-  std::vector<int64_t> gone;
+  bool somebody_left = false;
   for (int rank = 0; rank < info.world_size; ++rank) {
-    if (get_from(store, fmt::format("here/{}", rank), rank, gone.empty() ? deadline : deadline - timeout)) continue;
+    if (get_from(store, fmt::format("here/{}", rank), rank, somebody_left ? deadline - timeout : deadline)) continue;
     absent.push_back(rank);
-    if (store.has_left(rank)) gone.push_back(rank);
+    somebody_left = somebody_left || store.has_left(rank);
   }
   if (absent.empty()) return;
-  const std::string what = gone.empty()
-                               ? fmt::format("did not come within {} s", static_cast<double>(timeout.count()) / 1e3)
-                               : "ended before the ranks met";
-  if (!gone.empty()) absent = std::move(gone);
   throw CommError({.op = std::string(backend),
                    .subject = "world",
-                   .fact = fmt::format("{} {} of {} {}", absent.size() == 1 ? "rank" : "ranks", join(absent),
-                                       info.world_size, what),
+                   .fact = missing_text(std::move(absent), info.world_size, store, timeout),
                    .where = fmt::format("rank {}", info.rank),
                    .action = "start all ranks with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"});
 }

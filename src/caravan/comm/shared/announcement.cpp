@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
+#include "caravan/comm/meet_ranks.h"
 
 namespace caravan::shared {
 namespace {
@@ -59,20 +59,11 @@ Announcement Announcement::own(std::string socket, uint64_t token) {
 }
 
 void throw_missing(std::vector<int64_t> missing, const RankInfo& info, Store& store, milliseconds timeout) {
-  std::vector<int64_t> gone;
-  for (const int64_t rank : missing) {
-    if (store.has_left(static_cast<int>(rank))) gone.push_back(rank);
-  }
-  const std::string what = gone.empty()
-                               ? fmt::format("did not come within {} s", std::chrono::duration<double>(timeout).count())
-                               : "ended before the ranks met";
-  if (!gone.empty()) missing = std::move(gone);
-  throw CommError(
-      {.op = "comm",
-       .subject = "world",
-       .fact = fmt::format("rank{} {} of {} {}", missing.size() == 1 ? "" : "s", join(missing), info.world_size, what),
-       .where = where(info),
-       .action = "look at what the missing ranks say; they may have failed before they came"});
+  throw CommError({.op = "comm",
+                   .subject = "world",
+                   .fact = missing_text(std::move(missing), info.world_size, store, timeout),
+                   .where = where(info),
+                   .action = "look at what the missing ranks say; they may have failed before they came"});
 }
 
 std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info, Store& store, milliseconds timeout) {
