@@ -17,7 +17,7 @@ class Steps {
         topology_(levels_.topology),
         op_(task.op()),
         elem_(size_bytes(op_.dtype)),
-        wide_(adds_wide(op_.op, op_.dtype)) {}
+        wide_(algorithms::partial_dtype(op_.dtype, op_.op) != op_.dtype) {}
 
   void all_reduce();
   void reduce();

@@ -51,8 +51,4 @@ void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<cons
                 [&](int64_t packed, int64_t place, size_t bytes) { std::memcpy(out + place, in + packed, bytes); });
 }
 
-bool adds_wide(ReduceOp op, Dtype dtype) noexcept {
-  return op == ReduceOp::sum && (dtype == Dtype::bf16 || dtype == Dtype::fp16);
-}
-
 }  // namespace caravan::hierarchical

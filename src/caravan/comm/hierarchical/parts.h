@@ -5,8 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "caravan/comm/types.h"
-
 namespace caravan::hierarchical {
 
 /// Where the parts of `counts` begin, and the end of the last.
@@ -23,8 +21,5 @@ void pack(const std::byte* in, std::span<const int64_t> counts, std::span<const 
           std::byte* out);
 void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
             std::byte* out);
-
-/// Whether sums of `dtype` travel between the levels as fp32.
-bool adds_wide(ReduceOp op, Dtype dtype) noexcept;
 
 }  // namespace caravan::hierarchical
