@@ -1,4 +1,4 @@
-#include "caravan/comm/c10d_arguments.h"
+#include "caravan/c10d/arguments.h"
 
 #include <numeric>
 
@@ -33,10 +33,22 @@ size_t check_root(int64_t root, int size, const char* op) {
   refuse(op, fmt::format("there is no rank {} in a group of {}", root, size), "give a rank of the group");
 }
 
-void check_tag(int tag, const char* op) {
-  if (tag == 0) return;
-  refuse(op, fmt::format("the tag is {}, and the back-end matches messages of a pair by their order", tag),
-         "leave the tag out, and receive in the order sent");
+void check_message(int peer, int rank, int size, int tag, const char* op) {
+  check_root(peer, size, op);
+  if (peer == rank) refuse(op, fmt::format("rank {} is this rank itself", rank), "give another rank of the group");
+  if (tag < 0) refuse(op, fmt::format("the tag is {}", tag), "give a tag of at least 0");
+}
+
+void check_lists(const std::vector<std::vector<at::Tensor>>& lists, size_t length, int size, const char* op) {
+  if (length == 0) refuse(op, "no input was given", "give at least one");
+  if (lists.size() != static_cast<size_t>(size)) {
+    refuse(op, fmt::format("{} output lists for {} ranks", lists.size(), size), "give one for each rank");
+  }
+  for (const auto& list : lists) {
+    if (list.size() == length) continue;
+    refuse(op, fmt::format("an output list of {} tensors for {} inputs", list.size(), length),
+           "give as many outputs of each rank as inputs");
+  }
 }
 
 std::vector<int64_t> split_counts(const std::vector<int64_t>& rows, const at::Tensor& tensor, int size,

@@ -1,4 +1,4 @@
-#include "caravan/comm/c10d_memory.h"
+#include "caravan/c10d/memory.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "caravan/comm/c10d_progress.h"
+#include "caravan/c10d/progress.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,29 +7,29 @@
 #include <thread>
 #include <vector>
 
-#include "caravan/comm/c10d_line.h"
+#include "caravan/c10d/queue.h"
 
 namespace caravan {
 
-// Rare enough to cost the thread that computes nothing (1 % of a core), often enough to be short beside a step.
-constexpr std::chrono::microseconds kLook{500};
+// Costs 1 % of a core, and is short compared with a training step.
+constexpr std::chrono::microseconds kPollInterval{500};
 
-/// Outlives the C10dProgress while its thread runs.
+/// Outlives the C10dProgress while the thread runs.
 struct C10dProgress::State {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::weak_ptr<C10dLine>> lines;
+  std::vector<std::weak_ptr<C10dQueue>> queues;
   std::thread thread;
   std::atomic<int> outstanding{0};
   bool watches = false;
   bool stopped = false;
 
-  std::vector<std::shared_ptr<C10dLine>> living() {
+  std::vector<std::shared_ptr<C10dQueue>> live_queues() {
     const std::lock_guard lock(mutex);
-    std::erase_if(lines, [](const auto& line) { return line.expired(); });
-    std::vector<std::shared_ptr<C10dLine>> result;
-    for (const auto& line : lines) {
-      if (auto held = line.lock()) result.push_back(std::move(held));
+    std::erase_if(queues, [](const auto& queue) { return queue.expired(); });
+    std::vector<std::shared_ptr<C10dQueue>> result;
+    for (const auto& queue : queues) {
+      if (auto held = queue.lock()) result.push_back(std::move(held));
     }
     return result;
   }
@@ -43,9 +43,9 @@ struct C10dProgress::State {
         continue;
       }
       lock.unlock();
-      for (const auto& line : living()) line->try_sweep();
+      for (const auto& queue : live_queues()) queue->try_sweep();
       lock.lock();
-      changed.wait_for(lock, kLook, [&] { return stopped; });
+      changed.wait_for(lock, kPollInterval, [&] { return stopped; });
     }
   }
 };
@@ -54,18 +54,18 @@ C10dProgress::C10dProgress() : state_(std::make_shared<State>()) {}
 
 C10dProgress::~C10dProgress() { stop(); }
 
-void C10dProgress::add(const std::shared_ptr<C10dLine>& line) {
+void C10dProgress::add(const std::shared_ptr<C10dQueue>& queue) {
   const std::lock_guard lock(state_->mutex);
-  state_->lines.push_back(line);
+  state_->queues.push_back(queue);
 }
 
 void C10dProgress::change_outstanding(int by) noexcept { state_->outstanding += by; }
 
 int C10dProgress::outstanding() const noexcept { return state_->outstanding.load(); }
 
-void C10dProgress::drive_others(const C10dLine& own) {
-  for (const auto& line : state_->living()) {
-    if (line.get() != &own) line->try_sweep();
+void C10dProgress::drive_others(const C10dQueue& own) {
+  for (const auto& queue : state_->live_queues()) {
+    if (queue.get() != &own) queue->try_sweep();
   }
 }
 
@@ -86,7 +86,7 @@ void C10dProgress::stop() noexcept {
     state_->changed.notify_all();
   }
   if (!thread.joinable()) return;
-  // The last holder of a line may be the thread itself, and the line the last holder of this.
+  // The thread itself may hold the last reference to a queue, and the queue the last one to this.
   if (thread.get_id() == std::this_thread::get_id()) return thread.detach();
   thread.join();
 }

@@ -1,4 +1,4 @@
-#include "caravan/comm/algorithms/algorithm.h"
+#include "caravan/comm/algorithm.h"
 
 #include <algorithm>
 #include <string>
@@ -55,7 +55,7 @@ void check_serves(Algorithm algorithm, Verb verb) {
   for (const Algorithm other : algorithms_for(verb)) names.emplace_back(name(other));
   throw UsageError({.op = std::string(caravan::name(verb)),
                     .fact = fmt::format("there is no {} for {}", name(algorithm), caravan::name(verb)),
-                    .action = names.empty() ? "it is not made of several messages" : "choose from " + join(names)});
+                    .action = names.empty() ? "this verb has no algorithms" : "choose from " + join(names)});
 }
 
 }  // namespace caravan::algorithms

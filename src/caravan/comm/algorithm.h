@@ -8,12 +8,12 @@
 
 namespace caravan::algorithms {
 
-/// How a collective is made of sends and recvs. The header of each says its steps, its bytes and when it is best;
+/// How a collective is built from sends and recvs. The header of each has its steps, its bytes and when it is best;
 /// docs/design/collectives.md compares them.
 enum class Algorithm : uint8_t { direct, ring, recursive_doubling, rabenseifner, binomial, chain };
 inline constexpr int kNumAlgorithms = 6;
 
-/// The verbs that are collectives made of messages: all but send, recv and barrier.
+/// The verbs that have algorithms: all except send, recv and barrier.
 inline constexpr Verb kVerbs[] = {Verb::all_reduce, Verb::all_gather, Verb::reduce_scatter,
                                   Verb::all_to_all, Verb::broadcast,  Verb::reduce};
 

@@ -1,4 +1,4 @@
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/comm/selection.h"
 
 #include <algorithm>
 
@@ -78,7 +78,7 @@ void SelectionTable::check() const {
     const Rule& rule = rules_[i];
     check_serves(rule.choice.algorithm, rule.verb);
     if (rule.max_ranks < 1 || rule.max_bytes < 0) {
-      refuse(fmt::format("rule {} ({}) fits nothing", i, text(rule)), "give bounds of 1 rank and 0 bytes or more");
+      refuse(fmt::format("rule {} ({}) can never match", i, text(rule)), "use bounds of at least 1 rank and 0 bytes");
     }
     const bool is_chain = rule.choice.algorithm == Algorithm::chain;
     if (is_chain != (rule.choice.segment_bytes > 0)) {
@@ -87,7 +87,7 @@ void SelectionTable::check() const {
     }
     for (size_t earlier = 0; earlier < i; ++earlier) {
       if (!hides(rules_[earlier], rule)) continue;
-      refuse(fmt::format("rule {} ({}) is never reached behind rule {} ({})", i, text(rule), earlier,
+      refuse(fmt::format("rule {} ({}) is never reached after rule {} ({})", i, text(rule), earlier,
                          text(rules_[earlier])),
              "order the rules from small bounds to large ones");
     }

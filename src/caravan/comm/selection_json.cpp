@@ -7,7 +7,7 @@
 #include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/comm/selection.h"
 
 namespace caravan::algorithms {
 namespace {
@@ -66,7 +66,7 @@ Rule read_rule(const JsonReader& json) {
   const JsonReader segment = json["segment_bytes"];
   if (rule.choice.algorithm == Algorithm::chain) rule.choice.segment_bytes = segment.integer(1, Rule::kAnyBytes - 1);
   if (rule.choice.algorithm != Algorithm::chain && !segment.is_null()) {
-    segment.refuse(fmt::format("is there for {}", name(rule.choice.algorithm)), "remove it: only chain has segments");
+    segment.refuse(fmt::format("is set for {}", name(rule.choice.algorithm)), "remove it: only chain has segments");
   }
   return rule;
 }
@@ -78,11 +78,12 @@ SelectionTable SelectionTable::from_json(std::string_view text, std::string_view
   const JsonReader json(document, "", file, kOp);
   const JsonReader format = json["format"];
   if (format.is_null() || format.string() != kFormat) {
-    json.refuse(fmt::format("does not say \"format\": \"{}\"", kFormat), "name a file of `caravan bench comm --tune`");
+    json.refuse(fmt::format("does not say \"format\": \"{}\"", kFormat),
+                "pass a file that `caravan bench comm --tune` wrote");
   }
   json.allow_only({"format", "rules"});
   const JsonReader list = json["rules"];
-  if (!list.value().is_array()) list.refuse("is not a list", "give a list of rules");
+  if (!list.value().is_array()) list.refuse("is not a list", "write a list of rules");
   std::vector<Rule> rules;
   for (size_t i = 0; i < list.size(); ++i) rules.push_back(read_rule(list.element(i)));
   try {

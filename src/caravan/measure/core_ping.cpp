@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/core_ping.h"
+#include "caravan/measure/core_ping.h"
 
 #include <array>
 #include <atomic>
@@ -14,7 +14,7 @@
 
 #include <fmt/format.h>
 
-#include "caravan/comm/measure/statistics.h"
+#include "caravan/measure/statistics.h"
 
 namespace caravan::measure {
 namespace {
@@ -22,9 +22,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kRounds = 20'000;
-constexpr uint64_t kChunk = 500;  // their median: in some the kernel takes a core away
+constexpr uint64_t kChunk = 500;  // per sample; the median excludes samples with a context switch
 constexpr size_t kFewestChunks = 5;
-constexpr std::chrono::milliseconds kPatience{100};  // then the two do not run at the same time
+constexpr std::chrono::milliseconds kPatience{100};  // after this the two ranks cannot be running at the same time
 
 struct Offer {
   int32_t pid = -1;
@@ -64,7 +64,7 @@ void CorePing::open_page() {
   if (world_.rank() == b_ && offer.descriptor >= 0) {
     const std::string path = fmt::format("/proc/{}/fd/{}", offer.pid, offer.descriptor);
     struct stat file {};
-    // On another host, or in another container, the number is of some other process, if of any.
+    // On another host or in another container, the process id belongs to another process, if to any.
     if (stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) && file.st_size == sizeof(Table)) {
       const int other = open(path.c_str(), O_RDWR | O_CLOEXEC);
       if (other >= 0) table_ = map(other);
@@ -84,7 +84,7 @@ void CorePing::open_page() {
   }
 }
 
-/// One side of the game: `a` serves odd numbers, `b` returns even ones. Nanoseconds one way, 0 if it took too long.
+/// One side of the ping-pong: `a` sends odd numbers, `b` answers with even ones. Nanoseconds one way; 0 on time-out.
 double CorePing::play(bool serves) {
   const auto start = Clock::now();
   auto begin = start;

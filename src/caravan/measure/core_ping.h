@@ -8,8 +8,9 @@
 
 namespace caravan::measure {
 
-/// How far apart the cores of two ranks of one host are: the time a cache line takes from one to the other, one way.
-/// It tells in which of its modes a virtual machine is; no back-end's code is in it. Ranks should be pinned.
+/// The distance of the cores of two ranks on one host: the time that a cache line takes from one to the other. On a
+/// virtual machine it changes with the placement of the virtual cores. Independent of all back-ends. Ranks should be
+/// pinned.
 class CorePing {
  public:
   /// Ranks `a` and `b` share a page (a memfd, opened through /proc). Every rank of `world`.
@@ -18,8 +19,8 @@ class CorePing {
   CorePing(const CorePing&) = delete;
   CorePing& operator=(const CorePing&) = delete;
 
-  /// Nanoseconds, the same on every rank, in about 10 ms; nothing if the two are not on one host, or share one core.
-  /// Every rank of `world`.
+  /// Nanoseconds one way, the same value on every rank; takes about 10 ms. Empty if the two are on different hosts or
+  /// share a core. Called by every rank of `world`.
   std::optional<double> measure();
 
  private:

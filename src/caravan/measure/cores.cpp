@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/cores.h"
+#include "caravan/measure/cores.h"
 
 #include <sched.h>
 #include <span>
@@ -16,16 +16,6 @@ void run_on(std::span<const int> cores) noexcept {
 }
 
 }  // namespace
-
-std::vector<int> usable_cores() {
-  std::vector<int> cores;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
-}
 
 PinnedThread::PinnedThread(std::vector<int> cores, int local_rank) noexcept : cores_(std::move(cores)) {
   if (!cores_.empty()) run_on(std::span(cores_).subspan(static_cast<size_t>(local_rank) % cores_.size(), 1));

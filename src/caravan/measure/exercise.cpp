@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/exercise.h"
+#include "caravan/measure/exercise.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,16 +7,16 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/measure/pattern.h"
+#include "caravan/measure/pattern.h"
 
 namespace caravan::measure {
 namespace {
 
 constexpr size_t kAlign = 64;
 
-UsageError refuse(const Measurand& measurand, std::string fact, std::string action) {
+UsageError refuse(const BenchCase& bench_case, std::string fact, std::string action) {
   return UsageError({.op = "measure",
-                     .subject = fmt::format("{} {} {}", name(measurand.verb), name(measurand.dtype), measurand.bytes),
+                     .subject = fmt::format("{} {} {}", name(bench_case.verb), name(bench_case.dtype), bench_case.bytes),
                      .fact = std::move(fact),
                      .action = std::move(action)});
 }
@@ -40,21 +40,23 @@ bool works_in_place(Verb verb) noexcept {
          verb == Verb::broadcast;
 }
 
-Exercise::Exercise(Communicator& world, const Measurand& measurand)
-    : world_(world), measurand_(measurand), count_(measurand.bytes / size_bytes(measurand.dtype)) {
-  if (world.size() < 2) throw refuse(measurand, "one rank has nobody to talk to", "use 2 or more ranks");
-  const bool has_buffer = measurand.verb != Verb::barrier;
-  const int64_t size = size_bytes(measurand.dtype);
-  if (has_buffer && (count_ < 1 || measurand.bytes % size != 0)) {
-    throw refuse(measurand, fmt::format("{} bytes are no whole number of elements of {}", measurand.bytes, size),
+Exercise::Exercise(Communicator& world, const BenchCase& bench_case)
+    : world_(world), case_(bench_case), count_(bench_case.bytes / size_bytes(bench_case.dtype)) {
+  if (world.size() < 2) throw refuse(bench_case, "one rank has nobody to talk to", "use 2 or more ranks");
+  const bool has_buffer = bench_case.verb != Verb::barrier;
+  const int64_t size = size_bytes(bench_case.dtype);
+  if (has_buffer && (count_ < 1 || bench_case.bytes % size != 0)) {
+    throw refuse(bench_case, fmt::format("{} bytes are no whole number of elements of {}", bench_case.bytes, size),
                  fmt::format("use {} bytes", std::max<int64_t>(count_, 1) * size));
   }
-  if (measurand.in_place && !works_in_place(measurand.verb)) {
-    throw refuse(measurand, "in and out of this verb cannot be one buffer", "leave in place out");
+  if (bench_case.in_place && !works_in_place(bench_case.verb)) {
+    throw refuse(bench_case, "in and out of this verb cannot be one buffer", "leave in place out");
   }
   for (int rank = 0; rank < world.size(); ++rank) parts_.push_back(part(rank).count);
   own_part_.assign(parts_.size(), part(world.rank()).count);
-  if (has_buffer) allocate();
+  if (!has_buffer) return;
+  allocate();
+  write_random();
 }
 
 Exercise::Part Exercise::part(int rank) const noexcept {
@@ -64,21 +66,21 @@ Exercise::Part Exercise::part(int rank) const noexcept {
 }
 
 Buffer Exercise::at(const std::shared_ptr<void>& memory, int64_t first, int64_t count) const noexcept {
-  return {static_cast<std::byte*>(memory.get()) + first * size_bytes(measurand_.dtype), count, measurand_.dtype};
+  return {static_cast<std::byte*>(memory.get()) + first * size_bytes(case_.dtype), count, case_.dtype};
 }
 
 void Exercise::allocate() {
   const Part own = part(world_.rank());
-  const Verb verb = measurand_.verb;
+  const Verb verb = case_.verb;
   const int64_t in_count = verb == Verb::all_gather ? own.count : count_;
   const int64_t out_count = verb == Verb::reduce_scatter ? own.count
                             : verb == Verb::all_to_all   ? own.count * world_.size()
                                                          : count_;
   const auto memory = [this](int64_t count) {
-    const auto bytes = static_cast<size_t>(count * size_bytes(measurand_.dtype));
-    return measurand_.copy ? plain_memory(bytes) : world_.allocate(bytes);
+    const auto bytes = static_cast<size_t>(count * size_bytes(case_.dtype));
+    return case_.copy ? plain_memory(bytes) : world_.allocate(bytes);
   };
-  if (measurand_.in_place || verb == Verb::broadcast) {
+  if (case_.in_place || verb == Verb::broadcast) {
     in_memory_ = out_memory_ = memory(count_);
     const int64_t first = own.first;
     in_ = at(in_memory_, verb == Verb::all_gather ? first : 0, in_count);
@@ -94,8 +96,8 @@ void Exercise::allocate() {
 void Exercise::call() {
   const int rank = world_.rank();
   const int size = world_.size();
-  const ReduceOp op = checked_op(measurand_.dtype);
-  switch (measurand_.verb) {
+  const ReduceOp op = checked_op(case_.dtype);
+  switch (case_.verb) {
     case Verb::all_reduce: return world_.all_reduce(in_, out_, op);
     case Verb::all_gather: return world_.all_gather(in_, out_, parts_);
     case Verb::reduce_scatter: return world_.reduce_scatter(in_, out_, op, parts_);
@@ -120,17 +122,17 @@ void Exercise::call() {
 }
 
 void Exercise::write_input() {
-  const Pattern pattern = Pattern::of_rank(measurand_.dtype, world_.rank(), world_.size());
-  if (measurand_.verb == Verb::broadcast && world_.rank() != 0) return;
-  pattern.write(in_.data, in_.count, measurand_.verb == Verb::all_gather ? part(world_.rank()).first : 0);
+  const Pattern pattern = Pattern::of_rank(case_.dtype, world_.rank(), world_.size());
+  if (case_.verb == Verb::broadcast && world_.rank() != 0) return;
+  pattern.write(in_.data, in_.count, case_.verb == Verb::all_gather ? part(world_.rank()).first : 0);
 }
 
 std::string Exercise::compare_output() const {
   const int rank = world_.rank();
   const int size = world_.size();
-  const auto from = [&](int other) { return Pattern::of_rank(measurand_.dtype, other, size); };
-  const auto reduced = [&] { return Pattern::reduced(measurand_.dtype, size); };
-  switch (measurand_.verb) {
+  const auto from = [&](int other) { return Pattern::of_rank(case_.dtype, other, size); };
+  const auto reduced = [&] { return Pattern::reduced(case_.dtype, size); };
+  switch (case_.verb) {
     case Verb::all_reduce: return reduced().difference(out_.data, out_.count);
     case Verb::reduce: return rank == 0 ? reduced().difference(out_.data, out_.count) : "";
     case Verb::reduce_scatter: return reduced().difference(out_.data, out_.count, part(rank).first);
@@ -141,7 +143,7 @@ std::string Exercise::compare_output() const {
     case Verb::all_gather:
     case Verb::all_to_all: break;
   }
-  const bool gathers = measurand_.verb == Verb::all_gather;
+  const bool gathers = case_.verb == Verb::all_gather;
   for (int other = 0; other < size; ++other) {
     const Part whole = part(gathers ? other : rank);
     const int64_t at_element = gathers ? whole.first : whole.count * other;
@@ -153,7 +155,7 @@ std::string Exercise::compare_output() const {
 }
 
 std::string Exercise::check() {
-  if (measurand_.verb == Verb::barrier) {
+  if (case_.verb == Verb::barrier) {
     call();
     return "";
   }
@@ -161,12 +163,14 @@ std::string Exercise::check() {
   call();
   std::string wrong = compare_output();
   world_.barrier();  // a peer may still be reading
-  const auto zero = [this](const Buffer& buffer) {
-    std::memset(buffer.data, 0, static_cast<size_t>(buffer.count * size_bytes(measurand_.dtype)));
-  };
-  zero(in_);
-  zero(out_);
+  write_random();
   return wrong;
+}
+
+void Exercise::write_random() const {
+  const Pattern pattern = Pattern::random(case_.dtype, world_.rank());
+  pattern.write(in_.data, in_.count);
+  if (out_.data != in_.data) pattern.write(out_.data, out_.count);
 }
 
 }  // namespace caravan::measure

@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/host.h"
+#include "caravan/measure/host.h"
 
 #include <algorithm>
 #include <arpa/inet.h>
@@ -21,8 +21,10 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/blocked_signal.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/measure/cores.h"
+#include "caravan/measure/cores.h"
 
 namespace caravan::measure {
 namespace {
@@ -36,7 +38,7 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-/// The number at the start of `text`; -1 if there is none ("max", "").
+/// The number that `text` starts with; -1 if it does not.
 int64_t number_of(const std::string& text) {
   int64_t value = -1;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -70,7 +72,7 @@ int64_t limit_of(__rlimit_resource resource) {
   return static_cast<int64_t>(limit.rlim_cur);
 }
 
-/// Folders of a directory whose names are `prefix` and a number.
+/// The number of entries of `folder` named `prefix` and a number.
 int count_numbered(const fs::path& folder, const std::string& prefix) {
   int count = 0;
   std::error_code error;
@@ -81,27 +83,8 @@ int count_numbered(const fs::path& folder, const std::string& prefix) {
   return count;
 }
 
-/// The smallest limit of the control groups this process is in: version 2, then version 1.
-int64_t memory_limit() {
-  int64_t smallest = -1;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t second = line.find(':', line.find(':') + 1);
-    if (second == std::string::npos) continue;
-    const bool version_1 = line.find(":memory:") != std::string::npos;
-    const fs::path root = version_1 ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
-    const char* file = version_1 ? "memory.limit_in_bytes" : "memory.max";
-    for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
-      const int64_t limit = number_of(first_line(root / group.relative_path() / file));
-      constexpr int64_t kNoLimit = int64_t{1} << 60;  // what version 1 says for none
-      if (limit >= 0 && limit < kNoLimit && (smallest < 0 || limit < smallest)) smallest = limit;
-      if (group == group.parent_path()) break;
-    }
-  }
-  return smallest;
-}
-
 std::string error_of_memfd() {
+  const BlockedSignal no_file_size_signal(SIGXFSZ);
   const int descriptor = memfd_create("caravan_doctor", MFD_CLOEXEC);
   if (descriptor < 0) return strerrordesc_np(errno);
   const bool grows = ftruncate(descriptor, 4096) == 0;
@@ -169,7 +152,7 @@ HostFacts read_host_facts() {
   const auto memory = fields_of("/proc/meminfo");
   facts.memory_bytes = kib_of(memory, "MemTotal");
   facts.available_bytes = kib_of(memory, "MemAvailable");
-  facts.memory_limit_bytes = memory_limit();
+  facts.memory_limit_bytes = control_group_memory_limit();
   facts.open_files_limit = limit_of(RLIMIT_NOFILE);
   facts.address_limit_bytes = limit_of(RLIMIT_AS);
   facts.locked_limit_bytes = limit_of(RLIMIT_MEMLOCK);
@@ -181,7 +164,7 @@ HostFacts read_host_facts() {
   return facts;
 }
 
-std::vector<std::string> limits_that_bite(const HostFacts& facts, int num_local_ranks) {
+std::vector<std::string> limit_warnings(const HostFacts& facts, int num_local_ranks) {
   constexpr int64_t kFilesARank = 8;  // per peer: a socket of gloo in each direction, a process descriptor, the store
   constexpr int64_t kFilesOfTheProgram = 64;
   constexpr int64_t kFewAddresses = int64_t{16} << 30;
@@ -194,7 +177,8 @@ std::vector<std::string> limits_that_bite(const HostFacts& facts, int num_local_
   }
   if (facts.address_limit_bytes >= 0 && facts.address_limit_bytes < kFewAddresses) {
     bites.push_back(
-        fmt::format("ulimit -v {}: shared memory is mapped sparsely and needs addresses, not memory; lift it",
+        fmt::format("ulimit -v {}: shared memory is mapped sparsely and needs addresses; ranks share less of "
+                    "it in place; lift it",
                     format_bytes(facts.address_limit_bytes)));
   }
   if (facts.memory_limit_bytes >= 0 && facts.memory_bytes >= 0 && facts.memory_limit_bytes < facts.memory_bytes) {
@@ -202,7 +186,7 @@ std::vector<std::string> limits_that_bite(const HostFacts& facts, int num_local_
                                 format_bytes(facts.memory_limit_bytes), format_bytes(facts.memory_bytes)));
   }
   if (num_local_ranks > static_cast<int>(facts.cores.size())) {
-    bites.push_back(fmt::format("{} ranks share {} cores: every wait costs a change of process; use {} ranks",
+    bites.push_back(fmt::format("{} ranks share {} cores: every wait costs a context switch; use {} ranks",
                                 num_local_ranks, facts.cores.size(), facts.cores.size()));
   }
   if (static_cast<int>(facts.cores.size()) < facts.num_cores_of_host) {
@@ -210,15 +194,18 @@ std::vector<std::string> limits_that_bite(const HostFacts& facts, int num_local_
                                 facts.num_cores_of_host));
   }
   if (!facts.memfd_error.empty()) {
-    bites.push_back(fmt::format("memfd_create: {}: no back-end shm here; allow it in the sandbox", facts.memfd_error));
+    bites.push_back(fmt::format("memfd_create: {}: the back-end shm does not work; allow the call in the sandbox",
+                                facts.memfd_error));
   }
   if (!facts.pidfd_error.empty()) {
-    bites.push_back(fmt::format("pidfd_open: {}: lost ranks cannot be watched; use Linux 5.3 or later, and allow it",
-                                facts.pidfd_error));
+    bites.push_back(fmt::format(
+        "pidfd_open: {}: lost ranks cannot be detected; use Linux 5.3 or later and allow the call in the sandbox",
+        facts.pidfd_error));
   }
   if (facts.dev_shm_bytes >= 0 && facts.dev_shm_bytes < kSmallShm) {
-    bites.push_back(fmt::format("/dev/shm has {} free: back-end shm does not use it, MPI and NCCL do; mount it larger",
-                                format_bytes(facts.dev_shm_bytes)));
+    bites.push_back(
+        fmt::format("/dev/shm has {} free: MPI and NCCL need more (the back-end shm does not use it); mount it larger",
+                    format_bytes(facts.dev_shm_bytes)));
   }
   return bites;
 }

@@ -1,10 +1,10 @@
-#include "caravan/comm/measure/links.h"
+#include "caravan/measure/links.h"
 
 #include <chrono>
 #include <cstring>
 
-#include "caravan/comm/measure/pattern.h"
-#include "caravan/comm/measure/statistics.h"
+#include "caravan/measure/pattern.h"
+#include "caravan/measure/statistics.h"
 
 namespace caravan::measure {
 namespace {
@@ -17,7 +17,7 @@ constexpr int kShortRepeats = 101;
 constexpr int kLongRepeats = 7;
 constexpr double kBudget_s = 0.2;  // a slow link is repeated less often
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double elapsed_s(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// The two ends of one link.
 class Line {
@@ -57,9 +57,9 @@ class Line {
     for (int i = 0; i < repeats; ++i) {
       const auto start = Clock::now();
       round_trip(bytes);
-      taken.push_back(seconds_since(start));
+      taken.push_back(elapsed_s(start));
       // The sender decides, and says so before the next: both must do as many.
-      int64_t goes_on = i < 2 || seconds_since(begin) < kBudget_s ? 1 : 0;
+      int64_t goes_on = i < 2 || elapsed_s(begin) < kBudget_s ? 1 : 0;
       const Buffer word{&goes_on, 1, Dtype::int64};
       if (sends()) world_.send(word, to_, "link");
       if (!sends()) world_.recv(word, from_, "link");

@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/memory_rate.h"
+#include "caravan/measure/memory_rate.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "caravan/base/simd.h"
-#include "caravan/comm/measure/sampling.h"
+#include "caravan/measure/sampling.h"
 
 namespace caravan::measure {
 namespace {
@@ -23,10 +23,10 @@ struct AddKernel {
   }
 };
 
-/// Keeps the compiler from leaving out a loop whose result nobody reads.
+/// Keeps the compiler from removing a loop whose result is unused.
 void is_read(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
-/// Seconds of one call of `work` on the slowest rank, all ranks at it together; the best repeat.
+/// Seconds of one call of `work` on the slowest rank, with all ranks working at once; the best repeat.
 double best_seconds(Communicator& world, const std::function<void()>& work) {
   work();
   double best = 0;
@@ -35,7 +35,9 @@ double best_seconds(Communicator& world, const std::function<void()>& work) {
     double taken = time_block(world, work, 1, num_calls).front();
     take_slowest(world, {&taken, 1});
     const double one = std::max(taken, 1e-9) / static_cast<double>(num_calls);
-    if (repeat == 0) num_calls = std::max<int64_t>(1, std::llround(kRepeat_s / one));  // to find out how many
+    if (repeat == 0)
+      num_calls =
+          std::max<int64_t>(1, std::llround(kRepeat_s / one));  // the first repeat determines the number of calls
     if (repeat > 0) best = best == 0 ? one : std::min(best, one);
   }
   return best;

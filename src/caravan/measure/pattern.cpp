@@ -1,16 +1,18 @@
-#include "caravan/comm/measure/pattern.h"
+#include "caravan/measure/pattern.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <random>
 
 #include <fmt/format.h>
 
-#include "caravan/comm/shared/half.h"
+#include "caravan/comm/reduce/half.h"
 
 namespace caravan::measure {
 namespace {
 
-constexpr int64_t kRepeats = 2048;
+constexpr int64_t kBlockElems = 8192;
 
 int period(Dtype dtype, int num_ranks) { return dtype == Dtype::boolean ? 2 : std::clamp(256 / num_ranks, 1, 5); }
 
@@ -50,7 +52,7 @@ ReduceOp checked_op(Dtype dtype) noexcept { return dtype == Dtype::boolean ? Red
 Pattern::Pattern(Dtype dtype, std::vector<double> numbers) : dtype_(dtype), numbers_(std::move(numbers)) {
   const int64_t size = size_bytes(dtype_);
   const auto count = static_cast<int64_t>(numbers_.size());
-  block_count_ = count * kRepeats;
+  block_count_ = count * (kBlockElems / count + 1);
   block_.resize(static_cast<size_t>((block_count_ + count) * size));
   for (int64_t i = 0; i < block_count_ + count; ++i) {
     encode(dtype_, numbers_[static_cast<size_t>(i % count)], block_.data() + i * size);
@@ -60,6 +62,19 @@ Pattern::Pattern(Dtype dtype, std::vector<double> numbers) : dtype_(dtype), numb
 Pattern Pattern::of_rank(Dtype dtype, int rank, int num_ranks) {
   std::vector<double> numbers(static_cast<size_t>(period(dtype, num_ranks)));
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = number(dtype, rank, num_ranks, static_cast<int64_t>(i));
+  return {dtype, std::move(numbers)};
+}
+
+Pattern Pattern::random(Dtype dtype, int rank) {
+  constexpr size_t kCount = 1021;  // prime, so that equal parts of a buffer differ
+  std::mt19937_64 generator(static_cast<uint64_t>(rank));
+  std::vector<double> numbers(kCount);
+  for (double& value : numbers) {
+    value = std::uniform_real_distribution(-1.0, 1.0)(generator);
+    if (dtype == Dtype::boolean) value = value < 0 ? 0 : 1;
+    if (dtype == Dtype::uint8) value = std::abs(value);
+    if (dtype == Dtype::uint8 || dtype == Dtype::int32 || dtype == Dtype::int64) value *= 100;
+  }
   return {dtype, std::move(numbers)};
 }
 

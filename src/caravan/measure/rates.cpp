@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/rates.h"
+#include "caravan/measure/rates.h"
 
 namespace caravan::measure {
 

@@ -1,25 +1,25 @@
-#include "caravan/comm/measure/sampling.h"
+#include "caravan/measure/sampling.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 
-#include "caravan/comm/measure/statistics.h"
+#include "caravan/measure/statistics.h"
 
 namespace caravan::measure {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kLeastSample_s = 20e-6;  // a clock read takes 25 ns: a thousandth
-constexpr double kEstimate_s = 2e-3;      // long enough to know the time of a call within a few percent
+constexpr double kLeastSample_s = 20e-6;  // reading the clock takes 25 ns, about a thousandth
+constexpr double kEstimate_s = 2e-3;      // long enough to estimate the time of a call within a few percent
 constexpr int64_t kMostCalls = 1 << 20;   // of an estimate
 constexpr double kMostSamples = 5000;     // of a block
 constexpr int64_t kFewestSamples = 5;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// Seconds a call takes, roughly, the same on every rank. Warms up as it goes.
+/// Estimates the seconds of a call; the same value on every rank. Also warms up.
 double estimate(Communicator& world, const std::function<void()>& call) {
   for (int64_t num_calls = 1;; num_calls *= 4) {
     world.barrier();

@@ -1,4 +1,4 @@
-#include "caravan/comm/measure/statistics.h"
+#include "caravan/measure/statistics.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "caravan/comm/algorithms/validate.h"
+#include "tests/comm/algorithms/validate.h"
 
 #include <algorithm>
 #include <map>
@@ -13,13 +13,13 @@
 namespace caravan::algorithms {
 namespace {
 
-/// What an element of a rank's working buffer stands for: the sum of what these (rank, element) put in.
+/// The symbolic value of an element of a rank's working buffer: the sum of the inputs of these (rank, element).
 using Element = std::set<std::pair<int, int64_t>>;
 
 class Validation {
  public:
-  Validation(std::span<const Problem> problems, std::span<const Schedule> schedules)
-      : problems_(problems), schedules_(schedules), buffers_(problems.size()) {
+  Validation(std::span<const Problem> problems, std::span<const MessagePlan> plans)
+      : problems_(problems), plans_(plans), buffers_(problems.size()) {
     for (const Problem& problem : problems_) {
       const Range input = frame_of(problem).input;
       for (int64_t i = input.begin; i < input.end(); ++i) buffers_[at(problem.rank)][i] = {{problem.rank, i}};
@@ -27,13 +27,13 @@ class Validation {
   }
 
   void run() {
-    for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      if (schedules_[rank].steps.size() != schedules_[0].steps.size() ||
-          schedules_[rank].num_partial_steps != schedules_[0].num_partial_steps) {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      if (plans_[rank].steps.size() != plans_[0].steps.size() ||
+          plans_[rank].num_partial_steps != plans_[0].num_partial_steps) {
         refuse(static_cast<int>(rank), {}, "another number of steps than rank 0");
       }
     }
-    for (step_ = 0; step_ < schedules_[0].steps.size(); ++step_) take_step();
+    for (step_ = 0; step_ < plans_[0].steps.size(); ++step_) take_step();
     for (const Problem& problem : problems_) check_result(problem);
   }
 
@@ -48,13 +48,13 @@ class Validation {
 
   [[noreturn]] void refuse(int rank, Range range, const std::string& fact) const {
     throw InternalError(
-        {.op = "schedule",
+        {.op = "plan",
          .subject = std::string(name(problems_[0].verb)),
          .fact = fmt::format("step {}, rank {}, elements [{},{}): {}", step_, rank, range.begin, range.end(), fact),
-         .where = to_string(schedules_)});
+         .where = to_string(plans_)});
   }
 
-  bool is_partial_step() const { return step_ < schedules_[0].num_partial_steps; }
+  bool is_partial_step() const { return step_ < plans_[0].num_partial_steps; }
   bool is_unfinished(const Element& element) const { return element.size() > 1 && element.size() < problems_.size(); }
 
   Message read(int rank, Range range) const {
@@ -71,21 +71,21 @@ class Validation {
 
   void take_step() {
     std::map<std::pair<int, int>, std::vector<Message>> messages;  // by sender and receiver, in order
-    for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      for (const Move& move : schedules_[rank].steps[step_].sends) {
+    for (size_t rank = 0; rank < plans_.size(); ++rank) {
+      for (const Move& move : plans_[rank].steps[step_].sends) {
         const int from = static_cast<int>(rank);
         if (move.range.count < 1) refuse(from, move.range, "is an empty message");
         messages[{from, move.peer}].push_back(read(from, move.range));
       }
     }
-    for (size_t rank = 0; rank < schedules_.size(); ++rank) receive(static_cast<int>(rank), messages);
+    for (size_t rank = 0; rank < plans_.size(); ++rank) receive(static_cast<int>(rank), messages);
     for (const auto& [pair, rest] : messages) {
       if (!rest.empty()) refuse(pair.first, rest[0].range, fmt::format("are not received by rank {}", pair.second));
     }
   }
 
   void receive(int rank, std::map<std::pair<int, int>, std::vector<Message>>& messages) {
-    const Step& step = schedules_[at(rank)].steps[step_];
+    const Step& step = plans_[at(rank)].steps[step_];
     check_overlaps(rank, step);
     for (const Move& move : step.recvs) {
       auto& queue = messages[{move.peer, rank}];
@@ -137,7 +137,7 @@ class Validation {
     }
   }
 
-  /// What must stand at `index` of rank's result in the end.
+  /// The expected value at `index` of the rank's result.
   Element expected(const Problem& problem, int64_t index) const {
     Element element;
     const int n = problem.size;
@@ -175,19 +175,18 @@ class Validation {
   }
 
   std::span<const Problem> problems_;
-  std::span<const Schedule> schedules_;
+  std::span<const MessagePlan> plans_;
   std::vector<WorkingBuffer> buffers_;  // of each rank
   size_t step_ = 0;
 };
 
 }  // namespace
 
-void validate(std::span<const Problem> problems, std::span<const Schedule> schedules) {
-  if (problems.empty() || problems.size() != schedules.size()) {
-    throw InternalError(
-        {.op = "schedule", .fact = fmt::format("{} problems for {} schedules", problems.size(), schedules.size())});
+void validate(std::span<const Problem> problems, std::span<const MessagePlan> plans) {
+  if (problems.empty() || problems.size() != plans.size()) {
+    throw InternalError({.op = "plan", .fact = fmt::format("{} problems for {} plans", problems.size(), plans.size())});
   }
-  Validation(problems, schedules).run();
+  Validation(problems, plans).run();
 }
 
 }  // namespace caravan::algorithms

@@ -1,4 +1,4 @@
-#include "caravan/comm/algorithms/schedule.h"
+#include "caravan/comm/algorithms/message_plan.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace {
 
 std::string text(Range range) { return fmt::format("[{},{})", range.begin, range.end()); }
 
-/// A step of one rank, line by line.
+/// The lines of a step of one rank.
 std::vector<std::string> lines(const Step& step, int rank) {
   std::vector<std::string> lines;
   for (const Move& move : step.sends) {
@@ -42,15 +42,15 @@ Parts Parts::equal(int64_t count, int n) {
   return Parts(counts);
 }
 
-void Schedule::send(size_t step, int peer, Range range) {
+void MessagePlan::send(size_t step, int peer, Range range) {
   if (range.count > 0) steps[step].sends.push_back({peer, range});
 }
 
-void Schedule::recv(size_t step, int peer, Range range) {
+void MessagePlan::recv(size_t step, int peer, Range range) {
   if (range.count > 0) steps[step].recvs.push_back({peer, range});
 }
 
-void Schedule::add(size_t step, int peer, Range range) {
+void MessagePlan::add(size_t step, int peer, Range range) {
   if (range.count > 0) steps[step].recvs.push_back({peer, range, true});
 }
 
@@ -59,11 +59,11 @@ Dtype partial_dtype(Dtype dtype, ReduceOp op) noexcept {
   return is_16_bit_float && op == ReduceOp::sum ? Dtype::fp32 : dtype;
 }
 
-Cost cost(const Schedule& schedule, int rank, Dtype dtype, ReduceOp op) {
+Cost cost(const MessagePlan& plan, int rank, Dtype dtype, ReduceOp op) {
   Cost cost;
-  for (size_t i = 0; i < schedule.steps.size(); ++i) {
-    const Step& step = schedule.steps[i];
-    const bool is_partial = i < schedule.num_partial_steps;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const Step& step = plan.steps[i];
+    const bool is_partial = i < plan.num_partial_steps;
     const auto travels = [&](const Move& move) { return move.peer != rank; };
     if (std::ranges::any_of(step.sends, travels) || std::ranges::any_of(step.recvs, travels)) ++cost.steps;
     for (const Move& move : step.sends) {
@@ -75,7 +75,7 @@ Cost cost(const Schedule& schedule, int rank, Dtype dtype, ReduceOp op) {
   return cost;
 }
 
-Cost longest(std::span<const Schedule> ranks, Dtype dtype, ReduceOp op) {
+Cost longest(std::span<const MessagePlan> ranks, Dtype dtype, ReduceOp op) {
   Cost most;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Cost own = cost(ranks[rank], static_cast<int>(rank), dtype, op);
@@ -86,7 +86,7 @@ Cost longest(std::span<const Schedule> ranks, Dtype dtype, ReduceOp op) {
   return most;
 }
 
-std::string to_string(std::span<const Schedule> ranks) {
+std::string to_string(std::span<const MessagePlan> ranks) {
   if (ranks.empty()) return "";
   size_t num_steps = 0;
   std::vector<std::string> heads;

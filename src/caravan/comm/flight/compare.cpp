@@ -1,4 +1,4 @@
-#include "caravan/comm/flight_compare.h"
+#include "caravan/comm/flight/compare.h"
 
 #include <algorithm>
 #include <map>
@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
-#include "caravan/comm/flight_groups.h"
+#include "caravan/comm/flight/groups.h"
 
 namespace caravan {
 namespace {
 
 using At = FlightLine::At;
 
-/// Several ranks' places in one operation.
+/// The records of the ranks that take part in one operation.
 using Lines = std::vector<const FlightLine*>;
 
 bool same_call(const Descriptor& a, const Descriptor& b) {
@@ -27,7 +27,7 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
   const bool is_rooted = verb == Verb::broadcast || verb == Verb::reduce;
   if (verb == Verb::barrier) return true;
   if (a.dtype != b.dtype || (reduces_data && a.op != b.op) || (is_rooted && a.root != b.root)) return false;
-  return !(verb == Verb::all_reduce || is_rooted) || a.count == b.count;  // the parts of the others may differ in size
+  return !(verb == Verb::all_reduce || is_rooted) || a.count == b.count;  // sizes may differ by rank
 }
 
 std::string list(const std::vector<int>& ranks) {
@@ -39,7 +39,7 @@ double seconds_in(const FlightReport& report, const FlightEntry& entry) {
   return static_cast<double>(report.written_ns - entry.begin_ns) * 1e-9;
 }
 
-/// One operation on the lines that take part in it.
+/// One operation, and the records of the ranks that take part in it.
 class Step {
  public:
   Step(const Lines& lines, uint64_t sequence) : lines_(lines), sequence_(sequence) {}
@@ -108,7 +108,7 @@ std::optional<FlightFinding> Step::different() const {
   for (const auto& [entry, ranks] : sides) {
     text += fmt::format("{}{} called {}", text.empty() ? "" : "; ", list(ranks), to_string(entry->call));
   }
-  std::ranges::reverse(sides);  // of equal sides the later ranks'
+  std::ranges::reverse(sides);  // of sides of equal size, the one of later ranks
   const auto fewest = std::ranges::min_element(sides, {}, [](const auto& side) { return side.second.size(); });
   return finding(Divergence::different_calls, fewest->second, std::move(text));
 }
@@ -126,7 +126,7 @@ std::optional<FlightFinding> Step::unfinished() const {
       instead += fmt::format(" (as rank {} saw it)", line->report->written_by);
     }
   }
-  // A message may be sent long before anybody asks for it.
+  // A message may be sent long before it is received.
   if (!absent.empty() && !(is_message(call->call) && open.empty())) {
     std::string text =
         fmt::format("{} was begun by {} {:.1f} s before the end, not by {}{}", to_string(call->call),
@@ -141,7 +141,7 @@ std::optional<FlightFinding> Step::unfinished() const {
   return finding(Divergence::not_completed, open, std::move(text));
 }
 
-/// The first difference on these lines, else the first operation that is not over.
+/// The first difference in these records, otherwise the first operation that is not complete.
 std::optional<FlightFinding> first_divergence(const Lines& lines) {
   std::set<uint64_t> sequences;
   for (const FlightLine* line : lines) {

@@ -1,21 +1,21 @@
-#include "caravan/comm/flight_dump.h"
+#include "caravan/comm/flight/dump.h"
 
 #include <system_error>
 #include <vector>
 
-#include "caravan/comm/flight_report.h"
-#include "caravan/comm/store_secret.h"
+#include "caravan/comm/flight/report.h"
+#include "caravan/comm/store/secret.h"
 
 namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// What is known of the job before anything fails.
+/// The state from before the failure.
 struct Dump {
   fs::path folder;
   FlightReport head;
-  std::vector<const FlightLog*> logs;  // by rank; the recorder, whose handler this is, keeps them alive
+  std::vector<const FlightLog*> logs;  // by rank; kept alive by the recorder, whose handler this is
 
   void write(const FlightLog& log, int rank, std::string_view reason) const {
     FlightReport report = flight_report_of(log, reason);
@@ -51,7 +51,7 @@ void dump_flights_on_failure(Communicator& world, const fs::path& folder) {
   head.rank = world.rank();
   head.world_size = world.size();
   head.backend = world.backend();
-  if (head.rank == 0) remove_reports(folder);  // before any rank can come to write one
+  if (head.rank == 0) remove_reports(folder);  // before any rank can write one
   world.broadcast({head.job.data(), static_cast<int64_t>(head.job.size()), Dtype::uint8, {}}, 0, "flight reports");
   Dump dump{folder, std::move(head), {}};
   for (int rank = 0; rank < world.size(); ++rank) dump.logs.push_back(world.flight_of(rank));

@@ -1,4 +1,4 @@
-#include "caravan/comm/flight_groups.h"
+#include "caravan/comm/flight/groups.h"
 
 #include <algorithm>
 
@@ -47,9 +47,9 @@ void add(FlightMembers& members, const FlightReport& report, const FlightEntry& 
 
 using Groups = std::map<uint64_t, FlightMembers>;
 
-/// Ranks that never called anything on a communicator do not say that they are in it. In one of all ranks they must be;
-/// communicators of one name are the parts of a split, so that who is in no other part is in this one. Where that does
-/// not settle it, nothing is known of them.
+/// A rank that made no call on a communicator has no record of being a member. In a communicator of all ranks it must
+/// be one. Communicators of the same name are the parts of a split, so a rank in none of the others belongs to this
+/// one. If neither settles it, the member stays unknown.
 void place_silent_ranks(Groups& groups, FlightMembers& members, std::span<const FlightReport> reports) {
   const auto is_in_a_part = [&](const FlightReport& report) {
     return std::ranges::any_of(groups, [&](const auto& group) {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/flight_report.h"
+#include "caravan/comm/flight/report.h"
 
 namespace caravan {
 namespace {
@@ -40,7 +40,7 @@ Json json_of(const FlightEntry& entry) {
           {"state", name(entry.state)}};
 }
 
-/// What a field of a report may not be: its name stands in the message.
+/// A malformed field; the message names it.
 struct Wrong {
   std::string fact;
 };
@@ -50,9 +50,9 @@ T field(const Json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end()) throw Wrong{fmt::format("\"{}\" is missing", key)};
   if constexpr (std::is_integral_v<T>) {
-    if (!found->is_number_integer()) throw Wrong{fmt::format("\"{}\" is no whole number", key)};
+    if (!found->is_number_integer()) throw Wrong{fmt::format("\"{}\" is not an integer", key)};
   } else if (!found->is_string()) {
-    throw Wrong{fmt::format("\"{}\" is no text", key)};
+    throw Wrong{fmt::format("\"{}\" is not a string", key)};
   }
   return found->get<T>();
 }
@@ -65,14 +65,14 @@ int bounded(const Json& json, const char* key, int least, int most) {
   return static_cast<int>(number);
 }
 
-/// The value of an enumeration whose name stands under `key`.
+/// The enumerator whose name is the value of `key`.
 template <typename T, typename Name>
 T named(const Json& json, const char* key, int count, Name&& name_of) {
   const auto text = field<std::string>(json, key);
   for (int i = 0; i < count; ++i) {
     if (name_of(static_cast<T>(i)) == text) return static_cast<T>(i);
   }
-  throw Wrong{fmt::format("\"{}\" is \"{}\", which there is not", key, text)};
+  throw Wrong{fmt::format("\"{}\" is \"{}\", which is unknown", key, text)};
 }
 
 template <size_t N>

@@ -1,4 +1,4 @@
-#include "caravan/comm/flight_report.h"
+#include "caravan/comm/flight/report.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -40,7 +40,7 @@ DataError refusal(const fs::path& path, std::string fact, std::string action) {
       {.op = "flight", .subject = path.string(), .fact = std::move(fact), .where = "", .action = std::move(action)});
 }
 
-/// Puts `text` at `path` unless something is there.
+/// Creates `path` with `text` unless it exists.
 void write_if_absent(const fs::path& path, const std::string& text) {
   const fs::path aside = name_aside(path);
   OutputFile file(aside, "flight");

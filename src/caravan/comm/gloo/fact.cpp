@@ -1,4 +1,4 @@
-#include "caravan/comm/gloo_fact.h"
+#include "caravan/comm/gloo/fact.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,5 +1,5 @@
-// The only file that includes the headers of c10d's gloo. See Note [stubs of gloo's headers].
-#include "caravan/comm/gloo.h"
+// The only file that includes c10d's header of gloo. See Note [stubs of gloo's headers].
+#include "caravan/comm/gloo/gloo.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,15 +12,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "caravan/base/broken_pipe.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/broken_pipe.h"
-#include "caravan/comm/c10d_store.h"
-#include "caravan/comm/gloo_fact.h"
-#include "caravan/comm/host_address.h"
-#include "caravan/comm/meet_ranks.h"
-#include "caravan/comm/messages/meeting.h"
+#include "caravan/comm/gloo/fact.h"
 #include "caravan/comm/messages/message_communicator.h"
-#include "caravan/comm/store_errors.h"
+#include "caravan/comm/store/c10d_store.h"
+#include "caravan/comm/store/errors.h"
+#include "caravan/comm/store/host_address.h"
+#include "caravan/comm/store/startup.h"
 
 namespace caravan {
 namespace {
@@ -28,10 +27,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Our own waits have time-outs; one of gloo's would tear down the connections of the whole world.
+// Waits of ours have time-outs. A time-out of gloo's would close the connections of the whole world.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
-/// What `call` returns; what gloo throws of a connection, in plain words.
+/// Returns what `call` does; rethrows gloo's exceptions without their noise.
 template <class Call>
 std::invoke_result_t<Call> plainly(const Call& call) {
   try {
@@ -80,7 +79,7 @@ std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const s
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    options->threads = 1;  // for c10d's own collectives, which are not used
+    options->threads = 1;  // run c10d's collectives, which are not used
     return std::make_shared<GlooTransport>(c10::make_intrusive<c10d::ProcessGroupGloo>(
         as_c10d_store(prefixed(store, "c10d"), timeout), info.rank, info.world_size, std::move(options)));
   } catch (const Error&) {
@@ -90,7 +89,7 @@ std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const s
                      .subject = "world",
                      .fact = fmt::format("cannot connect the ranks: {}", exception.what()),
                      .where = fmt::format("rank {} of {}, at {}", info.rank, info.world_size, address),
-                     .action = "see that the hosts reach each other on any TCP port"});
+                     .action = "check that the hosts can connect to each other on any TCP port"});
   }
 }
 
@@ -98,16 +97,16 @@ std::shared_ptr<messages::Transport> connect_world(const RankInfo& info, const s
 
 std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options) {
-  const NoBrokenPipeSignal no_signal;  // gloo's own thread starts here, and inherits it
+  const NoBrokenPipeSignal no_signal;  // gloo's thread starts here and inherits the mask
   std::shared_ptr<messages::Transport> transport;
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
-    own = messages::next_world("gloo", info, store);
-    const milliseconds timeout = meeting_timeout(options);
-    messages::meet("gloo", info, *own, timeout);
+    own = next_world_store("gloo", info, store);
+    const milliseconds timeout = startup_timeout(options);
+    wait_for_ranks("gloo", info, *own, timeout);
     transport = connect_world(info, own, timeout);
   }
-  return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::Engine>(
       "gloo", std::move(transport), std::move(own), info.rank, info.world_size, options));
 }
 
@@ -118,7 +117,7 @@ std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds ti
   options.isServer = false;
   options.waitWorkers = false;
   options.timeout = timeout;
-  options.useLibUV = false;  // concerns the server; a build without libuv refuses the default
+  options.useLibUV = false;  // only for servers, but a build without libuv refuses the default
   c10::intrusive_ptr<c10d::TCPStore> store;
   try {
     store = c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
@@ -129,7 +128,7 @@ std::shared_ptr<Store> connect_agent_store(const RankInfo& info, milliseconds ti
          .fact = fmt::format("no answer within {} s: {}", static_cast<double>(timeout.count()) / 1e3, exception.what()),
          .action = "check that torchrun still runs, MASTER_ADDR and MASTER_PORT"});
   }
-  // The agent keeps its store when it restarts the ranks: each attempt has keys of its own.
+  // The agent keeps its store when it restarts the ranks, so each attempt has its own keys.
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   return prefixed(wrap_c10d_store(std::move(store), where),
                   fmt::format("caravan/attempt {}", attempt != nullptr ? attempt : "0"));

@@ -1,4 +1,4 @@
-#include "caravan/comm/mpi.h"
+#include "caravan/comm/mpi/mpi.h"
 
 #include <algorithm>
 #include <sstream>
@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/host_address.h"
-#include "caravan/comm/meet_ranks.h"
-#include "caravan/comm/messages/meeting.h"
 #include "caravan/comm/messages/message_communicator.h"
-#include "caravan/comm/mpi_library.h"
-#include "caravan/comm/served_store.h"
+#include "caravan/comm/mpi/library.h"
+#include "caravan/comm/store/host_address.h"
+#include "caravan/comm/store/listen.h"
+#include "caravan/comm/store/served_store.h"
+#include "caravan/comm/store/startup.h"
 
 namespace caravan {
 namespace {
@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr size_t kLargestPiece = size_t{1} << 30;  // bytes
 
-/// What `call` returns; what MPI says as our error.
+/// Returns what `call` does; turns MPI's exceptions into CommError.
 template <class Call>
 auto by_mpi(const RankInfo& info, const char* what, const Call& call) {
   try {
@@ -32,7 +32,7 @@ auto by_mpi(const RankInfo& info, const char* what, const Call& call) {
                      .subject = what,
                      .fact = exception.what(),
                      .where = fmt::format("rank {} of {}", info.rank, info.world_size),
-                     .action = "see that every rank of the job comes here"});
+                     .action = "check that every rank of the job makes this call"});
   }
 }
 
@@ -45,11 +45,11 @@ std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& o
   if (info.rank == 0) {
     const JobKey key = JobKey::for_launch(info.world_size);
     const bool one_host = info.local_world_size == info.world_size;
-    server = std::make_unique<StoreServer>(one_host ? "127.0.0.1" : "0.0.0.0", 0,
+    server = std::make_unique<StoreServer>(one_host ? "127.0.0.1" : store_socket::kAnyAddress, 0,
                                            StoreServerOptions{.key = key, .log = log});
     text = fmt::format("{}\n{}\n{}\n{}", server->port(), key.id, key.secret, own_address(info));
   }
-  const milliseconds timeout = meeting_timeout(options);
+  const milliseconds timeout = startup_timeout(options);
   std::istringstream lines(by_mpi(info, "store", [&] { return session.from_rank_0(text, timeout); }));
   std::string port;
   std::string address;
@@ -69,11 +69,11 @@ std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::sh
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
     mpi::Session& session = mpi::session(info);
-    own = messages::next_world("mpi", info, store);
-    messages::meet("mpi", info, *own, meeting_timeout(options));
+    own = next_world_store("mpi", info, store);
+    wait_for_ranks("mpi", info, *own, startup_timeout(options));
     transport = by_mpi(info, "world", [&] { return session.connect(kLargestPiece); });
   }
-  return messages::MessageCommunicator::make_world(std::make_shared<messages::Member>(
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::Engine>(
       "mpi", std::move(transport), std::move(own), info.rank, info.world_size, options));
 }
 

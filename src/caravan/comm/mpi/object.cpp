@@ -1,4 +1,4 @@
-// libcaravan_mpi_<name>.so: see mpi_session.h.
+// libcaravan_mpi_<name>.so; see session.h.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -10,8 +10,8 @@
 
 #include <climits>
 
-#include "caravan/comm/mpi_session.h"
-#include "caravan/comm/mpi_transport.h"
+#include "caravan/comm/mpi/session.h"
+#include "caravan/comm/mpi/transport.h"
 
 namespace caravan::mpi {
 namespace {
@@ -19,8 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kFarewell{5000};  // after a failure, for the other ranks to end, too
-constexpr milliseconds kPause{1};
+constexpr milliseconds kGracePeriod{5000};  // after a failure, for the other ranks to end
+constexpr milliseconds kPollInterval{1};
 constexpr int kTextTag = 0;
 using Text = std::array<char, 2048>;
 
@@ -50,8 +50,8 @@ class ProcessSession final : public Session {
     library_ = library_name();
   }
 
-  /// When the process ends: MPI_Finalize, which waits for all ranks. A launcher takes a rank that ends without it for a
-  /// crash and ends the job; that is right only when a world has failed and the others do not come.
+  /// Calls MPI_Finalize, which waits for all ranks. A launcher treats a rank that ends without it as crashed and ends
+  /// the job, which is right only if a world has failed and the other ranks do not come.
   ~ProcessSession() override {
     try {
       int is_finalized = 1;
@@ -64,8 +64,8 @@ class ProcessSession final : public Session {
       for (int done = 0; done == 0;) {
         check(MPI_Test(&all, &done, MPI_STATUS_IGNORE));
         if (done != 0) break;
-        if (shared_.failed && Clock::now() - begin > kFarewell) return;
-        std::this_thread::sleep_for(kPause);
+        if (shared_.failed && Clock::now() - begin > kGracePeriod) return;
+        std::this_thread::sleep_for(kPollInterval);
       }
       MPI_Finalize();
     } catch (const std::exception&) {  // the launcher sees a rank that ended without MPI_Finalize
@@ -99,7 +99,7 @@ class ProcessSession final : public Session {
       check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE));
       if (done != 0) return text_.data();
       if (Clock::now() > deadline) throw std::runtime_error("the other ranks did not come");
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kPollInterval);
     }
   }
 
@@ -108,15 +108,15 @@ class ProcessSession final : public Session {
     MPI_Request request = MPI_REQUEST_NULL;
     {
       const std::lock_guard lock(shared_.mutex);
-      if (shared_.stuck) throw std::runtime_error("MPI was left in the middle of a message");
+      if (shared_.stuck) throw std::runtime_error("MPI was left with an unfinished message");
       check(MPI_Comm_idup(control_, &own, &request));
     }
-    for (int done = 0; done == 0;) {  // the other worlds of this process go on meanwhile
+    for (int done = 0; done == 0;) {  // without the lock, so that other worlds of this process make progress
       {
         const std::lock_guard lock(shared_.mutex);
         check(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
       }
-      if (done == 0) std::this_thread::sleep_for(kPause);
+      if (done == 0) std::this_thread::sleep_for(kPollInterval);
     }
     {
       const std::lock_guard lock(shared_.mutex);
@@ -136,13 +136,13 @@ class ProcessSession final : public Session {
       check(MPI_Query_thread(&level));
       if (level < MPI_THREAD_MULTIPLE) {
         throw std::runtime_error(
-            "the program has initialised MPI below MPI_THREAD_MULTIPLE, and threads of ours call it");
+            "the program has initialised MPI below MPI_THREAD_MULTIPLE, but threads of Caravan call it");
       }
       return;
     }
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level));
     owns_mpi_ = true;
-    // Errors of a request of no communicator's go to one of these, as the MPI likes.
+    // Errors without a communicator go to one of these, depending on the MPI.
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     check(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
     if (level < MPI_THREAD_SERIALIZED) throw std::runtime_error("this MPI cannot be called from several threads");
@@ -152,7 +152,7 @@ class ProcessSession final : public Session {
   MPI_Comm control_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
-  int largest_tag_ = 32767;  // the least that MPI allows
+  int largest_tag_ = 32767;  // MPI guarantees this
   std::string library_;
   bool owns_mpi_ = false;
   Text text_{};
@@ -164,7 +164,7 @@ class ProcessSession final : public Session {
 int caravan_mpi_interface() { return caravan::mpi::kInterface; }
 
 caravan::mpi::Session* caravan_mpi_session() {
-  // Made after MPI_Init's own exit handlers were registered, and so ended before them.
+  // Constructed after MPI_Init registered its exit handlers, and therefore destroyed before they run.
   static caravan::mpi::ProcessSession session;
   return &session;
 }

@@ -1,4 +1,4 @@
-#include "caravan/comm/mpi_transport.h"
+#include "caravan/comm/mpi/transport.h"
 
 #include <algorithm>
 #include <array>
@@ -17,13 +17,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
 constexpr microseconds kSpin{20};
-constexpr microseconds kAttention{1000};      // how long a wait looks often, and longer for a message of many bytes
-constexpr size_t kBytesPerMicrosecond = 100;  // which may be on its way at this speed
+constexpr microseconds kFrequentPolls{1000};  // how long a wait polls frequently; longer for a large message,
+constexpr size_t kBytesPerMicrosecond = 100;  // which may take this speed
 constexpr microseconds kShortestSleep{5};
 constexpr microseconds kLongestSleep{500};
-constexpr microseconds kWithdrawal{100'000};
+constexpr microseconds kCancelTimeout{100'000};
 
-/// Lets short sleeps of this thread be short: Linux adds 50 us to each otherwise.
+/// Makes short sleeps of this thread precise. By default Linux adds up to 50 us.
 void sleep_exactly() {
   thread_local const int done = prctl(PR_SET_TIMERSLACK, 1UL);
   static_cast<void>(done);
@@ -32,12 +32,14 @@ void sleep_exactly() {
 class MpiTransfer final : public messages::Transfer {
  public:
   MpiTransfer(Shared& shared, bool receives, size_t bytes)
-      : shared_(shared), receives_(receives), attention_(kAttention + microseconds(bytes / kBytesPerMicrosecond)) {}
+      : shared_(shared),
+        receives_(receives),
+        frequent_polls_(kFrequentPolls + microseconds(bytes / kBytesPerMicrosecond)) {}
   ~MpiTransfer() override {
-    if (!ended_) withdraw();
+    if (!ended_) cancel();
   }
 
-  /// The request of one more piece. The caller holds the lock.
+  /// Adds the request of a piece. The caller holds the lock.
   MPI_Request* add() {
     statuses_.emplace_back();
     return &requests_.emplace_back(MPI_REQUEST_NULL);
@@ -53,7 +55,7 @@ class MpiTransfer final : public messages::Transfer {
       const Clock::duration waited = Clock::now() - begin;
       if (waited < kSpin) continue;
       std::this_thread::sleep_for(sleep);
-      if (waited > attention_) sleep = std::min(2 * sleep, kLongestSleep);
+      if (waited > frequent_polls_) sleep = std::min(2 * sleep, kLongestSleep);
     }
   }
   void interrupt() noexcept override { interrupted_ = true; }
@@ -61,7 +63,7 @@ class MpiTransfer final : public messages::Transfer {
  private:
   bool test() {
     const std::lock_guard lock(shared_.mutex);
-    if (shared_.stuck) throw std::runtime_error("MPI was left in the middle of another message");
+    if (shared_.stuck) throw std::runtime_error("MPI was left with an unfinished message");
     int done = 0;
     const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, statuses_.data());
     if (code != MPI_SUCCESS) {
@@ -75,8 +77,8 @@ class MpiTransfer final : public messages::Transfer {
     return ended_;
   }
 
-  /// Memory of a message that goes on may not be freed; if it cannot be stopped, MPI is not called again.
-  void withdraw() noexcept {
+  /// The memory of a message in flight must not be freed. If it cannot be cancelled, MPI is not called again.
+  void cancel() noexcept {
     const Clock::time_point begin = Clock::now();
     try {
       if (receives_) {
@@ -87,34 +89,34 @@ class MpiTransfer final : public messages::Transfer {
         }
       }
       while (!test()) {
-        if (Clock::now() - begin > kWithdrawal) {
+        if (Clock::now() - begin > kCancelTimeout) {
           const std::lock_guard lock(shared_.mutex);
           shared_.stuck = true;
           return;
         }
         std::this_thread::sleep_for(kShortestSleep);
       }
-    } catch (const std::exception&) {  // the connection is lost, and the message with it
+    } catch (const std::exception&) {  // the connection is lost, and so is the message
     }
   }
 
   Shared& shared_;
   bool receives_;
-  microseconds attention_;
+  microseconds frequent_polls_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::atomic<bool> interrupted_ = false;
   bool ended_ = false;
 };
 
-/// Cuts a message into pieces and posts each by `post(offset, bytes, request)`.
+/// Posts each piece of a message by `post(offset, bytes, request)`.
 template <class Post>
 std::unique_ptr<messages::Transfer> post_pieces(Shared& shared, bool receives, size_t bytes, size_t largest,
                                                 const Post& post) {
   auto transfer = std::make_unique<MpiTransfer>(shared, receives, bytes);
   transfer->reserve((bytes + largest - 1) / largest);
   const std::lock_guard lock(shared.mutex);
-  if (shared.stuck) throw std::runtime_error("MPI was left in the middle of another message");
+  if (shared.stuck) throw std::runtime_error("MPI was left with an unfinished message");
   for (size_t offset = 0; offset < bytes; offset += largest) {
     check(post(offset, static_cast<int>(std::min(largest, bytes - offset)), transfer->add()));
   }
@@ -133,8 +135,8 @@ void check(int code) {
 
 MpiTransport::~MpiTransport() {
   const std::lock_guard lock(shared_.mutex);
-  // What is still sent to a communicator that was freed, or lies there, would be found again in the next one that gets
-  // its number.
+  // After an error messages may still be in flight. If the communicator were freed, they could be received on another
+  // one that gets its context id.
   if (!ended_well_) shared_.failed = true;
   if (ended_well_ && !shared_.stuck) MPI_Comm_free(&communicator_);
 }

@@ -1,5 +1,5 @@
-// The only file that includes the headers of c10d's nccl.
-#include "caravan/comm/nccl.h"
+// The only file that includes c10d's header of NCCL.
+#include "caravan/comm/nccl/nccl.h"
 
 #include <algorithm>
 #include <chrono>
@@ -14,11 +14,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/c10d_store.h"
+#include "caravan/comm/backend_communicator.h"
 #include "caravan/comm/call_errors.h"
-#include "caravan/comm/meet_ranks.h"
 #include "caravan/comm/members.h"
-#include "caravan/comm/messages/meeting.h"
+#include "caravan/comm/store/c10d_store.h"
+#include "caravan/comm/store/startup.h"
 
 namespace caravan {
 namespace {
@@ -45,65 +45,56 @@ c10d::ReduceOp reduce_op(ReduceOp op) {
   return op == ReduceOp::min ? c10d::ReduceOp::MIN : c10d::ReduceOp::SUM;
 }
 
-/// One group of NCCL. What c10d throws is the end of it.
-class NcclCommunicator final : public Communicator {
+/// An NCCL process group. Any exception of c10d ends it.
+class NcclCommunicator final : public BackendCommunicator {
  public:
-  NcclCommunicator(std::shared_ptr<Store> store, const CommOptions& options, GroupSeat seat, int device,
+  NcclCommunicator(std::shared_ptr<Store> store, const CommOptions& options, GroupInfo group, int device,
                    Lineage lineage)
-      : Communicator(seat.rank, seat.size, seat.name, lineage),
+      : BackendCommunicator(group, lineage),
         store_(std::move(store)),
         options_(options),
-        seat_(std::move(seat)),
+        info_(std::move(group)),
         device_(device) {
     if (size() == 1) return;
-    const auto at_start = meeting_timeout(options_);
+    const auto at_start = startup_timeout(options_);
     group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(as_c10d_store(prefixed(store_, "c10d"), at_start), rank(),
                                                          size(), c10d::ProcessGroupNCCL::Options::create());
   }
-  ~NcclCommunicator() override {
-    for (const auto& pending : pending_) {
-      try {
-        finish(*pending.operation);
-      } catch (const std::exception&) {  // nobody waits for it
-      }
-    }
-  }
+  ~NcclCommunicator() override { shut_down(); }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   std::string_view backend() const noexcept override { return "nccl"; }
 
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override {
-    GroupSeat seat{check_members(members, *this, name), static_cast<int>(members.size()), std::move(name), {}};
-    for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+    GroupInfo group = info_.part(members, check_members(members, *this, name), name);
     const Lineage lineage = child_lineage(take_sequence(), members.front());
     auto store = size() == 1 ? store_ : prefixed(store_, fmt::format("part {:x}", lineage.identity));
-    return std::make_shared<NcclCommunicator>(std::move(store), options_, std::move(seat), device_, lineage);
+    return std::make_shared<NcclCommunicator>(std::move(store), options_, std::move(group), device_, lineage);
   }
 
   void progress() override {
     for (const Pending& pending : pending_) {
       if (!pending.work->isCompleted()) continue;
       const auto failure = pending.work->exception();
-      if (failure != nullptr && error_ == nullptr) error_ = failure;
+      if (failure != nullptr) keep_first_error(failure);
       pending.operation->set_complete(failure);
     }
     std::erase_if(pending_, [](const Pending& pending) { return pending.operation->complete; });
   }
 
-  void abort(std::string_view reason) noexcept override {
-    end(std::make_exception_ptr(
-        CommError({.op = "abort", .subject = name(), .fact = std::string(reason), .where = seat_.text()})));
-  }
-
-  void end(const std::exception_ptr& error) noexcept {
-    if (error_ == nullptr) error_ = error;
+  void end(const std::exception_ptr& error) noexcept override {
+    keep_first_error(error);
     try {
       if (group_ != nullptr) group_->abort();
     } catch (const std::exception&) {  // it has ended itself
     }
-    for (const Pending& pending : pending_) pending.operation->set_complete(error_);
+    for (const Pending& pending : pending_) pending.operation->set_complete(first_error());
     pending_.clear();
+  }
+  void end_world(std::string_view fact) noexcept override {
+    end(std::make_exception_ptr(
+        CommError({.op = "abort", .subject = name(), .fact = std::string(fact), .where = info_.text()})));
   }
 
  private:
@@ -111,6 +102,18 @@ class NcclCommunicator final : public Communicator {
     std::shared_ptr<Operation> operation;
     c10::intrusive_ptr<c10d::Work> work;
   };
+
+  size_t num_outstanding() const noexcept override { return pending_.size(); }
+  void complete_outstanding() noexcept override {
+    while (!pending_.empty()) {
+      const std::shared_ptr<Operation> operation = pending_.front().operation;
+      try {
+        finish(*operation);
+      } catch (const std::exception&) {  // nobody waits for it
+      }
+    }
+  }
+  void abandon(const std::exception_ptr& error, const std::string& /*reason*/) noexcept override { end(error); }
 
   bool takes(const Device& device, const Stream&) const noexcept override {
     return device.kind == DeviceKind::cuda && device.index == device_;
@@ -125,20 +128,20 @@ class NcclCommunicator final : public Communicator {
   at::Tensor tensor(const void* data, int64_t count, Dtype dtype) const {
     const auto options = at::TensorOptions().dtype(scalar_type(dtype)).device(at::kCUDA, static_cast<int8_t>(device_));
     if (count == 0) return at::empty({0}, options);
-    return at::from_blob(const_cast<void*>(data), {count}, options);  // c10d only reads what it sends
+    return at::from_blob(const_cast<void*>(data), {count}, options);  // c10d only reads it
   }
   at::Tensor in(const Operation& op) const { return tensor(op.in.data, op.in.count, op.in.dtype); }
   at::Tensor out(const Operation& op) const { return tensor(op.out.data, op.out.count, op.out.dtype); }
 
   void start(const std::shared_ptr<Operation>& operation) override {
-    if (error_ != nullptr) std::rethrow_exception(error_);
+    throw_if_dead();
     const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(device_));
     const c10::cuda::CUDAStreamGuard stream(stream_of(*operation));
     try {
       pending_.push_back({operation, begin(*operation)});
     } catch (const std::exception& exception) {
-      error_ = peer_failure_error(seat_, describe(*operation), exception.what());
-      std::rethrow_exception(error_);
+      keep_first_error(peer_failure_error(info_, describe(*operation), exception.what(), FailureScope::communicator));
+      throw_if_dead();
     }
   }
 
@@ -227,7 +230,7 @@ class NcclCommunicator final : public Communicator {
         std::vector<int> others(static_cast<size_t>(size()));
         std::iota(others.begin(), others.end(), 0);
         std::erase(others, rank());
-        end(late_error(seat_, describe(operation), others, options_.timeout, {}));  // which of them NCCL does not say
+        end(late_error(info_, describe(operation), others, options_.timeout, {}));  // NCCL does not say which of them
       }
       std::this_thread::yield();
     }
@@ -236,10 +239,9 @@ class NcclCommunicator final : public Communicator {
 
   std::shared_ptr<Store> store_;
   CommOptions options_;
-  GroupSeat seat_;
+  GroupInfo info_;
   int device_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
-  std::exception_ptr error_;  // the first
   std::vector<Pending> pending_;
 };
 
@@ -251,13 +253,11 @@ std::shared_ptr<Communicator> make_nccl_world(const RankInfo& info, const std::s
                                               const CommOptions& options) {
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
-    own = messages::next_world("nccl", info, store);
-    messages::meet("nccl", info, *own, meeting_timeout(options));
+    own = next_world_store("nccl", info, store);
+    wait_for_ranks("nccl", info, *own, startup_timeout(options));
   }
-  GroupSeat seat{info.rank, info.world_size, "world", {}};
-  seat.world_ranks.resize(static_cast<size_t>(seat.size));
-  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  return std::make_shared<NcclCommunicator>(std::move(own), options, std::move(seat), info.local_rank, Lineage{});
+  GroupInfo group = GroupInfo::of_world(info.rank, info.world_size);
+  return std::make_shared<NcclCommunicator>(std::move(own), options, std::move(group), info.local_rank, Lineage{});
 }
 
 }  // namespace caravan

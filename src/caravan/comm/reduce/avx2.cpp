@@ -1,4 +1,4 @@
-#include "caravan/comm/shared/reduce_loops.h"
+#include "caravan/comm/reduce/loops.h"
 
 namespace caravan::shared {
 

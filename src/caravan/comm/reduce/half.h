@@ -5,8 +5,8 @@
 
 namespace caravan::shared {
 
-/// 16-bit floats as bits, and their conversions: exact to fp32, to the nearest (ties to even) from it. The functions
-/// are static: each file that uses them compiles its own, with its own instruction set.
+/// 16-bit floats as bits. Conversion to fp32 is exact, from fp32 it rounds to nearest even. The functions are static:
+/// each file that uses them compiles its own copy with its own instruction set.
 struct Bf16 {
   uint16_t bits;
 };
@@ -51,7 +51,7 @@ static inline Bf16 to_bf16(float value) noexcept {
 
 static inline Fp16 to_fp16(float value) noexcept {
   constexpr uint32_t kInfinity = 0x7f800000;
-  constexpr uint32_t kTooLarge = 0x477ff000;        // 65520: rounds to infinity from here on
+  constexpr uint32_t kTooLarge = 0x477ff000;        // 65520, the smallest that rounds to infinity
   constexpr uint32_t kSmallestNormal = 0x38800000;  // 2^-14
   const uint32_t bits = as_bits(value);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);

@@ -17,10 +17,9 @@ struct Reduction {
   std::span<std::byte* const> outs;
 };
 
-/// The same loops (reduce_loops.h), each compiled in a file of its own with the flags of its instruction set.
+/// The loops of loops.h, compiled in one file per instruction set with its flags.
 void reduce_plain(const Reduction& reduction);
 void reduce_avx2(const Reduction& reduction);
 void reduce_avx512(const Reduction& reduction);
-void reduce_avx512_bf16(const Reduction& reduction);
 
 }  // namespace caravan::shared

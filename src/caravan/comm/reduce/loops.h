@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by exactly one file per instruction set. Everything here has internal linkage: a function that two of those
-// files shared would be compiled with the flags of one and linked into the other.
+// Included by exactly one file per instruction set. Everything here has internal linkage: the linker would merge an
+// inline function of two files, and run code for one instruction set on a processor that has only the other.
 
 #include <cstring>
 #include <type_traits>
@@ -9,20 +9,21 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-#include "caravan/comm/shared/half.h"
-#include "caravan/comm/shared/reduce_kernels.h"
-#include "caravan/comm/shared/reduce_ops.h"
-#if defined(__AVX512F__)
-#include "caravan/comm/shared/reduce_halves.h"
+#include "caravan/comm/reduce/half.h"
+#include "caravan/comm/reduce/kernels.h"
+#include "caravan/comm/reduce/ops.h"
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)
+#define CARAVAN_SUM_HALVES 1
+#include "caravan/comm/reduce/halves.h"
 #endif
 
 namespace caravan::shared {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements: their accumulators stay in the nearest cache
+constexpr int64_t kBlock = 1024;  // elements, whose accumulators stay in the first-level cache
 
-// The outputs may be the inputs, element for element, and nothing else may overlap: each loop is free of dependencies
-// between its iterations, which the compiler cannot see.
+// An output may be an input, element by element, and nothing else overlaps. So iterations are independent, which the
+// compiler cannot prove: hence ivdep.
 template <class T, class Acc>
 inline void load_block(const T* from, int64_t count, Acc* acc) {
   int64_t i = 0;
@@ -102,31 +103,30 @@ void fold(const Reduction& r) {
   const auto source = [&](size_t i) { return reinterpret_cast<const T*>(r.sources[i]); };
   const auto out = [&](size_t i) { return reinterpret_cast<T*>(r.outs[i]); };
   if constexpr (std::is_same_v<T, Acc>) {
-    // Two ranks: no block of accumulators between the inputs and the results.
+    // Two ranks need no accumulators.
     if (r.sources.size() == 2) {
       if (r.outs.size() == 1) return fold_two<T, Op>(source(0), source(1), r.count, out(0));
       if (r.outs.size() == 2) return fold_two<T, Op>(source(0), source(1), r.count, out(0), out(1));
     }
   }
   int64_t first = 0;
-#if defined(__AVX512F__)
-  if constexpr (!std::is_same_v<T, Acc> && std::is_same_v<Op, Sum>) {
-    first = sum_halves<T>(r);
-  }
+#if defined(CARAVAN_SUM_HALVES)
+  if constexpr (!std::is_same_v<T, Acc> && std::is_same_v<Op, Sum>) first = sum_halves<T>(r);
 #endif
   alignas(64) Acc acc[kBlock];
-  T rounded[kBlock];
   for (int64_t begin = first; begin < r.count; begin += kBlock) {
     const int64_t count = r.count - begin < kBlock ? r.count - begin : kBlock;
-    load_block(source(0) + begin, count, acc);
-    for (size_t i = 1; i < r.sources.size(); ++i) apply_block<Op>(source(i) + begin, count, acc);
-    if (r.outs.size() == 1) {
-      store_block(acc, count, out(0) + begin);
-      continue;
+    size_t next = 1;
+    if (std::is_same_v<T, Acc> && r.sources.size() > 1) {
+      if constexpr (std::is_same_v<T, Acc>) fold_two<T, Op>(source(0) + begin, source(1) + begin, count, acc);
+      next = 2;
+    } else {
+      load_block(source(0) + begin, count, acc);
     }
-    store_block(acc, count, rounded);
+    for (; next < r.sources.size(); ++next) apply_block<Op>(source(next) + begin, count, acc);
+    store_block(acc, count, out(0) + begin);
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-    for (size_t i = 0; i < r.outs.size(); ++i) std::memcpy(out(i) + begin, rounded, bytes);
+    for (size_t i = 1; i < r.outs.size(); ++i) std::memcpy(out(i) + begin, out(0) + begin, bytes);
   }
 }
 
@@ -148,7 +148,7 @@ void reduce(const Reduction& r) {
     case Dtype::int64: return fold<int64_t>(r);
     case Dtype::int32: return fold<int32_t>(r);
     case Dtype::uint8:
-    case Dtype::boolean: return fold<uint8_t>(r);  // 0 and 1: max is or, min is and
+    case Dtype::boolean: return fold<uint8_t>(r);  // values 0 and 1: max is or, min is and
   }
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// What the loops do with one element; included by reduce_loops.h alone, see there.
+// The operations on one element. Included only by loops.h, see there.
 
 #include <type_traits>
 
-#include "caravan/comm/shared/half.h"
+#include "caravan/comm/reduce/half.h"
 
 namespace caravan::shared {
 namespace {
@@ -33,7 +33,7 @@ struct Sum {
   template <class T>
   static T apply(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
-      using Unsigned = std::make_unsigned_t<T>;  // wraps around where the signed type would overflow
+      using Unsigned = std::make_unsigned_t<T>;  // wraps around; signed overflow is undefined
       return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
     } else {
       return a + b;

@@ -1,6 +1,6 @@
-#include "caravan/comm/shared/reduce.h"
+#include "caravan/comm/reduce/reduce.h"
 
-#include "caravan/comm/shared/reduce_kernels.h"
+#include "caravan/comm/reduce/kernels.h"
 
 namespace caravan::shared {
 
@@ -9,7 +9,7 @@ void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::b
   const Reduction reduction{op, dtype, sources, count, outs};
   switch (isa) {
 #if defined(__x86_64__)
-    case simd::Isa::avx512_bf16: return reduce_avx512_bf16(reduction);
+    case simd::Isa::avx512_bf16:
     case simd::Isa::avx512: return reduce_avx512(reduction);
     case simd::Isa::avx2: return reduce_avx2(reduction);
 #else

@@ -10,12 +10,12 @@
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/peer_failure.h"
 #include "caravan/comm/shared/shared_communicator.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 
 namespace caravan {
 namespace {
 
-/// A counter that lives until the process ends: blocks charged to it may be freed long after their rank.
+/// A counter that is never destroyed: blocks charged to it may outlive their rank.
 MemoryCounter& new_memory_counter() {
   static std::mutex mutex;
   static auto* counters = new std::deque<MemoryCounter>;
@@ -23,7 +23,7 @@ MemoryCounter& new_memory_counter() {
   return counters->emplace_back();
 }
 
-/// The exception that is thrown in the end: the first one that is not the echo of another rank's, else the first.
+/// The exception to rethrow: the first one that does not merely repeat a peer's failure, else the first one.
 class FirstCause {
  public:
   void add(const std::exception_ptr& exception, bool is_echo) {
@@ -69,7 +69,7 @@ void run_thread_ranks(int num_ranks, const Body& body, const CommOptions& option
         {.op = "run_thread_ranks", .fact = fmt::format("cannot run {} ranks", num_ranks), .action = "give 1 or more"});
   }
   const auto segment = shared::Segment::create_private(num_ranks);
-  segment->take_slot();  // slot 0: the world
+  if (num_ranks > 1) segment->take_slot();  // slot 0: the world
   std::vector<std::shared_ptr<shared::Engine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
     engines.push_back(std::make_shared<shared::Engine>(segment, rank, "thread", options, nullptr));

@@ -13,7 +13,7 @@ void append(std::string& out, T number) {
   for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(static_cast<uint64_t>(number) >> (8 * i)));
 }
 
-/// The first sizeof(T) bytes; the caller has checked that they are there.
+/// The first sizeof(T) bytes, which must exist.
 template <typename T>
 T read(std::string_view bytes) {
   uint64_t number = 0;

@@ -1,4 +1,4 @@
-#include "caravan/comm/c10d_store.h"
+#include "caravan/comm/store/c10d_store.h"
 
 #include <algorithm>
 #include <thread>
@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store_errors.h"
+#include "caravan/comm/store/errors.h"
 
 namespace caravan {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// One call at a time: c10d's client holds its lock while it waits, so nothing waits inside it.
+/// Polls: c10d's client holds its lock while it waits, so a wait inside it would block other threads.
 class WrappedStore final : public Store {
  public:
   WrappedStore(c10::intrusive_ptr<c10d::Store> store, std::string where)
@@ -42,6 +42,9 @@ class WrappedStore final : public Store {
   int64_t add(std::string_view key, int64_t amount) override {
     return ask([&] { return store_->add(std::string(key), amount); });
   }
+  void remove(std::string_view key) override {
+    ask([&] { store_->deleteKey(std::string(key)); });
+  }
 
  private:
   template <class Call>
@@ -51,7 +54,7 @@ class WrappedStore final : public Store {
     } catch (const std::exception& exception) {
       throw CommError({.op = "store",
                        .fact = fmt::format("the {} is lost: {}", where_, exception.what()),
-                       .action = "see why the process that serves it ended"});
+                       .action = "find out why the process that serves it ended"});
     }
   }
 
@@ -74,7 +77,11 @@ class C10dStore final : public c10d::Store {
     return {value.begin(), value.end()};
   }
   int64_t add(const std::string& key, int64_t value) override { return store_->add(key, value); }
-  bool deleteKey(const std::string& /*key*/) override { return false; }
+  bool deleteKey(const std::string& key) override {
+    const bool is_set = store_->has(key);
+    store_->remove(key);
+    return is_set;
+  }
   bool check(const std::vector<std::string>& keys) override {
     return std::ranges::all_of(keys, [&](const std::string& key) { return store_->has(key); });
   }

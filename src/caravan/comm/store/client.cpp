@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/store_errors.h"
-#include "caravan/comm/store_handshake.h"
-#include "caravan/comm/store_protocol.h"
-#include "caravan/comm/store_secret.h"
-#include "caravan/comm/store_socket.h"
+#include "caravan/comm/store/errors.h"
+#include "caravan/comm/store/handshake.h"
+#include "caravan/comm/store/protocol.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/store/secret.h"
+#include "caravan/comm/store/socket.h"
 
 namespace caravan {
 namespace {
@@ -21,10 +21,11 @@ using namespace store_protocol;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kAnswerTimeout{30'000};          // beyond what the request itself waits
-constexpr milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not overflow
+constexpr milliseconds kReplyTimeout{30'000};              // in addition to what the request itself waits
+constexpr milliseconds kMaxRequestWait{int64_t{1} << 40};  // now + this must not overflow
 
-/// Requests of several threads travel on connections of their own, so that a waiting get() holds up nobody.
+/// Each thread that makes a request at the same time uses its own connection, so a waiting get() blocks no other
+/// thread.
 class StoreClient final : public Store {
  public:
   StoreClient(std::string address, int port, JobKey key, int rank)
@@ -39,7 +40,7 @@ class StoreClient final : public Store {
 
   std::string get(std::string_view key, milliseconds timeout) override {
     check_size(key, {});
-    const milliseconds wait = std::clamp(timeout, milliseconds(0), kLongestWait);
+    const milliseconds wait = std::clamp(timeout, milliseconds(0), kMaxRequestWait);
     return ask({Verb::get, key, encode_number(wait.count())}, wait);
   }
 
@@ -51,18 +52,23 @@ class StoreClient final : public Store {
   int64_t add(std::string_view key, int64_t amount) override {
     check_size(key, {});
     const std::string sum = ask({Verb::add, key, encode_number(amount)});
-    if (sum.size() != sizeof(int64_t)) throw lost("answered nonsense");
+    if (sum.size() != sizeof(int64_t)) throw lost("sent a malformed reply");
     return decode_number(sum);
   }
 
-  bool has_left(int rank) override { return has(left_key(rank)); }
+  void remove(std::string_view key) override {
+    check_size(key, {});
+    ask({Verb::remove, key, {}});
+  }
+
+  bool has_disconnected(int rank) override { return has(disconnected_key(rank)); }
 
  private:
   std::string ask(const Request& request, milliseconds wait = milliseconds(0));
   Fd take(Deadline deadline);
-  Fd open(Deadline deadline, milliseconds timeout, bool patient) const;
+  Fd open(Deadline deadline, milliseconds timeout, bool retries) const;
   Outcome greet(int fd, Deadline deadline) const;
-  Outcome introduce(int fd, Deadline deadline) const;
+  Outcome authenticate(int fd, Deadline deadline) const;
   void check_size(std::string_view key, std::string_view value) const;
 
   std::string where() const { return fmt::format("store at {}:{}", address_, port_); }
@@ -71,7 +77,7 @@ class StoreClient final : public Store {
                       .subject = "",
                       .fact = fmt::format("the store at {}:{} {}", address_, port_, how),
                       .where = "",
-                      .action = "see why the process that serves it ended: the launcher, or rank 0"});
+                      .action = "find out why the process that serves it ended: the launcher, or rank 0"});
   }
 
   std::string address_;
@@ -98,25 +104,25 @@ Fd StoreClient::take(Deadline deadline) {
     idle_.pop_back();
     return fd;
   }
-  return open(deadline, kAnswerTimeout, false);
+  return open(deadline, kReplyTimeout, false);
 }
 
 std::string StoreClient::ask(const Request& request, milliseconds wait) {
-  const Deadline deadline = steady_clock::now() + wait + kAnswerTimeout;
+  const Deadline deadline = steady_clock::now() + wait + kReplyTimeout;
   Fd fd = take(deadline);
   std::string body(kLengthBytes, '\0');
   Outcome outcome = send_all(fd.get(), encode(request), deadline);
   if (outcome == Outcome::done) outcome = receive_all(fd.get(), body.data(), body.size(), deadline);
   if (outcome == Outcome::done) {
     const size_t bytes = body_bytes(body);
-    if (bytes > kMaxFrameBytes) throw lost("answered nonsense");
+    if (bytes > kMaxFrameBytes) throw lost("sent a malformed reply");
     body.resize(bytes);
     outcome = receive_all(fd.get(), body.data(), body.size(), deadline);
   }
   if (outcome == Outcome::closed) throw lost("is lost: it closed the connection");
-  if (outcome == Outcome::timed_out) throw lost("does not answer");
+  if (outcome == Outcome::timed_out) throw lost("does not reply");
   const auto reply = decode_reply(body);
-  if (!reply) throw lost("answered nonsense");
+  if (!reply) throw lost("sent a malformed reply");
   {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(fd));
@@ -135,7 +141,7 @@ Outcome StoreClient::greet(int fd, Deadline deadline) const {
   if (!version) {
     throw CommError({.op = "store",
                      .subject = fmt::format("{}:{}", address_, port_),
-                     .fact = "what answers there is not a Caravan store",
+                     .fact = "the server there is not a Caravan store",
                      .where = "",
                      .action = "check MASTER_ADDR and MASTER_PORT"});
   }
@@ -143,15 +149,15 @@ Outcome StoreClient::greet(int fd, Deadline deadline) const {
     throw CommError(
         {.op = "store",
          .subject = fmt::format("{}:{}", address_, port_),
-         .fact = fmt::format("the store there speaks version {}, this process version {}", *version, kVersion),
+         .fact = fmt::format("the store there has protocol version {}, this process version {}", *version, kVersion),
          .where = "",
          .action = "run the same build of Caravan on every rank"});
   }
-  return introduce(fd, deadline);
+  return authenticate(fd, deadline);
 }
 
-/// Shows that this rank is of the job, and sees whether the store is.
-Outcome StoreClient::introduce(int fd, Deadline deadline) const {
+/// Proves that this rank belongs to the job, and verifies that the store does.
+Outcome StoreClient::authenticate(int fd, Deadline deadline) const {
   std::string nonce(store_secret::kNonceBytes, '\0');
   const std::string own_nonce = store_secret::random_bytes(store_secret::kNonceBytes);
   std::string body(kLengthBytes, '\0');
@@ -160,32 +166,32 @@ Outcome StoreClient::introduce(int fd, Deadline deadline) const {
   if (outcome == Outcome::done) outcome = receive_all(fd, body.data(), body.size(), deadline);
   if (outcome != Outcome::done) return outcome;
   const size_t bytes = body_bytes(body);
-  if (bytes > kMaxHandshakeBytes) throw lost("answered nonsense");
+  if (bytes > kMaxHandshakeBytes) throw lost("sent a malformed reply");
   body.resize(bytes);
   outcome = receive_all(fd, body.data(), body.size(), deadline);
   if (outcome != Outcome::done) return outcome;
   const auto answer = decode_answer(body);
-  if (!answer) throw lost("answered nonsense");
+  if (!answer) throw lost("sent a malformed reply");
   const bool genuine = is_genuine(key_, nonce, own_nonce, *answer);
   if (genuine && answer->verdict == Verdict::welcome) return outcome;
-  throw not_of_the_job(key_, rank_, fmt::format("{}:{}", address_, port_), *answer, genuine);
+  throw rejected_handshake(key_, rank_, fmt::format("{}:{}", address_, port_), *answer, genuine);
 }
 
-Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool patient) const {
+Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool retries) const {
   std::string error;
   for (milliseconds pause{10};; pause = std::min(pause * 2, milliseconds(250))) {
     Fd fd = try_connect(address_, port_, deadline, error);
     if (fd) {
       const Outcome outcome = greet(fd.get(), deadline);
       if (outcome == Outcome::done) return fd;
-      error = outcome == Outcome::closed ? "connection closed before the greeting was over" : "no greeting";
-      // It is there, but had no room for this connection: it is not lost.
-      if (!patient && outcome == Outcome::closed && steady_clock::now() + pause < deadline) {
+      error = outcome == Outcome::closed ? "connection closed during the handshake" : "no greeting";
+      // The server is alive but closed this connection to make room.
+      if (!retries && outcome == Outcome::closed && steady_clock::now() + pause < deadline) {
         std::this_thread::sleep_for(pause);
         continue;
       }
     }
-    if (!patient) throw lost(fmt::format("is lost: {}", error));
+    if (!retries) throw lost(fmt::format("is lost: {}", error));
     if (steady_clock::now() + pause >= deadline) {
       throw CommError({.op = "store",
                        .subject = fmt::format("{}:{}", address_, port_),

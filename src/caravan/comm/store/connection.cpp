@@ -1,4 +1,4 @@
-#include "caravan/comm/store_connection.h"
+#include "caravan/comm/store/connection.h"
 
 #include <cerrno>
 #include <sys/socket.h>
@@ -29,7 +29,7 @@ void StoreConnection::flush() {
 }
 
 void StoreConnection::limit(std::chrono::milliseconds stall_timeout) {
-  if (!admitted || waiting) return;
+  if (!accepted || waiting) return;
   const bool is_idle = in.empty() && out.empty();
   if (is_idle) {
     deadline = store_socket::Deadline::max();

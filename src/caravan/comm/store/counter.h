@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// What add() does to the value under a key, in every store: counters are kept as decimal text, so that get() reads
-/// them. Returns the sum and writes it to `value`; empty if `value` holds something else than a number.
+/// Implements add() for all stores. Counters are stored as decimal text, so that get() can read them. Updates `value`
+/// and returns the sum; empty if `value` is not a number or the sum overflows.
 inline std::optional<int64_t> add_to_counter(std::string& value, int64_t amount) {
   int64_t sum = 0;
   if (!value.empty()) {

@@ -1,4 +1,4 @@
-#include "caravan/comm/store_errors.h"
+#include "caravan/comm/store/errors.h"
 
 #include <fmt/format.h>
 
@@ -22,8 +22,8 @@ UsageError not_a_counter(std::string_view key, std::string_view holds, int64_t a
        .action = "use another key for the counter"});
 }
 
-UsageError not_of_the_job(const JobKey& key, int rank, std::string address, const store_protocol::Answer& answer,
-                          bool genuine) {
+UsageError rejected_handshake(const JobKey& key, int rank, std::string address, const store_protocol::Answer& answer,
+                              bool genuine) {
   using store_protocol::Verdict;
   ErrorText text{.op = "store",
                  .subject = std::move(address),
@@ -31,17 +31,18 @@ UsageError not_of_the_job(const JobKey& key, int rank, std::string address, cons
                  .where = rank < 0 ? "" : fmt::format("rank {} of {}, job \"{}\"", rank, key.world_size, key.id),
                  .action = "start all ranks of the job with the same CARAVAN_SECRET, and check MASTER_PORT"};
   if (genuine && answer.verdict == Verdict::other_job) {
-    text.fact = fmt::format("the store there is that of job \"{}\", not of \"{}\"", answer.job, key.id);
+    text.fact = fmt::format("the store there belongs to job \"{}\", not to \"{}\"", answer.job, key.id);
     text.action = "give each job a MASTER_PORT of its own, or its ranks the same CARAVAN_JOB_ID";
   } else if (genuine) {
-    text.fact = fmt::format("the job there has {} ranks, this rank was told {}", answer.world_size, key.world_size);
+    text.fact =
+        fmt::format("the job there has {} ranks, this rank was started with {}", answer.world_size, key.world_size);
     text.action = "start all ranks of the job with the same WORLD_SIZE";
   } else if (answer.verdict != Verdict::wrong_secret) {
-    text.fact = "what answers there does not know the secret of this job";
+    text.fact = "the server there does not know the secret of this job";
   } else if (key.secret.empty()) {
-    text.fact = "the store there wants the secret of its job, and CARAVAN_SECRET is not set here";
+    text.fact = "the store there requires the secret of its job, and CARAVAN_SECRET is not set here";
   } else {
-    text.fact = "the store there does not accept this rank's CARAVAN_SECRET: it is that of another job";
+    text.fact = "the store there does not accept this rank's CARAVAN_SECRET: it belongs to another job";
   }
   return UsageError(std::move(text));
 }

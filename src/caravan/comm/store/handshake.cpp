@@ -1,8 +1,8 @@
-#include "caravan/comm/store_handshake.h"
+#include "caravan/comm/store/handshake.h"
 
-#include "caravan/comm/store_bytes.h"
-#include "caravan/comm/store_protocol.h"
-#include "caravan/comm/store_secret.h"
+#include "caravan/comm/store/bytes.h"
+#include "caravan/comm/store/protocol.h"
+#include "caravan/comm/store/secret.h"
 
 namespace caravan::store_protocol {
 namespace {
@@ -13,7 +13,7 @@ using store_secret::kNonceBytes;
 constexpr std::string_view kClientPrefix = "caravan store 2, client: ";
 constexpr std::string_view kServerPrefix = "caravan store 2, server: ";
 
-/// Every field but the last has a fixed width: two different messages cannot be the same bytes.
+/// All fields but the last have a fixed width, so different messages never have the same bytes.
 std::string mac_of(std::string_view secret, std::string_view prefix, std::string_view server_nonce,
                    std::string_view client_nonce, std::string_view fields) {
   std::string text(prefix);

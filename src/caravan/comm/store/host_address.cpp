@@ -1,4 +1,4 @@
-#include "caravan/comm/host_address.h"
+#include "caravan/comm/store/host_address.h"
 
 #include <array>
 #include <ifaddrs.h>
@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store_socket.h"
+#include "caravan/comm/store/socket.h"
 
 namespace caravan {
 namespace {
@@ -20,9 +20,9 @@ std::string numeric(const sockaddr* address, socklen_t bytes) {
   return failure == 0 ? text.data() : "";
 }
 
-/// The address of this end of a datagram socket that is bound for `to`: nothing is sent.
+/// The local address of a datagram socket connected to `to`. Nothing is sent.
 std::string address_towards(const addrinfo& to) {
-  const store_socket::Fd fd(socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Fd fd(socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (connect(fd.get(), to.ai_addr, to.ai_addrlen) != 0) return "";
   sockaddr_storage own{};
   socklen_t bytes = sizeof(own);
@@ -59,7 +59,7 @@ std::string own_address(const RankInfo& info) {
                       .subject = fmt::format("MASTER_ADDR {}", info.master_addr),
                       .fact = "cannot be reached from here: " + why,
                       .where = fmt::format("rank {} of {}", info.rank, info.world_size),
-                      .action = "set it to a name or address of the host of rank 0 that every host knows"});
+                      .action = "set it to a name or address of rank 0's host that every host can resolve and reach"});
   }
   if (is_loopback(own) && info.local_world_size < info.world_size) {
     const std::string outward = first_outward_address();

@@ -1,12 +1,12 @@
-#include "caravan/comm/job_key.h"
+#include "caravan/comm/store/job_key.h"
 
 #include <cstdlib>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store_handshake.h"
-#include "caravan/comm/store_secret.h"
+#include "caravan/comm/store/handshake.h"
+#include "caravan/comm/store/secret.h"
 
 namespace caravan {
 namespace {

@@ -1,6 +1,6 @@
-#include "caravan/comm/store_protocol.h"
+#include "caravan/comm/store/protocol.h"
 
-#include "caravan/comm/store_bytes.h"
+#include "caravan/comm/store/bytes.h"
 
 namespace caravan::store_protocol {
 namespace {
@@ -46,7 +46,7 @@ std::optional<Request> decode_request(std::string_view body) {
   if (body.size() < kHead) return std::nullopt;
   const auto verb = static_cast<uint8_t>(body[0]);
   const size_t key_bytes = read<uint32_t>(body.substr(1));
-  if (verb < static_cast<uint8_t>(Verb::set) || verb > static_cast<uint8_t>(Verb::add)) return std::nullopt;
+  if (verb < static_cast<uint8_t>(Verb::set) || verb > static_cast<uint8_t>(Verb::remove)) return std::nullopt;
   if (key_bytes > kMaxKeyBytes || key_bytes > body.size() - kHead) return std::nullopt;
   const Request request{static_cast<Verb>(verb), body.substr(kHead, key_bytes), body.substr(kHead + key_bytes)};
   if (request.value.size() > kMaxValueBytes) return std::nullopt;

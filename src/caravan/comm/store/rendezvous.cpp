@@ -1,4 +1,4 @@
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -50,7 +50,7 @@ bool is_true(const char* variable) {
   const std::string text = value == nullptr ? "" : value;
   if (text == "1" || text == "true" || text == "True" || text == "TRUE") return true;
   if (text.empty() || text == "0" || text == "false" || text == "False" || text == "FALSE") return false;
-  throw wrong(variable, fmt::format("\"{}\" is neither true nor false", text), "set it to 1 or 0");
+  throw wrong(variable, fmt::format("\"{}\" is not a boolean", text), "set it to 1 or 0");
 }
 
 RankInfo of_mpirun(const char* rank, const char* size, const char* local_rank, const char* local_size) {
@@ -58,7 +58,7 @@ RankInfo of_mpirun(const char* rank, const char* size, const char* local_rank, c
   info.by_mpirun = true;
   info.world_size = number_of(size, 1, 1 << 24);
   info.rank = number_of(rank, 0, info.world_size - 1);
-  if (is_set(local_size)) {  // a resource manager may say nothing of hosts: then each rank has one of its own
+  if (is_set(local_size)) {  // without them, every rank is assumed to be alone on its host
     info.local_world_size = number_of(local_size, 1, info.world_size);
     info.local_rank = number_of(local_rank, 0, info.local_world_size - 1);
   }
@@ -81,7 +81,7 @@ RankInfo RankInfo::from_environment() {
   info.rank = number_of("RANK", 0, info.world_size - 1);
   info.local_world_size = number_of("LOCAL_WORLD_SIZE", 1, info.world_size);
   info.local_rank = number_of("LOCAL_RANK", 0, info.local_world_size - 1);
-  if (info.world_size == 1) return info;  // nobody to meet
+  if (info.world_size == 1) return info;  // no peers
   info.master_addr = text_of("MASTER_ADDR");
   info.master_port = number_of("MASTER_PORT", 1, 65535);
   info.agent_store = is_true("TORCHELASTIC_USE_AGENT_STORE");
@@ -89,8 +89,8 @@ RankInfo RankInfo::from_environment() {
   info.key = JobKey::from_environment(info.world_size);
   if (info.agent_store && info.store_is_served) {
     throw wrong("CARAVAN_STORE_SERVED",
-                "is set together with TORCHELASTIC_USE_AGENT_STORE: two launchers claim this process",
-                "start the ranks with one of them");
+                "is set together with TORCHELASTIC_USE_AGENT_STORE: two launchers have started this process",
+                "start the ranks with only one of them");
   }
   return info;
 }

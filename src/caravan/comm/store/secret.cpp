@@ -1,4 +1,4 @@
-#include "caravan/comm/store_secret.h"
+#include "caravan/comm/store/secret.h"
 
 #include <cerrno>
 #include <openssl/crypto.h>
@@ -17,9 +17,9 @@ std::string random_bytes(size_t bytes) {
     if (got < 0 && errno != EINTR) {
       throw ResourceError({.op = "store",
                            .subject = "secret",
-                           .fact = "the kernel gives no random bytes",
+                           .fact = "the kernel's random number generator is not available",
                            .where = "",
-                           .action = "see whether a sandbox forbids getrandom"});
+                           .action = "check whether a sandbox forbids getrandom"});
     }
     if (got > 0) have += static_cast<size_t>(got);
   }

@@ -1,4 +1,4 @@
-#include "caravan/comm/served_store.h"
+#include "caravan/comm/store/served_store.h"
 
 #include <chrono>
 #include <exception>
@@ -9,8 +9,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFarewell{1000};
-constexpr milliseconds kPause{5};
+constexpr milliseconds kShutdownTimeout{1000};
+constexpr milliseconds kShutdownPoll{5};
 constexpr const char* kEnded = "store/ended";
 
 class ServedStore final : public Store {
@@ -21,12 +21,12 @@ class ServedStore final : public Store {
     try {
       int64_t ended = client_->add(kEnded, 1);
       if (server_ == nullptr) return;
-      const auto deadline = std::chrono::steady_clock::now() + kFarewell;
+      const auto deadline = std::chrono::steady_clock::now() + kShutdownTimeout;
       while (ended < world_size_ && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(kPause);
+        std::this_thread::sleep_for(kShutdownPoll);
         ended = client_->add(kEnded, 0);
       }
-    } catch (const std::exception&) {  // rank 0 is gone
+    } catch (const std::exception&) {  // rank 0 has ended
     }
   }
   ServedStore(const ServedStore&) = delete;
@@ -36,10 +36,11 @@ class ServedStore final : public Store {
   std::string get(std::string_view key, milliseconds timeout) override { return client_->get(key, timeout); }
   bool has(std::string_view key) override { return client_->has(key); }
   int64_t add(std::string_view key, int64_t amount) override { return client_->add(key, amount); }
-  bool has_left(int rank) override { return client_->has_left(rank); }
+  void remove(std::string_view key) override { client_->remove(key); }
+  bool has_disconnected(int rank) override { return client_->has_disconnected(rank); }
 
  private:
-  std::unique_ptr<StoreServer> server_;  // of rank 0
+  std::unique_ptr<StoreServer> server_;  // on rank 0
   std::shared_ptr<Store> client_;
   int world_size_;
 };

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cerrno>
-#include <fcntl.h>
 #include <map>
 #include <poll.h>
 #include <string>
@@ -13,13 +12,14 @@
 
 #include <fmt/format.h>
 
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/store_connection.h"
-#include "caravan/comm/store_counter.h"
-#include "caravan/comm/store_listen.h"
-#include "caravan/comm/store_log.h"
-#include "caravan/comm/store_protocol.h"
-#include "caravan/comm/store_socket.h"
+#include "caravan/base/error.h"
+#include "caravan/comm/store/connection.h"
+#include "caravan/comm/store/counter.h"
+#include "caravan/comm/store/listen.h"
+#include "caravan/comm/store/log.h"
+#include "caravan/comm/store/protocol.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/store/socket.h"
 
 namespace caravan {
 namespace {
@@ -30,45 +30,46 @@ using namespace store_protocol;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kAcceptPause{100};  // when descriptors run out
-constexpr size_t kMostStrangers = 256;     // connections that have not shown yet that they are of the job
+constexpr milliseconds kAcceptPause{100};    // after descriptors ran out
+constexpr int kAcceptsPerTurn = 64;          // a flood of connects must not starve the clients
+constexpr size_t kMaxUnauthenticated = 256;  // connections whose handshake is not complete
 
 class Loop {
  public:
-  Loop(Fd listener, Fd wake, StoreServerOptions options)
-      : listener_(std::move(listener)), wake_(std::move(wake)), options_(std::move(options)), log_(options_.log) {}
+  Loop(Fd listener, int wake, StoreServerOptions options)
+      : listener_(std::move(listener)), wake_(wake), options_(std::move(options)), log_(options_.log) {}
 
   void run() {
     while (true) {
       build_poll_set();
       if (poll(entries_.data(), entries_.size(), poll_timeout()) < 0 && errno != EINTR) return;
       if (entries_[0].revents != 0) return;
-      // Clients accepted below have no entry in this round: they stand behind those that have one.
+      // Clients accepted below have no entry yet; they come after those that have one.
       for (size_t i = 0; i + 2 < entries_.size(); ++i) serve(connections_[i], entries_[i + 2].revents);
       for (Connection& connection : connections_) expire(connection);
       std::erase_if(connections_, [](const Connection& c) { return !c.fd; });
-      if (entries_[1].revents != 0) accept_all();
-      if (log_.due() <= steady_clock::now()) log_.tell_left_out();
+      if (entries_[1].revents != 0) accept_some();
+      if (log_.due() <= steady_clock::now()) log_.log_omitted();
     }
   }
 
  private:
   void build_poll_set();
   int poll_timeout() const;
-  void accept_all();
+  void accept_some();
   void make_room();
   void serve(Connection& connection, short events);
   void expire(Connection& connection);
-  void work_off(Connection& connection);
-  bool take_handshake(Connection& connection);
-  bool take_request(Connection& connection);
+  void process(Connection& connection);
+  bool advance_handshake(Connection& connection);
+  bool answer_request(Connection& connection);
   void answer(Connection& connection, const Request& request);
   void answer_waiters(const std::string& key);
-  void note_left(int rank);
+  void note_disconnect(int rank);
   void refuse(Connection& connection, const std::string& reason);
 
   Fd listener_;
-  Fd wake_;
+  int wake_;  ///< readable when the server is to end
   StoreServerOptions options_;
   StoreLog log_;
   std::vector<Connection> connections_;
@@ -79,11 +80,11 @@ class Loop {
 
 void Loop::build_poll_set() {
   entries_.clear();
-  entries_.push_back({wake_.get(), POLLIN, 0});
+  entries_.push_back({wake_, POLLIN, 0});
   const bool accepts = steady_clock::now() >= accept_again_;
   entries_.push_back({accepts ? listener_.get() : -1, POLLIN, 0});
   for (const Connection& c : connections_) {
-    // POLLRDHUP tells of a client that left while it waits and is not read from.
+    // POLLRDHUP reports a client that disconnects while it waits and is not read from.
     const short events = !c.out.empty() ? POLLOUT : c.waiting ? POLLRDHUP : POLLIN;
     entries_.push_back({c.fd.get(), events, 0});
   }
@@ -99,8 +100,8 @@ int Loop::poll_timeout() const {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
 }
 
-void Loop::accept_all() {
-  for (;;) {
+void Loop::accept_some() {
+  for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
     std::string peer;
     Fd fd = accept_one(listener_.get(), peer);
     if (!fd) {
@@ -115,13 +116,14 @@ void Loop::accept_all() {
   }
 }
 
-/// Strangers that keep connections open cannot keep ranks out: the one that has had the longest time goes.
+/// Unauthenticated connections cannot keep ranks out: the oldest one is closed.
 void Loop::make_room() {
-  const auto is_stranger = [](const Connection& c) { return c.fd && !c.admitted; };
-  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) < kMostStrangers)
+  const auto is_unauthenticated = [](const Connection& c) { return c.fd && !c.accepted; };
+  if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_unauthenticated)) <
+      kMaxUnauthenticated)
     return;
-  refuse(*std::find_if(connections_.begin(), connections_.end(), is_stranger),
-         "too many others came before it said who it is");
+  refuse(*std::find_if(connections_.begin(), connections_.end(), is_unauthenticated),
+         "too many connections without a handshake");
 }
 
 void Loop::serve(Connection& connection, short events) {
@@ -129,11 +131,11 @@ void Loop::serve(Connection& connection, short events) {
   if (!connection.out.empty()) {
     connection.flush();
   } else if (connection.waiting || !connection.read_more()) {
-    if (!connection.admitted) return refuse(connection, "it left before it said who it is");
+    if (!connection.accepted) return refuse(connection, "it disconnected before the handshake");
     connection.drop();
-    return note_left(connection.door.rank());
+    return note_disconnect(connection.handshake.rank());
   }
-  work_off(connection);
+  process(connection);
   connection.limit(options_.stall_timeout);
 }
 
@@ -144,22 +146,22 @@ void Loop::expire(Connection& connection) {
     connection.deadline = Deadline::max();
     connection.out = encode(Reply{Status::timed_out, {}});
     connection.flush();
-    work_off(connection);
+    process(connection);
     return connection.limit(options_.stall_timeout);
   }
   if (connection.closing) return connection.drop();
   const auto seconds = [](milliseconds time) { return static_cast<double>(time.count()) / 1e3; };
-  refuse(connection, connection.admitted ? fmt::format("rank {} stalled for {:.1f} s in the middle of a message",
-                                                       connection.door.rank(), seconds(options_.stall_timeout))
-                                         : fmt::format("it did not say who it is within {:.1f} s ({} bytes came)",
+  refuse(connection, connection.accepted ? fmt::format("rank {} stalled for {:.1f} s within a message",
+                                                       connection.handshake.rank(), seconds(options_.stall_timeout))
+                                         : fmt::format("no handshake within {:.1f} s ({} bytes received)",
                                                        seconds(options_.handshake_timeout), connection.in.size()));
 }
 
-/// A rank has as many connections as threads ask at once; with the last it is gone.
-void Loop::note_left(int rank) {
-  const bool is_here = std::ranges::any_of(
-      connections_, [&](const Connection& c) { return c.fd && c.admitted && c.door.rank() == rank; });
-  if (rank >= 0 && !is_here) values_[left_key(rank)] = "";
+/// A rank has one connection for each thread that uses the store at the same time. It is gone when the last one closes.
+void Loop::note_disconnect(int rank) {
+  const bool is_connected = std::ranges::any_of(
+      connections_, [&](const Connection& c) { return c.fd && c.accepted && c.handshake.rank() == rank; });
+  if (rank >= 0 && !is_connected) values_[disconnected_key(rank)] = "";
 }
 
 void Loop::refuse(Connection& connection, const std::string& reason) {
@@ -167,35 +169,35 @@ void Loop::refuse(Connection& connection, const std::string& reason) {
   connection.drop();
 }
 
-void Loop::work_off(Connection& connection) {
+void Loop::process(Connection& connection) {
   while (connection.fd && connection.out.empty() && !connection.waiting) {
     if (connection.closing) return connection.drop();
-    if (!(connection.admitted ? take_request(connection) : take_handshake(connection))) return;
+    if (!(connection.accepted ? answer_request(connection) : advance_handshake(connection))) return;
   }
 }
 
-/// True if something was taken.
-bool Loop::take_handshake(Connection& connection) {
-  const StoreDoor::State state = connection.door.take(connection.in, connection.out);
+/// True if a message was consumed.
+bool Loop::advance_handshake(Connection& connection) {
+  const ServerHandshake::State state = connection.handshake.advance(connection.in, connection.out);
   const bool answered = !connection.out.empty();
   connection.flush();
-  if (state == StoreDoor::State::refused) {
-    log_.refused(connection.peer, connection.door.reason());
+  if (state == ServerHandshake::State::rejected) {
+    log_.refused(connection.peer, connection.handshake.reason());
     connection.closing = true;
     return true;
   }
-  connection.admitted = state == StoreDoor::State::admitted;
-  if (connection.admitted) {
+  connection.accepted = state == ServerHandshake::State::accepted;
+  if (connection.accepted) {
     connection.deadline = Deadline::max();
-    values_.erase(left_key(connection.door.rank()));
+    values_.erase(disconnected_key(connection.handshake.rank()));
   }
   return answered;
 }
 
-bool Loop::take_request(Connection& connection) {
+bool Loop::answer_request(Connection& connection) {
   if (connection.in.size() < kLengthBytes) return false;
   const auto refuse_rank = [&](const std::string& what) {
-    refuse(connection, fmt::format("rank {} sent {}", connection.door.rank(), what));
+    refuse(connection, fmt::format("rank {} sent {}", connection.handshake.rank(), what));
     return false;
   };
   const size_t bytes = body_bytes(connection.in);
@@ -203,8 +205,8 @@ bool Loop::take_request(Connection& connection) {
   if (connection.in.size() < kLengthBytes + bytes) return false;
   const std::string frame = std::exchange(connection.in, {});
   const auto request = decode_request(std::string_view(frame).substr(kLengthBytes));
-  if (!request) return refuse_rank("a request that makes no sense");
-  if (frame.size() != kLengthBytes + bytes) return refuse_rank("a request before it had the answer to the last");
+  if (!request) return refuse_rank("a malformed request");
+  if (frame.size() != kLengthBytes + bytes) return refuse_rank("a request before it had read the last reply");
   answer(connection, *request);
   connection.flush();
   return true;
@@ -231,6 +233,10 @@ void Loop::answer(Connection& connection, const Request& request) {
           sum ? encode(Reply{Status::ok, encode_number(*sum)}) : encode(Reply{Status::not_a_counter, value});
       return;
     }
+    case Verb::remove:
+      if (found != values_.end()) values_.erase(found);
+      connection.out = encode(Reply{});
+      return;
     case Verb::get:
       if (found != values_.end()) {
         connection.out = encode(Reply{Status::ok, found->second});
@@ -238,7 +244,7 @@ void Loop::answer(Connection& connection, const Request& request) {
       }
       connection.waiting = true;
       connection.key = key;
-      // An absurd wait must not overflow the clock.
+      // The sum with a client's number must not overflow.
       connection.deadline =
           steady_clock::now() + milliseconds(std::clamp<int64_t>(decode_number(request.value), 0, 1LL << 40));
       return;
@@ -269,10 +275,16 @@ StoreServer::StoreServer(const std::string& address, int port, StoreServerOption
   Fd listener = listen_on(address, port);
   impl_->port = port_of(listener.get());
   impl_->wake = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  Fd wake(fcntl(impl_->wake.get(), F_DUPFD_CLOEXEC, 0));
+  if (!impl_->wake) {  // without it the thread could not be told to end
+    throw ResourceError({.op = "store",
+                         .subject = fmt::format("{}:{}", address, impl_->port),
+                         .fact = fmt::format("cannot open an eventfd: {}", system_error(errno)),
+                         .where = "",
+                         .action = "raise the limit of open files (ulimit -n)"});
+  }
   impl_->thread =
-      std::thread([listener = std::move(listener), wake = std::move(wake), options = std::move(options)]() mutable {
-        Loop(std::move(listener), std::move(wake), std::move(options)).run();
+      std::thread([listener = std::move(listener), wake = impl_->wake.get(), options = std::move(options)]() mutable {
+        Loop(std::move(listener), wake, std::move(options)).run();
       });
 }
 

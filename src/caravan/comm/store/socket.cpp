@@ -1,4 +1,4 @@
-#include "caravan/comm/store_socket.h"
+#include "caravan/comm/store/socket.h"
 
 #include <cerrno>
 #include <cstring>
@@ -6,10 +6,8 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <climits>
-#include <fmt/format.h>
 
 namespace caravan::store_socket {
 namespace {
@@ -26,8 +24,8 @@ bool wait_for(int fd, short events, Deadline deadline) {
   }
 }
 
-/// A connect to a free port of this host can be given that very port as its own and meet itself.
-bool met_itself(int fd) {
+/// A connect to an unused local port may get that port as its own and so connect to itself.
+bool is_connected_to_itself(int fd) {
   sockaddr_storage own{};
   sockaddr_storage peer{};
   socklen_t own_bytes = sizeof(own);
@@ -46,13 +44,13 @@ Fd connect_one(const addrinfo& address, Deadline deadline, std::string& error) {
   int failure = connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (failure == EINPROGRESS) {
     if (!wait_for(fd.get(), POLLOUT, deadline)) {
-      error = "no answer";
+      error = "no reply";
       return {};
     }
     socklen_t bytes = sizeof(failure);
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &bytes);
   }
-  if (failure == 0 && met_itself(fd.get())) failure = ECONNREFUSED;
+  if (failure == 0 && is_connected_to_itself(fd.get())) failure = ECONNREFUSED;
   if (failure != 0) {
     error = system_error(failure);
     return {};
@@ -62,10 +60,6 @@ Fd connect_one(const addrinfo& address, Deadline deadline, std::string& error) {
 }
 
 }  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
 
 Addresses::Addresses(const std::string& host, int port, bool to_bind) {
   addrinfo hints{};
@@ -81,12 +75,6 @@ Addresses::Addresses(const std::string& host, int port, bool to_bind) {
 
 Addresses::~Addresses() {
   if (list_ != nullptr) freeaddrinfo(list_);
-}
-
-std::string system_error(int error) {
-  const char* name = strerrorname_np(error);
-  return fmt::format("{} ({})", strerrordesc_np(error) != nullptr ? strerrordesc_np(error) : "error",
-                     name != nullptr ? name : std::to_string(error).c_str());
 }
 
 void tune(int fd) {

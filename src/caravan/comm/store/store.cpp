@@ -1,4 +1,4 @@
-#include "caravan/comm/store.h"
+#include "caravan/comm/store/store.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -7,16 +7,16 @@
 #include <string>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/store_counter.h"
-#include "caravan/comm/store_errors.h"
+#include "caravan/comm/store/counter.h"
+#include "caravan/comm/store/errors.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/wait_policy.h"
 
 namespace caravan {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};
 constexpr const char* kWhere = "store of this process";
-constexpr std::chrono::milliseconds kLongestWait{int64_t{1} << 40};  // the clock must not overflow
+constexpr std::chrono::milliseconds kMaxLocalWait{int64_t{1} << 40};  // now + this must not overflow
 
 class LocalStore final : public Store {
  public:
@@ -30,7 +30,7 @@ class LocalStore final : public Store {
     std::unique_lock lock(mutex_);
     auto found = values_.end();
     const auto is_set = [&] { return (found = values_.find(key)) != values_.end(); };
-    if (!changed_.wait_for(lock, std::min(timeout, kLongestWait), is_set)) {
+    if (!changed_.wait_for(lock, std::min(timeout, kMaxLocalWait), is_set)) {
       throw key_not_set(key, timeout, kWhere);
     }
     return found->second;
@@ -50,6 +50,11 @@ class LocalStore final : public Store {
     return *sum;
   }
 
+  void remove(std::string_view key) override {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = values_.find(key); found != values_.end()) values_.erase(found);
+  }
+
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -67,8 +72,9 @@ class PrefixedStore final : public Store {
   }
   bool has(std::string_view key) override { return store_->has(full(key)); }
   int64_t add(std::string_view key, int64_t amount) override { return store_->add(full(key), amount); }
-  bool has_left(int rank) override {
-    return store_->has_left(ranks_.empty() ? rank : ranks_.at(static_cast<size_t>(rank)));
+  void remove(std::string_view key) override { store_->remove(full(key)); }
+  bool has_disconnected(int rank) override {
+    return store_->has_disconnected(ranks_.empty() ? rank : ranks_.at(static_cast<size_t>(rank)));
   }
 
  private:
@@ -90,14 +96,14 @@ std::shared_ptr<Store> prefixed(std::shared_ptr<Store> store, std::string prefix
 std::optional<std::string> get_from(Store& store, std::string_view key, int rank,
                                     std::chrono::steady_clock::time_point deadline) {
   for (;;) {
-    const bool has_left = store.has_left(rank);  // what it had set before is there by now
+    const bool is_gone = store.has_disconnected(rank);  // what it had set before is visible by now
     const auto now = std::chrono::steady_clock::now();
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::max(deadline, now) - now);
     try {
-      return store.get(key, has_left ? std::chrono::milliseconds(0) : std::min(left, kLook));
+      return store.get(key, is_gone ? std::chrono::milliseconds(0) : std::min(left, kRendezvousCheckInterval));
     } catch (const CommError&) {
-      if (store.has(key)) continue;  // throws if it is the store that is lost
-      if (has_left || now >= deadline) return std::nullopt;
+      if (store.has(key)) continue;  // throws if the store is lost
+      if (is_gone || now >= deadline) return std::nullopt;
     }
   }
 }
