@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds what `caravan train --dump DIR` wrote against an independent computation of the same step.
+"""Compares what `caravan train --dump DIR` wrote with an independent computation of the same step.
 
-  check_dump.py DIR                    every DIR/step_N against Hugging Face transformers (PyTorch's own autograd, fp32)
-  check_dump.py DIR --against OTHER    against the dump of another run, e.g. of one process
+  check_dump.py DIR                    every DIR/step_N with Hugging Face transformers (PyTorch's autograd, fp32)
+  check_dump.py DIR --against OTHER    with the dump of another run, such as one process
 
 The error of a gradient is |a - b| / (|b| + 1e-6 max|g| sqrt(n)), norms over its n elements, max|g| over the model.
 Exit code 1 if any error exceeds --tolerance (default 1e-5) or, for --against, if batch or parameters of step 0 differ

@@ -1,6 +1,5 @@
-// comm_block FOLDER [BACKEND]: one rank that times blocks of calls when it is told to, and sleeps in read(2) otherwise,
-// so that another library can use the cores meanwhile. The environment says which rank it is, as for every program
-// here.
+// comm_block FOLDER [BACKEND]: one rank that times blocks of calls on request and otherwise sleeps in read(2), so that
+// another library can use the cores. Takes its rank from the environment, as every program here does.
 //
 // Reads lines from FOLDER/command.RANK, the same on every rank, and answers each with one line in FOLDER/answer.RANK:
 //   check OP DTYPE BYTES PLACE MEMORY                          right | wrong WHY
@@ -18,12 +17,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/measure/core_ping.h"
-#include "caravan/comm/measure/cores.h"
-#include "caravan/comm/measure/exercise.h"
-#include "caravan/comm/measure/memory_rate.h"
-#include "caravan/comm/measure/sampling.h"
 #include "caravan/comm/world.h"
+#include "caravan/measure/core_ping.h"
+#include "caravan/measure/cores.h"
+#include "caravan/measure/exercise.h"
+#include "caravan/measure/memory_rate.h"
+#include "caravan/measure/sampling.h"
 
 namespace caravan {
 namespace {
@@ -75,7 +74,7 @@ class BlockRank {
     std::string dtype;
     std::string place;
     std::string memory;
-    measure::Measurand what;
+    measure::BenchCase what;
     words >> verb >> dtype >> what.bytes >> place >> memory;
     if (!words) refuse(command);
     what.verb = named<Verb>(verb, kNumVerbs, command);

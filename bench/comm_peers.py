@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Collectives of Caravan over shared memory beside OpenMPI, MPICH, Intel MPI and gloo: 2 ranks pinned to 2 cores, one run.
+"""Compares Caravan's collectives over shared memory with Open MPI, MPICH, Intel MPI and gloo: 2 ranks pinned to 2 cores.
 
   comm_peers.py [--quick] [--peers openmpi,mpich,intelmpi,gloo] [--ops ..] [--sizes ..] [--impi FOLDER] [--python PROGRAM] [--out FILE]
 
-Both libraries' ranks live through the run; while one times a block of calls the other sleeps in read(2). Ours and the peer
-take turns, in blocks of --block seconds (under 0.5, but where one call takes longer); a block counts with the median of its
-samples (calls in a row that fill 20 us, of the slowest rank). Before and after each pair of blocks the ranks' cores are pinged;
-a pair counts if both pings are near (under 60 ns) or both far (over 110 ns). Ratio: peer's time / our time. Every result is
-checked before it is timed. MPI in and out of place; ours in place, in memory of Communicator::allocate (arena) or any (copy).
+The ranks of both libraries run for the whole comparison. They alternate in blocks of --block seconds (less than 0.5 unless a
+single call takes longer); the idle library sleeps in read(2). A sample is the time of the slowest rank for as many calls as
+fill 20 us; a block's result is the median of its samples. The latency between the two cores is measured before and after
+each pair of blocks. A pair counts if both latencies are near (less than 60 ns) or both are far (more than 110 ns). Ratio:
+peer's time / our time. Every result is checked before it is timed. MPI runs in place and out of place; Caravan in place, in
+memory of Communicator::allocate (arena) or any other (copy).
 
-Needs the program comm_block (cmake --preset release -DCARAVAN_BENCH=ON, ninja -C build/release comm_block) and of the peers
-those that are to be measured; the others are named and left out:
+Needs the program comm_block (cmake --preset release -DCARAVAN_BENCH=ON, ninja -C build/release comm_block) and the peers to
+compare with. A peer that is missing is reported and skipped:
   openmpi, mpich   Debian: openmpi-bin libopenmpi-dev, mpich libmpich-dev
   intelmpi         --impi: a virtual environment with pip install --no-deps impi-rt impi-devel; Debian: libfabric1
   gloo             --python: one that has torch
-Prints a table of the bars; --out: a JSON line for each comparison and mode.
+Prints a table of the targets and whether they are met; --out writes a JSON line for each comparison and mode.
 """
 import argparse
 import json
@@ -25,6 +26,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+
+import machine
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
 import blocks  # noqa: E402
@@ -50,7 +53,7 @@ class Run:
         self.records = []
 
     def compare(self, facts, first, second, peer="caravan"):
-        """Blocks of `first` and `second`, each a function that gives microseconds, in turn."""
+        """Alternates blocks of `first` and `second`, functions that return the microseconds of a call."""
         found, discarded = {"near": [], "far": []}, 0
         before = self.ours.ping()
         for pair in range(self.pairs):
@@ -69,11 +72,11 @@ class Run:
             if pairs:
                 self.record(facts | {"peer": peer, "mode": placement, "discarded": discarded}, pairs)
         if discarded:
-            print(f"  {discarded} of {self.pairs} pairs discarded: pings in between or in two modes", file=sys.stderr)
+            print(f"  {discarded} of {self.pairs} pairs discarded: the latency between the cores was neither near nor far, or changed", file=sys.stderr)
 
     def record(self, facts, pairs):
         ratios = sorted(other / one for one, other, _ in pairs)
-        record = facts | {"pairs": len(pairs), "ratio": statistics.median(ratios), "ratio_min": ratios[0], "ratio_max": ratios[-1],
+        record = facts | {"processor": machine.processor_class(), "pairs": len(pairs), "ratio": statistics.median(ratios), "ratio_min": ratios[0], "ratio_max": ratios[-1],
                           "ping_ns": statistics.median(ping for *_, ping in pairs)}
         for name, values in (("ours_us", [one for one, *_ in pairs]), ("peer_us", [other for _, other, _ in pairs])):
             record |= {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
@@ -107,7 +110,7 @@ class Run:
                         self.against(peer, op, bytes_, memory)
 
     def alone(self, ops, sizes):
-        """What needs no peer: bf16 beside fp32, and the memory's limit."""
+        """Comparisons without a peer: bf16 with fp32, and fp32 with the memory bandwidth."""
         for bytes_ in sizes if "bf16" in ops else ():
             facts = {"op": "all_reduce", "dtype": "bf16", "bytes": bytes_, "ranks": 2, "memory": "arena", "place": "fp32"}
             self.compare(facts, self.timer(self.ours, f"all_reduce bf16 {bytes_} in arena"),
@@ -119,8 +122,8 @@ class Run:
                          lambda: moved / max(self.ours.memory(LARGEST)) / 1e3, "memory")
 
 
-def bars(records, sizes):
-    """(what, need, value with spread, held) of each bar; held is None where nothing was measured."""
+def targets(records, sizes):
+    """(what, need, value with spread, met) of each target; met is None if nothing was measured."""
     def pick(mode, peers=None, **facts):
         return [r for r in records if r["mode"] == mode and (peers is None or r["peer"] in peers) and
                 all(r[key] == value for key, value in facts.items())]
@@ -152,14 +155,15 @@ def bars(records, sizes):
         lines.append(ratio(f"all_reduce fp32 {names[bytes_]} copy, OpenMPI, near", "near", 1, ["openmpi"], **fp32, memory="plain"))
         if bytes_ >= 16 << 20:
             lines.append(ratio(f"all_reduce fp32 {names[bytes_]} copy, best peer, near", "near", 1, **fp32, memory="plain"))
-        lines.append(ratio(f"all_reduce bf16 {names[bytes_]} arena, fp32 a byte, near", "near", 1, ["caravan"],
-                           op="all_reduce", dtype="bf16", bytes=bytes_))
+        lines.append(ratio(f"all_reduce bf16 {names[bytes_]} arena, per byte of fp32, near", "near",
+                           0.9 if bytes_ <= 4 << 10 else 1, ["caravan"], op="all_reduce", dtype="bf16", bytes=bytes_))
         if bytes_ >= 1 << 20:
             lines.append(ratio(f"reduce_scatter {names[bytes_]} arena, best peer, near", "near", 2, op="reduce_scatter", bytes=bytes_))
         lines.append(ratio(f"all_gather {names[bytes_]} arena, best peer, near", "near", 1, op="all_gather", bytes=bytes_))
     if LARGEST in sizes:
         for mode in ("near", "far"):
             lines.append(ratio(f"all_reduce fp32 256MiB, share of the memory's limit, {mode}", mode, 0.85, ["memory"], op="all_reduce"))
+    lines.append(ratio("all_reduce fp32 8 B, Intel MPI, near", "near", 1, ["intelmpi"], op="all_reduce", bytes=8))
     for mode, need in (("near", 0.6), ("far", 1.5)):
         lines.append(time(f"barrier, {mode}", mode, need, op="barrier"))
         lines.append(time(f"all_reduce fp32 8 B, {mode}", mode, need, op="all_reduce", bytes=8))
@@ -172,11 +176,11 @@ def starters(arguments, build):
 
 
 def missing(name, arguments):
-    """Why a peer cannot be measured, or nothing."""
+    """Why a peer cannot be measured, or None."""
     if name in ("openmpi", "mpich"):
         for program in (f"mpicc.{name}", f"mpirun.{name}"):
             if not shutil.which(program):
-                return f"{program} is not there: install {'openmpi-bin libopenmpi-dev' if name == 'openmpi' else 'mpich libmpich-dev'}"
+                return f"{program} not found: install {'openmpi-bin libopenmpi-dev' if name == 'openmpi' else 'mpich libmpich-dev'}"
     if name == "intelmpi":
         if not arguments.impi:
             return "no --impi FOLDER"
@@ -211,23 +215,23 @@ def read_arguments():
         if arguments.sizes == parser.get_default("sizes"):
             arguments.sizes = "4KiB,1MiB"
     if not 0 < arguments.block < 0.5 or arguments.pairs < 1:
-        sys.exit("--block: between 0 and 0.5 s; --pairs: 1 or more")
+        sys.exit("--block: must be between 0 and 0.5 s; --pairs: must be at least 1")
     arguments.sizes = [SIZES.get(word) or int(word) for word in arguments.sizes.split(",")]
     if any(bytes_ < 8 or bytes_ % 8 for bytes_ in arguments.sizes):
-        sys.exit("--sizes: multiples of 8 bytes, so that 2 ranks have equal parts")
+        sys.exit("--sizes: must be multiples of 8 bytes, so that 2 ranks have equal parts")
     arguments.peers = words_of(arguments.peers, PEERS, "peers")
     arguments.ops = words_of(arguments.ops, OPS, "ops")
     if not arguments.program.exists():
-        sys.exit(f"{arguments.program} is not there: cmake --preset release -DCARAVAN_BENCH=ON; ninja -C build/release comm_block")
+        sys.exit(f"{arguments.program} not found: build it with cmake --preset release -DCARAVAN_BENCH=ON; ninja -C build/release comm_block")
     if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("2 cores are needed")
+        sys.exit("this benchmark needs 2 cores")
     return arguments
 
 
 def main():
     arguments = read_arguments()
     run = Run(arguments)
-    left_out = {}
+    skipped = {}
     with tempfile.TemporaryDirectory(prefix="caravan_peers_") as build:
         run.alone(arguments.ops, arguments.sizes)
         for name in arguments.peers:
@@ -237,7 +241,7 @@ def main():
                     raise blocks.SideError(name, reason)
                 peer = starters(arguments, pathlib.Path(build))[name]()
             except (blocks.SideError, OSError, subprocess.CalledProcessError) as error:
-                left_out[name] = f"{error} {getattr(error, 'stderr', None) or ''}".strip()
+                skipped[name] = f"{error} {getattr(error, 'stderr', None) or ''}".strip()
                 continue
             print(name, file=sys.stderr)
             try:
@@ -245,14 +249,15 @@ def main():
             except blocks.SideError as error:
                 if error.side != name:
                     raise
-                left_out[name] = f"broke off: {error}"
+                skipped[name] = f"failed: {error}"
             peer.close()
     run.ours.close()
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why.removeprefix(name + ': ')}")
-    print(f"{'bar':<58}{'need':>8}  {'held':<6}measured (median, spread over the pairs)")
-    for what, need, value, held in bars(run.records, arguments.sizes):
-        print(f"{what:<58}{need:>8}  {'-' if held is None else 'yes' if held else 'NO':<6}{value}")
+    for name, why in skipped.items():
+        print(f"skipped: {name}: {why.removeprefix(name + ': ')}")
+    print(machine.describe())
+    print(f"{'target':<58}{'need':>8}  {'met':<6}measured (median, spread over the pairs)")
+    for what, need, value, held in targets(run.records, arguments.sizes):
+        print(f"{what:<58}{need:>8}  {'-' if held is None else 'yes' if held else 'NO':<6}{value}, {machine.processor_class()}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Milliseconds of a training step of PyTorch's DDP and FSDP2, on gloo and on caravan: what a Python user gains by one line.
+"""Times a training step of PyTorch's DDP and FSDP2 on gloo and on caravan.
 
   ddp_backends.py [--size small] [--ranks 2] [--seconds 45] [--extension build/release/python] [--json FILE]
 
-Every rank holds one model for each of: no communication ("alone"), DDP on gloo, on caravan, on caravan with the buckets
-in its memory, and FSDP2 the same three ways. They take turns, one step at a time, in an order that shifts from round to
-round, until the seconds are over. A step counts from the barrier before it to the slowest rank's end. One thread a rank,
-fp32, AdamW. Prints the median and the quartiles of each, and the median of caravan's time / gloo's within a round.
-Run it with python of the torch that caravan_c10d was built for (cmake -DCARAVAN_PYTHON=ON); nothing else should run.
+Each rank holds one model per variant: no communication ("alone"), DDP on gloo, on caravan, on caravan with its buckets in
+shared memory, and the same three for FSDP2. In each round every variant runs one step, in an order that rotates, until
+--seconds have passed. A step is timed from the barrier before it until the slowest rank has finished. One thread per rank,
+fp32, AdamW. Prints median and quartiles in milliseconds, and the median over the rounds of caravan's time / gloo's time.
+Run it with the Python whose torch caravan_c10d was built for (cmake -DCARAVAN_PYTHON=ON), on an idle machine.
 """
 import argparse
 import json
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = {  # layers, width, heads, context, vocabulary, sequences of each rank
@@ -113,14 +115,14 @@ def report(arguments, rounds, torch_version):
     rows = []
     for kind, backend in VARIANTS:
         row = {"size": arguments.size, "ranks": arguments.ranks, "kind": kind, "backend": backend, "torch": torch_version,
-               "rounds": len(rounds), "step_ms": quartiles([each[kind, backend] for each in rounds])}
+               "rounds": len(rounds), "processor": machine.processor_class(), "step_ms": quartiles([each[kind, backend] for each in rounds])}
         if backend:
             row["over_gloo"] = quartiles([each[kind, backend] / each[kind, "gloo"] for each in rounds])
             row["over_alone"] = quartiles([each[kind, backend] / each["alone", ""] for each in rounds])
         rows.append(row)
     if arguments.json:
         pathlib.Path(arguments.json).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(f"{arguments.size}, {arguments.ranks} ranks, {len(rounds)} rounds, torch {torch_version}")
+    print(f"{arguments.size}, {arguments.ranks} ranks, {len(rounds)} rounds, torch {torch_version}, {machine.processor_class()}")
     print(f"{'':24}{'ms a step':>10}{'quartiles':>20}{'/ gloo':>9}{'/ alone':>9}")
     for row in rows:
         time_ms = row["step_ms"]

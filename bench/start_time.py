@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Seconds from exec to the line of step 1, by a clock outside: `caravan train` beside PyTorch's DDP under torchrun.
+"""Measures the time from exec to the log line of step 1: `caravan train` and PyTorch's DDP under torchrun.
 
   start_time.py [--runs 7] [--ranks 2]
 
-Both train a tiny GPT-2 (2 layers, width 64, bytes) on CPU; Caravan's token cache is warm. The two take turns. Needs torch
-for the PyTorch half, and the program built (./caravan --help). Prints the median and the spread of each.
+Both train a tiny GPT-2 (2 layers, width 64, bytes) on CPU, in alternation. Caravan's token cache is warm. Needs a Python with
+torch, and the program built (./caravan --help). Prints the median and the spread of each, in seconds.
 """
 import argparse
 import os
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DDP = """
@@ -70,7 +72,7 @@ def main():
             times["caravan train"].append(seconds_to_step_1(caravan, folder, environment))
             times["PyTorch DDP"].append(seconds_to_step_1(pytorch, folder, environment))
     for name, values in times.items():
-        print(f"{name:14} median {statistics.median(values):.3f} s   from {min(values):.3f} to {max(values):.3f} ({len(values)} runs)")
+        print(f"{name:14} median {statistics.median(values):.3f} s   from {min(values):.3f} to {max(values):.3f} ({len(values)} runs), {machine.processor_class()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-# What the libraries link besides torch; included by the build and, installed, by find_package(Caravan).
+# Libraries we link besides torch. Included by the build and by the installed package.
 find_package(Threads REQUIRED)
 
-# CARAVAN_DEPS: a prefix (include/, lib/), or a plain folder of headers, searched before the system's folders.
+# CARAVAN_DEPS: a prefix (include/, lib/) or a flat folder, searched before the system's folders.
 if(NOT CARAVAN_DEPS AND DEFINED ENV{CARAVAN_DEPS})
   set(CARAVAN_DEPS "$ENV{CARAVAN_DEPS}")
 endif()
@@ -11,8 +11,8 @@ if(CARAVAN_DEPS)
   list(PREPEND CMAKE_LIBRARY_PATH "${CARAVAN_DEPS}")
 endif()
 
-# caravan_c_library(name header library): imports Caravan::<name>, a C library whose Debian and Ubuntu package brings no
-# CMake package. Found anew each time, so that the installed package names no path of the machine it was built on.
+# caravan_c_library(name header library): imports Caravan::<name>, a C library that Debian and Ubuntu package without
+# CMake files. Searched on each machine, so that the installed package contains no path of the build machine.
 function(caravan_c_library name header library)
   if(TARGET Caravan::${name})
     return()

@@ -1,18 +1,29 @@
-# cmake --install: headers, both libraries, the programs and a package for find_package(Caravan).
+# cmake --install: public headers, both libraries, the programs and a package for find_package(Caravan).
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Caravan)
 
 set_target_properties(caravan_core PROPERTIES EXPORT_NAME core)
+add_library(Caravan::core ALIAS caravan_core)
+add_library(Caravan::caravan ALIAS caravan)
 install(TARGETS caravan_core caravan EXPORT CaravanExports ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT CaravanExports NAMESPACE Caravan:: DESTINATION ${package_dir})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/caravan DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN gloo_stubs EXCLUDE)
+install(CODE "include(\"${CMAKE_CURRENT_LIST_DIR}/CaravanPublicHeaders.cmake\")
+  caravan_install_headers(\"${PROJECT_SOURCE_DIR}/src/caravan\" \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
 
+# CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts a libtorch of its
+# own.
+set(run_path ${LIBTORCH_ROOT}/lib)
+foreach(library pcre2 utf8proc crypto)
+  get_target_property(location Caravan::${library} IMPORTED_LOCATION)
+  get_filename_component(folder ${location} DIRECTORY)
+  if(folder MATCHES "^${PROJECT_SOURCE_DIR}/")
+    list(APPEND run_path ${folder})
+  endif()
+endforeach()
 get_property(programs GLOBAL PROPERTY CARAVAN_PROGRAMS)
-if(programs)
-  install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
+set_target_properties(${programs} PROPERTIES INSTALL_RPATH "${run_path}")
+install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" matched ${Libtorch_VERSION})
 set(Libtorch_VERSION_MAJOR ${CMAKE_MATCH_1})

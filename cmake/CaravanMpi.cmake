@@ -1,14 +1,14 @@
-# The back-end mpi: one shared object for each MPI, since their binary interfaces differ; a process loads the one whose
-# mpirun has started it (caravan/comm/mpi_library.h). Sets CARAVAN_MPI_BUILT, their names, and CARAVAN_MPIRUN_<name>.
+# The back-end mpi: one shared object per MPI, because their ABIs differ. A process loads the one whose mpirun started
+# it (caravan/comm/mpi/library.h). Sets CARAVAN_MPI_BUILT, the list of names, and CARAVAN_MPIRUN_<name>.
 set(CARAVAN_MPI auto CACHE STRING
-  "MPIs to build the back-end mpi for: a list of openmpi, mpich and paths of an mpicc; auto: those that are there; none")
+  "MPIs to build the back-end mpi for: a list of openmpi, mpich and paths of an mpicc; auto: all that are found; none")
 set(CARAVAN_MPI_BUILT "")
 
-# Adds the object for one mpicc: flags by `mpicc -show`, the name by what its mpi.h defines.
+# Adds the object for one mpicc. Its flags come from `mpicc -show`, its name from the macros of its mpi.h.
 function(caravan_add_mpi mpicc)
   execute_process(COMMAND ${mpicc} -show OUTPUT_VARIABLE shown RESULT_VARIABLE result OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(NOT result EQUAL 0)
-    message(FATAL_ERROR "CARAVAN_MPI: ${mpicc} -show fails: give the path of an mpicc of Open MPI, MPICH or one like them")
+    message(FATAL_ERROR "CARAVAN_MPI: ${mpicc} -show fails: give the path of an mpicc of Open MPI or an MPICH")
   endif()
   separate_arguments(flags UNIX_COMMAND "${shown}")
   list(POP_FRONT flags)
@@ -26,19 +26,19 @@ function(caravan_add_mpi mpicc)
   execute_process(COMMAND ${CMAKE_CXX_COMPILER} -E -dM ${include_flags} ${PROJECT_BINARY_DIR}/which_mpi.cpp
     OUTPUT_VARIABLE macros RESULT_VARIABLE result ERROR_QUIET)
   if(NOT result EQUAL 0)
-    message(FATAL_ERROR "CARAVAN_MPI: no mpi.h where ${mpicc} looks: install the development package of that MPI")
+    message(FATAL_ERROR "CARAVAN_MPI: ${mpicc} finds no mpi.h: install the development package of that MPI")
   elseif(macros MATCHES "#define OPEN_MPI ")
     set(name openmpi)
   elseif(macros MATCHES "#define MPICH_NUMVERSION ")
     set(name mpich)
   else()
-    message(FATAL_ERROR "CARAVAN_MPI: ${mpicc} is neither of Open MPI nor of MPICH's family")
+    message(FATAL_ERROR "CARAVAN_MPI: ${mpicc} belongs neither to Open MPI nor to an MPICH")
   endif()
   if(name IN_LIST CARAVAN_MPI_BUILT)
-    message(FATAL_ERROR "CARAVAN_MPI: two MPIs of the family ${name}: give one of them")
+    message(FATAL_ERROR "CARAVAN_MPI: two MPIs of the family ${name}: list only one")
   endif()
 
-  add_library(caravan_mpi_${name} MODULE mpi_object.cpp mpi_transport.cpp)
+  add_library(caravan_mpi_${name} MODULE object.cpp transport.cpp)
   target_include_directories(caravan_mpi_${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_include_directories(caravan_mpi_${name} SYSTEM PRIVATE ${includes})
   target_compile_definitions(caravan_mpi_${name} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
@@ -71,7 +71,7 @@ foreach(choice IN LISTS CARAVAN_MPI)
   elseif(IS_ABSOLUTE "${choice}")
     caravan_add_mpi(${choice})
   elseif(NOT choice STREQUAL "none")
-    message(FATAL_ERROR "CARAVAN_MPI: \"${choice}\" is none of auto, none, openmpi, mpich, and no absolute path of an mpicc")
+    message(FATAL_ERROR "CARAVAN_MPI: unknown choice \"${choice}\": use auto, none, openmpi, mpich or the absolute path of an mpicc")
   endif()
 endforeach()
 if(CARAVAN_MPI_BUILT)
@@ -81,5 +81,5 @@ else()
 endif()
 set_property(GLOBAL PROPERTY CARAVAN_MPI_BUILT "${CARAVAN_MPI_BUILT}")
 string(REPLACE ";" " " names "${CARAVAN_MPI_BUILT}")
-set_source_files_properties(mpi_library.cpp TARGET_DIRECTORY caravan_core PROPERTIES
+set_source_files_properties(library.cpp TARGET_DIRECTORY caravan_core PROPERTIES
   COMPILE_DEFINITIONS CARAVAN_MPI_BUILT="${names}")

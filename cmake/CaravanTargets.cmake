@@ -1,13 +1,19 @@
-# The flags every target of ours shares, and the helpers that make targets.
+# Compile flags of all our targets, and helpers that create targets.
 
 add_library(caravan_flags INTERFACE)
 target_compile_features(caravan_flags INTERFACE cxx_std_20)
 # No -march: the binary runs on any x86-64; hot loops dispatch at run time. No -fopenmp: torch brings its own libgomp.
-# -ffp-contract=off: a fused multiply-add in one clone of a loop and not in the other would give two machines two results.
+# -ffp-contract=off: with a fused multiply-add in one clone of a loop but not in the other, results would depend on the
+# machine.
 target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas -ffp-contract=off)
 if(CARAVAN_PYTHON)
-  # The extension is a shared object made of the static libraries. For all targets, which share a precompiled header.
+  # The extension is a shared object made of the static libraries. All targets get the flags: they share a precompiled
+  # header.
   target_compile_options(caravan_flags INTERFACE -fPIC -fno-semantic-interposition)
+endif()
+if(CMAKE_UNITY_BUILD)
+  # GCC takes every source of a unit but the unit itself for a header.
+  target_compile_options(caravan_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endif()
 if(CARAVAN_WERROR)
   target_compile_options(caravan_flags INTERFACE -Werror)
@@ -23,17 +29,17 @@ endif()
 find_program(CCACHE ccache)
 mark_as_advanced(CCACHE)
 if(CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without pch_defines,time_macros ccache refuses every file that uses a precompiled header; base_dir and nohashdir let
+  # Without pch_defines,time_macros ccache skips every file that uses a precompiled header. With base_dir and nohashdir,
   # clones in other folders share the cache.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
       CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
   target_compile_options(caravan_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
-# Programs find torch where it was linked, also after cmake --install.
+# Installed programs find the libraries they were linked with.
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 
-# caravan_executable(name torch|core SOURCES...): a program on the whole library, or on its torch-free half.
+# caravan_executable(name torch|core SOURCES...): a program that links the whole library, or only its torch-free half.
 function(caravan_executable name kind)
   add_executable(${name} ${ARGN})
   if(kind STREQUAL torch)
@@ -45,8 +51,9 @@ function(caravan_executable name kind)
   target_compile_definitions(${name} PRIVATE FMT_HEADER_ONLY)
 endfunction()
 
-# caravan_program(target output torch|core SOURCES...): a program for users: build/<preset>/bin/<output>, installed. The
-# target needs a name of its own, because the library already is `caravan`; ./caravan builds caravan_app and caravan_rank.
+# caravan_program(target output torch|core SOURCES...): a program for users, build/<preset>/bin/<output>, which is
+# installed. The target has another name because `caravan` is the library. ./caravan builds caravan_app and
+# caravan_rank.
 function(caravan_program target output kind)
   caravan_executable(${target} ${kind} ${ARGN})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output} RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)

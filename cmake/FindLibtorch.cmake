@@ -1,10 +1,10 @@
-# Finds libtorch without torch's own CMake package, which demands nvcc and NVTX as soon as torch was built for CUDA.
+# Finds libtorch without torch's own CMake package, which requires nvcc and NVTX if torch was built for CUDA.
 #
-#   input    CARAVAN_TORCH (variable, else environment): a folder with include/ and lib/ of torch, or one that holds it:
+#   input    CARAVAN_TORCH (variable, then environment): a folder with include/ and lib/ of torch, or one that contains it:
 #            site-packages, a Python prefix, an unpacked libtorch
 #   output   Libtorch::Libtorch (imported), Libtorch_VERSION, LIBTORCH_ROOT, LIBTORCH_HAS_CUDA
 #
-# Nothing is cached: another CARAVAN_TORCH takes effect at the next configuration.
+# Nothing is cached: a new CARAVAN_TORCH takes effect at the next configuration.
 
 set(_libtorch_hint "${CARAVAN_TORCH}")
 if(NOT _libtorch_hint)
@@ -31,7 +31,7 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Libtorch REQUIRED_VARS LIBTORCH_ROOT VERSION_VAR Libtorch_VERSION
-  REASON_FAILURE_MESSAGE "set -DCARAVAN_TORCH=<folder with torch's include/ and lib/> (now \"${_libtorch_hint}\"), or run ./caravan, which finds or installs one")
+  REASON_FAILURE_MESSAGE "set -DCARAVAN_TORCH=<folder with torch's include/ and lib/> (now \"${_libtorch_hint}\"), or run ./caravan, which finds or installs torch")
 
 if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   add_library(Libtorch::c10 SHARED IMPORTED)
@@ -42,14 +42,15 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   add_library(Libtorch::Libtorch INTERFACE IMPORTED)
   target_include_directories(Libtorch::Libtorch SYSTEM INTERFACE
     "${LIBTORCH_ROOT}/include" "${LIBTORCH_ROOT}/include/torch/csrc/api/include")
-  # What torch's own package puts on torch_cpu; without these two the c10d headers are silently empty.
+  # As in torch's own package: without these two the c10d headers are silently empty.
   target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(Libtorch::Libtorch INTERFACE Libtorch::torch_cpu Libtorch::c10)
   set(LIBTORCH_HAS_CUDA OFF)
   if(EXISTS "${LIBTORCH_ROOT}/lib/libtorch_cuda.so")
     set(LIBTORCH_HAS_CUDA ON)
-    # The CUDA library registers its kernels when it is loaded, so it is linked although no symbol of it is named. Its own
-    # needs (libcudart and others of the nvidia packages) are found by its run path, which the linker does not follow.
+    # The CUDA library registers its kernels when it is loaded, so it is linked although we use no symbol of it. Its own
+    # dependencies (libcudart and other nvidia packages) are found through its run path, which the linker does not
+    # follow.
     target_link_options(Libtorch::Libtorch INTERFACE "LINKER:--allow-shlib-undefined"
       "LINKER:--push-state,--no-as-needed" "SHELL:\"${LIBTORCH_ROOT}/lib/libtorch_cuda.so\"" "LINKER:--pop-state")
   endif()

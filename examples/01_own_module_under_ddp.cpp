@@ -1,13 +1,12 @@
-/// Your own torch::nn::Module, trained by four ranks (threads of this process) that each see a quarter of the batch.
-/// The loop is the one you know; the lines with (*) are new. At the end it is held against the same training on one
-/// rank.
+/// Trains your own torch::nn::Module on four ranks (threads of this process), each with a quarter of the batch. The
+/// loop is the usual one; the lines with (*) are new. The losses are compared with the same training on one rank.
 
 #include <fmt/format.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/module/adapter.h"
 #include "caravan/parallel/ddp.h"
 
@@ -22,17 +21,17 @@ struct Net : torch::nn::Module {
 constexpr int kSteps = 200;
 constexpr int64_t kBatch = 240;
 
-/// Points of the plane, and whether each lies inside the unit circle: 1 or 0.
+/// Points in the plane, and 1 or 0 for inside or outside the unit circle.
 std::pair<at::Tensor, at::Tensor> points() {
   const at::Tensor i = at::arange(kBatch, at::kFloat);
   const at::Tensor x = at::stack({(i * 0.7548777).frac() * 4 - 2, (i * 0.5698403).frac() * 4 - 2}, 1);
   return {x, x.square().sum(1, /*keepdim=*/true).lt(1).to(at::kFloat)};
 }
 
-/// The loss of every step, added up over the ranks.
+/// The loss of every step, summed over the ranks.
 at::Tensor train(int ranks) {
   at::manual_seed(1);
-  std::vector<std::shared_ptr<Net>> nets;  // one for each rank, and each with other weights
+  std::vector<std::shared_ptr<Net>> nets;  // one per rank, each with different weights
   for (int rank = 0; rank < ranks; ++rank) nets.push_back(std::make_shared<Net>());
   const at::Tensor losses = at::zeros({ranks, kSteps});
 
@@ -51,8 +50,8 @@ at::Tensor train(int ranks) {
       optimizer.zero_grad();
       ddp.begin_step();  // (*)
       const at::Tensor sum = at::binary_cross_entropy_with_logits(model(my_x, {}), my_y, {}, {}, at::Reduction::Sum);
-      const at::Tensor loss = sum / kBatch;  // by the rows of all ranks: gradients are added up, not averaged
-      ddp.arm();                             // (*) this backward is the step's last: gradients travel while it runs
+      const at::Tensor loss = sum / kBatch;  // divided by the rows of all ranks: gradients are summed, not averaged
+      ddp.arm();                             // (*) the last backward of the step: gradients are reduced while it runs
       loss.backward();
       ddp.finish_step();  // (*)
       optimizer.step();
@@ -70,7 +69,7 @@ int main() {
     const double loss = one[step].item<double>();
     fmt::print("step {:3}: loss {:.6f} on 4 ranks, {:.6f} on 1\n", step, four[step].item<double>(), loss);
   }
-  const double apart = ((four - one) / one).abs().max().item<double>();  // fp32 sums in another order, 200 steps long
-  fmt::print("furthest apart: {:.1e} of the loss\n", apart);
+  const double apart = ((four - one) / one).abs().max().item<double>();  // 200 steps of fp32 sums in another order
+  fmt::print("largest relative difference: {:.1e}\n", apart);
   return apart < 1e-4 && one[kSteps - 1].item<double>() < 0.1 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-/// One matrix on three ranks (threads of this process), moved from placement to placement by hand. Each move keeps the
-/// matrix; only who holds which piece changes. At the end a gradient takes the same way back, by the law:
+/// Moves a matrix on three ranks (threads of this process) from placement to placement by hand. A move never changes
+/// the matrix, only which rank holds which piece. At the end a gradient takes the same way back, by the law: the
 /// backward of (a -> b) is (dual(b) -> dual(a)).
 
 #include <array>
@@ -9,13 +9,13 @@
 #include <fmt/format.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/redistribute/redistribute.h"
 
 using namespace caravan;
 
 constexpr int kRanks = 3;
-using Held = std::array<at::Tensor, kRanks>;  // by each rank
+using Held = std::array<at::Tensor, kRanks>;  // the piece of each rank
 
 std::string text(const at::Tensor& piece) {
   std::string out;
@@ -52,7 +52,7 @@ int main() {
       layout = layout.moved("tp", stops[i]);
       held[i][mesh.rank()] = y.detach();
     }
-    backward(y.square().sum(), {{"tp", Partial{}}});  // an op that sums over shards makes a P
+    backward(y.square().sum(), {{"tp", Partial{}}});  // a sum over shards is Partial
     gradient[mesh.rank()] = x.grad();
   });
 
@@ -60,7 +60,7 @@ int main() {
   for (size_t i = 0; i < stops.size(); ++i) print(stops[i].to_string(), held[i]);
   print("gradient S(0)", gradient);
 
-  // Five moves there and five back: the gradient of the sum of squares is 2 x, row by row, as on one process.
+  // After five moves and five back, the gradient of the sum of squares is 2 x, as on one process.
   const bool is_right = at::equal(at::cat({gradient[0], gradient[1], gradient[2]}), 2 * whole) &&
                         at::equal(held[2][2], whole) && at::equal(held[5][1], whole);
   fmt::print("{}\n", is_right ? "the gradient is 2 x, as on one process" : "WRONG");

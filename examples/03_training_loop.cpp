@@ -1,11 +1,11 @@
-/// A training loop from the library's parts, the way `caravan train` makes its own: text, tokens, a model, data
-/// parallelism, an optimizer, a step, an evaluation, and some text at the end. Two ranks, as threads of this process.
+/// A training loop made of the library's parts, as in `caravan train`: text, tokens, a model, data parallelism, an
+/// optimizer, a step, an evaluation, and generated text at the end. Two ranks, as threads of this process.
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/data/corpus.h"
 #include "caravan/data/sampler.h"
 #include "caravan/generate/generate.h"
@@ -48,14 +48,14 @@ int main(int argc, char** argv) {
       TrainBatch batch = make_batch(train, sampler, step * kGlobalBatch + first_row, rows);
       batch.first_row = first_row;
       batch.global_rows = kGlobalBatch;
-      batch.num_targets = kGlobalBatch * kContext;  // of all ranks: what the loss is divided by
+      batch.num_targets = kGlobalBatch * kContext;  // of all ranks: the divisor of the loss
       const StepResult result = train_step.run(batch, step, rate.at(step));
       if (step == 0) first_loss = result.loss;
       if (mesh.rank() == 0 && step % 10 == 0) fmt::print("step {:2}: loss {:.3f}\n", step, result.loss);
     }
 
     const ValidationWindows windows(validation, kContext);
-    const Evaluation evaluation = evaluate(*model, windows, kContext, /*rows=*/32, mesh["dp"]);
+    const Evaluation evaluation = *evaluate(*model, windows, mesh["dp"], {.rows = 32});
     if (mesh.rank() != 0) return;
     bits_per_byte = evaluation.bits_per_byte;
     fmt::print("validation: {:.3f} bits per byte\nCall me", bits_per_byte);
@@ -65,6 +65,6 @@ int main(int argc, char** argv) {
     });
     fmt::print("\n");
   });
-  // An untrained model needs 8 bits a byte; the frequencies of the letters alone bring 4.4.
+  // An untrained model needs 8 bits per byte; letter frequencies alone give 4.4.
   return first_loss > 5 && bits_per_byte < 4.6 ? 0 : 1;
 }

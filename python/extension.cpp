@@ -5,25 +5,30 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include "caravan/comm/c10d_backend.h"
-#include "caravan/comm/c10d_store.h"
-#include "caravan/comm/shm.h"
+#include "caravan/c10d/backend.h"
+#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/store/c10d_store.h"
 
 namespace {
 
 using std::chrono::milliseconds;
 
-/// What torch.distributed calls for every process group, on its members. Each is a world of its own, whose ranks meet
-/// in the store of the group.
-c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                         milliseconds timeout, std::shared_ptr<caravan::C10dProgress> progress) {
+/// The world of one process group: its ranks meet in the store of the group.
+std::shared_ptr<caravan::Communicator> connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                               milliseconds timeout) {
   caravan::RankInfo info;
   info.rank = info.local_rank = rank;
   info.world_size = info.local_world_size = size;
+  return caravan::make_shm_world(info, caravan::wrap_c10d_store(store, "store of the process group"),
+                                 {.timeout = timeout});
+}
+
+/// What torch.distributed calls for every process group, on its members.
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                         milliseconds timeout, std::shared_ptr<caravan::C10dProgress> progress) {
   return caravan::make_c10d_backend(
-      caravan::make_shm_world(info, caravan::wrap_c10d_store(store, "store of the process group"),
-                              {.timeout = timeout}),
-      {.name = "caravan", .timeout = timeout, .progress = std::move(progress)});
+      connect(store, rank, size, timeout),
+      {.name = "caravan", .timeout = timeout, .progress = std::move(progress), .connect = connect});
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #!/bin/sh
-# scripts/bare_root.sh FOLDER [COMMAND ..]: a fresh clone of HEAD in a bare Debian 12 that holds only git and python3, made
-# with debootstrap in FOLDER; runs there, as root, `./caravan train` and `./caravan test`, or COMMAND. Needs root here.
+# scripts/bare_root.sh FOLDER [COMMAND ..]: clones HEAD into a bare Debian 12 with only git and python3, made by
+# debootstrap in FOLDER, and runs `./caravan train` and `./caravan test` there as root, or COMMAND. Needs root.
 #
-# An existing FOLDER is used as it is left: remove it for a first run. The settings of apt and pip are copied in, the
-# folders they name are bind-mounted; all mounts are in a namespace of their own and end with this script.
-# DEBIAN_MIRROR: where debootstrap fetches from (default http://deb.debian.org/debian).
+# An existing FOLDER is reused: remove it for a first run. The settings of apt and pip are copied in, and the folders
+# they name are bind-mounted. All mounts are in a private namespace and end with this script.
+# DEBIAN_MIRROR: where debootstrap downloads from (default http://deb.debian.org/debian).
 set -eu
 
 if [ "$#" = 0 ] || [ "$(id -u)" != 0 ]; then
@@ -20,14 +20,14 @@ shift
 
 if [ ! -e "$bare/bare_root_is_complete" ]; then
   debootstrap --variant=minbase --include=git,python3 bookworm "$bare" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
-  # What the image itself brought beyond the two: nothing, or the run proves less than it says.
+  # The image must not contain a build tool, or the run proves nothing.
   for tool in g++ cmake ninja ccache pip; do
     [ ! -e "$bare/usr/bin/$tool" ] || { echo "the bare root already has $tool" >&2 && exit 1; }
   done
   touch "$bare/bare_root_is_complete"
 fi
 
-# The settings: files, then the variables that name an index, a proxy or a certificate.
+# Settings: files, then the variables that name an index, a proxy or a certificate.
 for file in /etc/apt /etc/pip.conf /etc/xdg/pip /root/.config/pip /root/.pip /etc/resolv.conf /etc/hosts \
   /usr/share/keyrings /usr/local/share/ca-certificates /etc/ssl/certs/ca-certificates.crt; do
   [ -e "$file" ] || continue
@@ -35,7 +35,7 @@ for file in /etc/apt /etc/pip.conf /etc/xdg/pip /root/.config/pip /root/.pip /et
   rm -rf "${bare:?}$file"
   cp -RL "$file" "$bare$file"
 done
-# Installing Debian's ca-certificates writes the bundle anew from its own and these.
+# Debian's ca-certificates rebuilds the bundle from its own certificates and these.
 if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
   mkdir -p "$bare/usr/local/share/ca-certificates"
   cp -L /etc/ssl/certs/ca-certificates.crt "$bare/usr/local/share/ca-certificates/machine.crt"
@@ -48,7 +48,7 @@ mount --bind /dev "$bare/dev"
 mount -t tmpfs tmpfs "$bare/dev/shm"
 mount -t proc proc "$bare/proc"
 mount --rbind /sys "$bare/sys"
-# Every folder that a setting names by its path.
+# Every folder that a setting names.
 {
   [ -z "$settings" ] || printf '%s\n' "$settings"
   python3 -m pip config list 2>/dev/null || :

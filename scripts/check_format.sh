@@ -1,6 +1,6 @@
 #!/bin/sh
-# scripts/check_format.sh [--fix]: clang-format 14 over every C++ file of the repository, and the limits on their length:
-# 500 lines (tests 700, headers of the library 200) are an error, more than 300 are named.
+# scripts/check_format.sh [--fix]: checks every C++ file with clang-format 14 and its length. More than 500 lines (tests
+# 700, headers of the library 200) are an error; files with more than 300 are listed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -11,7 +11,7 @@ formatter=
 for candidate in clang-format-14 clang-format; do
   if "$candidate" --version 2>/dev/null | grep -q 'version 14\.'; then formatter=$candidate && break; fi
 done
-# Another version formats some lines another way, so it cannot tell.
+# Other versions format some lines differently.
 if [ -z "$formatter" ]; then
   echo 'clang-format 14 is not installed: format not checked'
 elif [ "${1-}" = --fix ]; then
@@ -19,7 +19,7 @@ elif [ "${1-}" = --fix ]; then
 else
   unformatted=$(echo "$files" | xargs "$formatter" --dry-run 2>&1 | sed -n 's/^\([^ :]*\):.*clang-format-violations.*/\1/p' | sort | uniq -c)
   if [ -n "$unformatted" ]; then
-    printf 'not formatted (lines, file); scripts/check_format.sh --fix does it:\n%s\n' "$unformatted"
+    printf 'not formatted (lines, file); run scripts/check_format.sh --fix:\n%s\n' "$unformatted"
     failed=1
   fi
 fi

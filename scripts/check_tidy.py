@@ -16,10 +16,10 @@ build = root / build
 folder = build / "tidy"
 passed = folder / "passed"
 
-# What only GCC understands: its precompiled header (clang reads the headers themselves), a flag or two, its warnings.
+# What only GCC understands: its precompiled header (clang reads the headers themselves), some flags, its warnings.
 GCC_ONLY = re.compile(r"-include \S*cmake_pch\.hxx|-W\S+|-fpch-preprocess|-fno-thread-jumps")
 
-# clang 14 lacks the builtin that libstdc++ makes std::source_location of.
+# clang 14 lacks the builtin that std::source_location of libstdc++ needs.
 SOURCE_LOCATION = """#include <version>
 #ifndef __cpp_lib_source_location
 #define __cpp_lib_source_location 201907L
@@ -43,15 +43,25 @@ struct source_location {
 """
 
 
+def sources(entry):
+    """The files, relative to the root, that an entry compiles: those that a unit of a unity build includes, or the one."""
+    file = pathlib.Path(entry["file"])
+    files = [file]
+    if file.parent.name == "Unity":
+        files = [pathlib.Path(name) for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.M)]
+    return [file.relative_to(root).as_posix() for file in files if file.is_relative_to(root)]
+
+
 def wanted(entry):
-    name = pathlib.Path(entry["file"]).relative_to(root).as_posix() if entry["file"].startswith(f"{root}/") else ""
+    names = sources(entry)
     if chosen and chosen != ["--all"]:
-        return name in chosen
-    return name.startswith(("src/", "apps/")) and (bool(chosen) or "/torch/" not in entry["command"])
+        return any(name in chosen for name in names)
+    in_library = bool(names) and all(name.startswith(("src/", "apps/")) for name in names)
+    return in_library and (bool(chosen) or "/torch/" not in entry["command"])
 
 
 def fingerprint(entry):
-    """Of the file, the headers of ours it reads, the command line and the set of checks."""
+    """A hash of the file, our headers it includes, the command line and the set of checks."""
     digest = hashlib.sha256((root / ".clang-tidy").read_bytes() + entry["command"].encode())
     seen, queue = set(), [pathlib.Path(entry["file"])]
     while queue:
@@ -89,5 +99,8 @@ entries = list({e["file"]: e for e in entries}.values())
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     findings = [text for text in pool.map(check, entries) if text]
 print("".join(findings), end="")
-print(f"clang-tidy: {len(entries)} files, {len(findings)} with findings")
-sys.exit(1 if findings else 0)
+num_sources = sum(len(sources(entry)) for entry in entries)
+print(f"clang-tidy: {num_sources} files in {len(entries)} translation units, {len(findings)} units with findings")
+if not entries:
+    print(f"clang-tidy: {build}/compile_commands.json names none of the files: configure that build again")
+sys.exit(1 if findings or not entries else 0)

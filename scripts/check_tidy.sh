@@ -1,7 +1,7 @@
 #!/bin/sh
-# scripts/check_tidy.sh BUILD [--all | FILE..]: clang-tidy 14 with .clang-tidy's set, as BUILD (build/ci) compiles the files:
-# those of src/ and apps/ that include no torch header, 3 s each; --all of them, 7 s each with torch; or those given.
-# Files that passed before and are unchanged, with their headers, are not read again.
+# scripts/check_tidy.sh BUILD [--all | FILE..]: runs clang-tidy 14 with the checks of .clang-tidy over the translation
+# units of BUILD (build/ci): those of src/ and apps/ that include no torch header, all of them with --all, or those that
+# hold FILE. Units that passed before are skipped while they and the headers they include are unchanged.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=${1:?the build folder, such as build/ci}

@@ -1,6 +1,6 @@
-"""Prints the folder of an importable torch that Caravan can be built on, or one line that says why there is none.
+"""Prints the folder of an importable torch that Caravan can be built against, or one line with the reason why not.
 
-torch itself is not imported: that takes over a second, and its headers and libraries are all that is needed.
+Does not import torch, which takes over a second: only its headers and libraries are needed.
 """
 
 import importlib.util

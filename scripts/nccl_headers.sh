@@ -1,7 +1,7 @@
 #!/bin/sh
-# scripts/nccl_headers.sh FOLDER: the headers that src/caravan/comm/nccl.cpp needs beside those of a CPU wheel of torch, out
-# of NVIDIA's packages on pip's index (300 MB to load, nearly all of it NCCL's library; 10 MB to keep). Without network it
-# says so and ends with 0, FOLDER unmade. Then: cmake --preset release -DCARAVAN_NCCL_HEADERS=FOLDER
+# scripts/nccl_headers.sh FOLDER: extracts the headers that src/caravan/comm/nccl/nccl.cpp needs, besides those of torch's
+# CPU wheel, from NVIDIA's pip packages: downloads 300 MB, mostly NCCL's library, and keeps 10 MB. Without a network it
+# prints a line, creates no FOLDER and exits with 0. Then: cmake --preset release -DCARAVAN_NCCL_HEADERS=FOLDER
 set -eu
 [ $# -eq 1 ] || { echo 'usage: scripts/nccl_headers.sh FOLDER' >&2; exit 2; }
 folder=$1
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for package in nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-nccl-cu13; do
   if ! python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$work" "$package"; then
-    echo "nccl headers: $package cannot be loaded; the check of nccl.cpp is skipped"
+    echo "nccl headers: $package cannot be downloaded; nccl.cpp is not checked"
     exit 0
   fi
 done

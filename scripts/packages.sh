@@ -1,7 +1,7 @@
-# Sourced by setup.sh: the system packages a build needs, found and installed.
+# Sourced by setup.sh: finds and installs the system packages that a build needs.
 # shellcheck shell=sh disable=SC2154
 
-# One line each: Debian's and Ubuntu's package, and what it is there for: a command, or a header below an include folder.
+# One per line: the package of Debian and Ubuntu, and what it provides: a command, or a header in an include folder.
 packages_command='g++ g++
 cmake cmake
 ninja-build ninja
@@ -21,7 +21,7 @@ libopenmpi-dev mpicc.openmpi
 mpich mpirun.mpich
 libmpich-dev mpicc.mpich'
 
-# is_there NAME: what a package brings, without asking the package manager: also what the user installed another way.
+# is_there NAME: looks for what a package provides without the package manager, so that other ways of installing count.
 is_there() {
   case $1 in
     *.h | *.hpp)
@@ -31,7 +31,7 @@ is_there() {
   esac
 }
 
-# missing_packages: sets missing to the packages that are not there, and missing_things to what they would bring.
+# missing_packages: sets missing to the packages that are missing, and missing_things to what they provide.
 missing_packages() {
   wanted=$packages_command
   [ "$purpose" = command ] || wanted="$wanted
@@ -62,20 +62,20 @@ END
     missing="$missing python3 python3-venv"
     missing_things="$missing_things python3-with-venv"
   fi
-  # ccache only makes later builds faster: it comes along, but its absence alone is no reason to ask.
+  # ccache only speeds up later builds: it is installed along with others, but never asked for alone.
   if [ -n "$missing" ] && ! command -v ccache >/dev/null; then missing="$missing ccache"; fi
   missing=${missing# }
   missing_things=${missing_things# }
 }
 
-# refuse_packages: the one line that the user, or their administrator, can run.
+# refuse_packages: prints the one line that the user or an administrator can run.
 refuse_packages() {
   say "missing system packages, and no right to install them here. do, once, then run the command again:"
   printf '  %sapt-get update && %sapt-get install -y --no-install-recommends %s\n' "$1" "$1" "$missing" >&2
   exit 2
 }
 
-# run_apt AS ARGUMENTS..: AS is empty or sudo; apt's own output goes to the log, but for what it downloads.
+# run_apt AS ARGUMENTS..: AS is empty or sudo. apt's output goes to the log, except for the download size.
 run_apt() {
   as=$1
   shift
@@ -112,7 +112,7 @@ need_packages() {
   : >"$state/packages.log"
   # shellcheck disable=SC2086
   set -- install -y --no-install-recommends $missing
-  # The first try spares the update where the lists are there; stale or absent ones make it fail, and then it is due.
+  # The first try skips the update if there are package lists. It fails if they are stale, and the update follows.
   if ! ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1 || ! run_apt "$as" "$@"; then
     run_apt "$as" update || fail_with_log "$state/packages.log" 'apt-get update failed' 'check the network and /etc/apt'
     run_apt "$as" "$@" || fail_with_log "$state/packages.log" 'apt-get could not install the packages' \

@@ -1,13 +1,13 @@
-# Sourced by ./caravan: brings what a build needs, configures it, builds. Every step does only what is still missing.
+# Sourced by ./caravan: installs what a build needs, configures, builds. Every step does only what is missing.
 #   in    root, preset, build, program, stamp, is_current; purpose: command or test
-#   files .caravan/venv (a torch of our own), .caravan/torch (link to the torch in use), .caravan/*.log, build/<preset>
-# Ends with 2 when the user has to decide or repair something, 5 when the disk is full, 1 when a step of ours failed.
+#   files .caravan/venv (private torch), .caravan/torch (link to the torch in use), .caravan/*.log, build/<preset>
+# Exits with 2 if the user has to decide or fix something, 5 if the disk is full, 1 if a step failed.
 # shellcheck shell=sh disable=SC2154
 
 own_release=2.13.0
 own_size='190 MB, unpacked 800 MB'
 own_index=${CARAVAN_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
-own_needed_mb=4000 # torch, the precompiled header (500 MB) and the objects of one preset, with room for a second
+own_needed_mb=4000 # torch, the precompiled header (500 MB) and the objects of one preset, plus room for another
 
 state=$root/.caravan
 . "$root/scripts/packages.sh"
@@ -20,7 +20,7 @@ fail() {
   exit "$1"
 }
 
-# fail_with_log LOG WHAT WHAT_TO_DO: the end of the log first, so that the reason is the last thing read.
+# fail_with_log LOG WHAT WHAT_TO_DO: prints the end of the log first, so that the message comes last.
 fail_with_log() {
   if grep -q '^FAILED: ' "$1"; then
     sed -n '/^FAILED: /,$p' "$1" | sed -n '1,40p' >&2
@@ -35,7 +35,7 @@ fail_with_log() {
   fail 1 "$2 (whole log: $1)" "$3"
 }
 
-# torch_in FOLDER: prints the folder with include/ and lib/ of torch in, or below, FOLDER.
+# torch_in FOLDER: prints the folder with include/ and lib/ of torch: FOLDER or one below it.
 torch_in() {
   for candidate in "$1" "$1/torch" "$1/libtorch" "$1"/lib/python3*/site-packages/torch "$1"/lib/python3*/dist-packages/torch; do
     if [ -e "$candidate/include/torch/csrc/api/include/torch/types.h" ] && [ -e "$candidate/lib/libtorch_cpu.so" ]; then
@@ -46,7 +46,7 @@ torch_in() {
   return 1
 }
 
-# choose_torch: sets torch to a libtorch that is there, or to nothing and why_not to the reason.
+# choose_torch: sets torch to an existing libtorch, or to nothing and why_not to the reason.
 choose_torch() {
   why_not=
   if [ -n "${CARAVAN_TORCH-}" ]; then
@@ -64,7 +64,7 @@ choose_torch() {
   fi
 }
 
-# install_torch: the CPU build of torch, into a virtual environment of its own. Sets torch.
+# install_torch: installs the CPU build of torch into a private virtual environment. Sets torch.
 install_torch() {
   venv=$state/venv
   log=$state/torch.log
@@ -74,7 +74,7 @@ install_torch() {
   python3 -m venv "$venv" >"$log" 2>&1 || fail_with_log "$log" 'python3 cannot make a virtual environment' \
     'put a complete python3 on PATH, or set CARAVAN_TORCH to an installed torch'
   [ -t 2 ] && quiet= || quiet=-q
-  # +cpu is part of the version: torch==2.13.0 alone would be met by a CUDA build of half a gigabyte and its packages.
+  # +cpu is part of the version: torch==2.13.0 alone also matches a CUDA build of half a gigabyte and its packages.
   # shellcheck disable=SC2086
   set -- "$venv/bin/python" -m pip download $quiet --disable-pip-version-check --no-cache-dir --no-deps \
     --only-binary :all: --dest "$state/wheel" "torch==$own_release+cpu"
@@ -97,16 +97,16 @@ install_torch() {
   torch=$(torch_in "$venv") || fail 1 "$wheel holds no libtorch" "report this with $log"
 }
 
-# complete_venv: torchrun, which some tests start, needs this one package of Python; building needs none.
+# complete_venv: the one Python package that the torchrun of our own torch imports. Building needs none.
 complete_venv() {
   case $torch in "$state/venv"/*) ;; *) return 0 ;; esac
-  if [ "$purpose" = test ] && [ ! -e "${torch%/*}/typing_extensions.py" ]; then
+  if [ ! -e "${torch%/*}/typing_extensions.py" ]; then
     "$state/venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps typing_extensions >>"$state/torch.log" 2>&1 ||
-      say "[2/4] typing_extensions could not be installed ($state/torch.log): tests that start ranks with torchrun are left out"
+      say "[2/4] typing_extensions could not be installed ($state/torch.log): $state/venv/bin/torchrun will not start"
   fi
 }
 
-# configure: when there is no build yet, or one for another torch, another folder or without the tests.
+# configure: runs cmake if there is no build yet, or one for another torch or folder, or without the tests.
 configure() {
   cache=$build/CMakeCache.txt
   tests=
@@ -127,7 +127,7 @@ configure() {
       "if a package is named above, install it; if a file of $build is, remove that folder; then run the command again"
 }
 
-# Reads ninja's output, keeps it in the log, and shows how far it is: in place on a terminal, else every tenth.
+# Copies ninja's output to the log and shows the progress: in place on a terminal, otherwise in steps of a tenth.
 show_build() {
   shown=-1
   while IFS= read -r line; do
@@ -149,7 +149,7 @@ show_build() {
   if [ -t 2 ] && [ -n "${done_and_all-}" ]; then echo >&2; fi
 }
 
-# compile TARGETS: as many compilers as there are cores, but 1.5 GB of memory for each (those with torch's headers need 1).
+# compile TARGETS: one compile job per core, but no more than one per 1.5 GB of memory (units with torch's headers need 1).
 compile() {
   jobs=${CMAKE_BUILD_PARALLEL_LEVEL-}
   if [ -z "$jobs" ]; then
@@ -188,7 +188,7 @@ if [ "$purpose" = test ] || ! is_current; then
   need_packages
   [ -n "$torch" ] || install_torch
   complete_venv
-  # Relative where it can be: a checkout that is moved keeps its torch.
+  # Relative if possible: a checkout that is moved keeps its torch.
   case $torch in "$state"/*) link=${torch#"$state/"} ;; *) link=$torch ;; esac
   [ "$(readlink "$state/torch")" = "$link" ] || { rm -f "$state/torch" && ln -s "$link" "$state/torch"; }
   configure

@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/runtime.h"
+#include "tests/chosen_cases.h"
 
-/// main() of every test that uses tensors: one intra-op thread, memory counted per rank, as the command runs a rank.
+/// main() of the test programs that use tensors: one intra-op thread, memory counted per rank, as in caravan-rank.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  caravan::testing::choose_cases(argc, argv);
   const caravan::Runtime runtime({.intra_op_threads = 1});
   return RUN_ALL_TESTS();
 }

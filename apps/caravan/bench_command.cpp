@@ -9,17 +9,17 @@
 #include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/algorithms/tune.h"
-#include "caravan/comm/measure/core_ping.h"
-#include "caravan/comm/measure/cores.h"
-#include "caravan/comm/measure/statistics.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/store/rendezvous.h"
 #include "caravan/comm/world.h"
+#include "caravan/measure/core_ping.h"
+#include "caravan/measure/cores.h"
+#include "caravan/measure/statistics.h"
 
 namespace caravan::app {
 namespace {
 
-/// Measures and prints on one rank; rank 0 prints.
+/// Measures on this rank; rank 0 prints.
 class Bench {
  public:
   Bench(const BenchArguments& arguments, Communicator& world, bool is_one_host)
@@ -40,10 +40,10 @@ class Bench {
   }
 
  private:
-  void measure(const measure::Measurand& measurand) {
-    BenchRow row{.measurand = measurand, .backend = std::string(world_.backend()), .ranks = world_.size()};
-    if (is_one_host_ && measurand.bytes > 0) row.memory = memory_of(measurand.bytes);
-    measure::Exercise exercise(world_, measurand);
+  void measure(const measure::BenchCase& bench_case) {
+    BenchRow row{.bench_case = bench_case, .backend = std::string(world_.backend()), .ranks = world_.size()};
+    if (is_one_host_ && bench_case.bytes > 0) row.memory = memory_of(bench_case.bytes);
+    measure::Exercise exercise(world_, bench_case);
     refuse_wrong(exercise);
     std::vector<double> pings;
     const auto ping = [&] {
@@ -60,19 +60,19 @@ class Bench {
     return memory_.emplace(bytes, measure::measure_memory(world_, bytes)).first->second;
   }
 
-  /// A figure of a wrong result is worth nothing.
+  /// The time of a wrong result means nothing.
   void refuse_wrong(measure::Exercise& exercise) {
     const std::string wrong = exercise.check();
     double is_wrong = wrong.empty() ? 0 : 1;
     measure::take_slowest(world_, {&is_wrong, 1});
     if (is_wrong == 0) return;
-    const measure::Measurand& what = exercise.measurand();
+    const measure::BenchCase& what = exercise.bench_case();
     throw InternalError({.op = "bench comm",
                          .subject = fmt::format("{} {} of {} bytes over {}", name(what.verb), name(what.dtype),
                                                 what.bytes, world_.backend()),
                          .fact = "wrong result: " + (wrong.empty() ? "on another rank" : wrong),
                          .where = fmt::format("rank {} of {}", world_.rank(), world_.size()),
-                         .action = "report it, with this command line"});
+                         .action = "report this, with the command line"});
   }
 
   void print(const BenchRow& row) {
@@ -91,7 +91,7 @@ class Bench {
   bool has_head_ = false;
 };
 
-/// Measures the algorithms, prints them, and writes the table.
+/// Measures the algorithms, prints the times and writes the table.
 void tune(const BenchArguments& arguments, Communicator& world) {
   const bool prints = world.rank() == 0;
   const auto report = [&](const algorithms::Measurement& one) {
@@ -110,9 +110,7 @@ void tune(const BenchArguments& arguments, Communicator& world) {
   if (arguments.json) return;
   fmt::print("wrote     {}\n", arguments.out);
   if (world.backend() == "gloo" || world.backend() == "mpi") return;
-  fmt::print(stderr,
-             "caravan: nothing reads the rules of {}: gloo and mpi make collectives of messages; --backend gloo\n",
-             world.backend());
+  fmt::print(stderr, "caravan: {} does not use this table; gloo and mpi do: add --backend gloo\n", world.backend());
 }
 
 void run(const BenchArguments& arguments, Communicator& world, bool is_one_host) {
@@ -125,7 +123,7 @@ void run(const BenchArguments& arguments, Communicator& world, bool is_one_host)
 int bench_comm(const BenchArguments& arguments) {
   const RankPlan plan = plan_ranks(arguments.ranks, arguments.backend);
   if (plan.num_ranks < 2) {
-    throw UsageError({"bench comm", "ranks", "1 has nobody to talk to", "", "start 2 or more ranks"});
+    throw UsageError({"bench comm", "ranks", "1 rank has no peer", "", "start 2 or more ranks"});
   }
   const RankInfo info = RankInfo::from_environment();
   const std::vector<int> cores = measure::usable_cores();
@@ -138,8 +136,8 @@ int bench_comm(const BenchArguments& arguments) {
   }
   const auto store = open_store(info);
   const auto world = make_world(arguments.backend, info, store);
-  const measure::PinnedThread pinned(cores,
-                                     info.local_rank);  // not before: the threads of a back-end go where they like
+  // After make_world: the back-end's own threads must not inherit the pinning.
+  const measure::PinnedThread pinned(cores, info.local_rank);
   run(arguments, *world, info.local_world_size == info.world_size);
   return 0;
 }

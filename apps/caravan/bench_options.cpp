@@ -12,24 +12,23 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/algorithms/algorithm.h"
-#include "caravan/comm/measure/exercise.h"
+#include "caravan/comm/algorithm.h"
 #include "caravan/comm/world.h"
+#include "caravan/measure/exercise.h"
 
 namespace caravan::app {
 namespace {
 
 const char* const kCommHelp =
     "time collectives between processes of this host\n\n"
-    "A result is checked for every size before it is timed. A sample is the mean time of one call over as many calls\n"
-    "in a row as fill 20 us (one, if it takes longer), of the slowest rank; calls follow each other without a pause,\n"
-    "in 3 or more blocks of 0.4 s. Rank r is pinned to core r of the usable ones. `bytes` counts the whole: what "
-    "comes\n"
-    "out of all_gather, what a rank puts into reduce_scatter and all_to_all. send is a ring (each rank sends to the\n"
-    "next), recv half of there and back between ranks 2i and 2i+1. Bus bandwidth as nccl-tests defines it. 'of "
-    "limit':\n"
-    "bytes that must be read and written / the rate at which as many threads copy or add buffers of that size. ping:\n"
-    "a cache line from the core of rank 0 to that of rank 1, one way, measured between the blocks.";
+    "Results are checked for each size before timing. A sample is the mean time of a call, on the slowest rank, over "
+    "as\n"
+    "many consecutive calls as take 20 us (at least one); samples are taken in 3 or more blocks of 0.4 s. Rank r is\n"
+    "pinned to the r-th usable core. 'size' is the full buffer: the output of all_gather, the input of reduce_scatter\n"
+    "and all_to_all. send: each rank sends to the next one. recv: half a round trip between ranks 2i and 2i+1.\n"
+    "'bus GB/s': bus bandwidth as nccl-tests defines it. 'of limit': the time that the memory needs at least (bytes\n"
+    "read and written, at the rate at which as many threads copy or add buffers of this size) over the median time.\n"
+    "'ping ns': a cache line from the core of rank 0 to that of rank 1, one way, measured between the blocks.";
 
 const char* const kBytes = "4KiB,64KiB,1MiB,16MiB,256MiB";
 const char* const kTuneBytes = "4KiB,64KiB,1MiB,16MiB";
@@ -49,8 +48,8 @@ std::vector<T> read_names(const std::string& option, const std::string& list, in
     } else if (word == "all") {
       for (int i = 0; i < count; ++i) values.push_back(static_cast<T>(i));
     } else {
-      throw UsageError({"command line", option, fmt::format("'{}' is none of {}", word, join(names)), "",
-                        fmt::format("the nearest is '{}'; 'all' takes every one", nearest(word, names))});
+      throw UsageError({"command line", option, fmt::format("'{}' is not one of {}", word, join(names)), "",
+                        fmt::format("the nearest is '{}'; 'all' selects all of them", nearest(word, names))});
     }
   }
   return values;
@@ -66,23 +65,24 @@ int64_t read_bytes(const std::string& word) {
     if (is_number && unit == known) return value << shift;
   }
   const std::vector<std::string> names{"KiB", "MiB", "GiB"};
-  throw UsageError({"command line", "--bytes", fmt::format("'{}' is no size", word), "",
+  throw UsageError({"command line", "--bytes", fmt::format("'{}' is not a size", word), "",
                     is_number && std::string_view("kKmMgG").find(unit.front()) != std::string_view::npos
                         ? fmt::format("write {}{}", value, nearest(unit, names))
-                        : "write whole numbers from 1 on, of B, KiB, MiB or GiB, as in 4096,64KiB,1MiB"});
+                        : "write positive integers with an optional KiB, MiB or GiB, e.g. 4096,64KiB,1MiB"});
 }
 
 void refuse_part_of_element(int64_t bytes, Dtype dtype) {
   const int64_t size = size_bytes(dtype);
   if (bytes % size == 0) return;
-  throw UsageError({"command line", "--bytes",
-                    fmt::format("{} bytes are no whole number of elements of {} ({} bytes)", bytes, name(dtype), size),
-                    "", fmt::format("use {}", (bytes + size - 1) / size * size)});
+  throw UsageError(
+      {"command line", "--bytes",
+       fmt::format("{} bytes is not a multiple of the element size of {} ({} bytes)", bytes, name(dtype), size), "",
+       fmt::format("use {}", (bytes + size - 1) / size * size)});
 }
 
 void refuse_not_in_place(Verb verb) {
   if (measure::works_in_place(verb)) return;
-  throw UsageError({"command line", "--in-place", fmt::format("{} has no form in place", name(verb)), "",
+  throw UsageError({"command line", "--in-place", fmt::format("{} cannot work in place", name(verb)), "",
                     "use it with all_reduce, all_gather, reduce_scatter, broadcast or reduce"});
 }
 
@@ -95,27 +95,26 @@ std::vector<int64_t> read_sizes(const std::string& list) {
 void refuse_unknown_backend(const std::string& backend) {
   if (std::ranges::find(kBackends, backend) != kBackends.end()) return;
   const std::vector<std::string> names(kBackends.begin(), kBackends.end());
-  throw UsageError({"command line", "--backend", fmt::format("'{}' is none of {}", backend, join(names)), "",
+  throw UsageError({"command line", "--backend", fmt::format("'{}' is not one of {}", backend, join(names)), "",
                     fmt::format("use {}", nearest(backend, names))});
 }
 
-/// Before minutes of measuring are lost.
+/// Refused before minutes of measuring.
 void refuse_unwritable(const std::string& file) {
   const std::filesystem::path path(file);
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const auto refuse = [&](const char* fact) {
-    throw UsageError(
-        {"command line", "--out", fmt::format("{}: {}", file, fact), "", "give a file that can be written"});
+    throw UsageError({"command line", "--out", fmt::format("{}: {}", file, fact), "", "name a writable file"});
   };
   if (std::filesystem::is_directory(path)) refuse("is a folder");
-  if (!std::filesystem::is_directory(folder)) refuse("there is no such folder");
-  if (::access(folder.c_str(), W_OK) != 0) refuse("nothing can be written there");
+  if (!std::filesystem::is_directory(folder)) refuse("its folder does not exist");
+  if (::access(folder.c_str(), W_OK) != 0) refuse("its folder is not writable");
 }
 
-void refuse_lonely(const BenchArguments& arguments) {
+void refuse_single_rank(const BenchArguments& arguments) {
   if (!arguments.ranks || *arguments.ranks >= 2) return;
-  throw UsageError(
-      {"command line", "--ranks", fmt::format("{} has nobody to talk to", *arguments.ranks), "", "use 2 or more"});
+  throw UsageError({"command line", "--ranks", fmt::format("{} is too few: a rank needs a peer", *arguments.ranks), "",
+                    "use 2 or more"});
 }
 
 void read_tune(const BenchWords& words, BenchArguments& arguments) {
@@ -124,7 +123,8 @@ void read_tune(const BenchWords& words, BenchArguments& arguments) {
                             : arguments.in_place  ? "--in-place"
                                                   : nullptr;
   if (meaningless != nullptr) {
-    throw UsageError({"command line", meaningless, "--tune times fp32 in plain memory, in and out apart", "",
+    throw UsageError({"command line", meaningless,
+                      "has no effect with --tune, which times fp32 in plain memory, out of place", "",
                       "leave it out, or leave --tune out"});
   }
   const bool all = words.verbs.empty() || words.verbs == "all";
@@ -133,14 +133,14 @@ void read_tune(const BenchWords& words, BenchArguments& arguments) {
   for (const Verb verb : arguments.verbs) {
     if (!algorithms::algorithms_for(verb).empty()) continue;
     throw UsageError(
-        {"command line", "--op", fmt::format("{} has no algorithms to choose from", name(verb)), "", "leave it out"});
+        {"command line", "--op", fmt::format("{} has only one algorithm", name(verb)), "", "leave it out"});
   }
   arguments.bytes = read_sizes(words.bytes.empty() ? kTuneBytes : words.bytes);
   std::sort(arguments.bytes.begin(), arguments.bytes.end());
   for (const int64_t bytes : arguments.bytes) refuse_part_of_element(bytes, Dtype::fp32);
   if (arguments.out.empty()) arguments.out = kTable;
   refuse_unwritable(arguments.out);
-  refuse_lonely(arguments);
+  refuse_single_rank(arguments);
 }
 
 }  // namespace
@@ -149,24 +149,29 @@ void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
   CLI::App* bench = app.add_subcommand("bench", "measure this machine");
   bench->require_subcommand(1);
   CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
-  comm->add_option("--ranks", arguments.ranks, "processes to start on this host, 2 or more; default 2");
-  comm->add_option("--op", words.verbs, "verbs, or all; default all_reduce, of --tune all");
-  comm->add_option("--dtype", words.dtypes, "dtypes, or all; default fp32");
-  comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", of --tune " + kTuneBytes);
-  comm->add_option("--backend", arguments.backend, fmt::format("what carries them: {}", fmt::join(kBackends, ", ")))
+  comm->add_option("--ranks", arguments.ranks, "number of processes on this host, at least 2; default 2");
+  comm->add_option("--op", words.verbs, "collectives, comma-separated, or all; default all_reduce, with --tune all");
+  comm->add_option("--dtype", words.dtypes, "dtypes, comma-separated, or all; default fp32");
+  comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", with --tune " + kTuneBytes);
+  comm->add_option("--backend", arguments.backend, fmt::format("back-end: {}", fmt::join(kBackends, ", ")))
       ->capture_default_str();
-  comm->add_flag("--copy", arguments.copy, "buffers in plain memory, not from Communicator::allocate");
-  comm->add_flag("--in-place", arguments.in_place, "in and out are one buffer, as nccl-tests has it");
-  comm->add_flag("--json", arguments.json, "one object a line, not a table");
+  comm->add_flag("--copy", arguments.copy, "use plain memory instead of buffers from Communicator::allocate");
+  comm->add_flag("--in-place", arguments.in_place, "input and output are the same buffer, as in nccl-tests");
+  comm->add_flag("--json", arguments.json, "one JSON object per line instead of a table");
   comm->add_flag("--tune", arguments.tune,
-                 "time the algorithms made of messages and write the table that chooses them");
-  comm->add_option("--out", arguments.out, std::string("file of the table; default ") + kTable);
+                 "time the algorithms over messages and write the table that selects among them");
+  comm->add_option("--out", arguments.out, std::string("file for the table of --tune; default ") + kTable);
 }
 
 void add_doctor(CLI::App& app, DoctorArguments& arguments) {
-  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks, and say which back-end to use");
-  doctor->add_option("--ranks", arguments.ranks, "processes of this host; default 2. Or start it under torchrun");
-  doctor->add_flag("--json", arguments.json, "one object instead of the report");
+  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks and recommend a back-end");
+  auto* ranks = doctor->add_option("--ranks", arguments.ranks,
+                                   "number of processes on this host; default 2. Under torchrun or mpirun: theirs");
+  auto* json = doctor->add_flag("--json", arguments.json, "one JSON object instead of the report");
+  doctor
+      ->add_flag("--tune", arguments.tune,
+                 "time the libraries that multiply matrices instead, and use the fastest from now on")
+      ->excludes(ranks, json);
 }
 
 void read_bench(const BenchWords& words, BenchArguments& arguments) {
@@ -174,7 +179,7 @@ void read_bench(const BenchWords& words, BenchArguments& arguments) {
   if (arguments.tune) return read_tune(words, arguments);
   if (!arguments.out.empty()) {
     throw UsageError(
-        {"command line", "--out", "is the file of --tune's table", "", "add --tune, or redirect the output"});
+        {"command line", "--out", "has no effect without --tune", "", "add --tune, or redirect the output"});
   }
   arguments.verbs = read_names<Verb>("--op", words.verbs.empty() ? "all_reduce" : words.verbs, kNumVerbs);
   arguments.dtypes = read_names<Dtype>("--dtype", words.dtypes.empty() ? "fp32" : words.dtypes, kNumDtypes);
@@ -185,7 +190,7 @@ void read_bench(const BenchWords& words, BenchArguments& arguments) {
   if (arguments.in_place) {
     for (const Verb verb : arguments.verbs) refuse_not_in_place(verb);
   }
-  refuse_lonely(arguments);
+  refuse_single_rank(arguments);
 }
 
 }  // namespace caravan::app

@@ -10,7 +10,7 @@ class App;
 
 namespace caravan::app {
 
-/// Lists of `bench comm` as they stand on the command line; "": not given.
+/// The lists of `bench comm` as given on the command line; "": not given.
 struct BenchWords {
   std::string verbs;
   std::string dtypes;
@@ -20,7 +20,7 @@ struct BenchWords {
 void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words);
 void add_doctor(CLI::App& app, DoctorArguments& arguments);
 
-/// Reads the lists into `arguments`. Throws UsageError for a word it does not know, naming the nearest.
+/// Parses the lists into `arguments`. Throws UsageError for an unknown word, naming the nearest valid one.
 void read_bench(const BenchWords& words, BenchArguments& arguments);
 
 }  // namespace caravan::app

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/text.h"
-#include "caravan/comm/measure/rates.h"
+#include "caravan/measure/rates.h"
 
 namespace caravan::app {
 namespace {
@@ -12,11 +12,11 @@ namespace {
 struct Derived {
   double algorithm_gb_s = 0;
   double bus_gb_s = 0;
-  std::optional<double> limit_us;  ///< what the memory's rate allows; nothing for a barrier
+  std::optional<double> limit_us;  ///< the least time that the memory allows; none for a barrier
 };
 
 Derived derive(const BenchRow& row) {
-  const measure::Measurand& what = row.measurand;
+  const measure::BenchCase& what = row.bench_case;
   Derived derived;
   derived.algorithm_gb_s = static_cast<double>(what.bytes) / row.timing.median_us / 1e3;
   derived.bus_gb_s = derived.algorithm_gb_s * measure::bus_factor(what.verb, row.ranks);
@@ -35,7 +35,7 @@ std::string time_text(double us) {
 
 std::string json_line(const BenchRow& row) {
   const Derived derived = derive(row);
-  const measure::Measurand& what = row.measurand;
+  const measure::BenchCase& what = row.bench_case;
   nlohmann::ordered_json line{{"op", name(what.verb)},
                               {"dtype", name(what.dtype)},
                               {"backend", row.backend},
@@ -78,18 +78,18 @@ std::string json_line(const algorithms::Measurement& measurement, const std::str
 
 std::string table_head(const BenchRow& row) {
   return fmt::format("{} ranks over {}, buffers {}, {}\n", row.ranks, row.backend,
-                     row.measurand.copy ? "in plain memory" : "of Communicator::allocate",
-                     row.measurand.in_place ? "in place" : "in and out apart") +
+                     row.bench_case.copy ? "in plain memory" : "from Communicator::allocate",
+                     row.bench_case.in_place ? "in place" : "out of place") +
          fmt::format("{:<15}{:<9}{:>9}{:>13}{:>13}{:>12}{:>10}{:>10}{:>9}\n", "op", "dtype", "size", "median", "p95",
                      "alg GB/s", "bus GB/s", "of limit", "ping ns");
 }
 
 std::string table_line(const BenchRow& row) {
   const Derived derived = derive(row);
-  const bool moves = row.measurand.verb != Verb::barrier;
+  const bool moves = row.bench_case.verb != Verb::barrier;
   const auto rate = [&](double value) { return moves ? fmt::format("{:.2f}", value) : std::string("-"); };
-  return fmt::format("{:<15}{:<9}{:>9}{:>13}{:>13}{:>12}{:>10}{:>10}{:>9}\n", name(row.measurand.verb),
-                     moves ? name(row.measurand.dtype) : "-", moves ? format_bytes(row.measurand.bytes) : "-",
+  return fmt::format("{:<15}{:<9}{:>9}{:>13}{:>13}{:>12}{:>10}{:>10}{:>9}\n", name(row.bench_case.verb),
+                     moves ? name(row.bench_case.dtype) : "-", moves ? format_bytes(row.bench_case.bytes) : "-",
                      time_text(row.timing.median_us), time_text(row.timing.p95_us), rate(derived.algorithm_gb_s),
                      rate(derived.bus_gb_s),
                      derived.limit_us ? fmt::format("{:.0f} %", 100 * *derived.limit_us / row.timing.median_us) : "-",

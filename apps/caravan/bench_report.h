@@ -4,20 +4,20 @@
 #include <string>
 
 #include "caravan/comm/algorithms/tune.h"
-#include "caravan/comm/measure/exercise.h"
-#include "caravan/comm/measure/memory_rate.h"
-#include "caravan/comm/measure/sampling.h"
+#include "caravan/measure/exercise.h"
+#include "caravan/measure/memory_rate.h"
+#include "caravan/measure/sampling.h"
 
 namespace caravan::app {
 
 /// One line of `bench comm`.
 struct BenchRow {
-  measure::Measurand measurand;
+  measure::BenchCase bench_case;
   std::string backend;
   int ranks = 0;
   measure::Timing timing{};
   std::optional<double> ping_ns{};
-  std::optional<measure::MemoryRates> memory{};  ///< of ranks on one host
+  std::optional<measure::MemoryRates> memory{};  ///< if all ranks are on one host
 };
 
 std::string json_line(const BenchRow& row);

@@ -4,18 +4,20 @@
 
 namespace caravan::app {
 
-// Each runs one command to its end and returns the exit code; throws what the library throws.
+// Each runs a command and returns the exit code; throws what the library throws.
 
 int inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
 int tokenizer(const TokenizerArguments& arguments);
+int cache(const CacheArguments& arguments);
 
-// Of the rank program: they need libtorch.
+// In the rank program, because they need libtorch.
 int train(const TrainArguments& arguments);
 int generate(const GenerateArguments& arguments);
 int export_model(const ExportArguments& arguments);
 int import_model(const ImportArguments& arguments);
 int bench_comm(const BenchArguments& arguments);
 int doctor(const DoctorArguments& arguments);
+int tune();  ///< doctor --tune
 
 }  // namespace caravan::app

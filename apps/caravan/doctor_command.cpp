@@ -13,10 +13,10 @@
 #include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/hierarchical/hosts.h"
-#include "caravan/comm/measure/core_ping.h"
-#include "caravan/comm/measure/cores.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 #include "caravan/comm/world.h"
+#include "caravan/measure/core_ping.h"
+#include "caravan/measure/cores.h"
 
 namespace caravan::measure {
 
@@ -32,13 +32,13 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryRates, copy_gb_s, add_gb_s)
 namespace caravan::app {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{10};   // of a back-end: a link that takes longer does not work
-constexpr std::chrono::seconds kPatience{30};  // for a rank that is still waiting in its back-end
+constexpr std::chrono::seconds kTimeout{10};   // of a back-end: a slower link counts as broken
+constexpr std::chrono::seconds kPatience{30};  // for a rank whose back-end is still timing out
 constexpr int64_t kMemoryBytes = int64_t{64} << 20;
 constexpr int kExitLinkFails = 4;  // as CommError
 
-/// One rank's part of the diagnosis. What back-ends are to be trusted with is not known yet: ranks tell each other what
-/// they found through the store.
+/// One rank's part of the diagnosis. Ranks exchange their findings through the store, because no back-end is known to
+/// work yet.
 class Doctor {
  public:
   Doctor(const RankInfo& info, std::shared_ptr<Store> store) : info_(info), store_(std::move(store)) {}
@@ -47,7 +47,7 @@ class Doctor {
     Diagnosis diagnosis{.num_ranks = info_.world_size};
     group_hosts(diagnosis);
     if (info_.world_size < 2) return diagnosis;
-    bool has_working_backend = false;  // equal on every rank, as all know all errors
+    bool has_working_backend = false;  // the same on every rank: all know all errors
     for (const std::string& backend : candidates(diagnosis)) {
       BackendFinding finding{.name = backend};
       std::string error;
@@ -65,7 +65,7 @@ class Doctor {
       const auto errors = exchange(backend, error);
       for (int rank = 0; rank < info_.world_size; ++rank) {
         const auto& one = errors[static_cast<size_t>(rank)];
-        if (!one) finding.errors.push_back(fmt::format("rank {}: said nothing: it has ended, or hangs", rank));
+        if (!one) finding.errors.push_back(fmt::format("rank {}: no answer; it has ended or hangs", rank));
         if (one && !one->empty()) finding.errors.push_back(fmt::format("rank {}: {}", rank, *one));
       }
       has_working_backend = has_working_backend || finding.errors.empty();
@@ -76,8 +76,8 @@ class Doctor {
     return diagnosis;
   }
 
-  /// Rank 0 may serve the store, and stays until nobody needs it.
-  void part() {
+  /// Rank 0 may serve the store, so it waits until all others are done.
+  void finish() {
     const auto key = [](int rank) { return fmt::format("doctor/done/{}", rank); };
     if (info_.rank == 0) {
       for (int rank = 1; rank < info_.world_size; ++rank) {
@@ -87,12 +87,12 @@ class Doctor {
     }
     try {
       store_->set(key(info_.rank), "");
-    } catch (const CommError&) {  // NOLINT: the word was heard, and rank 0 was gone before it could say so
+    } catch (const CommError&) {  // NOLINT: rank 0 has received it and ended before its reply
     }
   }
 
  private:
-  /// What each rank says under `topic`; nothing of a rank that does not in kPatience.
+  /// The value of each rank for `topic`; nothing for a rank that gives none within kPatience.
   std::vector<std::optional<std::string>> exchange(const std::string& topic, const std::string& own) {
     const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
     store_->set(key(info_.rank), own);
@@ -109,7 +109,7 @@ class Doctor {
     return all;
   }
 
-  /// What can carry this job; what is likely to be best first.
+  /// The back-ends that can carry this job, probably the best first.
   std::vector<std::string> candidates(const Diagnosis& diagnosis) const {
     std::vector<std::string> names;
     const size_t num_hosts = diagnosis.hosts.size();
@@ -129,12 +129,12 @@ class Doctor {
       if (!said) {
         throw CommError({.op = "doctor",
                          .subject = fmt::format("rank {}", rank),
-                         .fact = fmt::format("did not come within {} s", kPatience.count()),
+                         .fact = fmt::format("did not join within {} s", kPatience.count()),
                          .where = fmt::format("rank {} of {}", info_.rank, info_.world_size),
-                         .action = "look at its own output"});
+                         .action = "see its own output"});
       }
     }
-    // By what ranks can share memory on: containers of one host are several.
+    // Ranks that can share memory are on one host: the containers of a machine are several.
     const std::vector<int> hosts =
         info_.world_size == 1 ? std::vector<int>{0}
                               : hierarchical::find_hosts(info_, *prefixed(store_, "doctor/hosts"), "", kPatience);
@@ -147,11 +147,11 @@ class Doctor {
       if (rank == info_.rank) host_ = host;
     }
     for (HostFinding& host : diagnosis.hosts) {
-      host.limits = measure::limits_that_bite(host.facts, static_cast<int>(host.ranks.size()));
+      host.limits = measure::limit_warnings(host.facts, static_cast<int>(host.ranks.size()));
     }
   }
 
-  /// A launcher may have bound each rank to cores of its own.
+  /// A launcher may have bound each rank to its own cores.
   static void add_cores(std::vector<int>& all, const std::vector<int>& more) {
     all.insert(all.end(), more.begin(), more.end());
     std::ranges::sort(all);
@@ -177,18 +177,18 @@ class Doctor {
   std::vector<int> cores_ = measure::usable_cores();
   size_t host_ = 0;
   std::optional<measure::MemoryRates> memory_;
-  std::set<int> silent_;  ///< ranks of which no answer came
+  std::set<int> silent_;  ///< ranks that did not answer
 };
 
 }  // namespace
 
 int doctor(const DoctorArguments& arguments) {
-  plan_ranks(arguments.ranks, "");  // refuses --ranks that does not fit the environment
+  plan_ranks(arguments.ranks, "");  // refuses --ranks that contradicts the environment
   const RankInfo info = RankInfo::from_environment();
   const auto store = open_store(info);
   Doctor doctor(info, store);
   const Diagnosis diagnosis = doctor.diagnose();
-  doctor.part();
+  doctor.finish();
   if (info.rank != 0) return 0;
   fmt::print("{}", arguments.json ? to_json(diagnosis) : to_text(diagnosis));
   return diagnosis.all_links_work() ? 0 : kExitLinkFails;

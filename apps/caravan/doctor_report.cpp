@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 constexpr size_t kMostLinesOfLinks = 20;
 constexpr double kLongBytes = 4 << 20;
 
-/// Microseconds of 8 bytes and then 4 MiB over each link.
+/// Microseconds for 8 bytes and then 4 MiB over each link.
 double cost_us(const BackendFinding& finding) {
   double sum = 0;
   for (const measure::Link& link : finding.links) sum += link.latency_us + kLongBytes / link.bandwidth_gb_s / 1e3;
@@ -46,13 +46,13 @@ std::string host_text(const HostFinding& host) {
   line("system", fmt::format("Linux {}, {}", facts.kernel, facts.cpu.empty() ? "processor unknown" : facts.cpu));
   line("cores", fmt::format("{} of {}: {}", facts.cores.size(), facts.num_cores_of_host, numbers(facts.cores)));
   line("NUMA nodes", std::to_string(facts.num_numa_nodes));
-  line("memory", fmt::format("{}, {} available, limit of the control group {}", limit_text(facts.memory_bytes),
+  line("memory", fmt::format("{}, {} available, control group limit {}", limit_text(facts.memory_bytes),
                              limit_text(facts.available_bytes), limit_text(facts.memory_limit_bytes)));
   if (host.memory) {
-    line("memory rate", fmt::format("{:.1f} GB/s copying, {:.1f} adding, its ranks together (read + written)",
+    line("memory rate", fmt::format("{:.1f} GB/s copying, {:.1f} GB/s adding, all its ranks together (read + written)",
                                     host.memory->copy_gb_s, host.memory->add_gb_s));
   }
-  line("limits", fmt::format("open files {}, addresses {}, locked memory {}, /dev/shm {}",
+  line("limits", fmt::format("open files {}, address space {}, locked memory {}, /dev/shm {}",
                              facts.open_files_limit < 0 ? "none" : std::to_string(facts.open_files_limit),
                              limit_text(facts.address_limit_bytes), limit_text(facts.locked_limit_bytes),
                              facts.dev_shm_bytes < 0 ? "missing" : limit_text(facts.dev_shm_bytes) + " free"));
@@ -60,17 +60,17 @@ std::string host_text(const HostFinding& host) {
                                    facts.memfd_error.empty() ? "works" : "fails: " + facts.memfd_error,
                                    facts.pidfd_error.empty() ? "works" : "fails: " + facts.pidfd_error));
   for (const measure::NetworkInterface& one : facts.interfaces) {
-    line("network", fmt::format("{} {} {}, {}", one.name, one.address.empty() ? "without address" : one.address,
+    line("network", fmt::format("{} {} {}, {}", one.name, one.address.empty() ? "no address" : one.address,
                                 one.is_up ? "up" : "down",
-                                one.speed_mbit_s > 0 ? fmt::format("{} Mbit/s", one.speed_mbit_s) : "speed not known"));
+                                one.speed_mbit_s > 0 ? fmt::format("{} Mbit/s", one.speed_mbit_s) : "speed unknown"));
   }
-  for (const std::string& limit : host.limits) line("it bites:", limit);
+  for (const std::string& limit : host.limits) line("warning", limit);
   return text;
 }
 
 std::string link_text(const measure::Link& link) {
-  return fmt::format("  {:>3} -> {:<3}{:>12.2f} us for 8 bytes{:>10.2f} GB/s of 4 MiB{}\n", link.from, link.to,
-                     link.latency_us, link.bandwidth_gb_s, link.is_right ? "" : "   WRONG BYTES CAME OUT");
+  return fmt::format("  {:>3} -> {:<3}{:>12.2f} us for 8 bytes{:>10.2f} GB/s for 4 MiB{}\n", link.from, link.to,
+                     link.latency_us, link.bandwidth_gb_s, link.is_right ? "" : "   WRONG DATA");
 }
 
 std::string backend_text(const BackendFinding& finding) {
@@ -81,7 +81,7 @@ std::string backend_text(const BackendFinding& finding) {
     std::sort(links.begin(), links.end(),
               [](const auto& a, const auto& b) { return a.bandwidth_gb_s < b.bandwidth_gb_s; });
     links.resize(kMostLinesOfLinks);
-    text += fmt::format("  of {} links the {} slowest by bandwidth:\n", finding.links.size(), kMostLinesOfLinks);
+    text += fmt::format("  the {1} slowest of {0} links by bandwidth:\n", finding.links.size(), kMostLinesOfLinks);
   }
   for (const measure::Link& link : links) text += link_text(link);
   return text;
@@ -153,10 +153,10 @@ std::string Diagnosis::backend() const {
 }
 
 std::string Diagnosis::reason() const {
-  if (num_ranks < 2) return "one rank: nothing travels, whatever the back-end";
+  if (num_ranks < 2) return "one rank: there is nothing to communicate";
   const BackendFinding* best = best_of(backends);
-  if (best == nullptr) return "no back-end works between all ranks: see the errors above";
-  std::string text = fmt::format("its slowest link takes {:.2f} us for 8 bytes and moves {:.2f} GB/s",
+  if (best == nullptr) return "no back-end works between all ranks; see the errors above";
+  std::string text = fmt::format("its slowest link has a latency of {:.2f} us and a bandwidth of {:.2f} GB/s",
                                  best->worst_latency_us(), best->worst_bandwidth_gb_s());
   for (const BackendFinding& other : backends) {
     if (&other == best) continue;
@@ -164,7 +164,7 @@ std::string Diagnosis::reason() const {
                            : fmt::format("; {}: {:.2f} us and {:.2f} GB/s", other.name, other.worst_latency_us(),
                                          other.worst_bandwidth_gb_s());
   }
-  return text + (hosts.size() == 1 ? "" : fmt::format("; {} hosts: shared memory does not reach all", hosts.size()));
+  return text + (hosts.size() == 1 ? "" : fmt::format("; {} hosts: shared memory does not connect them", hosts.size()));
 }
 
 bool Diagnosis::all_links_work() const {
@@ -175,7 +175,7 @@ std::string to_text(const Diagnosis& diagnosis) {
   std::string text;
   for (const HostFinding& host : diagnosis.hosts) text += host_text(host);
   if (diagnosis.ping_ns) {
-    text += fmt::format("a cache line from the core of rank 0 to that of rank 1: {:.0f} ns\n", *diagnosis.ping_ns);
+    text += fmt::format("cache line from the core of rank 0 to that of rank 1: {:.0f} ns\n", *diagnosis.ping_ns);
   }
   for (const BackendFinding& finding : diagnosis.backends) text += backend_text(finding);
   const std::string backend = diagnosis.backend();

@@ -1,52 +1,99 @@
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "apps/caravan/check_run.h"
 #include "apps/caravan/commands.h"
+#include "apps/caravan/inspect_run.h"
 #include "apps/caravan/ranks.h"
+#include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/communicator.h"
+#include "caravan/data/corpus.h"
 #include "caravan/data/tokenizer.h"
+#include "caravan/plan/host_memory.h"
+#include "caravan/train/micro_batch.h"
 
 namespace caravan::app {
 namespace {
 
 struct Vocabulary {
   int64_t size;
-  const char* note;
+  std::string note;
 };
 
-Vocabulary vocabulary_of(const Recipe& recipe) {
-  if (recipe.model.vocabulary > 0) return {recipe.model.vocabulary, ""};
+/// Of the tokenizer.
+Vocabulary tokens_of(const Recipe& recipe) {
   if (recipe.data.tokenizer.empty())
-    return {recipe.data.trained_vocabulary, " (of the tokenizer to be trained, at most)"};
+    return {recipe.data.trained_vocabulary, " (at most: the tokenizer is trained first)"};
   if (recipe.data.tokenizer == "bytes") return {256, " (bytes)"};
   return {Tokenizer::load(find_file(recipe.data.tokenizer, data_folders(recipe.folder))).vocab_size(), ""};
 }
 
+/// Of the model.
+Vocabulary vocabulary_of(const Recipe& recipe) {
+  const Vocabulary tokens = tokens_of(recipe);
+  const int64_t rows = recipe.model.vocabulary;
+  if (rows == 0) return tokens;
+  if (rows < tokens.size && !recipe.data.tokenizer.empty()) {
+    throw UsageError({"inspect", "model.vocabulary",
+                      fmt::format("{} rows for a tokenizer of {} tokens", rows, tokens.size),
+                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
+  }
+  return {rows, ""};
+}
+
+/// `train` opens the texts, so a text that it refuses is refused here.
+void check_text(const Recipe& recipe) {
+  std::vector<std::filesystem::path> files;
+  for (const std::string& text : recipe.data.text) files.push_back(find_file(text, data_folders(recipe.folder)));
+  const Corpus corpus(files);
+}
+
+void refuse_recipe_options(const InspectArguments& arguments) {
+  if (!arguments.ranks && arguments.overrides.empty()) return;
+  throw UsageError({"inspect", arguments.ranks ? "--ranks" : "--set", "applies to a recipe, not to a folder", "",
+                    fmt::format("inspect {}", (std::filesystem::path(arguments.recipe) / "recipe.toml").string())});
+}
+
 void print(const std::string& name, const std::string& value) { fmt::print("  {:<26}{}\n", name, value); }
 
-std::string bytes_line(int64_t bytes) { return fmt::format("{:>14} bytes  ({})", bytes, format_bytes(bytes)); }
+std::string bytes_line(double bytes) {
+  return fmt::format("{:>14.0f} bytes  ({})", bytes, format_bytes(static_cast<int64_t>(bytes)));
+}
 
-void print_memory(const Recipe& recipe, int64_t parameters) {
-  const int moments = recipe.optimizer.kind == "adamw" ? 2 : recipe.optimizer.momentum > 0 ? 1 : 0;
-  const int64_t copies = recipe.precision.compute == "bf16" ? 2 * parameters : 0;
-  fmt::print("bytes per rank, without activations and alignment\n");
-  print("parameters, fp32", bytes_line(4 * parameters));
-  if (copies > 0) print("compute copies, bf16", bytes_line(copies));
-  print("gradients, fp32", bytes_line(4 * parameters));
-  print(fmt::format("{} moments, fp32", moments), bytes_line(4 * parameters * moments));
-  print("together", bytes_line(4 * parameters * (2 + moments) + copies));
+void print_memory(const MemoryPlan& plan) {
+  const MemoryShape& shape = plan.shape;
+  const auto layers = static_cast<double>(shape.model.layers);
+  fmt::print("memory per rank, estimated for {} sequences at a time\n", shape.sequences);
+  print("parameters and optimizer", bytes_line(state_bytes(shape)));
+  print("activations", bytes_line(layers * layer_activation_bytes(shape)));
+  print("logits, gradients, batch",
+        bytes_line(batch_bytes(shape) + std::max(head_bytes(shape), layer_backward_bytes(shape))));
+  print("total", bytes_line(plan.peak_bytes));
+  if (plan.limit_bytes > 0) print("available per rank", bytes_line(static_cast<double>(plan.limit_bytes)));
 }
 
 }  // namespace
 
 int inspect(const InspectArguments& arguments) {
   if (!arguments.flight_folder.empty()) return inspect_flight(arguments.flight_folder);
-  const Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
-  const RankPlan ranks = plan_ranks(recipe, arguments.ranks);
-  const BatchPlan plan = plan_batch(recipe, ranks.num_ranks);
+  std::error_code error;
+  if (std::filesystem::is_directory(arguments.recipe, error)) {
+    refuse_recipe_options(arguments);
+    return inspect_run(arguments.recipe);
+  }
+  auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
+  check_text(recipe);
   const Vocabulary vocabulary = vocabulary_of(recipe);
+  // Ranks that can be started here share this host's memory; that of other hosts is unknown.
+  const bool is_local = ranks.num_ranks <= most_local_ranks();
+  const int64_t limit = is_local ? memory_share(host_memory_bytes(), ranks.num_ranks) : 0;
+  const MemoryPlan memory = plan_memory(recipe, vocabulary.size, ranks.num_ranks, limit);
   ModelConfig model = recipe.model;
   model.vocabulary = vocabulary.size;
   const int64_t parameters = model.num_parameters();
@@ -55,22 +102,24 @@ int inspect(const InspectArguments& arguments) {
   const double flops = model.flops_per_token(model.context);
 
   fmt::print("{}\n", to_toml(recipe));
+  recipe.train.micro_batch = memory.shape.sequences;
+  const BatchPlan plan = plan_batch(recipe, ranks.num_ranks);
   fmt::print("# {} ranks, backend {}\n\n", ranks.num_ranks, recipe.comm.backend);
   fmt::print("batch\n");
-  print("sequences", plan.to_string());
-  print("tokens a step", fmt::format("{} = {} x context {}", tokens, recipe.train.global_batch, model.context));
+  print("sequences", plan.to_string() + (memory.is_chosen ? " (micro_batch chosen by memory)" : ""));
+  print("tokens per step", fmt::format("{} = {} x context {}", tokens, recipe.train.global_batch, model.context));
   print("tokens of the run", fmt::format("{:.0f}", static_cast<double>(tokens) * steps));
   fmt::print("model\n");
   print("vocabulary", fmt::format("{}{}", vocabulary.size, vocabulary.note));
   print("parameters", fmt::format("{}  ({})", parameters, format_count(static_cast<double>(parameters))));
   fmt::print("FLOPs, forward and backward, matrix products only\n");
-  print("a token", fmt::format("{:.0f}", flops));
-  print("a step, per rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
+  print("per token", fmt::format("{:.0f}", flops));
+  print("per step and rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
-  print_memory(recipe, parameters);
+  print_memory(memory);
   fmt::print("bytes sent per rank and step\n");
-  print("gradients (all-reduce)",
-        bytes_line(wire_bytes(Verb::all_reduce, 0, static_cast<int>(plan.dp), 4 * parameters, 0, 0)));
+  print("gradients (all-reduce)", bytes_line(static_cast<double>(wire_bytes(
+                                      Verb::all_reduce, 0, static_cast<int>(plan.dp), 4 * parameters, 0, 0))));
   return 0;
 }
 

@@ -4,12 +4,12 @@
 
 #include "apps/caravan/commands.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/flight_compare.h"
+#include "caravan/comm/flight/compare.h"
 
 namespace caravan::app {
 namespace {
 
-constexpr size_t kMostFindings = 8;  // the first one counts; the others mostly follow from it
+constexpr size_t kMostFindings = 8;  // the first one matters; the others mostly follow from it
 
 std::string text_of(const FlightFinding& finding) {
   return fmt::format("operation {} of \"{}\"\n    {}\n", finding.sequence, finding.group, finding.text);
@@ -17,16 +17,15 @@ std::string text_of(const FlightFinding& finding) {
 
 void print_reports(const std::vector<FlightReport>& reports) {
   const FlightReport& first = *std::ranges::min_element(reports, {}, &FlightReport::written_unix_ns);
-  fmt::print("job {}: {} ranks by {}, {} records\n", first.job, first.world_size, first.backend, reports.size());
+  fmt::print("job {}: {} ranks over {}, {} reports\n", first.job, first.world_size, first.backend, reports.size());
   for (const FlightReport& report : reports) {
-    const std::string by =
-        report.written_by == report.rank ? "" : fmt::format(", written by rank {}", report.written_by);
+    const std::string by = report.written_by == report.rank ? "" : fmt::format(" by rank {}", report.written_by);
     const auto since_ms = static_cast<double>(report.written_unix_ns - first.written_unix_ns) * 1e-6;
     const uint64_t last = report.entries.empty() ? 0 : report.entries.back().number;
-    fmt::print("  rank {} on {}: {} operations, the last {} of them here; {:.0f} ms after the first{}\n", report.rank,
-               report.host, last, report.entries.size(), since_ms, by);
+    fmt::print("  rank {} on {}: {} operations, the last {} recorded; written{} {:.0f} ms after the first report\n",
+               report.rank, report.host, last, report.entries.size(), by, since_ms);
   }
-  fmt::print("first error, of rank {}:\n  {}\n", first.written_by, first.reason);
+  fmt::print("first error, on rank {}:\n  {}\n", first.written_by, first.reason);
 }
 
 }  // namespace
@@ -49,8 +48,8 @@ int inspect_flight(const std::string& folder) {
                    .fact = fmt::format("{} of {} reports are missing: {}", found.missing.size(),
                                        found.reports.front().world_size, missing),
                    .where = "",
-                   .action = "bring the files of the other hosts into one folder; a rank that was killed and shared no "
-                             "memory with others left none"});
+                   .action = "copy the reports of the other hosts into this folder; a rank that was killed without "
+                             "sharing memory with others leaves none"});
 }
 
 }  // namespace caravan::app

@@ -16,8 +16,9 @@
 
 #include "apps/caravan/launch_process.h"
 #include "apps/caravan/launch_report.h"
+#include "apps/caravan/oom_kills.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan {
 namespace {
@@ -25,10 +26,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kGrace{500};  // for the other ranks to end by themselves when one has failed
+constexpr milliseconds kGrace{500};  // for the other ranks to end by themselves after one has failed
+constexpr double kNearLimit = 0.9;   // of the memory limit: above it, memory is the likely cause of a SIGKILL
 
-/// While it lives, the signals that ask for an end, and those that tell of a rank, are read from a descriptor instead
-/// of ending the launcher.
+/// While it lives, SIGINT, SIGTERM, SIGHUP and SIGCHLD are read from a descriptor and have no other effect.
 class SignalQueue {
  public:
   SignalQueue() {
@@ -39,7 +40,7 @@ class SignalQueue {
     sigaddset(&set, SIGCHLD);
     struct sigaction hang_up {};
     sigaction(SIGHUP, nullptr, &hang_up);
-    if (hang_up.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // nohup stays in force
+    if (hang_up.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);  // under nohup it stays ignored
     pthread_sigmask(SIG_BLOCK, &set, &before_);
     fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   }
@@ -52,7 +53,7 @@ class SignalQueue {
 
   int fd() const noexcept { return fd_; }
   const sigset_t& mask_before() const noexcept { return before_; }
-  /// The next signal that came, 0 if there is none.
+  /// The next pending signal, 0 if there is none.
   int next() const {
     signalfd_siginfo info{};
     return read(fd_, &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
@@ -76,25 +77,26 @@ class Job {
  private:
   void wait_for_events();
   void on_signal(int number);
-  void tell_stopped();
+  void report_stopped();
   void reap();
   void kill_all();
+  bool memory_ran_out() const;
   int verdict() const;
 
   std::vector<RankProcess> processes_;
   const SignalQueue& signals_;
+  const OomKills oom_kills_;
   std::vector<const RankProcess*> failures_;  ///< earliest first
   std::optional<steady_clock::time_point> kill_at_;
   bool stop_requested_ = false;
-  bool insisted_ = false;
-  bool stopped_ = false;
+  bool insisted_ = false;  ///< the user asked twice
 };
 
 int Job::run() {
   const auto running = [](const RankProcess& process) { return process.running; };
   while (std::any_of(processes_.begin(), processes_.end(), running)) {
     wait_for_events();
-    reap();  // before the signals: a rank that failed is not hidden by a Ctrl-C that came after
+    reap();  // before the signals: a later Ctrl-C does not hide a rank that has failed
     for (int number = signals_.next(); number != 0; number = signals_.next()) on_signal(number);
     if (kill_at_ && steady_clock::now() >= *kill_at_) kill_all();
   }
@@ -111,37 +113,36 @@ void Job::wait_for_events() {
     const auto left = std::chrono::ceil<milliseconds>(*kill_at_ - steady_clock::now()).count();
     timeout = static_cast<int>(std::max<int64_t>(left, 0));
   }
-  poll(entries.data(), entries.size(), timeout);  // interrupted: the loop looks again
+  poll(entries.data(), entries.size(), timeout);  // if interrupted, the caller's loop comes back
 }
 
 void Job::on_signal(int number) {
-  if (number == SIGCHLD) return tell_stopped();
+  if (number == SIGCHLD) return report_stopped();
   if (stop_requested_ || kill_at_) {
     insisted_ = insisted_ || stop_requested_;
     kill_all();
     return;
   }
   stop_requested_ = true;
-  std::fprintf(stderr, "caravan: asking %zu ranks to save and stop; once more ends them at once\n", processes_.size());
+  std::fprintf(stderr, "caravan: asking %zu ranks to save and stop; a second signal kills them\n", processes_.size());
   for (const RankProcess& process : processes_) {
     if (process.running) kill(process.pid, number == SIGHUP ? SIGHUP : SIGTERM);
   }
 }
 
-/// A rank that stands still looks like a hang to whoever watches the job: it is told at once.
-void Job::tell_stopped() {
+/// A stopped rank looks like a hang to the user, so it is reported at once.
+void Job::report_stopped() {
   for (const RankProcess& process : processes_) {
     siginfo_t event{};
     if (!process.running || waitid(P_PID, process.pid, &event, WSTOPPED | WCONTINUED | WNOHANG) != 0) continue;
     if (event.si_pid == 0) continue;
     if (event.si_code == CLD_CONTINUED) {
-      std::fprintf(stderr, "caravan: rank %d goes on\n", process.rank);
+      std::fprintf(stderr, "caravan: rank %d continues\n", process.rank);
     } else {
-      std::fprintf(
-          stderr,
-          "caravan: rank %d is stopped (SIG%s); the others wait for it until their time-out. kill -CONT %d lets "
-          "it go on\n",
-          process.rank, sigabbrev_np(event.si_status), process.pid);
+      std::fprintf(stderr,
+                   "caravan: rank %d is stopped (SIG%s); the others wait for it until they time out. To continue it: "
+                   "kill -CONT %d\n",
+                   process.rank, sigabbrev_np(event.si_status), process.pid);
     }
   }
 }
@@ -149,9 +150,8 @@ void Job::tell_stopped() {
 void Job::reap() {
   for (RankProcess& process : processes_) {
     if (!process.running || !reap_rank(process)) continue;
-    const Ending ending = ending_of(process, stop_requested_);
-    stopped_ = stopped_ || ending == Ending::stopped;
-    if (ending != Ending::failed && ending != Ending::echo) continue;
+    const Ending ending = ending_of(process, {.stop_requested = stop_requested_});
+    if (ending != Ending::failed && ending != Ending::lost_peer) continue;
     failures_.push_back(&process);
     if (!kill_at_) kill_at_ = steady_clock::now() + kGrace;
   }
@@ -162,18 +162,38 @@ void Job::kill_all() {
   for (RankProcess& process : processes_) kill_rank(process);
 }
 
+/// True if the kernel counted a kill, or if the ranks together used nearly all memory: then a user-space killer such as
+/// earlyoom is the likely cause.
+bool Job::memory_ran_out() const {
+  if (oom_kills_.happened()) return true;
+  int64_t used = 0;
+  for (const RankProcess& process : processes_) used += process.peak_resident_bytes;
+  const int64_t limit = oom_kills_.memory_limit();
+  return limit > 0 && static_cast<double>(used) > kNearLimit * static_cast<double>(limit);
+}
+
 int Job::verdict() const {
   if (insisted_) return 130;
-  if (failures_.empty()) return stopped_ ? 130 : 0;
-  const auto is_cause = [this](const RankProcess* process) {
-    return ending_of(*process, stop_requested_) == Ending::failed;
-  };
-  const auto cause = std::find_if(failures_.begin(), failures_.end(), is_cause);
-  const RankProcess& culprit = cause != failures_.end() ? **cause : *failures_.front();
-  const bool terminal = isatty(STDERR_FILENO) == 1;  // the cursor may stand behind an unfinished progress bar
-  const std::string text = report(culprit, failures_, static_cast<int>(processes_.size()));
-  std::fprintf(stderr, "%s%s", terminal ? "\n" : "", text.c_str());
-  return job_code_of(culprit);
+  const JobFacts facts{.num_ranks = static_cast<int>(processes_.size()),
+                       .stop_requested = stop_requested_,
+                       .memory_ran_out = memory_ran_out()};
+  if (failures_.empty()) {
+    const auto stopped = std::ranges::find_if(
+        processes_, [&](const RankProcess& process) { return ending_of(process, facts) == Ending::stopped; });
+    if (stopped == processes_.end()) return 0;
+    if (const std::string error = stopped->error(); !error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
+    return 130;
+  }
+  const auto is_cause = [&](const RankProcess* process) { return ending_of(*process, facts) != Ending::lost_peer; };
+  const auto cause = std::ranges::find_if(failures_, is_cause);
+  const RankProcess* culprit = cause != failures_.end() ? *cause : failures_.front();
+  // Where all ranks throw the same error, rank 0 speaks for them.
+  const RankProcess& first = processes_.front();
+  if (!culprit->error().empty() && is_same_error(culprit->error(), first.error())) culprit = &first;
+  // A rank 0 that was killed may leave the cursor behind a progress bar.
+  const bool breaks_line = WIFSIGNALED(first.wait_status) && isatty(STDERR_FILENO) == 1;
+  std::fprintf(stderr, "%s%s", breaks_line ? "\n" : "", report(*culprit, failures_, facts).c_str());
+  return job_code_of(*culprit, facts);
 }
 
 }  // namespace
@@ -182,7 +202,7 @@ int launch(const LaunchOptions& options) {
   if (options.num_ranks < 1) {
     throw UsageError({.op = "launch",
                       .subject = "ranks",
-                      .fact = fmt::format("{} is not a number of ranks", options.num_ranks),
+                      .fact = fmt::format("{} ranks cannot be started", options.num_ranks),
                       .where = "",
                       .action = "use 1 or more"});
   }

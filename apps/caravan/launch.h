@@ -9,28 +9,32 @@ struct LaunchOptions {
   int num_ranks = 1;
   std::string program;                 ///< path of the executable that every rank runs; PATH is not searched
   std::vector<std::string> arguments;  ///< without argv[0]
-  std::string log_dir;                 ///< rank_N.log of every rank but 0; empty: files without a name
+  std::string log_dir;                 ///< for rank_N.log of every rank but 0; empty: unnamed files
 };
 
 /// Runs `num_ranks` processes of `program` on this host and returns the exit code of the job when all have ended:
 ///   0    every rank ended with 0
 ///   4    a rank was killed by a signal
-///   130  the ranks stopped on request, or the user insisted
+///   5    a rank was killed by the kernel because memory ran out
+///   130  the ranks stopped on request, or the user asked twice
+///   141  rank 0 was killed by SIGPIPE: its output was closed
 ///   n    the code of the rank that failed
-/// Called by main() of a program with one thread, which does not link libtorch: ranks are started by exec.
+/// Called by main() of a program with one thread that does not link libtorch: ranks are started by fork and exec.
 ///
 /// Each rank finds its job in the environment (RankInfo::from_environment): the launcher serves the store, with a
-/// secret drawn for this job unless the environment has one (JobKey::for_launch), and tells stderr whom it refused.
-/// Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the output of the others goes
-/// to logs. When a rank fails, the others get half a second to end, are killed, and stderr names the rank that failed
-/// first by cause: a signal or an exit code other than 4 before an exit code 4, which is the echo of a lost peer; then
-/// the earliest. Ranks are killed by the kernel if the launcher dies in whatever way. A rank that is stopped is told of
-/// on stderr at once, and again when it goes on.
+/// secret for this job unless the environment has one (JobKey::for_launch), and reports refused connections on stderr.
+/// Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the other ranks write to logs.
+/// When a rank fails, the others have half a second to end and are then killed. stderr gets the error of the rank that
+/// caused the failure, once: a signal or an exit code other than 4 comes before exit code 4, the consequence of a lost
+/// peer; among equals the earliest. If the launcher dies, the kernel kills the ranks. A rank that is stopped (SIGSTOP)
+/// is reported on stderr at once, and again when it continues.
 ///
-/// Ranks are process groups of their own, so a terminal's Ctrl-C reaches the launcher alone. The first SIGINT, SIGTERM
-/// or SIGHUP is passed on once to every rank, as SIGTERM or SIGHUP, and asks it to stop; the second kills all of them.
+/// Ranks are process groups of their own, so a terminal's Ctrl-C reaches the launcher alone. It passes the first
+/// SIGINT, SIGTERM or SIGHUP on to every rank, once, as SIGTERM or SIGHUP: a request to stop. The second one kills all
+/// ranks.
 ///
-/// Throws UsageError if num_ranks < 1 or the program cannot be run, ResourceError if logs or processes cannot be made.
+/// Throws UsageError if num_ranks < 1 or the program cannot be run, ResourceError if logs or processes cannot be
+/// created.
 int launch(const LaunchOptions& options);
 
 }  // namespace caravan

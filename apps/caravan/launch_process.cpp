@@ -1,5 +1,6 @@
 #include "apps/caravan/launch_process.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -7,41 +8,45 @@
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "apps/caravan/error_report.h"
 #include "caravan/base/error.h"
 
 namespace caravan {
 namespace {
 
-/// Everything a child needs, made before the fork: after it only async-signal-safe calls are allowed, since the store
-/// server's thread may have held the allocator's lock.
+/// Everything a child needs, built before the fork. After it only async-signal-safe calls are allowed: the store
+/// server's thread may hold the allocator's lock.
 struct Image {
   std::vector<std::string> argument_texts;
   std::vector<std::string> variable_texts;
   std::vector<char*> arguments;
   std::vector<char*> variables;
 
-  Image(const LaunchOptions& options, int rank, const ServedStoreInfo& store);
+  Image(const LaunchOptions& options, const RankProcess& process, const ServedStoreInfo& store);
 };
 
-Image::Image(const LaunchOptions& options, int rank, const ServedStoreInfo& store) {
+Image::Image(const LaunchOptions& options, const RankProcess& process, const ServedStoreInfo& store) {
   argument_texts = options.arguments;
   argument_texts.insert(argument_texts.begin(), options.program);
   const std::vector<std::string> job = {
-      fmt::format("RANK={}", rank),
+      fmt::format("RANK={}", process.rank),
       fmt::format("WORLD_SIZE={}", options.num_ranks),
-      fmt::format("LOCAL_RANK={}", rank),
+      fmt::format("LOCAL_RANK={}", process.rank),
       fmt::format("LOCAL_WORLD_SIZE={}", options.num_ranks),
       "MASTER_ADDR=127.0.0.1",
       fmt::format("MASTER_PORT={}", store.port),
       "CARAVAN_JOB_ID=" + store.key.id,
       "CARAVAN_SECRET=" + store.key.secret,
       "CARAVAN_STORE_SERVED=1",
+      fmt::format("{}={}", app::kErrorFileVariable, process.error_fd < 0 ? "" : std::to_string(process.error_fd)),
       "TORCHELASTIC_USE_AGENT_STORE=0",  // the launcher may itself run under torchrun
   };
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -62,6 +67,7 @@ struct Streams {
   int in;
   int out;
   int error;
+  int error_file;
 };
 
 [[noreturn]] void become_rank(const Image& image, const Streams& streams, const sigset_t& mask, pid_t launcher,
@@ -70,7 +76,8 @@ struct Streams {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(1);  // the launcher died before the line above
   bool ready = dup2(streams.in, 0) == 0 && dup2(streams.out, 1) == 1 && dup2(streams.error, 2) == 2;
-  // A background process group that writes to a terminal with `stty tostop` would be stopped.
+  if (streams.error_file >= 0) fcntl(streams.error_file, F_SETFD, 0);  // survives the exec
+  // The kernel stops a background process group that writes to a terminal with `stty tostop`.
   ready = ready && std::signal(SIGTTOU, SIG_IGN) != SIG_ERR && sigprocmask(SIG_SETMASK, &mask, nullptr) == 0;
   if (ready) execve(image.arguments[0], image.arguments.data(), image.variables.data());
   const int error = errno;
@@ -83,16 +90,20 @@ ResourceError no_log(const std::string& path, int error) {
                         .subject = path,
                         .fact = fmt::format("cannot write the log of a rank: {}", strerrordesc_np(error)),
                         .where = "",
-                        .action = "choose a directory that can be written"});
+                        .action = "choose a writable folder"});
+}
+
+int open_unnamed_file(int flags) {
+  std::error_code ignored;
+  const auto folder = std::filesystem::temp_directory_path(ignored);
+  const int fd = open(folder.c_str(), flags | O_RDWR | O_CLOEXEC | O_TMPFILE, 0600);
+  return fd >= 0 ? fd : memfd_create("caravan_rank", MFD_CLOEXEC);
 }
 
 void open_log(RankProcess& process, const std::string& log_dir) {
   constexpr int kFlags = O_RDWR | O_APPEND | O_CLOEXEC;
   if (log_dir.empty()) {
-    std::error_code ignored;
-    const auto folder = std::filesystem::temp_directory_path(ignored);
-    process.log_fd = open(folder.c_str(), kFlags | O_TMPFILE, 0600);
-    if (process.log_fd < 0) process.log_fd = memfd_create("caravan_rank_log", MFD_CLOEXEC);
+    process.log_fd = open_unnamed_file(O_APPEND);
   } else {
     std::error_code error;
     std::filesystem::create_directories(log_dir, error);
@@ -106,16 +117,18 @@ void open_log(RankProcess& process, const std::string& log_dir) {
 void start_rank(RankProcess& process, const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask,
                 int null, int failure_pipe) {
   if (process.rank > 0) open_log(process, options.log_dir);
-  const Image image(options, process.rank, store);
+  process.error_fd = open_unnamed_file(0);  // without one the rank writes to its stderr
+  const Image image(options, process, store);
   const bool first = process.rank == 0;
-  // A background process group that reads from its terminal is stopped by the kernel.
-  const Streams streams{first && isatty(0) == 0 ? 0 : null, first ? 1 : process.log_fd, first ? 2 : process.log_fd};
+  // The kernel stops a background process group that reads from its terminal.
+  const Streams streams{first && isatty(0) == 0 ? 0 : null, first ? 1 : process.log_fd, first ? 2 : process.log_fd,
+                        process.error_fd};
   const pid_t launcher = getpid();
   process.pid = fork();
   if (process.pid == 0) become_rank(image, streams, mask, launcher, failure_pipe);
   process.running = process.pid > 0;
   if (process.running) {
-    setpgid(process.pid, process.pid);  // in both processes: whoever runs first
+    setpgid(process.pid, process.pid);  // in both processes, because either may run first
     process.pid_fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
   }
   if (process.pid < 0 || process.pid_fd < 0) {
@@ -127,7 +140,7 @@ void start_rank(RankProcess& process, const LaunchOptions& options, const Served
   }
 }
 
-/// A pipe that exec closes, or through which a child tells why it could not.
+/// A pipe that closes when all children have called exec, or carries the errno of one that failed to.
 class FailurePipe {
  public:
   FailurePipe() {
@@ -138,7 +151,7 @@ class FailurePipe {
     close(ends_[0]);
   }
   int writer() const noexcept { return ends_[1]; }
-  /// 0 if every child runs its program.
+  /// 0 once every child runs its program.
   int read_error() {
     close_writer();
     int error = 0;
@@ -166,6 +179,15 @@ void end_all(std::vector<RankProcess>& processes) noexcept {
 }
 
 }  // namespace
+
+std::string RankProcess::error() const {
+  struct stat file {};
+  if (error_fd < 0 || fstat(error_fd, &file) != 0) return "";
+  std::string text(static_cast<size_t>(file.st_size), '\0');
+  const ssize_t got = pread(error_fd, text.data(), text.size(), 0);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
 
 std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask) {
   std::vector<RankProcess> processes;
@@ -197,15 +219,17 @@ void kill_rank(RankProcess& process) noexcept {
   if (!process.running) return;
   process.killed = true;
   kill(process.pid, SIGKILL);
-  kill(-process.pid, SIGKILL);  // its children, if it is a group already
+  kill(-process.pid, SIGKILL);  // its children, if it has become a group
 }
 
 bool reap_rank(RankProcess& process) noexcept {
   siginfo_t ended{};
-  // WNOWAIT: while the rank is a zombie its number cannot be given to another group.
+  // WNOWAIT: while the rank is a zombie its number is not given to another group.
   if (waitid(P_PID, process.pid, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return false;
   kill(-process.pid, SIGKILL);
-  waitpid(process.pid, &process.wait_status, 0);
+  rusage usage{};
+  wait4(process.pid, &process.wait_status, 0, &usage);
+  process.peak_resident_bytes = int64_t{usage.ru_maxrss} * 1024;
   process.running = false;
   return true;
 }
@@ -214,7 +238,8 @@ void release(std::vector<RankProcess>& processes) noexcept {
   for (RankProcess& process : processes) {
     if (process.pid_fd >= 0) close(process.pid_fd);
     if (process.log_fd >= 0) close(process.log_fd);
-    process.pid_fd = process.log_fd = -1;
+    if (process.error_fd >= 0) close(process.error_fd);
+    process.pid_fd = process.log_fd = process.error_fd = -1;
   }
 }
 

@@ -1,12 +1,13 @@
 #pragma once
 
 #include <csignal>
+#include <cstdint>
 #include <string>
 #include <sys/types.h>
 #include <vector>
 
 #include "apps/caravan/launch.h"
-#include "caravan/comm/job_key.h"
+#include "caravan/comm/store/job_key.h"
 
 namespace caravan {
 
@@ -14,27 +15,32 @@ namespace caravan {
 struct RankProcess {
   int rank = 0;
   pid_t pid = -1;
-  int pid_fd = -1;       ///< readable when the process has ended
-  int log_fd = -1;       ///< -1 for rank 0
-  std::string log_path;  ///< empty if the log has no name
+  int pid_fd = -1;         ///< readable when the process has ended
+  int log_fd = -1;         ///< -1 for rank 0
+  int error_fd = -1;       ///< of a file that receives the error that ends the rank; see error_report.h
+  std::string log_path{};  ///< empty if the log has no name
   bool running = false;
-  bool killed = false;  ///< by the launcher
-  int wait_status = 0;  ///< as of waitpid, when not running
+  bool killed = false;              ///< by the launcher
+  int wait_status = 0;              ///< from waitpid, once it is not running
+  int64_t peak_resident_bytes = 0;  ///< once it is not running
+
+  /// The error that the rank left in error_fd, "" if none.
+  std::string error() const;
 };
 
 /// How ranks reach the store that the launcher serves.
 struct ServedStoreInfo {
   int port = 0;
-  JobKey key;  ///< travels in the environment: only the user's own processes can read that
+  JobKey key;  ///< passed in the environment, which only the user's own processes can read
 };
 
-/// Starts all ranks of a job; `mask` is the signal mask they get. Kills those already started when one cannot be.
+/// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws.
 std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask);
 
-/// Kills a rank and all it started.
+/// Kills a rank and its process group.
 void kill_rank(RankProcess& process) noexcept;
 
-/// If the rank has ended, kills what it left in its process group, reaps it and returns true.
+/// If the rank has ended, kills the rest of its process group, reaps it and returns true.
 bool reap_rank(RankProcess& process) noexcept;
 
 /// Closes the descriptors.

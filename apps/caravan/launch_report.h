@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -7,23 +8,34 @@
 
 namespace caravan {
 
-/// How a rank that has ended did so.
-enum class Ending {
-  done,     ///< exit code 0
-  stopped,  ///< on request: exit code 130, or the signal that asked for it
-  echo,     ///< exit code 4: it lost a peer
-  failed,   ///< another exit code, or a signal that nobody asked for
-  ended,    ///< by the launcher
+/// How a rank ended.
+enum class Ending : uint8_t {
+  done,           ///< exit code 0
+  stopped,        ///< on request: exit code 130, or the signal that asked for it
+  lost_peer,      ///< exit code 4: most likely a consequence of another rank's end
+  failed,         ///< another exit code, or a signal that was not a request to stop
+  out_of_memory,  ///< killed by the kernel
+  killed,         ///< by the launcher
 };
 
-/// `stop_requested`: the launcher has passed a signal on to the ranks.
-Ending ending_of(const RankProcess& process, bool stop_requested) noexcept;
+/// The launcher's view of the job.
+struct JobFacts {
+  int num_ranks = 0;
+  bool stop_requested = false;  ///< the launcher has passed a signal on to the ranks
+  bool memory_ran_out = false;  ///< a SIGKILL that the launcher did not send came from the kernel
+};
 
-/// 4 for a signal, else the rank's own.
-int job_code_of(const RankProcess& process) noexcept;
+Ending ending_of(const RankProcess& process, const JobFacts& facts) noexcept;
 
-/// What happened to the job, for people: who failed and how, the end of its log, how the others ended. `in_order` are
-/// the ranks that failed, earliest first; `culprit` is one of them.
-std::string report(const RankProcess& culprit, const std::vector<const RankProcess*>& in_order, int num_ranks);
+/// The exit code of a job that this rank ended: its own; 4 for a signal, 5 if the kernel killed it for memory, 141 for
+/// a closed output (SIGPIPE), as in shells.
+int job_code_of(const RankProcess& process, const JobFacts& facts) noexcept;
+
+/// True for the errors of two ranks that differ at most in `where`, which names the rank.
+bool is_same_error(const std::string& one, const std::string& other);
+
+/// What happened to the job: the error of `culprit`, or how it ended and the end of its log, once; then a line for each
+/// other rank that has more to say. `failures` are the ranks that failed, earliest first; `culprit` is one of them.
+std::string report(const RankProcess& culprit, const std::vector<const RankProcess*>& failures, const JobFacts& facts);
 
 }  // namespace caravan

@@ -1,5 +1,7 @@
 #include "apps/caravan/options.h"
 
+#include <charconv>
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -12,39 +14,52 @@ namespace {
 
 const char* const kVersion = "caravan 0.1.0";
 
+constexpr int64_t kMostDumps = 1000;  // each is a folder with all parameters and gradients
+
+[[noreturn]] void refuse_steps(const std::string& part, const std::string& fact, const std::string& action) {
+  throw UsageError({"command line", "--dump-steps", fmt::format("'{}' {}", part, fact), "", action});
+}
+
+int64_t parse_step(const std::string& text, const std::string& part) {
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
+  if (error != std::errc() || end != text.data() + text.size() || step < 0) {
+    refuse_steps(part, "is neither a step nor a range of steps", "write steps counted from 0, e.g. 0,10 or 0-3");
+  }
+  return step;
+}
+
 /// "0,1,5" and "0-3" as a set of steps.
 std::set<int64_t> parse_steps(const std::string& text) {
   std::set<int64_t> steps;
   for (const std::string& part : CLI::detail::split(text, ',')) {
-    size_t used = 0;
-    int64_t step = -1;
-    try {
-      step = std::stoll(part, &used);
-    } catch (const std::exception&) {
-      used = 0;
+    const size_t dash = part.find('-', 1);
+    const int64_t first = parse_step(part.substr(0, dash), part);
+    const int64_t last = dash == std::string::npos ? first : parse_step(part.substr(dash + 1), part);
+    if (last < first) refuse_steps(part, "ends before it begins", fmt::format("write {}-{}", last, first));
+    if (last - first >= kMostDumps) {
+      refuse_steps(part, fmt::format("has more than {} steps", kMostDumps), "dump fewer steps");
     }
-    if (used == 0 || used != part.size() || step < 0) {
-      throw UsageError(
-          {"command line", "--dump-steps", "'" + part + "' is no step", "", "write steps from 0 on, e.g. 0,1,10"});
-    }
-    steps.insert(step);
+    for (int64_t step = first; step <= last; ++step) steps.insert(step);
   }
   return steps;
 }
 
 void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
   TrainArguments& train = line.train;
-  CLI::App* command = app.add_subcommand("train", "train a model, over as many ranks as asked for");
-  command->add_option("recipe", train.recipe, "a TOML file; without one the default recipe");
+  CLI::App* command = app.add_subcommand("train", "train a model over one or more ranks");
+  command->add_option("recipe", train.recipe, "recipe, a TOML file; default: the default recipe");
   command->add_option("--ranks", train.ranks,
-                      "processes of this host; default: the recipe's mesh, else 2 (1 on one core)");
-  command->add_option("--set", train.overrides, "section.key=value, over the recipe; may be repeated")
+                      "number of processes on this host; default: the recipe's mesh, else 2 (1 on a single core)");
+  command->add_option("--set", train.overrides, "section.key=value: overrides the recipe; may be repeated")
       ->expected(1, -1)
       ->take_all();
-  command->add_option("--stop-after", train.stop_after, "end, with a checkpoint, after this many steps of the run");
-  command->add_flag("--resume", train.resume, "go on from the newest checkpoint of the run");
+  command->add_option("--stop-after", train.stop_after, "save a checkpoint and stop after this many steps of the run");
+  command->add_flag("--resume", train.resume, "continue from the newest checkpoint of the run");
+  command->add_option("--resume-from", train.resume_from,
+                      "continue from this checkpoint of the run instead of the newest, e.g. step_000200");
   command->add_option("--dump", train.dump_dir, "write batch, parameters and gradients of some steps into this folder");
-  command->add_option("--dump-steps", dump_steps, "which steps, counted from 0: 0,1 (default 0)");
+  command->add_option("--dump-steps", dump_steps, "which steps, counted from 0, e.g. 0,10 or 0-3; default 0");
 }
 
 void add_generate(CLI::App& app, CommandLine& line) {
@@ -52,35 +67,44 @@ void add_generate(CLI::App& app, CommandLine& line) {
   CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
   command->add_option("source", generate.source,
                       "a run, a checkpoint or a Hugging Face folder; default: the newest run");
-  command->add_option("--prompt", generate.prompt, "the text to continue");
-  command->add_option("--tokens", generate.tokens, "how many tokens to add");
-  command->add_option("--temperature", generate.temperature, "0 takes the likeliest token");
-  command->add_option("--top-k", generate.top_k, "draw among this many; 0: all");
-  command->add_option("--top-p", generate.top_p, "draw among the likeliest of this probability together");
-  command->add_option("--seed", generate.seed, "of the draws")->check(CLI::NonNegativeNumber);
+  command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
+  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+  command->add_option("--temperature", generate.temperature, "sampling temperature; 0: always the most likely token");
+  command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
+  command->add_option("--top-p", generate.top_p,
+                      "sample from the most likely tokens that reach this total probability");
+  const auto check_seed = [](const std::string& text) {
+    const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return is_number ? "" : "'" + text + "' is not a whole number of at least 0";
+  };
+  command->add_option("--seed", generate.seed, "seed of the sampling")->check(CLI::Validator(check_seed, "", "seed"));
 }
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {
-  CLI::App* exporter = app.add_subcommand("export", "write a model as transformers reads it");
+  CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
   exporter
-      ->add_option("directory", line.export_model.directory,
-                   "a run, whose model goes into <run>/huggingface; or a folder to write the newest run's into")
+      ->add_option(
+          "directory", line.export_model.directory,
+          "a run folder: its model is written to <run>/huggingface; or a folder to write the newest run's model to")
       ->required();
   exporter->add_option("--from", line.export_model.from, "run or checkpoint folder; default: the newest run");
-  CLI::App* importer = app.add_subcommand("import", "make a run folder of a Hugging Face GPT-2 or Llama");
+  CLI::App* importer = app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2 or Llama");
   importer
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
       ->required();
-  importer->add_option("--out", line.import_model.out, "run folder to make; default: runs/<name>-N");
+  importer->add_option("--out", line.import_model.out, "run folder to create; default: runs/<name>-N");
 }
 
 void add_inspect(CLI::App& app, CommandLine& line) {
-  CLI::App* command = app.add_subcommand("inspect", "print what a recipe comes to, without running it");
-  CLI::App* flight = command->add_subcommand("flight", "say where the ranks of a failed job parted");
+  CLI::App* command = app.add_subcommand(
+      "inspect", "print the batch, size and cost of a recipe, or what a run folder or checkpoint holds");
+  CLI::App* flight =
+      command->add_subcommand("flight", "find the first operation on which the ranks of a failed job differ");
   flight->add_option("folder", line.inspect.flight_folder, "the run folder, with its flight-rank<r>.json")->required();
-  command->add_option("recipe", line.inspect.recipe, "a TOML file; without one the default recipe");
-  command->add_option("--ranks", line.inspect.ranks, "for this many ranks");
-  command->add_option("--set", line.inspect.overrides, "section.key=value, over the recipe")
+  command->add_option("recipe", line.inspect.recipe,
+                      "recipe (a TOML file), run folder or checkpoint; default: the default recipe");
+  command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
+  command->add_option("--set", line.inspect.overrides, "section.key=value: overrides the recipe")
       ->expected(1, -1)
       ->take_all();
 }
@@ -93,7 +117,7 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   CLI::App* train = command->add_subcommand("train", "byte-level BPE from text files");
   train->callback([&tokenizer] { tokenizer.action = Action::train; });
   train->add_option("texts", tokenizer.texts, "text files")->required();
-  train->add_option("--vocabulary", tokenizer.vocabulary, "tokens, the 256 bytes included");
+  train->add_option("--vocabulary", tokenizer.vocabulary, "number of tokens, including the 256 bytes");
   train->add_option("--out", tokenizer.out, "file to write");
   CLI::App* encode = command->add_subcommand("encode", "text to ids");
   encode->callback([&tokenizer] { tokenizer.action = Action::encode; });
@@ -105,7 +129,19 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   }
 }
 
-/// The words CLI11 could not place, with the option or command they come nearest to.
+void add_cache(CLI::App& app, CommandLine& line) {
+  CacheArguments& cache = line.cache;
+  CLI::App* command = app.add_subcommand("cache", "list, measure or clear the cache of tokenized texts");
+  command->require_subcommand(0, 1);
+  using Action = CacheArguments::Action;
+  command->add_subcommand("list", "each file, least recently used first (the default)");
+  command->add_subcommand("size", "number of files, and bytes")->callback([&cache] { cache.action = Action::size; });
+  command->add_subcommand("clear", "remove every file that no process uses")->callback([&cache] {
+    cache.action = Action::clear;
+  });
+}
+
+/// Refuses the words that CLI11 left over, with the nearest option or command.
 [[noreturn]] void refuse_extras(const CLI::App& app, const std::string& message) {
   const CLI::App* where = &app;
   std::vector<std::string> known;
@@ -116,7 +152,7 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   for (const CLI::App* command : where->get_subcommands([](const CLI::App*) { return true; }))
     known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining(true);
-  const std::string word = words.empty() ? "" : words.front();
+  const std::string word = words.empty() ? "" : words.front().substr(0, words.front().find('='));
   throw UsageError({"command line", word, message.empty() ? "not understood" : message, "",
                     word.empty() ? "see caravan --help" : "the nearest is '" + nearest(word, known) + "'; see --help"});
 }
@@ -126,14 +162,14 @@ CommandLine::Command command_of(const CLI::App& app) {
   static const std::vector<std::pair<std::string, Command>> names{
       {"train", Command::train},         {"generate", Command::generate}, {"export", Command::export_model},
       {"import", Command::import_model}, {"inspect", Command::inspect},   {"tokenizer", Command::tokenizer},
-      {"bench", Command::bench_comm},    {"doctor", Command::doctor}};
+      {"bench", Command::bench_comm},    {"doctor", Command::doctor},     {"cache", Command::cache}};
   for (const auto& [name, command] : names) {
     if (app.got_subcommand(name)) return command;
   }
-  throw InternalError({"command line", "", "no command was chosen", "", ""});
+  throw InternalError({"command line", "", "no command was parsed", "", ""});
 }
 
-/// What stands behind --set is a list: a last word without '=' is the recipe.
+/// --set takes a list; a last word without '=' is the recipe.
 void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) {
   if (!recipe.empty() || overrides.empty() || overrides.back().find('=') != std::string::npos) return;
   recipe = overrides.back();
@@ -154,6 +190,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   add_hugging_face(app, line);
   add_inspect(app, line);
   add_tokenizer(app, line);
+  add_cache(app, line);
   BenchWords bench;
   add_bench(app, line.bench, bench);
   add_doctor(app, line.doctor);
@@ -175,13 +212,14 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   if (line.command == CommandLine::Command::bench_comm) read_bench(bench, line.bench);
   take_recipe_back(line.train.recipe, line.train.overrides);
   take_recipe_back(line.inspect.recipe, line.inspect.overrides);
-  if (!dump_steps.empty()) line.train.dump_steps = parse_steps(dump_steps);
-  if (!dump_steps.empty() && line.train.dump_dir.empty()) {
-    throw UsageError({"command line", "--dump-steps", "says which steps, but not where to", "", "add --dump DIR"});
+  const bool names_steps = app.get_subcommand("train")->count("--dump-steps") > 0;
+  if (names_steps) line.train.dump_steps = parse_steps(dump_steps);
+  if (names_steps && line.train.dump_dir.empty()) {
+    throw UsageError({"command line", "--dump-steps", "has no effect without --dump", "", "add --dump DIR"});
   }
   if (line.train.stop_after && *line.train.stop_after < 1) {
-    throw UsageError({"command line", "--stop-after", fmt::format("{} is no number of steps", *line.train.stop_after),
-                      "", "use 1 or more"});
+    throw UsageError({"command line", "--stop-after",
+                      fmt::format("{} is not a number of steps", *line.train.stop_after), "", "use 1 or more"});
   }
   return line;
 }

@@ -10,13 +10,14 @@
 
 namespace caravan::app {
 
-/// What a command line asks for. Both programs, the launcher and the rank, read it with the same parser.
+/// The parsed command line. The launcher and the rank program use the same parser.
 struct TrainArguments {
   std::string recipe;  ///< file; "": the default recipe
   std::optional<int> ranks;
   std::vector<std::string> overrides;
   std::optional<int64_t> stop_after;
   bool resume = false;
+  std::string resume_from;  ///< a checkpoint of the run: "step_000200"; "": not given
   std::string dump_dir;
   std::set<int64_t> dump_steps{0};
 };
@@ -32,18 +33,18 @@ struct GenerateArguments {
 };
 
 struct ExportArguments {
-  std::string directory;  ///< where to write; of a run folder: its newest checkpoint, into <run>/huggingface
+  std::string directory;  ///< the folder to write; or a run folder, whose newest checkpoint goes into <run>/huggingface
   std::string from;       ///< run or checkpoint folder; "": the newest run
 };
 
 struct ImportArguments {
   std::string source;  ///< Hugging Face folder
-  std::string out;     ///< run folder to make; "": runs/<name of source>-N
+  std::string out;     ///< run folder to create; "": runs/<name of source>-N
 };
 
 struct InspectArguments {
-  std::string flight_folder;  ///< not "": compare the flight reports in it
-  std::string recipe;
+  std::string flight_folder;  ///< if not "": compare the flight reports in it
+  std::string recipe;         ///< a recipe file, a run folder or a checkpoint; "": the default recipe
   std::optional<int> ranks;
   std::vector<std::string> overrides;
 };
@@ -57,6 +58,10 @@ struct TokenizerArguments {
   std::string input;      ///< encode: text; decode: ids; "": standard input
 };
 
+struct CacheArguments {
+  enum class Action : uint8_t { list, size, clear } action = Action::list;
+};
+
 struct BenchArguments {
   std::optional<int> ranks;
   std::vector<Verb> verbs;
@@ -67,12 +72,13 @@ struct BenchArguments {
   bool in_place = false;
   bool json = false;
   bool tune = false;
-  std::string out;  ///< tune: file of the table
+  std::string out;  ///< tune: file for the table
 };
 
 struct DoctorArguments {
   std::optional<int> ranks;
   bool json = false;
+  bool tune = false;  ///< time the libraries of matrix products instead
 };
 
 struct CommandLine {
@@ -83,6 +89,7 @@ struct CommandLine {
     import_model,
     inspect,
     tokenizer,
+    cache,
     bench_comm,
     doctor
   } command;
@@ -92,12 +99,13 @@ struct CommandLine {
   ImportArguments import_model;
   InspectArguments inspect;
   TokenizerArguments tokenizer;
+  CacheArguments cache;
   BenchArguments bench;
   DoctorArguments doctor;
 };
 
-/// Reads the command line. Returns nothing if it was answered here (--help, --version: `text` holds what to print).
-/// Throws UsageError for what it does not understand, naming the nearest valid choice.
+/// Parses the command line. Returns nothing for --help and --version; `text` is then what to print. Throws UsageError
+/// for what it does not understand, naming the nearest valid choice.
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv, std::string& text);
 
 }  // namespace caravan::app

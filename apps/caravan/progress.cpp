@@ -1,7 +1,9 @@
 #include "apps/caravan/progress.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -11,6 +13,10 @@
 namespace caravan::app {
 namespace {
 
+constexpr std::chrono::seconds kFirstLine{2};  ///< shorter preparation prints no line
+constexpr std::chrono::seconds kBetweenLines{10};
+constexpr std::chrono::milliseconds kBetweenDraws{200};
+
 /// "1:05", "2:03:00".
 std::string clock_text(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
@@ -18,25 +24,49 @@ std::string clock_text(double seconds) {
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
+/// `threads` is 0 if ranks have different numbers.
+std::string threads_text(int64_t threads) {
+  if (threads == 0) return "different numbers of threads";
+  return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+}
+
+/// "memory    about 60 MiB of 3.9 GiB per rank".
+std::string memory_text(const MemoryPlan& plan) {
+  std::string text = "memory    about " + format_bytes(static_cast<int64_t>(plan.peak_bytes));
+  if (plan.limit_bytes > 0) text += " of " + format_bytes(plan.limit_bytes);
+  text += " per rank";
+  const bool fits = plan.limit_bytes == 0 || plan.peak_bytes <= static_cast<double>(plan.limit_bytes);
+  return fits ? text : text + ": it may not fit; lower train.micro_batch, or set it to \"auto\"";
+}
+
 }  // namespace
 
-Progress::Progress() : is_terminal_(::isatty(STDOUT_FILENO) == 1), begin_(std::chrono::steady_clock::now()) {}
+Progress::Progress()
+    : is_terminal_(::isatty(STDOUT_FILENO) == 1),
+      begin_(std::chrono::steady_clock::now()),
+      next_line_(begin_ + kFirstLine),
+      next_draw_(begin_) {}
 
 Progress::~Progress() {
   clear_bar();
-  if (is_sampling_) std::fputs("\n", stdout);
-  std::fflush(stdout);
+  if (is_sampling_) write("\n");
+}
+
+void Progress::write(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  std::fprintf(stderr, "caravan: standard output is lost (%s); the run continues, and train.log has its metrics\n",
+               std::strerror(errno));
+  // From here on, output is discarded without an error.
+  if (std::freopen("/dev/null", "w", stdout) == nullptr) std::clearerr(stdout);
 }
 
 void Progress::line(const std::string& text) {
   clear_bar();
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fputc('\n', stdout);
-  std::fflush(stdout);
+  write(text + "\n");
 }
 
 void Progress::clear_bar() {
-  if (bar_is_drawn_) std::fputs("\r\x1b[K", stdout);
+  if (bar_is_drawn_) write("\r\x1b[K");
   bar_is_drawn_ = false;
 }
 
@@ -52,10 +82,26 @@ void Progress::draw_bar(const std::string& note) {
       fmt::format("[{}{}] {:3.0f} %  {}/{}  {} elapsed, {} left{}", std::string(static_cast<size_t>(filled), '='),
                   std::string(static_cast<size_t>(kWidth - filled), ' '), done * 100, step_, last_step_,
                   clock_text(seconds), left, note);
+  draw(text);
+}
+
+void Progress::draw(const std::string& text) {
   clear_bar();
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  write(text);
   bar_is_drawn_ = true;
+}
+
+void Progress::preparing(const DataProgress& progress) {
+  const auto now = std::chrono::steady_clock::now();
+  if (progress.stage.empty() || (!is_terminal_ && now < next_line_)) return;
+  const double percent =
+      progress.total > 0 ? 100 * static_cast<double>(progress.done) / static_cast<double>(progress.total) : 0;
+  const std::string done =
+      progress.total > 0 ? fmt::format(", {:.0f} % of {}", std::min(percent, 100.0), format_bytes(progress.total)) : "";
+  const std::string text = fmt::format("data      {}{}", progress.stage, done);
+  if (is_terminal_) return draw(text);
+  line(text);
+  next_line_ = now + kBetweenLines;
 }
 
 void Progress::started(const TrainStart& start) {
@@ -67,6 +113,10 @@ void Progress::started(const TrainStart& start) {
                    start.vocabulary));
   line(fmt::format("data      {} training tokens", format_count(static_cast<double>(start.train_tokens))));
   line(fmt::format("batch     {} over {}", start.plan.to_string(), start.backend));
+  line(memory_text(start.memory));
+  line(fmt::format("numerics  {} per rank, matrix products by {}", threads_text(start.numerics.threads_per_rank),
+                   start.numerics.products));
+  for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();
 }
@@ -88,6 +138,13 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
 
 void Progress::evaluating(int64_t) { draw_bar("  (evaluating)"); }
 
+void Progress::evaluation_progress(int64_t done, int64_t total) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_draw_) return;
+  next_draw_ = now + kBetweenDraws;
+  draw_bar(fmt::format("  (evaluating, {} %)", 100 * done / std::max<int64_t>(total, 1)));
+}
+
 void Progress::saved(const std::filesystem::path& checkpoint) {
   line("saved     " + checkpoint.string());
   if (step_ < last_step_) draw_bar();
@@ -96,8 +153,7 @@ void Progress::saved(const std::filesystem::path& checkpoint) {
 void Progress::sampled(std::string_view text) {
   if (!is_sampling_) line("\n--- sample ---");
   is_sampling_ = true;
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  write(text);
 }
 
 }  // namespace caravan::app

@@ -7,21 +7,28 @@
 
 namespace caravan::app {
 
-/// What rank 0 shows of a run: a line per logged step, and on a terminal a bar with the time left below them.
+/// What rank 0 prints during a run: a line per logged step and, on a terminal, a progress bar below them. When standard
+/// output is closed (`caravan train | head`), that is reported once on stderr and the run continues.
 class Progress final : public TrainObserver {
  public:
   Progress();
   ~Progress() override;
 
+  void preparing(const DataProgress& progress) override;
   void started(const TrainStart& start) override;
   void stepped(const StepMetrics& metrics, bool is_logged) override;
   void evaluating(int64_t step) override;
+  void evaluation_progress(int64_t done, int64_t total) override;
   void saved(const std::filesystem::path& checkpoint) override;
   void sampled(std::string_view text) override;
 
- private:
+  /// Prints a line above the bar.
   void line(const std::string& text);
+
+ private:
+  void write(std::string_view text);
   void draw_bar(const std::string& note = "");
+  void draw(const std::string& text);
   void clear_bar();
 
   bool is_terminal_;
@@ -31,6 +38,8 @@ class Progress final : public TrainObserver {
   int64_t last_step_ = 0;
   int64_t step_ = 0;
   std::chrono::steady_clock::time_point begin_;
+  std::chrono::steady_clock::time_point next_line_;  ///< of the preparation, where there is no terminal
+  std::chrono::steady_clock::time_point next_draw_;
 };
 
 }  // namespace caravan::app

@@ -1,9 +1,8 @@
-// One rank of a job, or all of them as threads of this process: everything that needs tensors.
-#include <cstdio>
-
+// The rank program: one rank of a job, or all of them as threads. It runs every command that needs tensors.
 #include <c10/util/Exception.h>
 
 #include "apps/caravan/commands.h"
+#include "apps/caravan/error_report.h"
 #include "apps/caravan/run_main.h"
 #include "caravan/base/error.h"
 
@@ -17,22 +16,20 @@ int dispatch(const CommandLine& line) {
     case CommandLine::Command::export_model: return export_model(line.export_model);
     case CommandLine::Command::import_model: return import_model(line.import_model);
     case CommandLine::Command::bench_comm: return bench_comm(line.bench);
-    case CommandLine::Command::doctor: return doctor(line.doctor);
-    default:
-      throw UsageError(
-          {"caravan-rank", "", "runs parts of train, generate, export, import, bench and doctor", "", "use caravan"});
+    case CommandLine::Command::doctor: return line.doctor.tune ? tune() : doctor(line.doctor);
+    default: throw UsageError({"caravan-rank", "", "does not run this command itself", "", "use the program caravan"});
   }
 }
 
-/// torch's errors carry a backtrace in what(): nothing for a user.
+/// what() of torch's errors includes a backtrace, which does not help a user.
 int run(const CommandLine& line) {
   try {
     return dispatch(line);
   } catch (const c10::OutOfMemoryError& error) {
-    std::fprintf(stderr, "[caravan] out of memory: %s\n", error.what_without_backtrace());
+    report_error(std::string("[caravan] out of memory: ") + error.what_without_backtrace());
     return 5;
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "[torch] %s\n", error.what_without_backtrace());
+    report_error(std::string("[torch] ") + error.what_without_backtrace());
     return 1;
   }
 }

@@ -1,20 +1,22 @@
 #include "apps/caravan/ranks.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <sched.h>
 #include <thread>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "caravan/base/cache_folder.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::app {
 namespace {
 
-/// The cores this process may run on: fewer than the host's in a container or under taskset.
+/// The cores that this process may use: fewer than the host has in a container or under taskset.
 int usable_cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
@@ -26,17 +28,37 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-/// The plan of ranks that somebody else started; nothing if nobody did. Refuses an `asked` that does not fit.
+constexpr int64_t kDefaultCacheBytes = int64_t{32} << 30;
+
+/// CARAVAN_CACHE_BYTES: "500000000", "500M", "20G"; 0: no limit.
+int64_t cache_limit_bytes() {
+  const std::string text = environment("CARAVAN_CACHE_BYTES");
+  if (text.empty()) return kDefaultCacheBytes;
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, fault] = std::from_chars(text.data(), end, number);
+  constexpr std::string_view kUnits = "KMGT";
+  const size_t unit = stop + 1 == end ? kUnits.find(*stop) : std::string_view::npos;
+  const int shift = stop == end ? 0 : unit == std::string_view::npos ? -1 : 10 * static_cast<int>(unit + 1);
+  if (fault != std::errc() || number < 0 || shift < 0 || number > (std::numeric_limits<int64_t>::max() >> shift)) {
+    throw UsageError({"environment", "CARAVAN_CACHE_BYTES", "'" + text + "' is not a size", "",
+                      "use a whole number, or one with K, M, G or T behind it: 20G; 0: no limit"});
+  }
+  return number << shift;
+}
+
+/// The plan for ranks started by another launcher, if there is one. Refuses an `asked` that contradicts it.
 std::optional<RankPlan> plan_of_environment(std::optional<int> asked) {
   if (asked && *asked < 1) {
-    throw UsageError({"command line", "--ranks", fmt::format("{} is no number of ranks", *asked), "", "use 1 or more"});
+    throw UsageError(
+        {"command line", "--ranks", fmt::format("{} ranks cannot be started", *asked), "", "use 1 or more"});
   }
   const RankInfo info = RankInfo::from_environment();
   if (environment("RANK").empty() && !info.by_mpirun) return std::nullopt;
   if (asked && *asked != info.world_size) {
     throw UsageError({"command line", "--ranks",
-                      fmt::format("{} ranks, but the environment says WORLD_SIZE {}", *asked, info.world_size), "",
-                      "leave --ranks out: whoever started this rank has chosen"});
+                      fmt::format("{} ranks, but WORLD_SIZE in the environment is {}", *asked, info.world_size), "",
+                      "leave --ranks out: the launcher has chosen the number"});
   }
   return RankPlan{info.world_size, true, false};
 }
@@ -72,17 +94,10 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
 }
 
 DataFolders data_folders(const std::filesystem::path& recipe) {
-  DataFolders folders{.home = environment("CARAVAN_HOME"), .recipe = recipe, .cache = environment("CARAVAN_CACHE")};
-  if (folders.cache.empty() && !environment("XDG_CACHE_HOME").empty()) {
-    folders.cache = std::filesystem::path(environment("XDG_CACHE_HOME")) / "caravan";
-  }
-  if (folders.cache.empty() && !environment("HOME").empty()) {
-    folders.cache = std::filesystem::path(environment("HOME")) / ".cache" / "caravan";
-  }
-  if (folders.cache.empty()) {
-    folders.cache = std::filesystem::temp_directory_path() / fmt::format("caravan-{}", ::getuid());
-  }
-  return folders;
+  return {.home = environment("CARAVAN_HOME"),
+          .recipe = recipe,
+          .cache = cache_folder(),
+          .cache_limit_bytes = cache_limit_bytes()};
 }
 
 }  // namespace caravan::app

@@ -9,29 +9,29 @@
 
 namespace caravan::app {
 
-/// How many ranks a training run has, and whether this process is or becomes all or one of them.
+/// The number of ranks of a job, and who starts them.
 struct RankPlan {
   int num_ranks = 1;
-  bool is_one_process = false;  ///< one rank, ranks as threads, or ranks that somebody else started (torchrun)
-  bool is_one_host = false;     ///< all ranks are started here, not by somebody else
+  bool is_one_process = false;  ///< one rank, ranks as threads, or a rank that another launcher (torchrun) started
+  bool is_one_host = false;     ///< no other launcher: all ranks are started here
 };
 
-/// `asked`: --ranks. Without it the product of the recipe's mesh, else 2 (1 on one core); under torchrun its
-/// WORLD_SIZE. Throws UsageError for a number below 1, or one that does not fit the recipe or the environment.
+/// `asked`: --ranks. Default: the product of the recipe's mesh, else 2 (1 on a single core); under torchrun its
+/// WORLD_SIZE. Throws UsageError for a number below 1 or one that contradicts the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 
-/// The same for a command without a recipe over back-end `backend`: 2 ranks if nobody says how many.
+/// The same for a command without a recipe over back-end `backend`; default: 2 ranks.
 RankPlan plan_ranks(std::optional<int> asked, const std::string& backend);
 
-/// The most ranks that are started on this host: more is a slip of the finger that would bring it down.
+/// The largest number of ranks that may be started on this host: more is a typing error that would bring it down.
 int most_local_ranks();
 
-/// Threads for the arithmetic of each of `ranks_on_host`: what the recipe says, else the cores of the host shared out.
+/// Compute threads of each of `ranks_on_host` ranks: the recipe's number, else an equal share of the cores.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
 
-/// CARAVAN_HOME; and CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else in the folder for temporary
-/// files.
-/// `recipe`: the folder of the recipe, if there is one.
+/// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user
+/// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the recipe,
+/// if there is one. Throws UsageError for a limit that is not a size, or a temporary folder that others may write to.
 DataFolders data_folders(const std::filesystem::path& recipe = {});
 
 }  // namespace caravan::app

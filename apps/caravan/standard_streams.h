@@ -2,8 +2,8 @@
 
 namespace caravan::app {
 
-/// Called by main() first: opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file
-/// gets its number, and a checkpoint holds what was printed.
+/// Called first by main(): opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file
+/// to be opened gets that descriptor, and output would go into a checkpoint.
 void open_standard_streams() noexcept;
 
 }  // namespace caravan::app

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 
-// A handler has no other way to its object.
+// Global because a signal handler has no argument to pass an object in.
 std::atomic<bool> alive{false};
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> second_ends{false};
@@ -29,9 +29,9 @@ StopSignal::StopSignal(Second second) {
   if (alive.exchange(true)) {
     throw UsageError({.op = "stop signal",
                       .subject = "",
-                      .fact = "another StopSignal lives in this process",
+                      .fact = "this process already has a StopSignal",
                       .where = "",
-                      .action = "make one, in main()"});
+                      .action = "create one, in main()"});
   }
   stop_requested = false;
   second_ends = second == Second::ends_at_once;

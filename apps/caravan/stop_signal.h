@@ -2,12 +2,13 @@
 
 namespace caravan {
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a request that the training loop asks for at its step ends, while it lives.
-/// Made once by main(), never by the library. A SIGHUP that is ignored (nohup) stays ignored.
+/// While it lives, turns SIGINT, SIGTERM and SIGHUP into a request to stop, which training polls. Made once by main(),
+/// never by the library. A SIGHUP that is ignored (nohup) stays ignored.
 class StopSignal {
  public:
-  /// What a second signal does: end the process at once with 130, or nothing. A launcher ends its ranks itself, and
-  /// whoever signals a whole service reaches a rank twice, directly and through the launcher: ranks ignore it.
+  /// What a second signal does: end the process at once with 130, or nothing. Ranks of a launcher ignore it: the
+  /// launcher kills them itself, and a signal to a whole service reaches a rank twice, directly and through the
+  /// launcher.
   enum class Second { ends_at_once, is_ignored };
 
   /// Throws UsageError if another StopSignal lives.
@@ -16,7 +17,7 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  /// True once a signal has come. Any thread.
+  /// True once a signal has arrived. Thread-safe.
   bool requested() const noexcept;
 };
 

@@ -36,7 +36,8 @@ std::vector<int32_t> parse_ids(const std::string& text) {
       used = 0;
     }
     if (used != word.size()) {
-      throw UsageError({"tokenizer", "ids", "'" + word + "' is no id", "", "write whole numbers with blanks between"});
+      throw UsageError(
+          {"tokenizer", "ids", "'" + word + "' is not a token id", "", "write integers separated by spaces"});
     }
     ids.push_back(id);
   }

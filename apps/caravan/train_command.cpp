@@ -1,4 +1,5 @@
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 
@@ -9,10 +10,12 @@
 #include "apps/caravan/ranks.h"
 #include "apps/caravan/stop_signal.h"
 #include "caravan/base/runtime.h"
-#include "caravan/comm/algorithms/selection.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/selection.h"
+#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/store/startup.h"
 #include "caravan/comm/world.h"
+#include "caravan/train/agreement.h"
 #include "caravan/train/train.h"
 
 namespace caravan::app {
@@ -21,10 +24,10 @@ int train(const TrainArguments& arguments) {
   Recipe recipe = load_recipe(arguments.recipe, arguments.overrides);
   resolve_files(recipe.data, data_folders(recipe.folder));
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
-  plan_batch(recipe, plan.num_ranks);
   const RankInfo info = RankInfo::from_environment();
   const bool as_threads = info.world_size == 1 && plan.num_ranks > 1;
-  // A launcher ends its ranks itself when it is signalled again.
+  std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training: see Progress
+  // On a second signal a launcher kills its ranks itself.
   const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
   const Runtime runtime(
       {.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
@@ -34,24 +37,27 @@ int train(const TrainArguments& arguments) {
     comm.algorithms = std::make_shared<const algorithms::SelectionTable>(
         algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
   }
+  const TrainOptions options{.recipe = recipe,
+                             .folders = data_folders(recipe.folder),
+                             .resume = arguments.resume,
+                             .resume_from = arguments.resume_from,
+                             .stop_after = arguments.stop_after,
+                             .dump_dir = arguments.dump_dir,
+                             .dump_steps = arguments.dump_steps,
+                             .stop_requested = [&signal] { return signal.requested(); }};
   const auto run = [&](const std::shared_ptr<Communicator>& world) {
     const bool has_table = comm.algorithms != nullptr;
     if (has_table && !world->select(comm.algorithms) && world->rank() == 0) {
-      fmt::print(stderr, "caravan: comm.algorithms is not used: {} moves no messages\n", world->backend());
+      fmt::print(stderr, "caravan: comm.algorithms has no effect: {} does not use messages\n", world->backend());
     }
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();
-    caravan::train({.recipe = recipe,
-                    .folders = data_folders(recipe.folder),
-                    .resume = arguments.resume,
-                    .stop_after = arguments.stop_after,
-                    .dump_dir = arguments.dump_dir,
-                    .dump_steps = arguments.dump_steps,
-                    .stop_requested = [&signal] { return signal.requested(); },
-                    .observer = progress.get()},
-                   world);
+    TrainOptions own = options;
+    own.observer = progress.get();
+    caravan::train(own, world);
     if (progress && arguments.stop_after && *arguments.stop_after < recipe.train.steps) {
-      fmt::print("stopped   after {} of {} steps; go on with --resume\n", *arguments.stop_after, recipe.train.steps);
+      progress->line(fmt::format("stopped   after {} of {} steps; continue with --resume", *arguments.stop_after,
+                                 recipe.train.steps));
     }
   };
   if (as_threads) {
@@ -59,6 +65,9 @@ int train(const TrainArguments& arguments) {
   } else {
     const auto store =
         open_store(info, comm, [](const std::string& line) { std::fprintf(stderr, "caravan: %s\n", line.c_str()); });
+    // Before there is a world: ranks with different back-ends would wait for each other in different places.
+    refuse_different_start(
+        find_disagreement(*prefixed(store, "start"), info, start_facts(recipe, options), startup_timeout(comm)));
     run(make_world(recipe.comm.backend, info, store, comm));
   }
   return 0;

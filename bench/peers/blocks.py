@@ -1,6 +1,6 @@
-"""Libraries that time blocks of calls on command, while the others sleep: what comm_peers.py and comm_limits.py stand on.
+"""Starts and controls libraries that time blocks of calls on request, for comm_peers.py and comm_limits.py.
 
-A side is the ranks of one library, long-living processes that read commands from pipes (bench/comm_block.cpp has the list).
+A side is the ranks of one library: processes that read commands from pipes. bench/comm_block.cpp lists the commands.
 """
 import os
 import pathlib
@@ -32,8 +32,8 @@ def free_port():
 
 
 class Side:
-    """The ranks of one library. `command` is run with the folder of the pipes behind it: once, by a launcher such as mpirun,
-    or (`by_hand`) once a rank with the environment of torchrun."""
+    """The ranks of one library. `command` gets the folder of the pipes as its last argument. It runs once if it is a launcher
+    such as mpirun, or (`by_hand`) once per rank with the environment of torchrun."""
 
     def __init__(self, name, command, ranks=2, by_hand=False, environment=None):
         self.name, self.ranks = name, ranks
@@ -43,7 +43,7 @@ class Side:
         for rank in range(ranks):
             for pipes, pipe in ((self.commands, "command"), (self.answers, "answer")):
                 os.mkfifo(self.folder / f"{pipe}.{rank}")
-                pipes.append(os.open(self.folder / f"{pipe}.{rank}", os.O_RDWR | os.O_CLOEXEC))  # does not wait for the other end
+                pipes.append(os.open(self.folder / f"{pipe}.{rank}", os.O_RDWR | os.O_CLOEXEC))  # O_RDWR: does not wait for the other end
         environment = os.environ | (environment or {})
         command = [*map(str, command), str(self.folder)]
         self.processes = []
@@ -56,7 +56,7 @@ class Side:
         try:
             for line in self.read_all(60):
                 if line != "ready":
-                    raise SideError(name, f"said '{line}' instead of ready")
+                    raise SideError(name, f"sent '{line}' instead of ready")
         except SideError:
             self.close()
             raise

@@ -1,5 +1,5 @@
-"""gloo_block.py FOLDER: a rank of torch.distributed over gloo that times blocks of calls when it is told to. The commands
-and answers are those of bench/comm_block.cpp: check, run, quit; fp32 and bf16. all_reduce works in place, the others do not."""
+"""gloo_block.py FOLDER: a rank of torch.distributed over gloo that times blocks of calls on request. The commands and
+answers are those of bench/comm_block.cpp: check, run, quit; fp32 and bf16. all_reduce works in place, the others do not."""
 import os
 import sys
 import time
@@ -13,14 +13,19 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Buffers:
-    """Those of one size and dtype; the last ones are kept."""
+    """Buffers of one size and dtype."""
 
     def __init__(self, bytes_, dtype):
         self.key = bytes_, dtype
         self.count = bytes_ // (4 if dtype == "fp32" else 2)
         self.part = self.count // dist.get_world_size()
-        self.whole = torch.zeros(self.count, dtype=DTYPES[dtype])
-        self.own = torch.zeros(self.part, dtype=DTYPES[dtype])
+        self.whole = torch.empty(self.count, dtype=DTYPES[dtype])
+        self.own = torch.empty(self.part, dtype=DTYPES[dtype])
+        self.randomise()
+
+    def randomise(self):
+        self.whole.uniform_(-1, 1)
+        self.own.uniform_(-1, 1)
 
     def call(self, op):
         if op == "all_reduce":
@@ -54,8 +59,7 @@ class Buffers:
         else:
             first, count, got = (0, self.count, self.whole) if op == "all_reduce" else (begin, self.part, self.own)
             right = torch.equal(got, sum(self.pattern(r, first, count) for r in range(size)))
-        self.whole.zero_()
-        self.own.zero_()
+        self.randomise()
         return right
 
 

@@ -11,5 +11,5 @@ import torch.distributed as dist
 from caravan_c10d import _C
 
 dist.Backend.register_backend("caravan", _C.create, devices=["cpu"])
-# Before the interpreter goes: the thread that completes futures may need it.
+# While the interpreter is alive: the thread that completes futures may need it.
 atexit.register(_C.stop)

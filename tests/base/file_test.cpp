@@ -1,13 +1,20 @@
 #include "caravan/base/file.h"
 
+#include <csignal>
 #include <string>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/content_hash.h"
+#include "caravan/base/file_lock.h"
+#include "caravan/base/json_reader.h"
+#include "caravan/data/tokenizer.h"
+#include "caravan/nn/hf_config.h"
 #include "tests/data/support.h"
 
 namespace caravan {
@@ -92,6 +99,75 @@ TEST(ContentHash, IsXxh3AndDoesNotDependOnCuts) {
   ContentHasher number;
   number.update(uint64_t{0x0807060504030201});
   EXPECT_EQ(number.value(), content_hash("\1\2\3\4\5\6\7\10"));
+}
+
+TEST(FileLock, ExcludesOthersNamesTheHolderAndDiesWithIt) {
+  const TemporaryFolder folder;
+  {
+    const FileLock first(folder / "lock", "the first", "test");
+    ASSERT_TRUE(first.is_held());
+    const FileLock second(folder / "lock", "the second", "test");
+    EXPECT_FALSE(second.is_held());
+    EXPECT_TRUE(second.is_supported());
+    EXPECT_EQ(second.holder(), "the first");
+    // Another descriptor that is closed does not release it, as it would a lock of the process.
+    EXPECT_EQ(read_file(folder / "lock"), "the first");
+    EXPECT_FALSE(FileLock(folder / "lock", "the third", "test").is_held());
+  }
+  FileLock later(folder / "lock", "it", "test");
+  EXPECT_TRUE(later.is_held());
+  EXPECT_EQ(read_file(folder / "lock"), "it");
+  FileLock moved = std::move(later);
+  EXPECT_TRUE(moved.is_held());
+  EXPECT_FALSE(FileLock(folder / "lock", "other", "test").is_held());
+}
+
+TEST(FileLock, IsReleasedByAKill) {
+  const TemporaryFolder folder;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const FileLock lock(folder / "lock", "child", "test");
+    const char byte = lock.is_held() ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) == 1) pause();
+    _exit(1);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  EXPECT_EQ(FileLock(folder / "lock", "parent", "test").holder(), "child");
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(FileLock(folder / "lock", "parent", "test").is_held());
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST(JsonDepth, IsLimitedInEveryFormat) {
+  const TemporaryFolder folder;
+  const std::string deep = "{\"a\":" + std::string(400'000, '[');
+  write_file(folder / "tokenizer.json", deep);
+  EXPECT_NE(message_of<DataError>([&] { Tokenizer::load(folder / "tokenizer.json"); }).find("more than 100 deep"),
+            std::string::npos);
+  EXPECT_NE(message_of<DataError>([&] { parse_huggingface_config(deep, "config.json"); }).find("more than 100 deep"),
+            std::string::npos);
+}
+
+TEST(JsonDepth, IsLimitedBeforeParsing) {
+  const auto nested = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_NO_THROW(check_json_depth(nested(100), "file", "test"));
+  EXPECT_NE(message_of<DataError>([&] {
+              check_json_depth(nested(101), "some.json", "test");
+            }).find("some.json: nests arrays and objects more than 100 deep, at byte 100"),
+            std::string::npos);
+  EXPECT_THROW(check_json_depth(std::string(400'000, '{'), "file", "test"), DataError);
+  // Brackets in strings, behind escaped quotes too, and values beside each other do not count.
+  EXPECT_NO_THROW(
+      check_json_depth("[\"" + std::string(500, '[') + "\\\"" + std::string(500, '{') + "\"]", "file", "test"));
+  std::string flat;
+  for (int i = 0; i < 500; ++i) flat += "[{}],";
+  EXPECT_NO_THROW(check_json_depth(flat, "file", "test"));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ double correlation(const std::vector<float>& a, const std::vector<float>& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), 0.0) / static_cast<double>(a.size());
 }
 
-// The vectors the authors of Philox publish with Random123 (kat_vectors, philox4x32, 10 rounds).
+// The known-answer vectors of Random123 by the authors of Philox (kat_vectors, philox4x32, 10 rounds).
 TEST(Philox, KnownAnswers) {
   using Words = std::array<uint32_t, 4>;
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -73,7 +73,7 @@ TEST(RandomStream, DrawsAreThoseOfItsBits) {
   }
 }
 
-// 1e-6: some units in the last place of polynomials whose result is below 7.
+// 1e-6: a few units in the last place of polynomials with results below 7.
 TEST(RandomStream, NormalsAreBoxMullerOfItsBits) {
   const RandomStream stream(5, "normal");
   const auto draws = normals(stream, 0, 20000);
@@ -131,7 +131,7 @@ TEST(RandomStream, NormalsHaveNormalMomentsAndDistribution) {
                          std::abs(cdf - static_cast<double>(k + 1) / kCount)});
   }
   EXPECT_LT(distance, 1.95 * error);
-  EXPECT_GT(draws.back(), 4.5);  // the tail is there: 4 of a million lie beyond 4.5 on each side
+  EXPECT_GT(draws.back(), 4.5);  // tails exist: 4 of a million are beyond 4.5 on each side
   EXPECT_LT(draws.front(), -4.5);
 }
 

@@ -21,7 +21,10 @@ const CheckpointInfo kInfo{.step = 5,
                            .optimizer_steps = 4,
                            .recipe = "[train]\nsteps = 9 # \"é\"\n",
                            .model = "{}",
-                           .tokenizer_hash = "abc"};
+                           .tokenizer_hash = "abc",
+                           .train_hash = "def",
+                           .validation_hash = "0123",
+                           .numerics = {.ranks = 3, .threads_per_rank = 2, .products = "onednn bf16=fp32"}};
 
 /// [12, 24] splits evenly over 1, 2, 3 and 4 ranks on both dims.
 Whole tensors() {
@@ -39,7 +42,7 @@ std::vector<int64_t> uneven(int n) {
   return rows[static_cast<size_t>(n - 1)];
 }
 
-/// The layouts of a [12, 24] tensor on a mesh, every kind there is.
+/// Layouts of a [12, 24] tensor on a mesh, one of each kind.
 std::vector<Layout> layouts(const Axes& axes) {
   const int n = axes.front().size;
   std::vector<Layout> all{{}, {{"dp", Shard{0}}}, {{"dp", Shard{1}}}, {{"dp", Shard{.dim = 0, .sizes = uneven(n)}}}};
@@ -146,7 +149,7 @@ TEST(Checkpoint, KeepsTheNewestAndClearsWhatAKilledRunLeft) {
   const Whole saved{{"w", at::ones({3})}};
   fs::create_directories(run / ".step_000009.tmp/deep");
   write_file(run / "train.log", "a line\n");
-  fs::create_directories(run / "step_000000");  // holds no manifest: is none
+  fs::create_directories(run / "step_000000");  // without a manifest: not a checkpoint
   for (const int64_t step : {1, 2, 3}) save(run.path(), step, saved, 2);
   EXPECT_EQ(entries(run.path()), (std::vector<std::string>{"step_000000", "step_000002", "step_000003", "train.log"}));
   save(run.path(), 1'234'567, saved, 0);
@@ -177,7 +180,7 @@ TEST(Checkpoint, WhatOneRankCannotWriteNoRankHasWritten) {
     std::vector<std::string> messages(3);
     on_ranks({{"dp", 3}}, [&](const Mesh& mesh) {
       std::vector<CheckpointPiece> pieces = invariant_pieces(saved, mesh);
-      // A shard of 2^60 bytes: no disk has the room for it.
+      // A shard of 2^60 bytes, which no disk can hold.
       if (mesh.rank() == failing) {
         for (CheckpointPiece& piece : pieces) piece.box.size = {int64_t{1} << 58};
       }

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-/// A sound checkpoint of two ranks, to be damaged: "w" [6, 4] in two pieces of rows, "v" [5] in one.
+/// A valid checkpoint of two ranks, which each test damages: "w" [6, 4] in two pieces of rows, "v" [5] in one piece.
 class Damaged : public ::testing::Test {
  protected:
   Damaged() {
@@ -34,7 +34,7 @@ class Damaged : public ::testing::Test {
   }
 
   json manifest() const { return json::parse(read_file(folder_ / "manifest.json")); }
-  /// Writes a manifest that nobody can tell from one of the library by its hash.
+  /// Writes a manifest with a correct hash.
   void write(json manifest) const {
     manifest.erase("hash");
     manifest["hash"] = content_hash(manifest.dump()).hex();
@@ -99,6 +99,23 @@ TEST_F(Damaged, AnyAlteredByteOfTheManifestIsFound) {
   }
 }
 
+/// Written before manifests knew the data and the numerics of a run.
+TEST_F(Damaged, AManifestOfTheFirstVersionIsRead) {
+  json first = manifest();
+  first["version"] = 1;
+  first.erase("data");
+  first.erase("numerics");
+  write(first);
+  read();
+  EXPECT_EQ(CheckpointReader(folder_).info().train_hash, "");
+  EXPECT_EQ(CheckpointReader(folder_).info().numerics, Numerics{});
+}
+
+TEST_F(Damaged, AManifestOfNestedBracketsIsRefused) {
+  write_file(folder_ / "manifest.json", std::string(400'000, '[') + std::string(400'000, ']'));
+  EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("manifest.json: nests arrays and objects more than"));
+}
+
 TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
   const int64_t huge = int64_t{1} << 62;
   const auto piece = [](json& root, int i) -> json& { return root["tensors"]["w"]["pieces"][i]; };
@@ -107,11 +124,11 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        [&](json& root) {
          root["tensors"]["w"]["shape"] = {huge, 4};
        }},
-      {"24 elements, but 18014398509481984",
+      {"24 elements, but its shape has 18014398509481984",
        [&](json& root) {
          root["tensors"]["w"]["shape"] = {int64_t{1} << 48, 64};
        }},
-      {"w has pieces of 24 elements, but 28",
+      {"w has pieces of 24 elements, but its shape has 28",
        [&](json& root) {
          root["tensors"]["w"]["shape"] = {7, 4};
        }},
@@ -132,7 +149,7 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        [&](json& root) {
          piece(root, 1)["size"] = {INT64_MAX, 4};
        }},
-      {"w has a piece with another number of dims", [&](json& root) { piece(root, 1)["size"] = {12}; }},
+      {"w has a piece with a different number of dims", [&](json& root) { piece(root, 1)["size"] = {12}; }},
       {"w is not a whole number",
        [&](json& root) {
          piece(root, 1)["offset"] = {-3, 0};
@@ -147,7 +164,13 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        }},
       {"step is not a whole number", [&](json& root) { root["step"] = -1; }},
       {"position is not a whole number", [&](json& root) { root["position"] = 1e300; }},
-      {"version is 2", [&](json& root) { root["version"] = 2; }},
+      {"version is 3", [&](json& root) { root["version"] = 3; }},
+      {"version is 0", [&](json& root) { root["version"] = 0; }},
+      {"has no 'version'", [&](json& root) { root.erase("version"); }},
+      {"unknown key 'data'", [&](json& root) { root["version"] = 1; }},
+      {"has no 'numerics'", [&](json& root) { root.erase("numerics"); }},
+      {"data.train is not a string", [&](json& root) { root["data"]["train"] = 1; }},
+      {"numerics.threads_per_rank is not a whole", [&](json& root) { root["numerics"]["threads_per_rank"] = -1; }},
       {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "../rank_00001.safetensors"; }},
       {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "/etc/passwd"; }},
       {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = ".."; }},
@@ -156,12 +179,12 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        [&](json& root) {
          root["files"]["../x"] = {{"bytes", 1}, {"hash", ""}};
        }},
-      {"lies in a file that is not listed", [&](json& root) { piece(root, 1)["file"] = "other.safetensors"; }},
+      {"is in a file that is not listed", [&](json& root) { piece(root, 1)["file"] = "other.safetensors"; }},
       {"cannot be found",
        [&](json& root) {
          root["files"]["gone"] = {{"bytes", 1}, {"hash", ""}};
        }},
-      {"bytes, not the 9 that were written", [&](json& root) { root["files"]["rank_00000.safetensors"]["bytes"] = 9; }},
+      {"bytes, but 9 were written", [&](json& root) { root["files"]["rank_00000.safetensors"]["bytes"] = 9; }},
       {"does not have the hash", [&](json& root) { root["files"]["rank_00000.safetensors"]["hash"] = "00"; }},
       {"unknown key 'more'", [&](json& root) { root["more"] = 1; }},
       {"unknown key 'more'", [&](json& root) { piece(root, 0)["more"] = 1; }},
@@ -169,14 +192,13 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
       {"recipe is not a string", [&](json& root) { root["recipe"] = 3; }},
       {"files, tensors are not objects", [&](json& root) { root["tensors"] = json::array(); }},
       {"w is not a list", [&](json& root) { root["tensors"]["w"]["shape"] = "6"; }},
-      {"its manifest says F64", [&](json& root) { root["tensors"]["w"]["dtype"] = "F64"; }},
+      {"but the manifest says F64", [&](json& root) { root["tensors"]["w"]["dtype"] = "F64"; }},
       {"zzz", [&](json& root) { piece(root, 0)["key"] = "zzz"; }},
   };
   for (const auto& [fact, change] : changes) EXPECT_THAT(refusal(change), HasSubstr(fact));
 }
 
-/// A manifest may be sound in itself and speak of more than its files hold: check() finds that before the caller
-/// allocates.
+/// A manifest may be consistent but describe more than its files hold. check() finds that before the caller allocates.
 TEST_F(Damaged, AShapeThatTheShardsDoNotHoldIsRefused) {
   json root = manifest();
   const int64_t rows = int64_t{1} << 50;

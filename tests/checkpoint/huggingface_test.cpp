@@ -1,6 +1,7 @@
 #include "caravan/checkpoint/huggingface.h"
 
 #include <gmock/gmock.h>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -42,7 +43,7 @@ Exported export_to(const fs::path& folder, ModelKind kind, bool tied = true) {
   for (const Parameter* parameter : model.parameters()) {
     out.parameters.emplace_back(parameter->name(), parameter->rest().detach().clone());
   }
-  write_huggingface(folder, out.config, out.parameters, out.tokenizer);
+  write_huggingface(folder, out.config, out.parameters, out.tokenizer, {special_tokens(out.tokenizer), {}});
   return out;
 }
 
@@ -93,11 +94,11 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
   write_file(folder / "model.safetensors", weights.substr(0, weights.size() - 4));
   EXPECT_THAT(refusal(), HasSubstr("model.safetensors"));
   fs::remove(folder / "model.safetensors");
-  EXPECT_THAT(refusal(), HasSubstr("holds no model.safetensors"));
+  EXPECT_THAT(refusal(), HasSubstr("has no model.safetensors"));
   write_file(folder / "model.safetensors.index.json", "[]");
-  EXPECT_THAT(refusal(), HasSubstr("no weight_map"));
+  EXPECT_THAT(refusal(), HasSubstr("has no weight_map"));
   write_file(folder / "model.safetensors.index.json", R"({"weight_map": {"w": "../../secret"}})");
-  EXPECT_THAT(refusal(), HasSubstr("w lies in no file"));
+  EXPECT_THAT(refusal(), HasSubstr("w has no file name"));
   write_file(folder / "model.safetensors", weights);
 
   const std::string tokenizer = read_file(folder / "tokenizer.json");
@@ -111,6 +112,55 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
   write_file(folder / "tokenizer.json", tokenizer);
   fs::remove(folder / "config.json");
   EXPECT_THAT(refusal(), HasSubstr("config.json"));
+}
+
+/// A folder whose tokenizer has no end-of-text token by name: what ends a text stands in the other files only.
+TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
+  const TemporaryFolder folder;
+  const Exported out = export_to(folder / "made", ModelKind::llama);
+  const std::map<std::string, std::string> files{
+      {"generation_config.json", "{ \"eos_token_id\": [97, 98],\n\"do_sample\": true, \"vendor\": {\"x\": 1}}"},
+      {"tokenizer_config.json", R"({"eos_token": {"content": "a"}, "chat_template": "{{ m }}"})"},
+      {"special_tokens_map.json", "{\"pad_token\": \"!\"}\n"},
+      {"chat_template.jinja", "{% for m in messages %}\xc3\xa9\n"}};
+  const SpecialTokens tokens{.begin = 65, .end = {97, 99}, .pad = 33};
+  const auto expect_kept = [&](const SpecialTokens& got_tokens, const std::map<std::string, std::string>& got_files,
+                               const Tokenizer& tokenizer) {
+    EXPECT_EQ(got_tokens, tokens);
+    EXPECT_EQ(got_files, files);
+    EXPECT_EQ(tokenizer.end_of_text(), 97);
+  };
+  write_huggingface(folder / "theirs", out.config, out.parameters, Tokenizer::bytes(), {tokens, files});
+  const HuggingFaceModel read = read_huggingface(folder / "theirs");
+  expect_kept(read.text.tokens, read.text.files, read.tokenizer);
+  EXPECT_EQ(read.text.generation().end, (std::vector<int64_t>{97, 98}));
+
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) { import_run(read, folder / "run", mesh); });
+  const LoadedModel run = load_model(folder / "run", one_rank());
+  expect_kept(run.text.tokens, run.text.files, run.tokenizer);
+  write_huggingface(folder / "again", run.model->config(), read.parameters, run.tokenizer, run.text);
+  for (const auto& entry : fs::directory_iterator(folder / "theirs")) {
+    const fs::path name = entry.path().filename();
+    EXPECT_EQ(read_file(folder / "again" / name), read_file(entry.path())) << name;
+  }
+
+  write_file(folder / "theirs/generation_config.json", "{");
+  EXPECT_THAT(message_of<DataError>([&] { read_huggingface(folder / "theirs"); }), HasSubstr("generation_config.json"));
+  fs::remove(folder / "theirs/generation_config.json");
+  write_file(folder / "theirs/tokenizer_config.json", "[]");
+  EXPECT_THAT(message_of<DataError>([&] { read_huggingface(folder / "theirs"); }), HasSubstr("tokenizer_config.json"));
+}
+
+/// config.json alone names the token; the run must know it when it is trained further, with nothing but its own files.
+TEST(HuggingFaceFolder, ARunKnowsTheEndOfTextThatOnlyConfigJsonNames) {
+  const TemporaryFolder folder;
+  const Exported out = export_to(folder / "theirs", ModelKind::gpt2);
+  write_huggingface(folder / "theirs", out.config, out.parameters, Tokenizer::bytes(), {{.end = {98}}, {}});
+  fs::remove(folder / "theirs/tokenizer_config.json");
+  on_ranks({{"dp", 1}},
+           [&](const Mesh& mesh) { import_run(read_huggingface(folder / "theirs"), folder / "run", mesh); });
+  EXPECT_EQ(Tokenizer::load(folder / "run/tokenizer.json").end_of_text(), 98);
+  EXPECT_EQ(load_model(folder / "run", one_rank()).text.tokens, (SpecialTokens{.end = {98}}));
 }
 
 TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
@@ -144,7 +194,8 @@ TEST(LoadModel, RefusesAModelThatTheCheckpointCannotHold) {
     save_checkpoint(run.path(), {.model = huggingface_config(config), .tokenizer_hash = tokenizer.hash().hex()},
                     invariant_pieces({{"w", at::ones({3})}}, mesh), mesh.world(), 0);
   });
-  EXPECT_THAT(message_of<DataError>([&] { load_model(run.path(), one_rank()); }), HasSubstr("but holds 3 numbers"));
+  EXPECT_THAT(message_of<DataError>([&] { load_model(run.path(), one_rank()); }),
+              HasSubstr("holds 3 numbers, but its model has"));
 }
 
 }  // namespace

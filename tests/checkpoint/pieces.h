@@ -8,12 +8,12 @@
 #include <ATen/ATen.h>
 
 #include "caravan/checkpoint/checkpoint.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/mesh/mesh.h"
 
 namespace caravan::testing {
 
-/// Tensors that a test saves and reads: whole, by name.
+/// Whole tensors by name, which a test saves and reads.
 using Whole = std::map<std::string, at::Tensor>;
 
 inline int ranks_of(const std::vector<AxisSize>& axes) {
@@ -22,7 +22,7 @@ inline int ranks_of(const std::vector<AxisSize>& axes) {
   return ranks;
 }
 
-/// Thread ranks with a mesh; waits end after 20 s.
+/// Runs `body` on thread ranks with a mesh. Calls time out after 20 s.
 inline void on_ranks(const std::vector<AxisSize>& axes, const std::function<void(const Mesh&)>& body) {
   run_thread_ranks(ranks_of(axes), [&](const auto& world) { body(Mesh::create(world, axes)); },
                    {.timeout = std::chrono::seconds(20)});
@@ -36,7 +36,7 @@ inline at::Tensor cut(const at::Tensor& whole, const Box& box) {
   return piece.contiguous();
 }
 
-/// This rank's piece of `whole`, laid out so.
+/// This rank's piece of `whole` in a layout.
 inline CheckpointPiece piece_of(const std::string& name, const at::Tensor& whole, const Layout& layout,
                                 const Mesh& mesh) {
   Parameter parameter(name, {.shape = whole.sizes().vec()});
@@ -45,7 +45,7 @@ inline CheckpointPiece piece_of(const std::string& name, const at::Tensor& whole
   return checkpoint_piece(name, parameter, parameter.rest(), mesh);
 }
 
-/// Every tensor whole on every rank.
+/// Every tensor replicated on every rank.
 inline std::vector<CheckpointPiece> invariant_pieces(const Whole& tensors, const Mesh& mesh) {
   std::vector<CheckpointPiece> pieces;
   for (const auto& [name, tensor] : tensors) pieces.push_back(piece_of(name, tensor, {}, mesh));

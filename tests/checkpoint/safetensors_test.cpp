@@ -29,7 +29,7 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-/// A file of this header and so many bytes of data.
+/// A file with this header and this many bytes of data.
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t size = header.size();
   return std::string(reinterpret_cast<const char*>(&size), sizeof size) + header + std::string(data_bytes, '\1');
@@ -48,7 +48,7 @@ class Safetensors : public testing::Test {
   }
 };
 
-/// python.safetensors is by Python's package: see tests/data/fixtures/make.py.
+/// python.safetensors was written by the Python package: see tests/data/fixtures/make.py.
 TEST_F(Safetensors, ReadsWhatPythonWrites) {
   const SafetensorsFile file(saved_by_python("python.safetensors"));
   EXPECT_EQ(file.tensors().size(), 9U);
@@ -70,7 +70,7 @@ TEST_F(Safetensors, ReadsWhatPythonWrites) {
   check("bool", Dtype::boolean, {2, 1}, std::vector<uint8_t>{1, 0});
 }
 
-/// aligned.safetensors was built from the rules of the format and loaded by Python's package.
+/// aligned.safetensors was built by hand from the specification; the Python package loads it.
 TEST_F(Safetensors, WritesWhatPythonReads) {
   const std::vector<SafetensorsSpec> specs{{"w", Dtype::fp32, {2, 2}},
                                            {"none", Dtype::int32, {0}},
@@ -124,7 +124,7 @@ TEST_F(Safetensors, TheWriterRefusesMisuse) {
   EXPECT_THROW(writer.append("b", {}), UsageError);
   EXPECT_THROW(writer.append("a", bytes_of(three)), UsageError);
   writer.append("a", bytes_of(three).first(4));
-  EXPECT_NE(message_of<UsageError>([&] { writer.finish(); }).find("lacks 4 bytes"), std::string::npos);
+  EXPECT_NE(message_of<UsageError>([&] { writer.finish(); }).find("4 bytes are missing"), std::string::npos);
 }
 
 TEST_F(Safetensors, NamesTheNearestTensor) {
@@ -132,7 +132,7 @@ TEST_F(Safetensors, NamesTheNearestTensor) {
   EXPECT_TRUE(file.has("bf16"));
   EXPECT_FALSE(file.has("bf61"));
   const auto message = message_of<DataError>([&] { file.bytes("bf161"); });
-  EXPECT_NE(message.find("has no tensor bf161 among its 9"), std::string::npos) << message;
+  EXPECT_NE(message.find("has 9 tensors, but not bf161"), std::string::npos) << message;
   EXPECT_NE(message.find("the nearest name is bf16"), std::string::npos) << message;
 }
 
@@ -146,12 +146,12 @@ TEST_F(Safetensors, RefusesFilesThatAreNone) {
   EXPECT_THROW(SafetensorsFile{folder.path()}, DataError);
 }
 
-/// Cut anywhere, or with a byte more, it is another file.
+/// Truncated anywhere, or with one more byte, the file is invalid.
 TEST_F(Safetensors, RefusesATruncatedFile) {
   for (const char* name : {"python.safetensors", "aligned.safetensors"}) {
     const std::string whole = read_file(saved_by_python(name));
     for (size_t size = 0; size < whole.size(); ++size) refusal(std::string_view(whole).substr(0, size));
-    EXPECT_NE(refusal(whole + "x").find("its header speaks of"), std::string::npos);
+    EXPECT_NE(refusal(whole + "x").find("but the header describes"), std::string::npos);
   }
 }
 
@@ -159,7 +159,7 @@ TEST_F(Safetensors, RefusesAHugeHeader) {
   for (const uint64_t size : {uint64_t{9}, uint64_t{100'000'001}, uint64_t{1} << 62, ~uint64_t{0}, ~uint64_t{7}}) {
     std::string content(16, ' ');
     std::memcpy(content.data(), &size, sizeof size);
-    EXPECT_NE(refusal(content).find("but its header"), std::string::npos) << size;
+    EXPECT_NE(refusal(content).find("but a header of"), std::string::npos) << size;
   }
 }
 
@@ -203,20 +203,20 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"Number", R"({"a":3})", 0, "other keys"}, BadHeader{"NoKeys", R"({"a":{}})", 0, "other keys"},
         BadHeader{"FourKeys", R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1],"x":1}})", 1, "other keys"},
         BadHeader{"NoShape", R"({"a":{"dtype":"U8","size":[],"data_offsets":[0,1]}})", 1, "other keys"},
-        BadHeader{"ShapeNumber", one("U8", "1", "[0,1]"), 1, "gives a no dtype, shape"},
-        BadHeader{"ThreeOffsets", one("U8", "[1]", "[0,1,1]"), 1, "gives a no dtype, shape"},
-        BadHeader{"DtypeNumber", R"({"a":{"dtype":1,"shape":[],"data_offsets":[0,1]}})", 1, "no dtype"},
+        BadHeader{"ShapeNumber", one("U8", "1", "[0,1]"), 1, "lacks dtype, shape"},
+        BadHeader{"ThreeOffsets", one("U8", "[1]", "[0,1,1]"), 1, "lacks dtype, shape"},
+        BadHeader{"DtypeNumber", R"({"a":{"dtype":1,"shape":[],"data_offsets":[0,1]}})", 1, "lacks dtype"},
         BadHeader{"Dtype", one("F8_E4M3", "[1]", "[0,1]"), 1, "convert it to one of F32, F64"},
-        BadHeader{"DtypeCase", one("f32", "[1]", "[0,4]"), 4, "the dtype 'f32'"},
-        BadHeader{"WrongDtype", one("F64", "[1]", "[0,4]"), 4, "gives a 4 bytes, but F64 [1] has 8"},
-        BadHeader{"NegativeSize", one("U8", "[-1]", "[0,1]"), 1, "no whole number"},
-        BadHeader{"FractionalSize", one("U8", "[1.0]", "[0,1]"), 1, "no whole number"},
+        BadHeader{"DtypeCase", one("f32", "[1]", "[0,4]"), 4, "of dtype 'f32'"},
+        BadHeader{"WrongDtype", one("F64", "[1]", "[0,4]"), 4, "has 4 bytes for a, but F64 [1] takes 8"},
+        BadHeader{"NegativeSize", one("U8", "[-1]", "[0,1]"), 1, "not a whole number"},
+        BadHeader{"FractionalSize", one("U8", "[1.0]", "[0,1]"), 1, "not a whole number"},
         BadHeader{"NestedSize", one("U8", "[{}]", "[0,1]"), 1, "nested too deeply"},
-        BadHeader{"TextSize", one("U8", "[\"1\"]", "[0,1]"), 1, "no whole number"},
-        BadHeader{"HugeSize", one("U8", "[18446744073709551616]", "[0,1]"), 1, "no whole number"},
+        BadHeader{"TextSize", one("U8", "[\"1\"]", "[0,1]"), 1, "not a whole number"},
+        BadHeader{"HugeSize", one("U8", "[18446744073709551616]", "[0,1]"), 1, "not a whole number"},
         BadHeader{"Overflow", one("F32", "[4294967296,4294967296,4]", "[0,0]"), 0, "impossible shape"},
         BadHeader{"OverflowTimesZero", one("F32", "[9223372036854775807,4,0]", "[0,0]"), 0, "impossible shape"},
-        BadHeader{"NegativeOffset", one("U8", "[1]", "[-1,0]"), 1, "no whole number"},
+        BadHeader{"NegativeOffset", one("U8", "[1]", "[-1,0]"), 1, "not a whole number"},
         BadHeader{"Backwards", one("U8", "[1]", "[1,0]"), 1, "at bytes 1 to 0"},
         BadHeader{"Outside", one("U8", "[9]", "[0,9]"), 8, "at bytes 0 to 9 of 8"},
         BadHeader{"FarOutside", one("U8", "[9223372036854775807]", "[0,9223372036854775807]"), 8, "of 8"},
@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"SameBytes", two("[0,4]", "[0,4]"), 4, "an overlap"},
         BadHeader{"Gap", two("[0,4]", "[5,9]"), 9, "a gap before b"},
         BadHeader{"GapInFront", one("U8", "[1]", "[1,2]"), 2, "a gap before a"},
-        BadHeader{"Unclaimed", one("U8", "[1]", "[0,1]"), 2, "has 2 bytes of tensors, its header speaks of 1"},
+        BadHeader{"Unclaimed", one("U8", "[1]", "[0,1]"), 2, "has 2 bytes of tensors, but the header describes 1"},
         BadHeader{"NameTwice",
                   R"({"a":)" + entry("U8", "[1]", "[0,1]") + R"(,"a":)" + entry("U8", "[1]", "[1,2]") + "}", 2,
                   "names 'a' twice"},
@@ -232,11 +232,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "names 'dtype' twice"},
         BadHeader{"MetadataTwice", R"({"__metadata__":{},"__metadata__":{}})", 0, "names '__metadata__' twice"},
         BadHeader{"MetadataKeyTwice", R"({"__metadata__":{"k":"1","k":"2"}})", 0, "names 'k' twice"},
-        BadHeader{"MetadataNumber", R"({"__metadata__":{"k":1}})", 0, "that is no string"},
-        BadHeader{"MetadataList", R"({"__metadata__":[]})", 0, "no object"}),
+        BadHeader{"MetadataNumber", R"({"__metadata__":{"k":1}})", 0, "that is not a string"},
+        BadHeader{"MetadataList", R"({"__metadata__":[]})", 0, "not an object"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-/// Zero bytes long, and anywhere on a border: allowed, as Python's package allows it.
+/// Tensors without elements may start at any boundary between tensors, as in the Python package.
 TEST_F(Safetensors, EmptyTensorsMayShareABorder) {
   const std::string header = R"({"a":)" + entry("U8", "[0]", "[0,0]") + R"(,"b":)" + entry("U8", "[2,0]", "[0,0]") +
                              R"(,"c":)" + entry("U8", "[2]", "[0,2]") + R"(,"d":)" + entry("I64", "[0]", "[2,2]") + "}";

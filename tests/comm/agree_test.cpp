@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 
 namespace caravan {
 namespace {

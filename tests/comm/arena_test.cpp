@@ -3,7 +3,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::testing {
@@ -37,7 +37,7 @@ TEST(Arena, MemoryIsAlignedAndZeroedEachTime) {
       EXPECT_TRUE(is_zero(memory, kBytes));
       std::memset(memory.get(), 0xff, kBytes);
       if (first == nullptr) first = memory.get();
-      EXPECT_EQ(memory.get(), first) << "what was freed is given out again";
+      EXPECT_EQ(memory.get(), first) << "freed memory is reused";
     }
   });
 }
@@ -55,7 +55,7 @@ TEST(Arena, WhatPeersStillReadIsNotGivenOutAgain) {
     std::shared_ptr<void> memory = world->allocate(kBytes);
     const void* const place = memory.get();
     Work work = world->all_reduce_async(floats(memory), floats(memory), ReduceOp::sum);
-    memory.reset();  // while the other rank may not even have begun
+    memory.reset();  // the other rank may not have started yet
     const std::shared_ptr<void> next = world->allocate(kBytes);
     EXPECT_TRUE(work.done() || next.get() != place);
     work.wait();
@@ -76,7 +76,7 @@ TEST(Arena, TooMuchIsAnError) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const std::string text = error_of<ResourceError>([&] { world->allocate(size_t{1} << 62); });
     EXPECT_THAT(text, HasSubstr("no room for"));
-    world->barrier();  // the communicator goes on
+    world->barrier();  // the communicator still works
   });
 }
 
@@ -93,7 +93,7 @@ TEST(SharedBuffer, IsOneMemoryAndItsGatherIsAView) {
       for (int64_t i = 0; i < kCount; i += 97) EXPECT_EQ(all[rank * kCount + i], rank * 1000 + i % 7);
     }
     world->barrier();
-    // A part that comes from elsewhere is copied in, by its owner alone.
+    // A part that lies in another buffer is copied by its owner only.
     const std::shared_ptr<void> part = world->allocate(kBytes);
     std::fill_n(static_cast<float*>(part.get()), kCount, static_cast<float>(world->rank() + 5));
     world->all_gather(floats(part), floats(memory, 3 * kCount));

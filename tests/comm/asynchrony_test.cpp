@@ -7,22 +7,22 @@
 namespace caravan::testing {
 namespace {
 
-std::vector<int> everybody(const Communicator& comm) {
+std::vector<int> all_ranks(const Communicator& comm) {
   std::vector<int> ranks(comm.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-/// A few sizes in turn: less than a chunk, more than one.
+/// Alternates sizes of less and more than one chunk.
 int64_t count_of(int i) { return i % 4 == 3 ? 90'001 : 10 * i; }
 
 }  // namespace
 
-/// Each rank waits for the same operations in another order, on two communicators at once.
+/// Each rank waits for the same operations in a different order, on two communicators.
 TEST_P(Asynchrony, AnyOrderOfWaits) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     constexpr int kOperations = 16;
-    const auto other = world->split(everybody(*world), "other");
+    const auto other = world->split(all_ranks(*world), "other");
     std::vector<Data> data;
     std::vector<Work> works;
     for (int i = 0; i < kOperations; ++i) data.push_back(input_of(world->rank(), count_of(i), Dtype::fp32, i));
@@ -42,7 +42,7 @@ TEST_P(Asynchrony, AnyOrderOfWaits) {
   });
 }
 
-TEST_P(Asynchrony, AWaitThatEndsEarlyMayBeTakenUpAgain) {
+TEST_P(Asynchrony, AWaitThatTimesOutMayBeRepeated) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     if (world->size() == 1) return;
     Data data = input_of(world->rank(), 5000, Dtype::fp32);
@@ -50,7 +50,7 @@ TEST_P(Asynchrony, AWaitThatEndsEarlyMayBeTakenUpAgain) {
     if (world->rank() != 0) world->recv(go.buffer(), 0);
     Work work = world->all_reduce_async(data.buffer(), data.buffer(), ReduceOp::sum);
     if (world->rank() == 0) {
-      EXPECT_FALSE(work.wait_for(std::chrono::milliseconds(5))) << "nobody else has begun";
+      EXPECT_FALSE(work.wait_for(std::chrono::milliseconds(5))) << "no other rank has begun";
       EXPECT_EQ(work.error(), nullptr);
       for (int peer = 1; peer < world->size(); ++peer) world->send(go.const_buffer(), peer);
     }
@@ -61,11 +61,11 @@ TEST_P(Asynchrony, AWaitThatEndsEarlyMayBeTakenUpAgain) {
   });
 }
 
-/// Rank 0 waits on one communicator for what the others give only after it has progressed on the other.
+/// Rank 0 waits on one communicator for ranks that call only after it has made progress on the other one.
 TEST_P(Asynchrony, WaitProgressesTheOtherCommunicators) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const auto other = world->split(everybody(*world), "other");
-    Data large = input_of(world->rank(), 300'001, Dtype::fp32, 1);  // many rounds: nobody completes it alone
+    const auto other = world->split(all_ranks(*world), "other");
+    Data large = input_of(world->rank(), 300'001, Dtype::fp32, 1);  // many rounds: no rank completes it alone
     Work first = other->all_reduce_async(large.buffer(), large.buffer(), ReduceOp::max);
     if (world->rank() == 0) {
       world->barrier();
@@ -83,7 +83,7 @@ TEST_P(Asynchrony, DroppedHandlesStillComplete) {
     std::vector<Data> data;
     for (int i = 0; i < 6; ++i) data.push_back(input_of(world->rank(), count_of(i), Dtype::int64, i));
     {
-      const auto part = world->split(everybody(*world), "part");
+      const auto part = world->split(all_ranks(*world), "part");
       for (int i = 0; i < 3; ++i) part->all_reduce_async(data[i].buffer(), data[i].buffer(), ReduceOp::min);
     }  // destroyed with operations outstanding: they are complete now
     for (int i = 3; i < 6; ++i) world->all_reduce_async(data[i].buffer(), data[i].buffer(), ReduceOp::min);

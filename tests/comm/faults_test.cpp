@@ -16,13 +16,13 @@ using ::testing::HasSubstr;
 
 constexpr std::chrono::milliseconds kSoon{150};
 
-std::vector<int> everybody(const Communicator& comm) {
+std::vector<int> all_ranks(const Communicator& comm) {
   std::vector<int> ranks(comm.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-/// One call in which rank 0 differs from the others, and how the two sides read in the error.
+/// A call in which rank 0 differs from the others, and the text of both sides in the error.
 struct Difference {
   std::string odd;     ///< of rank 0
   std::string common;  ///< of the others
@@ -75,7 +75,7 @@ std::vector<Difference> differences() {
            }},
           {"split", "barrier", [](Communicator& comm, bool odd) {
              if (odd) {
-               comm.split(everybody(comm), "part");
+               comm.split(all_ranks(comm), "part");
              } else {
                comm.barrier();
              }
@@ -88,20 +88,20 @@ TEST_P(Faults, DifferentCallsAreAnErrorOnEveryRank) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     for (const Difference& difference : differences()) {
       SCOPED_TRACE(difference.odd + " / " + difference.common);
-      const auto group = world->split(everybody(*world), "group");
+      const auto group = world->split(all_ranks(*world), "group");
       group->barrier();  // the next operation is number 1
       const auto call = [&] { difference.call(*group, group->rank() == 0); };
       const std::string error = error_of<CommError>(call);
       const std::string others = world->size() == 2 ? "rank 1: " : "ranks 1, ";
       EXPECT_THAT(error, AllOf(HasSubstr("rank 0: " + difference.odd), HasSubstr(others), HasSubstr(difference.common),
                                HasSubstr("at comm/faults_test.cpp:"), HasSubstr("operation 1")));
-      EXPECT_EQ(error_of<CommError>([&] { group->barrier(); }), error) << "it is dead, of the first error";
-      world->barrier();  // nothing else is
+      EXPECT_EQ(error_of<CommError>([&] { group->barrier(); }), error) << "it is dead, with its first error";
+      world->barrier();  // the world is not dead
     }
   });
 }
 
-/// Refused before anything is sent: the communicator goes on.
+/// Refused before anything is sent, so the communicator stays alive.
 TEST_P(Faults, WrongArgumentsAreRefused) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int n = world->size();
@@ -140,19 +140,19 @@ TEST_P(Faults, DifferentPartsAreNamed) {
     std::vector<float> in(100);
     std::vector<float> out(100);
     std::vector<int64_t> counts(n, 2);
-    // The odd rank thinks that rank 0 has 3 elements.
+    // The odd rank expects 3 elements from rank 0.
     if (odd) counts[0] = 3;
     const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
 
-    const auto gather = world->split(everybody(*world), "gather");
+    const auto gather = world->split(all_ranks(*world), "gather");
     const auto call = [&] {
       gather->all_gather({in.data(), 2, Dtype::fp32}, {out.data(), total, Dtype::fp32, {}}, counts);
     };
     const std::string right = n == 2 ? "(parts 2, 2)" : "(parts 2, 2,";
     EXPECT_THAT(error_of<CommError>(call), AllOf(HasSubstr(right), HasSubstr("(parts 3, 2")));
 
-    // Everybody sends 2 to each; the odd rank expects 3 of rank 0.
-    const auto exchange = world->split(everybody(*world), "exchange");
+    // All ranks send 2 elements to each rank; the odd rank expects 3 from rank 0.
+    const auto exchange = world->split(all_ranks(*world), "exchange");
     const std::vector<int64_t> sent(n, 2);
     const auto exchange_call = [&] {
       exchange->all_to_all({in.data(), 2 * n, Dtype::fp32}, {out.data(), total, Dtype::fp32, {}}, sent, counts);
@@ -166,10 +166,10 @@ TEST_P(Faults, DifferentPartsAreNamed) {
 
 TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const auto group = world->split(everybody(*world), "group");
+    const auto group = world->split(all_ranks(*world), "group");
     std::vector<float> data(8);
     if (group->rank() == 0) {
-      // The message is small enough to leave at once; the news comes with what is called next.
+      // A message this small is sent at once; the next call throws the error.
       const std::string error = error_of<CommError>([&] {
         group->send({data.data(), 8, Dtype::fp32}, 1, "letter");
         group->barrier();
@@ -188,8 +188,8 @@ TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
 TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
   GetParam().run(
       [](const std::shared_ptr<Communicator>& world) {
-        const auto group = world->split(everybody(*world), "data parallel");
-        const auto side = world->split(everybody(*world), "side");
+        const auto group = world->split(all_ranks(*world), "data parallel");
+        const auto side = world->split(all_ranks(*world), "side");
         const int late = world->size() - 1;
         group->barrier("the last call of all");
         if (world->rank() != late) {
@@ -203,19 +203,19 @@ TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
                             HasSubstr("did not come within"), HasSubstr("data parallel")));
           EXPECT_THAT(error, HasSubstr("world rank " + std::to_string(late) + " last called barrier \""));
         }
-        // done() has no time-out: the late rank is there, only not in the call.
+        // done() has no time-out: the late rank is alive, and only did not issue the call.
         Work work = side->barrier_async("all have their error");
         while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       },
       kSoon);
 }
 
-/// What the first ranks had begun before they gave up must not block the connection for everything else.
+/// Messages of an operation that was given up must not block the connection for other communicators.
 TEST_P(Faults, LateRankDisturbsNoOtherCommunicator) {
   GetParam().run(
       [](const std::shared_ptr<Communicator>& world) {
-        const auto group = world->split(everybody(*world), "group");
-        const auto side = world->split(everybody(*world), "side");
+        const auto group = world->split(all_ranks(*world), "group");
+        const auto side = world->split(all_ranks(*world), "side");
         const auto meet = [&](const char* what) {
           Work work = side->barrier_async(what);  // done() has no time-out
           for (int i = 0; i < 20'000 && !work.done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -240,7 +240,7 @@ TEST_P(Faults, LateRankDisturbsNoOtherCommunicator) {
 TEST_P(Faults, MissingSenderIsNamed) {
   GetParam().run(
       [](const std::shared_ptr<Communicator>& world) {
-        const auto side = world->split(everybody(*world), "side");
+        const auto side = world->split(all_ranks(*world), "side");
         if (world->rank() == 1) {
           int64_t number = 0;
           const std::string error = error_of<CommError>([&] {
@@ -257,7 +257,7 @@ TEST_P(Faults, MissingSenderIsNamed) {
 
 TEST_P(Faults, RankThatGivesUpIsNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const auto group = world->split(everybody(*world), "group");
+    const auto group = world->split(all_ranks(*world), "group");
     if (world->rank() == 1) world->abort("the disk is full");
     const std::string error = error_of<CommError>([&] {
       while (true) group->barrier();
@@ -269,7 +269,7 @@ TEST_P(Faults, RankThatGivesUpIsNamed) {
 
 TEST_P(Faults, RankThatLeavesIsNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    auto group = world->split(everybody(*world), "group");
+    auto group = world->split(all_ranks(*world), "group");
     if (world->rank() == 0) {
       group.reset();
     } else {
@@ -282,14 +282,14 @@ TEST_P(Faults, RankThatLeavesIsNamed) {
 
 TEST_P(Faults, ErrorEndsEverythingOutstanding) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
-    const auto group = world->split(everybody(*world), "group");
+    const auto group = world->split(all_ranks(*world), "group");
     std::vector<float> data(10);
     const Buffer buffer{data.data(), 10, Dtype::fp32, {}};
     const Buffer shorter{data.data(), group->rank() == 0 ? 5 : 6, Dtype::fp32, {}};
     Work good = group->broadcast_async(buffer, 0);
     Work bad = group->all_reduce_async(shorter, shorter, ReduceOp::sum, "bad");
     Work after;
-    // The error may be there before the third call.
+    // The third call may already throw the error.
     try {
       after = group->barrier_async();
     } catch (const CommError& error) {

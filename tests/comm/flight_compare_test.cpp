@@ -1,10 +1,9 @@
-#include "caravan/comm/flight_compare.h"
-
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/flight/compare.h"
 #include "tests/comm/flight_files.h"
 #include "tests/ranks/rank_case.h"
 

@@ -1,5 +1,3 @@
-#include "caravan/comm/flight_dump.h"
-
 #include <array>
 #include <cstdlib>
 #include <fstream>
@@ -9,8 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/flight_compare.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/flight/compare.h"
+#include "caravan/comm/flight/dump.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {

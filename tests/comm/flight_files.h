@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/flight_report.h"
+#include "caravan/comm/flight/report.h"
 
 namespace caravan::testing {
 

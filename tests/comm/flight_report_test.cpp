@@ -1,5 +1,3 @@
-#include "caravan/comm/flight_report.h"
-
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -9,6 +7,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/comm/flight/report.h"
 #include "tests/comm/flight_files.h"
 #include "tests/ranks/rank_case.h"
 
@@ -154,12 +153,12 @@ TEST_F(FlightFolder, BrokenFilesAreNamedWithThePlace) {
   EXPECT_THAT(refusal_of("[]"), HasSubstr("it is no object"));
   EXPECT_THAT(refusal_of(with("caravan flight 1", "caravan flight 9")), HasSubstr("\"format\" is not"));
   EXPECT_THAT(refusal_of(with("\"rank\": 1", "\"rank\": 3")), HasSubstr("\"rank\" is 3, not 0 to 2"));
-  EXPECT_THAT(refusal_of(with("\"backend\": \"shm\"", "\"backend\": 7")), HasSubstr("\"backend\" is no text"));
+  EXPECT_THAT(refusal_of(with("\"backend\": \"shm\"", "\"backend\": 7")), HasSubstr("\"backend\" is not a string"));
   EXPECT_THAT(refusal_of(with("\"operations\"", "\"operation\"")), HasSubstr("\"operations\" is no list"));
   EXPECT_THAT(refusal_of(with("\"verb\":\"reduce\"", "\"verb\":\"lessen\"")),
               HasSubstr("operation 0: \"verb\" is \"lessen\""));
   EXPECT_THAT(refusal_of(with("\"sequence\":1", "\"sequence\":\"1\"")),
-              HasSubstr("operation 1: \"sequence\" is no whole number"));
+              HasSubstr("operation 1: \"sequence\" is not an integer"));
   EXPECT_THAT(refusal_of(with("\"number\":2", "\"number\":1")), HasSubstr("operation 1: it is out of order"));
   EXPECT_THAT(refusal_of(with("\"group_rank\":1", "\"group_rank\":-1")), HasSubstr("\"group_rank\" is -1"));
   EXPECT_THAT(refusal_of(with("\"count\":10,", "")), HasSubstr("\"count\" is missing"));

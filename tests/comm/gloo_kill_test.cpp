@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/gloo.h"
+#include "caravan/comm/gloo/gloo.h"
 #include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing {

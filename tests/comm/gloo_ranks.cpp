@@ -1,57 +1,12 @@
 #include "tests/comm/gloo_ranks.h"
 
-#include <exception>
-#include <thread>
-#include <vector>
-
-#include "caravan/comm/gloo.h"
-#include "caravan/comm/peer_failure.h"
+#include "caravan/comm/gloo/gloo.h"
+#include "tests/comm/world_threads.h"
 
 namespace caravan::testing {
-namespace {
-
-struct Failures {
-  std::exception_ptr cause;
-  std::exception_ptr echo;
-};
-
-void run_rank(const RankInfo& info, const std::shared_ptr<Store>& store, const CommOptions& options,
-              const RankBody& body, Failures& failures) {
-  std::shared_ptr<Communicator> world;
-  try {
-    world = make_gloo_world(info, store, options);
-    body(world);
-  } catch (const PeerFailure& exception) {
-    failures.echo = std::current_exception();
-    if (world != nullptr) world->abort(exception.what());
-  } catch (const std::exception& exception) {
-    failures.cause = std::current_exception();
-    if (world != nullptr) world->abort(exception.what());
-  }
-}
-
-}  // namespace
 
 void run_gloo_ranks(int num_ranks, const RankBody& body, const CommOptions& options) {
-  const auto store = local_store();
-  std::vector<Failures> failures(static_cast<size_t>(num_ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    RankInfo info;
-    info.rank = rank;
-    info.world_size = num_ranks;
-    info.local_rank = rank;
-    info.local_world_size = num_ranks;
-    threads.emplace_back(
-        [=, &body, &options, &failures] { run_rank(info, store, options, body, failures[static_cast<size_t>(rank)]); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const Failures& failure : failures) {
-    if (failure.cause != nullptr) std::rethrow_exception(failure.cause);
-  }
-  for (const Failures& failure : failures) {
-    if (failure.echo != nullptr) std::rethrow_exception(failure.echo);
-  }
+  run_thread_worlds(num_ranks, body, options, make_gloo_world);
 }
 
 void run_unchecked_gloo_ranks(int num_ranks, const RankBody& body, const CommOptions& options) {

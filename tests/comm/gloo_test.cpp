@@ -1,10 +1,10 @@
-#include "caravan/comm/gloo.h"
+#include "caravan/comm/gloo/gloo.h"
 
 #include <thread>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/gloo_fact.h"
-#include "caravan/comm/host_address.h"
+#include "caravan/comm/gloo/fact.h"
+#include "caravan/comm/store/host_address.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {

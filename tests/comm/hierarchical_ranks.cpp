@@ -4,7 +4,8 @@
 #include <numeric>
 #include <string>
 
-#include "caravan/comm/hierarchical.h"
+#include "caravan/comm/hierarchical/hierarchical.h"
+#include "tests/comm/world_threads.h"
 #include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing {
@@ -18,25 +19,33 @@ std::string host_of(int rank, const std::vector<int>& hosts) {
   return "number " + std::to_string(host);
 }
 
-MakeWorld world_of(const std::vector<int>& hosts) {
+int num_ranks(const std::vector<int>& hosts) { return std::accumulate(hosts.begin(), hosts.end(), 0); }
+
+CommOptions patient(const CommOptions& options) {  // a call is several calls of two levels
+  CommOptions patient = options;
+  patient.timeout = std::max(options.timeout, kLeastTimeout);
+  return patient;
+}
+
+}  // namespace
+
+MakeWorld hierarchical_world(const std::vector<int>& hosts) {
   return [hosts](const RankInfo& info, const std::shared_ptr<Store>& store, const CommOptions& options) {
     return make_hierarchical_world(info, store, options, "gloo", host_of(info.rank, hosts));
   };
 }
 
-int num_ranks(const std::vector<int>& hosts) { return std::accumulate(hosts.begin(), hosts.end(), 0); }
-
-}  // namespace
+void run_hierarchical_threads(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options) {
+  run_thread_worlds(num_ranks(hosts), body, patient(options), hierarchical_world(hosts));
+}
 
 void run_hierarchical_ranks(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options) {
-  CommOptions patient = options;  // a call here is several on two levels
-  patient.timeout = std::max(options.timeout, kLeastTimeout);
-  run_process_ranks(num_ranks(hosts), body, patient, world_of(hosts));
+  run_process_ranks(num_ranks(hosts), body, patient(options), hierarchical_world(hosts));
 }
 
 std::vector<RankEnd> run_hierarchical_processes(const std::vector<int>& hosts, const RankBody& body,
                                                 const CommOptions& options) {
-  return run_processes(num_ranks(hosts), body, options, world_of(hosts));
+  return run_processes(num_ranks(hosts), body, options, hierarchical_world(hosts));
 }
 
 }  // namespace caravan::testing

@@ -7,27 +7,38 @@
 
 namespace caravan::testing {
 
-/// Runs `body` on processes over a world of two levels, shm and gloo, whose hosts have these numbers of ranks, in rank
-/// order: each of them takes a name for its host that the others have or have not.
+/// A world of two levels, shm and gloo, whose hosts have these numbers of ranks, in rank order: each rank gives the
+/// name of its host.
+MakeWorld hierarchical_world(const std::vector<int>& hosts);
+
+/// Runs `body` on threads over a hierarchical_world. Each has connections and a mapping of the shared memory of its
+/// own, as processes have, which take a second to start.
+void run_hierarchical_threads(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options);
+
+/// The same on processes.
 void run_hierarchical_ranks(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options);
 
-/// The same, where ranks may end otherwise.
+/// The same, where ranks may end in any way.
 std::vector<RankEnd> run_hierarchical_processes(const std::vector<int>& hosts, const RankBody& body,
                                                 const CommOptions& options);
 
-/// The same as the function of a RankCase.
+/// The function of a RankCase.
 template <int... num_ranks>
 void run_on_hosts(int /*ranks*/, const RankBody& body, const CommOptions& options) {
+  run_hierarchical_threads({num_ranks...}, body, options);
+}
+template <int... num_ranks>
+void run_on_host_processes(int /*ranks*/, const RankBody& body, const CommOptions& options) {
   run_hierarchical_ranks({num_ranks...}, body, options);
 }
 template <int... num_ranks>
 void run_unchecked_on_hosts(int /*ranks*/, const RankBody& body, const CommOptions& options) {
   CommOptions unchecked = options;
   unchecked.check = false;
-  run_hierarchical_ranks({num_ranks...}, body, unchecked);
+  run_hierarchical_threads({num_ranks...}, body, unchecked);
 }
 
-/// A case named by its hosts: `hierarchical_2_1_` and the number of ranks.
+/// A case whose name has the sizes of its hosts: `hierarchical_2_1_` and the number of ranks.
 template <int... num_ranks>
 RankCase hierarchical_case() {
   RankCase result{"hierarchical_", (num_ranks + ...), run_on_hosts<num_ranks...>};

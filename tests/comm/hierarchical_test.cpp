@@ -1,7 +1,8 @@
-#include "caravan/comm/hierarchical.h"
+#include "caravan/comm/hierarchical/hierarchical.h"
 
 #include <csignal>
 #include <numeric>
+#include <thread>
 #include <unistd.h>
 
 #include "caravan/base/error.h"
@@ -9,6 +10,7 @@
 #include "caravan/comm/hierarchical/topology.h"
 #include "tests/comm/hierarchical_ranks.h"
 #include "tests/comm/reference.h"
+#include "tests/comm/world_threads.h"
 #include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing {
@@ -23,20 +25,20 @@ const CommOptions kOptions{.timeout = std::chrono::seconds(20)};
 TEST(Topology, HostsComeInTheOrderOfTheirFirstRanks) {
   const Topology topology(Ints{7, 3, 7, 3, 9});
   EXPECT_EQ(topology.host, (Ints{0, 1, 0, 1, 2}));
-  EXPECT_EQ(topology.place, (Ints{0, 0, 1, 1, 0}));
+  EXPECT_EQ(topology.local_rank, (Ints{0, 0, 1, 1, 0}));
   EXPECT_EQ(topology.ranks, (std::vector<Ints>{{0, 2}, {1, 3}, {4}}));
   EXPECT_FALSE(topology.is_uniform());
   EXPECT_FALSE(topology.is_contiguous());
-  EXPECT_EQ(topology.level(0), (Ints{0, 1, 4}));
-  EXPECT_EQ(topology.level(1), (Ints{2, 3}));
+  EXPECT_EQ(topology.cross_ranks(0), (Ints{0, 1, 4}));
+  EXPECT_EQ(topology.cross_ranks(1), (Ints{2, 3}));
   EXPECT_EQ(topology.by_host(), (Ints{0, 2, 1, 3, 4}));
 }
 
-TEST(Topology, PlacesOfUniformHosts) {
+TEST(Topology, LocalRanksOfUniformHosts) {
   const Topology topology(Ints{0, 0, 1, 1});
   EXPECT_TRUE(topology.is_uniform());
   EXPECT_TRUE(topology.is_contiguous());
-  EXPECT_EQ(topology.by_place(), (Ints{0, 2, 1, 3}));
+  EXPECT_EQ(topology.by_local_rank(), (Ints{0, 2, 1, 3}));
 }
 
 TEST(HierarchicalParts, ComeBackFromAnyOrder) {
@@ -52,17 +54,18 @@ TEST(HierarchicalParts, ComeBackFromAnyOrder) {
   EXPECT_EQ(out, in);
 }
 
-TEST(HierarchicalWorld, RefusesWhatIsNoBackEndBetweenHosts) {
+TEST(HierarchicalWorld, RefusesAnUnknownBackEndBetweenHosts) {
   const std::string error = error_of<UsageError>([] { make_hierarchical_world({}, local_store(), {}, "glo"); });
   EXPECT_THAT(error, HasSubstr("choose gloo"));
 }
 
-/// The first host has 1 + 2^-9, which is no number of bf16, the second -1: rounded on the way nothing would be left.
+/// The sum of the first host is 1 + 2^-9, which bf16 cannot represent, that of the second is -1. Rounded before the
+/// exchange between hosts, the result would be 0.
 TEST(HierarchicalWorld, HalfSumsAreRoundedOnce) {
-  run_hierarchical_ranks(
+  run_hierarchical_threads(
       {2, 2},
       [](const std::shared_ptr<Communicator>& world) {
-        for (const int64_t count : {5, 100'000}) {  // by leaders, by levels
+        for (const int64_t count : {5, 100'000}) {  // over the leaders, over all local ranks
           std::vector<uint16_t> data(static_cast<size_t>(count));
           constexpr uint16_t kTerms[] = {0x3f80, 0x3b00, 0xbf80, 0};  // 1, 2^-9, -1, 0
           for (uint16_t& value : data) value = kTerms[world->rank()];
@@ -74,9 +77,9 @@ TEST(HierarchicalWorld, HalfSumsAreRoundedOnce) {
       kOptions);
 }
 
-/// Members in an order that mixes hosts, and parts of each kind: within a host, across, single ranks.
+/// Members in an order that mixes hosts, and parts of each kind: on one host, across hosts, single ranks.
 TEST(HierarchicalWorld, PartsThatMixHosts) {
-  run_hierarchical_ranks(
+  run_hierarchical_threads(
       {2, 2},
       [](const std::shared_ptr<Communicator>& world) {
         const std::vector<Ints> all{{0, 2, 1, 3}, {3, 0, 2, 1}, {2, 3, 1, 0}};
@@ -110,7 +113,56 @@ TEST(HierarchicalWorld, PartsThatMixHosts) {
       kOptions);
 }
 
-/// Rank 3, on the second host, is killed: both ranks of the first learn which, by the world's number.
+/// A store that takes its time to publish failures.
+class SlowStore final : public Store {
+ public:
+  explicit SlowStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  void set(std::string_view key, std::string_view value) override {
+    delay(key);
+    store_->set(key, value);
+  }
+  int64_t add(std::string_view key, int64_t amount) override {
+    delay(key);
+    return store_->add(key, amount);
+  }
+  std::string get(std::string_view key, std::chrono::milliseconds timeout) override {
+    return store_->get(key, timeout);
+  }
+  bool has(std::string_view key) override { return store_->has(key); }
+  void remove(std::string_view key) override { store_->remove(key); }
+
+ private:
+  static void delay(std::string_view key) {
+    if (key.find("failure/") != std::string_view::npos) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  }
+  std::shared_ptr<Store> store_;
+};
+
+/// Rank 0 learns from shared memory that rank 1 has failed long before rank 1 publishes why. That ends their group, and
+/// nothing else.
+TEST(HierarchicalWorld, ASlowReasonDoesNotEndTheWorld) {
+  const MakeWorld make = hierarchical_world({2, 1});
+  const auto slow = [&](const RankInfo& info, std::shared_ptr<Store> store, const CommOptions& options) {
+    if (info.rank == 1) store = std::make_shared<SlowStore>(store);
+    return make(info, store, options);
+  };
+  run_thread_worlds(
+      3,
+      [](const std::shared_ptr<Communicator>& world) {
+        const auto group = world->split(Ints{0, 1, 2}, "group");
+        std::vector<float> data(8);
+        const std::string error = error_of<CommError>([&] {
+          if (group->rank() == 0) group->send({data.data(), 8, Dtype::fp32}, 1);
+          if (group->rank() == 1) group->recv({data.data(), 7, Dtype::fp32, {}}, 0);
+          group->barrier();
+        });
+        EXPECT_THAT(error, HasSubstr("recv fp32 [7] from 0"));
+        world->barrier();
+      },
+      kOptions, slow);
+}
+
+/// Rank 3, on the second host, is killed: the ranks of all hosts name it by its world rank.
 TEST(HierarchicalWorld, LostRankIsNamedOnAllHosts) {
   const std::vector<RankEnd> ends = run_hierarchical_processes(
       {2, 2},

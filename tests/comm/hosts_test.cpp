@@ -1,4 +1,4 @@
-// Two hosts as the kernel can make them: network namespaces joined by a cable.
+// Two hosts, simulated by network namespaces that are joined by a virtual cable.
 #include <gmock/gmock.h>
 #include <string>
 #include <unistd.h>
@@ -27,7 +27,9 @@ class TwoHosts : public ::testing::Test {
         shell("set -e; ip link add " + a + " netns " + host_[0] + " type veth peer name " + b + " netns " + host_[1] +
               "; for h in " + host_[0] + " " + host_[1] + "; do ip -n $h link set lo up; done; ip -n " + host_[0] +
               " addr add 10.83.7.1/24 dev " + a + "; ip -n " + host_[1] + " addr add 10.83.7.2/24 dev " + b +
-              "; ip -n " + host_[0] + " link set " + a + " up; ip -n " + host_[1] + " link set " + b + " up");
+              "; ip -n " + host_[0] + " addr add fd83:7::1/64 nodad dev " + a + "; ip -n " + host_[1] +
+              " addr add fd83:7::2/64 nodad dev " + b + "; ip -n " + host_[0] + " link set " + a + " up; ip -n " +
+              host_[1] + " link set " + b + " up");
     if (joined.exit_code != 0) GTEST_SKIP() << "network namespaces cannot be joined here: " << joined.output;
   }
   void TearDown() override {
@@ -35,8 +37,7 @@ class TwoHosts : public ::testing::Test {
   }
 
   std::string on(int host, const Place& place, const std::string& arguments) const {
-    return "ip netns exec " + host_[host] + " env " + by_hand(place, "10.83.7.1", kPort) + rank_program() + " " +
-           arguments;
+    return "ip netns exec " + host_[host] + " env " + by_hand(place, master_, kPort) + rank_program() + " " + arguments;
   }
   /// A job of `first` ranks on one host and `second` on the other; the exit code is that of rank 0.
   Ended run_job(int first, int second, const std::string& arguments) const {
@@ -50,9 +51,15 @@ class TwoHosts : public ::testing::Test {
   }
 
   std::string host_[2];
+  std::string master_ = "10.83.7.1";
 };
 
-TEST_F(TwoHosts, OfOneRankEachAreOneWorldByGloo) { expect_all_ranks(run_job(1, 1, "auto"), "gloo"); }
+TEST_F(TwoHosts, OfOneRankEachUseGloo) { expect_all_ranks(run_job(1, 1, "auto"), "gloo"); }
+
+TEST_F(TwoHosts, MeetByIpv6) {
+  master_ = "fd83:7::1";
+  expect_all_ranks(run_job(1, 1, "auto"), "gloo");
+}
 
 TEST_F(TwoHosts, HaveNoSharedMemory) {
   const Ended ended = run_job(1, 1, "shm");
@@ -60,14 +67,13 @@ TEST_F(TwoHosts, HaveNoSharedMemory) {
   EXPECT_THAT(ended.output, HasSubstr("use the back-end gloo"));
 }
 
-TEST_F(TwoHosts, OfSeveralRanksHaveTwoLevels) {
+TEST_F(TwoHosts, OfSeveralRanksUseTwoLevels) {
   expect_all_ranks(run_job(2, 2, "auto"), "shm+gloo", 4);
   expect_all_ranks(run_job(1, 2, "hierarchical"), "shm+gloo", 3);
   expect_all_ranks(run_job(3, 1, "shm+gloo"), "shm+gloo", 4);
-  expect_all_ranks(run_job(2, 2, "gloo"), "gloo", 4);
 }
 
-/// The last rank ends; those of the other host have no process descriptor of it.
+/// The last rank ends. The ranks on the other host have no process descriptor of it.
 TEST_F(TwoHosts, LostRankIsNamedOnBoth) {
   const Ended ended = run_job(2, 2, "shm+gloo die");
   EXPECT_EQ(ended.exit_code, 4) << ended.output;

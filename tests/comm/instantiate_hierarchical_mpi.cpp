@@ -1,4 +1,4 @@
-#include "caravan/comm/hierarchical.h"
+#include "caravan/comm/hierarchical/hierarchical.h"
 #include "tests/comm/mpi_ranks.h"
 #include "tests/comm/suites.h"
 
@@ -34,14 +34,5 @@ INSTANTIATE_TEST_SUITE_P(ShmMpi, Messages, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(ShmMpi, Splits, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(ShmMpi, Asynchrony, kCases, case_name);
 INSTANTIATE_TEST_SUITE_P(ShmMpi, Faults, kCases, case_name);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Reductions);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Movement);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LargeSizes);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Messages);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Splits);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Asynchrony);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Faults);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Algorithms);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TrafficCounts);
 
 }  // namespace caravan::testing

@@ -29,6 +29,4 @@ INSTANTIATE_TEST_SUITE_P(UncheckedMpi, Messages, kUnchecked, case_name);
 INSTANTIATE_TEST_SUITE_P(UncheckedMpi, Splits, kUnchecked, case_name);
 INSTANTIATE_TEST_SUITE_P(UncheckedMpi, Asynchrony, kUnchecked, case_name);
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Faults);
-
 }  // namespace caravan::testing

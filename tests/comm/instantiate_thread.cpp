@@ -1,4 +1,4 @@
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 

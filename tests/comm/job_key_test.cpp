@@ -1,4 +1,4 @@
-#include "caravan/comm/job_key.h"
+#include "caravan/comm/store/job_key.h"
 
 #include <cstdlib>
 #include <gmock/gmock.h>

@@ -4,10 +4,10 @@
 namespace caravan::testing {
 namespace {
 
-// Smaller than a slot of a mailbox, a few slots, and many.
+// Less than a slot of a mailbox, a few slots, many slots.
 constexpr int64_t kSizes[] = {0, 1, 1037, 40'001, 500'001};
 
-/// Everybody to everybody at once, in both directions.
+/// All ranks send to and receive from all others at once.
 void exchange(Communicator& comm, int64_t count, Dtype dtype, int salt) {
   std::vector<Data> sent(comm.size());
   std::vector<Data> received(comm.size());
@@ -28,7 +28,7 @@ void exchange(Communicator& comm, int64_t count, Dtype dtype, int salt) {
 
 }  // namespace
 
-TEST_P(Messages, EverybodyToEverybodyAtOnce) {
+TEST_P(Messages, AllToAllAtOnce) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     for (const int64_t count : kSizes) exchange(*world, world->size() > 4 ? count % 1500 : count, Dtype::fp32, 1);
     for (const Dtype dtype : kDtypes) exchange(*world, 333, dtype, 2);
@@ -48,7 +48,7 @@ TEST_P(Messages, SmallMessagesDoNotWaitForTheReceiver) {
   });
 }
 
-/// The n-th send meets the n-th recv, whatever the sizes, and whichever handle is waited for.
+/// The n-th send matches the n-th recv, whatever the sizes are and in whatever order the handles are waited for.
 TEST_P(Messages, KeepTheirOrder) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     if (world->size() == 1) return;
@@ -73,7 +73,7 @@ TEST_P(Messages, KeepTheirOrder) {
   });
 }
 
-/// A pipeline: what comes from the left goes on to the right, while collectives of all ranks pass by.
+/// A pipeline: each rank passes the message of its left neighbour on to the right, while a collective is in flight.
 TEST_P(Messages, PassByCollectives) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     Data total(1000, Dtype::int64);

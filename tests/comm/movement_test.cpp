@@ -36,7 +36,7 @@ using Matrix = std::vector<std::vector<int64_t>>;
 
 Matrix equal_matrix(int size, int64_t each) { return Matrix(size, std::vector<int64_t>(size, each)); }
 
-/// Zeros, also whole rows (a rank that sends nothing) and whole columns (one that gets nothing).
+/// With zeros, a row of zeros (a rank that sends nothing) and a column of zeros (a rank that receives nothing).
 Matrix uneven_matrix(int size, int64_t scale) {
   Matrix counts(size, std::vector<int64_t>(size));
   for (int from = 0; from < size; ++from) {

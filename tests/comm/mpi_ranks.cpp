@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "caravan/comm/mpi.h"
+#include "caravan/comm/mpi/mpi.h"
 
 namespace caravan::testing {
 namespace {

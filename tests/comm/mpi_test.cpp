@@ -1,11 +1,11 @@
-#include "caravan/comm/mpi.h"
+#include "caravan/comm/mpi/mpi.h"
 
 #include <cstdlib>
 #include <numeric>
 #include <vector>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/mpi_library.h"
+#include "caravan/comm/mpi/library.h"
 #include "tests/comm/mpi_ranks.h"
 
 namespace caravan {
@@ -14,11 +14,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string refusal(const std::string& wish, const std::string& launcher, const std::vector<std::string>& built) {
-  return testing::error_of<UsageError>([&] { mpi::choose(wish, launcher, built); });
+std::string refusal(const std::string& requested, const std::string& launcher, const std::vector<std::string>& built) {
+  return testing::error_of<UsageError>([&] { mpi::choose(requested, launcher, built); });
 }
 
-TEST(MpiLibrary, IsTheLaunchersUnlessOneIsWished) {
+TEST(MpiLibrary, IsTheLaunchersUnlessOneIsRequested) {
   const std::vector<std::string> built = {"openmpi", "mpich"};
   EXPECT_EQ(mpi::choose("", "mpich", built), "mpich");
   EXPECT_EQ(mpi::choose("", "openmpi", built), "openmpi");
@@ -29,13 +29,13 @@ TEST(MpiLibrary, IsTheLaunchersUnlessOneIsWished) {
 
 TEST(MpiLibrary, NotBuiltNamesWhatIs) {
   EXPECT_THAT(refusal("", "mpich", {"openmpi"}),
-              AllOf(HasSubstr("the launcher is that of mpich, and it was built for openmpi alone"),
+              AllOf(HasSubstr("the launcher is that of mpich, and it was built only for openmpi"),
                     HasSubstr("-DCARAVAN_MPI=mpich")));
   EXPECT_THAT(refusal("mpch", "", {"openmpi", "mpich"}), AllOf(HasSubstr("no \"mpch\""), HasSubstr("set it to mpich")));
   EXPECT_THAT(refusal("", "", {}), HasSubstr("built for no MPI"));
 }
 
-/// Messages that must be cut: the n-th piece arrives as the n-th, whatever else is on its way under other tags.
+/// The pieces of a large message arrive in order, whatever else is in flight with other tags.
 TEST(MpiTransport, CutsLargeMessages) {
   const RankInfo info = RankInfo::from_environment();
   if (info.world_size == 1) GTEST_SKIP() << "needs mpirun";
@@ -61,7 +61,7 @@ TEST(MpiTransport, CutsLargeMessages) {
   }
 }
 
-/// The launcher's variables and the MPI of this process are two statements: where they differ, nothing is connected.
+/// Where the launcher's variables and the MPI of this process disagree, nothing is connected.
 TEST(MpiLibrary, RefusesTheWrongLauncher) {
   if (mpi::built().empty()) GTEST_SKIP() << "no MPI was configured";
   RankInfo info = RankInfo::from_environment();

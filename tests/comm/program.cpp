@@ -36,7 +36,7 @@ void call_uneven(Communicator& comm, int64_t scale, Dtype dtype) {
   Data all(std::accumulate(counts.begin(), counts.end(), int64_t{0}), dtype);
   comm.all_gather(part.const_buffer(), all.buffer(), counts);
   comm.reduce_scatter(all.const_buffer(), part.buffer(), ReduceOp::max, counts);
-  // Everybody gives rank r counts[r] elements.
+  // All ranks send counts[r] elements to rank r.
   const std::vector<int64_t> received(comm.size(), own);
   Data out(own * comm.size(), dtype);
   comm.all_to_all(all.const_buffer(), out.buffer(), counts, received);

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 int64_t bytes(const Communicator& comm, Verb verb) { return comm.traffic().bytes[static_cast<size_t>(verb)]; }
 int64_t calls(const Communicator& comm, Verb verb) { return comm.traffic().calls[static_cast<size_t>(verb)]; }
 
-/// The figures of the contract, by hand: 1,000 elements of 4 bytes, 8 ranks.
+/// The figures of the contract, computed by hand: 1,000 elements of 4 bytes, 8 ranks.
 TEST(Record, CountsTheBytesOfTheContract) {
   constexpr int kSize = 8;
   for (const int rank : {0, 3, 7}) {
@@ -62,7 +62,7 @@ TEST(Record, UnevenPartsCountWhatLeavesTheRank) {
   EXPECT_EQ(bytes(*world, Verb::all_to_all), 5);
 }
 
-/// A mesh of 4 x 256 in a world no machine has; buffers without memory, larger than any.
+/// A mesh of 4 x 256 in a world larger than any machine, with buffers without memory.
 TEST(Record, AnyWorldAnyCoordinateAnySize) {
   const auto world = make_record_world(517, 1024);
   std::vector<int> row(256);

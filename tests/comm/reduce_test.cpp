@@ -1,13 +1,16 @@
-#include "caravan/comm/shared/reduce.h"
+#include "caravan/comm/reduce/reduce.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/shared/half.h"
+#include "caravan/base/error.h"
+#include "caravan/comm/reduce/half.h"
 #include "tests/comm/reference.h"
+#include "tests/ranks/rank_case.h"
 
 namespace caravan::testing {
 namespace {
@@ -22,7 +25,7 @@ std::vector<Isa> isas() {
   return result;
 }
 
-/// Every bit pattern may come up: infinities, subnormals, NaNs.
+/// Any bit pattern, including infinities, denormals and NaNs.
 Data random_bits(int64_t count, Dtype dtype, uint32_t seed) {
   std::mt19937 generator(seed);
   Data data(count, dtype);
@@ -66,6 +69,14 @@ Data reduce(Isa isa, ReduceOp op, const std::vector<Data>& inputs, int num_outs)
   return results[0];
 }
 
+/// Rounds to 8 significant bits, ties to even, by arithmetic in double.
+double round_to_bf16(float value) {
+  if (!std::isfinite(value) || value == 0) return value;
+  const double spacing = std::ldexp(1.0, std::max(std::ilogb(value), -126) - 7);
+  const double rounded = std::nearbyint(value / spacing) * spacing;
+  return std::abs(rounded) < std::ldexp(1.0, 128) ? rounded : std::copysign(INFINITY, value);
+}
+
 }  // namespace
 
 TEST(ReduceLoops, EveryInstructionSetGivesTheSameBits) {
@@ -90,8 +101,7 @@ TEST(ReduceLoops, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-// All sums of two numbers near each other have ties half of the time: the rounding of the vector loops is tried in
-// full.
+// The sum of two adjacent numbers is a tie half of the time: this exercises all cases of rounding.
 TEST(ReduceLoops, RoundsBf16TiesToEven) {
   Data a(65536, Dtype::bf16);
   Data b(65536, Dtype::bf16);
@@ -116,17 +126,66 @@ TEST(ReduceLoops, RoundsBf16TiesToEven) {
   }
 }
 
+// Zeros, denormal numbers, numbers whose sums round up to the next power of two or to infinity, infinities, and quiet
+// and signalling NaNs with few and with all bits: each with each.
+TEST(ReduceLoops, SpecialValuesOfBf16) {
+  std::vector<uint16_t> values;
+  for (const int magnitude :
+       {0x0000, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3fff, 0x3b80, 0x7b7f, 0x7f7f, 0x7f80, 0x7f81, 0x7fff}) {
+    values.push_back(static_cast<uint16_t>(magnitude));
+    values.push_back(static_cast<uint16_t>(magnitude | 0x8000));
+  }
+  const size_t n = values.size();
+  for (const size_t num_sources : {1, 2, 3}) {
+    const auto count = static_cast<int64_t>(n * n);
+    std::vector<Data> inputs(num_sources, Data(count, Dtype::bf16));
+    for (size_t i = 0; i < n * n; ++i) {
+      const std::array<uint16_t, 3> terms{values[i % n], values[i / n], values[i * 7 % n]};
+      for (size_t j = 0; j < num_sources; ++j) std::memcpy(inputs[j].bytes() + 2 * i, &terms[j], 2);
+    }
+    for (const Isa isa : isas()) {
+      const Data sum = reduce(isa, ReduceOp::sum, inputs, 1);
+      for (int64_t i = 0; i < count; ++i) {
+        auto exact = static_cast<float>(value_of(inputs[0], i));
+        for (size_t j = 1; j < num_sources; ++j) exact += static_cast<float>(value_of(inputs[j], i));
+        const double expected = round_to_bf16(exact);
+        const double got = value_of(sum, i);
+        ASSERT_TRUE(std::isnan(expected) ? std::isnan(got)
+                                         : got == expected && std::signbit(got) == std::signbit(expected))
+            << simd::name(isa) << ' ' << num_sources << " sources " << i << ": " << got << " for " << expected;
+      }
+    }
+  }
+}
+
 TEST(ReduceLoops, ResultsMayBeTheInputs) {
   for (const Isa isa : isas()) {
     for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int64}) {
-      std::vector<Data> inputs = inputs_of(2, 1037, dtype);
-      const Data expected = reduced(inputs, ReduceOp::sum);
-      const std::vector<const std::byte*> sources{inputs[0].bytes(), inputs[1].bytes()};
-      const std::vector<std::byte*> outs{inputs[0].bytes(), inputs[1].bytes()};
-      shared::reduce_with(isa, ReduceOp::sum, dtype, sources, 1037, outs);
-      EXPECT_TRUE(inputs[0] == expected && inputs[1] == expected) << static_cast<int>(isa) << ' ' << name(dtype);
+      for (const int num_ranks : {2, 3, 4}) {
+        std::vector<Data> inputs = inputs_of(num_ranks, 3037, dtype);
+        const Data expected = reduced(inputs, ReduceOp::sum);
+        std::vector<const std::byte*> sources;
+        std::vector<std::byte*> outs;
+        for (Data& input : inputs) {
+          sources.push_back(input.bytes());
+          outs.push_back(input.bytes());
+        }
+        shared::reduce_with(isa, ReduceOp::sum, dtype, sources, 3037, outs);
+        for (const Data& input : inputs) EXPECT_TRUE(input == expected) << simd::name(isa) << ' ' << name(dtype);
+      }
     }
   }
+}
+
+TEST(Simd, CanBeLimitedButNotRaised) {
+  EXPECT_EQ(simd::requested_isa("", Isa::avx512), Isa::avx512);
+  EXPECT_EQ(simd::requested_isa("avx2", Isa::avx512), Isa::avx2);
+  EXPECT_EQ(simd::requested_isa("baseline", Isa::avx512_bf16), Isa::baseline);
+  EXPECT_THAT(error_of<UsageError>([] { simd::requested_isa("avx512", Isa::avx2); }),
+              ::testing::HasSubstr("does not support avx512; the best it supports is avx2"));
+  EXPECT_THAT(error_of<UsageError>([] { simd::requested_isa("avx", Isa::avx2); }),
+              ::testing::AllOf(::testing::HasSubstr("unknown instruction set 'avx'; known are baseline, avx2, avx512"),
+                               ::testing::HasSubstr("set CARAVAN_SIMD=avx2")));
 }
 
 }  // namespace caravan::testing

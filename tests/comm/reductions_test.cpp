@@ -104,8 +104,8 @@ TEST_P(Reductions, UnevenParts) {
   });
 }
 
-/// 1e8 - 1e8 + 1 is 1 in this order only; and the order must be that of the ranks for every element, within hosts and
-/// then between them where a back-end knows hosts.
+/// 1e8 - 1e8 + 1 is 1 in this order only. Every element must be summed in rank order, or, where a back-end knows hosts,
+/// on each host and then between hosts.
 TEST_P(Reductions, SumsAreTakenInRankOrder) {
   GetParam().run([hosts = GetParam().hosts](const std::shared_ptr<Communicator>& world) {
     const std::array<float, 4> terms{1e8F, 1.0F, -1e8F, 3.0F};

@@ -11,7 +11,7 @@ bool is_floating(Dtype dtype) {
   return dtype == Dtype::fp32 || dtype == Dtype::fp64 || dtype == Dtype::bf16 || dtype == Dtype::fp16;
 }
 
-/// A 16-bit float of `mantissa_bits`, by the definition of the format: value = +-(1 + m / 2^bits) 2^(e - bias).
+/// A 16-bit float with `mantissa_bits`, from the definition of the format: value = +-(1 + m / 2^bits) 2^(e - bias).
 /// `value` is finite.
 uint16_t encode_16(double value, int mantissa_bits) {
   const int exponent_bits = 15 - mantissa_bits;

@@ -9,14 +9,14 @@
 
 namespace caravan::testing {
 
-/// Where the Data of this thread gets its memory from.
+/// Allocates the memory of this thread's Data.
 enum class Memory {
   plain,
   arena,  ///< Communicator::allocate
   mixed,  ///< of even ranks as arena, of odd ones plain
 };
 
-/// Sends the allocations of this thread's Data to `comm` while it lives; it goes after all of them, and before `comm`.
+/// While it lives, this thread's Data is allocated by `comm`. Destroy it after all of the Data and before `comm`.
 class MemoryOf {
  public:
   MemoryOf(Communicator& comm, Memory memory);
@@ -39,7 +39,7 @@ struct DataAllocator {
   bool operator==(const DataAllocator&) const = default;
 };
 
-/// Elements as they lie in memory, 64-byte aligned.
+/// Elements in 64-byte aligned memory.
 class Data {
  public:
   Data() = default;
@@ -64,12 +64,12 @@ class Data {
   Dtype dtype_ = Dtype::fp32;
 };
 
-/// What rank `rank` puts into a verb: numbers that differ by rank and place, whose sums over up to 8 ranks are exact in
-/// fp32 in any order but must be rounded in bf16 and fp16, and wrap around in the integer dtypes.
+/// The input of rank `rank`: numbers that differ by rank and index. Their sums over up to 8 ranks are exact in fp32 in
+/// any order, must be rounded in bf16 and fp16, and wrap around in the integer dtypes.
 Data input_of(int rank, int64_t count, Dtype dtype, int salt = 0);
 
-/// op over the elements of `inputs`, computed one by one in long double or 64-bit integers and rounded by arithmetic,
-/// not by bits: independent of the library's loops.
+/// op over the elements of `inputs`, computed one by one in long double or 64-bit integers and rounded arithmetically:
+/// independent of the library's loops.
 Data reduced(std::span<const Data> inputs, ReduceOp op);
 
 /// The inputs of ranks 0 .. num_ranks-1.
@@ -79,7 +79,7 @@ inline constexpr Dtype kDtypes[] = {Dtype::fp32,  Dtype::fp64,  Dtype::bf16,  Dt
                                     Dtype::int64, Dtype::int32, Dtype::uint8, Dtype::boolean};
 inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::max, ReduceOp::min};
 
-/// Three uneven parts in turn, zeros among them.
+/// Cycles through three uneven parts, one of them 0.
 std::vector<int64_t> uneven_counts(int num_ranks, int64_t scale);
 
 }  // namespace caravan::testing

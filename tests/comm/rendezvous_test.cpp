@@ -1,4 +1,4 @@
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 #include <cstdlib>
 #include <gmock/gmock.h>
@@ -129,7 +129,7 @@ TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
       {"MASTER_PORT", "65536", "65536 is out of range", "1 .. 65535"},
       {"MASTER_PORT", "0", "0 is out of range", "1 .. 65535"},
       {"MASTER_PORT", " 80", "\" 80\" is not", "1 .. 65535"},
-      {"CARAVAN_STORE_SERVED", "maybe", "\"maybe\" is neither", "1 or 0"},
+      {"CARAVAN_STORE_SERVED", "maybe", "\"maybe\" is not a boolean", "1 or 0"},
   };
   for (const auto& wrong : cases) {
     auto variables = kComplete;

@@ -1,4 +1,4 @@
-#include "caravan/comm/shm.h"
+#include "caravan/comm/shared/shm.h"
 
 #include <csignal>
 #include <filesystem>
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/fd.h"
 #include "caravan/comm/shared/announcement.h"
 #include "caravan/comm/shared/local_socket.h"
 #include "tests/ranks/process_ranks.h"
@@ -19,7 +20,7 @@ using std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Far longer than it takes to notice a death: a rank that ends in time has noticed, and did not wait for the time-out.
+// Far longer than it takes to detect a death: a rank that ends in time did not wait for the time-out.
 const CommOptions kPatient{.timeout = seconds(25)};
 
 void expect_killed(const std::vector<RankEnd>& ends, size_t victim) {
@@ -74,7 +75,7 @@ TEST(Shm, KilledRankIsNamedByPollingAnAsynchronousCall) {
   expect_killed(ends, 0);
 }
 
-/// The victim is killed from outside at a moment of no meaning, while all are in the middle of many rounds.
+/// The victim is killed at an arbitrary moment, in the middle of many rounds.
 TEST(Shm, KilledInTheMiddleOfALargeOperation) {
   const auto ends = run_processes(
       4,
@@ -98,7 +99,7 @@ TEST(Shm, KilledInTheMiddleOfALargeOperation) {
   expect_killed(ends, 2);
 }
 
-/// A rank whose process ends well before the others have called is not lost: what it sent stays readable.
+/// A process that exits regularly before its peers have called is not lost: its messages stay readable.
 TEST(Shm, RankMayEndWhileItsMessageIsUnread) {
   run_process_ranks(
       2,
@@ -121,7 +122,7 @@ TEST(Shm, RankThatExitsIsNamed) {
       2,
       [](const std::shared_ptr<Communicator>& world) {
         world->barrier();
-        if (world->rank() == 1) std::_Exit(3);  // no destructor runs
+        if (world->rank() == 1) std::_Exit(3);  // runs no destructor
         EXPECT_THAT(error_of<CommError>([&] { world->barrier(); }), HasSubstr("rank 1 of the world is lost"));
       },
       kPatient);
@@ -164,7 +165,7 @@ TEST(Shm, RankThatDoesNotComeIsNamed) {
   const auto store = local_store();
   RankInfo info;
   info.world_size = 3;
-  store->set("shm/1/2", "");  // rank 2 is there, rank 1 is not
+  store->set("shm/1/2", "");  // rank 2 has joined, rank 1 has not
   const auto call = [&] { make_shm_world(info, store, {.timeout = std::chrono::milliseconds(100)}); };
   EXPECT_THAT(error_of<CommError>(call),
               AllOf(HasSubstr("rank 1 of 3 did not come within 0.1 s"), HasSubstr("rank 0")));
@@ -200,6 +201,19 @@ TEST(ShmHosts, RanksOfOtherHostsAndUsersAreRefused) {
   EXPECT_THAT(error([](auto& other) { other.user += 1; }), HasSubstr("run all ranks as one user"));
 }
 
+// Ranks that are each pinned to a core of their own have enough cores.
+TEST(ShmHosts, CoresOfAllRanksCount) {
+  const auto cores_of = [](const std::vector<std::vector<int>>& ranks) {
+    std::vector<shared::Announcement> all(ranks.size());
+    for (size_t i = 0; i < ranks.size(); ++i) all[i].cores = ranks[i];
+    return shared::count_cores(all);
+  };
+  EXPECT_EQ(cores_of({{0}, {1}}), 2);
+  EXPECT_EQ(cores_of({{3}, {3}}), 1);
+  EXPECT_EQ(cores_of({{0, 1}, {0, 1}, {1, 2}}), 3);
+  EXPECT_FALSE(shared::Announcement::own("name", 7).cores.empty());
+}
+
 TEST(LocalSocket, CarriesBytesAndDescriptors) {
   using shared::LocalSocket;
   using shared::Packet;
@@ -214,7 +228,7 @@ TEST(LocalSocket, CarriesBytesAndDescriptors) {
 
   Packet packet{.rank = 5, .token = 99};
   packet.set_text("hello");
-  const shared::Fd file(memfd_create("file", MFD_CLOEXEC));
+  const Fd file(memfd_create("file", MFD_CLOEXEC));
   ASSERT_EQ(write(file.get(), "contents", 8), 8);
   ASSERT_TRUE(guest->send(packet, file.get(), soon()));
   ASSERT_TRUE(guest->send(Packet{.rank = 6}, -1, soon()));

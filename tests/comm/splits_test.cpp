@@ -8,7 +8,7 @@
 namespace caravan::testing {
 namespace {
 
-/// The world ranks that meet in `comm`, in its order.
+/// The world ranks of the ranks of `comm`, in its order.
 std::vector<int> gathered_world_ranks(Communicator& comm, int world_rank) {
   std::vector<int> ranks(comm.size());
   comm.all_gather({&world_rank, 1, Dtype::int32}, {ranks.data(), comm.size(), Dtype::int32, {}});
@@ -51,7 +51,7 @@ TEST_P(Splits, MembersInAnotherOrder) {
   });
 }
 
-/// A mesh of rows and columns as far as the ranks reach, and parts of parts.
+/// A mesh of rows and columns (the last may be incomplete), and parts of parts.
 TEST_P(Splits, OfSplits) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int row = world->rank() / 2;
@@ -72,7 +72,7 @@ TEST_P(Splits, OfSplits) {
   });
 }
 
-/// The region of a destroyed communicator is taken again; nothing of its past may show.
+/// The resources of a destroyed communicator are used again; the new one must not see old data.
 TEST_P(Splits, ManyInTurn) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     for (int turn = 0; turn < 30; ++turn) {
@@ -112,7 +112,7 @@ TEST_P(Splits, WrongMembersAreRefused) {
     if (n == 1) return;
     EXPECT_THAT(split({(world->rank() + 1) % n}), ::testing::HasSubstr("itself is not in"));
 
-    // Rank 0 gives itself alone, the others everybody.
+    // Rank 0 passes itself only, the others pass all ranks.
     const std::vector<int> members = world->rank() == 0 ? std::vector<int>{0} : ranks_with(n, 1, 0);
     const std::string error = split(members);
     EXPECT_THAT(error, ::testing::HasSubstr("rank 0 gives the members [0], rank 1 gives [0, 1"));
@@ -120,8 +120,8 @@ TEST_P(Splits, WrongMembersAreRefused) {
   });
 }
 
-/// A rank that splits has a receive outstanding whose sender comes to send after its split only, and a collective of
-/// another communicator that the others call later.
+/// A rank that splits has a recv outstanding whose sender sends only after its split, and a collective of another
+/// communicator that the other ranks call later.
 TEST_P(Splits, NeedNothingElseToBeComplete) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto side = world->split(ranks_with(world->size(), 1, 0), "side");

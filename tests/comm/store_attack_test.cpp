@@ -8,13 +8,13 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/store_door.h"
-#include "caravan/comm/store_handshake.h"
-#include "caravan/comm/store_log.h"
-#include "caravan/comm/store_protocol.h"
-#include "caravan/comm/store_secret.h"
-#include "tests/comm/store_stranger.h"
+#include "caravan/comm/store/handshake.h"
+#include "caravan/comm/store/log.h"
+#include "caravan/comm/store/protocol.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/store/secret.h"
+#include "caravan/comm/store/server_handshake.h"
+#include "tests/comm/raw_connections.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {
@@ -38,8 +38,8 @@ using testing::send_raw;
 constexpr milliseconds kTimeout{20'000};
 const JobKey kKey{"bright-comet", "the secret of the job bright-comet", 3};
 
-/// A store under attack, whose job of three ranks goes on all the time: each round every rank adds to a counter and
-/// waits for the others' word.
+/// A store under attack, while a job of three ranks uses it: in each round every rank adds to a counter and waits for
+/// the others.
 class StoreAttack : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -56,10 +56,11 @@ class StoreAttack : public ::testing::Test {
 
   void TearDown() override {
     const int64_t before = rounds_;
-    while (rounds_ < before + 3 && !failed_) std::this_thread::sleep_for(milliseconds(1));  // it still goes on
+    while (rounds_ < before + 3 && !failed_)
+      std::this_thread::sleep_for(milliseconds(1));  // the job still makes progress
     stop_ = true;
     for (std::thread& rank : ranks_) rank.join();
-    server_.reset();  // its last words are lines, too
+    server_.reset();  // its destructor logs, too
     EXPECT_FALSE(failed_) << "the job did not survive";
     const std::lock_guard lock(mutex_);
     for (const std::string& line : lines_) EXPECT_THAT(line, Not(HasSubstr(kKey.secret)));
@@ -123,7 +124,7 @@ TEST_F(StoreAttack, WrongMagic) {
   const Fd browser = raw_connection(port());
   send_raw(browser, "GET / HTTP/1.1\r\n\r\n");
   EXPECT_EQ(read_to_end(browser), greeting());
-  expect_line({"store: refused 127.0.0.1:", "\"GET / HT\" is no greeting of a rank"});
+  expect_line({"store: refused 127.0.0.1:", "\"GET / HT\" is not a greeting"});
 }
 
 TEST_F(StoreAttack, WrongVersion) {
@@ -132,7 +133,7 @@ TEST_F(StoreAttack, WrongVersion) {
   bytes[4] = 1;
   send_raw(old, bytes);
   EXPECT_EQ(read_to_end(old), greeting());
-  expect_line({"it speaks version 1 of the store's protocol, this is version 2"});
+  expect_line({"its protocol has version 1, this server's version " + std::to_string(kVersion)});
 }
 
 TEST_F(StoreAttack, WrongSecret) {
@@ -141,20 +142,21 @@ TEST_F(StoreAttack, WrongSecret) {
   EXPECT_THAT(error,
               AllOf(HasSubstr("does not accept this rank's CARAVAN_SECRET"), HasSubstr("rank 1 of 3"),
                     HasSubstr("same CARAVAN_SECRET"), Not(HasSubstr(kKey.secret)), Not(HasSubstr(other.secret))));
-  expect_line({"does not have the secret of job \"bright-comet\"", "it says it is rank 1 of 3"});
+  expect_line({"does not have the secret of job \"bright-comet\"", "it claims to be rank 1 of 3"});
 }
 
 TEST_F(StoreAttack, NoSecret) {
   const JobKey none{kKey.id, "", 3};
   const std::string error = error_of<UsageError>([&] { connect_store("127.0.0.1", port(), kTimeout, none, 2); });
-  EXPECT_THAT(error, AllOf(HasSubstr("wants the secret of its job"), HasSubstr("CARAVAN_SECRET is not set here")));
+  EXPECT_THAT(error, AllOf(HasSubstr("requires the secret of its job"), HasSubstr("CARAVAN_SECRET is not set here")));
   expect_line({"does not have the secret", "rank 2 of 3"});
 }
 
 TEST_F(StoreAttack, WrongWorldSize) {
   const JobKey larger{kKey.id, kKey.secret, 4};
   const std::string error = error_of<UsageError>([&] { connect_store("127.0.0.1", port(), kTimeout, larger, 3); });
-  EXPECT_THAT(error, AllOf(HasSubstr("the job there has 3 ranks, this rank was told 4"), HasSubstr("WORLD_SIZE")));
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("the job there has 3 ranks, this rank was started with 4"), HasSubstr("WORLD_SIZE")));
   expect_line({"rank 3 of 4", "this job has 3 ranks"});
 }
 
@@ -165,7 +167,7 @@ TEST_F(StoreAttack, ASecondJobOnTheSamePort) {
               HasSubstr("in use by another program"));
   const JobKey same_secret{"dull-rock", kKey.secret, 3};
   EXPECT_THAT(error_of<UsageError>([&] { connect_store("127.0.0.1", port(), kTimeout, same_secret, 0); }),
-              AllOf(HasSubstr("the store there is that of job \"bright-comet\", not of \"dull-rock\""),
+              AllOf(HasSubstr("the store there belongs to job \"bright-comet\", not to \"dull-rock\""),
                     HasSubstr("MASTER_PORT of its own")));
   expect_line({"rank 0 of 3, job \"dull-rock\"", "this is job \"bright-comet\""});
 }
@@ -181,13 +183,13 @@ TEST_F(StoreAttack, SilenceAndHalfMessages) {
   const Fd half_request = member_connection(port(), kKey, 1);
   send_raw(half_request, std::string_view("\x20\0\0\0\x01half", 9));
   for (const Fd* fd : {&silent, &half_greeting, &nameless, &half_name, &half_request}) EXPECT_EQ(read_to_end(*fd), "");
-  expect_line({"it did not say who it is within 0.1 s (0 bytes came)"});
-  expect_line({"it did not say who it is within 0.1 s (3 bytes came)"});
-  expect_line({"it did not say who it is within 0.1 s (40 bytes came)"});
-  expect_line({"rank 1 stalled for 0.1 s in the middle of a message"});
+  expect_line({"no handshake within 0.1 s (0 bytes received)"});
+  expect_line({"no handshake within 0.1 s (3 bytes received)"});
+  expect_line({"no handshake within 0.1 s (40 bytes received)"});
+  expect_line({"rank 1 stalled for 0.1 s within a message"});
 }
 
-TEST_F(StoreAttack, ARankWithNothingToSayIsNoStranger) {
+TEST_F(StoreAttack, AnIdleRankStaysConnected) {
   const Fd idle = member_connection(port(), kKey, 1);
   std::this_thread::sleep_for(milliseconds(400));  // longer than every time-out of this server
   send_raw(idle, encode(Request{store_protocol::Verb::has, "key", {}}));
@@ -208,27 +210,27 @@ TEST_F(StoreAttack, ARankThatWaitsForLongIsNotStalled) {
 
 TEST_F(StoreAttack, OversizedLengths) {
   std::string nonce;
-  const Fd stranger = greeted_connection(port(), nonce);
-  send_raw(stranger, "\xff\xff\xff\xff");
-  EXPECT_EQ(read_to_end(stranger), "");
-  expect_line({"it announced 4294967295 bytes to say who it is"});
+  const Fd client = greeted_connection(port(), nonce);
+  send_raw(client, "\xff\xff\xff\xff");
+  EXPECT_EQ(read_to_end(client), "");
+  expect_line({"it announced a handshake of 4294967295 bytes"});
   const Fd member = member_connection(port(), kKey, 2);
   send_raw(member, "\xff\xff\xff\x7f");
   EXPECT_EQ(read_to_end(member), "");
   expect_line({"rank 2 sent a request of 2147483647 bytes"});
 }
 
-TEST_F(StoreAttack, NamesThatMakeNoSense) {
+TEST_F(StoreAttack, MalformedHandshakes) {
   std::string nonce;
   const Fd too_short = greeted_connection(port(), nonce);
   send_raw(too_short, std::string("\x08\0\0\0nonsense", 12));
   EXPECT_EQ(read_to_end(too_short), "");
-  expect_line({"said nonsense in place of its name"});
+  expect_line({"its handshake is malformed"});
   const Fd eager = raw_connection(port());
   send_raw(eager, greeting() + encode_hello(kKey, 0, std::string(32, '0'), std::string(32, 'n')));
   read_to_end(eager);
-  expect_line({"sent more than a greeting before it was answered"});
-  // What a job calls itself cannot forge lines of the log.
+  expect_line({"sent data before the server's greeting"});
+  // A job id cannot forge lines of the log.
   const JobKey forger{"x\n[store] all is well \x1b[2J\"", "another secret, of another job", 3};
   EXPECT_THROW(connect_store("127.0.0.1", port(), kTimeout, forger, 0), UsageError);
   expect_line({R"(job "x\x0a[store] all is well \x1b[2J\x22")"});
@@ -265,14 +267,14 @@ TEST_F(StoreAttack, RandomBytes) {
     shutdown(fd.get(), SHUT_WR);
     read_to_end(fd);
   }
-  expect_line({"more connections"});  // the flood is counted, not written out
+  expect_line({"more connections"});  // omitted lines are counted
 }
 
-/// More connections than the server keeps for strangers: the ranks that come after them get in all the same.
-TEST_F(StoreAttack, CrowdsOfStrangersKeepNobodyOut) {
-  std::vector<Fd> crowd;
+/// More connections than the server keeps without a handshake. Ranks that connect after them are accepted.
+TEST_F(StoreAttack, UnauthenticatedConnectionsDoNotKeepRanksOut) {
+  std::vector<Fd> connections;
   for (int i = 0; i < 400; ++i) {
-    crowd.push_back(raw_connection(port()));
+    connections.push_back(raw_connection(port()));
     if (i % 50 == 0) connect_store("127.0.0.1", port(), kTimeout, kKey, 1)->set("came", std::to_string(i));
   }
   connect_store("127.0.0.1", port(), kTimeout, kKey, 1)->set("came", "last");
@@ -284,17 +286,17 @@ TEST(StoreClient, AStoreThatDoesNotKnowTheSecretIsRefused) {
                                      std::string(32, 'n'), std::string(32, 'n'));
   std::thread other = impostor(port, greeting() + std::string(32, 'n') + answer);
   EXPECT_THAT(error_of<UsageError>([&] { connect_store("127.0.0.1", port, kTimeout, kKey, 0); }),
-              HasSubstr("what answers there does not know the secret of this job"));
+              HasSubstr("the server there does not know the secret of this job"));
   other.join();
 }
 
-TEST(StoreLog, CountsWhatItLeavesOut) {
+TEST(StoreLog, CountsOmittedLines) {
   std::vector<std::string> lines;
   {
     StoreLog log([&](const std::string& line) { lines.push_back(line); });
     for (int i = 0; i < 35; ++i) log.refused("host:" + std::to_string(i), "reason");
   }
-  const size_t most = StoreLog::kLinesASecond;
+  const size_t most = StoreLog::kMaxLinesPerSecond;
   ASSERT_GE(lines.size(), most + 1);  // more when the second happens to change in between
   EXPECT_EQ(lines[0], "store: refused host:0: reason");
   if (lines.size() == most + 1) {

@@ -1,11 +1,10 @@
-#include "caravan/comm/store_secret.h"
-
 #include <set>
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/store_handshake.h"
-#include "caravan/comm/store_protocol.h"
+#include "caravan/comm/store/handshake.h"
+#include "caravan/comm/store/protocol.h"
+#include "caravan/comm/store/secret.h"
 
 namespace caravan {
 namespace {
@@ -23,7 +22,7 @@ std::string hex(const std::string& bytes) {
 }
 
 /// RFC 4231, 4.2, 4.3 and 4.7: a key shorter than the hash, and one longer than its block.
-TEST(StoreSecret, HmacIsThatOfTheStandard) {
+TEST(StoreSecret, HmacMatchesTheStandard) {
   EXPECT_EQ(hex(store_secret::hmac(std::string(20, '\x0b'), "Hi There")),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(hex(store_secret::hmac("Jefe", "what do ya want for nothing?")),
@@ -50,7 +49,7 @@ std::string hello_body(const JobKey& key, const std::string& nonce = kServerNonc
   return encode_hello(key, 2, nonce, kClientNonce).substr(kLengthBytes);
 }
 
-TEST(StoreHandshake, JudgesByEveryField) {
+TEST(StoreHandshake, VerifiesEveryField) {
   const std::string body = hello_body(kKey);
   const auto hello = decode_hello(body);
   ASSERT_TRUE(hello);
@@ -66,7 +65,7 @@ TEST(StoreHandshake, JudgesByEveryField) {
   EXPECT_EQ(verdict_on({"a job", kKey.secret, 5}), Verdict::other_world_size);
 }
 
-TEST(StoreHandshake, NothingRecordedCanBePlayedAgain) {
+TEST(StoreHandshake, ARecordedHandshakeCannotBeReplayed) {
   const std::string recorded = hello_body(kKey);
   EXPECT_EQ(judge(kKey, std::string(32, 't'), *decode_hello(recorded)), Verdict::wrong_secret) << "another nonce";
   for (size_t at = 0; at < recorded.size(); ++at) {
@@ -76,7 +75,7 @@ TEST(StoreHandshake, NothingRecordedCanBePlayedAgain) {
   }
 }
 
-TEST(StoreHandshake, TheServerShowsThatItKnowsTheSecret) {
+TEST(StoreHandshake, TheServerProvesThatItKnowsTheSecret) {
   for (const Verdict verdict : {Verdict::welcome, Verdict::other_job, Verdict::other_world_size}) {
     const std::string body = encode_answer(kKey, verdict, kServerNonce, kClientNonce).substr(kLengthBytes);
     const auto answer = decode_answer(body);
@@ -95,15 +94,15 @@ TEST(StoreHandshake, TheServerShowsThatItKnowsTheSecret) {
   }
 }
 
-/// A server that sends a client's own proof back to it proves nothing.
-TEST(StoreHandshake, AProofSentBackIsNone) {
+/// A server that reflects a client's own proof proves nothing.
+TEST(StoreHandshake, AReflectedProofIsRejected) {
   const JobKey key{"", kKey.secret, 0};
   const std::string hello = encode_hello(key, 0, kServerNonce, kClientNonce).substr(kLengthBytes);
   const Answer reflected{Verdict::welcome, std::string_view(hello).substr(32, 32), 0, ""};
   EXPECT_FALSE(is_genuine(key, kServerNonce, kClientNonce, reflected));
 }
 
-TEST(StoreHandshake, StrangersLearnNothing) {
+TEST(StoreHandshake, ClientsWithoutTheSecretLearnNothing) {
   const std::string frame = encode_answer(kKey, Verdict::wrong_secret, kServerNonce, kClientNonce);
   const auto answer = decode_answer(std::string_view(frame).substr(kLengthBytes));
   ASSERT_TRUE(answer);

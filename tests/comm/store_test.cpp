@@ -1,4 +1,4 @@
-#include "caravan/comm/store.h"
+#include "caravan/comm/store/store.h"
 
 #include <gmock/gmock.h>
 #include <set>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan {
 namespace {
@@ -21,7 +21,7 @@ constexpr milliseconds kTimeout{20'000};
 
 enum class Kind { local, served, prefixed };
 
-/// The same contract for every store: one inside the process, and one behind a server with a client per thread.
+/// The contract of every store: within the process, and behind a server with a client for each thread.
 class StoreContract : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
@@ -113,6 +113,21 @@ TEST_P(StoreContract, AddFromEightThreadsLosesNothing) {
   EXPECT_EQ(client()->add("counter", -1), 3 * kThreads * kEach - 1);
 }
 
+TEST_P(StoreContract, ARemovedKeyIsNotSet) {
+  const auto one = client();
+  const auto two = client();
+  one->set("key", "old");
+  one->add("counter", 5);
+  two->remove("key");
+  two->remove("counter");
+  two->remove("never/set");
+  EXPECT_FALSE(one->has("key"));
+  EXPECT_THROW(one->get("key", milliseconds(0)), CommError);
+  EXPECT_EQ(one->add("counter", 1), 1);
+  one->set("key", "new");
+  EXPECT_EQ(two->get("key", kTimeout), "new");
+}
+
 TEST_P(StoreContract, AddRefusesWhatIsNotACounter) {
   const auto store = client();
   store->set("text", "seven");
@@ -131,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, testing::Values(Kind::local, Kin
                                                                : "Prefixed";
                          });
 
-TEST(PrefixedStore, TwoPrefixesDoNotMeet) {
+TEST(PrefixedStore, PrefixesSeparateKeys) {
   const auto base = local_store();
   const auto one = prefixed(base, "one");
   const auto two = prefixed(prefixed(base, "one"), "two");

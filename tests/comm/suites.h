@@ -4,7 +4,7 @@
 
 namespace caravan::testing {
 
-/// The suites that hold for every back-end; each `instantiate_*.cpp` runs them for one.
+/// The suites for every back-end; each `instantiate_*.cpp` runs them for one.
 class Reductions : public ::testing::TestWithParam<RankCase> {};
 class Movement : public ::testing::TestWithParam<RankCase> {};
 class LargeSizes : public ::testing::TestWithParam<RankCase> {};  ///< a few MiB: many chunks

@@ -12,8 +12,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/shared/half.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/reduce/half.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {
@@ -50,7 +50,7 @@ TEST(CommTensor, BuffersAreTheTensorsMemory) {
   EXPECT_THAT(error_of<ShapeError>([&] { buffer_of({}, "nothing"); }), HasSubstr("undefined"));
 }
 
-/// The caller keeps no tensor but the outputs: what is sent must live until it has been read by all.
+/// The caller keeps only the outputs: the inputs must stay alive until all ranks have read them.
 TEST(CommTensor, VerbsKeepTheirTensors) {
   run_thread_ranks(
       kRanks,
@@ -73,7 +73,7 @@ TEST(CommTensor, VerbsKeepTheirTensors) {
                                 reduce_async(*world, piece(rank), rank == 1 ? least : at::Tensor(), ReduceOp::min, 1),
                                 send_async(*world, piece(rank), (world->rank() + 1) % kRanks),
                                 recv_async(*world, letter, (world->rank() + kRanks - 1) % kRanks)};
-        const at::Tensor noise = at::full({8 * kEach}, -1.0);  // takes the memory of what was freed too early
+        const at::Tensor noise = at::full({8 * kEach}, -1.0);  // would reuse memory that is freed too early
         for (Work& work : works) work.wait();
 
         EXPECT_TRUE(at::equal(gathered.view({-1}), numbers(0, kRanks * kEach)));
@@ -91,8 +91,7 @@ TEST(CommTensor, VerbsKeepTheirTensors) {
       kShortWaits);
 }
 
-/// Every 16-bit number, and fp32 numbers all over the range, against those of at::Half and
-/// at::BFloat16.
+/// Every 16-bit number, and fp32 numbers of all magnitudes, compared with at::Half and at::BFloat16.
 TEST(CommTensor, HalfNumbersConvertAsTorchDoes) {
   for (uint32_t bits = 0; bits < 1U << 16; ++bits) {
     const uint16_t half = static_cast<uint16_t>(bits);

@@ -1,4 +1,4 @@
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 
 #include <stdexcept>
 #include <thread>
@@ -14,7 +14,7 @@ const CommOptions kShortWaits{.timeout = std::chrono::seconds(20)};
 
 }  // namespace
 
-/// The others fail too, and often earlier by the clock: theirs is an echo.
+/// The others fail too, often at an earlier time, but only as a consequence.
 TEST(ThreadRanks, ThrowTheFirstCause) {
   for (int failing = 0; failing < 3; ++failing) {
     const auto body = [&](const std::shared_ptr<Communicator>& world) {
@@ -35,7 +35,7 @@ TEST(ThreadRanks, ThrowWhateverABodyThrows) {
   EXPECT_THROW(run_thread_ranks(2, body, kShortWaits), int);
 }
 
-/// A rank that ends normally while the others still call.
+/// A rank that returns normally while its peers still make calls.
 TEST(ThreadRanks, NameARankThatReturnedEarly) {
   const auto body = [](const std::shared_ptr<Communicator>& world) {
     if (world->rank() == 2) return;

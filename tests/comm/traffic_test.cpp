@@ -19,12 +19,12 @@ TEST_P(TrafficCounts, EqualThoseOfRecord) {
   });
 }
 
-/// A ring's figures do not depend on the rank; chains and exchanges do, so their sums over the ranks are compared: what
-/// must cross the wire in any algorithm that sends each element straight or along a chain.
+/// The bytes of a ring are equal on all ranks. Those of chains and exchanges are not, so their sums over the ranks are
+/// compared: what any algorithm must send that sends each element directly or along a chain.
 TEST_P(TrafficCounts, SumsOverRanksAreThoseOfTheAlgorithms) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int64_t n = world->size();
-    const int64_t count = 60 * n;  // divisible: the ring rounds nothing
+    const int64_t count = 60 * n;  // divisible by n: no rounding in the ring's formula
     Data one(count, Dtype::fp32);
     Data all(count * n, Dtype::fp32);
     const int64_t x = count * 4;

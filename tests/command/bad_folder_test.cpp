@@ -1,4 +1,4 @@
-// Folders that cannot be written and disks that are full, in a mount namespace: root may write where chmod says no.
+// Read-only folders and full disks, in a mount namespace, since root ignores file modes.
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
@@ -62,7 +62,7 @@ TEST_F(BadFolderTest, ReadOnlyForAnExport) {
 }
 
 TEST_F(BadFolderTest, Full) {
-  // A checkpoint has 1.4 MB: the third does not fit.
+  // A checkpoint takes 1.4 MB, so the third does not fit.
   const Result result = run(with_own_mounts(
       "cd " + folder().string() + "\nmkdir full && mount -t tmpfs -o size=3500k none full || exit 99\n" +
       train_line("full/run", {"checkpoint.every=1"}) + "\ncode=$?\nls -a full/run\n'" + program() +

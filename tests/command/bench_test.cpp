@@ -1,10 +1,12 @@
-// bench comm and doctor, run as a user runs them. Figures are only held to belong together: nothing asserts a time.
+// bench comm and doctor, run as a user runs them. The tests check that figures are consistent; none asserts a time.
 #include <gmock/gmock.h>
 #include <set>
 #include <sstream>
 
 #include "apps/caravan/doctor_report.h"
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/base/processor.h"
+#include "caravan/comm/selection.h"
+#include "caravan/nn/product_choice.h"
 #include "tests/command/command.h"
 
 namespace caravan {
@@ -15,7 +17,7 @@ using testing::HasSubstr;
 
 class BenchTest : public CommandTest {
  protected:
-  /// The objects that a command prints, one a line.
+  /// The JSON objects that a command prints, one per line.
   std::vector<nlohmann::ordered_json> lines(const Words& arguments) const {
     const Result result = caravan(arguments);
     EXPECT_EQ(result.code, 0) << result.err;
@@ -79,7 +81,7 @@ TEST_F(BenchTest, EveryVerbOverThreadsAndGloo) {
 TEST_F(BenchTest, ATable) {
   const Result result = caravan({"bench", "comm", "--bytes", "4KiB", "--in-place"});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, testing::StartsWith("2 ranks over shm, buffers of Communicator::allocate, in place\n"));
+  EXPECT_THAT(result.out, testing::StartsWith("2 ranks over shm, buffers from Communicator::allocate, in place\n"));
   EXPECT_THAT(result.out, HasSubstr("\nall_reduce     fp32       4.0 KiB"));
 }
 
@@ -90,18 +92,21 @@ TEST_F(BenchTest, RefusesAndNamesTheNearest) {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
-  expect_refused(with({"--op", "allreduce"}), {"--op: 'allreduce' is none of all_reduce", "nearest is 'all_reduce'"});
+  expect_refused(with({"--op", "allreduce"}),
+                 {"--op: 'allreduce' is not one of all_reduce", "nearest is 'all_reduce'"});
   expect_refused(with({"--dtype", "fp32,bf61"}), {"--dtype: 'bf61'", "nearest is 'bf16'"});
-  expect_refused(with({"--bytes", "4KiB,64kib"}), {"--bytes: '64kib' is no size", "write 64KiB"});
+  expect_refused(with({"--bytes", "4KiB,64kib"}), {"--bytes: '64kib' is not a size", "write 64KiB"});
   for (const char* size : {"0", "-4", "many", "99999999999GiB"}) {
-    expect_refused(with({"--bytes", size}), {std::string("--bytes: '") + size + "' is no size", "from 1 on"});
+    expect_refused(with({"--bytes", size}),
+                   {std::string("--bytes: '") + size + "' is not a size", "positive integers"});
   }
-  expect_refused(with({"--bytes", "10"}), {"10 bytes are no whole number of elements of fp32 (4 bytes)", "use 12"});
-  expect_refused(with({"--ranks", "1"}), {"--ranks: 1 has nobody to talk to"});
-  expect_refused(with({"--in-place", "--op", "all_to_all"}), {"all_to_all has no form in place"});
-  expect_refused(with({"--backend", "glo"}), {"'glo' is none of auto, thread, shm, gloo", "use gloo"});
-  expect_refused(with({"--bytes", "10TiB"}), {"'10TiB' is no size", "KiB, MiB or GiB"});
-  expect_refused(with({"--tune", "--out", path("nothere/table.json")}), {"there is no such folder"});
+  expect_refused(with({"--bytes", "10"}),
+                 {"10 bytes is not a multiple of the element size of fp32 (4 bytes)", "use 12"});
+  expect_refused(with({"--ranks", "1"}), {"--ranks: 1 is too few"});
+  expect_refused(with({"--in-place", "--op", "all_to_all"}), {"all_to_all cannot work in place"});
+  expect_refused(with({"--backend", "glo"}), {"'glo' is not one of auto, thread, shm, gloo", "use gloo"});
+  expect_refused(with({"--bytes", "10TiB"}), {"'10TiB' is not a size", "KiB, MiB or GiB"});
+  expect_refused(with({"--tune", "--out", path("nothere/table.json")}), {"its folder does not exist"});
   expect_refused(with({"--tune", "--out", folder().string()}), {"is a folder"});
   expect_refused(with({"--josn"}), {"--josn", "nearest is '--json'"});
 }
@@ -121,9 +126,9 @@ TEST_F(BenchTest, TuneWritesATableThatCanBeReadAgain) {
   const auto read = algorithms::SelectionTable::load(table);
   EXPECT_EQ(read, algorithms::SelectionTable::from_json(read.to_json(), "again"));
   EXPECT_THAT(text_of(table), HasSubstr("thread"));
-  expect_refused({"bench", "comm", "--tune", "--copy"}, {"--copy: --tune times fp32"});
-  expect_refused({"bench", "comm", "--tune", "--op", "barrier"}, {"barrier has no algorithms"});
-  expect_refused({"bench", "comm", "--out", table}, {"--out: is the file of --tune's table"});
+  expect_refused({"bench", "comm", "--tune", "--copy"}, {"--copy: has no effect with --tune"});
+  expect_refused({"bench", "comm", "--tune", "--op", "barrier"}, {"barrier has only one algorithm"});
+  expect_refused({"bench", "comm", "--out", table}, {"--out: has no effect without --tune"});
 }
 
 class DoctorTest : public BenchTest {};
@@ -163,14 +168,34 @@ TEST_F(DoctorTest, AReportThatSaysWhatToUse) {
 TEST_F(DoctorTest, OneRankHasNoLinks) {
   const Result result = caravan({"doctor", "--ranks", "1"});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("one rank: nothing travels"));
+  EXPECT_THAT(result.out, HasSubstr("one rank: there is nothing to communicate"));
+}
+
+TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
+  const Result result = caravan({"doctor", "--tune"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* part :
+       {"processor class: ", "fp32 forward", "fp32 dx", "fp32 dw", "bf16 products", "bf16 attention"}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+  const auto kept = read_tuned_products(path("cache"), processor_class());
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_THAT(result.out, HasSubstr("products: " + *kept + "\n"));
+  EXPECT_EQ(
+      to_text(parse_product_choice(*kept, {}, {ProductLibrary::onednn, ProductLibrary::mkl, ProductLibrary::blas})),
+      *kept);
+  expect_refused({"doctor", "--tune", "--ranks", "2"}, {" excludes --"});
+  const Result job = run({"env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
+                          "MASTER_ADDR=127.0.0.1", "MASTER_PORT=23458", program(), "doctor", "--tune"});
+  EXPECT_EQ(job.code, 2);
+  EXPECT_THAT(job.err, HasSubstr("times one process, and 2 were started"));
 }
 
 TEST_F(DoctorTest, ARankThatDoesNotComeIsNamed) {
   const Result result = run({"env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
                              "MASTER_ADDR=127.0.0.1", "MASTER_PORT=23457", program(), "doctor"});
   EXPECT_EQ(result.code, 4) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("rank 1: did not come within 30 s"));
+  EXPECT_THAT(result.err, HasSubstr("rank 1: did not join within 30 s"));
 }
 
 TEST(Diagnosis, ALinkThatDoesNotWorkIsNamedAndNotChosen) {
@@ -179,14 +204,14 @@ TEST(Diagnosis, ALinkThatDoesNotWorkIsNamedAndNotChosen) {
                         {.name = "gloo", .links = {{0, 1, 50, 2, true}, {1, 0, 60, 1, true}}}};
   EXPECT_EQ(diagnosis.backend(), "gloo");
   EXPECT_FALSE(diagnosis.all_links_work());
-  EXPECT_THAT(to_text(diagnosis), testing::AllOf(HasSubstr("back-end shm: DOES NOT WORK"), HasSubstr("WRONG BYTES"),
+  EXPECT_THAT(to_text(diagnosis), testing::AllOf(HasSubstr("back-end shm: DOES NOT WORK"), HasSubstr("WRONG DATA"),
                                                  HasSubstr("shm does not work"), HasSubstr("60.00 us")));
   diagnosis.backends[0].links[1].is_right = true;
   EXPECT_EQ(diagnosis.backend(), "shm");
   EXPECT_TRUE(diagnosis.all_links_work());
-  for (app::BackendFinding& finding : diagnosis.backends) finding.errors = {"rank 1: said nothing"};
+  for (app::BackendFinding& finding : diagnosis.backends) finding.errors = {"rank 1: no answer"};
   EXPECT_EQ(diagnosis.backend(), "");
-  EXPECT_THAT(to_json(diagnosis), testing::AllOf(HasSubstr("\"ok\":false"), HasSubstr("rank 1: said nothing")));
+  EXPECT_THAT(to_json(diagnosis), testing::AllOf(HasSubstr("\"ok\":false"), HasSubstr("rank 1: no answer")));
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
 #include "tests/command/command.h"
 
 #include <fstream>
+#include <netinet/in.h>
 #include <sstream>
+#include <stdexcept>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "caravan/checkpoint/safetensors.h"
 
@@ -19,6 +23,19 @@ std::string make_folder() {
   return name;
 }
 
+int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const bool is_bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                        ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  ::close(socket);
+  if (!is_bound) ADD_FAILURE() << "no free port";
+  return ntohs(address.sin_port);
+}
+
 }  // namespace
 
 std::vector<std::string> set(const std::vector<std::string>& overrides) {
@@ -28,7 +45,7 @@ std::vector<std::string> set(const std::vector<std::string>& overrides) {
 }
 
 CommandTest::CommandTest() : folder_(make_folder()) {
-  file("text.txt", text_of(fs::path(CARAVAN_SOURCE) / "data/moby_dick.txt").substr(0, kTextBytes));
+  file("text.txt", text_of(fs::path(CARAVAN_SOURCE_DIR) / "data/moby_dick.txt").substr(0, kTextBytes));
 }
 
 CommandTest::~CommandTest() {
@@ -39,7 +56,7 @@ CommandTest::~CommandTest() {
 std::string CommandTest::program() { return CARAVAN_COMMAND; }
 
 Child::Options CommandTest::options() const {
-  return {.environment = {"CARAVAN_HOME=" CARAVAN_SOURCE, "CARAVAN_CACHE=" + path("cache")}, .patience_s = 120};
+  return {.environment = {"CARAVAN_HOME=" CARAVAN_SOURCE_DIR, "CARAVAN_CACHE=" + path("cache")}, .patience_s = 120};
 }
 
 std::string CommandTest::file(const std::string& name, const std::string& text) const {
@@ -66,6 +83,32 @@ std::unique_ptr<Child> CommandTest::start(const Words& arguments) const {
   Words command{program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return std::make_unique<Child>(command, options());
+}
+
+std::vector<CommandTest::Result> CommandTest::by_hand(const std::vector<Words>& ranks) const {
+  const std::string port = std::to_string(free_port());
+  std::vector<std::unique_ptr<Child>> children;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    Words command{program()};
+    command.insert(command.end(), ranks[rank].begin(), ranks[rank].end());
+    Child::Options own = options();
+    for (const auto& [name, value] :
+         std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                            {"LOCAL_RANK", std::to_string(rank)},
+                                            {"WORLD_SIZE", std::to_string(ranks.size())},
+                                            {"LOCAL_WORLD_SIZE", std::to_string(ranks.size())},
+                                            {"MASTER_ADDR", "127.0.0.1"},
+                                            {"MASTER_PORT", port}}) {
+      own.environment.push_back(name + "=" + value);
+    }
+    children.push_back(std::make_unique<Child>(command, own));
+  }
+  std::vector<Result> results;
+  for (const auto& child : children) {
+    const int code = child->wait();
+    results.push_back({.code = code, .out = child->out(), .err = child->err()});
+  }
+  return results;
 }
 
 CommandTest::Words CommandTest::tiny(const std::string& name, int ranks, const Words& more) const {
@@ -113,12 +156,12 @@ pid_t CommandTest::rank_process(const Child& child, int rank) {
   for (const pid_t pid : child.living()) {
     if (text_of("/proc/" + std::to_string(pid) + "/environ").find(variable) != std::string::npos) return pid;
   }
-  ADD_FAILURE() << "no process is rank " << rank;
-  return -1;
+  // Not -1: kill(-1, ..) would end every process of this user.
+  throw std::runtime_error("no process is rank " + std::to_string(rank));
 }
 
 CommandTest::Words CommandTest::with_own_mounts(const std::string& script) {
-  // The last for a chroot, whose root is no mount point that could be made private.
+  // The last one for a chroot: its root is not a mount point that could be made private.
   for (const Words& unshare :
        {Words{"unshare", "-m"}, Words{"unshare", "-Urm"}, Words{"unshare", "-m", "--propagation", "unchanged"}}) {
     Words words = unshare;

@@ -13,8 +13,8 @@
 
 namespace caravan {
 
-/// Tests that run the built command as a user does: the command's own folder of runs, data and cache, and a model that
-/// takes milliseconds a step.
+/// A test that runs the built command as a user does, with its own folder for runs, data and cache, and a model that
+/// takes milliseconds per step.
 class CommandTest : public ::testing::Test {
  protected:
   using Words = std::vector<std::string>;
@@ -28,32 +28,35 @@ class CommandTest : public ::testing::Test {
   CommandTest();
   ~CommandTest() override;
 
-  /// An empty folder of this test; tests' paths stand below it.
+  /// The folder of this test, in which path() and file() are.
   const std::filesystem::path& folder() const { return folder_; }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   /// Writes a file below folder() and returns its path.
   std::string file(const std::string& name, const std::string& text) const;
 
-  /// Runs `command` to its end, and fails unless all it started ended with it. `input`: a file for stdin.
+  /// Runs `command` to its end; fails if it leaves processes behind. `input`: a file for stdin.
   Result run(const Words& command, const std::string& input = "") const;
   Result caravan(const Words& arguments, const std::string& input = "") const;
-  /// The same without waiting.
+  /// Starts it without waiting.
   std::unique_ptr<Child> start(const Words& arguments) const;
 
-  /// The words of `caravan train` for the tiny model in run folder `name` below folder(), with `more` behind.
+  /// The words of `caravan train` for the tiny model in run folder path(name), followed by `more`.
   Words tiny(const std::string& name, int ranks, const Words& more = {}) const;
   Result train(const std::string& name, int ranks, const Words& more = {}) const {
     return caravan(tiny(name, ranks, more));
   }
 
+  /// The ranks of one job, each a process of its own with its own words, as somebody would start them by hand.
+  std::vector<Result> by_hand(const std::vector<Words>& ranks) const;
+
   /// The lines of a run's train.log.
   std::vector<nlohmann::json> log(const std::string& name) const;
-  /// The tensors of all shards of a folder, as bytes.
+  /// The bytes of the tensors of all shards in a folder.
   static std::map<std::string, std::string> tensors(const std::filesystem::path& folder);
   static std::string text_of(const std::filesystem::path& path);
-  /// The one process of the job that is this rank.
+  /// The process of the job that is this rank.
   static pid_t rank_process(const Child& child, int rank);
-  /// `script` for sh in a mount namespace of its own, with the rights to mount.
+  /// A command that runs `script` by sh in its own mount namespace, where it may mount.
   static Words with_own_mounts(const std::string& script);
 
   static std::string program();
@@ -63,7 +66,7 @@ class CommandTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-/// Each pair of words as --set a --set b.
+/// {"--set", a, "--set", b, ..}.
 std::vector<std::string> set(const std::vector<std::string>& overrides);
 
 }  // namespace caravan

@@ -1,10 +1,10 @@
-// What is left of a job that failed, and what `caravan inspect flight` says of it.
+// The reports that a failed job leaves, and what `caravan inspect flight` prints about them.
 #include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <thread>
 
-#include "caravan/comm/flight_report.h"
+#include "caravan/comm/flight/report.h"
 #include "tests/comm/flight_files.h"
 #include "tests/command/command.h"
 
@@ -37,7 +37,7 @@ TEST_F(FlightTest, NamesTheFirstDivergence) {
   const Result result = inspect();
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out,
-              AllOf(HasSubstr("job 0123456789abcdef: 3 ranks by shm, 3 records"),
+              AllOf(HasSubstr("job 0123456789abcdef: 3 ranks over shm, 3 reports"),
                     HasSubstr("first divergence: operation 1 of \"world\"\n    ranks 0, 2 called all_reduce sum fp32 "
                               "[10] \"gradient\" at parallel/ddp.cpp:30; rank 1 called barrier \"end\" at "
                               "parallel/ddp.cpp:44\n")));
@@ -60,7 +60,7 @@ TEST_F(FlightTest, MissingFilesAreAnErrorAfterWhatTheOthersSay) {
   EXPECT_THAT(result.err, HasSubstr("1 of 3 reports are missing: flight-rank2.json"));
 }
 
-TEST_F(FlightTest, RefusesWhatIsNoRecordOfOneJob) {
+TEST_F(FlightTest, RefusesWhatAreNotTheReportsOfOneJob) {
   EXPECT_THAT(inspect().err, AllOf(HasSubstr(path("flight")), HasSubstr("cannot be read")));
   write(different_calls());
   write_flight_report(path("flight"), FlightJob(3, "another").reports[1]);
@@ -74,7 +74,7 @@ TEST_F(FlightTest, RefusesWhatIsNoRecordOfOneJob) {
   EXPECT_EQ(caravan({"inspect", "flight"}).code, 2);
 }
 
-/// A rank of a training run is killed: its own log is read from the memory it shared.
+/// A rank of a training run is killed; rank 0 writes its report from the shared memory.
 TEST_F(FlightTest, OfATrainingRunWithAKilledRank) {
   const auto child = start(tiny("run", 2, {"--set", "train.steps=100000", "comm.backend=shm"}));
   for (int i = 0; i < 2000 && !std::filesystem::exists(path("run/train.log")); ++i) {
@@ -85,7 +85,7 @@ TEST_F(FlightTest, OfATrainingRunWithAKilledRank) {
   EXPECT_EQ(child->wait(), 4);
   const Result result = caravan({"inspect", "flight", path("run")});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("2 ranks by shm, 2 records"), HasSubstr(", written by rank 0"),
+  EXPECT_THAT(result.out, AllOf(HasSubstr("2 ranks over shm, 2 reports"), HasSubstr("; written by rank 0 "),
                                 HasSubstr("rank 1 of the world is lost"), HasSubstr("first divergence: operation "),
                                 Not(HasSubstr("no divergence"))));
 }

@@ -1,17 +1,22 @@
-// A run that was stopped, killed or interrupted, and resumed, is the run that was not.
+// A run that was stopped, killed or interrupted and then resumed equals an uninterrupted run.
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <gmock/gmock.h>
+#include <thread>
 
 #include "tests/command/command.h"
 
 namespace caravan {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class ResumeTest : public CommandTest {
  protected:
-  /// Everything that a run leaves but times and memory.
+  /// Compares everything that a run writes, except times and memory.
   void expect_same_run(const std::string& got, const std::string& want, const std::string& checkpoint) const {
     EXPECT_TRUE(tensors(folder() / got / checkpoint) == tensors(folder() / want / checkpoint))
         << "parameters or moments differ";
@@ -107,27 +112,143 @@ TEST_F(ResumeTest, AFinishedRunIsANoOpAndMoreStepsGoOn) {
   EXPECT_EQ(text_of(path("run/train.log")), before);
   const Result more = train("run", 1, also({"--resume"}, set({"train.steps=8"})));
   EXPECT_EQ(more.code, 0) << more.err;
-  EXPECT_EQ(log("run").size(), 8U);
+  const auto lines = log("run");
+  ASSERT_EQ(lines.size(), 9U);
+  EXPECT_EQ(lines[6].at("changed").at("train.steps"), (nlohmann::json{{"before", "6"}, {"now", "8"}}));
+  EXPECT_EQ(lines[8].at("step"), 8);
   const Result fewer = train("run", 1, also({"--resume"}, set({"train.steps=5"})));
   EXPECT_EQ(fewer.code, 2) << fewer.err;
   EXPECT_THAT(fewer.err, HasSubstr("train.steps: 5 steps, but 8 are done already"));
 }
 
 TEST_F(ResumeTest, ThroughALinkToTheRunFolder) {
+  ASSERT_EQ(train("whole", 1).code, 0);
   ASSERT_EQ(train("run", 1, {"--stop-after", "3"}).code, 0);
   std::filesystem::create_symlink("run", path("link"));
   const Result rest = train("link", 1, {"--resume"});
   EXPECT_EQ(rest.code, 0) << rest.err;
-  EXPECT_TRUE(std::filesystem::exists(path("run/step_000006")));
+  expect_same_run("run", "whole", "step_000006");
 }
 
 TEST_F(ResumeTest, ACheckpointWithoutManifestCountsAsNone) {
+  ASSERT_EQ(train("whole", 1, set({"checkpoint.every=3"})).code, 0);
   ASSERT_EQ(train("run", 1, set({"checkpoint.every=3"})).code, 0);
   std::filesystem::remove(path("run/step_000006/manifest.json"));
-  const Result rest = train("run", 1, {"--resume"});
+  const Result rest = train("run", 1, also({"--resume"}, set({"checkpoint.every=3"})));
   EXPECT_EQ(rest.code, 0) << rest.err;
   EXPECT_THAT(rest.out, HasSubstr("resumed after step 3"));
-  EXPECT_EQ(log("run").size(), 6U);
+  expect_same_run("run", "whole", "step_000006");
+}
+
+TEST_F(ResumeTest, ADamagedCheckpointIsNamedAndAnEarlierOneIsTaken) {
+  const Words more = set({"checkpoint.every=2"});
+  ASSERT_EQ(train("whole", 2, more).code, 0);
+  ASSERT_EQ(train("run", 2, more).code, 0);
+  file("run/step_000006/rank_00001.safetensors", "damaged");
+  const Result damaged = train("run", 2, also(more, {"--resume"}));
+  EXPECT_EQ(damaged.code, 3) << damaged.err;
+  EXPECT_THAT(damaged.err, AllOf(HasSubstr("step_000006"), HasSubstr("--resume-from step_000004")));
+  const Result rest = train("run", 2, also(more, {"--resume-from", "step_000004"}));
+  EXPECT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.out, AllOf(HasSubstr("resumed after step 4"), HasSubstr("step_000006.abandoned")));
+  expect_same_run("run", "whole", "step_000006");
+}
+
+TEST_F(ResumeTest, OnOtherCoresIsBitEqual) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "needs two cores";
+  // Big enough to use both threads, which changes the order of sums.
+  const Words more = set({"comm.threads_per_rank=0", "model.width=256", "model.context=64", "train.steps=4"});
+  ASSERT_EQ(train("whole", 1, more).code, 0);
+  ASSERT_EQ(train("run", 1, also(more, {"--stop-after", "2"})).code, 0);
+  Words pinned{"taskset", "-c", "0", program()};
+  for (const std::string& word : tiny("run", 1, also(more, {"--resume"}))) pinned.push_back(word);
+  const Result rest = run(pinned);
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.out, HasSubstr("threads per rank, as in the checkpoint"));
+  expect_same_run("run", "whole", "step_000004");
+}
+
+TEST_F(ResumeTest, ARunThatIsStillGoingIsRefusedAndMayBeRead) {
+  const Words more = set({"train.steps=1000000", "train.eval_every=0", "checkpoint.every=1", "checkpoint.keep=1"});
+  const auto running = start(tiny("run", 2, more));
+  running->expect_soon("saved ");
+  const auto owner = HasSubstr("is in use by another run");
+  const Result again = train("run", 2, also(more, {"--resume"}));
+  EXPECT_EQ(again.code, 2);
+  EXPECT_THAT(again.err,
+              AllOf(owner, HasSubstr("host "), HasSubstr("process " + std::to_string(rank_process(*running, 0)))));
+  const Result second = train("run", 2, more);
+  EXPECT_EQ(second.code, 2);
+  EXPECT_THAT(second.err, owner);
+  for (const Words& words : {Words{"generate", path("run"), "--tokens", "2", "--prompt", "a"},
+                             Words{"export", path("exported"), "--from", path("run")}}) {
+    const Result read = caravan(words);
+    EXPECT_EQ(read.code, 0) << read.err;
+  }
+  running->signal(SIGTERM);
+  EXPECT_EQ(running->wait(), 130) << running->err();
+}
+
+/// Two runs start at the same time in the same folder.
+TEST_F(ResumeTest, OfTwoRunsThatWantOneFolderOneGetsIt) {
+  const Words words = tiny("run", 1, set({"train.steps=20"}));
+  for (int round = 0; round < 3; ++round) {
+    const auto first = start(words);
+    const auto second = start(words);
+    std::vector<int> codes{first->wait(), second->wait()};
+    std::sort(codes.begin(), codes.end());
+    EXPECT_EQ(codes, (std::vector<int>{0, 2})) << first->err() << second->err();
+    EXPECT_EQ(log("run").size(), 20U);
+    std::filesystem::remove_all(path("run"));
+  }
+}
+
+// ---- ranks started by hand ----
+
+class ByHand : public ResumeTest {
+ protected:
+  /// Starts two ranks, the second one with `more` arguments. Both must exit with `code` and print `message`.
+  void expect_refused(const Words& all, const Words& more, int code, const std::vector<std::string>& message) const {
+    const auto results = by_hand({tiny("run", 2, all), tiny("run", 2, also(all, more))});
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      EXPECT_EQ(results[rank].code, code) << "rank " << rank << ": " << results[rank].err;
+      for (const std::string& part : message) EXPECT_THAT(results[rank].err, HasSubstr(part)) << "rank " << rank;
+      EXPECT_THAT(results[rank].out, Not(HasSubstr("step 1"))) << "rank " << rank;
+    }
+  }
+};
+
+TEST_F(ByHand, RanksThatAgreeTrain) {
+  const auto results = by_hand({tiny("run", 2), tiny("run", 2)});
+  for (const Result& result : results) EXPECT_EQ(result.code, 0) << result.err;
+  ASSERT_EQ(train("launched", 2).code, 0);
+  expect_same_run("run", "launched", "step_000006");
+}
+
+TEST_F(ByHand, RanksWithAnotherRecipeEndBeforeTheFirstStep) {
+  for (const auto& [key, value, before] : std::vector<std::array<std::string, 3>>{
+           {"optimizer.lr", "0.5", "0.003"},
+           {"train.seed", "4", "1"},
+           {"model.layers", "3", "2"},
+           {"model.context", "16", "32"},
+           {"train.global_batch", "13", "12"},
+           {"precision.compute", "\"bf16\"", "\"fp32\""},
+           {"comm.backend", "\"gloo\"", "\"auto\""},
+           {"checkpoint.dir", "\"" + path("other") + "\"", "\"" + path("run") + "\""}}) {
+    expect_refused({}, set({key + "=" + value}), 2,
+                   {key + ": is " + before + " on rank 0 and " + value + " on rank 1"});
+  }
+  expect_refused({}, {"--stop-after", "3"}, 2, {"--stop-after: is not given on rank 0 and 3 on rank 1"});
+  expect_refused({"--dump", path("dump")}, {"--dump-steps", "1"}, 2, {"--dump-steps: is 0 on rank 0 and 1 on rank 1"});
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+  ASSERT_EQ(train("run", 2, {"--stop-after", "3"}).code, 0);
+  expect_refused({}, {"--resume"}, 2, {"--resume: is not given on rank 0 and given on rank 1"});
+}
+
+TEST_F(ByHand, RanksWithAnotherTextEndBeforeTheFirstStep) {
+  std::string other = text_of(path("text.txt"));
+  other[100] = '#';
+  expect_refused({}, set({"data.text=" + file("other.txt", other)}), 3, {"data.text, training part", "on rank 0"});
 }
 
 }  // namespace

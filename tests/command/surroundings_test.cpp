@@ -1,4 +1,4 @@
-// Streams, folders and variables that are not as usual.
+// Unusual streams, folders, limits and environment variables.
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
@@ -11,7 +11,7 @@ using testing::HasSubstr;
 
 class SurroundingsTest : public CommandTest {
  protected:
-  /// `sh -c script` with the words of tiny("run", ranks) as "$@".
+  /// `sh -c script` with the command and the words of tiny("run<ranks>", ranks) as "$@".
   Result shell(const std::string& script, int ranks, const Words& more = {}) const {
     Words words{"sh", "-c", script, "sh", program()};
     for (const std::string& word : tiny("run" + std::to_string(ranks), ranks, more)) words.push_back(word);
@@ -27,13 +27,41 @@ TEST_F(SurroundingsTest, ClosedStreamsHurtNoFile) {
       std::filesystem::remove_all(path(run));
       const Result result = shell("exec \"$@\" " + closed, ranks, set({"sample.tokens=3"}));
       EXPECT_EQ(result.code, 0) << result.err;
-      // The log would be the file that got the number of stdout.
+      // train.log would be the file that gets the descriptor of stdout.
       EXPECT_EQ(log(run).size(), 6U) << text_of(path(run + "/train.log"));
       const Result whole = caravan({"generate", path(run), "--tokens", "2"});
       EXPECT_EQ(whole.code, 0) << whole.err;
     }
   }
   EXPECT_EQ(run({"sh", "-c", "exec \"$@\" >&-", "sh", program(), "inspect"}).code, 0);
+}
+
+TEST_F(SurroundingsTest, AClosedOutputDoesNotEndTraining) {
+  for (const int ranks : {1, 2}) {
+    const Result result = shell("{ \"$@\"; echo code $? >&2; } | head -n 1", ranks, set({"sample.tokens=3"}));
+    EXPECT_THAT(result.out, testing::StartsWith("run  "));
+    EXPECT_THAT(result.err, testing::EndsWith("code 0\n"));
+    const std::string lost = "caravan: standard output is lost (Broken pipe); the run continues";
+    EXPECT_THAT(result.err, HasSubstr(lost));
+    EXPECT_EQ(result.err.find(lost), result.err.rfind(lost)) << result.err;
+    EXPECT_EQ(log("run" + std::to_string(ranks)).size(), 6U);
+    EXPECT_TRUE(std::filesystem::exists(path("run" + std::to_string(ranks) + "/step_000006/manifest.json")));
+  }
+  const Result full = shell("exec \"$@\" > /dev/full", 2, set({"checkpoint.dir=" + path("full")}));
+  EXPECT_EQ(full.code, 0) << full.err;
+  EXPECT_THAT(full.err, HasSubstr("standard output is lost (No space left on device)"));
+  // What prints and does nothing else ends with its reader, as usual.
+  const Result other = run({"sh", "-c", "\"$1\" inspect | head -n 1", "sh", program()});
+  EXPECT_EQ(other.err, "");
+}
+
+TEST_F(SurroundingsTest, ALimitOfFileSizesIsAnError) {
+  for (const int ranks : {1, 2}) {
+    // 100 blocks of 512 bytes hold the tokens, but no checkpoint.
+    const Result result = shell("ulimit -f 100; exec \"$@\"", ranks);
+    EXPECT_EQ(result.code, 5) << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("File too large"), HasSubstr("do: ")));
+  }
 }
 
 TEST_F(SurroundingsTest, DataOfTheProgramIsFoundFromAnywhere) {
@@ -73,8 +101,8 @@ TEST_F(SurroundingsTest, ACacheThatCannotBe) {
   file("plain", "a file");
   const Result result = shell("export CARAVAN_CACHE=" + path("plain/cache") + "; exec \"$@\"", 2);
   EXPECT_EQ(result.code, 5) << result.err;
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("plain/cache"), HasSubstr("Not a directory"), HasSubstr("do: choose a folder")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("plain/cache"), HasSubstr("Not a directory"),
+                                HasSubstr("do: set CARAVAN_CACHE to a folder")));
 }
 
 TEST_F(SurroundingsTest, ARunFolderThatCannotBe) {

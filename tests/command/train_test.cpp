@@ -1,4 +1,4 @@
-// A run over any ranks and back-end is the run of one process.
+// A run over any number of ranks and any back-end equals the run of one process.
 #include <cmath>
 #include <gmock/gmock.h>
 
@@ -17,7 +17,7 @@ struct Case {
 
 class Ranks : public CommandTest, public testing::WithParamInterface<Case> {};
 
-/// Of fp32 sums in another order, over six steps: 1e-7 or so in the first, and little more in the last.
+/// fp32 sums in another order differ by about 1e-7 in the first of the six steps and little more in the last.
 constexpr double kTolerance = 1e-5;
 
 TEST_P(Ranks, EqualOneProcessAtEveryStep) {
@@ -71,7 +71,6 @@ TEST_F(CommandTest, OddSizesTrain) {
       {"train.steps=0"},
       {"data.text=" + file("one_kind.txt", std::string(500, 'a'))},
       {"data.text=" + file("crlf.txt", "\xef\xbb\xbfone line\r\n" + std::string(400, 'b') + "\r\n")},
-      {"data.text=" + file("zeros.txt", std::string(400, '\0'))},
       {"data.text=[\"" + path("text.txt") + "\", \"" + path("one_kind.txt") + "\"]"},
       {"data.tokenizer={train = 257}"},
       {"data.tokenizer={train = 300}", "model.vocabulary=1001"},
@@ -90,10 +89,10 @@ TEST_F(CommandTest, OddSizesTrain) {
 }
 
 TEST_F(CommandTest, DumpsTheStepsThatWereAskedFor) {
-  const Result result = train("run", 2, {"--dump", path("dump"), "--dump-steps", "0,4", "--stop-after", "5"});
+  const Result result = train("run", 2, {"--dump", path("dump"), "--dump-steps", "0,3-4", "--stop-after", "5"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_FALSE(std::filesystem::exists(path("dump/step_1")));
-  for (const int step : {0, 4}) {
+  for (const int step : {0, 3, 4}) {
     const std::string at = path("dump/step_" + std::to_string(step));
     const auto metrics = nlohmann::json::parse(text_of(at + "/metrics.json"));
     EXPECT_EQ(metrics.at("loss"), log("run").at(static_cast<size_t>(step)).at("loss"));

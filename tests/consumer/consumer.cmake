@@ -21,6 +21,11 @@ foreach(file ${exports})
   endif()
 endforeach()
 
+file(GLOB_RECURSE internal ${WORK}/moved/include/caravan/comm/messages/* ${WORK}/moved/include/*/stubs/*)
+if(internal)
+  message(FATAL_ERROR "internal headers are installed: ${internal}")
+endif()
+
 run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project
   -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH})
 run(${CMAKE_COMMAND} --build ${WORK}/project)

@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The merges of book_merges.json are what Python's `tokenizers` learned from the same bytes: the same definition of
-/// words, the same order on ties.
+/// book_merges.json has the merges that Python's `tokenizers` learned from the same bytes, with the same definition of
+/// words and the same order on ties.
 TEST(BpeTrainer, LearnsTheMergesOfPythonsTokenizers) {
   const std::vector<std::filesystem::path> files{book_path()};
   const Corpus corpus(files);

@@ -22,7 +22,7 @@ TokenFile numbered_tokens(const TemporaryFolder& folder, int32_t count) {
   return TokenFile::open(folder / "numbered.tokens");
 }
 
-/// The windows of an epoch share no target, and lie in the text.
+/// The windows of an epoch share no target and lie within the text.
 TEST(Sampler, VisitsEachWindowOnceAnEpoch) {
   EXPECT_TRUE(rc::check("any text, context and seed", [] {
     const auto context = *rc::gen::inRange<int64_t>(1, 40);
@@ -36,7 +36,7 @@ TEST(Sampler, VisitsEachWindowOnceAnEpoch) {
     RC_ASSERT(*offsets.begin() >= 0);
     RC_ASSERT(*offsets.rbegin() + context + 1 <= num_tokens);
     for (const int64_t offset : offsets) RC_ASSERT((offset - *offsets.begin()) % context == 0);
-    // Less than two windows are left out at the ends.
+    // Fewer than two windows are left out at the ends.
     RC_ASSERT(count * context > num_tokens - 1 - 2 * context);
   }));
 }
@@ -56,10 +56,10 @@ TEST(Sampler, EpochsDifferInOrderAndPhase) {
     orders.insert(order);
   }
   EXPECT_EQ(orders.size(), 8U);
-  EXPECT_GE(phases.size(), 4U);  // eight draws from 32 phases
+  EXPECT_GE(phases.size(), 4U);  // eight samples of 32 phases
 }
 
-/// Over many epochs every token is an input, and every token but the first a target.
+/// Over many epochs every token is an input, and every token except the first is a target.
 TEST(Sampler, EpochsTogetherLeaveNothingOut) {
   const Sampler sampler(100, 16, 3);
   std::set<int64_t> inputs;
@@ -77,7 +77,7 @@ TEST(Sampler, SeedsDiffer) {
   EXPECT_LT(same, 10);
 }
 
-/// Written down once: a sampler that orders otherwise breaks the resumption of every checkpoint there is.
+/// Recorded values: a sampler with another order breaks resuming from existing checkpoints.
 TEST(Sampler, OrderIsTheOneOfEarlierVersions) {
   const Sampler sampler(1000, 10, 42);
   std::vector<int64_t> offsets;
@@ -93,7 +93,7 @@ TEST(Sampler, ATextOfOneWindowIsThatWindow) {
 
 TEST(Sampler, RefusesATextShorterThanAWindow) {
   const auto message = message_of<DataError>([] { Sampler(16, 16, 1); });
-  EXPECT_NE(message.find("has 16 tokens, a window of context 16 needs 17"), std::string::npos) << message;
+  EXPECT_NE(message.find("has 16 tokens, but a window of context 16 needs 17"), std::string::npos) << message;
   EXPECT_THROW(Sampler(0, 16, 1), DataError);
   EXPECT_THROW(Sampler(100, 0, 1), ShapeError);
 }
@@ -115,7 +115,7 @@ TEST(Batch, LabelsAreTheNextTokens) {
   EXPECT_THROW(fill_batch(tokens, sampler, 0, std::span(inputs).first(5), std::span(labels).first(5)), ShapeError);
 }
 
-/// Row r of the global batch is the same whichever rank fills it, and with whatever accumulation.
+/// Row r of the global batch does not depend on the rank that fills it, nor on accumulation.
 TEST(Batch, DoesNotDependOnRanks) {
   const TemporaryFolder folder;
   const TokenFile tokens = numbered_tokens(folder, 3000);
@@ -151,7 +151,7 @@ TEST(Batch, ResumesAtAPosition) {
   EXPECT_THROW(after.sample_at(-8), DataError);
 }
 
-/// Token i is i: each of 1 .. N-1 is a label exactly once, behind the input that precedes it.
+/// Token i is i: each of 1 .. N-1 is a label exactly once, for the input before it.
 TEST(ValidationWindows, CountEveryTargetOnce) {
   const TemporaryFolder folder;
   for (const int32_t count : {2, 8, 9, 10, 16, 17, 18, 100}) {
@@ -159,7 +159,7 @@ TEST(ValidationWindows, CountEveryTargetOnce) {
     const ValidationWindows windows(tokens, 8);
     EXPECT_EQ(windows.num_targets(), count - 1);
     EXPECT_EQ(windows.text_bytes(), 3 * count);
-    std::vector<int64_t> inputs(static_cast<size_t>(windows.size() * 8 + 16));  // two rows more than there are
+    std::vector<int64_t> inputs(static_cast<size_t>(windows.size() * 8 + 16));  // two rows of padding
     std::vector<int64_t> labels(inputs.size());
     windows.fill(0, inputs, labels);
     std::vector<int64_t> targets;

@@ -14,7 +14,7 @@
 
 namespace caravan {
 
-/// A folder of its own for one test, removed with all it holds.
+/// A temporary folder for one test, removed with its content.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -50,7 +50,7 @@ inline void write_file(const std::filesystem::path& path, std::string_view text)
   file << text;
 }
 
-/// The message of the error of class E that `act` throws; a failure of the test if it throws none.
+/// The message of the error of class E that `act` throws. Fails the test if it throws none.
 template <typename E>
 std::string message_of(const std::function<void()>& act) {
   try {

@@ -87,7 +87,7 @@ TEST(TokenFile, RefusesForeignFiles) {
   EXPECT_THROW(TokenFile::open(folder.path()), DataError);
 }
 
-/// Every byte counts: a file with any one changed, or cut anywhere, or longer, is refused.
+/// A file is refused if any byte was changed, or if it was truncated or extended.
 TEST(TokenFile, RefusesDamage) {
   const TemporaryFolder folder;
   const std::string whole = read_file(write_tokens(folder / "t", {1, 2, 3, 65000, 5, 6, 7}, 65536));
@@ -113,7 +113,7 @@ TEST(TokenFile, RefusesDamage) {
   EXPECT_TRUE(is_refused(whole + whole));
 }
 
-/// Numbers that no honest file has, under a hash that fits them: the hash is no secret.
+/// Malicious numbers with a matching hash, which is not secret.
 TEST(TokenFile, RefusesHostileNumbers) {
   const TemporaryFolder folder;
   const std::string whole = read_file(write_tokens(folder / "t", {1, 2, 3, 9}, 10));

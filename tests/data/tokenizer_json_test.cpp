@@ -38,7 +38,7 @@ struct Change {
   const char* message;  ///< a part of it
 };
 
-/// What would make other ids than Python's, or none, is refused with its path in the file.
+/// Whatever would give other ids than in Python is refused with its path in the file.
 class ChangedFile : public testing::TestWithParam<Change> {};
 
 TEST_P(ChangedFile, IsRefused) {

@@ -27,7 +27,7 @@ const std::vector<std::string>& texts() {
   return all;
 }
 
-/// Each tokenizer.json of the fixtures, held against the ids and texts that Python's `tokenizers` gave.
+/// Each tokenizer.json of the fixtures, compared with the ids and texts of Python's `tokenizers`.
 class AgainstPython : public testing::TestWithParam<const char*> {
  protected:
   const Tokenizer tokenizer = Tokenizer::load(fixture(std::string(GetParam()) + ".json"));

@@ -9,10 +9,10 @@
 #include "caravan/data/tokenizer.h"
 
 /// For fixtures/make.py, fixtures/fuzz.py, and for measuring:
-///   encode TOKENIZER_JSON        stdin: texts, each a little-endian uint32 of its bytes and the bytes;
-///                                stdout: for each the count of its ids and the ids, as int32
+///   encode TOKENIZER_JSON        stdin: texts, each as its size in bytes (little-endian uint32) and the bytes;
+///                                stdout: for each text the number of ids and the ids, as int32
 ///   train VOCAB_SIZE TEXT        stdout: the tokenizer.json
-///   train-documents VOCAB_SIZE   stdin: documents, as the texts of encode
+///   train-documents VOCAB_SIZE   stdin: documents, in the format of encode
 ///   time TOKENIZER_JSON TEXT     encodes a file five times and prints the best speed
 namespace {
 

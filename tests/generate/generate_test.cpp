@@ -53,7 +53,7 @@ class Generate : public ::testing::TestWithParam<ModelKind> {
 INSTANTIATE_TEST_SUITE_P(Models, Generate, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-/// The ids of greedy generation by a whole forward for each token, of a window that forgets its earlier half.
+/// The ids of greedy generation with a full forward pass per token, over a window that drops its earlier half.
 std::vector<int32_t> by_full_forwards(Model& model, std::vector<int32_t> ids, int64_t count) {
   const at::NoGradGuard no_grad;
   const auto context = static_cast<size_t>(model.config().context);
@@ -73,7 +73,7 @@ TEST_P(Generate, WithTheCacheIsStepByStepWithoutAlsoBeyondTheContext) {
   const Tokenizer bytes = Tokenizer::bytes();
   for (const int64_t context : {24, 7, 1}) {
     auto made = model(256, context);
-    // Weights under which a long enough context brings more than one token over and over.
+    // With these weights a long context does not repeat a single token.
     const auto num_kinds = [&] {
       const std::vector<int32_t> ids = by_full_forwards(*made, bytes.encode("a"), 20);
       return std::set<int32_t>(ids.begin(), ids.end()).size();
@@ -118,6 +118,21 @@ TEST_P(Generate, EndsAtTheEndOfTextAndWhenItIsNoLongerShown) {
   EXPECT_EQ(run(*made, bytes, "a", 0), "");
 }
 
+TEST_P(Generate, StopsAtAnyEndTokenOfTheModelAndBeginsWithItsBeginToken) {
+  const Tokenizer bytes = Tokenizer::bytes();
+  const auto made = model(256);
+  const auto count = [&](const std::string& prompt, const SpecialTokens& tokens) {
+    return generate(
+        *made, bytes.with_end_of_text(97), prompt, 10, kGreedy, [](std::string_view) { return true; }, tokens);
+  };
+  const std::vector<int32_t> ids = by_full_forwards(*made, bytes.encode("a"), 10);
+  const auto first = std::find(ids.begin(), ids.end(), ids[6]) - ids.begin();
+  EXPECT_EQ(count("a", {.end = {300, ids[6]}}), first);
+  EXPECT_EQ(count("a", {}), 10) << "the model's tokens replace the tokenizer's";
+  EXPECT_EQ(count("", {.begin = 97, .end = {ids[6]}}), first);
+  EXPECT_THAT(message_of<UsageError>([&] { count("", {.end = {97}}); }), HasSubstr("prompt"));
+}
+
 TEST_P(Generate, AnEmptyPromptBeginsWithTheEndOfText) {
   const auto made = model(256);
   EXPECT_THAT(message_of<UsageError>([&] { run(*made, Tokenizer::bytes(), "", 5); }), HasSubstr("prompt"));
@@ -131,7 +146,7 @@ TEST_P(Generate, ATokenizerOfAnotherModelIsRefused) {
   const auto made = model(90);
   EXPECT_THAT(message_of<DataError>([&] { run(*made, Tokenizer::bytes(), "zzz", 5); }), HasSubstr("has token 122"));
   EXPECT_THAT(message_of<DataError>([&] { run(*model(256), Tokenizer::bytes(), "\xff", 5); }), HasSubstr("UTF-8"));
-  // A model may have more rows than the tokenizer has tokens: those show nothing.
+  // A model may have more rows than the tokenizer has tokens: the extra ones show no text.
   int64_t count = 0;
   run(*model(1000), Tokenizer::bytes(), "a", 30, kGreedy, &count);
   EXPECT_EQ(count, 30);

@@ -18,14 +18,14 @@ using ::testing::HasSubstr;
 
 constexpr int kDraws = 20'000;
 
-/// How often each id is drawn at the places 0 .. kDraws - 1.
+/// How often each id is sampled at positions 0 .. kDraws - 1.
 std::vector<int> histogram(const at::Tensor& logits, const SamplingOptions& options) {
   std::vector<int> counts(static_cast<size_t>(logits.numel()));
   for (int i = 0; i < kDraws; ++i) ++counts[static_cast<size_t>(sample_token(logits, options, i))];
   return counts;
 }
 
-/// Chi-square of the counts against `probabilities`; draws of what has none make it infinite.
+/// Chi-square of the counts against `probabilities`; infinite if an id of probability 0 was sampled.
 double chi_square(const std::vector<int>& counts, const std::vector<double>& probabilities) {
   double sum = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
@@ -36,7 +36,7 @@ double chi_square(const std::vector<int>& counts, const std::vector<double>& pro
   return sum;
 }
 
-/// Of 5 degrees of freedom chi-square is above 20.5 once in a thousand times; the seeds are fixed.
+/// With 5 degrees of freedom chi-square exceeds 20.5 with probability 0.001. The seeds are fixed.
 constexpr double kUsual = 20.5;
 
 const std::vector<double> kProbabilities{0.05, 0.4, 0.1, 0.25, 0.05, 0.15};
@@ -78,7 +78,7 @@ TEST(Sampling, TemperatureSharpensAndFlattens) {
 TEST(Sampling, TopKKeepsTheLikeliest) {
   const SamplingOptions options{.temperature = 1, .top_k = 3, .seed = 5};
   EXPECT_LT(chi_square(histogram(logits(), options), normalised({0, 0.4, 0, 0.25, 0, 0.15})), kUsual);
-  // Ties at the border: the smaller id stays. k above the vocabulary: all.
+  // Ties at the cut-off: the smaller id is kept. k above the vocabulary: all are kept.
   const SamplingOptions five{.temperature = 1, .top_k = 5, .seed = 5};
   EXPECT_LT(chi_square(histogram(logits(), five), normalised({0.05, 0.4, 0.1, 0.25, 0, 0.15})), kUsual);
   const SamplingOptions many{.temperature = 1, .top_k = 100, .seed = 5};
@@ -92,7 +92,7 @@ TEST(Sampling, TopPKeepsTheLikeliestThatReachIt) {
   EXPECT_LT(chi_square(histogram(logits(), with(0.7)), normalised({0, 0.4, 0, 0.25, 0, 0.15})), kUsual);
   EXPECT_EQ(histogram(logits(), with(0.39))[1], kDraws);
   EXPECT_EQ(histogram(logits(), with(1e-9))[1], kDraws);
-  // After top_k: 0.4 / 0.65 of what that leaves is 0.615.
+  // After top_k, 0.4 of the remaining 0.65 is 0.615.
   EXPECT_EQ(histogram(logits(), with(0.6, 2))[1], kDraws);
   EXPECT_LT(chi_square(histogram(logits(), with(0.63, 2)), normalised({0, 0.4, 0, 0.25, 0, 0})), kUsual);
 }
@@ -104,7 +104,7 @@ TEST(Sampling, IsAFunctionOfSeedAndPlace) {
     EXPECT_EQ(sample_token(logits(), a, i), sample_token(logits(), a, i));
     same += sample_token(logits(), a, i) == sample_token(logits(), b, i) ? 1 : 0;
   }
-  EXPECT_LT(same, 400);  // 0.26 in the mean
+  EXPECT_LT(same, 400);  // 260 are expected
   EXPECT_EQ(sample_token(logits().to(at::kBFloat16), {.temperature = 0}, 0), 1);
 }
 

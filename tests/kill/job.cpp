@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMark = "CARAVAN_TEST_KILL";  // whose job a process belongs to
+constexpr const char* kMark = "CARAVAN_TEST_KILL";  // marks the processes of a job
 
 std::string mark() { return std::string(kMark) + "=" + std::to_string(getpid()); }
 
@@ -123,7 +123,7 @@ Surroundings Surroundings::now() {
   Surroundings found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored)) {
-    // Others of this machine may come and go.
+    // Names of other programs may change.
     const std::string name = entry.path().filename().string();
     if (name.find("caravan") != std::string::npos) found.shared_names.push_back(name);
   }

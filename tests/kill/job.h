@@ -5,7 +5,7 @@
 #include <sys/types.h>
 #include <vector>
 
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::kill {
 
@@ -18,7 +18,7 @@ struct End {
   std::string output;
 };
 
-/// Ranks of a shm world, each a process of `program`, whose store is served here.
+/// The ranks of a shm world, each a process that runs `program`. Serves their store.
 class Job {
  public:
   Job(const std::string& program, int num_ranks, uint64_t seed);
@@ -26,10 +26,10 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Waits until all have said "ready"; false if one ended before, or after `patience`.
+  /// Waits until all ranks print "ready". False if a rank ends first or `patience` passes.
   bool all_ready(Clock::duration patience);
   void signal(int rank, int number) const;
-  /// Waits for the ends of all; false after `patience`.
+  /// Waits until all ranks have ended. False if `patience` passes.
   bool all_ended(Clock::duration patience);
   const End& end(int rank) const { return ranks_[static_cast<size_t>(rank)].end; }
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
@@ -49,8 +49,8 @@ class Job {
   std::vector<Rank> ranks_;
 };
 
-/// What must be the same before and after a job: names in /dev/shm, processes with the mark of this program's ranks,
-/// descriptors of this process.
+/// State that a job must leave unchanged: names in /dev/shm, processes with the mark of this program's ranks, descriptors
+/// of this process.
 struct Surroundings {
   std::vector<std::string> shared_names;
   int marked_processes = 0;

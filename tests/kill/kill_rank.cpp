@@ -1,6 +1,6 @@
-/// One rank of a shm world that calls collectives without end, in an order drawn from a seed that all ranks share:
-/// `kill_rank SEED`. Says "ready" when the world is there. Ends with 40 when a call throws a CommError, whose text it
-/// prints; `kill_runs` kills its neighbours.
+/// One rank of a shm world that calls collectives forever, in a random order that all ranks share: `kill_rank SEED`.
+/// Prints "ready" when the world exists. When a call throws CommError, prints the message and exits with 40. `kill_runs`
+/// kills its peers.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/shm.h"
+#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 /// Runs jobs of 2 to 4 ranks over shm that call random collectives, and kills one rank of each at a random time:
 ///   kill_runs [--runs N] [--seed S] [--within-ms MS]
-/// A run is good if every survivor ends by itself, by a CommError that names the killed rank, within MS of the kill if
-/// that is given, and leaves /dev/shm, the process table and the descriptors of this process as before. Prints a line
-/// for each bad run and a summary; ends with 1 if there was a bad one.
+/// A run passes if every survivor ends with a CommError that names the killed rank, within MS milliseconds of the kill if
+/// given, and /dev/shm, the process table and the descriptors of this process are as before. Prints a line for each
+/// failed run and a summary. Exits with 1 if a run failed.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>

@@ -15,7 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// The process numbers of all ranks.
+/// The process IDs of all ranks.
 std::vector<int32_t> processes_of(Communicator& world) {
   const auto own = static_cast<int32_t>(getpid());
   std::vector<int32_t> all(static_cast<size_t>(world.size()));
@@ -43,23 +43,23 @@ TEST(Stop, AStoppedRankIsStalledNotLost) {
       [](const std::shared_ptr<Communicator>& world) {
         const std::vector<int32_t> processes = processes_of(*world);
         world->barrier("before the stop");
-        if (world->rank() == 1) raise(SIGSTOP);  // goes on below, when the others have given up
+        if (world->rank() == 1) raise(SIGSTOP);  // is continued below, after the others gave up
         const std::string error = error_of<CommError>([&] { world->barrier("after the stop"); });
         EXPECT_THAT(error, HasSubstr("after the stop"));
         if (world->rank() == 1) return;
         EXPECT_THAT(error, Not(HasSubstr("is lost")));
-        // The rank whose time passed first tells the others.
+        // The rank that times out first tells the others.
         EXPECT_THAT(error,
                     AllOf(HasSubstr("rank 1"), HasSubstr("did not come within 0.7 s"),
                           HasSubstr("rank 1 is stalled: its process " + std::to_string(processes[1]) + " is stopped"),
                           HasSubstr("\"before the stop\"")));
-        std::this_thread::sleep_for(milliseconds(500));  // the others have looked at it by then
+        std::this_thread::sleep_for(milliseconds(500));  // until the others have checked its state
         if (world->rank() == 0) kill(processes[1], SIGCONT);
       },
       CommOptions{.timeout = milliseconds(700)});
 }
 
-/// Every rank is stopped in its turn, in the middle of large operations, and let go on before the time-out.
+/// Each rank in turn is stopped in the middle of large operations and continued before the time-out.
 TEST(Stop, ARankThatGoesOnInTimeIsForgiven) {
   run_process_ranks(
       3,
@@ -89,7 +89,7 @@ TEST(Stop, ARankThatGoesOnInTimeIsForgiven) {
       CommOptions{.timeout = seconds(25)});
 }
 
-/// A rank that computes, or sleeps, for several looks at the processes is waited for.
+/// A rank that computes or sleeps longer than several checks of the processes is not reported.
 TEST(Stop, ASlowRankIsNotAccused) {
   run_process_ranks(
       2,
@@ -101,7 +101,7 @@ TEST(Stop, ASlowRankIsNotAccused) {
       CommOptions{.timeout = seconds(25)});
 }
 
-/// One that is too slow is late, and that is all that is said of it.
+/// A rank that misses the time-out is reported as late, not as stalled or lost.
 TEST(Stop, ALateRankIsLateNotStalledNorLost) {
   run_process_ranks(
       2,

@@ -76,7 +76,7 @@ Child::Child(std::vector<std::string> command, const Options& options)
 Child::~Child() {
   for (const pid_t pid : living()) kill(pid, SIGKILL);
   if (status_ < 0) waitpid(pid_, &status_, 0);
-  // Orphans came to this process: reaped here, they leave no zombies where init reaps none.
+  // Orphans are reparented to this process. Reaping them leaves no zombies even where init reaps none.
   for (int i = 0; i < 1000 && waitpid(-1, nullptr, WNOHANG) >= 0; ++i) usleep(1000);
   for (const int fd : {out_, err_, terminal_}) {
     if (fd >= 0) close(fd);

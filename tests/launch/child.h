@@ -7,20 +7,20 @@
 
 namespace caravan {
 
-/// A program run by a test: what it and everything it starts leave behind can be found by a mark in the environment.
+/// A program run by a test. A mark in the environment finds it and every process that it starts.
 class Child {
  public:
   struct Options {
     std::vector<std::string> environment = {};
     std::string input = {};  ///< a file for stdin; empty: /dev/null
-    bool terminal = false;   ///< stdin, stdout and stderr are a terminal of its own, and it leads the session
+    bool terminal = false;   ///< stdin, stdout and stderr are its own terminal, and it leads the session
     bool ignores_hang_up = false;
     double patience_s = 20;  ///< how long `wait` and `expect_soon` wait
   };
 
   explicit Child(std::vector<std::string> command);
   Child(std::vector<std::string> command, const Options& options);
-  ~Child();  ///< kills whatever is left
+  ~Child();  ///< kills what is left
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
@@ -29,17 +29,17 @@ class Child {
   /// Types on the terminal.
   void type(const std::string& keys);
 
-  /// Waits for the end (at most patience_s, then the test fails); the exit code, or 1000 + the signal.
+  /// Waits until it ends (at most patience_s, then the test fails). Returns the exit code, or 1000 + the signal.
   int wait();
-  /// What it and its children wrote until now.
+  /// What it and its children have written so far.
   std::string out();
   std::string err();
-  /// Waits until the output contains `text` that often; fails the test after patience_s.
+  /// Waits until the output contains `text` `times` times; fails the test after patience_s.
   void expect_soon(const std::string& text, int times = 1);
 
-  /// Processes that live and carry the mark of this child.
+  /// The living processes with the mark of this child.
   std::vector<pid_t> living() const;
-  /// Waits until none lives; false after `seconds`.
+  /// Waits until none is left; false after `seconds`.
   bool all_gone(double seconds) const;
 
  private:

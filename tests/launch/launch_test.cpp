@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "apps/caravan/launch_report.h"
+#include "apps/caravan/oom_kills.h"
 #include "apps/caravan/stop_signal.h"
 #include "caravan/base/error.h"
 #include "tests/launch/child.h"
@@ -76,11 +78,11 @@ TEST_F(LaunchTest, RankZeroOwnsTheTerminalAndTheOthersHaveLogs) {
   EXPECT_FALSE(std::filesystem::exists(logs + "/rank_0.log"));
 }
 
-/// Only the environment of the ranks has the secret of a job; who comes without it is turned away, and the job goes on.
+/// Only the environment of the ranks has the secret of a job. A client without it is refused, and the job continues.
 TEST_F(LaunchTest, AStrangerIsRefusedWithALine) {
   Child child(job(2, {"0=stranger,meet,hang", "1=meet,hang"}));
   child.expect_soon("met");
-  EXPECT_THAT(child.out(), AllOf(HasSubstr("the store there wants the secret of its job"), HasSubstr("all 2 met")));
+  EXPECT_THAT(child.out(), AllOf(HasSubstr("the store there requires the secret of its job"), HasSubstr("all 2 met")));
   EXPECT_THAT(child.err(),
               AllOf(HasSubstr("caravan: store: refused 127.0.0.1:"), HasSubstr("does not have the secret")));
   std::string secret;
@@ -116,34 +118,133 @@ TEST_P(Verdict, NamesTheRankThatFailedFirstByCause) {
 INSTANTIATE_TEST_SUITE_P(
     Causes, Verdict,
     testing::Values(
-        Case{{"2=exit:3", "*=hang"}, 3, "2 of 3 ended with exit code 3 (bad data or checkpoint)\n"},
-        Case{{"1=exit:6", "*=exit:0"}, 6, "1 of 3 ended with exit code 6 (numbers went bad)\n"},
+        Case{{"2=exit:3", "*=hang"}, 3, "2 of 3 ended with exit code 3 (data or checkpoint)\n"},
+        Case{{"1=exit:6", "*=exit:0"}, 6, "1 of 3 ended with exit code 6 (loss or gradient not finite)\n"},
         Case{{"1=kill:11", "*=hang"}, 4, "1 of 3 was killed by signal 11 (SIGSEGV)\n"},
-        // The echo of a lost peer comes before its cause.
-        Case{
-            {"0=exit:4", "1=sleep:150,exit:5", "*=hang"}, 5, "1 of 3 ended with exit code 5 (out of memory or disk)\n"},
+        // The consequence, a lost peer, comes before its cause.
+        Case{{"0=exit:4", "1=sleep:150,exit:5", "*=hang"},
+             5,
+             "1 of 3 ended with exit code 5 (out of memory, disk space or another resource)\n"},
         Case{{"0=exit:4", "1=exit:4", "2=sleep:150,kill:6"}, 4, "2 of 3 was killed by signal 6 (SIGABRT)\n"},
         // Among equals the earliest.
-        Case{{"2=exit:2", "*=sleep:200,exit:3"}, 2, "2 of 3 ended with exit code 2 (bad usage or recipe)\n"},
-        Case{{"2=exit:4", "*=sleep:200,exit:4"}, 4, "2 of 3 ended with exit code 4 (a peer lost or timed out)\n"},
+        Case{{"2=exit:2", "*=sleep:200,exit:3"}, 2, "2 of 3 ended with exit code 2 (usage or recipe)\n"},
+        Case{{"2=exit:4", "*=sleep:200,exit:4"}, 4, "2 of 3 ended with exit code 4 (lost peer or time-out)\n"},
         Case{{"1=exit:77", "*=sleep:200,kill:11"}, 77, "1 of 3 ended with exit code 77\n"}));
 
-TEST_F(LaunchTest, TellsTheEndOfTheLogAndWhatTheOthersDid) {
+TEST_F(LaunchTest, PrintsTheEndOfTheLogAndWhatTheOthersDid) {
   std::string script = "1=";
   for (int i = 1; i <= 20; ++i) script += (i % 2 == 0 ? "say:line " : "warn:line ") + std::to_string(i) + ",";
   Child child(job(2, {script + "exit:1", "0=sleep:100,exit:4"}));
   EXPECT_EQ(child.wait(), 1);
-  EXPECT_THAT(
-      child.err(),
-      AllOf(HasSubstr("rank 1 of 2 ended with exit code 1 (internal error)\n  the end of its log:\n"
-                      "  | line 6\n  | line 7\n"),
-            HasSubstr("  | line 20\n"), Not(HasSubstr("| line 5\n")), HasSubstr("  rank 0 ended with exit code 4")));
+  EXPECT_THAT(child.err(),
+              AllOf(HasSubstr("rank 1 of 2 ended with exit code 1 (internal error)\n  the end of its log:\n"
+                              "  | line 6\n  | line 7\n"),
+                    HasSubstr("  | line 20\n"), Not(HasSubstr("| line 5\n")),
+                    HasSubstr("caravan: rank 0 ended with exit code 4")));
   Child named(job(2, {"1=exit:1", "0=hang"}, scratch()));
   EXPECT_EQ(named.wait(), 1);
-  EXPECT_THAT(named.err(), HasSubstr("it wrote nothing (" + scratch() + "/rank_1.log)"));
+  EXPECT_THAT(named.err(), HasSubstr("its log is empty (" + scratch() + "/rank_1.log)"));
   Child first(job(2, {"0=warn:bad recipe,exit:2", "1=hang"}));
   EXPECT_EQ(first.wait(), 2);
   EXPECT_THAT(first.err(), testing::StartsWith("bad recipe\ncaravan: rank 0 of 2 ended with exit code 2"));
+}
+
+struct Errors {
+  std::vector<std::string> scripts;
+  int code;
+  std::string err;
+};
+
+TEST_F(LaunchTest, PrintsEachErrorOnceFromTheRankThatCausedIt) {
+  const std::vector<Errors> cases{
+      // A usage error: nothing is added to it.
+      {{"0=error:[recipe] x: bad,exit:2", "*=sleep:100,error:[comm] rank 0 is lost,exit:4"}, 2, "[recipe] x: bad\n"},
+      {{"*=error:[train] loss: not finite,exit:6"}, 6, "[train] loss: not finite\n"},
+      {{"0=sleep:100,error:[comm] x: bad\n  where: rank 0\n  do: y,exit:2",
+        "*=error:[comm] x: bad\n  where: rank 1\n  do: y,exit:2"},
+       2,
+       "[comm] x: bad\n  where: rank 0\n  do: y\n"},
+      {{"0=error:[comm] rank 1 is lost,exit:4", "1=sleep:100,error:[data] x: unreadable,exit:3", "2=hang"},
+       3,
+       "caravan: rank 1 of 3 ended with exit code 3 (data or checkpoint):\n[data] x: unreadable\n"},
+      {{"0=error:[all_reduce] a\n  do: b,exit:4", "1=sleep:100,error:[broadcast] c\n  do: d,exit:4", "2=hang"},
+       4,
+       "[all_reduce] a\n  do: b\ncaravan: rank 1 ended with exit code 4 (lost peer or time-out): [broadcast] c\n"},
+      {{"1=kill:9", "0=sleep:100,error:[barrier] rank 1 is lost,exit:4", "2=hang"},
+       4,
+       "caravan: rank 1 of 3 was killed by signal 9 (SIGKILL)\n"
+       "caravan: rank 0 ended with exit code 4 (lost peer or time-out): [barrier] rank 1 is lost\n"},
+      {{"0=kill:13", "*=hang"}, 141, ""},
+  };
+  for (const Errors& now : cases) {
+    Child child(job(3, now.scripts));
+    EXPECT_EQ(child.wait(), now.code);
+    EXPECT_EQ(child.err(), now.err);
+  }
+  const std::string logs = scratch();
+  Child logged(job(2, {"1=error:[data] x,exit:3", "0=hang"}, logs));
+  EXPECT_EQ(logged.wait(), 3);
+  EXPECT_EQ(text_of(logs + "/rank_1.log"), "[data] x\n");
+}
+
+TEST_F(LaunchTest, ARankKilledForMemoryIsNotALostPeer) {
+  RankProcess victim{.rank = 1, .wait_status = SIGKILL, .peak_resident_bytes = int64_t{3} << 30};
+  const RankProcess peer{.rank = 0, .wait_status = 4 << 8};
+  JobFacts facts{.num_ranks = 2, .memory_ran_out = true};
+  EXPECT_EQ(ending_of(victim, facts), Ending::out_of_memory);
+  EXPECT_EQ(job_code_of(victim, facts), 5);
+  EXPECT_EQ(
+      report(victim, {&peer, &victim}, facts),
+      "caravan: rank 1 of 2 was killed by the kernel: the host or its control group ran out of memory (the rank "
+      "used 3.0 GiB)\n  do: lower train.micro_batch, use a smaller model or shorter context, or start fewer ranks "
+      "on this host\ncaravan: rank 0 ended with exit code 4 (lost peer or time-out)\n");
+  facts.memory_ran_out = false;
+  EXPECT_EQ(job_code_of(victim, facts), 4);
+  facts.memory_ran_out = true;
+  victim.killed = true;
+  EXPECT_EQ(ending_of(victim, facts), Ending::killed);
+}
+
+/// The files of the kernel, as in its documentation of control groups.
+TEST_F(LaunchTest, OomKillsAreCountedByTheControlGroup) {
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(scratch() + name).parent_path());
+    std::ofstream(scratch() + name) << text;
+  };
+  const auto group_2 = [](int kills) { return "low 0\nmax 7\noom 2\noom_kill " + std::to_string(kills) + "\n"; };
+  write("/proc/vmstat", "pgfault 1\noom_kill 5\n");
+  write("/proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\n");
+  const OomKills host(scratch());
+  EXPECT_FALSE(host.happened());
+  EXPECT_EQ(host.memory_limit(), 1000 * 1024);
+  write("/proc/vmstat", "pgfault 1\noom_kill 6\n");
+  EXPECT_TRUE(host.happened()) << "no group: the host's counter";
+
+  write("/proc/self/cgroup", "0::/jobs/one\n");
+  write("/sys/fs/cgroup/jobs/one/memory.events", group_2(3));
+  write("/sys/fs/cgroup/jobs/one/memory.max", "4096\n");
+  const OomKills version_2(scratch());
+  write("/proc/vmstat", "oom_kill 9\n");
+  EXPECT_FALSE(version_2.happened()) << "a process of another group";
+  EXPECT_EQ(version_2.memory_limit(), 4096);
+  write("/sys/fs/cgroup/jobs/one/memory.events", group_2(4));
+  EXPECT_TRUE(version_2.happened());
+  write("/sys/fs/cgroup/jobs/one/memory.max", "max\n");
+  EXPECT_EQ(version_2.memory_limit(), 1000 * 1024);
+
+  // In a container the path of the group is not mounted.
+  write("/proc/self/cgroup", "5:memory:/docker/0123\n1:cpu:/\n0::/\n");
+  write("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "512000\n");
+  const OomKills version_1(scratch());
+  EXPECT_FALSE(version_1.happened());
+  EXPECT_EQ(version_1.memory_limit(), 512000);
+  write("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+  EXPECT_TRUE(version_1.happened());
+
+  const OomKills nothing(scratch() + "/nowhere");
+  EXPECT_FALSE(nothing.happened());
+  EXPECT_EQ(nothing.memory_limit(), -1);
 }
 
 TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
@@ -163,7 +264,7 @@ TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
   }
 }
 
-TEST_F(LaunchTest, AStoppedRankIsToldOf) {
+TEST_F(LaunchTest, AStoppedRankIsReported) {
   Child child(job(2, {"0=meet,hang", "1=meet,sleep:300,exit:3"}));
   child.expect_soon("met");
   pid_t stopped = 0;
@@ -176,7 +277,7 @@ TEST_F(LaunchTest, AStoppedRankIsToldOf) {
   kill(stopped, SIGCONT);
   EXPECT_EQ(child.wait(), 3);
   EXPECT_THAT(child.err(),
-              AllOf(HasSubstr("caravan: rank 1 goes on\n"), HasSubstr("rank 1 of 2 ended with exit code 3")));
+              AllOf(HasSubstr("caravan: rank 1 continues\n"), HasSubstr("rank 1 of 2 ended with exit code 3")));
 }
 
 TEST_F(LaunchTest, NothingOutlivesAKilledLauncher) {
@@ -207,7 +308,7 @@ TEST_F(LaunchTest, TheSecondSignalEndsAtOnce) {
     Child child(job(3, {"*=deaf,meet,hang"}));
     child.expect_soon("met");
     child.signal(SIGINT);
-    child.expect_soon("once more");
+    child.expect_soon("a second signal kills them");
     child.signal(second);
     EXPECT_EQ(child.wait(), 130);
     EXPECT_TRUE(child.all_gone(0));
@@ -246,7 +347,7 @@ TEST_F(LaunchTest, RefusesWhatCannotWork) {
       FAIL() << ranks << " ranks were accepted";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr(std::to_string(ranks) + " is not a number of ranks"), HasSubstr("do: ")));
+                  AllOf(HasSubstr(std::to_string(ranks) + " ranks cannot be started"), HasSubstr("do: ")));
     }
   }
   std::vector<std::string> command = job(2, {});

@@ -1,9 +1,20 @@
-/// A rank for the tests. Each argument is a script, `RANK=step,step..` or `*=step,step..`; the first that fits is run.
-///   sleep:MS   exit:CODE   kill:SIGNAL   say:TEXT (stdout)   warn:TEXT (stderr)   read (one line of stdin, said again)
-///   env (says what the launcher set)   meet (all ranks, through the store)   hang (for ever)   deaf (ignores signals)
-///   count (counts the requests to stop until none comes for 300 ms, says how many)   stop:MS (waits for a request to
-///   stop, takes MS to save, ends with 130)   spawn (starts a child that sleeps for ever)   stranger (tries to join the
-///   job without its secret, says the error)
+/// A rank for the tests. Each argument is a script, `RANK=step,step..` or `*=step,step..`; the first that matches is
+/// run.
+///   sleep:MS
+///   exit:CODE
+///   kill:SIGNAL   sends itself a signal
+///   say:TEXT      to stdout
+///   warn:TEXT     to stderr
+///   error:TEXT    as the error that ends the rank
+///   read          echoes one line of stdin
+///   env           prints what the launcher has set
+///   meet          waits for all ranks, through the store
+///   hang          for ever
+///   deaf          ignores signals
+///   count         counts requests to stop until none comes for 300 ms, and prints their number
+///   stop:MS       waits for a request to stop, takes MS to save, ends with 130
+///   spawn         starts a child that sleeps for ever
+///   stranger      tries to join the job without its secret, and prints the error
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,9 +25,10 @@
 #include <thread>
 #include <unistd.h>
 
+#include "apps/caravan/error_report.h"
 #include "apps/caravan/stop_signal.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace {
 
@@ -78,6 +90,7 @@ void run_step(const std::string& step) {
     kill(getpid(), number);
   }
   if (verb == "say") std::printf("%s\n", argument.c_str());
+  if (verb == "error") app::report_error(argument);
   if (verb == "warn") std::fprintf(stderr, "%s\n", argument.c_str());
   if (verb == "env") print_environment();
   if (verb == "meet") meet();

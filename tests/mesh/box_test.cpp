@@ -39,7 +39,7 @@ TEST(LocalBox, TheMajorAxisCutsFirst) {
     EXPECT_EQ(rows(rank, dp_major), Rows(6 * dp + 2 * tp, 2));
     EXPECT_EQ(rows(rank, tp_major), Rows(4 * tp + 2 * dp, 2));
     EXPECT_EQ(rows(rank, {{"dp", kR}, {"tp", kS0}}), Rows(4 * tp, 4));
-    EXPECT_EQ(rows(rank, {{"tp", kS0}}), Rows(4 * tp, 4));  // what is not named holds the whole
+    EXPECT_EQ(rows(rank, {{"tp", kS0}}), Rows(4 * tp, 4));  // an axis that is not named holds the whole
     EXPECT_EQ(rows(rank, {{"dp", Partial{}}, {"tp", Invariant{}}}), Rows(0, 12));
   }
 }
@@ -85,7 +85,7 @@ TEST(GlobalShape, AnOwnerAloneDoesNotSayHowMany) {
   EXPECT_THAT(refusal<ShapeError>([&] {
                 global_shape({0, 2}, layout, mesh_of(0, {{"pp", 2}}), "w");
               }),
-              HasSubstr("axis pp is S(0; on 1): coordinate 0 has no rows and cannot know how many there are"));
+              HasSubstr("axis pp is S(0; on 1): coordinate 0 holds no rows and cannot tell how many there are"));
   const Layout sized{{"pp", Shard{0, {2, 4}}}};
   EXPECT_THAT(refusal<ShapeError>([&] {
                 global_shape({4, 2}, sized, mesh_of(0, {{"pp", 2}}), "w");
@@ -103,7 +103,7 @@ TEST(LocalBox, RefusesOnEveryRankAlike) {
                 HasSubstr("[local_box] up.weight [4096, 1000]: dim 1 has 1000 elements, not divisible by axis tp (3)"));
     EXPECT_THAT(text, HasSubstr("where: " + mesh.where() + ", layout dp=I tp=S(1)"));
     EXPECT_THAT(text, HasSubstr("do: pad the dim to 1002, or choose tp from {1, 2, 4, 5, 8, 10}"));
-    // Only the second coordinate of tp gets rows that dp cannot cut, but all ranks refuse.
+    // Only the second coordinate of tp gets rows that dp cannot split, but all ranks throw.
     EXPECT_NE(refusal<ShapeError>([&] { local_box({12}, {{"tp", Shard{0, {4, 6, 2}}}, {"dp", kS0}}, mesh); }), "");
   }
   const Mesh mesh = mesh_of(0, {{"tp", 2}});

@@ -27,7 +27,7 @@ TEST(Layout, TextAndLookup) {
   EXPECT_FALSE(layout.has("pp"));
   EXPECT_TRUE(Layout{}.empty());
   EXPECT_THAT(refusal<LayoutError>([&] { layout["pp"]; }),
-              HasSubstr("[layout] dp=I tp=S(0): does not say what axis pp does"));
+              HasSubstr("[layout] dp=I tp=S(0): has no placement for axis pp"));
   EXPECT_THAT(refusal<LayoutError>([] { Layout({{"dp", kI}, {"dp", kR}}); }), HasSubstr("axis dp is placed twice"));
 }
 
@@ -45,7 +45,7 @@ TEST(Layout, AnArrivingAxisBecomesTheMinorOne) {
   EXPECT_EQ(layout.moved("dp", kS0).to_string(), "tp=S(0) dp=S(0)");
   EXPECT_EQ(layout.moved("tp", kS0).to_string(), "dp=I tp=S(0)");
   EXPECT_THAT(layout.moved("dp", kS0).moved("tp", kS1).sharding(0), ElementsAre("dp"));
-  EXPECT_THAT(refusal<LayoutError>([&] { layout.moved("pp", kR); }), HasSubstr("does not say what axis pp does"));
+  EXPECT_THAT(refusal<LayoutError>([&] { layout.moved("pp", kR); }), HasSubstr("has no placement for axis pp"));
 }
 
 TEST(Layout, EqualityIsOfMeaning) {

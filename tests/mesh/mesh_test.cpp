@@ -6,7 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/mesh/refusal.h"
 
 namespace caravan::testing {
@@ -47,7 +47,7 @@ CommOptions short_waits() {
   return options;
 }
 
-/// Each axis joins the ranks that differ from this one in its coordinate only, in the order of the coordinate.
+/// The members of an axis differ from this rank only in that coordinate, and are ordered by it.
 TEST(Mesh, AxesJoinTheRightRanks) {
   const auto body = [](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh = Mesh::create(world, {{"a", 2}, {"one", 1}, {"b", 3}});
@@ -64,7 +64,7 @@ TEST(Mesh, AxesJoinTheRightRanks) {
     EXPECT_EQ(members("b"), (std::vector<int64_t>{3 * a, 3 * a + 1, 3 * a + 2}));
     EXPECT_EQ(mesh["b"].comm().traffic().total_bytes(), 16);
     EXPECT_EQ(mesh.bytes_sent(), 24);
-    EXPECT_EQ(members("one"), std::vector<int64_t>{mesh.rank()});  // a world of one: moves nothing
+    EXPECT_EQ(members("one"), std::vector<int64_t>{mesh.rank()});  // one rank: its verbs are no-ops
     EXPECT_EQ(mesh.bytes_sent(), 24);
     EXPECT_GE(mesh.wait_ms(), 0);
   };

@@ -37,7 +37,7 @@ TEST(Placement, EqualityIsOfWhatItDoes) {
   EXPECT_NE(Placement(Shard{0}), Placement(Shard{0, {1, 1}}));
   EXPECT_NE(Placement(Shard{.owner = 0}), Placement(Shard{.owner = 1}));
   EXPECT_NE(Placement(Replicate{}), Placement(Invariant{}));
-  EXPECT_EQ(Placement(Shard{.owner = 1}), Placement(Shard{.owner = 1, .rows = 8}));  // rows are a help
+  EXPECT_EQ(Placement(Shard{.owner = 1}), Placement(Shard{.owner = 1, .rows = 8}));  // rows are a hint
 }
 
 TEST(Placement, Splits) {
@@ -58,7 +58,7 @@ TEST(Placement, RefusesWhatDoesNotFitNamingTheChoices) {
   EXPECT_THAT(split(Shard{0, {1, 2}}, 3, 3), HasSubstr("S(0; 1 2) has 2 sizes, the axis has 3 coordinates"));
   EXPECT_THAT(split(Shard{.owner = 3}, 3, 3), HasSubstr("choose an owner from 0 to 2"));
   EXPECT_THAT(split(Shard{.owner = 0, .rows = 4}, 3, 3), HasSubstr("dim 0 has 3 elements, S(0; on 0) places 4"));
-  EXPECT_THAT(refusal<LayoutError>([] { Placement(Replicate{}).split(4, 2); }), HasSubstr("R splits no dim"));
+  EXPECT_THAT(refusal<LayoutError>([] { Placement(Replicate{}).split(4, 2); }), HasSubstr("R does not split a dim"));
 }
 
 TEST(Placement, RefusesShardsThatAreNone) {
@@ -67,7 +67,7 @@ TEST(Placement, RefusesShardsThatAreNone) {
   EXPECT_THAT(make(Shard{-1}), HasSubstr("count dims from 0"));
   EXPECT_THAT(make(Shard{0, {2, -1}}), HasSubstr("a size is negative"));
   EXPECT_THAT(make(Shard{0, {2, 1}, 0}), HasSubstr("has sizes and an owner"));
-  EXPECT_THAT(make(Shard{0, {}, -2}), HasSubstr("owner -2 is no coordinate"));
+  EXPECT_THAT(make(Shard{0, {}, -2}), HasSubstr("owner -2 is not a coordinate"));
   EXPECT_THAT(make(Shard{.dim = 0, .rows = 3}), HasSubstr("has 3 rows and no owner"));
   EXPECT_THAT(make(Shard{.dim = 0, .owner = 1, .rows = -3}), HasSubstr("has -3 rows on its owner"));
 }

@@ -5,7 +5,7 @@
 
 namespace caravan::testing {
 
-/// The message that `body` throws as `E`; "" if it throws nothing.
+/// The message of the `E` that `body` throws; "" if it does not throw.
 template <typename E>
 std::string refusal(const std::function<void()>& body) {
   try {

@@ -41,7 +41,7 @@ struct Result {
   at::Tensor weight;
 };
 
-/// Loss and gradients; the loss is scaled once more behind the op, as a micro-batch's could be.
+/// Loss and gradients. The loss is scaled again after the op, as that of a micro-batch could be.
 Result fused(const Problem& p, double scale, double outer = 1) {
   const at::Tensor hidden = p.hidden.detach().requires_grad_(true);
   const at::Tensor weight = p.weight.detach().requires_grad_(true);
@@ -92,10 +92,10 @@ TEST_P(CrossEntropy, bf16KeepsItsStatisticsInFp32) {
   expect_near(ours, reference(p, 1), 0.02);  // logits and gradients are rounded to 8 bits once each
 }
 
-// One token; one word; whole and part vectors; several chunks, the last one shorter.
+// One token; a tiny vocabulary; whole and partial vectors; 3 chunks of 201, 201 and 199 tokens.
 INSTANTIATE_TEST_SUITE_P(, CrossEntropy,
                          ::testing::Combine(::testing::Values(std::vector<int64_t>{1}, std::vector<int64_t>{2, 7},
-                                                              std::vector<int64_t>{3, 1, 201}),
+                                                              std::vector<int64_t>{1, 601}),
                                             ::testing::Values<int64_t>(2, 16, 37, 4099)));
 
 TEST(CrossEntropyEdges, allIgnoredIsNothing) {

@@ -25,7 +25,7 @@ TEST(CounterDropout, zeroesItsShareAndKeepsTheMean) {
     const double zeroed = (y == 0).sum().item<double>() / n;
     EXPECT_NEAR(zeroed, dropout, 5 * std::sqrt(dropout * (1 - dropout) / n));  // five standard deviations
     EXPECT_TRUE((y == 0).logical_or((y - 1 / (1 - dropout)).abs() < 1e-5).all().item<bool>());
-    // Neighbours along each dim are kept independently: the share of pairs that are both zeroed is its square.
+    // Neighbours along each dim are independent: the fraction of pairs that are both zeroed is its square.
     for (const int64_t dim : {0, 1, 2}) {
       const int64_t size = y.size(dim) - 1;
       const at::Tensor both = (y.narrow(dim, 0, size) == 0).logical_and(y.narrow(dim, 1, size) == 0);
@@ -58,8 +58,8 @@ TEST(CounterDropout, backwardDrawsTheSameMask) {
   }
 }
 
-/// Every box of a small tensor gets, bit for bit, its piece of the whole's mask: ranks, micro-batches, sequence and
-/// feature pieces; odd sizes leave vector tails everywhere.
+/// Every box of a small tensor gets exactly its piece of the global mask: ranks, micro-batches, pieces of sequences and
+/// features. Odd sizes give vector tails everywhere.
 TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
   const std::vector<int64_t> whole{4, 5, 23};
   const at::Tensor x = normal(whole, 2);
@@ -101,7 +101,8 @@ TEST_P(ModelDropout, isThatOfTheGlobalBatch) {
     ForwardContext context = whole;
     context[Dim::batch] = {.offset = first, .global = 6};
     const at::Tensor piece = model->run({ids.narrow(0, first, count)}, context).front();
-    EXPECT_LT(distance(piece, all.narrow(0, first, count)), 1e-6);  // products of other heights round otherwise
+    EXPECT_LT(distance(piece, all.narrow(0, first, count)),
+              1e-6);  // products with another number of rows round differently
     context[Dim::batch] = {};
     EXPECT_GT(distance(model->run({ids.narrow(0, first, count)}, context).front(), all.narrow(0, first, count)), 1e-2);
   }
@@ -118,7 +119,7 @@ TEST_P(ModelDropout, isOffInEvaluation) {
   EXPECT_FALSE(model->run({ids}, {.training = true}).front().equal(expected));
 }
 
-/// Of attention's own path: no dropout to speak of gives what the fused kernel gives.
+/// Attention's path for dropout gives with a negligible dropout what the fused kernel gives.
 TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
   ModelConfig config = testing::tiny_config(GetParam());
   const auto plain = testing::whole_model(config);
@@ -130,7 +131,7 @@ TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
   const NamedTensors a = testing::gradients(*plain);
   const NamedTensors b = testing::gradients(*model);
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].first.ends_with("key.bias")) continue;  // zero but for rounding
+    if (a[i].first.ends_with("key.bias")) continue;  // zero apart from rounding
     EXPECT_LT(distance(b[i].second, a[i].second), 2e-6) << a[i].first;
   }
 }

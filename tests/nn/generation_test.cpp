@@ -14,7 +14,7 @@ using testing::distance;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-/// The cached positions go through products of other heights, which round otherwise: some fp32 roundings.
+/// With a cache the products have another number of rows and round differently: a few fp32 roundings.
 constexpr double kTolerance = 2e-6;
 
 class Generation : public ::testing::TestWithParam<ModelKind> {
@@ -55,7 +55,7 @@ TEST_P(Generation, withoutACacheNextLogitsAreTheLastOnes) {
 
 TEST_P(Generation, goesOnFromWhereItWasCutBack) {
   model_->run({ids_.narrow(1, 0, 5)}, context_);
-  model_->run({ids_.narrow(1, 0, 3)}, context_);  // a continuation that is rejected
+  model_->run({ids_.narrow(1, 0, 3)}, context_);  // a rejected continuation
   cache_.truncate(5);
   EXPECT_LT(distance(model_->next_logits(ids_.narrow(1, 5, 2), context_), expected(6)), kTolerance);
   cache_.clear();

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/hf_generation.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {
@@ -44,7 +45,7 @@ TEST(HuggingfaceConfig, thereAndBackIsTheSame) {
 
 TEST(HuggingfaceConfig, ownRulesAreWrittenOut) {
   const ModelConfig config{.kind = ModelKind::llama, .width = 24, .heads = 6, .vocabulary = 9};
-  const json written = json::parse(huggingface_config(config, {.begin = 7, .end = 8}, "bfloat16"));
+  const json written = json::parse(huggingface_config(config, {.begin = 7, .end = {8}}, "bfloat16"));
   EXPECT_EQ(written["num_key_value_heads"], 6);
   EXPECT_EQ(written["intermediate_size"], 64);
   EXPECT_EQ(written["bos_token_id"], 7);
@@ -83,6 +84,63 @@ TEST(HuggingfaceConfig, rotaryBaseIsFoundWhereEitherVersionPutsIt) {
   EXPECT_EQ(parse_huggingface_config(recent.dump(), "config.json").rope_theta, 5e5);
 }
 
+TEST(HuggingfaceConfig, specialTokensComeBack) {
+  for (const SpecialTokens& tokens : {SpecialTokens{}, SpecialTokens{.begin = 3, .end = {4}, .pad = 0},
+                                      SpecialTokens{.end = {8, 9, 7}}, SpecialTokens{.begin = 0, .pad = -1}}) {
+    for (const ModelConfig& config : {kGpt2, kLlama}) {
+      EXPECT_EQ(parse_special_tokens(huggingface_config(config, tokens), "config.json"), tokens);
+    }
+  }
+  // transformers' LlamaConfig and GPT2Config have these defaults; null is no token.
+  json object = json::parse(huggingface_config(kLlama));
+  EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), SpecialTokens{});
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) object.erase(key);
+  EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), (SpecialTokens{.begin = 1, .end = {2}}));
+  object = json::parse(huggingface_config(kGpt2));
+  object.erase("eos_token_id");
+  EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), SpecialTokens{}) << "50256 of a vocabulary of 101";
+  object["vocab_size"] = 50257;
+  EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), (SpecialTokens{.end = {50256}}));
+  for (const json& value : {json("</s>"), json(1.5), json({{"id", 1}}), json({1, "2"})}) {
+    object["eos_token_id"] = value;
+    EXPECT_THAT(error_of<DataError>([&] { parse_special_tokens(object.dump(), "some/config.json"); }),
+                AllOf(HasSubstr("eos_token_id"), HasSubstr("not a token id"), HasSubstr("some/config.json")))
+        << value;
+  }
+}
+
+TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
+  const GenerationConfig full = parse_generation_config(
+      R"({"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0, "do_sample": true, "temperature": 0.6,
+          "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.0, "typical_p": 1.0,
+          "no_repeat_ngram_size": 0, "stop_strings": ["x"], "max_new_tokens": 9, "transformers_version": "5"})",
+      "generation_config.json");
+  EXPECT_EQ(full.begin, 1);
+  EXPECT_EQ(full.end, (std::vector<int64_t>{2, 5}));
+  EXPECT_EQ(full.do_sample, true);
+  EXPECT_EQ(full.temperature, 0.6);
+  EXPECT_EQ(full.top_k, 7);
+  EXPECT_EQ(full.top_p, 0.9);
+  EXPECT_EQ(full.ignored, (std::vector<std::string>{"repetition_penalty = 1.1", "num_beams = 4", "stop_strings"}));
+
+  const GenerationConfig none = parse_generation_config(R"({"eos_token_id": null, "top_k": null})", "g.json");
+  EXPECT_FALSE(none.end || none.begin || none.do_sample || none.temperature || none.top_k || none.top_p);
+  EXPECT_TRUE(none.ignored.empty());
+  EXPECT_EQ(parse_generation_config(R"({"eos_token_id": 4})", "g.json").end, std::vector<int64_t>{4});
+
+  const SpecialTokens config{.begin = 8, .end = {9}, .pad = 3};
+  EXPECT_EQ(generation_tokens(config, none), config);
+  EXPECT_EQ(generation_tokens(config, full), (SpecialTokens{.begin = 1, .end = {2, 5}, .pad = 3}));
+  for (const char* text : {"", "[]", R"({"eos_token_id": "</s>"})", R"({"do_sample": 1})", R"({"temperature": "hot"})",
+                           R"({"top_k": -1})", R"({"top_p": []})"}) {
+    EXPECT_THAT(error_of<DataError>([&] { parse_generation_config(text, "some/g.json"); }), HasSubstr("some/g.json"))
+        << text;
+  }
+  const std::string deep = R"({"top_k": )" + std::string(400'000, '[');
+  EXPECT_THAT(error_of<DataError>([&] { parse_generation_config(deep, "some/g.json"); }), HasSubstr("some/g.json"));
+  EXPECT_THAT(error_of<DataError>([&] { parse_special_tokens(deep, "some/c.json"); }), HasSubstr("some/c.json"));
+}
+
 struct Refusal {
   ModelConfig config;
   std::string key;
@@ -98,8 +156,8 @@ TEST(HuggingfaceConfig, whatNoModelHereComputesIsRefusedByKey) {
       {kGpt2, "scale_attn_weights", false, "is false"},
       {kGpt2, "add_cross_attention", true, "is true"},
       {kGpt2, "resid_pdrop", 0.5, "attn_pdrop is 0.25"},
-      {kGpt2, "quantization_config", {{"bits", 4}}, "quantised"},
-      {kGpt2, "model_type", "mamba", "is 'mamba'"},
+      {kGpt2, "quantization_config", {{"bits", 4}}, "quantized"},
+      {kGpt2, "model_type", "qwen2", "is 'qwen2'; the supported types are gpt2 and llama"},
       {kGpt2, "n_layer", nullptr, "is missing"},
       {kGpt2, "n_layer", "3", "not a count"},
       {kGpt2, "n_layer", 1.5, "not a count"},

@@ -1,11 +1,7 @@
-#include <atomic>
 #include <cmath>
-#include <thread>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <gtest/gtest.h>
@@ -13,49 +9,17 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/activation.h"
 #include "caravan/nn/norm.h"
-#include "caravan/nn/product.h"
 #include "caravan/nn/rope.h"
+#include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan {
 namespace {
 
+using testing::compare;
 using testing::distance;
 using testing::normal;
-using Op = std::function<at::Tensor(const Tensors&)>;
-
-struct Tolerance {
-  at::ScalarType type;
-  double value;
-};
-/// One op: fp64 and fp32 to a few roundings; bf16 is rounded to 8 bits at the end.
-constexpr Tolerance kTolerances[] = {{at::kDouble, 1e-14}, {at::kFloat, 4e-7}, {at::kBFloat16, 4e-3}};
-
-/// Holds value and gradients of `ours` against `reference` in fp64 on the same (rounded) inputs; `sums`: how much
-/// longer sums of products may be off.
-void compare(const Op& ours, const Op& reference, const Tensors& inputs, double sums = 1) {
-  for (const auto& [type, one] : kTolerances) {
-    const double tolerance = one * sums;
-    Tensors a;
-    Tensors b;
-    for (const at::Tensor& input : inputs) {
-      a.push_back(input.to(type).detach().clone().requires_grad_(true));
-      b.push_back(a.back().detach().to(at::kDouble).requires_grad_(true));
-    }
-    const at::Tensor x = ours(a);
-    const at::Tensor y = reference(b);
-    EXPECT_EQ(x.scalar_type(), type);
-    ASSERT_EQ(x.sizes(), y.sizes());
-    EXPECT_LT(distance(x, y), tolerance) << c10::toString(type);
-    const at::Tensor outer = normal(x.sizes().vec(), 77).to(type);
-    x.backward(outer);
-    y.backward(outer.to(at::kDouble));
-    for (size_t i = 0; i < a.size(); ++i) {
-      EXPECT_LT(distance(a[i].grad(), b[i].grad()), 2 * tolerance) << c10::toString(type) << " gradient " << i;
-    }
-  }
-}
 
 class Elementwise : public ::testing::TestWithParam<int64_t> {};
 
@@ -98,57 +62,7 @@ TEST_P(Norms, rmsNormIsItsFormula) {
 
 INSTANTIATE_TEST_SUITE_P(, Norms, ::testing::Combine(::testing::Values(1, 3, 700), ::testing::Values(2, 16, 37, 2049)));
 
-class Products : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
-
-TEST_P(Products, areAtensWhoeverComputesThem) {
-  const auto [rows, in, out] = GetParam();
-  const Op reference = [](const Tensors& x) {
-    return at::linear(x[0], x[1], x.size() > 2 ? std::optional(x[2]) : std::nullopt);
-  };
-  const Op ours = [](const Tensors& x) { return linear_product(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor()); };
-  const Tensors inputs{normal({rows, 3, in}, 1), normal({out, in}, 2), normal({out}, 3)};
-  const auto roundings = static_cast<double>(std::max({rows, in, out}));
-  compare(ours, reference, inputs, std::sqrt(roundings));
-  compare(ours, reference, {inputs[0], inputs[1]}, std::sqrt(roundings));
-  compare(ours, reference, {inputs[0].select(1, 0), inputs[1]}, std::sqrt(roundings));  // rows with gaps
-  for (const bool transposed : {false, true}) {
-    const at::Tensor a = transposed ? normal({in, rows}, 4).t() : normal({rows, in}, 4);
-    const at::Tensor b = transposed ? normal({in, out}, 5).t() : normal({out, in}, 5);
-    EXPECT_LT(distance(product(a, b), at::matmul(a.to(at::kDouble), b.t().to(at::kDouble))), 1e-6);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(, Products,
-                         ::testing::Combine(::testing::Values(1, 16, 67), ::testing::Values(1, 18, 64),
-                                            ::testing::Values(1, 23, 128)));
-
-/// Ranks that are threads compute at the same time, each its own shapes.
-TEST(ProductsEdges, threadsDoNotDisturbEachOther) {
-  std::vector<std::thread> threads;
-  std::atomic<int> wrong = 0;
-  for (int64_t thread = 0; thread < 4; ++thread) {
-    threads.emplace_back([thread, &wrong] {
-      for (int64_t i = 0; i < 40; ++i) {
-        const at::Tensor a = normal({17 + i, 9 + thread}, 1);
-        const at::Tensor b = normal({21 + thread, 9 + thread}, 2);
-        if (distance(product(a, b), at::matmul(a.to(at::kDouble), b.t().to(at::kDouble))) > 1e-6) ++wrong;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0);
-}
-
-TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
-  const at::Tensor x = normal({40, 6}, 1).requires_grad_(true);
-  const at::Tensor weight = normal({5, 6}, 2).requires_grad_(true);
-  linear_product(x, weight.detach(), normal({5}, 3)).sum().backward();
-  EXPECT_LT(distance(x.grad(), weight.detach().sum(0).expand({40, 6})), 1e-6);
-  linear_product(x.detach(), weight).sum().backward();
-  EXPECT_LT(distance(weight.grad(), x.detach().sum(0).expand({5, 6})), 1e-6);
-}
-
-/// Pairs (i, i + half) as complex numbers, turned by e^(i angle).
+/// Pairs (i, i + half) as complex numbers, rotated by e^(i angle).
 at::Tensor turned(const at::Tensor& x, double theta, int64_t first) {
   const int64_t half = x.size(3) / 2;
   const at::Tensor position = at::arange(first, first + x.size(1), at::kDouble).view({-1, 1, 1});

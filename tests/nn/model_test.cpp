@@ -18,7 +18,7 @@ using testing::Fixture;
 /// The same model in transformers (fixtures/make.py), GPT-2 and Llama, tied and untied, grouped and uneven.
 class AgainstTransformers : public ::testing::TestWithParam<const char*> {
  protected:
-  /// Holds logits, loss and every gradient, in `type`, against the fixture within `tolerance` of its norm.
+  /// Compares logits, loss and every gradient, in `type`, with the fixture: within `tolerance` of its norm.
   void compare(at::ScalarType type, double tolerance) {
     const Fixture fixture = testing::read_fixture(GetParam());
     const ModelConfig config = parse_huggingface_config(fixture.config, GetParam());
@@ -38,7 +38,7 @@ class AgainstTransformers : public ::testing::TestWithParam<const char*> {
     for (const auto& [name, gradient] : ours) {
       const at::Tensor& expected = fixture["gradient." + name];
       ASSERT_EQ(gradient.sizes(), expected.sizes()) << name;
-      // The bias of the keys moves all scores of a query alike: its gradient is 0 but for rounding.
+      // The bias of the keys adds the same to all scores of a query: its gradient is 0 apart from rounding.
       const double scale = std::max(expected.norm().item<double>(), 1e-2);
       EXPECT_LT((gradient - expected).norm().item<double>() / scale, tolerance) << name;
     }
@@ -46,8 +46,8 @@ class AgainstTransformers : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(AgainstTransformers, equalInFp64) { compare(at::kDouble, 2e-7); }   // the fixture is rounded to fp32
-TEST_P(AgainstTransformers, equalInFp32) { compare(at::kFloat, 2e-6); }    // some 20 fp32 roundings in a row
-TEST_P(AgainstTransformers, nearInBf16) { compare(at::kBFloat16, 0.06); }  // 8 bits of mantissa, as many roundings
+TEST_P(AgainstTransformers, equalInFp32) { compare(at::kFloat, 2e-6); }    // about 20 consecutive fp32 roundings
+TEST_P(AgainstTransformers, nearInBf16) { compare(at::kBFloat16, 0.06); }  // the same with 8 bits of mantissa
 
 INSTANTIATE_TEST_SUITE_P(, AgainstTransformers,
                          ::testing::Values("gpt2_tied", "gpt2_untied", "llama_tied", "llama_untied"),

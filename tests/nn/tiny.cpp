@@ -75,7 +75,7 @@ NamedTensors Fixture::below(const std::string& prefix, at::ScalarType type) cons
 }
 
 Fixture read_fixture(const std::string& name) {
-  std::ifstream in(std::string(CARAVAN_FIXTURES) + "/" + name + ".safetensors", std::ios::binary);
+  std::ifstream in(std::string(CARAVAN_SOURCE_DIR) + "/tests/nn/fixtures/" + name + ".safetensors", std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(in)), {});
   uint64_t header_size = 0;
   if (bytes.size() < sizeof(header_size)) throw std::runtime_error("no fixture " + name);

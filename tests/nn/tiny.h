@@ -16,26 +16,26 @@ namespace caravan::testing {
 /// A world of one rank.
 Mesh one_rank();
 
-/// `model` whole on one rank, with starting values.
+/// The whole model on one rank, with starting values.
 std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed = 1);
 
-/// Gives the model's parameters these values, under our names, in their dtype: all computes in it from here on.
+/// Sets the model's parameters by name. The model computes in the dtype of the values from then on.
 void set_parameters(Model& model, const NamedTensors& values);
-/// The gradients of the compute tensors, under our names; a failed test for a parameter that has none.
+/// The gradients of the compute tensors by name. Fails the test for a parameter without a gradient.
 NamedTensors gradients(Model& model);
 
-/// Sizes that no vector width divides.
+/// Sizes that are not multiples of any vector width.
 ModelConfig tiny_config(ModelKind kind, bool tied = true);
-/// Ids or labels [batch, length] of a vocabulary, the same for one seed.
+/// Ids or labels [batch, length] below `vocabulary`, determined by the seed.
 at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t seed = 0);
 
-/// Standard normal numbers in fp32, the same for one seed.
+/// Standard normal numbers in fp32, determined by the seed.
 at::Tensor normal(const std::vector<int64_t>& shape, uint64_t seed = 0);
 
 /// |a - b| / |b|, norms in fp64.
 double distance(const at::Tensor& a, const at::Tensor& b);
 
-/// A file that fixtures/make.py made.
+/// A file written by fixtures/make.py.
 struct Fixture {
   std::string config;  ///< the text of config.json
   std::map<std::string, at::Tensor> tensors;

@@ -14,7 +14,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::tiny_config;
 
-/// What rank `rank` of a dp x tp mesh starts with when each matrix is cut as a tensor technique would.
+/// The starting values on rank `rank` of a dp x tp mesh if each matrix is split as a tensor technique would do it.
 std::unique_ptr<Model> cut_model(const ModelConfig& config, int rank, int dp, int tp, const Placement& placement) {
   const Mesh mesh = Mesh::create(make_record_world(rank, dp * tp), {{"dp", dp}, {"tp", tp}});
   auto model = make_model(config);
@@ -110,7 +110,7 @@ TEST_P(StartingValues, countsAreThoseOfTheConfig) {
   }
 }
 
-/// A whole training step without memory: every own op knows the shapes of its results.
+/// A whole training step without memory: every op of the library computes the shapes of its results.
 TEST_P(StartingValues, aStepNeedsNoMemory) {
   for (const double dropout : {0.0, 0.1}) {
     ModelConfig config = tiny_config(GetParam());
@@ -151,7 +151,7 @@ TEST(ModelInputs, thatDoNotFitAreRefused) {
   at::Tensor ids = testing::tokens(2, 5, config.vocabulary);
   ids[1][2] = 23;
   EXPECT_THAT(error_of<DataError>([&] { model->run({ids}, {}); }),
-              HasSubstr("embedding.token: id 23 at index 7 has no row among 23"));
+              HasSubstr("embedding.token: id 23 at index 7 is out of range: the table has 23 rows"));
   EXPECT_THROW(model->run({ids.to(at::kInt)}, {}), UsageError);
   EXPECT_THROW(model->run({ids.flatten()}, {}), ShapeError);
   EXPECT_THROW(model->run({ids, ids.narrow(1, 0, 4)}, {}), ShapeError);

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 const Placement kI = Invariant{};
 
-/// The norm that each rank finds for gradients of these layouts, and the norm of the whole tensors.
+/// The norm that each rank computes for gradients of these layouts, and the norm of the whole tensors.
 struct Norms {
   std::vector<double> found;
   double whole = 0;
@@ -57,7 +57,7 @@ std::vector<Layout> every_rest_layout() {
   std::vector<Layout> layouts;
   for (const Placement& a : placements) {
     for (const Placement& b : placements) {
-      if (b.owner() >= 0 && a.is_shard(0)) continue;  // the owner's rows would be those that a leaves
+      if (b.owner() >= 0 && a.is_shard(0)) continue;  // the owner would hold only the rows of a's part
       layouts.push_back({{"a", a}, {"b", b}});
     }
   }
@@ -65,8 +65,8 @@ std::vector<Layout> every_rest_layout() {
   return layouts;
 }
 
-/// Sums in fp64 of squares taken in fp32 dot products of at most 72 terms: 1e-6 is above their rounding; a term counted
-/// twice is not below 1e-3.
+/// fp64 sums of fp32 dot products of at most 72 terms: 1e-6 is above their rounding, and a term that is counted twice
+/// changes the norm by more than 1e-3.
 TEST(GradNorm, IsThatOfTheWholeModelForEveryRestLayout) {
   const Axes axes{{"a", 2}, {"b", 3}};
   const Norms mixed = norms(axes, every_rest_layout());
@@ -80,10 +80,23 @@ TEST(GradNorm, IsThatOfTheWholeModelForEveryRestLayout) {
   }
 }
 
-TEST(GradNorm, SendsNothingIfEveryAxisIsInvariantElseOneScalar) {
-  EXPECT_EQ(norms({{"a", 2}, {"b", 3}}, {{{"a", kI}, {"b", kI}}}).bytes, 0);
-  EXPECT_EQ(norms({{"a", 2}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 0);
-  EXPECT_EQ(norms({{"a", 2}}, {{{"a", Shard{0}}}}).bytes, 8);  // 2 (n - 1) / n of 8 bytes
+TEST(GradNorm, SendsOneScalar) {
+  EXPECT_EQ(norms({{"a", 1}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 0);
+  EXPECT_EQ(norms({{"a", 2}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 8);  // 2 (n - 1) / n of 8 bytes
+  EXPECT_EQ(norms({{"a", 2}}, {{{"a", Shard{0}}}}).bytes, 8);
+}
+
+/// The sums of unlike processors differ in their last bits; here rank 1 has another gradient in their stead.
+TEST(GradNorm, IsRank0sWhereEveryRankCouldComputeIt) {
+  std::vector<double> found(3);
+  on_mesh({{"a", 3}}, [&](const Mesh& mesh) {
+    Parameter w("w", ParameterSpec{.shape = {4}});
+    w.set_rest(at::zeros({4}).requires_grad_(), {{"a", kI}});
+    FlatState state = flatten({&w}, mesh.world());
+    state.layout.view(state.gradients, w).fill_(mesh.rank() == 1 ? 1 + 1e-6 : 1);
+    found[static_cast<size_t>(mesh.rank())] = grad_norm(state, mesh);
+  });
+  EXPECT_EQ(found, std::vector<double>(3, 2));
 }
 
 TEST(GradNorm, RefusesADebtThatIsNotPaid) {

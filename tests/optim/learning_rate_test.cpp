@@ -46,7 +46,7 @@ TEST(LearningRate, DegenerateRunsStayInRange) {
     for (const int64_t total : {0, 1, 2, 7}) {
       for (const int64_t warmup : {0, 1, 5, 20}) {
         const LearningRate rate{.kind = kind, .lr = 3, .warmup_steps = warmup, .total_steps = total};
-        for (int64_t step = 0; step < total + 3; ++step) {  // a run may go on past its end
+        for (int64_t step = 0; step < total + 3; ++step) {  // a run may continue past its end
           EXPECT_GT(rate.at(step), 0);
           EXPECT_LE(rate.at(step), 3 + 1e-12);
         }

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Parameters in flat buffers, and the same numbers in tensors of torch's own, in its two groups.
+/// Parameters in flat buffers, and the same values in plain tensors for torch's optimizer, in its two groups.
 struct Pair {
   Parameters parameters{{"w", {5, 7}, true}, {"bias", {7}, false}, {"v", {33}, true}, {"scale", {}, false}};
   std::shared_ptr<Communicator> world = make_record_world(0, 1);
@@ -64,8 +64,8 @@ void set_lr(torch::optim::Optimizer& optimizer, double lr) {
   for (auto& group : optimizer.param_groups()) static_cast<Theirs&>(group.options()).lr(lr);
 }
 
-/// 20 steps under a changing learning rate. fp32 in another order of operations: a few units in the last place a step,
-/// of values about 1.
+/// 20 steps with a changing learning rate. fp32 in another order of operations: a few units in the last place per step,
+/// for values of about 1.
 constexpr double kTolerance = 2e-6;
 
 TEST(Optimizer, AdamWIsTorchs) {
@@ -92,7 +92,7 @@ TEST(Optimizer, SgdIsTorchs) {
       Pair pair;
       Sgd ours(pair.state, {.momentum = momentum, .weight_decay = weight_decay});
       const auto options = torch::optim::SGDOptions(1).momentum(momentum).weight_decay(weight_decay);
-      // A group takes over the optimizer's value of what it leaves at torch's default, which is no decay.
+      // A group that keeps torch's default for an option gets the optimizer's value instead; the default is no decay.
       torch::optim::SGD theirs(groups_of(pair, options), torch::optim::SGDOptions(1).momentum(momentum));
       for (int step = 0; step < 20; ++step) {
         pair.set_gradients(step);
@@ -120,7 +120,7 @@ TEST(Optimizer, GapsStayZero) {
   EXPECT_EQ(gaps.abs().max().item<double>(), 0);
 }
 
-/// What a checkpoint keeps is all there is: state and number of steps moved to a new optimizer go on bit for bit.
+/// A checkpoint stores everything: a new optimizer with the same state and number of steps continues bit for bit.
 TEST(Optimizer, GoesOnFromItsState) {
   const auto make = [](Pair& pair, bool adamw) -> std::unique_ptr<Optimizer> {
     if (adamw) return std::make_unique<AdamW>(pair.state, AdamWOptions{});

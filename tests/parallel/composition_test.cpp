@@ -9,9 +9,9 @@
 namespace caravan::testing {
 namespace {
 
-/// Two techniques on two axes of one model, neither of which knows of the other: gradients and their norm are those of
-/// one process. Errors of the field are of this kind: a norm or a gradient summed once too often, or not at all. In
-/// fp64: the gradient of a key's bias is 0 but for rounding, which in fp32 is not small against itself.
+/// Two independent techniques on two axes of one model give the gradients and the norm of one process. Typical bugs are
+/// a gradient or a norm that is summed once too often or not at all. In fp64, since the gradient of a key bias is zero
+/// except for rounding errors, which have no relative accuracy in fp32.
 constexpr double kTolerance = 1e-10;
 
 Module::MaterialiseOptions in_fp64() {

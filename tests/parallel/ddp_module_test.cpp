@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// A user's own module, as libtorch's documentation writes one: two linears, a buffer of each kind of dtype, a weight
+/// A user's torch::nn::Module as in libtorch's documentation: two linear layers, buffers of several dtypes, a parameter
 /// of its own.
 struct Net : torch::nn::Module {
   torch::nn::Linear in{nullptr}, out{nullptr};
@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Thread, DdpOwnModule, ::testing::Values(1, 2, 3, 4));
 TEST_P(DdpOwnModule, StartsFromTheParametersAndBuffersOfCoordinate0) {
   const Net first(0);
   on_mesh(axes(), [&](const Mesh& mesh) {
-    const auto net = std::make_shared<Net>(100 * mesh.rank());  // every rank has made its own
+    const auto net = std::make_shared<Net>(100 * mesh.rank());  // other values on each rank
     ModuleAdapter model = adapt(net, mesh);
     const Ddp ddp(model, mesh["dp"]);
     for (size_t i = 0; i < first.parameters().size(); ++i) {
@@ -62,7 +62,7 @@ TEST_P(DdpOwnModule, StartsFromTheParametersAndBuffersOfCoordinate0) {
   });
 }
 
-/// The user's loop stays as it was: their module's .grad, and torch's own optimizer on their parameters.
+/// The user's training loop is unchanged: .grad of their module, and a torch optimizer on their parameters.
 TEST_P(DdpOwnModule, TrainsAsOneProcessUnderTheUsersOptimizer) {
   const auto train = [](Net& net, const auto& backward) {
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
@@ -86,7 +86,7 @@ TEST_P(DdpOwnModule, TrainsAsOneProcessUnderTheUsersOptimizer) {
       loss_of(model(x, {})).backward();
       ddp.finish_step();
     });
-    // Five steps of fp32 sums in another order.
+    // After five steps of fp32 sums in another order.
     for (size_t i = 0; i < want.parameters().size(); ++i) {
       EXPECT_TRUE(is_close(net->parameters()[i], want.parameters()[i], 1e-5)) << want.named_parameters()[i].key();
     }
@@ -110,7 +110,7 @@ TEST_P(DdpOwnModule, ItsGradientsAreViewsOfTheBuckets) {
   });
 }
 
-/// Its layers hold their parameters and would never see a copy: their gradients would stay on each rank, in silence.
+/// The layers hold their parameters and would never see a copy, so that gradients would silently stay local.
 TEST(DdpOwnModule, CannotComputeWithCopies) {
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
     const auto net = std::make_shared<Net>(0);
@@ -143,7 +143,7 @@ TEST(DdpOwnModule, LeavesNoHookBehind) {
     const auto net = std::make_shared<Net>(0);
     ModuleAdapter model = adapt(net, mesh);
     { const Ddp ddp(model, mesh["dp"]); }
-    loss_of(net->forward(inputs())).backward();  // their memory outlives the flat buffers' owner
+    loss_of(net->forward(inputs())).backward();  // the memory of the parameters outlives the Ddp
     EXPECT_TRUE(net->gain.grad().defined());
     EXPECT_NO_THROW(Ddp(model, mesh["dp"]));
   });

@@ -10,7 +10,7 @@
 
 namespace caravan::testing {
 
-/// A small model and a global batch for it, whose rows have different numbers of targets.
+/// A small model and a global batch whose rows have different numbers of targets.
 struct Problem {
   static constexpr int64_t kRows = 36;  ///< up to 4 ranks with 3 micro-batches each
   static constexpr int64_t kLength = 8;
@@ -60,9 +60,9 @@ inline Named gradients_of(const Module& model) {
   return gradients;
 }
 
-/// The largest of |a - b| / (|b| + 1e-6 max|g| sqrt(n)) over the tensors, and whose it is: |..| is the 2-norm, n the
-/// tensor's elements, max|g| that of all gradients, so that a gradient of nothing but rounding is not divided by
-/// itself.
+/// The largest of |a - b| / (|b| + 1e-6 max|g| sqrt(n)) over the tensors, and the name of that tensor. |..| is the
+/// 2-norm, n the number of elements, max|g| the maximum over all gradients, which keeps a gradient of pure rounding error
+/// from being divided by itself.
 inline std::pair<double, std::string> distance(const Named& a, const Named& b) {
   double largest = 0;
   for (const auto& [name, tensor] : b) largest = std::max(largest, tensor.abs().max().item<double>());

@@ -1,5 +1,6 @@
 """Every collective of torch.distributed on "caravan" against the same call on gloo."""
 
+import sys
 import threading
 from datetime import timedelta
 
@@ -43,7 +44,7 @@ def into(function, out, *args, **kwargs):
 
 def test_sums():
     rank, n = dist.get_rank(), dist.get_world_size()
-    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.AVG):
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
         check_equal(f"all_reduce {op}", lambda g: into(dist.all_reduce, numbers(rank), op, group=g))
         if rank == 1:
             check_equal(f"reduce {op}", lambda g: into(dist.reduce, numbers(rank), 1, op, group=g))
@@ -56,6 +57,11 @@ def test_sums():
             dist.reduce_scatter_tensor, torch.empty(5), numbers(rank, 5 * n), op, group=g))
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8):
         check_equal(f"all_reduce {dtype}", lambda g: into(dist.all_reduce, numbers(rank, dtype=dtype), group=g))
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        for dtype in (torch.int64, torch.int8):
+            check_equal(f"all_reduce {op} {dtype}",
+                        lambda g: into(dist.all_reduce, numbers(rank, 10, dtype), op, group=g))
+    check_equal("transposed", lambda g: into(dist.all_reduce, numbers(rank, 12).view(3, 4).t(), group=g))
     check_equal("complex", lambda g: into(dist.all_reduce, numbers(rank, dtype=torch.complex64), group=g))
     check_equal("coalesced", lambda g: into(dist.all_reduce_coalesced, [numbers(rank), numbers(rank, 3)], group=g))
 
@@ -73,6 +79,8 @@ def test_moves():
     check_equal("all_gather", lambda g: into(dist.all_gather, lists(), numbers(rank), group=g))
     check_equal("all_gather_into_tensor",
                 lambda g: into(dist.all_gather_into_tensor, like(n * COUNT), numbers(rank), group=g))
+    check_equal("all_gather_coalesced", lambda g: sum(into(
+        dist.all_gather_coalesced, [[like(3)] for _ in range(n)], [numbers(rank, 3)], group=g), []))
     check_equal("scatter", lambda g: into(
         dist.scatter, like(), [numbers(i) for i in range(n)] if rank == 0 else None, 0, group=g))
     for backend in ("gloo", "caravan"):
@@ -118,16 +126,78 @@ def test_messages():
     dist.barrier()
 
 
+def test_tags_and_any_source():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for backend in ("gloo", "caravan"):
+        g = group(backend)
+        if rank == 0:
+            works = [dist.isend(numbers(tag, 5), 1, group=g, tag=tag) for tag in (1, 2)]
+            for work in works:
+                work.wait()
+            received = {}
+            for _ in range(n - 1):
+                value = torch.empty(5)
+                received[dist.recv(value, group=g, tag=9)] = value
+            assert sorted(received) == list(range(1, n)), backend
+            assert all(torch.equal(value, numbers(source, 5)) for source, value in received.items()), backend
+        else:
+            if rank == 1:
+                for tag in (2, 1):
+                    value = torch.empty(5)
+                    assert dist.recv(value, 0, group=g, tag=tag) == 0
+                    assert torch.equal(value, numbers(tag, 5)), backend
+            dist.send(numbers(rank, 5), 0, group=g, tag=9)
+    dist.barrier()
+
+
+def test_sparse():
+    rank = dist.get_rank()
+
+    def call(g):
+        indices = torch.arange(2 * (rank + 1)).view(2, -1) % 3
+        value = torch.sparse_coo_tensor(indices, numbers(rank, rank + 1), (3, 4))
+        dist.all_reduce(value, group=g)
+        return value.to_dense()
+
+    check_equal("sparse", call)
+
+
+def test_the_profiler_names_each_call():
+    def events(g):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            value = numbers(dist.get_rank(), 6)
+            dist.all_reduce(value, group=g)
+            dist.broadcast(value, 0, group=g)
+            dist.reduce(value, 0, group=g)
+            dist.all_gather([value.clone() for _ in range(dist.get_world_size())], value, group=g)
+            dist.barrier(group=g)
+        own = [e for e in profile.events() if e.name.split(":")[0] in ("gloo", "caravan")]
+        return [(e.name.split(":")[1], e.input_shapes) for e in own]
+
+    check_equal("profiler", events)
+
+
+def test_a_split_group():
+    for backend in ("gloo", "caravan"):
+        part = group(backend).split_group([0, 1], timeout=timedelta(seconds=20), group_name=f"part of {backend}")
+        if dist.get_rank() < 2:
+            value = numbers(dist.get_rank(), 4)
+            part.allreduce([value]).wait()
+            assert torch.equal(value, numbers(0, 4) + numbers(1, 4)), backend
+    dist.barrier()
+
+
 def test_subgroups():
     rank = dist.get_rank()
-    pair = dist.new_group([2, 0], timeout=timedelta(seconds=20))
+    last = dist.get_world_size() - 1
+    pair = dist.new_group([last, 0], timeout=timedelta(seconds=20))
     alone = dist.new_group([1])
-    if rank in (0, 2):
+    if rank in (0, last):
         value = torch.tensor([float(rank + 1)])
         dist.all_reduce(value, group=pair)
-        assert value.item() == 4
+        assert value.item() == last + 2
         dist.destroy_process_group(pair)
-    else:
+    if rank == 1:
         value = torch.tensor([5.0])
         dist.all_reduce(value, group=alone)
         assert value.item() == 5
@@ -161,12 +231,12 @@ def test_works():
 
 
 def test_refusals():
-    assert "SUM, AVG, MAX, MIN" in ranks.error_of(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT))
-    assert "not contiguous" in ranks.error_of(lambda: dist.broadcast(torch.ones(3, 3).t(), 0))
-    assert "tag is 4" in ranks.error_of(lambda: dist.send(torch.ones(3), (dist.get_rank() + 1) % 3, tag=4))
-    assert "name the source" in ranks.error_of(lambda: dist.recv(torch.ones(3)))
+    error = ranks.error_of(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND))
+    assert "no BAND of Float" in error, error
+    other = (dist.get_rank() + 1) % dist.get_world_size()
+    assert "not contiguous" in ranks.error_of(lambda: dist.send(torch.ones(3, 3).t(), other))
     dist.barrier()
 
 
 if __name__ == "__main__":
-    ranks.main(globals(), 3)
+    ranks.main(globals(), int(sys.argv[1]) if len(sys.argv) > 1 else 3)

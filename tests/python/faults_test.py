@@ -1,4 +1,4 @@
-"""What goes wrong is an error that names the rank, on every rank that is left. Rank 1 kills itself in the end."""
+"""Faults are errors that name the rank, on every remaining rank. Rank 1 kills itself at the end."""
 
 import os
 import signal

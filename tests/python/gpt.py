@@ -1,4 +1,4 @@
-"""A GPT-like model small enough to train in a test; also the one the bench trains, in its own sizes."""
+"""A small GPT-like model for tests and, with other sizes, for the benchmark."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ def make(size):
 
 
 def batch(size, rank, step):
-    """Tokens and the next ones, of one rank and step."""
+    """The tokens and targets of one rank and step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     tokens = torch.randint(0, size.vocabulary, (size.batch, size.context + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

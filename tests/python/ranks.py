@@ -1,7 +1,8 @@
-"""Starts a test script once for each rank, and is the main() of each.
+"""Runs a test script on several ranks.
 
-A script defines test_* functions and ends with `ranks.main(globals(), num_ranks)`. Every rank runs them in order with
-the default process group on "caravan". Under torchrun, or with RANK in the environment, the script is a rank at once.
+A script defines test_* functions and ends with `ranks.main(globals(), num_ranks)`, which starts the script once for
+each rank. Every rank runs the functions in order with the default process group on "caravan". Under torchrun, or with
+RANK in the environment, the process is a rank itself.
 """
 
 import faulthandler
@@ -13,7 +14,7 @@ import time
 import warnings
 from datetime import timedelta
 
-SECONDS = 100  # a run that hangs ends with the stacks of its ranks
+SECONDS = 100  # a run that hangs prints the stacks of its ranks
 
 
 def main(namespace, num_ranks, expected_exits=None):
@@ -29,7 +30,7 @@ def run(num_ranks, expected_exits):
         for rank in range(num_ranks):
             env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank),
                        LOCAL_WORLD_SIZE=str(num_ranks), TEST_STORE=os.path.join(folder, "store"))
-            processes.append(subprocess.Popen([sys.executable, sys.argv[0]], env=env))
+            processes.append(subprocess.Popen([sys.executable, *sys.argv], env=env))
         deadline = time.monotonic() + SECONDS + 10
         try:
             exits = [process.wait(max(0, deadline - time.monotonic())) for process in processes]
@@ -43,7 +44,7 @@ def run(num_ranks, expected_exits):
 
 def be_rank(namespace):
     faulthandler.dump_traceback_later(SECONDS, exit=True)
-    warnings.simplefilter("ignore", FutureWarning)  # newer torch deprecates names that older torch has alone
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch deprecates names that are the only ones in older torch
     import torch
     import torch.distributed as dist
 

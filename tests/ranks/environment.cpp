@@ -9,7 +9,7 @@ std::vector<std::string> rank_environment(int rank, int ranks, int port,
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
-    // What ctest or a user told gtest is for this process: shards, XML output.
+    // GTEST_ variables are meant for this process only: shards, XML output.
     if (!text.starts_with("GTEST_")) variables.push_back(text);
   }
   const auto set = [&](const std::string& name, const std::string& value) {

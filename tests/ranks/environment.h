@@ -6,12 +6,12 @@
 
 namespace caravan::testing {
 
-/// This process's environment as rank `rank` of `ranks` on one host is to find it, whose store is served on `port` of
-/// the loopback; then `more`, names and values.
+/// The environment of rank `rank` of `ranks` on one host, with the store at `port` of the loopback interface: that of
+/// this process, plus `more`, names and values.
 std::vector<std::string> rank_environment(int rank, int ranks, int port,
                                           const std::vector<std::pair<std::string, std::string>>& more);
 
-/// As exec and posix_spawn take them; `texts` outlives it.
+/// The form that exec and posix_spawn take. `texts` must outlive the result.
 std::vector<char*> pointers(std::vector<std::string>& texts);
 
 }  // namespace caravan::testing

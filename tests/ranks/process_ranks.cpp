@@ -16,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/shm.h"
+#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/store/rendezvous.h"
 #include "tests/ranks/environment.h"
 
 namespace caravan::testing {
@@ -26,14 +26,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr const char* kCallVariable = "CARAVAN_TEST_CALL";  // which call of run_processes the process is a rank of
+constexpr const char* kCallVariable = "CARAVAN_TEST_CALL";  // the call of run_processes in which the process is a rank
 
 std::string current_test() {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   return std::string(test->test_suite_name()) + "." + test->name();
 }
 
-/// The end of a process that is a rank.
+/// Runs the process as a rank and ends it.
 [[noreturn]] void be_rank(const RankBody& body, const CommOptions& options, const MakeWorld& make) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   try {
@@ -43,7 +43,7 @@ std::string current_test() {
                                        : connect_store(info.master_addr, info.master_port, std::chrono::seconds(20));
     auto world = make(info, store, options);
     body(world);
-    world.reset();  // while the store is there
+    world.reset();  // while the store still exists
   } catch (const std::exception& exception) {
     ADD_FAILURE() << "thrown: " << exception.what();
   }
@@ -73,7 +73,7 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  /// True if it has ended.
+  /// True if the process has ended.
   bool poll() {
     int status = 0;
     if (!ended_ && pid_ > 0 && waitpid(pid_, &status, WNOHANG) == 0) return false;
@@ -104,7 +104,7 @@ class Process {
   RankEnd end_;
 };
 
-/// The number of this call within the current test.
+/// The index of this call within the current test.
 int count_call() {
   static std::string test;
   static int calls = 0;

@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/shm.h"
+#include "caravan/comm/shared/shm.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::testing {
 
-/// How the process of one rank ended.
+/// How the process of a rank ended.
 struct RankEnd {
   int exit_code = -1;  ///< -1 if a signal ended it
   int signal = 0;
@@ -19,15 +19,15 @@ struct RankEnd {
 std::shared_ptr<Communicator> shm_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                         const CommOptions& options);
 
-/// Runs `body` on `ranks` processes over the world that `make` makes and returns when all have ended. Each process is
-/// this test program again, by exec, told to run the current test only: it comes to this very call, becomes one rank in
-/// it and ends there with 0, or with 1 if an assertion failed or `body` threw. So what a test does before its call
-/// happens in every process, and `body` sees copies of what stands around it. Processes that hang are killed, with a
-/// failure, when the time-out of `options` has long passed.
+/// Runs `body` on `ranks` processes with the world from `make` and returns when all have ended. Each process executes
+/// this test program with a filter for the current test: it reaches this call, becomes one rank in it and exits there
+/// with 0, or with 1 if an assertion failed or `body` threw. Code before this call therefore runs in every process, and
+/// `body` sees copies of the variables it captures. Processes that hang are killed 30 s after the time-out of
+/// `options`, and the test fails.
 std::vector<RankEnd> run_processes(int ranks, const RankBody& body, const CommOptions& options,
                                    const MakeWorld& make = shm_world);
 
-/// The same, where every process is expected to end with 0.
+/// The same, but fails if a process does not exit with 0.
 void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options);
 void run_process_ranks(int ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make);
 

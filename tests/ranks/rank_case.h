@@ -10,25 +10,25 @@
 
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/options.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::testing {
 
 using RankBody = std::function<void(const std::shared_ptr<Communicator>&)>;
 
-/// The world of one rank: make_gloo_world, or another.
+/// Makes the world of one rank: make_gloo_world, for example.
 using MakeWorld =
     std::function<std::shared_ptr<Communicator>(const RankInfo&, const std::shared_ptr<Store>&, const CommOptions&)>;
 
-/// One back-end with a number of ranks: the parameter of every test that must hold for all of them. A test body is
+/// A back-end and a number of ranks: the parameter of every test that must hold for all back-ends. A test body is
 /// written once, as what one rank does with its world; `run` runs it on all ranks and returns when they have ended.
 struct RankCase {
   std::string backend;
   int ranks = 1;
   void (*run_ranks)(int ranks, const RankBody& body, const CommOptions& options) = nullptr;
-  std::vector<int> hosts{};  ///< ranks of each, where sums are taken host by host; empty: in rank order
+  std::vector<int> hosts{};  ///< ranks of each host if sums are taken host by host; empty: in rank order
 
-  /// Short by default: a test that hangs ends with the name of the operation.
+  /// The short default makes a test that hangs fail with the name of the operation.
   void run(const RankBody& body, std::chrono::milliseconds timeout = std::chrono::seconds(30)) const {
     run_ranks(ranks, body, CommOptions{.timeout = timeout});
   }

@@ -17,7 +17,7 @@ std::vector<int64_t> piece_shape(const std::vector<int64_t>& shape, const Placem
   return local_box(shape, {{"t", placement}}, mesh).size;
 }
 
-/// Forward and backward of every cell on meta tensors: shapes as the layout says, bytes as redistribute_bytes says.
+/// Forward and backward of every cell on meta tensors: shapes follow the layout, bytes follow redistribute_bytes.
 TEST(Cost, EqualsWhatTheRecordBackEndCountsForEveryCell) {
   const std::vector<int64_t> shape{12, 12};
   for (const int n : {1, 2, 3, 4}) {
@@ -47,7 +47,7 @@ TEST(Cost, EqualsWhatTheRecordBackEndCountsForEveryCell) {
   }
 }
 
-/// The column "sends" of the table, written out.
+/// The column "sends" of the table, spelled out.
 TEST(Cost, IsTheFormulaOfTheTable) {
   for (const int64_t n : {2, 3, 4}) {
     const Mesh mesh = record_mesh(1, {{"t", static_cast<int>(n)}});
@@ -71,12 +71,12 @@ TEST(Cost, IsTheFormulaOfTheTable) {
     EXPECT_EQ(bytes(s0, s1), (n - 1) * part / n);
     EXPECT_EQ(bytes(kP, kR), 2 * (n - 1) * whole / n);
     EXPECT_EQ(bytes(kP, kI), 2 * (n - 1) * whole / n);
-    EXPECT_EQ(bytes(on_1, on_0), whole);  // this rank is 1: it sends all, or nothing
+    EXPECT_EQ(bytes(on_1, on_0), whole);  // this rank is 1: it sends everything or nothing
     EXPECT_EQ(bytes(on_0, on_1), 0);
     EXPECT_EQ(bytes(kP, on_0), whole);
     EXPECT_EQ(bytes(kP, on_1), 0);
     EXPECT_EQ(bytes(s0, on_0), part);
-    EXPECT_EQ(bytes(on_0, kR), n == 2 ? 0 : whole);  // the last of the chain passes nothing on
+    EXPECT_EQ(bytes(on_0, kR), n == 2 ? 0 : whole);  // the last rank of the chain forwards nothing
   }
 }
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 
 namespace caravan::testing {
 namespace {
@@ -55,7 +55,7 @@ at::Tensor join_parts(const std::vector<at::Tensor>& parts, const Placement& pla
   return sum;
 }
 
-/// The axes of a layout in the order in which a tensor is cut: S and P as they stand, copies last (equal summands).
+/// The axes of a layout in the order in which they split a tensor: S and P as given, copies last (equal summands).
 std::vector<Layout::Entry> cutting_order(const Layout& layout) {
   std::vector<Layout::Entry> order = layout.entries();
   std::stable_partition(order.begin(), order.end(), [](const auto& entry) { return !entry.second.is_whole(); });
@@ -124,7 +124,7 @@ at::Tensor to_global(const Pieces& pieces) {
     blocks[coords] = pieces.local[rank].detach();
   }
   for (; !order.empty(); order.pop_back()) {
-    std::map<Coords, std::vector<at::Tensor>> groups;  // ordered by the last coordinate, as the map is
+    std::map<Coords, std::vector<at::Tensor>> groups;  // ordered by the last coordinate, like the map
     for (const auto& [coords, block] : blocks) groups[Coords(coords.begin(), coords.end() - 1)].push_back(block);
     blocks.clear();
     for (const auto& [coords, parts] : groups) blocks[coords] = join_parts(parts, order.back().second);

@@ -10,9 +10,8 @@
 
 namespace caravan::testing {
 
-/// What layouts denote, written out once more and without the library's help: whole tensors are cut into pieces for all
-/// ranks of a mesh, and pieces are put together, in the test's own thread; only the code under test runs on rank
-/// threads.
+/// An independent implementation of what layouts denote: splits whole tensors into pieces for all ranks of a mesh and
+/// reassembles them, on the test's own thread. Only the code under test runs on rank threads.
 
 using Axes = std::vector<AxisSize>;
 
@@ -28,17 +27,17 @@ int num_ranks(const Axes& axes);
 int coord_of(const Axes& axes, int rank, const std::string& axis);
 Pieces no_pieces(const Axes& axes, const Layout& layout);
 
-/// Uniform in (-1, 1), fp64, a function of the arguments alone.
+/// Uniform in (-1, 1), fp64, determined by the arguments.
 at::Tensor random_tensor(at::IntArrayRef shape, uint64_t seed);
 
-/// Some pieces that denote `x`. The summands of P are random: nothing may depend on how a sum is split. Copies of R and
-/// I are equal summand by summand.
+/// Pieces that denote `x`. The summands of P are random, since nothing may depend on how a sum is split. Copies of R
+/// and I are equal, summand by summand.
 Pieces from_global(const Axes& axes, const at::Tensor& x, const Layout& layout, uint64_t seed = 0);
 
 /// The tensor that the pieces denote: of R and I any copy, of S the concatenation, minor axis first, of P the sum.
 /// Throws std::runtime_error if copies of R or I differ or pieces do not fit.
 at::Tensor to_global(const Pieces& pieces);
-/// The same, or an undefined tensor where to_global throws.
+/// The same, but returns an undefined tensor if to_global throws.
 at::Tensor try_to_global(const Pieces& pieces);
 
 /// The gradients of the pieces, laid out dually. A missing gradient is a zero summand.
@@ -46,7 +45,7 @@ Pieces gradients(const Pieces& pieces);
 /// Fresh leaves that require grad.
 Pieces leaves(const Pieces& pieces);
 
-/// <x, g>: an axis of I counts one of its ranks (one computation done n times), other axes all of them.
+/// <x, g>. Counts one rank of an I axis (one computation done n times) and all ranks of other axes.
 double pairing(const Pieces& x, const Pieces& g);
 
 /// fp64 sums of a handful of terms in another order: 1e-10 relative to the largest element is far above their rounding
@@ -62,7 +61,7 @@ void on_mesh(const Axes& axes, const std::function<void(const Mesh&)>& body);
 /// True if `body` throws LayoutError.
 bool is_refused(const std::function<void()>& body);
 
-/// The message that `body` throws as `E`; "" if it does not.
+/// The message of the `E` that `body` throws; "" if it does not throw.
 template <typename E>
 std::string message_of(const std::function<void()>& body) {
   try {

@@ -1,4 +1,4 @@
-/// Dtypes, empty and tiny tensors, aliasing, and what is refused in which words.
+/// Dtypes, empty and tiny tensors, aliasing, and error messages.
 
 #include <gmock/gmock.h>
 
@@ -6,7 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/laws.h"
 
@@ -19,7 +19,7 @@ const Placement kR = Replicate{};
 const Placement kI = Invariant{};
 const Placement kP = Partial{};
 
-/// Small whole numbers: exact in every dtype, sums included.
+/// Small integers: exact in every dtype, and so are their sums.
 at::Tensor numbers(at::IntArrayRef shape, at::ScalarType type) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
@@ -94,7 +94,7 @@ TEST(Edges, NothingToDoIsXItself) {
     }
     EXPECT_TRUE(redistribute(x, layout, mesh["t"], kI).is_same(x));
     const at::NoGradGuard no_grad;
-    EXPECT_TRUE(redistribute(x, layout, mesh["t"], kR).is_same(x));  // under no_grad R and I are one thing
+    EXPECT_TRUE(redistribute(x, layout, mesh["t"], kR).is_same(x));  // under no_grad R and I are the same
     EXPECT_TRUE(redistribute(x, layout, mesh["t"], Shard{1}).is_alias_of(x));
     EXPECT_EQ(mesh.bytes_sent(), 0);
   });
@@ -109,7 +109,7 @@ TEST(Edges, NoGraphWhereNothingNeedsAGradient) {
   });
 }
 
-// ---- what is refused, and in which words ----
+// ---- error messages ----
 
 class Refused : public ::testing::Test {
  protected:
@@ -144,7 +144,7 @@ TEST_F(Refused, SizesThatDoNotFit) {
   EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{0, {}, 3}), HasSubstr("choose an owner from 0 to 2"));
   EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{0, {}, 1, 6}), HasSubstr("S(0; on 1) places 6"));
   EXPECT_THAT(message<ShapeError>(x, {{"tp", Shard{0, {}, 2}}}, kR),
-              HasSubstr("say so in the layout: Shard{.dim, .owner, .rows}"));
+              HasSubstr("give the number in the layout: Shard{.dim, .owner, .rows}"));
 }
 
 TEST_F(Refused, DimsThatAreNotThere) {
@@ -158,8 +158,8 @@ TEST_F(Refused, AnAxisThatIsNotMinorOrNotPlaced) {
   EXPECT_THAT(message<LayoutError>(at::ones({6, 6}), {{"tp", Shard{0}}, {"dp", Shard{0}}}, kR),
               HasSubstr("axis tp is not the minor axis of dim 0, axis dp is: leaving it would permute the rows"));
   EXPECT_THAT(message<LayoutError>(at::ones({6, 6}), {{"dp", Shard{0}}}, kR),
-              HasSubstr("the layout does not say what axis tp does"));
-  // Typing does not depend on sizes: what is refused on two ranks is refused on one.
+              HasSubstr("the layout has no placement for axis tp"));
+  // Typing does not depend on sizes: what throws on two ranks throws on one.
   const Mesh one = Mesh::create(make_record_world(0, 1), {{"dp", 1}, {"tp", 1}});
   EXPECT_TRUE(is_refused([&] { redistribute(at::ones({6}), {{"tp", Shard{0}}, {"dp", Shard{0}}}, one["tp"], kR); }));
 }
@@ -186,7 +186,7 @@ TEST(Refusals, NothingIsSentForBadInput) {
   });
 }
 
-/// The name of the tensor and the caller's line come through redistribute, and through its backward.
+/// Errors name the tensor and the caller's line, in forward and in backward.
 TEST(Refusals, ACallThatRanksDisagreeOnNamesTheTensorAndTheLine) {
   const auto disagree = [](bool in_backward) {
     return message_of<CommError>([&] {

@@ -96,7 +96,7 @@ bool is_right(const Op& op, const Reference& ref, const std::vector<Placement>& 
     if (!is_close(try_to_global(y), ref.value)) return false;
     const Pieces g = from_global(axes, ref.cotangent, {{"t", dual(output)}}, 40);
     for (int rank = 0; rank < 3; ++rank) y.local[rank].backward(g.local[rank]);
-  } catch (const c10::Error&) {  // the pieces do not even fit each other
+  } catch (const c10::Error&) {  // the pieces do not even have matching shapes
     return false;
   }
   for (size_t i = 0; i < args.size(); ++i) {
@@ -107,7 +107,7 @@ bool is_right(const Op& op, const Reference& ref, const std::vector<Placement>& 
 
 using InferFn = std::function<Placement(const OpType&, std::span<const Operand>)>;
 
-/// How many combinations of operand placements `rule` judges otherwise than the numbers do.
+/// The number of combinations of operand placements where `rule` and the numbers disagree.
 int num_misjudged(const InferFn& rule, int* num_legal = nullptr) {
   int misjudged = 0;
   for (const Op& op : ops()) {
@@ -155,7 +155,7 @@ TEST(Infer, TheBruteForceCatchesRulesThatAreWrong) {
     return infer(op, as_replicate);
   };
   EXPECT_GT(num_misjudged(lenient), 10);
-  const auto all_linear = [](const OpType& op, std::span<const Operand> operands) {  // P + R let through
+  const auto all_linear = [](const OpType& op, std::span<const Operand> operands) {  // accepts P + R
     OpType linear = op;
     linear.linear = {{0}, {1}, {0, 1}};
     return infer(linear, operands);

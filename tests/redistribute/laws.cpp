@@ -36,14 +36,14 @@ struct Case {
   Layout layout;
   Placement to;
   Pieces x, g;         // in
-  Pieces y, gx, kept;  // out: result, gradient of x, and x as it was found afterwards
+  Pieces y, gx, kept;  // out: result, gradient of x, and x afterwards
   std::vector<char> refused;
   std::vector<char> bytes_agree;
 };
 
 std::string describe(const Case& each) { return each.layout.to_string() + " -> t=" + each.to.to_string(); }
 
-/// Every second piece lies in memory in another order of dims.
+/// Every second piece has its dims in another order in memory.
 at::Tensor maybe_strided(const at::Tensor& x, bool strided) {
   return strided ? x.transpose(0, x.dim() - 1).contiguous().transpose(0, x.dim() - 1) : x;
 }
@@ -110,7 +110,7 @@ std::vector<Case> cases_for(const Axes& axes, const at::Tensor& x, const at::Ten
   return cases;
 }
 
-/// "" or what is wrong with a case that ran.
+/// What is wrong with a case that ran; "" if nothing.
 std::string fault_of(const Case& each, const at::Tensor& x, const at::Tensor& g) {
   if (!is_close(try_to_global(each.y), x)) return "forward";
   if (!is_close(try_to_global(each.gx), g)) return "backward";

@@ -9,7 +9,7 @@ namespace caravan::testing {
 
 using LawFn = std::function<at::Tensor(const at::Tensor&, const Layout&, const MeshAxis&, const Placement&)>;
 
-/// The library's.
+/// The library's own law.
 LawFn library_law();
 /// The library's forward under a backward of the test's own: redistribute(dual(to) -> dual(from)) for any `dual`, so
 /// that the checks can be shown to fail when the law is wrong.
@@ -26,7 +26,7 @@ struct Checked {
 };
 
 /// Every cell of axis t, with every placement of axis o (if the mesh has one) before and after it in the layout:
-///   forward    the result denotes the same tensor, and x is as it was;
+///   forward    the result denotes the same tensor, and x is unchanged;
 ///   backward   the gradient of an arbitrary cotangent G denotes G, and is well formed;
 ///   pairing    <x, gradient of x> = <y, gradient of y> = <X, G>;
 ///   bytes      what the axis sent is redistribute_bytes, both ways.

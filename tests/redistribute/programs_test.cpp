@@ -159,7 +159,7 @@ TEST(Programs, RandomWellTypedProgramsEqualOneProcess) {
     }
     num_refused += programs[p].num_refused;
   }
-  EXPECT_GT(num_refused, 100);  // the generator does meet ill-typed lines
+  EXPECT_GT(num_refused, 100);  // the generator does produce ill-typed lines
 }
 
 // ---- whole layouts ----

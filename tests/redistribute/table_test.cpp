@@ -27,8 +27,8 @@ class TwoAxes : public ::testing::TestWithParam<Axes> {};
 TEST_P(TwoAxes, EveryCellAroundEveryPlacementOfASecondAxisInBothOrders) {
   const Checked checked = check_cells(GetParam(), library_law());
   expect_no_fault(checked, 900);
-  // Refused is to leave a dim on which t is major: the placements of t on o's dim (S(0), an owner; S(1); S(2), an
-  // owner), to each of the other nine.
+  // Leaving a dim on which t is major throws: from each placement of t on o's dim (S(0), an owner; S(1); S(2), an
+  // owner) to each of the other nine.
   EXPECT_EQ(checked.num_refused, (2 + 1 + 2) * 9);
 }
 
@@ -78,7 +78,7 @@ TEST_P(OneAxis, EveryCellHasTheGradientOfFiniteDifferences) {
   }
 }
 
-// The checks above can fail: with the right dual the test's own law passes them, with a wrong one it does not.
+// Shows that the checks above can fail: the test's own law passes them with the right dual and fails with a wrong one.
 
 TEST(Mutant, TheTestsOwnLawPasses) {
   expect_no_fault(check_cells({{"t", 3}}, law_with_dual(&dual)), 100);

@@ -1,5 +1,5 @@
-/// The mistakes of the field that table and typing rule are there to stop: each wrong variant, forced, is wrong by the
-/// stated factor; the typed one is right.
+/// Well-known mistakes that the table and the typing rule prevent. Each wrong variant is forced and is wrong by the
+/// stated factor; the typed variant is right.
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -60,7 +60,7 @@ TEST(Trap, ALossThatIsRCountsOncePerRank) {
     return ratio(to_global(gradients(w)), want);
   };
   EXPECT_DOUBLE_EQ(factor(kI, true, false), 1);
-  EXPECT_DOUBLE_EQ(factor(kR, true, true), 1);  // R -> I: coordinate 0 alone goes back
+  EXPECT_DOUBLE_EQ(factor(kR, true, true), 1);  // R -> I: only coordinate 0 sends a gradient back
   EXPECT_DOUBLE_EQ(factor(kR, false, false), 3);
   EXPECT_TRUE(is_refused([&] { backward(at::ones({}).requires_grad_(), {{"t", kR}}); }));
   EXPECT_TRUE(is_refused([&] { backward(at::ones({}).requires_grad_(), {{"dp", kP}, {"t", shard(0)}}); }));
@@ -211,7 +211,7 @@ TEST(Trap, ABiasAddedOnEveryRankOfAPartialSum) {
   EXPECT_TRUE(refuses({"tn,n->tn", "", kSum}, {{kP}, {kR}}));
 }
 
-/// dp and tp both cut dim 0, dp major: gathering dp first would permute the rows.
+/// dp and tp both split dim 0, dp major: gathering dp first would permute the rows.
 TEST(Trap, GatheringTheMajorAxisFirst) {
   const Axes axes{{"dp", 2}, {"tp", 3}};
   const at::Tensor x = random_tensor({6, 2}, 1);
@@ -231,8 +231,8 @@ TEST(Trap, GatheringTheMajorAxisFirst) {
   EXPECT_TRUE(is_close(to_global(fsdp), x));
 }
 
-/// Keeping on (coordinate of another axis) mod n would spread the load; the product of two such tensors loses its
-/// gradient.
+/// Keeping the data on (coordinate of another axis) mod n would spread the load, but the product of two such tensors
+/// loses its gradient.
 TEST(Trap, KeepingOnAnotherCoordinateForEachCoordinateOfAnotherAxis) {
   const Axes axes{{"o", 2}, {"t", 2}};
   const at::Tensor g0 = random_tensor({6, 6}, 5);

@@ -5,7 +5,7 @@
 namespace caravan {
 namespace {
 
-/// The file is the documentation of the defaults: it says all of them, and says them right.
+/// The file documents the defaults: all of them, with the right values.
 TEST(DefaultRecipe, FileSaysTheDefaultsOfTheCode) {
   const Recipe file = load_recipe("recipes/default.toml", {});
   EXPECT_EQ(to_toml(file), to_toml(Recipe()));

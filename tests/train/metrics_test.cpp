@@ -40,7 +40,7 @@ TEST(StepMetrics, HaveTheKeysOfTheLog) {
   EXPECT_EQ(keys(metrics), want);
   const auto line = ordered_json::parse(metrics.to_json());
   EXPECT_EQ(line["step"], 3);
-  EXPECT_EQ(line["loss"].get<double>(), 0.1);  // the shortest digits that read back the same
+  EXPECT_EQ(line["loss"].get<double>(), 0.1);  // printed with the fewest digits that parse to the same value
   EXPECT_EQ(line["tokens"].get<int64_t>(), int64_t{1} << 60);
   EXPECT_EQ(metrics.to_json().find('\n'), std::string::npos);
 }
@@ -64,7 +64,7 @@ TEST(MetricsLog, ResumeDropsWhatIsBehindTheCheckpointAndAHalfLine) {
     EXPECT_EQ(read_file(run / "train.log"), line(1) + line(2));
     log.write({.step = 3, .loss = 7});
   }
-  // A line of a step that counts, cut before its end.
+  // A truncated line of a step that is kept.
   write_file(run / "train.log", line(1) + line(2).substr(0, 30));
   MetricsLog log(run.path(), 9);
   EXPECT_EQ(read_file(run / "train.log"), line(1));

@@ -29,7 +29,7 @@ struct Split {
 };
 const std::vector<Split> kSplits{{1, 1}, {1, 3}, {2, 1}, {2, 3}, {3, 1}, {3, 3}, {4, 1}, {4, 3}};
 
-/// What a rank trains on is its rows of the batch that one rank would have, whatever the split.
+/// A rank trains on its rows of the batch of a single rank, for every split.
 TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
   const Recipe recipe = runs_.recipe(GetParam(), "run");
   const Dataset data = open_dataset(recipe.data, runs_.folders());
@@ -46,8 +46,8 @@ TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
   }
 }
 
-/// Weights and batches bit for bit; gradients, norm and loss to 1e-5: fp32 sums of the same terms in another order. Two
-/// steps, the second from weights that SGD has moved: AdamW would make a whole step of a gradient that is all rounding.
+/// Weights and batches are bit-equal; gradients, norm and loss agree within 1e-5, since fp32 sums have another order. The
+/// second step starts from weights updated by SGD: AdamW would turn a gradient of pure rounding error into a full step.
 TEST_P(Parity, TwoStepsAreThoseOfOneRank) {
   const auto dump = [&](const Split& split) {
     const fs::path folder = runs_ / ("dump" + split.text());
@@ -82,7 +82,7 @@ TEST_P(Parity, TwoStepsAreThoseOfOneRank) {
   }
 }
 
-/// 1e-4 at every step: rounding grows over 50 steps.
+/// Within 1e-4 at every step: rounding errors grow over 50 steps.
 TEST_P(Parity, FiftyStepsOfSgdAreThoseOfOneRank) {
   const auto run = [&](const Split& split) {
     train_on(split.ranks, {.recipe = runs_.recipe(GetParam(), "sgd" + split.text(),
@@ -93,7 +93,7 @@ TEST_P(Parity, FiftyStepsOfSgdAreThoseOfOneRank) {
   };
   const std::vector<double> want = run(kSplits.front());
   ASSERT_EQ(want.size(), 50U);
-  EXPECT_LT(want.back(), 0.8 * want.front());  // it does learn
+  EXPECT_LT(want.back(), 0.8 * want.front());  // it learns
   for (const Split& split : kSplits) {
     if (split.text() == "1x1") continue;
     const std::vector<double> got = run(split);
@@ -104,7 +104,7 @@ TEST_P(Parity, FiftyStepsOfSgdAreThoseOfOneRank) {
   }
 }
 
-/// bf16 keeps 8 bits: activations are off by up to 0.4 %, and the loss, a mean of logarithms, by less.
+/// bf16 has 8 significant bits: activations are off by up to 0.4 %, and the loss, a mean of logarithms, by less.
 TEST_P(Parity, Bf16IsNearFp32) {
   const auto run = [&](const std::string& compute, int ranks) {
     const std::string dir = compute + std::to_string(ranks);
@@ -149,7 +149,7 @@ TEST_P(Parity, TheDumpHasHuggingFaceNamesAndGradientsBeforeClipping) {
   EXPECT_EQ(gradients.size(), parameters.size());
   const auto metrics = nlohmann::json::parse(read_file(dump / "step_2/metrics.json"));
   EXPECT_EQ(metrics.at("step"), 2);
-  EXPECT_GT(metrics.at("grad_norm").get<double>(), 0.01);  // far above the 1e-3 it is clipped to
+  EXPECT_GT(metrics.at("grad_norm").get<double>(), 0.01);  // far above the clip norm of 1e-3
   EXPECT_NEAR(std::sqrt(squares) / metrics.at("grad_norm").get<double>(), 1, 1e-6);
   EXPECT_EQ(metrics.at("loss").get<double>(), losses(runs_ / "run").back());
 }

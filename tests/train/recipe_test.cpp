@@ -37,6 +37,7 @@ tokenizer = {train = 1024}
 steps = 20
 global_batch = 12
 micro_batch = 2
+eval_batches = 7
 seed = 7
 eval_every = 5
 
@@ -85,6 +86,8 @@ TEST(Recipe, EverySectionIsRead) {
   EXPECT_EQ(recipe.train.steps, 20);
   EXPECT_EQ(recipe.train.global_batch, 12);
   EXPECT_EQ(recipe.train.micro_batch, 2);
+  EXPECT_EQ(recipe.train.eval_batches, 7);
+  EXPECT_EQ(parse_recipe("[train]\nmicro_batch = \"auto\"", "r").train.micro_batch, kAutoMicroBatch);
   EXPECT_EQ(recipe.train.seed, 7);
   EXPECT_EQ(recipe.train.eval_every, 5);
   EXPECT_EQ(recipe.optimizer.kind, "adamw");
@@ -124,33 +127,39 @@ TEST(Recipe, WhatIsUnknownIsNamedWithItsLineAndTheNearest) {
 
 TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
   const std::vector<std::vector<std::string>> cases{
-      {"[train]\nsteps = \"3\"", "train.steps", "takes a whole number", "r.toml:2"},
-      {"[train]\nsteps = 3.0", "train.steps", "takes a whole number"},
-      {"[train]\nsteps = -1", "train.steps", "-1", "use 0 or more"},
-      {"[train]\nglobal_batch = 0", "train.global_batch", "use 1"},
-      {"[train]\nsteps = 1979-05-27", "train.steps", "is of a type no value has here"},
-      {"[optimizer]\nlr = true", "optimizer.lr", "takes a number"},
-      {"[optimizer]\nlr = nan", "optimizer.lr", "nan"},
-      {"[model]\ndropout = inf", "model.dropout", "inf is outside 0 .. 0.99; use 0.99"},
-      {"[optimizer]\nclip_norm = -inf", "optimizer.clip_norm", "use 0 or more"},
+      {"[train]\nsteps = \"3\"", "train.steps", "\"3\" is not a whole number", "r.toml:2"},
+      {"[train]\nsteps = 3.0", "train.steps", "3.0 is not a whole number"},
+      {"[train]\nsteps = -1", "train.steps", "-1 is too small, must be at least 0", "the default is 800"},
+      {"[train]\nglobal_batch = 0", "train.global_batch", "0 is too small, must be at least 1"},
+      {"[train]\nsteps = 1979-05-27", "train.steps", "dates, times and nested values"},
+      {"[optimizer]\nlr = true", "optimizer.lr", "true is not a number"},
+      {"[optimizer]\nlr = -1", "optimizer.lr", "-1 is too small, must be at least 0", "the default is 0.003"},
+      {"[optimizer]\nlr = nan", "optimizer.lr", "nan is not a finite number"},
+      {"[model]\ndropout = inf", "model.dropout", "inf is not a finite number"},
+      {"[optimizer]\nclip_norm = -inf", "optimizer.clip_norm", "-inf is not a finite number"},
       {"[optimizer]\nschedule = \"cosin\"", "the nearest is 'cosine'"},
       {"[optimizer]\nkind = \"adam\"", "the nearest is 'adamw'"},
       {"[model]\nkind = \"lama\"", "the nearest is 'llama'"},
-      {"[model]\nkind = 3", "takes a string"},
-      {"[model]\ntie_embeddings = 1", "takes true or false"},
-      {"[model]\ndropout = 1.5", "use 0.99"},
-      {"[precision]\ncompute = \"fp16\"", "'fp16' is none of fp32, bf16", "r.toml:2"},
-      {"[comm]\nbackend = \"infiniband\"", "none of auto, thread, shm, gloo"},
+      {"[model]\nkind = 3", "3 is not a string"},
+      {"[model]\ntie_embeddings = 1", "1 is not true or false"},
+      {"[model]\ndropout = 1.5", "1.5 is too large, must be at most 0.99"},
+      {"[precision]\ncompute = \"fp16\"", "'fp16' is not one of fp32, bf16", "r.toml:2"},
+      {"[comm]\nbackend = \"infiniband\"", "not one of auto, thread, shm, gloo"},
       {"[data_parallel]\ntechnique = \"zero1\"", "the nearest is 'ddp'"},
-      {"[mesh]\ntp = 2", "mesh.tp", "2 is not there yet", "r.toml:2"},
+      {"[mesh]\ntp = 2", "mesh.tp", "2 is not supported yet", "r.toml:2"},
       {"[mesh]\ndp = -2", "mesh.dp"},
       {"[data]\ntext = []", "names no file"},
       {"[data]\ntext = \"\"", "names no file"},
-      {"[data]\ntext = [1]", "is of a type no value has here"},
-      {"[data]\ntokenizer = {train = 3}", "use 257"},
+      {"[data]\ntext = [1]", "dates, times and nested values"},
+      {"[data]\ntokenizer = {train = 3}", "3 is too small, must be at least 257"},
       {"[data]\ntokenizer = {tran = 300}", "data.tokenizer"},
-      {"[data]\ntokenizer = 3", "takes \"bytes\""},
-      {"[model]\nwidth = 100", "model.heads", "6 heads do not divide width 100", "r.toml:2"},
+      {"[data]\ntokenizer = 3", "3 is not \"bytes\", a path"},
+      {"[model]\nwidth = 100", "model.heads", "6 heads do not divide width 100", "r.toml:2",
+       "use heads = 5 or 10, or a width that is a multiple of 6, such as 102"},
+      {"[train]\nmicro_batch = \"all\"", "train.micro_batch", "\"all\" is not a whole number or \"auto\""},
+      {"[train]\nmicro_batch = -1", "train.micro_batch", "-1 is too small"},
+      {"[train]\nsteps = ten", "ten is not a value of TOML", "r.toml:2", "in quotes: \"ten\""},
+      {"[data]\ntext = my.txt # mine", "my.txt is not a value of TOML", "in quotes: \"my.txt\""},
       {"[model]\nkind = \"gpt2\"\nkv_heads = 2", "kv_heads", "r.toml:3"},
       {"[model]\nrope_theta = 1e5", "model.kind = \"llama\" only", "r.toml:2"},
       {"[optimizer]\nmomentum = 0.5", "optimizer.kind = \"sgd\" only", "r.toml:2", "leave it out"},
@@ -244,7 +253,7 @@ Recipe any_recipe() {
   recipe.optimizer.momentum = any_real(0, 0.99);
   recipe.optimizer.beta2 = any_real(0, 0.99);
   recipe.comm.check = *rc::gen::arbitrary<bool>();
-  recipe.comm.timeout_s = *rc::gen::inRange(1, 1000);  // whole, and still a real when it is read back
+  recipe.comm.timeout_s = *rc::gen::inRange(1, 1000);  // whole, and read back as a real
   recipe.mesh.dp = *rc::gen::inRange(0, 100);
   recipe.checkpoint.dir = any_text();
   recipe.sample.prompt = any_text();

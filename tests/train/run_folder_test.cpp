@@ -1,10 +1,16 @@
 #include "caravan/train/run_folder.h"
 
+#include <array>
+#include <barrier>
 #include <gmock/gmock.h>
+#include <set>
+#include <thread>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/checkpoint/manifest.h"
 #include "tests/data/support.h"
 
 namespace caravan {
@@ -14,11 +20,11 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Tests of runs/ need a current folder of their own.
-class RunFolder : public ::testing::Test {
+/// Each test has its own working folder, since runs/ is relative to it.
+class RunFolderTest : public ::testing::Test {
  protected:
-  RunFolder() : before_(fs::current_path()) { fs::current_path(folder_.path()); }
-  ~RunFolder() override { fs::current_path(before_); }
+  RunFolderTest() : before_(fs::current_path()) { fs::current_path(folder_.path()); }
+  ~RunFolderTest() override { fs::current_path(before_); }
 
   static Recipe recipe(const std::string& dir = "", const std::string& name = "tiny") {
     Recipe recipe;
@@ -35,47 +41,102 @@ class RunFolder : public ::testing::Test {
   fs::path before_;
 };
 
-TEST_F(RunFolder, EachRunTakesTheNextNumber) {
-  EXPECT_EQ(choose_run_folder(recipe(), false), "runs/tiny-1");
-  EXPECT_EQ(choose_run_folder(recipe(), false), "runs/tiny-2");
+TEST_F(RunFolderTest, EachRunTakesTheNextNumber) {
+  EXPECT_EQ(open_run_folder(recipe(), false).path, "runs/tiny-1");
+  EXPECT_EQ(open_run_folder(recipe(), false).path, "runs/tiny-2");
   EXPECT_TRUE(fs::is_directory("runs/tiny-2"));
   fs::create_directories("runs/tiny-9");
   for (const char* other : {"runs/tiny-x", "runs/tiny-12x", "runs/tiny", "runs/tiny--40", "runs/other-30"}) {
     fs::create_directories(other);
   }
-  EXPECT_EQ(choose_run_folder(recipe(), false), "runs/tiny-10");
-  EXPECT_EQ(choose_run_folder(recipe("", "other"), false), "runs/other-31");
+  EXPECT_EQ(open_run_folder(recipe(), false).path, "runs/tiny-10");
+  EXPECT_EQ(open_run_folder(recipe("", "other"), false).path, "runs/other-31");
 }
 
-TEST_F(RunFolder, ResumeTakesTheLastRunThatHasACheckpoint) {
-  EXPECT_THAT(message_of<UsageError>([] { choose_run_folder(recipe(), true); }),
+TEST_F(RunFolderTest, ResumeTakesTheLastRunThatHasACheckpoint) {
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe(), true); }),
               AllOf(HasSubstr("runs/tiny-N"), HasSubstr("leave --resume out")));
   put_checkpoint("runs/tiny-2");
   put_checkpoint("runs/tiny-11");
   put_checkpoint("runs/other-20");
   fs::create_directories("runs/tiny-12/step_000001");  // no manifest: not complete
-  EXPECT_EQ(choose_run_folder(recipe(), true), "runs/tiny-11");
+  EXPECT_EQ(open_run_folder(recipe(), true).path, "runs/tiny-11");
 }
 
-TEST_F(RunFolder, AFolderThatHoldsARunOffersResume) {
-  EXPECT_EQ(choose_run_folder(recipe("a/b"), false), "a/b");
-  EXPECT_EQ(choose_run_folder(recipe("a/b"), false), "a/b");  // empty still
-  EXPECT_THAT(message_of<UsageError>([] { choose_run_folder(recipe("a/b"), true); }), HasSubstr("no checkpoint"));
+TEST_F(RunFolderTest, AFolderThatHoldsARunOffersResume) {
+  EXPECT_EQ(open_run_folder(recipe("a/b"), false).path, "a/b");
+  EXPECT_EQ(open_run_folder(recipe("a/b"), false).path, "a/b");  // still empty
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("a/b"), true); }), HasSubstr("no checkpoint"));
   write_file("a/b/train.log", "");
-  EXPECT_THAT(message_of<UsageError>([] { choose_run_folder(recipe("a/b"), false); }),
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("a/b"), false); }),
               AllOf(HasSubstr("holds a run already"), HasSubstr("--resume")));
   put_checkpoint("c");
-  EXPECT_THAT(message_of<UsageError>([] { choose_run_folder(recipe("c"), false); }), HasSubstr("--resume"));
-  EXPECT_EQ(choose_run_folder(recipe("c"), true), "c");
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("c"), false); }), HasSubstr("--resume"));
+  EXPECT_EQ(open_run_folder(recipe("c"), true).path, "c");
 }
 
-TEST_F(RunFolder, AFolderThatCannotBeMadeIsAnError) {
+TEST_F(RunFolderTest, AFolderThatCannotBeMadeIsAnError) {
   write_file("file", "");
-  EXPECT_THAT(message_of<Error>([] { choose_run_folder(recipe("file/run"), false); }), HasSubstr("file/run"));
-  EXPECT_THAT(message_of<Error>([] { choose_run_folder(recipe("file"), false); }), HasSubstr("file"));
+  EXPECT_THAT(message_of<Error>([] { open_run_folder(recipe("file/run"), false); }), HasSubstr("file/run"));
+  EXPECT_THAT(message_of<Error>([] { open_run_folder(recipe("file"), false); }), HasSubstr("file"));
 }
 
-TEST_F(RunFolder, TheNewestRunIsByTime) {
+TEST_F(RunFolderTest, TwoAtOnceGetFoldersOfTheirOwn) {
+  constexpr int kRuns = 24;
+  std::vector<fs::path> paths(kRuns);
+  {
+    std::barrier start(kRuns);
+    std::vector<std::jthread> threads;
+    for (fs::path& path : paths) {
+      threads.emplace_back([&] {
+        start.arrive_and_wait();
+        path = open_run_folder(recipe(), false).path;
+      });
+    }
+  }
+  EXPECT_EQ(std::set<fs::path>(paths.begin(), paths.end()).size(), size_t{kRuns});
+}
+
+TEST_F(RunFolderTest, OneInUseIsRefusedNamingItsOwner) {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  const auto owner = HasSubstr("host " + std::string(host.data()) + ", process " + std::to_string(getpid()));
+  {
+    const RunFolder running = open_run_folder(recipe("a"), false);
+    EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("a"), false); }),
+                AllOf(HasSubstr("a: is in use by another run"), owner));
+    put_checkpoint("a");
+    EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("a"), true); }), owner);
+    EXPECT_EQ(list_checkpoints("a").size(), 1U) << "readers need no lock";
+  }
+  EXPECT_EQ(open_run_folder(recipe("a"), true).path, "a");
+  put_checkpoint("runs/tiny-1");
+  const RunFolder resumed = open_run_folder(recipe(), true);
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe(), true); }), owner);
+  EXPECT_EQ(open_run_folder(recipe(), false).path, "runs/tiny-2") << "a new run is not in its way";
+}
+
+TEST_F(RunFolderTest, ResumeSaysWhatItSkipped) {
+  put_checkpoint("runs/tiny-2");
+  fs::create_directories("runs/tiny-3");
+  const RunFolder run = open_run_folder(recipe(), true);
+  EXPECT_EQ(run.path, "runs/tiny-2");
+  EXPECT_THAT(run.notes, ::testing::ElementsAre(HasSubstr("runs/tiny-3 is newer, but holds no checkpoint")));
+}
+
+TEST_F(RunFolderTest, APathThatIsNotUtf8IsRefused) {
+  const auto refused = AllOf(HasSubstr("not UTF-8"), HasSubstr("r\\xe9sultat"));
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("r\xE9sultat"), false); }), refused);
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("", "r\xE9sultat"), false); }), refused);
+  EXPECT_FALSE(fs::exists("runs"));
+  fs::create_directories("r\xE9sultat");
+  fs::current_path("r\xE9sultat");
+  EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe(), false); }), refused);
+  EXPECT_THAT(message_of<UsageError>([] { check_run_path(recipe("below")); }), refused);
+  EXPECT_NO_THROW(check_run_path(recipe("/tmp/r\xC3\xA9sultat")));
+}
+
+TEST_F(RunFolderTest, TheNewestRunIsByTime) {
   EXPECT_EQ(newest_run(), "");
   put_checkpoint("runs/a-1");
   put_checkpoint("runs/b-1");

@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A TrainStep of the tiny GPT-2 on each of `ranks` thread ranks.
+/// Runs `body` with a TrainStep of the tiny GPT-2 on `ranks` thread ranks.
 void on_steps(int ranks, const TinyRuns& runs,
               const std::function<void(TrainStep&, RunState&, const TrainBatch&, const Mesh&)>& body) {
   const Recipe recipe = runs.recipe(ModelKind::gpt2, "none");
@@ -77,7 +77,7 @@ class Loud final : public Module {
   Parameter& loud_ = register_parameter("loud", {.shape = {3}});
 };
 
-/// What a step of Loud throws on each of two ranks.
+/// The error that a step of Loud throws on each of two ranks.
 std::vector<std::string> refusals(double factor_of_0, double factor_of_1) {
   std::vector<std::string> messages(2);
   run_thread_ranks(2,
@@ -102,9 +102,9 @@ TEST(TrainStep, NamesTheFirstBadParameterOrThatOnlyTheSumIsBad) {
   EXPECT_THAT(refusals(1, INFINITY)[0],
               AllOf(HasSubstr("gradient of loud: is not finite at step 5"), HasSubstr("first on rank 1")));
   EXPECT_THAT(refusals(NAN, NAN)[0], AllOf(HasSubstr("gradient of loud"), HasSubstr("first on rank 0")));
-  // Each is within fp32, the sum is not.
+  // Each summand fits fp32, but the sum overflows.
   EXPECT_THAT(refusals(2e38, 2e38)[0], AllOf(HasSubstr("gradient of loud"), HasSubstr("only in the sum over ranks")));
-  // The squares of the norm are not.
+  // The squares in the norm overflow.
   EXPECT_THAT(refusals(1e30, 1)[0], AllOf(HasSubstr("gradient norm: is not finite"), HasSubstr("(loss 0, ")));
 }
 
@@ -128,7 +128,7 @@ TEST(TrainStep, AWishToStopIsAgreedOn) {
   });
 }
 
-/// The whole loop: a rate that throws the weights out of range ends the run on every rank, and what was saved stays.
+/// In the whole loop, a learning rate that overflows the weights ends the run on every rank; checkpoints stay.
 TEST(Train, NumbersThatGoBadLeaveTheLastCheckpoint) {
   const TinyRuns runs;
   const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
@@ -152,7 +152,7 @@ TEST(Train, NumbersThatGoBadLeaveTheLastCheckpoint) {
   }
 }
 
-/// Every token of the last tenth but the first is counted once, however the windows are shared out.
+/// Every token of the last tenth except the first is counted once, however the windows are distributed.
 TEST(Evaluation, IsTheSameOnAnyRanks) {
   const TinyRuns runs;
   const Recipe recipe = runs.recipe(ModelKind::llama, "none");
@@ -178,7 +178,7 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
           [&](const std::shared_ptr<Communicator>& world) {
             const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
             RunState state(recipe, data.tokenizer, mesh);
-            const Evaluation result = evaluate(state.model(), windows, 8, rows, mesh["dp"]);
+            const Evaluation result = *evaluate(state.model(), windows, mesh["dp"], {.rows = rows});
             got[world->rank()] = result.loss;
             EXPECT_NEAR(result.bits_per_byte * std::log(2.0) * static_cast<double>(data.validation.info().text_bytes),
                         result.loss * static_cast<double>(windows.num_targets()), 1e-6);

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "caravan/checkpoint/checkpoint.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/train/train.h"
 #include "tests/data/support.h"
 
 namespace caravan::testing {
 
-/// A text, and small models that are trained on it.
+/// A text and recipes of small models to train on it.
 class TinyRuns {
  public:
   TinyRuns();
@@ -19,34 +19,34 @@ class TinyRuns {
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
   DataFolders folders() const { return {.home = folder_.path(), .cache = folder_ / "cache"}; }
 
-  /// Dropout 0.1, a global batch of 36 rows: up to 4 ranks with 3 micro-batches each. `set`: as --set.
+  /// Dropout 0.1, a global batch of 36 rows, so up to 4 ranks with 3 micro-batches each. `set` is like --set.
   Recipe recipe(ModelKind kind, const std::string& dir, const std::vector<std::string>& set = {}) const;
 
  private:
   TemporaryFolder folder_;
 };
 
-/// The micro-batch with which `ranks` ranks take `accumulation` of them.
+/// The size of a micro-batch if each of `ranks` ranks accumulates `accumulation` of them.
 inline std::string micro_batch(int ranks, int accumulation) {
   return "train.micro_batch=" + std::to_string(36 / ranks / accumulation);
 }
 
-/// train() on thread ranks; waits end after 20 s.
+/// Runs train() on thread ranks. Calls time out after 20 s.
 inline void train_on(int ranks, const TrainOptions& options) {
   run_thread_ranks(ranks, [&](const auto& world) { train(options, world); }, {.timeout = std::chrono::seconds(20)});
 }
 
-/// The lines of train.log, without what depends on the clock and the machine.
+/// The lines of train.log without times and other values that depend on the machine.
 std::vector<std::string> log_lines(const std::filesystem::path& run);
 std::vector<double> losses(const std::filesystem::path& run);
 
-/// Every tensor of the newest checkpoint, whole, by name.
+/// Every tensor of the newest checkpoint by name.
 std::map<std::string, at::Tensor> checkpoint_tensors(const std::filesystem::path& run);
 
-/// The largest of |a - b| / (|b| + 1e-6 max|b of all| sqrt(n)) over the tensors of `b`, and whose it is.
+/// The largest of |a - b| / (|b| + 1e-6 max|b of all| sqrt(n)) over the tensors of `b`, and the name of that tensor.
 std::pair<double, std::string> distance(const std::map<std::string, at::Tensor>& a,
                                         const std::map<std::string, at::Tensor>& b);
-/// "" if all tensors have the same bits, else the first name that has not.
+/// The first tensor whose bits differ; "" if there is none.
 std::string first_difference(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b);
 
 /// All tensors of a safetensors file.

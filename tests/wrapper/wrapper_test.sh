@@ -1,6 +1,6 @@
 #!/bin/sh
-# wrapper_test.sh REPOSITORY: what ./caravan decides, with the package managers, python3, cmake and ninja replaced by
-# scripts that note how they were called. Nothing outside a temporary folder is read or written.
+# wrapper_test.sh REPOSITORY: tests the decisions of ./caravan. The package managers, python3, cmake and ninja are
+# replaced by scripts that record how they were called. Works in a temporary folder only.
 set -u
 
 repository=$1
@@ -10,20 +10,20 @@ real_python=$(command -v python3 || true)
 failures=0
 case_name=
 
-# The whole PATH of the wrapper: the tools every system has, and our fakes.
+# The PATH of the wrapper: the tools that every system has, and our fakes.
 tools="$work/tools"
 mkdir -p "$tools"
 for tool in sh env cat cp sed grep awk df find readlink mkdir rm mv ln ls touch tail head nproc flock dirname printf echo chmod; do
   ln -s "$(command -v $tool)" "$tools/$tool" 2>/dev/null
 done
 
-# fake NAME: standard input is its body; every call is noted in calls.
+# fake NAME: creates a command whose body is standard input; every call is recorded in calls.
 fake() {
   { printf '#!/bin/sh\nprintf "%%s\\n" "%s $*" >>"$CALLS"\n' "$1" && cat; } >"$bin/$1"
   chmod +x "$bin/$1"
 }
 
-# start NAME: an empty checkout with a space in its path and a system that has everything but torch.
+# start NAME: an empty checkout with a space in its path, and a system that has everything except torch.
 start() {
   case_name=$1
   root="$work/$1/a checkout"
@@ -184,7 +184,7 @@ check 'names variable and folder' says "CARAVAN_TORCH=$work/nowhere"
 check 'does not fall back to another torch' not_called pip
 
 start cuda_wheel
-WHEEL=torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl
+WHEEL="torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 export WHEEL
 caravan train
 check 'ends with 1' [ "$code" = 1 ]
@@ -200,6 +200,7 @@ check 'builds the two programs alone' called '^ninja -j [0-9]* caravan_app carav
 check 'tells the program where the repository is' called "^home $ROOT\$"
 check 'says why python3 was not used' says 'python3 not used: it has no torch'
 check 'installs without dependencies' called 'pip install .*--no-deps .*torch-2.13.0+cpu-'
+check 'installs what its torchrun imports' called 'pip install .*--no-deps typing_extensions'
 check 'asks no other index than the one configured' not_called index-url
 caravan train
 check 'second call: no build, no pip, nothing said' [ "$(grep -c "^ninja" "$CALLS")-$(grep -c download "$CALLS")-$err" = 1-1- ]

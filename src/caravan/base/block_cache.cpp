@@ -13,7 +13,7 @@ constexpr size_t kMappedFrom = 2 * kHugePage;  // smaller blocks come from mallo
 constexpr size_t kCacheSlack = size_t{64} << 20;
 
 void* map_huge(size_t bytes) {
-  // Over-map by one huge page and cut, so that the block starts on one: the kernel backs only aligned ranges with them.
+  // The kernel backs only aligned ranges with huge pages: map one more and trim both ends.
   void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const auto start = reinterpret_cast<uintptr_t>(raw);
@@ -21,7 +21,7 @@ void* map_huge(size_t bytes) {
   if (aligned > start) munmap(raw, aligned - start);
   const size_t tail = start + kHugePage - aligned;
   if (tail > 0) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
-  madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+  madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);  // only a hint: if it fails, speed suffers
   return reinterpret_cast<void*>(aligned);
 }
 
@@ -77,9 +77,8 @@ void BlockCache::release_all() {
 }
 
 void* BlockCache::fresh(size_t rounded_bytes) {
-  // A training step asks for the same sizes again and again; a program whose sizes wander (generation with a growing
-  // cache) must not hold every size it ever saw, so what is held stays within a quarter above what was ever needed at
-  // once.
+  // A training step allocates the same sizes again and again. A program whose sizes change (generation with a growing
+  // cache) must not keep blocks of every size it ever used, so the total stays within 5/4 of the peak.
   const size_t limit = std::max(peak_bytes_, live_bytes_ + rounded_bytes) * 5 / 4 + kCacheSlack;
   const size_t wanted = live_bytes_ + rounded_bytes;
   if (wanted + cached_bytes_ > limit) release_down_to(limit - wanted);

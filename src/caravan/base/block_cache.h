@@ -12,15 +12,15 @@ namespace caravan {
 /// Freed blocks by size class, eight classes per power of two (at most 1/8 of a block is unused). Thread-safe.
 class BlockCache {
  public:
-  /// Bytes of the class that holds `bytes`: what `take` and `put` are called with.
+  /// The size of the class that holds `bytes`. `take` and `put` expect such a size.
   static size_t rounded(size_t bytes) noexcept;
 
-  /// A block of `rounded_bytes`, 64-byte aligned, from the cache or fresh from the kernel; nullptr if there is no
+  /// A block of `rounded_bytes`, 64-byte aligned, from the cache or newly allocated; nullptr if out of
   /// memory.
   void* take(size_t rounded_bytes);
   /// Keeps a block for the next `take` of its class.
   void put(void* block, size_t rounded_bytes);
-  /// Gives every cached block back to the kernel.
+  /// Returns every cached block to the system.
   void release_all();
 
  private:

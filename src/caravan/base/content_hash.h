@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// 128 bits that stand for some content (XXH3): equal content, equal hash, on every machine. Not cryptographic.
+/// A 128-bit hash of some content (XXH3), the same on every machine. Not cryptographic.
 struct ContentHash {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -21,7 +21,7 @@ struct ContentHash {
 ContentHash content_hash(std::span<const std::byte> bytes) noexcept;
 inline ContentHash content_hash(std::string_view text) noexcept { return content_hash(std::as_bytes(std::span(text))); }
 
-/// The same hash of content that comes in pieces; where it was cut does not matter.
+/// Computes the same hash from content that arrives in pieces, wherever it is split.
 class ContentHasher {
  public:
   ContentHasher();

@@ -5,16 +5,16 @@
 
 namespace caravan {
 
-/// The parts of a message: `[op] subject: fact. where: .. do: ..`. Empty parts are left out.
+/// The parts of a message: `[op] subject: fact. where: .. do: ..`. Empty parts are omitted.
 struct ErrorText {
-  std::string op{};       ///< the operation that refuses: "redistribute", "recipe"
-  std::string subject{};  ///< what it refuses: a tensor, a key, a file
+  std::string op{};       ///< the operation that failed: "redistribute", "recipe"
+  std::string subject{};  ///< what it failed on: a tensor, a key, a file
   std::string fact{};     ///< what is wrong, with numbers
   std::string where{};    ///< rank, coordinate, layout, file and line
   std::string action{};   ///< one thing to do
 };
 
-/// Base of everything the library throws. One class per class of error; the command maps each to its exit code.
+/// Base of everything the library throws. Each kind of error has its class and its exit code.
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorText text);
@@ -45,27 +45,27 @@ class ShapeError : public UsageError {
   using UsageError::UsageError;
 };
 
-/// A program that is ill typed: placements that do not fit (see redistribute/infer.h).
+/// Placements that do not fit together: the program is ill typed (see redistribute/infer.h).
 class LayoutError : public UsageError {
  public:
   using UsageError::UsageError;
 };
 
-/// Data, a tokenizer or a checkpoint that is damaged, missing or not what it should be.
+/// Data, a tokenizer or a checkpoint that is damaged, missing or of the wrong kind.
 class DataError : public Error {
  public:
   using Error::Error;
   int exit_code() const noexcept override { return 3; }
 };
 
-/// A peer that is lost, late, or that issued another call than this rank.
+/// A peer that died, timed out, or issued a different call than this rank.
 class CommError : public Error {
  public:
   using Error::Error;
   int exit_code() const noexcept override { return 4; }
 };
 
-/// Out of memory, disk, descriptors, or a folder that cannot be written.
+/// Out of memory, disk space or file descriptors, or a folder that is not writable.
 class ResourceError : public Error {
  public:
   using Error::Error;
@@ -79,7 +79,7 @@ class NumericsError : public Error {
   int exit_code() const noexcept override { return 6; }
 };
 
-/// The user asked to stop; what was to be saved is saved.
+/// The user asked to stop. Everything that had to be saved has been saved.
 class Interrupted : public Error {
  public:
   using Error::Error;

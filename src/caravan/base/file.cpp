@@ -23,6 +23,7 @@ std::string advice(int error) {
     case EROFS:
     case EACCES:
     case EPERM: return "choose a folder that may be written, or change its permissions";
+    case EFBIG: return "raise the limit of file sizes (ulimit -f)";
     case EMFILE:
     case ENFILE: return "raise the limit of open files (ulimit -n)";
     default: return "";
@@ -30,9 +31,9 @@ std::string advice(int error) {
 }
 
 /// Closes a descriptor that is only needed inside one function.
-struct Descriptor {
+struct FileDescriptor {
   int value;
-  ~Descriptor() {
+  ~FileDescriptor() {
     if (value >= 0) close(value);
   }
 };
@@ -59,7 +60,14 @@ void throw_file_error(std::string_view op, const std::filesystem::path& path, st
 
 MappedFile::MappedFile(const std::filesystem::path& path, std::string_view op) {
   // O_NONBLOCK: a FIFO given by mistake must be refused, not waited for.
-  const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (file.value < 0 && errno == EACCES) {
+    throw ResourceError({.op = std::string(op),
+                         .subject = path.string(),
+                         .fact = "may not be read: permission denied",
+                         .where = {},
+                         .action = "make the file and the folders above it readable for this user"});
+  }
   if (file.value < 0) throw_file_error(op, path, "cannot be opened", errno);
   struct stat status {};
   if (fstat(file.value, &status) != 0) throw_file_error(op, path, "has no readable status", errno);
@@ -155,6 +163,13 @@ void OutputFile::finish_as(const std::filesystem::path& to) {
   }
 }
 
+void sync_folder(const std::filesystem::path& folder, std::string_view op) {
+  const FileDescriptor directory{open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (directory.value < 0) throw_file_error(op, folder, "cannot be opened", errno);
+  // EINVAL: a file system that does not sync folders.
+  if (fsync(directory.value) != 0 && errno != EINVAL) throw_file_error(op, folder, "cannot be flushed to disk", errno);
+}
+
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to, std::string_view op) {
   if (rename(from.c_str(), to.c_str()) != 0) {
     const int error = errno;
@@ -165,11 +180,7 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
                          .where = {},
                          .action = advice(error)});
   }
-  const std::filesystem::path folder = to.has_parent_path() ? to.parent_path() : ".";
-  const Descriptor directory{open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (directory.value < 0) throw_file_error(op, folder, "cannot be opened", errno);
-  // EINVAL: a file system that does not sync folders; the rename stands nevertheless.
-  if (fsync(directory.value) != 0 && errno != EINVAL) throw_file_error(op, folder, "cannot be flushed to disk", errno);
+  sync_folder(to.has_parent_path() ? to.parent_path() : ".", op);
 }
 
 std::filesystem::path name_aside(const std::filesystem::path& path) {

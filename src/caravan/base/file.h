@@ -9,12 +9,12 @@
 
 namespace caravan {
 
-/// Throws for a system call that failed on `path` with `error` (an errno): DataError if the file is missing or is not
-/// a file, else ResourceError. `fact` says what was tried: "cannot be opened"; `op` stands first in the message.
+/// Throws for a system call that failed on `path` with `error` (an errno): DataError if the file is missing or not a
+/// file, else ResourceError. `op` is the first part of the message; `fact` says what failed: "cannot be opened".
 [[noreturn]] void throw_file_error(std::string_view op, const std::filesystem::path& path, std::string_view fact,
                                    int error);
 
-/// A whole regular file, mapped read-only and private. The file must not shrink while it is mapped.
+/// A whole regular file, mapped read-only. The file must not shrink while it is mapped.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -32,9 +32,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// A new file (an old one of that name is emptied), removed again unless `finish` is reached: what is written aside
-/// under another name appears whole, by `rename_durably`, or not at all. Every error is a ResourceError that names the
-/// path.
+/// A new file, truncated if it exists, and removed unless `finish` is called: written under a temporary name, it appears
+/// complete, by `rename_durably`, or not at all. Every error is a ResourceError naming the path.
 class OutputFile {
  public:
   OutputFile(std::filesystem::path path, std::string_view op);
@@ -43,14 +42,14 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// Takes the space of a file of `bytes` now, so that a full disk is found before the work (where the file system
-  /// can).
+  /// Allocates the space of a file of `bytes`, so that a full disk is found before the work. A no-op where the file
+  /// system cannot.
   void reserve(int64_t bytes);
-  /// Writes behind what was written by this function before.
+  /// Writes after the bytes that this function wrote before.
   void append(std::span<const std::byte> bytes);
   void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
   void write_at(int64_t offset, std::span<const std::byte> bytes);
-  /// fsync and close. Nothing is written after it.
+  /// Flushes to disk and closes. Nothing may be written after it.
   void finish();
   /// `finish`, then `rename_durably` to `to`; if that fails, the file is removed.
   void finish_as(const std::filesystem::path& to);
@@ -62,14 +61,17 @@ class OutputFile {
   int64_t end_ = 0;
 };
 
+/// Flushes the names in `folder` to disk. Throws ResourceError.
+void sync_folder(const std::filesystem::path& folder, std::string_view op);
+
 /// Renames within one folder, replacing `to`, and fsyncs the folder. Throws ResourceError.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to, std::string_view op);
 
-/// A name beside `path` that no other writer has, on this host or another: `<path>.<random>.tmp`.
+/// A temporary name in the folder of `path` that no other writer uses, on any host: `<path>.<random>.tmp`.
 std::filesystem::path name_aside(const std::filesystem::path& path);
 
-/// Makes `path` hold `text`: written aside, fsynced, renamed. Several ranks may do so at once; the last one counts.
-/// Throws ResourceError.
+/// Replaces the content of `path` by `text`, through a temporary file that is flushed to disk and renamed. If several
+/// ranks do so at once, the last one wins. Throws ResourceError.
 void write_file_durably(const std::filesystem::path& path, std::string_view text, std::string_view op);
 
 }  // namespace caravan

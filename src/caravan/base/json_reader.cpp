@@ -17,7 +17,7 @@ const nlohmann::json& null_value() {
   return null;
 }
 
-/// A value for a message: short, and on one line.
+/// A value for a message: shortened, on one line.
 std::string shown(const nlohmann::json& value) {
   if (value.is_structured()) return fmt::format("{} of {}", value.type_name(), value.size());
   std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -29,6 +29,33 @@ std::string shown(const nlohmann::json& value) {
 std::vector<std::string> strings(std::initializer_list<std::string_view> words) { return {words.begin(), words.end()}; }
 
 }  // namespace
+
+void check_json_depth(std::string_view text, std::string_view file, std::string_view op) {
+  constexpr int kDeepest = 100;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth <= kDeepest) continue;
+      throw DataError({.op = std::string(op),
+                       .subject = std::string(file),
+                       .fact = fmt::format("nests arrays and objects more than {} deep, at byte {}", kDeepest, i),
+                       .where = {},
+                       .action = "get the file again: it is damaged"});
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+}
 
 void JsonReader::refuse(std::string_view fact, std::string_view action) const {
   throw DataError({.op = std::string(op_),

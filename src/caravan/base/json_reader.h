@@ -9,15 +9,19 @@
 
 namespace caravan {
 
-/// A value of a JSON file together with its path, so that every complaint about it can say where it stands. Keeps
-/// references: the document outlives it.
+/// Throws DataError naming `file` if arrays and objects of this JSON text are nested more than 100 deep: code that walks
+/// such a value by recursion would overflow its stack. Call it before parsing. Says nothing about other faults.
+void check_json_depth(std::string_view text, std::string_view file, std::string_view op);
+
+/// A value of a JSON file together with its path in the file, for error messages. Keeps references: the document must
+/// outlive it.
 class JsonReader {
  public:
-  /// `op` stands first in every complaint: what the file is read for.
+  /// `op` is the first part of every error message: what the file is read for.
   JsonReader(const nlohmann::json& value, std::string path, std::string_view file, std::string_view op)
       : value_(&value), path_(std::move(path)), file_(file), op_(op) {}
 
-  /// Throws DataError: "<file>: <path> <fact>", and what to do.
+  /// Throws DataError "<file>: <path> <fact>" with the action.
   [[noreturn]] void refuse(std::string_view fact, std::string_view action) const;
 
   const nlohmann::json& value() const noexcept { return *value_; }
@@ -25,7 +29,7 @@ class JsonReader {
   bool is_null() const noexcept;
   bool has(std::string_view key) const;
 
-  /// The member `key` of an object; null if it is missing. Throws DataError if this is no object.
+  /// The member `key` of an object; null if it is missing. Throws DataError if this is not an object.
   JsonReader operator[](std::string_view key) const;
   JsonReader element(size_t index) const;
   size_t size() const;  ///< of an array or object; throws DataError for anything else
@@ -36,9 +40,9 @@ class JsonReader {
   bool boolean_or(bool absent) const { return is_null() ? absent : boolean(); }
   int64_t integer(int64_t least, int64_t most) const;
 
-  /// Throws DataError for a key of this object that is not known: it could change the ids.
+  /// Throws DataError for a key of this object that is not in `keys`: ignoring it could change the ids.
   void allow_only(std::initializer_list<std::string_view> keys) const;
-  /// The string is one of `choices`, else DataError that lists them; its index.
+  /// The index of the string in `choices`. Throws DataError listing them if it is not one of them.
   size_t choice(std::initializer_list<std::string_view> choices) const;
 
  private:

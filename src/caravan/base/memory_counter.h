@@ -5,7 +5,7 @@
 
 namespace caravan {
 
-/// Bytes of tensor memory one rank holds now and held at most. Thread-safe: a block may be freed on another thread.
+/// Current and peak bytes of tensor memory of one rank. Thread-safe: a block may be freed on another thread.
 class MemoryCounter {
  public:
   void add(int64_t bytes) noexcept;
@@ -13,7 +13,7 @@ class MemoryCounter {
 
   int64_t live_bytes() const noexcept { return live_.load(std::memory_order_relaxed); }
   int64_t peak_bytes() const noexcept { return peak_.load(std::memory_order_relaxed); }
-  /// The peak starts again from what is live now.
+  /// Resets the peak to the current bytes.
   void reset_peak() noexcept { peak_.store(live_bytes(), std::memory_order_relaxed); }
 
   /// The counter that allocations of the calling thread are charged to: the innermost MemoryScope's, else the
@@ -25,8 +25,9 @@ class MemoryCounter {
   std::atomic<int64_t> peak_{0};
 };
 
-/// Charges this thread's allocations to `counter` while it lives: one per rank thread. `counter` must outlive every
-/// block charged to it, so thread ranks keep theirs until the process ends (see comm/thread_ranks.h).
+/// Charges the allocations of this thread to `counter` during its lifetime; ranks that are threads make one each.
+/// `counter` must outlive every block charged to it, so such ranks keep theirs until the process ends (see
+/// comm/shared/thread_ranks.h).
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryCounter& counter) noexcept;

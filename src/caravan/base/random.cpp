@@ -14,9 +14,10 @@
 namespace caravan {
 namespace {
 
-using namespace random_kernels;  // NOLINT: the kernels are this file's own
+using namespace random_kernels;  // NOLINT: only this file uses them
 
-/// Numbers first .. first + out.size(): whole blocks in place, the cut ones at both ends through a block of their own.
+/// Numbers first .. first + out.size(). Whole blocks are written in place, the partial ones at both ends through a
+/// temporary block.
 template <class Kernel, class... Args>
 void fill(uint64_t first, std::span<float> out, uint64_t stream, uint64_t key, Args... args) {
   uint64_t done = 0;
@@ -64,7 +65,7 @@ uint64_t RandomPermutation::operator()(uint64_t i) const noexcept {
     uint64_t left = i >> half_bits_;
     uint64_t right = i & mask;
     for (int round = 0; round < kRounds; ++round) {
-      // A number of its own for every round and half: rounds lie 2^half_bits apart in the stream.
+      // Every round and half uses another number: rounds are 2^half_bits apart in the stream.
       const uint64_t mixed =
           left ^ (stream_.bits((uint64_t{static_cast<unsigned>(round)} << half_bits_) + right) & mask);
       left = right;

@@ -7,9 +7,9 @@
 namespace caravan {
 
 /// Counter-based random numbers (Philox 4x32-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11):
-/// number i of a stream is a function of (seed, name, step, i) and of nothing else, so who draws it, in what order and
-/// how many at a time changes nothing. The loops are vectorised by run-time dispatch and give the same bits on every
-/// machine: no fused multiply-add, own polynomials for log, sin and cos, tails like bodies.
+/// number i of a stream is a function of (seed, name, step, i) only. It does not matter which rank draws it, in what
+/// order, or how many at a time. The loops are vectorised by run-time dispatch and give the same bits on every machine:
+/// no fused multiply-add, own polynomials for log, sin and cos, the same arithmetic for tails.
 class RandomStream {
  public:
   RandomStream(uint64_t seed, std::string_view name, int64_t step = 0);
@@ -28,8 +28,8 @@ class RandomStream {
   uint64_t stream_;
 };
 
-/// A permutation of 0 .. size-1 that depends on the stream alone and is evaluated one element at a time, without a
-/// table (a Feistel network over the smallest even power of two, walked until it falls inside).
+/// A permutation of 0 .. size-1 that depends only on the stream and is evaluated one element at a time, without a
+/// table: a Feistel network over the next power of four, applied again until the result is below size (cycle walking).
 class RandomPermutation {
  public:
   RandomPermutation(uint64_t seed, std::string_view name, int64_t step, uint64_t size);

@@ -6,7 +6,7 @@
 
 #include "caravan/base/philox.h"
 
-/// The loops of RandomStream, for simd::dispatch. Not for others: RandomStream is the interface.
+/// The loops of RandomStream, for simd::dispatch. Internal: use RandomStream.
 namespace caravan::random_kernels {
 
 #define CARAVAN_KERNEL [[gnu::always_inline]] static inline
@@ -20,7 +20,7 @@ CARAVAN_KERNEL std::array<uint32_t, 4> block_of(uint64_t block, uint64_t stream,
                     {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
 }
 
-/// Float conversions go through int32: unsigned ones have no instruction before AVX-512.
+/// Conversions to float go through int32: before AVX-512 there is no instruction for unsigned integers.
 CARAVAN_KERNEL float top24(uint32_t bits) { return static_cast<float>(static_cast<int32_t>(bits >> 8)); }
 
 struct Uniform {
@@ -49,7 +49,7 @@ CARAVAN_KERNEL float natural_log(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x) - kSqrtHalf;
   const float e = static_cast<float>(static_cast<int32_t>(bits) >> 23);
   const float m = std::bit_cast<float>((bits & 0x7fffff) + kSqrtHalf);
-  const float s = (m - 1) / (m + 1);  // |s| <= 0.172: the first term left out is 2e-9 of the sum
+  const float s = (m - 1) / (m + 1);  // |s| <= 0.172: the first omitted term is 2e-9 of the sum
   const float z = s * s;
   return e * 0.693147181F + s * (2 + z * (0.666666667F + z * (0.4F + z * (0.285714286F + z * 0.222222222F))));
 }

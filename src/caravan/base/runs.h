@@ -6,12 +6,12 @@
 
 namespace caravan {
 
-/// The runs of a box of a row-major tensor that are contiguous in both: calls run(index of its first element in the
-/// global tensor, index in the box, length) for the elements [begin, end) of the box, in order.
+/// Visits the elements [begin, end) of a box of a row-major tensor, in order, as runs that are contiguous both in the
+/// tensor and in the box: calls run(index in the global tensor, index in the box, length).
 template <class Run>
 void for_each_run(const std::vector<int64_t>& global_shape, const std::vector<int64_t>& offset,
                   const std::vector<int64_t>& size, int64_t begin, int64_t end, Run run) {
-  // Trailing dims that the box holds whole melt into one run with the innermost dim that it cuts.
+  // Trailing dims that the box spans are merged into one run with the innermost dim that it does not.
   int cut = static_cast<int>(size.size()) - 1;
   int64_t run_length = 1;
   int64_t stride = 1;  ///< global elements per index of dim `cut`

@@ -16,7 +16,7 @@
 namespace caravan {
 namespace {
 
-/// Stands in the 64 bytes before every block: whom it was charged to, and what to give back.
+/// The 64 bytes before every block: which counter it was charged to, and its sizes.
 struct alignas(64) Header {
   MemoryCounter* counter;
   size_t requested_bytes;
@@ -68,10 +68,10 @@ std::atomic<bool> runtime_lives{false};
 Runtime::Runtime(const RuntimeOptions& options) {
   if (options.intra_op_threads < 1) {
     throw UsageError({"runtime", "intra_op_threads",
-                      fmt::format("{} is not a number of threads", options.intra_op_threads), "", "use 1 or more"});
+                      fmt::format("{} threads, must be at least 1", options.intra_op_threads), "", "use 1 or more"});
   }
   if (runtime_lives.exchange(true)) {
-    throw UsageError({"runtime", "", "another Runtime lives in this process", "", "make one, in main()"});
+    throw UsageError({"runtime", "", "another Runtime exists in this process", "", "make one, in main()"});
   }
   at::set_num_threads(options.intra_op_threads);
   if (options.count_memory) {

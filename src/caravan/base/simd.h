@@ -1,13 +1,24 @@
 #pragma once
 
+#include <string_view>
+
 namespace caravan::simd {
 
-/// The instruction sets the hot loops are compiled for, worst first. A binary runs on any x86-64 and chooses at run
-/// time.
+/// The instruction sets that the hot loops are compiled for, in increasing order. One binary runs on any x86-64 and
+/// chooses at run time. Other architectures have only `baseline`, which includes their own vector instructions.
 enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
-/// The best one this machine has.
-Isa isa() noexcept;
+std::string_view name(Isa isa) noexcept;
+
+/// The best one this processor supports.
+Isa detected_isa() noexcept;
+
+/// What CARAVAN_SIMD, the value of that environment variable, asks for; the detected one if it is empty. Throws
+/// UsageError for an unknown name and for one that the processor does not support.
+Isa requested_isa(std::string_view caravan_simd, Isa detected);
+
+/// The one the whole library uses: requested_isa of the environment variable CARAVAN_SIMD, read once.
+Isa isa();
 
 #if defined(__x86_64__)
 template <class Kernel, class... Args>
@@ -26,10 +37,10 @@ template <class Kernel, class... Args>
   Kernel::run(args...);
 }
 
-/// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and all it calls are always_inline and
-/// plain loops, in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them
-/// for each set, and as nothing is fused or reassociated every set gives the same bits. Functions with a target of
-/// their own, chosen by a branch, rather than target_clones: the resolvers of those run before a sanitizer is ready.
+/// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and everything it calls are always_inline
+/// plain loops in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them for
+/// each set. Nothing is fused or reassociated, so every set gives the same bits. This uses functions with a target
+/// attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is initialised.
 template <class Kernel, class... Args>
 void dispatch(Args... args) {
 #if defined(__x86_64__)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -37,9 +38,10 @@ std::string join(std::span<const int64_t> numbers, std::string_view separator) {
 
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
   std::string best;
-  size_t least = std::numeric_limits<size_t>::max();
+  auto least = std::pair(true, std::numeric_limits<size_t>::max());  // a prefix, false, comes first
   for (const std::string& candidate : candidates) {
-    const size_t distance = edit_distance(word, candidate);
+    const bool is_prefix = !word.empty() && candidate.starts_with(word);
+    const auto distance = std::pair(!is_prefix, edit_distance(word, candidate));
     if (distance < least) {
       least = distance;
       best = candidate;

@@ -8,11 +8,11 @@
 
 namespace caravan {
 
-/// "a, b, c".
+/// Joins with a separator: "a, b, c".
 std::string join(std::span<const std::string> parts, std::string_view separator = ", ");
 std::string join(std::span<const int64_t> numbers, std::string_view separator = ", ");
 
-/// The candidate closest to `word` by edit distance; the first of them on a tie, "" if there is none.
+/// The closest candidate by edit distance, those that begin with `word` first; the first on a tie, "" without any.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// "1.5 GiB", "12 KiB", "640 B".

@@ -14,47 +14,46 @@
 
 namespace caravan {
 
-/// This rank's piece of a named tensor. Where several ranks hold the same piece they are its replicas: `replica` of
-/// `num_replicas` (the coordinates on invariant axes), and exactly one of them writes it.
+/// This rank's piece of a named tensor. Ranks that hold the same piece are its replicas, numbered by their coordinates
+/// on the invariant axes; exactly one of them writes it.
 struct CheckpointPiece {
   std::string name;
   std::vector<int64_t> shape;  ///< global
   Box box;
-  at::Tensor tensor;  ///< contiguous, of box.size
+  at::Tensor tensor;  ///< contiguous, of shape box.size
   int replica = 0;
   int num_replicas = 1;
 };
 
-/// The piece of `parameter`'s rest layout that this rank of `mesh` holds, with `tensor` (its values, or a moment of it)
-/// as data.
+/// The piece of `parameter` that this rank of `mesh` holds in the rest layout. `tensor` has the data: its values, or an
+/// optimizer moment of the same layout.
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh);
 
-/// Writes run/step_NNNNNN: every rank its own shard, side by side; then rank 0 the manifest. Everything is written into
-/// a folder aside, fsynced, and renamed: after a crash at any point the last good checkpoint is there and complete.
-/// Then all but the `keep` newest are removed (0: none is).
+/// Writes run/step_NNNNNN: each rank writes its own shard, all at the same time; then rank 0 writes the manifest. All
+/// files go to a temporary folder, which is flushed to disk and renamed. After a crash at any point, the last checkpoint
+/// that was complete is still complete. Then removes all but the `keep` newest (0: keeps all); see prune_checkpoints.
 ///
-/// Every rank of `world` calls it, with the same info and its own pieces. Throws on every rank what went wrong on one
-/// (ResourceError naming rank and path); then nothing new is left and the earlier checkpoints are untouched.
+/// Every rank of `world` calls it, with the same info and its own pieces. If a rank fails, all ranks throw its error as
+/// ResourceError naming rank and path; nothing new is left, and earlier checkpoints are untouched.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run, const CheckpointInfo& info,
                                       const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep);
 
-/// A checkpoint being read, by any number of ranks, in any layout.
+/// Reads a checkpoint on any number of ranks, in any layout.
 class CheckpointReader {
  public:
-  /// Reads the manifest; each shard is checked, its hash included, when it is first needed. Throws DataError for a
-  /// file that is missing, truncated or altered, naming it.
+  /// Reads the manifest. Each shard is checked, including its hash, when it is first needed. Throws DataError naming a
+  /// file that is missing, truncated or altered.
   explicit CheckpointReader(const std::filesystem::path& folder);
   ~CheckpointReader();
 
   const CheckpointInfo& info() const noexcept { return manifest_.info; }
   const Manifest& manifest() const noexcept { return manifest_; }
 
-  /// Strict both ways: throws DataError listing what is missing in the checkpoint, what is there and not wanted, and
-  /// what has another shape; and for a shard that is damaged or does not hold what the manifest says. What passes can
-  /// be allocated: its bytes are there.
+  /// Throws DataError listing the tensors that are missing, unexpected or of another shape than `wanted`, and for a
+  /// shard that is damaged or does not match the manifest. Shapes that pass are safe to allocate: their bytes exist.
   void check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted);
-  /// Fills `out` (contiguous, CPU, the tensor's dtype) with `box` of tensor `name`.
+  /// Fills `out` with `box` of tensor `name`. `out` is contiguous, on the CPU, and has the dtype of the tensor.
   void read(const std::string& name, const Box& box, at::Tensor out);
 
  private:

@@ -2,30 +2,29 @@
 
 #include <filesystem>
 
+#include "caravan/checkpoint/text_settings.h"
 #include "caravan/data/tokenizer.h"
-#include "caravan/nn/hf_config.h"
 #include "caravan/nn/hf_names.h"
 
 namespace caravan {
 
-/// A model as a Hugging Face folder holds it, under our names.
+/// The contents of a Hugging Face model folder, under Caravan's parameter names.
 struct HuggingFaceModel {
   ModelConfig config;
   NamedTensors parameters;  ///< fp32, whole, in the order of Model::parameters()
   Tokenizer tokenizer;
+  TextSettings text;
 };
 
-/// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json) and tokenizer.json of a GPT-2
-/// or Llama. Weights of bf16 and fp16 become fp32. Throws DataError naming file and key for what is missing, damaged,
-/// or would make another model of it.
+/// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json), tokenizer.json and the files
+/// of TextSettings of a GPT-2 or Llama. bf16 and fp16 weights become fp32. Throws DataError naming file and key for
+/// what is missing, damaged or not supported.
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
-/// Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, which transformers loads with the
-/// same logits. `parameters`: whole, under our names. Makes the folder; throws ResourceError.
+/// Writes a folder that transformers loads with the same logits: config.json, model.safetensors, tokenizer.json,
+/// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder;
+/// throws ResourceError.
 void write_huggingface(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
-                       const Tokenizer& tokenizer);
-
-/// What a config.json says of the tokenizer's special tokens.
-SpecialTokens special_tokens(const Tokenizer& tokenizer);
+                       const Tokenizer& tokenizer, const TextSettings& text);
 
 }  // namespace caravan

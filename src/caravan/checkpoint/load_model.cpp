@@ -18,7 +18,7 @@ LoadedModel from_folder(const fs::path& folder, const Mesh& mesh) {
   model->materialise(mesh, {}, {.initialise = false});
   const auto parameters = model->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->rest().copy_(read.parameters[i].second);
-  return {std::move(model), std::move(read.tokenizer), folder.string()};
+  return {std::move(model), std::move(read.tokenizer), std::move(read.text), folder.string()};
 }
 
 LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
@@ -28,18 +28,17 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   const Tokenizer tokenizer = Tokenizer::load(beside / "tokenizer.json");
   if (tokenizer.hash().hex() != reader.info().tokenizer_hash) {
     throw DataError({"load", (beside / "tokenizer.json").string(), "is not the tokenizer the model was trained with",
-                     folder.string(), "put back the file that the run wrote"});
+                     folder.string(), "restore the file that the run wrote"});
   }
   const ModelConfig config = parse_huggingface_config(reader.info().model, folder.string());
   int64_t stored = 0;
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();
   }
-  if (config.num_parameters() > stored) {  // before even the names of so many are made
-    throw DataError(
-        {"load", folder.string(),
-         fmt::format("is of a model of {} parameters, but holds {} numbers", config.num_parameters(), stored), "",
-         "use an older checkpoint of the same run"});
+  if (config.num_parameters() > stored) {  // before a damaged config makes the names of a huge model
+    throw DataError({"load", folder.string(),
+                     fmt::format("holds {} numbers, but its model has {} parameters", stored, config.num_parameters()),
+                     "", "use an older checkpoint of the same run"});
   }
   std::unique_ptr<Model> model = make_model(config);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
@@ -54,7 +53,8 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
     const std::vector<int64_t>& shape = parameter->global_shape();
     reader.read(parameter->name(), {std::vector<int64_t>(shape.size(), 0), shape}, parameter->rest().detach());
   }
-  return {std::move(model), tokenizer, folder.string()};
+  TextSettings text{parse_special_tokens(reader.info().model, folder.string()), read_text_files(beside)};
+  return {std::move(model), tokenizer, std::move(text), folder.string()};
 }
 
 }  // namespace
@@ -63,7 +63,16 @@ LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
   std::error_code error;
   if (fs::exists(source / "config.json", error)) return from_folder(source, mesh);
-  return from_checkpoint(find_checkpoint(source), mesh);
+  for (int attempt = 0;; ++attempt) {
+    const fs::path folder = find_checkpoint(source);
+    try {
+      return from_checkpoint(folder, mesh);
+    } catch (const DataError&) {
+      // A run that is going on may have pruned the checkpoint meanwhile; it has a newer one then.
+      constexpr int kMostAttempts = 10;
+      if (attempt == kMostAttempts || fs::exists(folder, error)) throw;
+    }
+  }
 }
 
 }  // namespace caravan

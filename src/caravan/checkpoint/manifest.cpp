@@ -1,7 +1,6 @@
 #include "caravan/checkpoint/manifest.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 
 #include <fmt/format.h>
@@ -10,6 +9,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -18,14 +18,14 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
+constexpr int kOldestVersion = 1;  ///< has neither "data" nor "numerics"
 constexpr size_t kLargestManifest = size_t{256} << 20;
-const char* const kManifestName = "manifest.json";
 
-/// Of everything in a manifest but the hash itself.
+/// The hash of a manifest without its "hash".
 std::string hash_of(const json& root) { return content_hash(root.dump()).hex(); }
 
-/// Reads fields of a manifest; every fault names the folder and the field.
+/// Reads fields of a manifest. Errors name the folder and the field.
 class Fields {
  public:
   explicit Fields(const fs::path& folder) : folder_(folder) {}
@@ -38,7 +38,7 @@ class Fields {
                      .action = "the checkpoint is damaged: use an older one of the same run"});
   }
 
-  /// Exactly these keys, no fewer and no others.
+  /// Throws unless `object` has exactly these keys.
   void check_keys(const json& object, const std::string& field, const std::vector<std::string>& keys) const {
     if (!object.is_object()) refuse(field, "is not an object");
     for (const std::string& key : keys) {
@@ -51,7 +51,7 @@ class Fields {
 
   int64_t number(const json& value, const std::string& field) const {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{INT64_MAX}) {
-      refuse(field, "is not a whole number from 0 on");
+      refuse(field, "is not a whole number of at least 0");
     }
     return value.get<int64_t>();
   }
@@ -79,7 +79,7 @@ class Fields {
   const fs::path& folder_;
 };
 
-/// The product of a shape, or -1 if it has no honest one.
+/// The number of elements of a shape; -1 if it is absurd.
 int64_t volume(const std::vector<int64_t>& shape) {
   int64_t product = 1;
   for (const int64_t size : shape) {
@@ -102,7 +102,7 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
   for (size_t i = 0; i < tensor.pieces.size(); ++i) {
     const Box& box = tensor.pieces[i].box;
     if (box.offset.size() != tensor.shape.size() || box.size.size() != tensor.shape.size()) {
-      fields.refuse(name, "has a piece with another number of dims");
+      fields.refuse(name, "has a piece with a different number of dims");
     }
     for (size_t d = 0; d < tensor.shape.size(); ++d) {
       if (box.offset[d] > tensor.shape[d] || box.size[d] > tensor.shape[d] - box.offset[d]) {
@@ -118,7 +118,7 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
     }
   }
   if (covered != whole)
-    fields.refuse(name, fmt::format("has pieces of {} elements, but {} by its shape", covered, whole));
+    fields.refuse(name, fmt::format("has pieces of {} elements, but its shape has {}", covered, whole));
 }
 
 ManifestTensor read_tensor(const Fields& fields, const std::string& name, const json& value) {
@@ -135,18 +135,30 @@ ManifestTensor read_tensor(const Fields& fields, const std::string& name, const 
   return tensor;
 }
 
+void read_origin(const Fields& fields, const json& root, CheckpointInfo& info) {
+  const json& data = root["data"];
+  fields.check_keys(data, "data", {"train", "validation"});
+  info.train_hash = fields.text(data["train"], "data.train");
+  info.validation_hash = fields.text(data["validation"], "data.validation");
+  const json& numerics = root["numerics"];
+  fields.check_keys(numerics, "numerics", {"ranks", "threads_per_rank", "products"});
+  info.numerics = {.ranks = fields.number(numerics["ranks"], "numerics.ranks"),
+                   .threads_per_rank = fields.number(numerics["threads_per_rank"], "numerics.threads_per_rank"),
+                   .products = fields.text(numerics["products"], "numerics.products")};
+}
+
 void check_files(const Fields& fields, const fs::path& folder, const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
     std::error_code error;
     const auto size = fs::file_size(folder / name, error);
     if (error) fields.refuse(name, "cannot be found: " + error.message());
     if (static_cast<int64_t>(size) != file.bytes) {
-      fields.refuse(name, fmt::format("has {} bytes, not the {} that were written", size, file.bytes));
+      fields.refuse(name, fmt::format("has {} bytes, but {} were written", size, file.bytes));
     }
   }
   for (const auto& [name, tensor] : manifest.tensors) {
     for (const ManifestPiece& piece : tensor.pieces) {
-      if (!manifest.files.contains(piece.file)) fields.refuse(name, "lies in a file that is not listed: " + piece.file);
+      if (!manifest.files.contains(piece.file)) fields.refuse(name, "is in a file that is not listed: " + piece.file);
     }
   }
 }
@@ -161,6 +173,11 @@ std::string Manifest::to_json() const {
            {"recipe", info.recipe},
            {"model", info.model},
            {"tokenizer_hash", info.tokenizer_hash},
+           {"data", {{"train", info.train_hash}, {"validation", info.validation_hash}}},
+           {"numerics",
+            {{"ranks", info.numerics.ranks},
+             {"threads_per_rank", info.numerics.threads_per_rank},
+             {"products", info.numerics.products}}},
            {"tensors", json::object()},
            {"files", json::object()}};
   for (const auto& [name, tensor] : tensors) {
@@ -181,13 +198,18 @@ Manifest Manifest::read(const fs::path& folder) {
   const MappedFile file(folder / kManifestName, "checkpoint");
   if (file.bytes().size() > kLargestManifest)
     fields.refuse("the manifest", fmt::format("has {}", format_bytes(static_cast<int64_t>(file.bytes().size()))));
+  check_json_depth(file.text(), (folder / kManifestName).string(), "checkpoint");
   json root = json::parse(file.text(), nullptr, false);
   if (root.is_discarded()) fields.refuse("the manifest", "is not JSON");
-  fields.check_keys(root, "the manifest",
-                    {"version", "step", "position", "optimizer_steps", "recipe", "model", "tokenizer_hash", "tensors",
-                     "files", "hash"});
+  if (!root.is_object() || !root.contains("version")) fields.refuse("the manifest", "has no 'version'");
   const int64_t version = fields.number(root["version"], "version");
-  if (version != kVersion) fields.refuse("version", fmt::format("is {}; this program reads {}", version, kVersion));
+  if (version < kOldestVersion || version > kVersion) {
+    fields.refuse("version", fmt::format("is {}; this program reads {} to {}", version, kOldestVersion, kVersion));
+  }
+  std::vector<std::string> keys{"version", "step",           "position", "optimizer_steps", "recipe",
+                                "model",   "tokenizer_hash", "tensors",  "files",           "hash"};
+  if (version > kOldestVersion) keys.insert(keys.end(), {"data", "numerics"});
+  fields.check_keys(root, "the manifest", keys);
   const std::string hash = fields.text(root["hash"], "hash");
   root.erase("hash");
   if (hash != hash_of(root)) fields.refuse("the manifest", "does not have the hash that was written: it was altered");
@@ -199,6 +221,7 @@ Manifest Manifest::read(const fs::path& folder) {
                    .recipe = fields.text(root["recipe"], "recipe"),
                    .model = fields.text(root["model"], "model"),
                    .tokenizer_hash = fields.text(root["tokenizer_hash"], "tokenizer_hash")};
+  if (version > kOldestVersion) read_origin(fields, root, manifest.info);
   if (!root["files"].is_object() || !root["tensors"].is_object()) fields.refuse("files, tensors", "are not objects");
   for (const auto& [name, value] : root["files"].items()) {
     fields.check_keys(value, name, {"bytes", "hash"});
@@ -208,38 +231,6 @@ Manifest Manifest::read(const fs::path& folder) {
   for (const auto& [name, value] : root["tensors"].items()) manifest.tensors[name] = read_tensor(fields, name, value);
   check_files(fields, folder, manifest);
   return manifest;
-}
-
-std::string checkpoint_name(int64_t step) { return fmt::format("step_{:06}", step); }
-
-std::vector<fs::path> list_checkpoints(const fs::path& run) {
-  std::vector<std::pair<int64_t, fs::path>> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run, error)) {
-    const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    if (!name.starts_with("step_") || !fs::exists(entry.path() / kManifestName, error)) continue;
-    const auto [end, fault] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-    if (fault == std::errc() && end == name.data() + name.size() && name == checkpoint_name(step))
-      found.emplace_back(step, entry.path());
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<fs::path> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
-  return paths;
-}
-
-fs::path find_checkpoint(const fs::path& path) {
-  std::error_code error;
-  if (fs::exists(path / kManifestName, error)) return path;
-  const auto all = list_checkpoints(path);
-  if (all.empty()) {
-    throw DataError(
-        {"checkpoint", path.string(),
-         fs::exists(path, error) ? "holds no complete checkpoint (step_NNNNNN with a manifest.json)" : "is not there",
-         "", "name a run folder or a checkpoint folder"});
-  }
-  return all.back();
 }
 
 }  // namespace caravan

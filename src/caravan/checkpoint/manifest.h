@@ -10,18 +10,32 @@
 
 namespace caravan {
 
-/// What a checkpoint is of, beside its tensors.
+/// The file that makes a folder a checkpoint.
+inline constexpr const char* kManifestName = "manifest.json";
+
+/// What the bits of a run depend on beyond its recipe: another number of threads adds up in another order.
+struct Numerics {
+  int64_t ranks = 0;             ///< 0: not known
+  int64_t threads_per_rank = 0;  ///< 0: not known, or not the same on all ranks
+  std::string products{};        ///< which library computes which matrix product (nn/product.h); "": not known
+  bool operator==(const Numerics&) const = default;
+};
+
+/// Everything about a checkpoint except its tensors.
 struct CheckpointInfo {
   int64_t step = 0;             ///< optimizer steps done
-  int64_t position = 0;         ///< of the data: tokens consumed over all ranks
+  int64_t position = 0;         ///< in the data: tokens consumed over all ranks
   int64_t optimizer_steps = 0;  ///< the optimizer's own count
   std::string recipe{};         ///< of the run, as TOML
-  std::string model{};          ///< the model's config, as the config.json of Hugging Face
+  std::string model{};          ///< the model's config, in the form of a Hugging Face config.json
   std::string tokenizer_hash{};
+  std::string train_hash{};       ///< of the training text and the tokenizer; "": not known
+  std::string validation_hash{};  ///< of the validation text and the tokenizer
+  Numerics numerics{};
   bool operator==(const CheckpointInfo&) const = default;
 };
 
-/// A piece of a tensor, and the shard file that holds it under `key`.
+/// A piece of a tensor: `key` of the shard `file`.
 struct ManifestPiece {
   Box box;
   std::string file;
@@ -39,24 +53,26 @@ struct ManifestFile {
   std::string hash;  ///< XXH3-128 of the whole file, 32 hexadecimal digits
 };
 
-/// manifest.json of a checkpoint folder: what it holds, where, and how to know that it is whole.
+/// manifest.json of a checkpoint folder: its tensors, their location, and the hashes that show it is complete.
 struct Manifest {
   CheckpointInfo info;
   std::map<std::string, ManifestTensor> tensors;
   std::map<std::string, ManifestFile> files;
 
   std::string to_json() const;
-  /// Reads and checks a manifest: known version and keys only, unaltered by its own hash, names without path
-  /// separators, boxes inside their shapes that cover them exactly once, files that exist with the sizes told. Nothing
-  /// is allocated from its numbers. Throws DataError naming `folder` and what is wrong.
+  /// Reads and checks a manifest: version and keys are known, its own hash matches, file names have no path separators,
+  /// the boxes of a tensor cover its shape exactly once, and the files exist with the recorded sizes. Allocates nothing
+  /// by its numbers. Throws DataError naming `folder` and what is wrong.
   static Manifest read(const std::filesystem::path& folder);
 };
 
 /// "step_000250".
 std::string checkpoint_name(int64_t step);
-/// The checkpoints of a run folder, oldest first: folders of that name that hold a manifest.
+/// The step of a checkpoint folder by its name; -1 if it has no such name.
+int64_t step_of(const std::filesystem::path& checkpoint);
+/// The checkpoints of a run folder, oldest first: folders with such a name and a manifest.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run);
-/// The newest of them, or `path` itself if it is one. Throws DataError if there is none, saying what was looked for.
+/// `path` itself if it is a checkpoint, else the newest checkpoint in it. Throws DataError if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 }  // namespace caravan

@@ -37,7 +37,7 @@ std::string some_of(const std::vector<std::string>& names) {
 struct CheckpointReader::Shards {
   std::map<std::string, SafetensorsFile> open;
 
-  /// The shard, its hash checked when it is first asked for.
+  /// Returns the shard. Checks its hash the first time.
   const SafetensorsFile& get(const fs::path& folder, const std::string& file, const ManifestFile& listed) {
     const auto found = open.find(file);
     if (found != open.end()) return found->second;
@@ -59,7 +59,7 @@ std::span<const std::byte> CheckpointReader::bytes_of(const ManifestTensor& tens
   const SafetensorsEntry& entry = shard.at(piece.key);
   if (safetensors_name(entry.dtype) != tensor.dtype || entry.shape != piece.box.size) {
     refuse(shard.path(),
-           fmt::format("holds {} as {} {}, its manifest says {} {}", piece.key, safetensors_name(entry.dtype),
+           fmt::format("holds {} as {} {}, but the manifest says {} {}", piece.key, safetensors_name(entry.dtype),
                        shape_text(entry.shape), tensor.dtype, shape_text(piece.box.size)));
   }
   return shard.bytes(piece.key);

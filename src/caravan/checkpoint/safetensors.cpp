@@ -46,12 +46,12 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
                      .subject = path.string(),
                      .fact = std::move(fact),
                      .where = {},
-                     .action = "get the file again: it is damaged, or no safetensors file"});
+                     .action = "get the file again: it is damaged, or not a safetensors file"});
   };
-  if (size < sizeof header_bytes) refuse(fmt::format("has {} bytes, no safetensors file has less than 8", size));
+  if (size < sizeof header_bytes) refuse(fmt::format("has {} bytes; a safetensors file has at least 8", size));
   std::memcpy(&header_bytes, file_.bytes().data(), sizeof header_bytes);
   if (header_bytes > kLargestHeader || header_bytes > size - sizeof header_bytes) {
-    refuse(fmt::format("has {} bytes, but its header {}", size, header_bytes));
+    refuse(fmt::format("has {} bytes, but a header of {}", size, header_bytes));
   }
   data_offset_ = sizeof header_bytes + header_bytes;
   header_ =
@@ -65,7 +65,7 @@ const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   for (const auto& [known, entry] : header_.tensors) names.push_back(known);
   throw DataError({.op = "safetensors",
                    .subject = path_.string(),
-                   .fact = fmt::format("has no tensor {} among its {}", name, names.size()),
+                   .fact = fmt::format("has {1} tensors, but not {0}", name, names.size()),
                    .where = {},
                    .action = names.empty() ? "name another file" : "the nearest name is " + nearest(name, names)});
 }
@@ -86,9 +86,10 @@ SafetensorsWriter::SafetensorsWriter(OutputFile& file, std::vector<SafetensorsSp
   int64_t end = 0;
   for (const SafetensorsSpec& tensor : tensors) {
     const int64_t begin = end;
-    if (__builtin_add_overflow(begin, bytes_of(file, tensor), &end)) misuse(file, tensor.name, "does not fit a file");
+    if (__builtin_add_overflow(begin, bytes_of(file, tensor), &end))
+      misuse(file, tensor.name, "makes the file too large");
     if (tensor.name == "__metadata__" || !slots_.emplace(tensor.name, Slot{begin, end}).second) {
-      misuse(file, tensor.name, "is a name that is taken");
+      misuse(file, tensor.name, "is a duplicate or reserved name");
     }
     header[tensor.name] = {
         {"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
@@ -106,10 +107,10 @@ SafetensorsWriter::SafetensorsWriter(OutputFile& file, std::vector<SafetensorsSp
 
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
   const auto found = slots_.find(name);
-  if (found == slots_.end()) misuse(file_, name, "was not announced");
+  if (found == slots_.end()) misuse(file_, name, "is not among the tensors to write");
   Slot& slot = found->second;
   if (static_cast<int64_t>(bytes.size()) > slot.end - slot.next) {
-    misuse(file_, name, fmt::format("gets {} bytes, and needs {} more", bytes.size(), slot.end - slot.next));
+    misuse(file_, name, fmt::format("got {} bytes, but {} are missing", bytes.size(), slot.end - slot.next));
   }
   file_.write_at(slot.next, bytes);
   slot.next += static_cast<int64_t>(bytes.size());
@@ -117,7 +118,8 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
 
 void SafetensorsWriter::finish() {
   for (const auto& [name, slot] : slots_) {
-    if (slot.next != slot.end) misuse(file_, name, fmt::format("lacks {} bytes", slot.end - slot.next));
+    if (slot.next != slot.end)
+      misuse(file_, name, fmt::format("is incomplete: {} bytes are missing", slot.end - slot.next));
   }
 }
 

@@ -22,10 +22,10 @@ constexpr std::array<std::string_view, kNumDtypes> kNames{"F32", "F64", "BF16", 
                    .subject = file.string(),
                    .fact = fact,
                    .where = {},
-                   .action = action.empty() ? "get the file again: it is damaged, or no safetensors file" : action});
+                   .action = action.empty() ? "get the file again: it is damaged, or not a safetensors file" : action});
 }
 
-/// JSON of at most three levels in which no object has a key twice.
+/// Parses JSON of at most three levels and without duplicate keys.
 json parse_strictly(std::string_view text, const std::filesystem::path& file) {
   constexpr int kDeepest = 3;  // the header, a tensor, its shape
   std::vector<std::set<std::string>> keys;
@@ -57,7 +57,7 @@ class HeaderReader {
   HeaderReader(const std::filesystem::path& file, uint64_t data_bytes) : file_(file), data_bytes_(data_bytes) {}
 
   SafetensorsHeader read(const json& root) const {
-    if (!root.is_object()) refuse(file_, "has a header that is no JSON object");
+    if (!root.is_object()) refuse(file_, "has a header that is not a JSON object");
     SafetensorsHeader header;
     for (const auto& [name, value] : root.items()) {
       if (name == "__metadata__") {
@@ -73,9 +73,10 @@ class HeaderReader {
  private:
   std::map<std::string, std::string> metadata(const json& value) const {
     std::map<std::string, std::string> out;
-    if (!value.is_object()) refuse(file_, "has a __metadata__ that is no object");
+    if (!value.is_object()) refuse(file_, "has a __metadata__ that is not an object");
     for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) refuse(file_, fmt::format("has in __metadata__ a '{}' that is no string", key));
+      if (!text.is_string())
+        refuse(file_, fmt::format("has a value of '{}' in __metadata__ that is not a string", key));
       out.emplace(key, text.get<std::string>());
     }
     return out;
@@ -83,19 +84,19 @@ class HeaderReader {
 
   int64_t number(const std::string& name, const json& value) const {
     if (value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{INT64_MAX}) return value.get<int64_t>();
-    refuse(file_, fmt::format("has for {} a size or an offset that is no whole number from 0 on", name));
+    refuse(file_, fmt::format("has a size or an offset of {} that is not a whole number of at least 0", name));
   }
 
   SafetensorsEntry entry(const std::string& name, const json& value) const {
     if (!value.is_object() || value.size() != 3 || !value.contains("dtype") || !value.contains("shape") ||
         !value.contains("data_offsets")) {
-      refuse(file_, fmt::format("gives {} other keys than dtype, shape and data_offsets", name));
+      refuse(file_, fmt::format("has other keys for {} than dtype, shape and data_offsets", name));
     }
     const json& dtype = value["dtype"];
     const json& shape = value["shape"];
     const json& offsets = value["data_offsets"];
     if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2) {
-      refuse(file_, fmt::format("gives {} no dtype, shape [..] and data_offsets [begin, end]", name));
+      refuse(file_, fmt::format("lacks dtype, shape [..] or data_offsets [begin, end] of {}", name));
     }
     SafetensorsEntry entry;
     entry.dtype = safetensors_dtype(dtype.get_ref<const std::string&>(), file_, name);
@@ -105,14 +106,14 @@ class HeaderReader {
       entry.shape.push_back(number(name, size));
       overflows = __builtin_mul_overflow(bytes, entry.shape.back(), &bytes) || overflows;
     }
-    if (overflows) refuse(file_, fmt::format("gives {} an impossible shape [{}]", name, join(entry.shape)));
+    if (overflows) refuse(file_, fmt::format("has an impossible shape of {}: [{}]", name, join(entry.shape)));
     entry.begin = number(name, offsets[0]);
     entry.end = number(name, offsets[1]);
     if (entry.end < entry.begin || static_cast<uint64_t>(entry.end) > data_bytes_) {
-      refuse(file_, fmt::format("puts {} at bytes {} to {} of {}", name, entry.begin, entry.end, data_bytes_));
+      refuse(file_, fmt::format("has {} at bytes {} to {} of {}", name, entry.begin, entry.end, data_bytes_));
     }
     if (entry.end - entry.begin != bytes) {
-      refuse(file_, fmt::format("gives {} {} bytes, but {} [{}] has {}", name, entry.end - entry.begin,
+      refuse(file_, fmt::format("has {1} bytes for {0}, but {2} [{3}] takes {4}", name, entry.end - entry.begin,
                                 safetensors_name(entry.dtype), join(entry.shape), bytes));
     }
     return entry;
@@ -125,13 +126,13 @@ class HeaderReader {
     int64_t end = 0;
     for (const auto& [name, entry] : order) {
       if (entry->begin != end) {
-        refuse(file_, fmt::format("has {} before {}, which begins at byte {} and should at {}",
+        refuse(file_, fmt::format("has {} before {}, which begins at byte {} instead of {}",
                                   entry->begin < end ? "an overlap" : "a gap", *name, entry->begin, end));
       }
       end = entry->end;
     }
     if (static_cast<uint64_t>(end) != data_bytes_) {
-      refuse(file_, fmt::format("has {} bytes of tensors, its header speaks of {}", data_bytes_, end));
+      refuse(file_, fmt::format("has {} bytes of tensors, but the header describes {}", data_bytes_, end));
     }
   }
 
@@ -146,7 +147,7 @@ std::string_view safetensors_name(Dtype dtype) noexcept { return kNames[static_c
 Dtype safetensors_dtype(std::string_view name, const std::filesystem::path& file, std::string_view tensor) {
   const auto* found = std::ranges::find(kNames, name);
   if (found != kNames.end()) return static_cast<Dtype>(found - kNames.begin());
-  refuse(file, fmt::format("gives {} the dtype '{}'", tensor, name),
+  refuse(file, fmt::format("has {} of dtype '{}'", tensor, name),
          fmt::format("convert it to one of {}", fmt::join(kNames, ", ")));
 }
 

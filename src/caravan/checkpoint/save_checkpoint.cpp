@@ -1,10 +1,6 @@
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <fcntl.h>
 #include <functional>
 #include <numeric>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/publish.h"
 #include "caravan/checkpoint/safetensors.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/tensor.h"
@@ -23,7 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Which of the pieces that several ranks hold this one writes: the replicas take turns by bytes, in one order on all.
+/// The pieces that this rank writes. Of the replicas of a piece, the one with the fewest bytes so far writes it; all
+/// ranks compute the same assignment.
 std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>& pieces) {
   std::map<int, std::vector<int64_t>> load;  // by number of replicas
   std::vector<const CheckpointPiece*> mine;
@@ -38,7 +36,7 @@ std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>&
 
 ContentHash hash_of(const fs::path& path) { return content_hash(MappedFile(path, "checkpoint").bytes()); }
 
-/// Writes this rank's shard into `folder` and returns what the manifest says of it, as JSON.
+/// Writes this rank's shard into `folder`. Returns its entry in the manifest, as JSON.
 std::string write_shard(const fs::path& folder, const std::vector<const CheckpointPiece*>& pieces, int rank) {
   json report{{"pieces", json::array()}};
   if (pieces.empty()) return report.dump();
@@ -85,46 +83,8 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
   return manifest;
 }
 
-void sync_folder(const fs::path& folder) {
-  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) throw_file_error("checkpoint", folder, "cannot be opened", errno);
-  const int failed = ::fsync(descriptor) != 0 ? errno : 0;
-  ::close(descriptor);
-  if (failed != 0) throw_file_error("checkpoint", folder, "cannot be flushed", failed);
-}
-
-void make_empty(const fs::path& folder) {
-  std::error_code error;
-  fs::remove_all(folder, error);
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("checkpoint", folder, "cannot be made", error.value());
-}
-
-/// Gives the finished folder its name in one step, also where a checkpoint of that name stands (the same step, written
-/// again after a resume): a crash leaves either the old or the new one.
-void publish(const fs::path& aside, const fs::path& target) {
-  std::error_code error;
-  if (!fs::exists(target, error)) return rename_durably(aside, target, "checkpoint");
-  if (::renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
-    throw_file_error("checkpoint", target, "cannot be replaced", errno);
-  }
-  sync_folder(target.parent_path());
-  fs::remove_all(aside, error);
-}
-
-/// Folders written aside by a run that was killed, and checkpoints beyond the newest `keep`.
-void prune(const fs::path& run, int64_t keep) {
-  std::error_code error;
-  const auto all = list_checkpoints(run);
-  for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < all.size(); ++i) fs::remove_all(all[i], error);
-  std::vector<fs::path> stale;
-  for (const auto& entry : fs::directory_iterator(run, error)) {
-    if (entry.path().filename().string().starts_with(".step_")) stale.push_back(entry.path());
-  }
-  for (const fs::path& folder : stale) fs::remove_all(folder, error);
-}
-
-/// One part of the work on every rank: runs `work`, and throws on all of them what went wrong on the first that failed.
+/// Runs `work` on every rank and gathers the results. If it fails anywhere, all ranks throw the error of the lowest rank
+/// that failed.
 std::vector<std::string> all_or_none(Communicator& world, const std::function<std::string()>& work) {
   std::string mine;
   std::string failure;
@@ -164,27 +124,25 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
 fs::path save_checkpoint(const fs::path& run, const CheckpointInfo& info, const std::vector<CheckpointPiece>& pieces,
                          Communicator& world, int64_t keep) {
   const fs::path target = run / checkpoint_name(info.step);
-  const fs::path aside = run / ("." + checkpoint_name(info.step) + ".tmp");
   const bool is_first = world.rank() == 0;
+  fs::path aside;
   try {
-    all_or_none(world, [&] {
-      if (is_first) make_empty(aside);
-      return std::string();
-    });
+    const auto asides =
+        all_or_none(world, [&] { return is_first ? make_checkpoint_aside(run, info.step).string() : std::string(); });
+    aside = asides.front();
     const auto reports = all_or_none(world, [&] { return write_shard(aside, my_share(pieces), world.rank()); });
     all_or_none(world, [&] {
       if (!is_first) return std::string();
       OutputFile file(aside / "manifest.json", "checkpoint");
       file.append(assemble(info, reports).to_json());
       file.finish();
-      sync_folder(aside);
-      publish(aside, target);
-      prune(run, keep);
+      publish_checkpoint(aside, target);
+      prune_checkpoints(run, keep);
       return std::string();
     });
   } catch (const ResourceError&) {
     std::error_code error;
-    if (is_first) fs::remove_all(aside, error);
+    if (is_first && !aside.empty()) fs::remove_all(aside, error);
     throw;
   }
   return target;

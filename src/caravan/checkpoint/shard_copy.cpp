@@ -19,7 +19,7 @@ void copy_overlap(const Box& from, std::span<const std::byte> source, const Box&
     end[d] = std::min(from.offset[d] + from.size[d], to.offset[d] + to.size[d]);
     if (begin[d] >= end[d]) return;
   }
-  // Row by row of the last dim; `at` walks the others.
+  // Copies rows of the last dim; `at` iterates over the other dims.
   const auto place = [&](const Box& box, const std::vector<int64_t>& at) {
     int64_t index = 0;
     for (size_t d = 0; d < dims; ++d) index = index * box.size[d] + at[d] - box.offset[d];

@@ -8,8 +8,8 @@
 
 namespace caravan {
 
-/// Copies what box `from` and box `to` of one global tensor have in common: from `source`, the row-major bytes of
-/// `from`, into `target`, those of `to`. The two may have no element in common.
+/// Copies the intersection of two boxes of one global tensor from `source`, the row-major bytes of box `from`, to
+/// `target`, those of box `to`. The intersection may be empty.
 void copy_overlap(const Box& from, std::span<const std::byte> source, const Box& to, std::span<std::byte> target,
                   int64_t element_bytes);
 

@@ -13,11 +13,11 @@
 
 namespace caravan {
 
-/// Writes whole CPU tensors as a safetensors file, aside and renamed. Throws ResourceError.
+/// Writes whole CPU tensors to a safetensors file, through a temporary file that is renamed. Throws ResourceError.
 void write_tensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
-/// The tensor `name` of `file`, copied.
+/// A copy of tensor `name` of `file`.
 at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name);
 
 }  // namespace caravan

@@ -7,10 +7,10 @@
 
 namespace caravan {
 
-/// The text of `root`, on every rank. Every rank calls it. Sends 8 bytes, then the text.
+/// Returns the text of `root` on every rank. Every rank calls it. Sends 8 bytes, then the text.
 std::string broadcast_text(Communicator& comm, const std::string& text, int root, const Call& call = {});
 
-/// The texts of all ranks, in rank order, on every rank. Sends 8 bytes, then the texts.
+/// Returns the texts of all ranks, in rank order, on every rank. Every rank calls it. Sends 8 bytes, then the texts.
 std::vector<std::string> gather_texts(Communicator& comm, const std::string& text, const Call& call = {});
 
 }  // namespace caravan

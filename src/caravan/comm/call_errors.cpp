@@ -8,40 +8,39 @@
 namespace caravan {
 namespace {
 
-constexpr size_t kMaxNamed = 8;  // ranks whose last call is told
+constexpr size_t kMaxNamed = 8;  // ranks whose last call is described
 
-std::string rank_text(const GroupSeat& seat, int rank) {
-  const int world_rank = seat.world_ranks[static_cast<size_t>(rank)];
+std::string rank_text(const GroupInfo& group, int rank) {
+  const int world_rank = group.world_ranks[static_cast<size_t>(rank)];
   return world_rank == rank ? fmt::format("{}", rank) : fmt::format("{} (world rank {})", rank, world_rank);
 }
 
-std::string ranks_text(const GroupSeat& seat, std::span<const int> ranks) {
+std::string ranks_text(const GroupInfo& group, std::span<const int> ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + rank_text(seat, ranks[i]);
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + rank_text(group, ranks[i]);
   return text;
 }
 
-ErrorText error_text(const GroupSeat& seat, const Descriptor& call, std::string fact, std::string action) {
+ErrorText error_text(const GroupInfo& group, const Descriptor& call, std::string fact, std::string action) {
   return {.op = std::string(call_name(call.verb)),
           .subject = call.what.data(),
           .fact = std::move(fact),
-          .where = fmt::format("{}, operation {}: {}", seat.text(), call.sequence, to_string(call)),
+          .where = fmt::format("{}, operation {}: {}", group.text(), call.sequence, to_string(call)),
           .action = std::move(action)};
 }
 
 }  // namespace
 
-std::string GroupSeat::text() const { return fmt::format("rank {} of {} of \"{}\"", rank, size, name); }
-
-std::exception_ptr mismatch_error(const GroupSeat& seat, const Descriptor& call, std::string fact) {
+std::exception_ptr mismatch_error(const GroupInfo& group, const Descriptor& call, std::string fact) {
   return std::make_exception_ptr(CommError(error_text(
-      seat, call, std::move(fact),
+      group, call, std::move(fact),
       "make all ranks call the same, with the same op, dtype, sizes, root and table of algorithms, in one order")));
 }
 
-std::exception_ptr peer_failure_error(const GroupSeat& seat, const Descriptor& call, std::string fact) {
+std::exception_ptr peer_failure_error(const GroupInfo& group, const Descriptor& call, std::string fact,
+                                      FailureScope scope) {
   return std::make_exception_ptr(
-      PeerFailure(error_text(seat, call, std::move(fact), "mend what made that rank fail; it failed first")));
+      PeerFailure(error_text(group, call, std::move(fact), "see why that rank failed: it failed first"), scope));
 }
 
 std::string failed_first_text(int rank, const std::exception_ptr& error) {
@@ -55,26 +54,27 @@ std::string failed_first_text(int rank, const std::exception_ptr& error) {
   return fmt::format("rank {} failed first: {}", rank, what);
 }
 
-std::exception_ptr left_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks) {
+std::exception_ptr left_error(const GroupInfo& group, const Descriptor& call, std::span<const int> ranks) {
   return std::make_exception_ptr(PeerFailure(
-      error_text(seat, call,
+      error_text(group, call,
                  fmt::format("{} of {} left: the communicator \"{}\" was destroyed there without this operation",
-                             ranks_text(seat, ranks), seat.size, seat.name),
-                 "make every rank call the same operations, and keep the communicator until the last")));
+                             ranks_text(group, ranks), group.size, group.name),
+                 "make every rank call the same operations, and keep the communicator until the last one"),
+      FailureScope::communicator));
 }
 
-std::exception_ptr late_error(const GroupSeat& seat, const Descriptor& call, std::span<const int> ranks,
+std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, const std::function<LateRank(int rank)>& look) {
-  ErrorText text = error_text(seat, call,
-                              fmt::format("{} of {} did not come within {} s", ranks_text(seat, ranks), seat.size,
+  ErrorText text = error_text(group, call,
+                              fmt::format("{} of {} did not come within {} s", ranks_text(group, ranks), group.size,
                                           std::chrono::duration<double>(timeout).count()),
                               "find out what keeps the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
     const LateRank late = look(ranks[i]);
     text.where += "; world " + late.last_call;
     if (late.stopped_process == 0) continue;
-    text.fact +=
-        fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(seat, ranks[i]), late.stopped_process);
+    text.fact += fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(group, ranks[i]),
+                             late.stopped_process);
     text.action =
         fmt::format("let the stopped process go on before the time-out (kill -CONT {})", late.stopped_process);
   }

@@ -42,11 +42,11 @@ class Check {
   void check_buffer(const ConstBuffer& buffer, std::string_view which) const {
     constexpr int64_t kMostElems = std::numeric_limits<int64_t>::max() / 64;
     if (buffer.count < 0 || buffer.count > kMostElems) {
-      refuse(fmt::format("{} has a count of {}", which, buffer.count), "give the number of elements, 0 or more");
+      refuse(fmt::format("{} has a count of {}", which, buffer.count), "give the number of elements, at least 0");
     }
     if (buffer.count > 0 && buffer.data == nullptr && group_.touches_memory) {
       refuse(fmt::format("{} has {} elements and no memory", which, buffer.count),
-             fmt::format("pass memory; only the back-end record takes none, this one is {}", group_.backend));
+             fmt::format("pass memory: only the back-end record needs none, and this one is {}", group_.backend));
     }
   }
 
@@ -55,14 +55,14 @@ class Check {
     check_buffer(operation_.out, "out");
     if (operation_.in.dtype != operation_.out.dtype) {
       refuse(fmt::format("in is {}, out is {}", name(operation_.in.dtype), name(operation_.out.dtype)),
-             "pass two buffers of one dtype");
+             "pass two buffers of the same dtype");
     }
   }
 
   void check_op() const {
     if (reduces(operation_.op, operation_.dtype)) return;
     refuse(fmt::format("there is no {} of {}", name(operation_.op), name(operation_.dtype)),
-           "take max (or) or min (and), or count in int64");
+           "use max (or), min (and), or count in int64");
   }
 
   void check_reduction(bool has_out) const {
@@ -71,7 +71,7 @@ class Check {
     check_both();
     if (operation_.in.count != operation_.out.count) {
       refuse(fmt::format("in has {} elements, out has {}", operation_.in.count, operation_.out.count),
-             "pass two buffers of one size, or the same");
+             "pass two buffers of the same size, or one buffer twice");
     }
     check_overlap(0, operation_.in, operation_.out, "in and out overlap without being the same memory");
   }
@@ -82,7 +82,7 @@ class Check {
     const int64_t own = operation_.recv_counts[static_cast<size_t>(group_.rank)];
     if (operation_.in.count != own) {
       refuse(fmt::format("in has {} elements, counts[{}] is {}", operation_.in.count, group_.rank, own),
-             "give every rank's elements in counts, the same list on every rank");
+             "pass the number of elements of every rank in counts, the same list on every rank");
     }
     check_total("out", operation_.out.count, total, operation_.recv_counts);
     check_overlap(part_begin(operation_.recv_counts), operation_.in, operation_.out,
@@ -96,7 +96,7 @@ class Check {
     const int64_t own = operation_.send_counts[static_cast<size_t>(group_.rank)];
     if (operation_.out.count != own) {
       refuse(fmt::format("out has {} elements, counts[{}] is {}", operation_.out.count, group_.rank, own),
-             "give every rank's part in counts, the same list on every rank");
+             "pass the size of every rank's part in counts, the same list on every rank");
     }
     check_total("in", operation_.in.count, total, operation_.send_counts);
     check_overlap(part_begin(operation_.send_counts), operation_.out, operation_.in,
@@ -113,20 +113,22 @@ class Check {
     if (operation_.send_counts[own] != operation_.recv_counts[own]) {
       refuse(fmt::format("this rank sends itself {} elements and expects {}", operation_.send_counts[own],
                          operation_.recv_counts[own]),
-             "make send_counts and recv_counts equal at the own rank");
+             "make send_counts and recv_counts equal for this rank itself");
     }
     if (overlaps(operation_.in, operation_.out)) refuse("in and out overlap", "pass two buffers");
   }
 
   int64_t check_counts(std::span<const int64_t> counts, std::string_view which) const {
     if (counts.size() != static_cast<size_t>(group_.size)) {
-      refuse(fmt::format("{} has {} numbers for {} ranks", which, counts.size(), group_.size), "give one per rank");
+      refuse(fmt::format("{} has {} numbers for {} ranks", which, counts.size(), group_.size),
+             "pass one for each rank");
     }
     int64_t total = 0;
     for (const int64_t count : counts) {
-      if (count < 0) refuse(fmt::format("{} has a negative number: {}", which, join(counts)), "give 0 or more");
+      if (count < 0)
+        refuse(fmt::format("{} has a negative number: {}", which, join(counts)), "pass numbers of at least 0");
       if (__builtin_add_overflow(total, count, &total)) {
-        refuse(fmt::format("the sum of {} is too large: {}", which, join(counts)), "give numbers of elements");
+        refuse(fmt::format("the sum of {} is too large: {}", which, join(counts)), "pass numbers of elements");
       }
     }
     return total;
@@ -134,9 +136,10 @@ class Check {
 
   void check_total(std::string_view which, int64_t count, int64_t total, std::span<const int64_t> counts) const {
     if (count == total) return;
-    refuse(fmt::format("{} has {} elements, the parts of the {} ranks have {} ({})", which, count, group_.size, total,
-                       join(counts)),
-           fmt::format("make the parts add up to {}, equal parts only if it is divisible by {}", which, group_.size));
+    refuse(
+        fmt::format("{} has {} elements, the parts of the {} ranks have {} ({})", which, count, group_.size, total,
+                    join(counts)),
+        fmt::format("make the parts add up to {}; leave counts out only if it is divisible by {}", which, group_.size));
   }
 
   void check_root() const {
@@ -150,7 +153,7 @@ class Check {
     if (peer >= 0 && peer < group_.size && peer != group_.rank) return;
     refuse(peer == group_.rank ? fmt::format("rank {} is this rank itself", peer)
                                : fmt::format("there is no rank {}", peer),
-           group_.size == 1 ? "a communicator of one rank has nobody to talk to"
+           group_.size == 1 ? "a communicator of one rank has no peers"
                             : fmt::format("choose another rank from 0 to {}", group_.size - 1));
   }
 
@@ -161,7 +164,7 @@ class Check {
   }
 
   static bool overlaps(const ConstBuffer& a, const ConstBuffer& b) {
-    if (a.data == nullptr || b.data == nullptr) return false;  // a record world's buffers have no memory
+    if (a.data == nullptr || b.data == nullptr) return false;  // in a record world
     const auto a_begin = reinterpret_cast<uintptr_t>(a.data);
     const auto b_begin = reinterpret_cast<uintptr_t>(b.data);
     const auto a_end = a_begin + static_cast<uintptr_t>(a.count * size_bytes(a.dtype));

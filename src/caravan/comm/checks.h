@@ -6,7 +6,7 @@
 
 namespace caravan {
 
-/// What an operation is checked against.
+/// The communicator that an operation is checked for.
 struct CheckedGroup {
   int rank = 0;
   int size = 1;
@@ -15,10 +15,10 @@ struct CheckedGroup {
   bool touches_memory = true;
 };
 
-/// Throws UsageError if the arguments of one call are wrong on their own: counts, dtypes, overlap, root, peer.
+/// Throws UsageError if the arguments of one call are invalid by themselves: counts, dtypes, overlap, root, peer.
 void check_operation(const Operation& operation, const CheckedGroup& group);
 
-/// `rank 1 of 4 of "tp", parallel/ddp.cpp:12`: where an error of a communicator happened.
+/// `rank 1 of 4 of "tp", parallel/ddp.cpp:12`: the `where` of a communicator's error.
 std::string where_text(const CheckedGroup& group, const std::source_location& location);
 
 }  // namespace caravan

@@ -172,19 +172,27 @@ uint64_t& Communicator::counter_of(const Operation& operation) noexcept {
 
 bool Communicator::prepare(Operation& operation) {
   check(operation);
-  count_traffic(operation);
   if (size_ == 1) {
+    count_traffic(operation);
     if (touches_memory()) copy_alone(operation);
     return false;
   }
   operation.sequence = counter_of(operation)++;
+  return true;
+}
+
+void Communicator::note(Operation& operation) noexcept {
+  if (operation.flight != nullptr) return;
+  count_traffic(operation);
   operation.flight = &lineage_.recorder->log();
   operation.flight_number = record(describe(operation));
-  return true;
+  if (!operation.complete) return;
+  operation.flight->end(operation.flight_number, operation.error == nullptr ? FlightState::done : FlightState::failed);
 }
 
 Work Communicator::issue(Operation operation) {
   if (!prepare(operation)) return {};
+  note(operation);
   auto shared = std::make_shared<Operation>(std::move(operation));
   try {
     start(shared);
@@ -198,6 +206,7 @@ Work Communicator::issue(Operation operation) {
 
 void Communicator::run(Operation operation) {
   if (!prepare(operation)) return;
+  if (!execute_notes()) note(operation);
   try {
     execute(operation);
   } catch (const std::exception& error) {

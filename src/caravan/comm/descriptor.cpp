@@ -7,12 +7,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/comm/selection.h"
 
 namespace caravan {
 namespace {
 
-constexpr size_t kMaxSides = 4;  // of a message
+constexpr size_t kMaxSides = 4;  // in a message
 
 std::string_view short_path(std::string_view path) {
   const size_t last = path.rfind('/');
@@ -28,8 +28,8 @@ void copy_cut(std::array<char, N>& to, std::string_view text) {
   to[length] = '\0';
 }
 
-/// The last folder and name of a source file. Call sites are few and every call describes its own, so the cut texts are
-/// kept, by the address of the whole one.
+/// The last folder and name of a source file. There are few call sites, and every call describes its own, so the short
+/// texts are cached by the address of the long one.
 struct ShortFile {
   const char* path = nullptr;
   std::array<char, sizeof(Descriptor::file)> text{};
@@ -69,7 +69,7 @@ bool same_call(const CallOf& a, const CallOf& b) {
   if (counts_must_be_equal(verb)) return x.count == y.count;
   if (verb == Verb::all_gather) return std::ranges::equal(a.recv_counts, b.recv_counts);
   if (verb == Verb::reduce_scatter) return std::ranges::equal(a.send_counts, b.send_counts);
-  return true;  // all_to_all: counts fit in pairs
+  return true;  // all_to_all: its counts are compared pair by pair
 }
 
 std::string side(const CallOf& call, bool with_algorithm = false) {
@@ -124,6 +124,10 @@ Descriptor describe(const Operation& operation) {
   descriptor.what = operation.what;
   descriptor.file = short_file(operation.where.file_name()).text;
   return descriptor;
+}
+
+bool is_point_to_point(const Descriptor& call) noexcept {
+  return call.verb == static_cast<uint8_t>(Verb::send) || call.verb == static_cast<uint8_t>(Verb::recv);
 }
 
 std::string_view call_name(uint8_t verb) noexcept {

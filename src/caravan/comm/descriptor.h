@@ -10,17 +10,17 @@
 
 namespace caravan {
 
-/// What a rank tells the others about its call: plain bytes without pointers, fit for shared memory and sockets.
+/// What a rank tells the others about its call: plain bytes without pointers, for shared memory and sockets.
 struct Descriptor {
   uint8_t verb = 0;  ///< Verb, kSplitCall or kAllocateCall
   uint8_t op = 0;
   uint8_t dtype = 0;
-  uint8_t algorithm = 0;  ///< of a collective made of messages: 1 + Algorithm; else 0
+  uint8_t algorithm = 0;  ///< 1 + Algorithm for a collective that is built on messages, else 0
   int32_t root = -1;      ///< of broadcast and reduce; the peer of send and recv
-  int64_t count = 0;      ///< elements put in; those expected, for recv
+  int64_t count = 0;      ///< elements of the input; of the output for recv
   uint64_t sequence = 0;
   uint32_t line = 0;
-  uint32_t segment_bytes = 0;  ///< with it
+  uint32_t segment_bytes = 0;  ///< of the algorithm
   std::array<char, 56> what{};
   std::array<char, 48> file{};  ///< its last folder and name
 };
@@ -33,6 +33,8 @@ inline constexpr uint8_t kAllocateCall = kNumVerbs + 1;
 std::string_view call_name(uint8_t verb) noexcept;
 
 Descriptor describe(const Operation& operation);
+/// send or recv.
+bool is_point_to_point(const Descriptor& call) noexcept;
 
 /// `all_reduce sum fp32 [10] "gradient bucket 3" at parallel/ddp.cpp:12`.
 std::string to_string(const Descriptor& descriptor);
@@ -43,7 +45,7 @@ std::string call_site(const std::source_location& where);
 /// `"grad" as a name in a message`: the text with quotes, "" if there is none.
 std::string quoted(std::string_view text);
 
-/// One rank's side of a collective: its descriptor and its complete counts (see Operation), both as it published them.
+/// One rank's side of a collective: its descriptor and its complete counts (see Operation), as it published them.
 struct CallOf {
   const Descriptor* descriptor = nullptr;
   std::span<const int64_t> send_counts;
@@ -51,8 +53,8 @@ struct CallOf {
 };
 
 /// Compares the calls of all ranks for one collective: verb, op, dtype, root, counts, algorithm; for all_to_all also
-/// that what a sends to b is what b receives from a. Returns "" if they fit, else both sides in words, the same text on
-/// every rank.
+/// that what a sends to b is what b receives from a. Returns "" if they match, else a description of both sides, the
+/// same on every rank.
 std::string difference(std::span<const CallOf> calls);
 
 }  // namespace caravan

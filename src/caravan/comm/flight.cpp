@@ -18,7 +18,7 @@ int64_t steady_ns() noexcept {
       .count();
 }
 
-// The processor's own counter, which all cores and processes of a host share, costs half of what the clock does.
+// All cores and processes of a host share the processor's counter, and reading it costs half of what the clock costs.
 uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -27,7 +27,7 @@ uint64_t ticks() noexcept {
 #endif
 }
 
-/// Turns ticks into time, by two looks at both clocks.
+/// Converts ticks to time, by reading both clocks twice.
 class TickClock {
  public:
   static const TickClock& instance() {
@@ -38,7 +38,7 @@ class TickClock {
   int64_t to_ns(uint64_t at) const {
     int64_t now_ns = steady_ns();
     uint64_t now_ticks = ticks();
-    while (now_ns - begin_ns_ < kLeastNs) {  // a shorter span would not tell the rate
+    while (now_ns - begin_ns_ < kLeastNs) {  // a shorter interval is too inaccurate
       now_ns = steady_ns();
       now_ticks = ticks();
     }
@@ -119,7 +119,7 @@ std::string FlightLog::last_text(int rank) const {
       static_cast<double>(steady_ns() - (found->end_ns == 0 ? found->begin_ns : found->end_ns)) * 1e-9;
   return fmt::format("rank {} last called {}, operation {} of \"{}\", {} {:.1f} s ago", rank, to_string(found->call),
                      found->call.sequence, found->group.name.data(),
-                     found->state == FlightState::started ? "and is in it, begun" : name(found->state), seconds);
+                     found->state == FlightState::started ? "is in progress, begun" : name(found->state), seconds);
 }
 
 FlightRecorder::FlightRecorder() {

@@ -1,34 +1,32 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <functional>
-#include <string_view>
 
+#include "caravan/comm/backend_communicator.h"
 #include "caravan/comm/call_errors.h"
 
 namespace caravan {
 
-/// What a rank has to do besides what it waits for.
-enum class Besides { nothing, waits, moved };
+/// The state of work that a waiting rank drives on the side: none outstanding, outstanding without progress, or moved.
+enum class SideWork { none, blocked, moved };
 
-/// What a communicator offers besides to one that is made of it and others: a level of it.
-class Level {
+/// A communicator that a hierarchical one can be built from.
+class Level : public BackendCommunicator {
  public:
-  static constexpr std::chrono::milliseconds kNap{1};  ///< without a look at what there is besides
+  /// How long a wait may sleep between two calls of the side work that is outstanding.
+  static constexpr std::chrono::milliseconds kNap{1};
 
-  virtual ~Level() = default;
-  /// Ends this communicator, what is outstanding and later calls, with `error`; ranks that share its memory are told.
-  virtual void end(const std::exception_ptr& error) noexcept = 0;
-  /// Ends the whole world that it is of, on all its ranks, with `fact` as it is.
-  virtual void end_world(std::string_view fact) noexcept = 0;
-  /// Sleeps until `is_done()`, which may change when something of this rank moves in the world of this level, or
-  /// `at_most`; or wakes up for nothing.
+  /// Sleeps until `is_done()` or for `at_most`. What `is_done` reads changes only when an operation of this rank makes
+  /// progress in this level's world. May wake up spuriously.
   virtual void pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) = 0;
-  /// While a call waits in the world of this level, it does `work`, too.
-  virtual void drive_also(std::function<Besides()> work) = 0;
-  /// What is known of rank `rank` of it, which is late.
+  /// From now on every wait in this level's world also calls `work`; empty: nothing.
+  virtual void set_side_work(std::function<SideWork()> work) = 0;
+  /// What is known of rank `rank` of this communicator, which is late.
   virtual LateRank look_for(int rank) const = 0;
+
+ protected:
+  using BackendCommunicator::BackendCommunicator;
 };
 
 }  // namespace caravan

@@ -13,7 +13,7 @@
 namespace caravan {
 namespace {
 
-constexpr int64_t kNobody = -1;  // fills the lists of members up
+constexpr int64_t kPadding = -1;
 
 bool equal_or_disjoint(std::span<const int64_t> a, std::span<const int64_t> b) {
   return std::ranges::equal(a, b) || std::ranges::find_first_of(a, b) == a.end();
@@ -25,12 +25,12 @@ Operation split_operation(std::span<const int> members, int size, std::string_vi
   Operation operation;
   std::memcpy(operation.what.data(), name.data(), std::min(name.size(), operation.what.size() - 1));
   operation.send_counts.assign(members.begin(), members.end());
-  operation.send_counts.resize(static_cast<size_t>(size), kNobody);
+  operation.send_counts.resize(static_cast<size_t>(size), kPadding);
   return operation;
 }
 
 std::span<const int64_t> without_padding(std::span<const int64_t> list) {
-  return list.first(static_cast<size_t>(std::ranges::find(list, kNobody) - list.begin()));
+  return list.first(static_cast<size_t>(std::ranges::find(list, kPadding) - list.begin()));
 }
 
 std::string find_overlap(std::span<const std::span<const int64_t>> lists) {
@@ -45,13 +45,13 @@ std::string find_overlap(std::span<const std::span<const int64_t>> lists) {
   return "";
 }
 
-void check_overlap(const std::string& overlap, const GroupSeat& parent, std::string_view name) {
+void check_overlap(const std::string& overlap, const GroupInfo& parent, std::string_view name) {
   if (overlap.empty()) return;
   throw UsageError({.op = "split",
                     .subject = std::string(name),
                     .fact = "the parts overlap: " + overlap,
                     .where = parent.text(),
-                    .action = "give every rank of a part the same list, and every rank one part"});
+                    .action = "pass the same list on every rank of a part, and put every rank into one part"});
 }
 
 int check_members(std::span<const int> members, const Communicator& parent, std::string_view name) {

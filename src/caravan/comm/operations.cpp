@@ -80,4 +80,21 @@ Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out,
 
 Operation barrier_operation(const Call& call) { return new_operation(Verb::barrier, call, {}); }
 
+Operation same_call(const Operation& operation, int peer) {
+  Operation call;
+  call.verb = operation.verb;
+  call.op = operation.op;
+  call.dtype = operation.dtype;
+  call.in = operation.in;
+  call.out = operation.out;
+  call.send_counts = operation.send_counts;
+  call.recv_counts = operation.recv_counts;
+  call.root = operation.root;
+  call.peer = peer;
+  call.stream = operation.stream;
+  call.what = operation.what;
+  call.where = operation.where;
+  return call;
+}
+
 }  // namespace caravan

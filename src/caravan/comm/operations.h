@@ -6,8 +6,8 @@
 
 namespace caravan {
 
-/// The operations that the verbs of a Communicator mean, with complete counts; not checked (see check_operation).
-/// `size` is that of the communicator; of reduce, `out` is empty but on the root.
+/// The operations behind the verbs of a Communicator of `size` ranks, with complete counts: for Communicator::run and
+/// issue, which check them. The `out` of reduce is empty on all ranks but the root.
 Operation all_reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Call& call,
                                const Stream& stream = {});
 Operation all_gather_operation(const ConstBuffer& in, const Buffer& out, std::span<const int64_t> counts, int size,
@@ -24,5 +24,8 @@ Operation reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op
 Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out, int peer, const Call& call,
                             const Stream& stream = {});
 Operation barrier_operation(const Call& call);
+
+/// The arguments of `operation` as a new operation, for a communicator in which the peer of send and recv is `peer`.
+Operation same_call(const Operation& operation, int peer);
 
 }  // namespace caravan

@@ -11,9 +11,8 @@ class SelectionTable;
 
 struct CommOptions {
   std::chrono::milliseconds timeout{300'000};  ///< of every wait
-  bool check = true;  ///< gloo, mpi: compare the ranks' calls before each one (thread and shm always do)
-  /// gloo, mpi: by which algorithms collectives go, equal on every rank; null: the built-in table. See
-  /// algorithms/selection.h.
+  bool check = true;  ///< gloo, mpi: compare the ranks' calls before each operation (thread and shm always do)
+  /// gloo, mpi: the algorithms of collectives, equal on every rank; null: the built-in table. See selection.h.
   std::shared_ptr<const algorithms::SelectionTable> algorithms{};
 };
 

@@ -1,13 +1,22 @@
 #pragma once
 
+#include <utility>
+
 #include "caravan/base/error.h"
 
 namespace caravan {
 
-/// A CommError whose cause is another rank's failure: the echo, not the first cause.
+/// What a failure ends.
+enum class FailureScope { communicator, world };
+
+/// A CommError caused by the failure of another rank: an echo, not the first cause.
 class PeerFailure final : public CommError {
  public:
-  using CommError::CommError;
+  PeerFailure(ErrorText text, FailureScope scope) : CommError(std::move(text)), scope_(scope) {}
+  FailureScope scope() const noexcept { return scope_; }
+
+ private:
+  FailureScope scope_;
 };
 
 }  // namespace caravan

@@ -26,7 +26,7 @@ class RecordCommunicator final : public Communicator {
                                                 child_lineage(take_sequence(), members.front()));
   }
 
-  /// Address space that costs memory only where it is touched: a world of this kind may be larger than any machine.
+  /// Address space, which costs memory only where it is touched: such a world may be larger than any machine.
   std::shared_ptr<void> allocate(size_t bytes) override;
 
   void progress() override {}
@@ -57,7 +57,7 @@ std::shared_ptr<Communicator> make_record_world(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw UsageError({.op = "make_record_world",
                       .fact = fmt::format("there is no rank {} in a world of {}", rank, size),
-                      .action = "give a size of 1 or more, and a rank below it"});
+                      .action = "pass a size of at least 1, and a rank below it"});
   }
   return std::make_shared<RecordCommunicator>(rank, size, "world");
 }

@@ -1,6 +1,6 @@
-#include <numeric>
+#include "caravan/comm/traffic.h"
 
-#include "caravan/comm/communicator.h"
+#include <numeric>
 
 namespace caravan {
 

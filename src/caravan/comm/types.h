@@ -40,7 +40,7 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// Contiguous elements that the caller owns until the operation on them is complete. `count` counts elements, never
+/// Contiguous elements that the caller keeps alive until the operation on them completes. `count` counts elements, not
 /// bytes.
 struct Buffer {
   void* data = nullptr;
@@ -56,17 +56,18 @@ struct ConstBuffer {
   ConstBuffer() = default;
   ConstBuffer(const void* data_, int64_t count_, Dtype dtype_, Device device_ = {})
       : data(data_), count(count_), dtype(dtype_), device(device_) {}
-  ConstBuffer(const Buffer& buffer)  // NOLINT: what may be written may be read
+  ConstBuffer(const Buffer& buffer)  // NOLINT: implicit
       : data(buffer.data), count(buffer.count), dtype(buffer.dtype), device(buffer.device) {}
 };
 
-/// The device queue an operation is ordered on. Host buffers have none; a back-end that cannot honour one refuses it.
+/// The device stream that an operation is ordered on. Host buffers have none; a back-end that cannot use one refuses
+/// it.
 struct Stream {
   void* handle = nullptr;
 };
 
-/// Who calls, and about what: `what` names the tensor ("gradient bucket 3"); the location is the caller's own line.
-/// Both stand in every error and are compared by nobody: ranks may differ in them.
+/// Who calls and for what: `what` names the tensor ("gradient bucket 3"), the location is the caller's line. Every
+/// error has both. They are not compared: ranks may differ in them.
 struct Call {
   Call(std::source_location location = std::source_location::current())
       : where(location) {}  // NOLINT: default argument
@@ -78,7 +79,7 @@ struct Call {
   Call(const std::string& text, std::source_location location = std::source_location::current())  // NOLINT
       : what(text), where(location) {}
 
-  std::string_view what;  ///< copied when the operation is issued; need not outlive the call
+  std::string_view what;  ///< copied when the operation is issued
   std::source_location where;
 };
 

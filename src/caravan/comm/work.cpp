@@ -26,7 +26,7 @@ void Work::wait() {
 }
 
 bool Work::wait_for(std::chrono::milliseconds timeout) {
-  constexpr int kPolls = 1000;  // some microseconds up to a millisecond, then the core is left to others in between
+  constexpr int kPolls = 1000;  // takes some microseconds to a millisecond; after that the thread sleeps between polls
   constexpr std::chrono::microseconds kPause{50};
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (int polls = 0; !done(); ++polls) {

@@ -14,8 +14,7 @@ namespace caravan {
 class Communicator;
 class FlightLog;
 
-/// One issued call: what a back-end executes. Sizes are checked and complete (never empty for an uneven verb) when a
-/// back-end sees it.
+/// One issued call: what a back-end executes. Its counts are complete, and when a back-end gets it, it is checked.
 struct Operation {
   Verb verb = Verb::barrier;
   ReduceOp op = ReduceOp::sum;
@@ -31,27 +30,27 @@ struct Operation {
   std::array<char, 56> what{};  ///< Call::what, cut
   std::source_location where;
 
-  FlightLog* flight = nullptr;  ///< the log it is recorded in, outlives it
+  FlightLog* flight = nullptr;  ///< the log that records it; outlives it
   uint64_t flight_number = 0;
 
   bool complete = false;
   std::exception_ptr error;             ///< set with complete
   std::shared_ptr<void> keep_alive;     ///< the tensors behind the buffers
-  std::shared_ptr<void> backend_state;  ///< the back-end's own
+  std::shared_ptr<void> backend_state;  ///< for the back-end
 
-  /// Back-ends end an operation by this: it also lets go of what was kept alive.
+  /// Called by back-ends when an operation ends; also releases what it kept alive.
   void set_complete(std::exception_ptr failure = nullptr) noexcept;
 };
 
-/// Handle of an asynchronous operation. Copies share it. Dropping it abandons the result, not the operation.
+/// Handle of an asynchronous operation. Copies share it. Dropping it does not cancel the operation.
 class Work {
  public:
   Work() = default;  ///< already complete
 
   /// Returns when the operation is complete; throws its error, on every call.
   void wait();
-  /// Waits for at most `timeout`: true if the operation is complete, whose error it throws; false if it still goes on,
-  /// which it then does: waiting may be taken up again. The communicator's own time-out is the one that ends it.
+  /// Waits for at most `timeout`. Returns true if the operation is complete, and throws its error; returns false if it
+  /// is still in flight: it goes on, and may be waited for again. Only the communicator's own time-out ends it.
   bool wait_for(std::chrono::milliseconds timeout);
   /// True if complete, with or without error. Makes progress.
   bool done();
@@ -62,11 +61,10 @@ class Work {
 
  private:
   friend class Communicator;
-  class FlightLog;
   Work(std::shared_ptr<Operation> operation, Communicator* communicator);
 
   std::shared_ptr<Operation> operation_;
-  Communicator* communicator_ = nullptr;  ///< outlives the operation: it completes what is outstanding when destroyed
+  Communicator* communicator_ = nullptr;  ///< outlives the operation: its destructor completes what is outstanding
 };
 
 }  // namespace caravan

@@ -8,17 +8,18 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/gloo.h"
-#include "caravan/comm/hierarchical.h"
+#include "caravan/comm/gloo/gloo.h"
+#include "caravan/comm/hierarchical/hierarchical.h"
 #include "caravan/comm/hierarchical/hosts.h"
 #include "caravan/comm/hierarchical/topology.h"
-#include "caravan/comm/meet_ranks.h"
-#include "caravan/comm/mpi.h"
-#include "caravan/comm/mpi_library.h"
-#include "caravan/comm/nccl.h"
-#include "caravan/comm/served_store.h"
+#include "caravan/comm/mpi/library.h"
+#include "caravan/comm/mpi/mpi.h"
+#include "caravan/comm/nccl/nccl.h"
 #include "caravan/comm/shared/shared_communicator.h"
-#include "caravan/comm/shm.h"
+#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/store/listen.h"
+#include "caravan/comm/store/served_store.h"
+#include "caravan/comm/store/startup.h"
 
 namespace caravan {
 namespace {
@@ -59,7 +60,7 @@ std::shared_ptr<Communicator> make_best_world(const RankInfo& info, const std::s
   if (info.world_size == 1) return make_world_of_one(options);
   if (info.local_world_size == info.world_size) return make_shm_world(info, store, options);
   const auto own = prefixed(store, "auto");
-  const hierarchical::Topology topology(hierarchical::find_hosts(info, *own, "", meeting_timeout(options)));
+  const hierarchical::Topology topology(hierarchical::find_hosts(info, *own, "", startup_timeout(options)));
   if (topology.has_one_host()) return make_shm_world(info, store, options);
   if (!topology.has_single_ranks()) {
     return make_hierarchical_world(info, store, options, info.by_mpirun ? "mpi" : "gloo");
@@ -81,12 +82,12 @@ std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& optio
     return make_served_store(nullptr, std::move(client), info.world_size);
   }
   // A name of this host may stand for 127.0.1.1 in its own hosts file: other hosts could not reach that.
-  const std::string bound = is_loopback(info.master_addr) ? info.master_addr : "0.0.0.0";
+  const std::string bound = is_loopback(info.master_addr) ? info.master_addr : store_socket::kAnyAddress;
   auto server = std::make_unique<StoreServer>(bound, info.master_port, StoreServerOptions{.key = info.key, .log = log});
   if (log && info.key.secret.empty() && !is_loopback(bound)) {
     log(fmt::format(
-        "store: whoever reaches port {} of this host can join the job; a CARAVAN_SECRET, the same for every "
-        "rank, keeps strangers out (openssl rand -hex 32 makes one)",
+        "store: any process that reaches port {} of this host can join the job; set CARAVAN_SECRET to the same "
+        "value for every rank to prevent this (openssl rand -hex 32 generates one)",
         info.master_port));
   }
   auto client = connect_store(is_loopback(bound) ? bound : "127.0.0.1", info.master_port, options.timeout, info.key, 0);
@@ -107,7 +108,11 @@ std::shared_ptr<Communicator> make_world(const std::string& backend, const RankI
     refuse_backend(backend, info, "its ranks are threads of one process, and these are processes",
                    "choose auto, shm or gloo");
   }
-  if (backend == "nccl") return make_nccl_world(info, store, options);
+  if (backend == "nccl") {
+    if (nccl_is_built()) return make_nccl_world(info, store, options);
+    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(built_backends())),
+                   "choose gloo, or configure with -DCARAVAN_NCCL=ON and a libtorch with CUDA");
+  }
   const bool is_of_mpi = backend == "mpi" || backend == "shm+mpi";
   if (is_of_mpi && mpi::built().empty()) {
     refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(built_backends())),

@@ -6,14 +6,14 @@
 
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/options.h"
-#include "caravan/comm/rendezvous.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan {
 
 /// The store of this job as the environment says: torchrun's agent, our launcher's, one that rank 0 serves on
 /// master_port (ranks started by hand) or on a port that MPI tells (ranks started by mpirun). For a world of one rank:
 /// a local store. Keep it as long as the world. `log` gets a line for each connection that a store served here refuses,
-/// and one if strangers could reach it and no secret keeps them out.
+/// and one if other hosts can reach it and there is no secret.
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
 
 /// The names that make_world takes, whether they are built or not.

@@ -7,8 +7,8 @@
 namespace caravan {
 namespace {
 
-// \w of Unicode's UTS 18, which says what a word character is: Alphabetic (L, Nl and, beside marks, four ranges of
-// circled letters), M, Nd, Pc and the two join controls.
+// \w as defined by Unicode's UTS 18: Alphabetic (L, Nl, marks and four ranges of circled letters), M, Nd, Pc and the
+// two join controls.
 constexpr std::string_view kWordCharacter =
     R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])";
 

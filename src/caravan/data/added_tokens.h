@@ -11,29 +11,29 @@
 
 namespace caravan {
 
-/// A token that is looked for in the text before it is cut into words: an entry of added_tokens.
+/// An entry of added_tokens: a token that is searched in the text before the text is split into words.
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool is_single_word = false;  ///< only where no word character stands beside it
-  bool strips_left = false;     ///< takes the white space on its left with it
+  bool is_single_word = false;  ///< matches only where it has no word character next to it
+  bool strips_left = false;     ///< includes the white space to its left
   bool strips_right = false;
-  bool is_normalized = false;  ///< looked for in the normalised text, after the others
-  bool is_special = false;     ///< left out by a decoder that is asked to
+  bool is_normalized = false;  ///< searched in the normalized text, after the others
+  bool is_special = false;     ///< decoding may skip it
 };
 
-/// Finds the added tokens of one kind in text: the leftmost first, and of those that begin there the longest.
+/// Finds the added tokens of one kind in text: the leftmost match, and the longest of those that start there.
 class AddedTokenFinder {
  public:
   explicit AddedTokenFinder(std::vector<AddedToken> tokens);
   bool is_empty() const noexcept { return tokens_.empty(); }
 
-  /// A stretch of text: a token, or what lies between tokens (`id` is empty).
+  /// A stretch of text: a token, or the text between two tokens (`id` is empty).
   struct Stretch {
     std::string_view text;
     std::optional<int32_t> id;
   };
-  /// Cuts `text`, well-formed UTF-8, into stretches.
+  /// Splits `text`, well-formed UTF-8, into stretches.
   std::vector<Stretch> split(std::string_view text) const;
 
  private:
@@ -46,7 +46,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_;
-  std::optional<Regex> word_character_;  // if a token is a single word
+  std::optional<Regex> word_character_;  // set if some token is a single word
 };
 
 }  // namespace caravan

@@ -18,8 +18,8 @@ constexpr int32_t kNoToken = -1;
 
 using Symbol = BpeModel::Scratch::Symbol;
 
-/// The merging of one word: pairs wait in the order of their rank, then of their place, which is what BPE means by
-/// "the best pair first, from the left".
+/// Merges the symbols of one word: pairs are queued by rank, then by position, as BPE requires ("best pair first, from
+/// the left").
 class WordMerger {
  public:
   WordMerger(const PairMap& merges, BpeModel::Scratch& scratch)
@@ -29,7 +29,7 @@ class WordMerger {
     start(ids);
     size_t cursor = 0;
     while (cursor < initial_.size() || !heap_.empty()) {
-      // The pairs of the start are sorted once; only those that merging makes go through the heap.
+      // The initial pairs are sorted once; only pairs created by merging go through the heap.
       if (heap_.empty() || (cursor < initial_.size() && initial_[cursor] < heap_.front())) {
         merge_at(initial_[cursor++]);
       } else {
@@ -63,7 +63,8 @@ class WordMerger {
     if (left.id == kGone || left.next == kNoSymbol) return;
     Symbol& right = symbols_[left.next];
     const auto* merge = merges_.find(left.id, right.id);
-    if (merge == nullptr || merge->rank != waiting >> 32) return;  // one of the two has merged since with another
+    if (merge == nullptr || merge->rank != waiting >> 32)
+      return;  // stale: one of the two has merged with another symbol
     left.id = merge->result;
     right.id = kGone;
     left.next = right.next;
@@ -120,6 +121,8 @@ bool BpeModel::has_all_bytes() const noexcept {
   return std::none_of(byte_ids_.begin(), byte_ids_.end(), [](int32_t id) { return id == kNoToken; });
 }
 
+bool BpeModel::has_no_merges() const noexcept { return merges_.is_empty() && !ignores_merges_ && has_all_bytes(); }
+
 void BpeModel::split_to_bytes(std::string_view word, std::vector<int32_t>& ids) const {
   bool follows_unknown = false;
   for (const char byte : word) {
@@ -146,12 +149,11 @@ void BpeModel::encode_word(std::string_view word, Scratch& scratch, std::vector<
     return;
   }
   if (word.size() >= kNoSymbol) {
-    throw DataError(
-        {.op = "tokenizer",
-         .subject = "a word",
-         .fact = fmt::format("has {} bytes, and one that is cut no further may have {}", word.size(), kNoSymbol - 1),
-         .where = {},
-         .action = "break the text into lines or words"});
+    throw DataError({.op = "tokenizer",
+                     .subject = "a word",
+                     .fact = fmt::format("has {} bytes, the limit of one word is {}", word.size(), kNoSymbol - 1),
+                     .where = {},
+                     .action = "break the text into lines or words"});
   }
   scratch.ids.clear();
   split_to_bytes(word, scratch.ids);

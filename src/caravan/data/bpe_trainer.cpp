@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/data/byte_alphabet.h"
+#include "caravan/data/corpus.h"
 #include "caravan/data/tokenizer_json.h"
 #include "caravan/data/utf8.h"
 
@@ -18,7 +19,11 @@ namespace {
 /// Counts the distinct words of a text.
 class WordCounter final : public WordSink {
  public:
+  explicit WordCounter(DataObserver& observer) : observer_(observer) {}
+
   void word(std::string_view word) override {
+    bytes_ += static_cast<int64_t>(word.size());
+    if (bytes_ >= kReportBytes) report();
     const auto found = index_.find(word);
     if (found != index_.end()) {
       ++counts_[found->second];
@@ -29,10 +34,19 @@ class WordCounter final : public WordSink {
     counts_.push_back(1);
   }
 
+  void report() {
+    observer_.advance(bytes_);
+    bytes_ = 0;
+  }
+
   const std::vector<std::string_view>& words() const noexcept { return words_; }
   const std::vector<int64_t>& counts() const noexcept { return counts_; }
 
  private:
+  static constexpr int64_t kReportBytes = int64_t{1} << 18;
+
+  DataObserver& observer_;
+  int64_t bytes_ = 0;                                   // since the last report
   std::unordered_map<std::string_view, size_t> index_;  // keys point into the text
   std::vector<std::string_view> words_;
   std::vector<int64_t> counts_;
@@ -55,13 +69,13 @@ struct PairHash {
 struct Candidate {
   int64_t count;
   Pair pair;
-  /// Lower priority: seen less often, or as often and with larger ids.
+  /// Lower priority: less frequent, or equally frequent with larger ids.
   bool operator<(const Candidate& other) const noexcept {
     return count != other.count ? count < other.count : pair > other.pair;
   }
 };
 
-/// The words as sequences of ids, and for each pair of neighbours how often it occurs and in which words.
+/// The words as sequences of ids, and for each adjacent pair its count and the words that contain it.
 class BpeTrainer {
  public:
   BpeTrainer(const WordCounter& counter, std::string_view special, WrittenTokenizer& out)
@@ -83,16 +97,18 @@ class BpeTrainer {
     }
   }
 
-  void run(int64_t vocab_size, int64_t min_frequency) {
+  void run(int64_t vocab_size, int64_t min_frequency, DataObserver& observer) {
     for (uint32_t w = 0; w < words_.size(); ++w) {
+      if (w % 4096 == 0) observer.advance(0);
       for (size_t i = 0; i + 1 < words_[w].size(); ++i) change({words_[w][i], words_[w][i + 1]}, w, counts_[w]);
     }
     queue_grown();
     while (static_cast<int64_t>(out_.tokens.size()) < vocab_size && !queue_.empty()) {
+      observer.advance(0);
       const Candidate best = queue_.top();
       queue_.pop();
       const int64_t count = pairs_[best.pair].count;
-      if (count != best.count) {  // it shrank since it was queued; growth queues it anew
+      if (count != best.count) {  // stale: the count shrank since; pairs that grow are queued again
         if (count > 0 && count < best.count) queue_.push({count, best.pair});
         continue;
       }
@@ -104,7 +120,7 @@ class BpeTrainer {
  private:
   struct Occurrences {
     int64_t count = 0;
-    std::vector<uint32_t> words;  // may name a word that has lost the pair since
+    std::vector<uint32_t> words;  // may contain words that have lost the pair
     bool has_grown = false;
   };
 
@@ -129,11 +145,11 @@ class BpeTrainer {
   void merge(Pair pair) {
     const std::string bytes =
         out_.tokens[static_cast<size_t>(pair.left)] + out_.tokens[static_cast<size_t>(pair.right)];
-    if (bytes == special_) {  // plain text must never become the special token
+    if (bytes == special_) {  // plain text must never produce the special token
       pairs_.erase(pair);
       return;
     }
-    // Two merges can make the same token: "the" of "th" and "e", and of "t" and "he".
+    // Two merges can produce the same token: "th" + "e" and "t" + "he".
     const auto [known, is_new] = ids_by_bytes_.emplace(bytes, static_cast<int32_t>(out_.tokens.size()));
     if (is_new) out_.tokens.push_back(bytes);
     out_.merges.push_back({pair.left, pair.right, known->second});
@@ -142,13 +158,13 @@ class BpeTrainer {
     std::sort(words.begin(), words.end());
     words.erase(std::unique(words.begin(), words.end()), words.end());
     for (const uint32_t word : words) merge_in_word(word, pair, known->second);
-    pairs_.erase(pair);  // overlaps like "aaa" changed it again
+    pairs_.erase(pair);  // overlaps as in "aaa" have inserted it again
     queue_grown();
   }
 
   void merge_in_word(uint32_t word, Pair pair, int32_t result) {
     std::vector<int32_t>& ids = words_[word];
-    size_t end = 0;  // of what is rewritten so far
+    size_t end = 0;  // of the rewritten part
     for (size_t i = 0; i < ids.size(); ++i) {
       if (i + 1 == ids.size() || ids[i] != pair.left || ids[i + 1] != pair.right) {
         ids[end++] = ids[i];
@@ -180,24 +196,29 @@ class BpeTrainer {
 
 }  // namespace
 
-Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_size, const BpeTrainerOptions& options) {
+Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_size, const BpeTrainerOptions& options,
+                    DataObserver& observer) {
   const int64_t least = options.end_of_text.empty() ? 256 : 257;
   if (vocab_size < least) {
-    throw UsageError({.op = "tokenizer",
-                      .subject = fmt::format("a vocabulary of {} tokens", vocab_size),
-                      .fact = fmt::format("does not hold the 256 bytes{}", least == 256 ? "" : " and the end of text"),
-                      .where = {},
-                      .action = fmt::format("choose at least {}", least)});
+    throw UsageError(
+        {.op = "tokenizer",
+         .subject = fmt::format("a vocabulary of {} tokens", vocab_size),
+         .fact = fmt::format("is too small for the 256 bytes{}", least == 256 ? "" : " and the end-of-text token"),
+         .where = {},
+         .action = fmt::format("use at least {}", least)});
   }
-  WordCounter counter;
+  observer.begin("training the tokenizer", num_bytes(documents));
+  WordCounter counter(observer);
   PreTokenizer::Scratch scratch;
   const PreTokenizer cut = PreTokenizer::gpt2();
   for (const std::string_view document : documents) {
-    check_utf8(document, "tokenizer", "the training text");
+    SecondPass checking(observer);
+    check_utf8(document, "tokenizer", "the training text", checking);
     cut.split(document, scratch, counter);
+    counter.report();
   }
   WrittenTokenizer out;
-  BpeTrainer(counter, options.end_of_text, out).run(vocab_size, options.min_frequency);
+  BpeTrainer(counter, options.end_of_text, out).run(vocab_size, options.min_frequency, observer);
   return Tokenizer::from_json(write_tokenizer_json(out), "the trained tokenizer");
 }
 

@@ -1,6 +1,7 @@
 #include "caravan/data/corpus.h"
 
 #include "caravan/base/error.h"
+#include "caravan/data/file_format.h"
 #include "caravan/data/utf8.h"
 
 namespace caravan {
@@ -18,7 +19,7 @@ TextSplit split_text(std::span<const std::string_view> documents) {
                      .subject = "the text",
                      .fact = "is empty: 0 bytes",
                      .where = {},
-                     .action = "name a text file that has text in it"});
+                     .action = "name a text file that is not empty"});
   }
   size_t left = total - (total + 9) / 10;  // bytes of train that are still to come
   TextSplit split;
@@ -38,17 +39,23 @@ TextSplit split_text(std::span<const std::string_view> documents) {
 
 TextSplit split_text(std::string_view text) { return split_text(std::span(&text, 1)); }
 
-Corpus::Corpus(std::span<const std::filesystem::path> files) {
+Corpus::Corpus(std::span<const std::filesystem::path> files, DataObserver& observer) {
+  int64_t total = 0;
   for (const std::filesystem::path& path : files) {
-    const std::string_view text = files_.emplace_back(path, "data").text();
+    total += static_cast<int64_t>(files_.emplace_back(path, "data").text().size());
+  }
+  observer.begin("reading the text", total);
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::filesystem::path& path = files[i];
+    const std::string_view text = files_[i].text();
     if (text.empty()) {
       throw DataError({.op = "data",
                        .subject = path.string(),
                        .fact = "is empty: 0 bytes",
                        .where = {},
-                       .action = "name a text file that has text in it"});
+                       .action = "name a text file that is not empty"});
     }
-    check_utf8(text, "data", path.string());
+    check_is_text(text, path, observer);
     documents_.push_back(text);
   }
 }

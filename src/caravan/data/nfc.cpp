@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-/// Combining marks that Unicode gained between versions 9.0 and 14.0; unicode_additions() has the later ones.
+/// Combining marks added to Unicode between versions 9.0 and 14.0; unicode_additions() has the later ones.
 constexpr std::array<std::pair<char32_t, char32_t>, 33> kLateMarks{{
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},
     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},
@@ -26,13 +26,13 @@ constexpr std::array<std::pair<char32_t, char32_t>, 33> kLateMarks{{
     {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
 }};
 
-/// Whether one of `ranges`, which are in order, holds `point`; `first` and `last` are the members that bound one.
+/// Whether one of `ranges`, which are sorted, contains `point`; `first` and `last` are the members with its bounds.
 bool holds(const auto& ranges, auto first, auto last, char32_t point) {
   const auto behind = std::ranges::upper_bound(ranges, point, {}, first);
   return behind != ranges.begin() && point <= std::invoke(last, *(behind - 1));
 }
 
-/// True for a character that version 9.0, by which `tokenizers` normalises, does not know: it stays where it is, and
+/// True for a character that is unassigned in version 9.0, which `tokenizers` normalizes by: it keeps its place, and
 /// nothing moves across it or composes with it.
 bool is_inert(char32_t point) {
   using Range = std::pair<char32_t, char32_t>;
@@ -83,8 +83,8 @@ std::string_view to_nfc(std::string_view text, std::string& scratch) {
   size_t begin = find_end(0, true);
   if (begin == text.size()) return text;
   scratch.clear();
-  // No ASCII character composes with what stands before it, so each run of others is normalised by itself, together
-  // with the one ASCII character that it may compose with.
+  // No ASCII character composes with the character before it. So each run of other characters is normalized on its own,
+  // together with the one ASCII character before it, with which it may compose.
   for (size_t done = 0; done < text.size();) {
     const size_t base = begin > done ? begin - 1 : begin;
     const size_t end = find_end(begin, false);

@@ -5,8 +5,8 @@
 
 namespace caravan {
 
-/// Unicode's normalisation form C of `text`, well-formed UTF-8: composed characters where there are any. Returns `text`
-/// itself if it is ASCII, else a view of `scratch`. Throws ResourceError if memory is short.
+/// `text`, well-formed UTF-8, in Unicode's normalization form C. Returns `text` itself if it is ASCII, else a view of
+/// `scratch`. Throws ResourceError if memory is exhausted.
 std::string_view to_nfc(std::string_view text, std::string& scratch);
 
 }  // namespace caravan

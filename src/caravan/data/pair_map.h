@@ -6,8 +6,8 @@
 
 namespace caravan {
 
-/// Pairs of token ids to the rank and the result of their merge: a flat table with linear probing, built once, then
-/// only read. Tokenizing is bound by these look-ups.
+/// Maps a pair of token ids to the rank and the result of its merge. A flat hash table with linear probing, built once
+/// and then only read. These lookups dominate the time of tokenization.
 class PairMap {
  public:
   struct Merge {
@@ -19,7 +19,7 @@ class PairMap {
 
   bool is_empty() const noexcept { return count_ == 0; }
 
-  /// A pair that is there already gets the new merge. At most `expected` pairs.
+  /// Replaces the merge of a pair that exists. At most `expected` pairs.
   void set(int32_t left, int32_t right, Merge merge) noexcept {
     Slot& slot = slots_[find_slot(key(left, right))];
     count_ += slot.key == kNone ? 1 : 0;

@@ -3,7 +3,7 @@
 namespace caravan {
 namespace {
 
-/// Joins the matches and the gaps between them to pieces as a SplitBehavior says.
+/// Combines the matches and the gaps between them into pieces, according to a SplitBehavior.
 template <typename Emit>
 class PieceJoiner {
  public:

@@ -77,7 +77,7 @@ Regex::Regex(std::string translated, std::string_view subject, int) {
                      .action = "correct the pattern"});
   }
   code_ = std::make_shared<const Code>(compiled, std::string(subject));
-  pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it cannot, pcre2_match interprets: slower, the same matches
+  pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // if it fails, pcre2_match interprets: slower, same matches
 }
 
 RegexScratch::RegexScratch() : memory_(std::make_unique<Memory>()) {}
@@ -96,7 +96,7 @@ std::optional<RegexSearch::Match> RegexSearch::next() {
       pcre2_get_error_message(found, message.data(), message.size());
       throw DataError({.op = "tokenizer",
                        .subject = code_.subject,
-                       .fact = fmt::format("the pattern gives up at byte {} of a text of {}: {}", from_, text_.size(),
+                       .fact = fmt::format("the pattern fails at byte {} of {}: {}", from_, text_.size(),
                                            reinterpret_cast<const char*>(message.data())),
                        .where = {},
                        .action = "use a pattern that backtracks less"});

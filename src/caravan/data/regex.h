@@ -8,11 +8,10 @@
 
 namespace caravan {
 
-/// A compiled pattern of a tokenizer.json file. Immutable: several threads may search with it, each with its own
-/// RegexScratch.
+/// A compiled pattern of a tokenizer.json file. Immutable: threads may share it, each with its own RegexScratch.
 class Regex {
  public:
-  /// `pattern` is in the dialect of tokenizer.json (regex_dialect.h); `subject` names it in errors: its JSON path.
+  /// `pattern` is in the dialect of tokenizer.json (regex_dialect.h). `subject`, its JSON path, names it in errors.
   /// Throws DataError for a pattern that does not compile or is not supported.
   Regex(std::string_view pattern, std::string_view subject);
   /// A pattern that matches `literal` itself.
@@ -26,7 +25,7 @@ class Regex {
   std::shared_ptr<const Code> code_;
 };
 
-/// Memory of a search, reused from one to the next. One thread at a time.
+/// Scratch memory of searches. One thread at a time.
 class RegexScratch {
  public:
   RegexScratch();
@@ -40,7 +39,7 @@ class RegexScratch {
   std::unique_ptr<Memory> memory_;
 };
 
-/// Walks over the matches in one text, left to right, without overlap. An empty match right behind a match is skipped.
+/// Iterates over the matches in a text, left to right, without overlap. Skips an empty match directly after a match.
 class RegexSearch {
  public:
   struct Match {
@@ -48,7 +47,7 @@ class RegexSearch {
     size_t end;
   };
 
-  /// `text` is well-formed UTF-8 and, like the other two, outlives the search.
+  /// `text` is well-formed UTF-8. All arguments outlive the search.
   RegexSearch(const Regex& regex, RegexScratch& scratch, std::string_view text);
   /// The next match. Throws DataError if the pattern needs too much backtracking on this text.
   std::optional<Match> next();

@@ -21,7 +21,8 @@ constexpr std::string_view kNotWhiteSpace =
     R"(\x{0}-\x{8}\x{E}-\x{1F}\x{21}-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027})"
     R"(\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";
 
-// Not C and its parts: what is unassigned changes with the version. Not Mn, Mc, Me: U+1171E moved between them.
+// Without C and its subcategories: what is unassigned depends on the version. Without Mn, Mc, Me: U+1171E moved between
+// them.
 constexpr std::array<std::string_view, 28> kCategories{"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "N",  "Nd", "Nl",
                                                        "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",
                                                        "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
@@ -30,7 +31,7 @@ constexpr int kDeepest = 50;
 
 std::string code_point(char32_t point) { return fmt::format("\\x{{{:X}}}", static_cast<uint32_t>(point)); }
 
-/// The inside of a class: "\p{L}" and the ranges that may be missing in it.
+/// The content of a class: "\p{L}" and the ranges that the installed PCRE2 may lack in it.
 std::string category_members(std::string_view category) {
   std::string out = fmt::format("\\p{{{}}}", category);
   for (const UnicodeAddition& addition : unicode_additions()) {
@@ -97,7 +98,7 @@ class Translator {
     last_folded_ = 0;
   }
 
-  /// False for what takes no quantifier.
+  /// False if no quantifier may follow.
   bool atom(int depth) {
     if (text_[at_] == '(') return group(depth);
     if (take("^") || take("$")) {

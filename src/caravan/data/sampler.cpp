@@ -16,7 +16,7 @@ void check_context(int64_t context) {
                     .subject = "context",
                     .fact = fmt::format("is {} tokens", context),
                     .where = {},
-                    .action = "choose at least 1"});
+                    .action = "use at least 1"});
 }
 
 /// The number of rows that both buffers have.
@@ -44,11 +44,11 @@ Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed) : context_(
     throw DataError(
         {.op = "data",
          .subject = "the training text",
-         .fact = fmt::format("has {} tokens, a window of context {} needs {}", num_tokens, context, context + 1),
+         .fact = fmt::format("has {} tokens, but a window of context {} needs {}", num_tokens, context, context + 1),
          .where = {},
          .action = "give more text, or lower model.context"});
   }
-  // One window fewer than fit at phase 0 fits at every phase, and phases reach over a whole window.
+  // One window less than fits at phase 0 fits at every phase, and the phases cover a whole window.
   num_windows_ = std::max<int64_t>(1, (num_tokens - 1) / context - 1);
   num_phases_ = num_tokens - num_windows_ * context;
 }
@@ -86,7 +86,7 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context) :
   if (tokens.size() >= 2) return;
   throw DataError({.op = "data",
                    .subject = "the validation text (the last tenth)",
-                   .fact = fmt::format("has {} tokens, an evaluation needs 2", tokens.size()),
+                   .fact = fmt::format("has {} tokens, but an evaluation needs 2", tokens.size()),
                    .where = {},
                    .action = "give more text"});
 }

@@ -9,13 +9,13 @@ namespace caravan {
 
 inline constexpr int64_t kNoTarget = -100;  ///< the label of a token without a target; nn's kIgnoredLabel
 
-/// The order in which training goes over a text: sample k, k = step * global_batch + row of the global batch, is a
-/// window of context + 1 tokens. A pure function of (num_tokens, context, seed, k): ranks, accumulation and restarts
-/// change nothing.
+/// The order in which training visits a text. Sample k, where k = step * global_batch + row in the global batch, is a
+/// window of context + 1 tokens. It depends only on (num_tokens, context, seed, k), not on the number of ranks, on
+/// accumulation or on restarts.
 ///
-/// An epoch cuts the text into windows that share no target, begun at a phase of its own, and goes over each of them
-/// once in an order of its own. What the windows of one phase leave out at both ends (less than two windows) another
-/// epoch has.
+/// Each epoch splits the text into windows that share no target, starting at a random phase, and visits each window once
+/// in random order. The tokens before the first and after the last window (fewer than two windows) are used in other
+/// epochs.
 class Sampler {
  public:
   /// Throws DataError for a text shorter than context + 1 tokens, naming both numbers; ShapeError for context < 1.
@@ -27,9 +27,9 @@ class Sampler {
   /// First token of the window of sample k >= 0; the window is tokens [offset, offset + context + 1).
   int64_t offset(int64_t sample) const;
 
-  /// The position of a run as checkpoints keep it: tokens trained on by all ranks together before sample k.
+  /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before sample k.
   int64_t position(int64_t sample) const noexcept { return sample * context_; }
-  /// The next sample of a run at `position`. Throws DataError if no sample begins there: a position of another context.
+  /// The next sample of a run at `position`. Throws DataError if `position` is not a multiple of the context.
   int64_t sample_at(int64_t position) const;
 
  private:
@@ -40,25 +40,26 @@ class Sampler {
 };
 
 /// Rows of a batch: row r gets sample first_sample + r.
-///   input_ids, labels   [rows, context], row-major, of equal size; labels[r, t] is the token behind input_ids[r, t]
+///   input_ids, labels   [rows, context], row-major, of equal size; labels[r, t] is the token after input_ids[r, t]
 /// Throws ShapeError if the sizes are not rows * context.
 void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
                 std::span<int64_t> labels);
 
-/// The windows of an evaluation: every token but the first is the target of exactly one of them, given at most
-/// `context` tokens before it.
+/// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most `context`
+/// tokens before it as input.
 class ValidationWindows {
  public:
-  /// Throws DataError for a text of less than 2 tokens; ShapeError for context < 1. `tokens` outlives the windows.
+  /// Throws DataError for a text of fewer than 2 tokens, ShapeError for context < 1. `tokens` outlives the windows.
   ValidationWindows(const TokenFile& tokens, int64_t context);
 
+  int64_t context() const noexcept { return context_; }
   int64_t size() const noexcept { return (num_targets() + context_ - 1) / context_; }
   int64_t num_targets() const noexcept { return tokens_.size() - 1; }
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
 
-  /// Rows first .. of the windows, as fill_batch; the last window is filled up with token 0 and kNoTarget, and so are
-  /// rows behind it, so that every rank can have as many.
+  /// Fills rows as fill_batch does with the windows from `first_window` on. The last window, and rows after it, are padded
+  /// with token 0 and kNoTarget, so that every rank can fill the same number of rows.
   void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels) const;
 
  private:

@@ -1,8 +1,6 @@
 #include <array>
 #include <optional>
 
-#include <fmt/format.h>
-
 #include "caravan/base/error.h"
 #include "caravan/data/corpus.h"
 #include "caravan/data/token_file.h"
@@ -11,9 +9,10 @@
 namespace caravan {
 namespace {
 
-constexpr uint64_t kTokenization = 1;  ///< raised when the same tokenizer.json comes to give other ids
+constexpr uint64_t kTokenization = 1;  ///< raise it when the same tokenizer.json comes to give other ids
 
-ContentHash content_of(std::span<const std::string_view> documents, const Tokenizer& tokenizer) {
+ContentHash content_of(std::span<const std::string_view> documents, const Tokenizer& tokenizer,
+                       DataObserver& observer) {
   ContentHasher hasher;
   hasher.update(kTokenization);
   hasher.update(tokenizer.hash().high);
@@ -21,50 +20,54 @@ ContentHash content_of(std::span<const std::string_view> documents, const Tokeni
   hasher.update(static_cast<uint64_t>(tokenizer.end_of_text().value_or(-1)));
   for (const std::string_view document : documents) {
     hasher.update(static_cast<uint64_t>(document.size()));
-    hasher.update(document);
+    in_pieces(document, observer, [&](std::string_view piece) { hasher.update(piece); });
   }
   return hasher.value();
 }
 
-/// The file, if it is there and whole.
-std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, const Tokenizer& tokenizer) {
+/// The file, if it exists and is whole.
+std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, const Tokenizer& tokenizer,
+                              DataObserver& observer) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
   try {
-    TokenFile file = TokenFile::open(path);
+    TokenFile file = TokenFile::open(path, observer);
     if (file.info().content == content && file.info().vocab_size == tokenizer.vocab_size()) return file;
   } catch (const DataError&) {
-    // A damaged file of a cache is one that is missing.
+    // A damaged file of the cache is built again.
   }
   return std::nullopt;
+}
+
+void build(const std::filesystem::path& path, ContentHash content, std::span<const std::string_view> documents,
+           const Tokenizer& tokenizer, DataObserver& observer) {
+  observer.begin("tokenizing", num_bytes(documents));
+  TokenFileWriter writer(path, tokenizer.vocab_size());
+  bool is_first = true;
+  for (const std::string_view document : documents) {
+    if (!is_first && tokenizer.end_of_text()) writer.append(std::array{*tokenizer.end_of_text()});
+    tokenizer.encode(
+        document, [&](std::span<const int32_t> ids) { writer.append(ids); }, observer);
+    is_first = false;
+  }
+  writer.finish(num_bytes(documents), content);
 }
 
 }  // namespace
 
 TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const std::string_view> documents,
-                        const Tokenizer& tokenizer) {
-  const ContentHash content = content_of(documents, tokenizer);
+                        const Tokenizer& tokenizer, DataObserver& observer) {
+  SecondPass hashing(observer);
+  const ContentHash content = content_of(documents, tokenizer, hashing);
   const std::filesystem::path path = cache_dir / (content.hex() + ".tokens");
-  if (auto file = find(path, content, tokenizer)) return std::move(*file);
-
-  std::error_code error;
-  std::filesystem::create_directories(cache_dir, error);
-  if (error) {
-    throw ResourceError({.op = "tokens",
-                         .subject = cache_dir.string(),
-                         .fact = fmt::format("the folder cannot be made: {}", error.message()),
-                         .where = {},
-                         .action = "choose a folder that may be written"});
-  }
-  TokenFileWriter writer(path, tokenizer.vocab_size());
-  bool is_first = true;
-  for (const std::string_view document : documents) {
-    if (!is_first && tokenizer.end_of_text()) writer.append(std::array{*tokenizer.end_of_text()});
-    tokenizer.encode(document, [&](std::span<const int32_t> ids) { writer.append(ids); });
-    is_first = false;
-  }
-  writer.finish(num_bytes(documents), content);
-  return TokenFile::open(path);
+  std::optional<TokenFile> file;
+  const auto look = [&] {
+    file = find(path, content, tokenizer, observer);
+    return file.has_value();
+  };
+  find_or_build(
+      path, look, [&] { build(path, content, documents, tokenizer, observer); }, observer);
+  return file ? std::move(*file) : TokenFile::open(path, observer);
 }
 
 }  // namespace caravan

@@ -27,7 +27,7 @@ struct Header {
   uint64_t text_bytes;
   uint64_t content_high;
   uint64_t content_low;
-  // Of the ids, then of all fields above.
+  // Over the ids, then over all fields above.
   uint64_t hash_high;
   uint64_t hash_low;
 };
@@ -45,7 +45,7 @@ ContentHash hash_with(const Header& header, ContentHasher& of_ids) {
                    .subject = path.string(),
                    .fact = std::move(fact),
                    .where = {},
-                   .action = "remove it: it is made again from the text"});
+                   .action = "remove it; it is built again from the text"});
 }
 
 template <typename Id>
@@ -61,7 +61,7 @@ uint64_t largest_id(const MappedFile& file, uint64_t count) {
   return largest;
 }
 
-/// A header that fits the size of its file.
+/// The header, checked against the size of the file.
 Header read_header(const MappedFile& file, const std::filesystem::path& path) {
   const size_t size = file.bytes().size();
   Header header{};
@@ -85,11 +85,13 @@ Header read_header(const MappedFile& file, const std::filesystem::path& path) {
 
 }  // namespace
 
-TokenFile TokenFile::open(const std::filesystem::path& path) {
+TokenFile TokenFile::open(const std::filesystem::path& path, DataObserver& observer) {
+  std::shared_ptr<const CacheLock> use = use_cache_file(path);
   MappedFile file(path, "tokens");
   const Header header = read_header(file, path);
   ContentHasher hasher;
-  hasher.update(file.bytes().subspan(sizeof header));
+  SecondPass reading(observer);
+  in_pieces(file.bytes().subspan(sizeof header), reading, [&](auto piece) { hasher.update(piece); });
   if (hash_with(header, hasher) != ContentHash{header.hash_high, header.hash_low}) {
     refuse(path, "is damaged: its hash is not the one that was written");
   }
@@ -102,7 +104,7 @@ TokenFile TokenFile::open(const std::filesystem::path& path) {
                            .vocab_size = static_cast<int64_t>(header.vocab_size),
                            .text_bytes = static_cast<int64_t>(header.text_bytes),
                            .content = {header.content_high, header.content_low}};
-  return {std::move(file), info, static_cast<int>(header.id_bytes), path};
+  return {std::move(use), std::move(file), info, static_cast<int>(header.id_bytes), path};
 }
 
 void TokenFile::read(int64_t first, std::span<int64_t> out) const {
@@ -110,9 +112,9 @@ void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   if (first < 0 || first > size() || count > size() - first) {
     throw ShapeError({.op = "tokens",
                       .subject = path_.string(),
-                      .fact = fmt::format("has {} tokens, {} from {} on were asked for", size(), count, first),
+                      .fact = fmt::format("has {} tokens, but {} from index {} were requested", size(), count, first),
                       .where = {},
-                      .action = "ask for tokens that are there"});
+                      .action = "request tokens within the file"});
   }
   if (id_bytes_ == 2) {
     std::copy_n(ids_of<uint16_t>(file_) + first, count, out.begin());
@@ -126,9 +128,9 @@ TokenFileWriter::TokenFileWriter(std::filesystem::path path, int64_t vocab_size)
   if (vocab_size <= 0 || vocab_size > kLargestVocabulary) {
     throw UsageError({.op = "tokens",
                       .subject = path_.string(),
-                      .fact = fmt::format("for a vocabulary of {}", vocab_size),
+                      .fact = fmt::format("cannot hold ids of a vocabulary of {}", vocab_size),
                       .where = {},
-                      .action = fmt::format("write tokens of a vocabulary of 1 to {}", kLargestVocabulary)});
+                      .action = fmt::format("use a vocabulary of 1 to {}", kLargestVocabulary)});
   }
   info_.vocab_size = vocab_size;
   const Header none{};
@@ -140,9 +142,9 @@ void TokenFileWriter::append(std::span<const int32_t> ids) {
     if (id >= 0 && id < info_.vocab_size) continue;
     throw UsageError({.op = "tokens",
                       .subject = path_.string(),
-                      .fact = fmt::format("id {} in a vocabulary of {}", id, info_.vocab_size),
+                      .fact = fmt::format("id {} is outside the vocabulary of {}", id, info_.vocab_size),
                       .where = {},
-                      .action = "write ids of the tokenizer that the file is for"});
+                      .action = "write ids of the tokenizer that the file was created for"});
   }
   buffer_.clear();
   for (const int32_t id : ids) {

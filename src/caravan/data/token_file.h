@@ -8,6 +8,7 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/file.h"
+#include "caravan/data/cache.h"
 
 namespace caravan {
 
@@ -22,39 +23,41 @@ struct TokenFileInfo {
   bool operator==(const TokenFileInfo&) const = default;
 };
 
-/// The ids of a text, mapped from a file: two bytes each for a vocabulary of up to 65,536, else four. Any number of
-/// threads may read it.
+/// The ids of a text, mapped from a file: two bytes each for a vocabulary of up to 65,536, else four. The cache does not
+/// remove the file while this object lives. Any number of threads may read it.
 class TokenFile {
  public:
-  /// Reads the file once, to check all of it: sizes, hash, ids. Throws DataError, before anything is allocated from its
-  /// numbers, for a file that is missing, truncated, altered or something else.
-  static TokenFile open(const std::filesystem::path& path);
+  /// Reads the whole file once and checks sizes, hash and ids. Throws DataError for a file that is missing, truncated,
+  /// altered or not a token file, before anything is allocated from its numbers.
+  static TokenFile open(const std::filesystem::path& path, DataObserver& observer = DataObserver::none());
 
   const TokenFileInfo& info() const noexcept { return info_; }
   int64_t size() const noexcept { return info_.num_tokens; }
   const std::filesystem::path& path() const noexcept { return path_; }
 
-  /// out[i] = id of token first + i. Throws ShapeError if the tokens asked for are not all there.
+  /// out[i] = id of token first + i. Throws ShapeError if the range is not within the file.
   void read(int64_t first, std::span<int64_t> out) const;
 
  private:
-  TokenFile(MappedFile file, TokenFileInfo info, int id_bytes, std::filesystem::path path)
-      : file_(std::move(file)), info_(info), id_bytes_(id_bytes), path_(std::move(path)) {}
+  TokenFile(std::shared_ptr<const CacheLock> use, MappedFile file, TokenFileInfo info, int id_bytes,
+            std::filesystem::path path)
+      : use_(std::move(use)), file_(std::move(file)), info_(info), id_bytes_(id_bytes), path_(std::move(path)) {}
 
+  std::shared_ptr<const CacheLock> use_;
   MappedFile file_;
   TokenFileInfo info_;
   int id_bytes_;
   std::filesystem::path path_;
 };
 
-/// Writes a token file: aside, under a name of its own, then renamed to `path` as a whole; several writers of one path
-/// do not disturb each other. Throws ResourceError.
+/// Writes a token file under a temporary name and then renames it to `path`. Several writers of one path do not disturb
+/// each other. Without `finish` nothing is left. Throws ResourceError.
 class TokenFileWriter {
  public:
   TokenFileWriter(std::filesystem::path path, int64_t vocab_size);
   /// Throws UsageError for an id outside the vocabulary.
   void append(std::span<const int32_t> ids);
-  /// fsyncs and renames. Nothing is appended after it.
+  /// Calls fsync and renames. Nothing may be appended after it.
   void finish(int64_t text_bytes, ContentHash content);
 
  private:
@@ -65,13 +68,12 @@ class TokenFileWriter {
   std::string buffer_;
 };
 
-/// The ids of the documents, with the tokenizer's end-of-text token (if it has one) between two of them: from the file
-/// of `cache_dir` that holds them, which is made when it is missing or damaged. Same text and tokenizer, same file;
-/// another text or tokenizer, another file.
+/// The ids of the documents, with the tokenizer's end-of-text token (if it has one) between them. They are read from a
+/// file in `cache_dir`, which is built if it is missing or damaged. The file name is a hash of text and tokenizer.
 ///
-/// Every rank may call it at once; ranks that find no file each make the same one. Throws DataError for text that is
-/// not UTF-8, ResourceError if the folder or the file cannot be written.
+/// Any number of threads and processes may call it at once: one builds, the others wait for it. Throws DataError for
+/// text that is not UTF-8, ResourceError if the folder or the file cannot be written, and what `observer` throws.
 TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const std::string_view> documents,
-                        const Tokenizer& tokenizer);
+                        const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
 
 }  // namespace caravan

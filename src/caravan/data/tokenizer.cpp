@@ -4,9 +4,11 @@
 #include <unordered_map>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/json_reader.h"
 #include "caravan/data/tokenizer_encoder.h"
 #include "caravan/data/utf8.h"
 
@@ -31,6 +33,26 @@ struct Tokenizer::State {
   std::unordered_map<int32_t, const AddedToken*> added;
 };
 
+namespace {
+
+/// The eos_token of the tokenizer_config.json in `folder`, "" if it names none.
+std::string configured_end(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return "";
+  const MappedFile file(path, "tokenizer");
+  const std::string name = path.string();
+  check_json_depth(file.text(), name, "tokenizer");
+  const nlohmann::json config = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
+  const JsonReader json(config, "", name, "tokenizer");
+  if (!config.is_object()) json.refuse("is not a JSON object", "restore the file from the model's folder");
+  const JsonReader token = json["eos_token"];
+  if (token.is_null()) return "";
+  return token.value().is_object() ? token["content"].string() : token.string();
+}
+
+}  // namespace
+
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {
   for (const std::string_view name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
     const std::optional<int32_t> id = id_of(name);
@@ -53,13 +75,15 @@ Tokenizer Tokenizer::from_json(std::string json, std::string_view file) {
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   const MappedFile file(path, "tokenizer");
-  return from_json(std::string(file.text()), path.string());
+  Tokenizer tokenizer = from_json(std::string(file.text()), path.string());
+  if (const auto end = tokenizer.id_of(configured_end(path.parent_path()))) tokenizer.end_of_text_ = end;
+  return tokenizer;
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
   check_utf8(text, "tokenizer", "the text");
   const Sink none;
-  TokenizerEncoder encoder(state_->tables, none);
+  TokenizerEncoder encoder(state_->tables, none, DataObserver::none());
   const TokenizerParts& parts = state_->tables.parts;
   if (add_special_tokens) encoder.ids() = parts.prefix;
   encoder.encode(text);
@@ -67,9 +91,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
   return std::move(encoder.ids());
 }
 
-void Tokenizer::encode(std::string_view text, const Sink& sink) const {
-  check_utf8(text, "tokenizer", "the text");
-  TokenizerEncoder encoder(state_->tables, sink);
+void Tokenizer::encode(std::string_view text, const Sink& sink, DataObserver& observer) const {
+  SecondPass checking(observer);
+  check_utf8(text, "tokenizer", "the text", checking);
+  TokenizerEncoder encoder(state_->tables, sink, observer);
   encoder.encode(text);
   encoder.flush();
 }
@@ -89,7 +114,7 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
                      .subject = fmt::format("id {}", id),
                      .fact = fmt::format("is outside the vocabulary of {} tokens", state_->vocab_size),
                      .where = {},
-                     .action = "use the tokenizer that the ids were made with"});
+                     .action = "use the tokenizer that produced the ids"});
   }
   const auto added = state_->added.find(id);
   return added != state_->added.end() ? std::string_view(added->second->content) : state_->tables.parts.model.bytes(id);

@@ -6,7 +6,8 @@ namespace caravan {
 namespace {
 
 constexpr size_t kFlushFrom = size_t{1} << 16;   // ids
-constexpr size_t kLongestKnown = 64;             // bytes; longer words seldom come twice
+constexpr size_t kPiece = size_t{1} << 16;       // bytes
+constexpr size_t kLongestKnown = 64;             // bytes; longer words seldom occur twice
 constexpr size_t kKnownWords = size_t{1} << 16;  // more than the distinct words of a long book
 constexpr size_t kKnownIds = size_t{1} << 20;
 
@@ -52,6 +53,14 @@ void TokenizerEncoder::encode_between_raw_tokens(std::string_view text) {
 }
 
 void TokenizerEncoder::word(std::string_view word) {
+  // A tokenizer of bytes takes a text for one word. Its bytes are encoded on their own, so it can be split anywhere.
+  if (tables_.parts.model.has_no_merges()) {
+    for (; word.size() > kPiece; word.remove_prefix(kPiece)) encode_piece(word.substr(0, kPiece));
+  }
+  encode_piece(word);
+}
+
+void TokenizerEncoder::encode_piece(std::string_view word) {
   if (word.size() > kLongestKnown) {
     tables_.parts.model.encode_word(word, merging_, ids_);
   } else if (const auto found = known_.find(word); found != known_.end()) {
@@ -60,6 +69,7 @@ void TokenizerEncoder::word(std::string_view word) {
   } else {
     encode_and_remember(word);
   }
+  bytes_ += static_cast<int64_t>(word.size());
   if (sink_ && ids_.size() >= kFlushFrom) flush();
 }
 
@@ -77,6 +87,8 @@ void TokenizerEncoder::encode_and_remember(std::string_view word) {
 void TokenizerEncoder::flush() {
   if (!ids_.empty()) sink_(ids_);
   ids_.clear();
+  observer_.advance(bytes_);
+  bytes_ = 0;
 }
 
 }  // namespace caravan

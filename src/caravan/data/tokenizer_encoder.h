@@ -11,20 +11,21 @@
 
 namespace caravan {
 
-/// What a tokenizer searches in every text, made once per tokenizer.
+/// The tables of a tokenizer, built once.
 struct TokenizerTables {
   explicit TokenizerTables(TokenizerParts parts_);
 
   TokenizerParts parts;
-  AddedTokenFinder raw_tokens;         ///< looked for before the text is normalised
-  AddedTokenFinder normalized_tokens;  ///< looked for after
+  AddedTokenFinder raw_tokens;         ///< searched before the text is normalized
+  AddedTokenFinder normalized_tokens;  ///< searched after
 };
 
-/// The encoding of one text: owns the memory it needs and remembers the words it has seen. One thread.
+/// Encodes one text. Owns the memory for that and caches the ids of words. One thread.
 class TokenizerEncoder final : private WordSink {
  public:
-  /// The ids go to `sink` in pieces; an empty one: they gather in `ids()`.
-  TokenizerEncoder(const TokenizerTables& tables, const Tokenizer::Sink& sink) : tables_(tables), sink_(sink) {}
+  /// The ids go to `sink` in pieces; with an empty sink they accumulate in `ids()`.
+  TokenizerEncoder(const TokenizerTables& tables, const Tokenizer::Sink& sink, DataObserver& observer)
+      : tables_(tables), sink_(sink), observer_(observer) {}
 
   /// `text` is well-formed UTF-8.
   void encode(std::string_view text);
@@ -43,10 +44,13 @@ class TokenizerEncoder final : private WordSink {
 
   void encode_between_raw_tokens(std::string_view text);
   void word(std::string_view word) override;
+  void encode_piece(std::string_view word);
   void encode_and_remember(std::string_view word);
 
   const TokenizerTables& tables_;
   const Tokenizer::Sink& sink_;
+  DataObserver& observer_;
+  int64_t bytes_ = 0;  ///< encoded since the observer was last called
   std::vector<int32_t> ids_;
   std::string normalized_;
   PreTokenizer::Scratch words_;

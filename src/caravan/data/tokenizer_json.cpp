@@ -14,9 +14,10 @@ namespace {
 
 constexpr int64_t kLargestId = std::numeric_limits<int32_t>::max() - 1;
 
-using Vocabulary = std::unordered_map<std::string_view, int32_t>;  // the keys are those of the document
+using Vocabulary = std::unordered_map<std::string_view, int32_t>;  // the keys point into the document
 
 nlohmann::json parse(std::string_view json, std::string_view file) {
+  check_json_depth(json, file, "tokenizer");
   try {
     return nlohmann::json::parse(json);
   } catch (const nlohmann::json::parse_error& error) {
@@ -44,7 +45,7 @@ bool is_nfc(const JsonReader& json) {
 /// Fills parts.tokens and returns the ids by token.
 Vocabulary read_vocabulary(const JsonReader& json, BpeModel::Parts& parts) {
   const size_t count = json.size();
-  // Ids with gaps exist, but a lone huge one must not decide how much is allocated.
+  // Ids may have gaps, but a single huge id must not determine how much is allocated.
   const int64_t largest = std::min<int64_t>(kLargestId, 2 * static_cast<int64_t>(count) + 1024);
   Vocabulary ids;
   ids.reserve(count);
@@ -156,8 +157,8 @@ std::vector<AddedToken> read_added_tokens(const JsonReader& json, const BpeModel
     token.is_normalized = entry["normalized"].boolean_or(!token.is_special);
     if (token.content.empty()) entry["content"].refuse("is empty", "remove the entry");
     if (!seen.emplace(token.content, token.id).second) entry["content"].refuse("occurs twice", "remove one");
-    // `tokenizers` numbers the tokens itself: as the model does, else behind all others. A file that says otherwise
-    // has two meanings.
+    // `tokenizers` assigns the ids itself: those of the model, else the next free ones. A file that disagrees is
+    // ambiguous.
     const std::optional<int32_t> in_model = model.find(token.content);
     const int64_t expected = in_model ? *in_model : next;
     if (token.id != expected) {
@@ -174,7 +175,8 @@ std::vector<AddedToken> read_added_tokens(const JsonReader& json, const BpeModel
 }
 
 void read_template(const JsonReader& json, TokenizerParts& parts) {
-  json.allow_only({"type", "single", "pair", "special_tokens"});  // pair: two texts at once, which never happens here
+  json.allow_only(
+      {"type", "single", "pair", "special_tokens"});  // "pair" is for two texts at once, which is not used here
   const JsonReader single = json["single"];
   bool is_behind_text = false;
   for (size_t i = 0; i < single.size(); ++i) {

@@ -16,7 +16,7 @@ std::string write_tokenizer_json(const WrittenTokenizer& tokenizer) {
   vocabulary.reserve(texts.size());
   for (size_t id = 0; id < texts.size(); ++id) {
     texts[id] = is_special(id) ? tokenizer.tokens[id] : alphabet.encode(tokenizer.tokens[id]);
-    // Not operator[]: it looks through all earlier keys, and these are different.
+    // Not operator[], which searches all earlier keys: these keys are known to be distinct.
     static_cast<std::vector<Json::object_t::value_type>&>(vocabulary).emplace_back(texts[id], id);
   }
   Json merges = Json::array();

@@ -3,7 +3,7 @@
 namespace caravan {
 namespace {
 
-// UnicodeData.txt of versions 15.0, 15.1 and 16.0: what version 14.0 lacks.
+// From UnicodeData.txt of versions 15.0, 15.1 and 16.0.
 constexpr UnicodeAddition kAdditions[] = {
     {0x897, 0x897, "Mn"},     {0xCF3, 0xCF3, "Mc"},     {0xECE, 0xECE, "Mn"},     {0x1B4E, 0x1B4F, "Po"},
     {0x1B7F, 0x1B7F, "Po"},   {0x1C89, 0x1C89, "Lu"},   {0x1C8A, 0x1C8A, "Ll"},   {0x2427, 0x2429, "So"},

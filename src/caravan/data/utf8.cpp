@@ -14,7 +14,7 @@ Utf8Step utf8_step(std::string_view bytes) noexcept {
   if (lead < 0xC2 || lead > 0xF4) return {Utf8Step::invalid, 1, 0};
   const int tail = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
   char32_t point = lead & (0x3F >> tail);
-  // Only the second byte has narrower bounds: they keep out overlong forms, surrogates and what lies beyond U+10FFFF.
+  // The bounds of the second byte exclude overlong forms, surrogates and code points beyond U+10FFFF.
   unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   for (int k = 1; k <= tail; ++k) {
@@ -32,7 +32,7 @@ Utf8Step utf8_step(std::string_view bytes) noexcept {
 size_t utf8_error(std::string_view text) noexcept {
   size_t at = 0;
   while (at < text.size()) {
-    // Eight ASCII bytes at a time: most text is nothing else.
+    // Eight ASCII bytes at a time: most text is ASCII.
     uint64_t word = 0;
     while (at + sizeof word <= text.size()) {
       std::memcpy(&word, text.data() + at, sizeof word);
@@ -47,8 +47,23 @@ size_t utf8_error(std::string_view text) noexcept {
   return kNoUtf8Error;
 }
 
-void check_utf8(std::string_view text, std::string_view op, std::string_view subject) {
-  const size_t at = utf8_error(text);
+void check_utf8(std::string_view text, std::string_view op, std::string_view subject, DataObserver& observer) {
+  size_t at = kNoUtf8Error;
+  size_t end = 0;  // of what is well-formed so far
+  in_pieces(text, observer, [&](std::string_view piece) {
+    if (at != kNoUtf8Error) return;
+    const auto piece_end = static_cast<size_t>(piece.data() + piece.size() - text.data());
+    const std::string_view rest = text.substr(end, piece_end - end);
+    const size_t wrong = utf8_error(rest);
+    if (wrong == kNoUtf8Error) {
+      end = piece_end;
+      return;
+    }
+    end += wrong;
+    // A piece may end inside a character, which is left to the next one.
+    const bool is_cut = piece_end < text.size() && utf8_step(rest.substr(wrong)).kind == Utf8Step::incomplete;
+    if (!is_cut) at = end;
+  });
   if (at == kNoUtf8Error) return;
   throw DataError({.op = std::string(op),
                    .subject = std::string(subject),

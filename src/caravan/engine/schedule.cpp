@@ -7,7 +7,7 @@
 namespace caravan {
 namespace {
 
-std::string to_string(const Action& action) {
+std::string text_of(const Action& action) {
   const std::string at = action.stage == 0 ? "" : fmt::format("@{}", action.stage);
   switch (action.kind) {
     case Action::Kind::forward: return fmt::format("F{}{}", action.micro_batch, at);
@@ -70,7 +70,7 @@ std::string broken_rule(const Action& action, Progress& done, int num_buckets) {
 
 std::string Schedule::to_string() const {
   std::string line;
-  for (const Action& action : actions) line += (line.empty() ? "" : " ") + caravan::to_string(action);
+  for (const Action& action : actions) line += (line.empty() ? "" : " ") + text_of(action);
   return line;
 }
 
@@ -81,8 +81,7 @@ void Schedule::validate(int num_micro_batches, int num_buckets) const {
   for (size_t i = 0; i < actions.size(); ++i) {
     const std::string broken = broken_rule(actions[i], done, num_buckets);
     if (!broken.empty()) {
-      throw UsageError(
-          {"schedule", fmt::format("action {} ({})", i, caravan::to_string(actions[i])), broken, to_string(), ""});
+      throw UsageError({"schedule", fmt::format("action {} ({})", i, text_of(actions[i])), broken, to_string(), ""});
     }
   }
   if (!done.updated) throw UsageError({"schedule", "", "does not end with an update", to_string(), ""});

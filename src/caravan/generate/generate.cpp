@@ -1,5 +1,6 @@
 #include "caravan/generate/generate.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
@@ -12,12 +13,18 @@
 namespace caravan {
 namespace {
 
-std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view prompt, int64_t vocabulary) {
+SpecialTokens tokens_of(const Tokenizer& tokenizer) {
+  const auto end = tokenizer.end_of_text();
+  return end ? SpecialTokens{.begin = *end, .end = {*end}} : SpecialTokens{};
+}
+
+std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view prompt, std::optional<int64_t> begin,
+                                int64_t vocabulary) {
   std::vector<int64_t> ids;
   for (const int32_t id : tokenizer.encode(prompt, true)) ids.push_back(id);
-  if (ids.empty() && tokenizer.end_of_text()) ids.push_back(*tokenizer.end_of_text());
+  if (ids.empty() && begin) ids.push_back(*begin);
   if (ids.empty()) {
-    throw UsageError({"generate", "prompt", "is empty, and the tokenizer has no end-of-text token to begin with", "",
+    throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", "",
                       "give some text to continue: --prompt TEXT"});
   }
   for (const int64_t id : ids) {
@@ -32,10 +39,12 @@ std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view pro
 }  // namespace
 
 int64_t generate(Model& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
-                 const SamplingOptions& options, const std::function<bool(std::string_view text)>& show) {
+                 const SamplingOptions& options, const std::function<bool(std::string_view text)>& show,
+                 const std::optional<SpecialTokens>& tokens) {
   options.validate();
   const at::NoGradGuard no_grad;
-  std::vector<int64_t> ids = prompt_ids(tokenizer, prompt, model.config().vocabulary);
+  const SpecialTokens special = tokens.value_or(tokens_of(tokenizer));
+  std::vector<int64_t> ids = prompt_ids(tokenizer, prompt, special.begin, model.config().vocabulary);
   const int64_t length = model.config().context;
   KvCache cache(length);
   ForwardContext context;
@@ -54,7 +63,7 @@ int64_t generate(Model& model, const Tokenizer& tokenizer, std::string_view prom
     const at::Tensor logits = model.next_logits(at::tensor(fresh, at::kLong).unsqueeze(0), context);
     cached = ids.size();
     const int64_t id = sample_token(logits.select(0, 0), options, static_cast<int64_t>(ids.size()));
-    if (tokenizer.end_of_text() == static_cast<int32_t>(id)) break;
+    if (std::ranges::find(special.end, id) != special.end.end()) break;
     ids.push_back(id);
     // A model's embedding may be padded past the tokenizer's last id.
     if (id < tokenizer.vocab_size() && !show(text.put(static_cast<int32_t>(id)))) return made + 1;

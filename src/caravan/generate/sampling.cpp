@@ -14,7 +14,7 @@
 namespace caravan {
 namespace {
 
-/// Ids, likeliest first, of which only the first `kept` are sorted and stay.
+/// The `kept` most likely ids, most likely first.
 std::vector<int64_t> likeliest(const std::vector<float>& logits, int64_t kept) {
   std::vector<int64_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);

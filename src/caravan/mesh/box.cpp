@@ -11,8 +11,8 @@
 namespace caravan {
 namespace {
 
-/// One of the two functions of this file at work: what its errors say.
-struct Question {
+/// The arguments of one call of local_box or global_shape, for its error messages.
+struct Query {
   const char* op;
   const std::vector<int64_t>& shape;
   const Layout& layout;
@@ -35,22 +35,22 @@ struct Question {
       throw LayoutError({op, subject(),
                          fmt::format("axis {} is {}, but there are {} dims", axis, placement.to_string(), num_dims),
                          where(),
-                         num_dims == 0 ? "a tensor without dims cannot be sharded: use R, I or P"
+                         num_dims == 0 ? "a scalar cannot be sharded: use R, I or P"
                                        : fmt::format("shard a dim from 0 to {}", num_dims - 1)});
     }
   }
 };
 
-/// Cuts one dim by the axes that shard it, major first; `offset` and `size` become this rank's.
-void cut(const Question& question, int dim, int64_t& offset, int64_t& size) {
-  std::set<int64_t> extents{size};  // of all coordinates: a size that does not fit is refused by every rank
-  for (const auto& [name, placement] : question.layout.entries()) {
+/// Splits one dim by the axes that shard it, major first. Sets `offset` and `size` to this rank's.
+void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
+  std::set<int64_t> extents{size};  // of all coordinates, so that every rank throws if one of them does not fit
+  for (const auto& [name, placement] : query.layout.entries()) {
     if (!placement.is_shard(dim)) continue;
-    const MeshAxis& axis = question.mesh[name];
+    const MeshAxis& axis = query.mesh[name];
     std::set<int64_t> parts;
     for (const int64_t extent : extents) {
       if (const auto wrong = misfit(placement, extent, axis.size(), name)) {
-        throw question.shape_error(wrong->fact, wrong->action);
+        throw query.shape_error(wrong->fact, wrong->action);
       }
       const std::vector<int64_t> rows = rows_of(placement, extent, axis.size());
       parts.insert(rows.begin(), rows.end());
@@ -62,26 +62,25 @@ void cut(const Question& question, int dim, int64_t& offset, int64_t& size) {
   }
 }
 
-/// The rows of which `axis` holds `local`, or the error.
-int64_t whole_rows(const Question& question, const MeshAxis& axis, const Placement& placement, int64_t local) {
+/// The rows of the whole dim, of which this rank holds `local`.
+int64_t whole_rows(const Query& query, const MeshAxis& axis, const Placement& placement, int64_t local) {
   if (placement.is_even()) return local * axis.size();
   const bool is_owner = placement.owner() == axis.coord();
   if (is_owner && placement.owner_rows() < 0) return local;
   if (placement.owner() >= 0 && placement.owner_rows() < 0) {
-    throw question.shape_error(
-        fmt::format("axis {} is {}: coordinate {} has no rows and cannot know how many there are", axis.name(),
-                    placement.to_string(), axis.coord()),
-        "say so in the placement: Shard{.dim, .owner, .rows}");
+    throw query.shape_error(fmt::format("axis {} is {}: coordinate {} holds no rows and cannot tell how many there are",
+                                        axis.name(), placement.to_string(), axis.coord()),
+                            "give the number in the placement: Shard{.dim, .owner, .rows}");
   }
   const auto& sizes = placement.sizes();
   const int64_t total =
       placement.owner() >= 0 ? placement.owner_rows() : std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (const auto wrong = misfit(placement, total, axis.size(), axis.name())) {
-    throw question.shape_error(wrong->fact, wrong->action);
+    throw query.shape_error(wrong->fact, wrong->action);
   }
   const int64_t expected = rows_of(placement, total, axis.size())[axis.coord()];
   if (local == expected) return total;
-  throw question.shape_error(
+  throw query.shape_error(
       fmt::format("dim {} has {} rows here; {} on axis {} gives coordinate {} {} rows", placement.dim(), local,
                   placement.to_string(), axis.name(), axis.coord(), expected),
       "give the sizes that the ranks hold");
@@ -94,24 +93,23 @@ int64_t Box::num_elements() const noexcept {
 }
 
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh, std::string_view what) {
-  const Question question{"local_box", global_shape, layout, mesh, what};
-  question.check_dims();
+  const Query query{"local_box", global_shape, layout, mesh, what};
+  query.check_dims();
   Box box{std::vector<int64_t>(global_shape.size(), 0), global_shape};
   for (size_t dim = 0; dim < global_shape.size(); ++dim) {
-    cut(question, static_cast<int>(dim), box.offset[dim], box.size[dim]);
+    cut(query, static_cast<int>(dim), box.offset[dim], box.size[dim]);
   }
   return box;
 }
 
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,
                                   std::string_view what) {
-  const Question question{"global_shape", local_shape, layout, mesh, what};
-  question.check_dims();
+  const Query query{"global_shape", local_shape, layout, mesh, what};
+  query.check_dims();
   std::vector<int64_t> shape = local_shape;
   for (auto entry = layout.entries().rbegin(); entry != layout.entries().rend(); ++entry) {  // minor axes first
     const auto& [name, placement] = *entry;
-    if (placement.is_shard())
-      shape[placement.dim()] = whole_rows(question, mesh[name], placement, shape[placement.dim()]);
+    if (placement.is_shard()) shape[placement.dim()] = whole_rows(query, mesh[name], placement, shape[placement.dim()]);
   }
   return shape;
 }

@@ -34,8 +34,7 @@ Layout Layout::all(const Mesh& mesh, const Placement& placement) { return Layout
 const Placement& Layout::operator[](std::string_view axis) const {
   const auto entry = find(entries_, axis);
   if (entry != entries_.end()) return entry->second;
-  throw LayoutError({"layout", empty() ? "(empty)" : to_string(),
-                     "does not say what axis " + std::string(axis) + " does", "",
+  throw LayoutError({"layout", empty() ? "(empty)" : to_string(), "has no placement for axis " + std::string(axis), "",
                      "place the axis, e.g. " + std::string(axis) + "=I, or complete the layout with its mesh"});
 }
 
@@ -54,11 +53,11 @@ Layout Layout::moved(std::string_view axis, const Placement& to) const {
   Layout result = *this;
   auto entry = result.entries_.begin() + (find(entries_, axis) - entries_.begin());
   entry->second = to;
-  // Arriving on a dim makes the axis its minor one: it steps behind the axes that are there already.
-  const bool must_step_back = to.is_shard() && std::any_of(entry + 1, result.entries_.end(), [&](const Entry& later) {
+  // An axis that arrives on a dim becomes its minor axis, so it moves behind the axes that already shard the dim.
+  const bool must_move_back = to.is_shard() && std::any_of(entry + 1, result.entries_.end(), [&](const Entry& later) {
                                 return later.second.is_shard(to.dim());
                               });
-  if (must_step_back) std::rotate(entry, entry + 1, result.entries_.end());
+  if (must_move_back) std::rotate(entry, entry + 1, result.entries_.end());
   return result;
 }
 
@@ -88,7 +87,7 @@ bool Layout::operator==(const Layout& other) const noexcept {
     const auto theirs = find(other.entries_, mine->first);
     if (theirs == other.entries_.end() || !(theirs->second == mine->second)) return false;
     if (!mine->second.is_shard()) continue;
-    // Every axis that is minor to it here is minor to it there.
+    // Every axis that is minor to it here must be minor to it in `other`.
     for (auto minor = mine + 1; minor != entries_.end(); ++minor) {
       if (minor->second.is_shard(mine->second.dim()) && find(other.entries_, minor->first) < theirs) return false;
     }

@@ -12,9 +12,9 @@
 
 namespace caravan {
 
-/// Where one tensor lies: each axis of the mesh -> a placement, in order. Of two axes that shard one dim the earlier is
-/// the major one: the dim is cut by it first. An axis leaves a dim only while it is its minor axis, and arrives as the
-/// minor one.
+/// How a tensor is laid out: a placement for each axis of the mesh, in order. If two axes shard one dim, the earlier
+/// one is the major axis and splits the dim first. Only the minor axis may leave a dim, and an axis that arrives on a
+/// dim becomes its minor axis.
 class Layout {
  public:
   using Entry = std::pair<std::string, Placement>;
@@ -23,10 +23,10 @@ class Layout {
   /// Throws LayoutError if an axis is named twice.
   Layout(std::initializer_list<Entry> entries);
   explicit Layout(std::vector<Entry> entries);
-  /// Every axis of `mesh` with `placement`.
+  /// `placement` on every axis of `mesh`.
   static Layout all(const Mesh& mesh, const Placement& placement);
 
-  /// The placement on `axis`. Throws LayoutError if the layout does not say.
+  /// The placement on `axis`. Throws LayoutError if the layout does not name the axis.
   const Placement& operator[](std::string_view axis) const;
   bool has(std::string_view axis) const noexcept;
   const std::vector<Entry>& entries() const noexcept { return entries_; }
@@ -34,18 +34,18 @@ class Layout {
 
   /// The axes that shard `dim`, major first.
   std::vector<std::string> sharding(int dim) const;
-  /// This layout after a redistribution: `axis` placed `to`, as the minor axis if it shards. Same placement: the same
-  /// layout. Throws LayoutError if the layout does not name the axis.
+  /// This layout after a redistribution that places `axis` as `to`, as the minor axis if it shards. Unchanged if the
+  /// placement is the same. Throws LayoutError if the layout does not name the axis.
   Layout moved(std::string_view axis, const Placement& to) const;
-  /// This layout with the axes it does not name added, placed `placement`.
+  /// This layout plus `placement` on the axes of `mesh` that it does not name.
   Layout completed(const Mesh& mesh, const Placement& placement) const;
   /// The layout of the gradient.
   Layout dual() const;
 
   /// "dp=I tp=S(0)".
   std::string to_string() const;
-  /// Equal meaning: the same placement on each axis, and the same order of the axes that share a dim. The order of
-  /// other axes says nothing.
+  /// True if both mean the same: the same placement on each axis, and the same order among axes that share a dim. The
+  /// order of other axes does not matter.
   bool operator==(const Layout& other) const noexcept;
 
  private:
@@ -54,21 +54,21 @@ class Layout {
 
 /// The piece of a global tensor that one rank holds.
 struct Box {
-  std::vector<int64_t> offset;  ///< per dim, of its first element
+  std::vector<int64_t> offset;  ///< per dim: global index of its first element
   std::vector<int64_t> size;    ///< per dim
   int64_t num_elements() const noexcept;
   bool operator==(const Box&) const noexcept = default;
 };
 
-/// What this rank of `mesh` holds of a tensor of `global_shape`; on R, I and P axes, and on those the layout does not
-/// name, every rank holds the whole. Throws ShapeError naming `what` if a dim does not divide, on any coordinate, so
-/// that all ranks throw alike; LayoutError if a shard names a dim that is not there.
+/// What this rank of `mesh` holds of a tensor of `global_shape`. On R, I and P axes, and on axes that the layout does
+/// not name, every rank holds everything. Throws ShapeError naming `what` if a dim does not divide on any coordinate,
+/// so all ranks throw together, and LayoutError if a shard names a dim that does not exist.
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
               std::string_view what = {});
 
-/// The shape of the global tensor, of which this rank holds `local_shape`: the inverse of local_box. Throws ShapeError
-/// naming `what` if the piece has not the rows that its coordinate should have, or if it is an owner's without rows and
-/// the placement does not say how many there are.
+/// The shape of the global tensor of which this rank holds `local_shape`: the inverse of local_box. Throws ShapeError
+/// naming `what` if the piece does not have the rows that its coordinate should have, or if another coordinate owns all
+/// rows and the placement does not say how many.
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,
                                   std::string_view what = {});
 

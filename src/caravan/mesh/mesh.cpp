@@ -50,7 +50,7 @@ void check_axes(const std::vector<AxisSize>& axes) {
   }
 }
 
-/// What would make the product right: "make dp 4, or tp 2", one axis changed at a time.
+/// Changes to a single axis that make the product right: "make dp 4, or tp 2".
 std::string how_to_fill(const std::vector<AxisSize>& axes, int64_t product, int world_size) {
   std::vector<std::string> ways;
   for (const AxisSize& axis : axes) {
@@ -66,7 +66,7 @@ void check_product(const std::vector<AxisSize>& axes, int world_size) {
   int64_t product = 1;
   for (const AxisSize& axis : axes) {
     product *= axis.size;
-    if (product > INT32_MAX) break;  // beyond any world; more could overflow
+    if (product > INT32_MAX) break;  // larger than any world; going on could overflow
   }
   if (product == world_size) return;
   throw UsageError({"mesh", sizes_text(axes),

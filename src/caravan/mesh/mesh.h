@@ -16,15 +16,14 @@ struct AxisSize {
 
 class Mesh;
 
-/// One named axis of a mesh, seen from this rank: the ranks that differ from it in this coordinate only. A cheap
-/// handle.
+/// One named axis of a mesh, seen from this rank: the ranks that differ from it only in this coordinate. Cheap to copy.
 class MeshAxis {
  public:
   const std::string& name() const noexcept;
   int size() const noexcept;
   /// This rank's coordinate: 0 .. size()-1.
   int coord() const noexcept;
-  /// The communicator of the axis; its rank is coord(). Of an axis of size 1: a world of one, whose verbs move nothing.
+  /// The communicator of the axis; its rank is coord(). On an axis of size 1 it has one rank and its verbs are no-ops.
   Communicator& comm() const noexcept;
   /// Mesh::where of its mesh.
   const std::string& where() const noexcept;
@@ -36,15 +35,16 @@ class MeshAxis {
   std::shared_ptr<const State> state_;
 };
 
-/// Named axes over the ranks of a world, the last axis fastest: rank = (.. * size(b) + coord(b)) .. A cheap handle.
+/// Named axes over the ranks of a world; the last axis varies fastest. With axes a and b, rank = coord(a) * size(b) +
+/// coord(b). Cheap to copy.
 class Mesh {
  public:
-  /// Every rank of `world` calls it with the same axes. Splits one communicator per axis.
-  /// Throws UsageError if the sizes do not multiply to world->size() (the valid sizes are named), an axis has no or
-  /// another's name, or a size below 1.
+  /// Collective: every rank of `world` calls it with the same axes. Splits off one communicator per axis. Throws
+  /// UsageError if the sizes do not multiply to world->size(), naming sizes that do, if a name is missing or used
+  /// twice, or if a size is below 1.
   static Mesh create(std::shared_ptr<Communicator> world, std::vector<AxisSize> axes);
 
-  /// Throws UsageError naming the axes there are.
+  /// Throws UsageError that lists the mesh's axes if there is none of this name.
   const MeshAxis& operator[](std::string_view name) const;
   bool has(std::string_view name) const noexcept;
   const std::vector<MeshAxis>& axes() const noexcept;

@@ -22,14 +22,14 @@ Placement::Placement(Shard shard) : kind_(Kind::shard), shard_(std::move(shard))
     fact = "a size is negative";
     action = "give the rows of each coordinate, 0 or more";
   } else if (shard_.owner < -1) {
-    fact = fmt::format("owner {} is no coordinate", shard_.owner);
-    action = "name a coordinate of the axis, or leave the owner at -1: no owner";
+    fact = fmt::format("owner {} is not a coordinate", shard_.owner);
+    action = "use a coordinate of the axis, or -1 for no owner";
   } else if (shard_.owner >= 0 && !shard_.sizes.empty()) {
     fact = "has sizes and an owner";
-    action = "give one of the two; an owner may have rows";
+    action = "give only one of them";
   } else if (shard_.rows < -1 || (shard_.rows >= 0 && shard_.owner < 0)) {
     fact = fmt::format("has {} rows {}", shard_.rows, shard_.owner < 0 ? "and no owner" : "on its owner");
-    action = "rows are how many an owner holds: 0 or more, with an owner";
+    action = "set rows only together with an owner, to 0 or more";
   }
   if (fact.empty()) return;
   throw LayoutError({"placement", to_string(), fact, "", action});
@@ -37,7 +37,8 @@ Placement::Placement(Shard shard) : kind_(Kind::shard), shard_(std::move(shard))
 
 std::vector<int64_t> Placement::split(int64_t rows, int n, const std::string& what) const {
   if (!is_shard()) {
-    throw LayoutError({"split", what, to_string() + " splits no dim", "", "ask a shard, or use all rows"});
+    throw LayoutError(
+        {"split", what, to_string() + " does not split a dim", "", "call it on a shard; the others hold all rows"});
   }
   if (const auto wrong = misfit(*this, rows, n, "")) {
     throw ShapeError({"split", what, wrong->fact, "", wrong->action});

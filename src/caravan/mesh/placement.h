@@ -7,14 +7,14 @@
 namespace caravan {
 
 /// What one mesh axis does to a tensor; a pair value/gradient.
-struct Replicate {};  ///< R  replicate/partial: equal copies, n different uses whose gradients are still to be summed
-struct Invariant {};  ///< I  replicate/replicate: equal copies, one computation done n times
-struct Partial {};    ///< P  partial/replicate: the sum over the axis is pending
+struct Replicate {};  ///< R  replicate/partial: equal copies, used in n different ways; their gradients need a sum
+struct Invariant {};  ///< I  replicate/replicate: equal copies, used n times in the same way
+struct Partial {};    ///< P  partial/replicate: summands; the sum over the axis is pending
 struct Shard {        ///< S  shard/shard: the concatenation on `dim`, by coordinate
   int dim = 0;
   std::vector<int64_t> sizes = {};  ///< rows of each coordinate; empty: equal parts
-  int owner = -1;                   ///< >= 0: all rows on this coordinate, none elsewhere (a pipeline stage, a server)
-  int64_t rows = -1;                ///< of an owner: how many, for the coordinates that have none and cannot know
+  int owner = -1;                   ///< >= 0: this coordinate holds all rows (a pipeline stage, a server)
+  int64_t rows = -1;                ///< with an owner: how many rows it holds, for the coordinates that hold none
 };
 
 class Placement {
@@ -36,7 +36,7 @@ class Placement {
   /// R or I: every rank holds all the rows.
   bool is_whole() const noexcept { return is_replicate() || is_invariant(); }
 
-  /// Of a shard only.
+  /// Valid only if is_shard().
   int dim() const noexcept { return shard_.dim; }
   const std::vector<int64_t>& sizes() const noexcept { return shard_.sizes; }
   int owner() const noexcept { return shard_.owner; }
@@ -48,7 +48,7 @@ class Placement {
 
   /// "R", "I", "P", "S(0)", "S(0; 3 1 2)", "S(0; on 1)".
   std::string to_string() const;
-  /// An owner's `rows` are a help and no part of the placement: not compared, not printed.
+  /// Ignores `rows`, which is a hint and not part of the placement; to_string omits it too.
   bool operator==(const Placement& other) const noexcept;
 
  private:

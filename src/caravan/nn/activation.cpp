@@ -15,7 +15,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrain = int64_t{1} << 15;  ///< elements worth a thread of their own
+constexpr int64_t kGrain = int64_t{1} << 15;  ///< least number of elements per thread
 
 struct TanhGelu : Function<TanhGelu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input) {
@@ -95,7 +95,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
     throw ShapeError(
         {"swiglu", "",
          fmt::format("gate [{}] and up [{}] differ in shape or dtype", join(gate.sizes()), join(up.sizes())), "",
-         "split gate and up alike"});
+         "split gate and up in the same way"});
   }
   return Swiglu::apply(gate, up);
 }

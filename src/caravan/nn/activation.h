@@ -7,7 +7,7 @@ namespace caravan {
 /// GELU in its tanh form, elementwise. x: any shape; the result is contiguous.
 at::Tensor tanh_gelu(const at::Tensor& x);
 
-/// gate * sigmoid(gate) * up, elementwise over two tensors of one shape; keeps only its inputs for backward.
+/// gate * sigmoid(gate) * up, elementwise on two tensors of the same shape; saves only its inputs for backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace caravan

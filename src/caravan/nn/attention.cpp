@@ -8,12 +8,11 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/le.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/fused_attention.h"
 #include "caravan/nn/kv_cache.h"
 #include "caravan/nn/ops.h"
 
@@ -35,7 +34,7 @@ int64_t first_query(const at::Tensor& q, const at::Tensor& k, const ForwardConte
   return first;
 }
 
-/// [queries, keys]: which keys each query sees.
+/// [queries, keys]: true where a query sees a key.
 at::Tensor visible(int64_t first, int64_t queries, int64_t keys, at::Device device) {
   const auto positions = at::TensorOptions().dtype(at::kLong).device(device);
   return at::arange(keys, positions).unsqueeze(0).le(at::arange(first, first + queries, positions).unsqueeze(1));
@@ -46,7 +45,7 @@ at::Tensor visible(int64_t first, int64_t queries, int64_t keys, at::Device devi
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
   const int64_t first = first_query(inputs.at(0), inputs.at(1), context, name());
   const int64_t queries = inputs[0].size(1);
-  const int64_t keys = std::min(inputs[1].size(1), first + queries);  // no query sees a later one
+  const int64_t keys = std::min(inputs[1].size(1), first + queries);  // no query sees later keys
   const at::Tensor q = inputs[0].transpose(1, 2);
   const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
   const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
@@ -61,11 +60,10 @@ Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
   const bool is_square = queries == keys;
   const std::optional<at::Tensor> mask =
       is_square || queries == 1 ? std::nullopt : std::optional(visible(first, queries, keys, q.device()));
-  const bool is_grouped = q.size(1) != k.size(1);
-  return {at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_square, std::nullopt, is_grouped).transpose(1, 2)};
+  return {fused_attention(q, k, v, mask, is_square).transpose(1, 2)};
 }
 
-/// The fused kernels of the CPU know no dropout; this path keeps the weights, [batch, heads, queries, keys].
+/// The fused CPU kernels do not support dropout. This path materialises the weights, [batch, heads, queries, keys].
 at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t first,
                                        const ForwardContext& context) const {
   const int64_t group = q.size(1) / k.size(1);
@@ -74,7 +72,7 @@ at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k,
   };
   const at::Tensor hidden = visible(first, q.size(2), k.size(2), q.device()).logical_not_();
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  at::Tensor weights = at::matmul(q * scale, repeated(k).transpose(2, 3));
+  at::Tensor weights = attention_product(q * scale, repeated(k).transpose(2, 3));
   weights = at::softmax(weights.masked_fill_(hidden, -std::numeric_limits<double>::infinity()), -1);
   const Piece batch = piece_of(context, Dim::batch, q.size(0));
   const Piece head = piece_of(context, Dim::head, q.size(1));
@@ -85,7 +83,7 @@ at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k,
                              .step = context.step,
                              .offset = {batch.offset, head.offset, first, 0},
                              .global_shape = {batch.global, head.global, length, length}});
-  return at::matmul(weights, repeated(v));
+  return attention_product(weights, repeated(v));
 }
 
 Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)
@@ -111,8 +109,8 @@ at::Tensor Attention::heads(Linear& projection, const at::Tensor& input, const F
   const at::Tensor x = projection(input, context);
   if (x.size(-1) % head_width_ != 0) {
     throw ShapeError({"attention", projection.name(),
-                      fmt::format("{} columns are here, not whole heads of {}", x.size(-1), head_width_), "",
-                      "split it by a degree that divides the heads"});
+                      fmt::format("{} local columns are not a multiple of the head width {}", x.size(-1), head_width_),
+                      "", "split it by a degree that divides the number of heads"});
   }
   return x.unflatten(-1, {x.size(-1) / head_width_, head_width_});
 }

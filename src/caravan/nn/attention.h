@@ -11,11 +11,11 @@
 namespace caravan {
 
 /// softmax(q k^T / sqrt(width), causal) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
-/// heads, width]}. A module of its own, so that hooks can exchange sequence for heads, or gather keys, around it.
+/// heads, width]}. A separate module, so that hooks around it can exchange sequence for heads, or gather keys.
 ///
-/// Keys and values begin at position 0. As many queries as keys: both are the whole sequence. Fewer: the queries are
-/// the last ones of a cache, else the piece at the context's sequence offset. kv heads divide the query heads.
-/// Throws ShapeError if the keys are only a piece of the sequence.
+/// Keys and values start at position 0. With as many queries as keys, both are the whole sequence. With fewer, the
+/// queries are the last positions of a cache, or else the piece at the context's sequence offset. The number of query
+/// heads is a multiple of the number of kv heads. Throws ShapeError if the keys are only a piece of the sequence.
 class AttentionCore final : public Module {
  public:
   explicit AttentionCore(double dropout) : dropout_(dropout) {}
@@ -29,8 +29,8 @@ class AttentionCore final : public Module {
   double dropout_;
 };
 
-/// Causal self-attention: query, key and value are weights of their own, split by whole heads on dim 0; how many heads
-/// are here is read off their outputs. Llama turns queries and keys by their positions.
+/// Causal self-attention. Query, key and value have separate weights, which may be split on dim 0 by whole heads; the
+/// number of local heads follows from their outputs. Llama rotates queries and keys by their positions.
 class Attention final : public Layer {
  public:
   /// `rope`: the model's table, null for none.

@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// One layer of a decoder: x += attention(norm(x)); x += mlp(norm(x)). {stream, ..} -> {stream, ..}: what comes after
-/// the stream (labels) passes through, so that blocks can be run one after the other.
+/// One layer of a decoder: x += attention(norm(x)); x += mlp(norm(x)). {stream, ..} -> {stream, ..}: the other inputs
+/// (labels) pass through, so that blocks can be chained.
 template <class Norm, class Feed>
 class PreNormBlock final : public Module {
  public:

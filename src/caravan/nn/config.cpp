@@ -17,7 +17,7 @@ namespace {
   throw UsageError({"model", fmt::format("model.{}", key), std::move(fact), "", std::move(action)});
 }
 
-/// The limits keep every product of sizes within 63 bits; no machine holds a model near them.
+/// These limits keep every product of sizes within 63 bits; they are far above any real model.
 void check_range(std::string_view key, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return;
   refuse(key, fmt::format("{} is not between {} and {}", value, least, most),
@@ -30,7 +30,7 @@ void check_real(std::string_view key, double value, bool is_valid, std::string_v
   }
 }
 
-/// The divisors of `whole` nearest to `number`: "6, or 8".
+/// The divisors of `whole` nearest to `number`: "6 or 8".
 template <class Accept>
 std::string nearest_divisors(int64_t whole, int64_t number, Accept accept) {
   const auto fits = [&](int64_t n) { return whole % n == 0 && accept(n); };
@@ -39,7 +39,7 @@ std::string nearest_divisors(int64_t whole, int64_t number, Accept accept) {
   int64_t above = std::max<int64_t>(number, 1);
   while (above <= whole && !fits(above)) ++above;
   if (below <= 0) return above <= whole ? fmt::format("{}", above) : "";
-  return above <= whole && above != below ? fmt::format("{}, or {}", below, above) : fmt::format("{}", below);
+  return above <= whole && above != below ? fmt::format("{} or {}", below, above) : fmt::format("{}", below);
 }
 
 void check_heads(const ModelConfig& c) {
@@ -50,12 +50,14 @@ void check_heads(const ModelConfig& c) {
     const std::string fact = c.width % c.heads != 0
                                  ? fmt::format("{} heads do not divide width {}", c.heads, c.width)
                                  : fmt::format("heads of width {} cannot be rotated in pairs", c.width / c.heads);
-    refuse("heads", fact, valid.empty() ? "use an even width" : fmt::format("the nearest that fits is {}", valid));
+    const int64_t unit = rotates ? 2 * c.heads : c.heads;
+    const std::string widths = fmt::format("a width that is a multiple of {}, such as {}", unit,
+                                           std::max<int64_t>(1, (c.width + unit / 2) / unit) * unit);
+    refuse("heads", fact, valid.empty() ? "use " + widths : fmt::format("use heads = {}, or {}", valid, widths));
   }
   if (c.heads % c.num_kv_heads() != 0) {
     refuse("kv_heads", fmt::format("{} kv_heads do not divide {} heads", c.kv_heads, c.heads),
-           fmt::format("the nearest that does is {}",
-                       nearest_divisors(c.heads, c.kv_heads, [](int64_t) { return true; })));
+           fmt::format("use kv_heads = {}", nearest_divisors(c.heads, c.kv_heads, [](int64_t) { return true; })));
   }
   if (!rotates && c.num_kv_heads() != c.heads) {
     refuse("kv_heads",

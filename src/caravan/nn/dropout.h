@@ -7,7 +7,7 @@
 
 namespace caravan {
 
-/// Which random numbers a dropout draws, and where its tensor lies in the global one.
+/// Which random numbers a dropout draws, and the position of its tensor in the global one.
 struct DropoutKey {
   uint64_t seed = 0;
   std::string name;
@@ -16,12 +16,12 @@ struct DropoutKey {
   std::vector<int64_t> global_shape;  ///< of the whole global batch
 };
 
-/// x with each element zeroed with probability `dropout`, else scaled by 1 / (1 - dropout). Element i of the global
-/// tensor is kept or not by number i of the stream (seed, name, step): the same on every layout, rank and
-/// micro-batch. The mask is drawn again in backward instead of being kept.
+/// x with each element zeroed with probability `dropout`, else scaled by 1 / (1 - dropout). Number i of the stream
+/// (seed, name, step) decides about element i of the global tensor, so the result is the same for every layout, rank
+/// and micro-batch. Backward draws the mask again instead of saving it.
 at::Tensor counter_dropout(const at::Tensor& x, double dropout, const DropoutKey& key);
 
-/// Dropout of the stream [batch, sequence, feature]; the identity unless training.
+/// Dropout on the stream [batch, sequence, feature]; a no-op unless training.
 class Dropout final : public Layer {
  public:
   explicit Dropout(double dropout) : dropout_(dropout) {}

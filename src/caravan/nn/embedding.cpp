@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// ATen's embedding has no meta kernel here, and sums gradients of bf16 in bf16.
+/// Not ATen's embedding, which has no meta kernel here and sums bf16 gradients in bf16.
 struct RowsOf : Function<RowsOf> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids) {
     ctx->save_for_backward({ids});
@@ -42,7 +42,7 @@ struct RowsOf : Function<RowsOf> {
       const int64_t* id = ids.const_data_ptr<int64_t>();
       with_dtype("embedding", dy.scalar_type(), [&](auto type) {
         using T = decltype(type);
-        // Each thread owns a range of rows and sees all ids in order: no race, and the same sum on any number of them.
+        // Each thread owns a range of rows and scans all ids in order: no race, and the same sum for any thread count.
         at::parallel_for(0, rows, 1 + (int64_t{1} << 16) / width, [&](int64_t begin, int64_t end) {
           for (int64_t t = 0; t < ids.numel(); ++t) {
             if (id[t] < begin || id[t] >= end) continue;
@@ -62,7 +62,8 @@ void check_ids(const at::Tensor& ids, int64_t rows, const std::string& name) {
   const int64_t* end = begin + flat.numel();
   const int64_t* bad = std::find_if(begin, end, [&](int64_t id) { return id < 0 || id >= rows; });
   if (bad == end) return;
-  throw DataError({"embedding", name, fmt::format("id {} at index {} has no row among {}", *bad, bad - begin, rows), "",
+  throw DataError({"embedding", name,
+                   fmt::format("id {} at index {} is out of range: the table has {} rows", *bad, bad - begin, rows), "",
                    "use the tokenizer that the model was made for"});
 }
 
@@ -76,7 +77,7 @@ at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& /*c
   const at::Tensor& weight = weight_.compute();
   if (input.scalar_type() != at::kLong) {
     throw UsageError(
-        {"embedding", name(), fmt::format("ids are {}", c10::toString(input.scalar_type())), "", "give them as int64"});
+        {"embedding", name(), fmt::format("ids are {}", c10::toString(input.scalar_type())), "", "pass int64"});
   }
   check_device("embedding", weight);
   check_ids(input, weight.size(0), name());
@@ -106,13 +107,13 @@ Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {
   const at::Tensor& ids = inputs.front();
   if (ids.dim() != 2) {
     throw ShapeError(
-        {"embedding", name(), fmt::format("ids are [{}]", join(ids.sizes())), "", "give them as [batch, sequence]"});
+        {"embedding", name(), fmt::format("ids are [{}]", join(ids.sizes())), "", "pass [batch, sequence]"});
   }
   const int64_t cached = context.cache == nullptr ? 0 : context.cache->length();
   const int64_t length = context.global(Dim::sequence, ids.size(1)) + cached;
   if (length > context_) {
     throw UsageError({"embedding", name(), fmt::format("{} positions, but the model's context is {}", length, context_),
-                      "", "give it shorter sequences, or make it with a longer context"});
+                      "", "use shorter sequences, or a model with a longer context"});
   }
   at::Tensor x = token_(ids, context);
   if (position_ != nullptr) x = (*position_)(x, context);

@@ -6,7 +6,7 @@
 
 namespace caravan {
 
-/// Rows of a table [rows, width] by id. ids: int64, any shape. Throws DataError naming the first id that has no row.
+/// Rows of a table [rows, width] by id. ids: int64, any shape. Throws DataError with the first id out of range.
 class Embedding final : public Layer {
  public:
   Embedding(int64_t rows, int64_t width);
@@ -32,8 +32,8 @@ class PositionEmbedding final : public Layer {
 };
 
 /// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows,
-/// learned positions (GPT-2), dropout. Throws UsageError if the sequence, with what generation has cached, leaves the
-/// context.
+/// learned positions (GPT-2), dropout. Throws UsageError if the sequence, plus what generation has cached, is longer
+/// than the context.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);

@@ -3,9 +3,11 @@
 #include <initializer_list>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/base/json_reader.h"
 
 namespace caravan {
 namespace {
@@ -47,7 +49,7 @@ void write_llama(const ModelConfig& config, Json& out) {
   out["attention_dropout"] = config.dropout;
 }
 
-/// The members of a config.json, each complaint with its key and file.
+/// Reads the members of a config.json; errors name key and file.
 class Reader {
  public:
   Reader(const Json& object, std::string prefix, std::string_view file)
@@ -58,7 +60,7 @@ class Reader {
         {"import", fmt::format("{}{}", prefix_, key), std::string(fact), std::string(file_), std::string(action)});
   }
 
-  /// Null if it is missing, or null.
+  /// nullptr for a member that is missing or null.
   const Json* find(const char* key) const {
     const auto member = object_.find(key);
     return member == object_.end() || member->is_null() ? nullptr : &*member;
@@ -93,23 +95,46 @@ class Reader {
     return value->get<std::string>();
   }
 
+  /// One id; nothing for null. A missing member has the id `absent`, unless the vocabulary ends before it.
+  std::optional<int64_t> token_or(const char* key, std::optional<int64_t> absent) const {
+    if (!object_.contains(key)) return absent && *absent < count("vocab_size") ? absent : std::nullopt;
+    const Json* value = find(key);
+    if (value == nullptr) return std::nullopt;
+    return token(key, *value);
+  }
+  /// One id or a list of them.
+  std::vector<int64_t> tokens_or(const char* key, int64_t absent) const {
+    const Json* value = find(key);
+    std::vector<int64_t> ids;
+    if (value == nullptr || !value->is_array()) {
+      if (const auto id = token_or(key, absent)) ids.push_back(*id);
+      return ids;
+    }
+    for (const Json& one : *value) ids.push_back(token(key, one));
+    return ids;
+  }
+
   void require(const char* key, bool is, bool absent) const {
     if (flag_or(key, absent) == is) return;
-    refuse(key, fmt::format("is {}, which no model here computes", !is), "import a model without it");
+    refuse(key, fmt::format("is {}, which is not supported", !is), "import a model without it");
   }
   void require(const char* key, std::initializer_list<std::string_view> known, std::string_view absent) const {
     const std::string text = text_or(key, absent);
     for (const std::string_view one : known) {
       if (text == one) return;
     }
-    refuse(key, fmt::format("is '{}', which no model here computes", text),
-           fmt::format("import a model whose {} is '{}'", key, *known.begin()));
+    refuse(key, fmt::format("is '{}', which is not supported", text),
+           fmt::format("import a model whose {} is {}", key, fmt::join(known, " or ")));
   }
 
  private:
   [[noreturn]] void refuse_value(const char* key, std::string_view kind) const {
     refuse(key, fmt::format("is {}, not {}", object_[key].dump(-1, ' ', true, Json::error_handler_t::replace), kind),
-           "repair the file");
+           "correct the file");
+  }
+  int64_t token(const char* key, const Json& value) const {
+    if (!value.is_number_integer()) refuse_value(key, "a token id");
+    return value.get<int64_t>();
   }
 
   const Json& object_;
@@ -133,8 +158,10 @@ ModelConfig read_gpt2(const Reader& in) {
   config.dropout = in.real_or("attn_pdrop", 0.1);
   for (const char* key : {"embd_pdrop", "resid_pdrop"}) {
     if (const double dropout = in.real_or(key, 0.1); dropout != config.dropout) {
-      in.refuse(key, fmt::format("is {}, but attn_pdrop is {}: a model here has one dropout", dropout, config.dropout),
-                "set all of them to one value");
+      in.refuse(key,
+                fmt::format("is {}, but attn_pdrop is {}: Caravan has one dropout rate for the model", dropout,
+                            config.dropout),
+                "set all of them to the same value");
     }
   }
   return config;
@@ -167,17 +194,25 @@ ModelConfig read_llama(const Reader& in, std::string_view file) {
     in.refuse("head_dim",
               fmt::format("is {}, but hidden_size {} over {} heads is {}", in.count("head_dim"), config.width,
                           config.heads, config.head_width()),
-              "import a model whose heads fill its width");
+              "import a model whose head_dim is hidden_size / num_attention_heads");
   }
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* rope = in.find(key);
     if (rope == nullptr) continue;
-    if (!rope->is_object()) in.refuse(key, "is not an object", "repair the file");
+    if (!rope->is_object()) in.refuse(key, "is not an object", "correct the file");
     const Reader members(*rope, fmt::format("{}.", key), file);
     check_rope(members);
     config.rope_theta = members.real_or("rope_theta", config.rope_theta);
   }
   return config;
+}
+
+Json parse_object(std::string_view json, std::string_view file) {
+  check_json_depth(json, file, "import");
+  Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_object()) return parsed;
+  throw DataError({"import", std::string(file), parsed.is_discarded() ? "is not JSON" : "is not a JSON object", "",
+                   "give the folder of a model, with its config.json"});
 }
 
 }  // namespace
@@ -191,10 +226,10 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
   }
   out["vocab_size"] = config.vocabulary;
   out["tie_word_embeddings"] = config.tie_embeddings;
-  // Without these keys transformers would take its own defaults, ids of another tokenizer.
+  // For a missing key transformers takes its own default, an id of another tokenizer.
   out["bos_token_id"] = tokens.begin ? Json(*tokens.begin) : Json();
-  out["eos_token_id"] = tokens.end ? Json(*tokens.end) : Json();
-  out["pad_token_id"] = Json();
+  out["eos_token_id"] = tokens.end.size() > 1 ? Json(tokens.end) : tokens.end.empty() ? Json() : Json(tokens.end[0]);
+  out["pad_token_id"] = tokens.pad ? Json(*tokens.pad) : Json();
   out["initializer_range"] = 0.02;
   out["use_cache"] = true;
   out["dtype"] = dtype;
@@ -202,25 +237,34 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
 }
 
 ModelConfig parse_huggingface_config(std::string_view json, std::string_view file) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!parsed.is_object()) {
-    throw DataError({"import", std::string(file), parsed.is_discarded() ? "is not JSON" : "is not a JSON object", "",
-                     "give the folder of a model, with its config.json"});
-  }
+  const Json parsed = parse_object(json, file);
   const Reader in(parsed, "", file);
   if (in.find("quantization_config") != nullptr) {
-    in.refuse("quantization_config", "says that the weights are quantised", "import the model that it was made from");
+    in.refuse("quantization_config", "says that the weights are quantized", "import the model before quantization");
   }
-  in.require("model_type", {"gpt2", "llama"}, "");
-  ModelConfig config = in.text_or("model_type", "") == "gpt2" ? read_gpt2(in) : read_llama(in, file);
+  const std::string type = in.text_or("model_type", "");
+  if (type != "gpt2" && type != "llama") {
+    in.refuse("model_type", fmt::format("is '{}'; the supported types are gpt2 and llama", type),
+              "import a GPT-2 or a Llama model");
+  }
+  ModelConfig config = type == "gpt2" ? read_gpt2(in) : read_llama(in, file);
   config.vocabulary = in.count("vocab_size");
   try {
     config.validate();
   } catch (const UsageError& error) {
     ErrorText text = error.text();
-    throw DataError({"import", text.subject, text.fact, std::string(file), "repair the file"});
+    throw DataError({"import", text.subject, text.fact, std::string(file), "correct the file"});
   }
   return config;
+}
+
+SpecialTokens parse_special_tokens(std::string_view json, std::string_view file) {
+  const Json parsed = parse_object(json, file);
+  const Reader in(parsed, "", file);
+  const bool is_gpt2 = in.text_or("model_type", "") == "gpt2";
+  return {.begin = in.token_or("bos_token_id", is_gpt2 ? 50256 : 1),
+          .end = in.tokens_or("eos_token_id", is_gpt2 ? 50256 : 2),
+          .pad = in.token_or("pad_token_id", std::nullopt)};
 }
 
 }  // namespace caravan

@@ -17,29 +17,29 @@
 namespace caravan {
 namespace {
 
-/// How one of their tensors is made of ours: laid end to end on dim 0, then transposed.
-struct Entry {
+/// One Hugging Face tensor: ours concatenated on dim 0, then transposed.
+struct NamePair {
   std::string_view theirs;
-  std::array<std::string_view, 3> ours;  ///< one, or three that are fused
+  std::array<std::string_view, 3> ours;  ///< one, or three that theirs fuses
   bool is_transposed = false;
 };
 
-/// Before, in (per layer, below `blocks.N.` and e.g. `h.N.`) and after the layers. Names that they keep outside of the
-/// base model (the head) begin with a slash.
+/// The tensors before, in and after the layers. Names in a layer are relative to `blocks.N.` (ours) and e.g. `h.N.`
+/// (theirs). A slash marks a name outside their base model, which has no prefix: the head.
 struct Table {
   std::string_view prefix;
   std::string_view layers;
-  std::span<const Entry> first;
-  std::span<const Entry> layer;
-  std::span<const Entry> last;
+  std::span<const NamePair> first;
+  std::span<const NamePair> layer;
+  std::span<const NamePair> last;
 };
 
 constexpr std::string_view kTheirHead = "/lm_head.weight";
 constexpr std::string_view kOurHead = "head.weight";
 
-constexpr std::array<Entry, 2> kGpt2First{{{"wte.weight", {"embedding.token.weight"}},  //
-                                           {"wpe.weight", {"embedding.position.weight"}}}};
-constexpr std::array<Entry, 12> kGpt2Layer{{
+constexpr std::array<NamePair, 2> kGpt2First{{{"wte.weight", {"embedding.token.weight"}},  //
+                                              {"wpe.weight", {"embedding.position.weight"}}}};
+constexpr std::array<NamePair, 12> kGpt2Layer{{
     {"ln_1.weight", {"attention_norm.weight"}},
     {"ln_1.bias", {"attention_norm.bias"}},
     {"attn.c_attn.weight", {"attention.query.weight", "attention.key.weight", "attention.value.weight"}, true},
@@ -53,11 +53,11 @@ constexpr std::array<Entry, 12> kGpt2Layer{{
     {"mlp.c_proj.weight", {"mlp.down.weight"}, true},
     {"mlp.c_proj.bias", {"mlp.down.bias"}},
 }};
-constexpr std::array<Entry, 3> kGpt2Last{
+constexpr std::array<NamePair, 3> kGpt2Last{
     {{"ln_f.weight", {"head.norm.weight"}}, {"ln_f.bias", {"head.norm.bias"}}, {kTheirHead, {kOurHead}}}};
 
-constexpr std::array<Entry, 1> kLlamaFirst{{{"embed_tokens.weight", {"embedding.token.weight"}}}};
-constexpr std::array<Entry, 9> kLlamaLayer{{
+constexpr std::array<NamePair, 1> kLlamaFirst{{{"embed_tokens.weight", {"embedding.token.weight"}}}};
+constexpr std::array<NamePair, 9> kLlamaLayer{{
     {"input_layernorm.weight", {"attention_norm.weight"}},
     {"self_attn.q_proj.weight", {"attention.query.weight"}},
     {"self_attn.k_proj.weight", {"attention.key.weight"}},
@@ -68,17 +68,17 @@ constexpr std::array<Entry, 9> kLlamaLayer{{
     {"mlp.up_proj.weight", {"mlp.up.weight"}},
     {"mlp.down_proj.weight", {"mlp.down.weight"}},
 }};
-constexpr std::array<Entry, 2> kLlamaLast{{{"norm.weight", {"head.norm.weight"}}, {kTheirHead, {kOurHead}}}};
+constexpr std::array<NamePair, 2> kLlamaLast{{{"norm.weight", {"head.norm.weight"}}, {kTheirHead, {kOurHead}}}};
 
 constexpr Table kGpt2{"transformer.", "h", kGpt2First, kGpt2Layer, kGpt2Last};
 constexpr Table kLlama{"model.", "layers", kLlamaFirst, kLlamaLayer, kLlamaLast};
 
-/// What older files of these models hold beside their parameters.
-constexpr std::array<std::string_view, 3> kNoParameters{".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+/// Endings of tensors in older files that are not parameters.
+constexpr std::array<std::string_view, 3> kNotParameters{".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
 
 const Table& table_of(ModelKind kind) { return kind == ModelKind::gpt2 ? kGpt2 : kLlama; }
 
-/// An Entry with its full names.
+/// A NamePair with full names.
 struct Row {
   std::string theirs;
   std::vector<std::string> ours;
@@ -88,7 +88,7 @@ struct Row {
 std::vector<Row> rows_of(const ModelConfig& config) {
   const Table& table = table_of(config.kind);
   std::vector<Row> rows;
-  const auto add = [&](const Entry& entry, const std::string& their_layer, const std::string& our_layer) {
+  const auto add = [&](const NamePair& entry, const std::string& their_layer, const std::string& our_layer) {
     if (config.tie_embeddings && entry.theirs == kTheirHead) return;
     const bool is_outside = entry.theirs.front() == '/';
     Row row{is_outside ? std::string(entry.theirs.substr(1))
@@ -100,13 +100,13 @@ std::vector<Row> rows_of(const ModelConfig& config) {
     }
     rows.push_back(std::move(row));
   };
-  for (const Entry& entry : table.first) add(entry, "", "");
+  for (const NamePair& entry : table.first) add(entry, "", "");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    for (const Entry& entry : table.layer) {
+    for (const NamePair& entry : table.layer) {
       add(entry, fmt::format("{}.{}.", table.layers, layer), fmt::format("blocks.{}.", layer));
     }
   }
-  for (const Entry& entry : table.last) add(entry, "", "");
+  for (const NamePair& entry : table.last) add(entry, "", "");
   return rows;
 }
 
@@ -132,7 +132,7 @@ std::string some_of(const std::vector<std::string>& names) {
   return names.size() <= kShown ? shown : fmt::format("{} and {} more", shown, names.size() - kShown);
 }
 
-/// The tensors by name, when they are those of `wanted`; else DataError.
+/// The tensors by name. Throws DataError if they differ from `wanted`.
 std::map<std::string, at::Tensor> checked(std::string_view op, const NamedTensors& tensors, const Shapes& wanted) {
   std::map<std::string, at::Tensor> found;
   std::vector<std::string> unexpected;
@@ -156,14 +156,15 @@ std::map<std::string, at::Tensor> checked(std::string_view op, const NamedTensor
   };
   say("missing", missing);
   say("unexpected", unexpected);
-  say("of another shape", other_shape);
+  say("of a different shape", other_shape);
   if (fact.empty()) return found;
-  throw DataError({std::string(op), "tensors", fact, "", "use the tensors of the model that the config describes"});
+  throw DataError({std::string(op), "tensors", fact, "", "use the weights of the model that config.json describes"});
 }
 
-/// Their name as the table spells it: with the prefix; "" for what is no parameter.
+/// Their name with the prefix, as in the table; "" for a tensor that is not a parameter.
 std::string spelled(const Table& table, const std::string& name) {
-  if (std::any_of(kNoParameters.begin(), kNoParameters.end(), [&](auto end) { return name.ends_with(end); })) return "";
+  if (std::any_of(kNotParameters.begin(), kNotParameters.end(), [&](auto end) { return name.ends_with(end); }))
+    return "";
   if (name.starts_with(table.prefix) || name == kTheirHead.substr(1)) return name;
   return fmt::format("{}{}", table.prefix, name);
 }
@@ -173,7 +174,7 @@ void check_tied_head(const at::Tensor& head, const at::Tensor& embedding) {
                          at::equal(head, embedding))) {
     return;
   }
-  throw DataError({"import", std::string(kTheirHead.substr(1)), "differs from the embedding it is tied to", "",
+  throw DataError({"import", std::string(kTheirHead.substr(1)), "differs from the embedding that it is tied to", "",
                    "set tie_word_embeddings to false in config.json"});
 }
 

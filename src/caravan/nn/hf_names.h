@@ -12,16 +12,16 @@ namespace caravan {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Whole tensors of a Model under our names, as Hugging Face's transformers names and shapes them (GPT-2's matrices
-/// transposed, its query, key and value fused into c_attn), in forward order. A tied head has no tensor of its own.
+/// Converts whole tensors of a Model from our names to the names and shapes of Hugging Face's transformers (GPT-2's
+/// matrices transposed, its query, key and value fused into c_attn), in forward order. A tied head has no tensor.
 ///
-/// Linear in the tensors: parameters, gradients and moments alike, any dtype, meta too. Tensors that keep their shape
-/// are passed on as they are; others are new and contiguous.
-/// Throws DataError listing what is missing, what the model does not have, and what has another shape.
+/// Works for parameters, gradients and moments, of any dtype and for meta tensors. Tensors that keep their shape are
+/// returned as they are; others are new and contiguous.
+/// Throws DataError listing tensors that are missing, unexpected, or of a different shape.
 NamedTensors to_huggingface(const ModelConfig& config, const NamedTensors& ours);
 
-/// The inverse. `theirs` may lack the prefix `transformer.` or `model.`, and may hold what is no parameter (causal
-/// masks, rotary frequencies) or repeat the tied head; the tensors come in the order of Model::parameters().
+/// The inverse, in the order of Model::parameters(). `theirs` may lack the prefix `transformer.` or `model.`, include
+/// tensors that are not parameters (causal masks, rotary frequencies), and repeat the tied head.
 /// Throws DataError as above, and for a tied head that differs from the embedding.
 NamedTensors from_huggingface(const ModelConfig& config, const NamedTensors& theirs);
 

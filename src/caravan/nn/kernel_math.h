@@ -8,7 +8,7 @@
 
 #include "caravan/nn/kernels.h"
 
-/// What the kernels are made of; always inlined, so that the loops around them vectorise for each instruction set.
+/// Building blocks of the kernels. Always inlined, so that the loops around them vectorise for each instruction set.
 namespace caravan::kernels {
 
 #define CARAVAN_INLINE [[gnu::always_inline]] static inline
@@ -19,7 +19,7 @@ CARAVAN_INLINE float load(Bf16 x) { return std::bit_cast<float>(uint32_t{x.bits}
 
 CARAVAN_INLINE void store(float value, float& to) { to = value; }
 CARAVAN_INLINE void store(double value, double& to) { to = value; }
-/// To the nearest, ties to even; a NaN stays one.
+/// Rounds to nearest, ties to even; NaN stays NaN.
 CARAVAN_INLINE void store(float value, Bf16& to) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -44,7 +44,7 @@ CARAVAN_INLINE float exponential(float x) {
   p = p * r + 1;
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
-/// fp64 is for tests: accurate, not vectorised.
+/// fp64 is for tests: accurate, but not vectorised.
 CARAVAN_INLINE double exponential(double x) { return std::exp(x); }
 
 template <class C>
@@ -52,7 +52,7 @@ CARAVAN_INLINE C sigmoid(C x) {
   return 1 / (1 + exponential(-x));
 }
 
-/// A reduction keeps this many partial results, whatever the vector width, so its bits do not depend on the machine.
+/// Reductions keep this many partial results for every vector width, so their bits do not depend on the machine.
 inline constexpr int64_t kLanes = 16;
 
 /// Sum of term(i), i in [0, count): partial sums in the compute type over short stretches, then in fp64.
@@ -73,10 +73,10 @@ CARAVAN_INLINE double sum_of(int64_t count, Term term) {
   return total;
 }
 
-/// The largest of values[0 .. count); NaNs are passed over.
+/// The largest of values[0 .. count); ignores NaN.
 template <class C>
 CARAVAN_INLINE C max_of(const C* values, int64_t count) {
-  // Plain loops over lanes are not vectorised for a maximum; vectors of 16 bytes are whole on every machine.
+  // The compiler does not vectorise plain loops over lanes for a maximum. Every machine has vectors of 16 bytes.
   using Vector [[gnu::vector_size(16)]] = C;
   constexpr int kWidth = 16 / sizeof(C);
   constexpr int kVectors = kLanes / kWidth;

@@ -128,7 +128,7 @@ struct Rotate {
 template <class T>
 struct CrossEntropyRow {
   using C = Compute<T>;
-  /// Of fp32 and fp64 rows the exponentials stay in the row; bf16 would round them, and computes them twice.
+  /// fp32 and fp64 store the exponentials in the row. bf16 would round them, so it computes them twice.
   static constexpr bool kKeeps = sizeof(T) == sizeof(C);
   static constexpr int64_t kStretch = 1024;
 

@@ -2,9 +2,8 @@
 
 #include <cstdint>
 
-/// The arithmetic of the layers that no single ATen op covers, over plain memory: T is float, double or Bf16, whose
-/// numbers are widened to fp32, computed and rounded once. Vectorised, the same bits on every machine. One thread each:
-/// callers split the rows.
+/// Kernels of the layers that no single ATen op covers, on plain memory. T is float, double or Bf16; Bf16 is computed
+/// in fp32 and rounded once. Vectorised, with the same bits on every machine. Single-threaded: callers split the rows.
 namespace caravan::kernels {
 
 struct Bf16 {
@@ -45,13 +44,13 @@ void accumulate(const T* x, Compute<T>* sum, int64_t count);
 /// y = x r w with r = 1 / sqrt(mean of x^2 over the row + epsilon), stored in `rstd`.
 template <class T>
 void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon);
-/// dx, and dweight += (fp64: [width]) the sum over the rows.
+/// Writes dx and adds the sum over the rows to dweight (fp64, [width]).
 template <class T>
 void rms_norm_backward(const T* dy, const T* x, const T* weight, const Compute<T>* rstd, T* dx, double* dweight,
                        int64_t rows, int64_t width);
 
-/// Rotates each pair (x[i], x[i + half]) of every head of one position by the angle whose cosine and sine are given,
-/// [half] each; sign -1 turns back.
+/// Rotates each pair (x[i], x[i + half]) of every head at one position by the angle with the given cosine and sine
+/// ([half] each); sign -1 rotates back.
 template <class T>
 void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
             Compute<T> sign);

@@ -9,22 +9,22 @@
 
 namespace caravan {
 
-/// The keys and values of generation: put into ForwardContext::cache, attention appends those of the new positions and
-/// reads all, and positions go on where the cached ones end. Room for the whole context is made at the first append.
-/// Runs under no_grad, for a batch of any size that stays the same until clear(). A forward that throws leaves the
-/// layers at different lengths: truncate() or clear() mends it.
+/// Keys and values of earlier positions, for generation. With ForwardContext::cache set, attention appends the new
+/// positions and reads all of them, and positions continue after the cached ones. The first append allocates the whole
+/// context. Use it under no_grad, with a batch size that stays the same until clear(). A forward that throws leaves the
+/// layers at different lengths: call truncate() or clear().
 class KvCache {
  public:
   explicit KvCache(int64_t context) : context_(context) {}
 
   int64_t context() const noexcept { return context_; }
-  /// Positions that every layer has.
+  /// Number of positions that every layer has cached.
   int64_t length() const noexcept;
-  /// Forgets all positions from `length` on (a rejected draft, another continuation), or all.
+  /// truncate drops all positions from `length` on (a rejected draft, another continuation); clear drops all.
   void truncate(int64_t length);
   void clear() { slots_.clear(); }
 
-  /// For layers. Positions that layer `name` has had; advance adds `count` and returns what there were before.
+  /// For layers: the number of positions of layer `name`. advance adds `count` and returns the number before.
   int64_t length(const std::string& name) const;
   int64_t advance(const std::string& name, int64_t count);
   /// Appends keys and values [batch, count, heads, width] of layer `name`; returns those of all its positions, views of

@@ -5,10 +5,10 @@
 
 namespace caravan {
 
-inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as GPT-2's
+inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as in GPT-2
 
-/// y = x W^T + b. Weight [out, in], as torch keeps it; bias [out]. Column split: both S(0). Row split: weight S(1), and
-/// the output P: a pre-forward hook makes the bias P too (I -> P), or a post-forward hook reduces before it is added.
+/// y = x W^T + b. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row split: weight S(1) and output
+/// P: a pre-forward hook makes the bias P too (I -> P), or a post-forward hook reduces before the bias is added.
 class Linear final : public Layer {
  public:
   struct Options {
@@ -30,7 +30,8 @@ class Linear final : public Layer {
   Parameter* bias_ = nullptr;
 };
 
-/// Init of the two linears of a block that write into the residual stream, as GPT-2's: 2 layers of them add up there.
+/// Init of the two linear layers of a block that write into the residual stream, scaled down as in GPT-2 because
+/// 2 x layers of them add up there.
 double residual_init_std(const ModelConfig& config);
 
 }  // namespace caravan

@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-/// The children "0", "1", .., run one after the other.
+/// The children "0", "1", .., run in order.
 class BlockList final : public Module {
  public:
   explicit BlockList(const ModelConfig& config);
@@ -26,11 +26,11 @@ class BlockList final : public Module {
 /// GPT-2 or Llama: a decoder for next-token prediction. run({ids}) -> {logits [batch, sequence, vocabulary]};
 /// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel none.
 ///
-/// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them one after the other is running the
-/// model (labels pass through to the head, or are given to it alone). One thread runs a model at a time.
+/// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them in order runs the model (labels pass
+/// through to the head, or are given only to it). Not thread-safe.
 class Model final : public Module {
  public:
-  /// Throws UsageError as ModelConfig::validate.
+  /// Throws UsageError like ModelConfig::validate.
   explicit Model(const ModelConfig& config);
 
   const ModelConfig& config() const noexcept { return config_; }

@@ -16,7 +16,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Rows whose weight gradients are one partial sum: fixed, so the result does not depend on the number of threads.
+/// Rows per partial sum of the weight gradient: constant, so the result does not depend on the number of threads.
 constexpr int64_t kRowsPerPart = 256;
 
 struct RmsNormalised : Function<RmsNormalised> {
@@ -79,9 +79,9 @@ at::Tensor rms_normalised(const at::Tensor& x, const at::Tensor& weight, double 
   check_device("rms_norm", x);
   if (weight.dim() != 1 || x.dim() < 1 || x.size(-1) != weight.size(0) || x.scalar_type() != weight.scalar_type()) {
     throw ShapeError({"rms_norm", "",
-                      fmt::format("rows of {} {} meet a weight of {} {}", x.dim() < 1 ? 0 : x.size(-1),
+                      fmt::format("rows of {} {} and a weight of {} {}", x.dim() < 1 ? 0 : x.size(-1),
                                   c10::toString(x.scalar_type()), weight.numel(), c10::toString(weight.scalar_type())),
-                      "", "lay the stream and the weight out alike"});
+                      "", "use the same width and dtype for both"});
   }
   return RmsNormalised::apply(x, weight, epsilon);
 }

@@ -4,7 +4,7 @@
 
 namespace caravan {
 
-/// x * w / sqrt(mean of x^2 over the last dim + epsilon). x: [.., width] of the weight's dtype, statistics in fp32.
+/// x * w / sqrt(mean of x^2 over the last dim + epsilon). x: [.., width], of the weight's dtype. Statistics in fp32.
 at::Tensor rms_normalised(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 /// (x - mean) / sqrt(variance + epsilon) * weight + bias over the last dim.

@@ -43,7 +43,7 @@ void check_device(std::string_view op, const at::Tensor& tensor) {
 
 void refuse_dtype(std::string_view op, at::ScalarType type) {
   throw UsageError(
-      {std::string(op), "", fmt::format("has no kernel for {}", c10::toString(type)), "", "compute in fp32 or bf16"});
+      {std::string(op), "", fmt::format("does not support {}", c10::toString(type)), "", "compute in fp32 or bf16"});
 }
 
 }  // namespace caravan

@@ -9,16 +9,16 @@
 
 namespace caravan {
 
-/// Own ops run on the CPU and on meta tensors (shapes alone). Throws UsageError for another device.
+/// This library's ops run on CPU and meta tensors. Throws UsageError for other devices.
 void check_device(std::string_view op, const at::Tensor& tensor);
 
-/// What an op gives for meta tensors where ATen's C++ half has no meta kernel: an empty tensor of this shape, of a's
+/// The result of an op on meta tensors where ATen has no meta kernel in C++: an empty tensor of this shape and a's
 /// dtype, with gradients of the shapes of a, b and c.
 at::Tensor shape_only(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, at::IntArrayRef shape);
 
 [[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
 
-/// Calls f(T{}) with the kernels' type for `type`: float, double or Bf16. Throws UsageError for any other.
+/// Calls f(T{}) with the C++ type for `type`: float, double or kernels::Bf16. Throws UsageError for any other.
 template <class F>
 void with_dtype(std::string_view op, at::ScalarType type, F f) {
   switch (type) {
@@ -29,7 +29,7 @@ void with_dtype(std::string_view op, at::ScalarType type, F f) {
   }
 }
 
-/// fp32, or fp64 for fp64: what statistics of tensors of `type` are kept in.
+/// The dtype of statistics of tensors of `type`: fp64 for fp64, else fp32.
 inline at::ScalarType compute_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
 template <class T>
@@ -37,8 +37,8 @@ T* data_of(const at::Tensor& contiguous) {
   return static_cast<T*>(contiguous.data_ptr());
 }
 
-/// Where a run of `local_size` indices of `dim` lies in the global tensor. A tensor that holds the dim whole starts at
-/// 0, even where the stream around it is cut: a technique has gathered it.
+/// The position in the global tensor of `local_size` indices of `dim`. A tensor that holds the whole dim starts at 0
+/// even where the stream is split: a technique has gathered it.
 inline Piece piece_of(const ForwardContext& context, Dim dim, int64_t local_size) {
   const int64_t global = context.global(dim, local_size);
   return {.offset = local_size == global ? 0 : context.offset(dim), .global = global};

@@ -1,17 +1,39 @@
 #pragma once
 
+#include <string>
+
 #include <ATen/core/Tensor.h>
+
+#include "caravan/nn/product_choice.h"
 
 namespace caravan {
 
-/// a b^T: [m, k] and [n, k] -> [m, n], any strides. Without gradient: for use inside of own ops.
-///
-/// fp32 on the CPU goes to oneDNN where torch has it: torch's own choice, MKL, leaves half of the speed of processors
-/// with AVX-512 that are not Intel's unused. Everything else, and few rows, goes where torch sends it.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+/// a b^T: [m, k] and [n, k] -> [m, n], any strides. Not differentiable: for use inside autograd functions. On the CPU
+/// fp32 and bf16 are multiplied as products_in_use() says; everything else, and fewer than 16 rows, as torch does it.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
+
+/// As `product`, but the result is fp32 where bf16 operands were multiplied in fp32: for sums of several products.
+at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
 
 /// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or undefined. Differentiable once; its three
-/// products as above.
+/// products are computed as by `product`.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+/// What this process would choose: the rule for its class of processor, or what `caravan doctor --tune` measured for
+/// that class, changed by the words in CARAVAN_PRODUCTS. Complete (see to_text) and stable from run to run.
+/// Throws UsageError for an impossible CARAVAN_PRODUCTS and DataError for a damaged file.
+std::string chosen_products();
+
+/// Makes the whole process multiply as `text` says: rank 0's chosen_products(), or what a checkpoint recorded. Call it
+/// before the first product. Words that are missing keep this process's own choice. Throws UsageError, naming the valid
+/// words, for what this torch cannot do.
+void use_products(const std::string& text);
+
+/// What use_products set, else chosen_products(); complete.
+const std::string& products_in_use();
+ProductChoice product_choice_in_use();
+
+/// What torch was built with.
+std::vector<ProductLibrary> available_product_libraries();
 
 }  // namespace caravan

@@ -72,7 +72,8 @@ void RopeTable::grow(int64_t positions, at::ScalarType type) {
 
 std::pair<at::Tensor, at::Tensor> RopeTable::rows(int64_t first, int64_t count, at::ScalarType type) {
   const int64_t have = cosine_.defined() && cosine_.scalar_type() == type ? cosine_.size(0) : 0;
-  if (first + count > have) grow(std::max(first + count, 2 * have), type);  // doubling: generation asks one by one
+  if (first + count > have)
+    grow(std::max(first + count, 2 * have), type);  // doubles: generation adds one position at a time
   return {cosine_.narrow(0, first, count), sine_.narrow(0, first, count)};
 }
 

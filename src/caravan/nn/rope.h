@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// Cosines and sines of the rotary angles, computed as far as they have been asked for; one for all layers of a model.
-/// Angles are products in fp32, position times theta^(-2i/head_width), as every published Llama was trained with.
+/// Cosines and sines of the rotary angles, computed on demand and shared by all layers of a model. Angles are computed
+/// in fp32, position x theta^(-2i/head_width), as in the training of the published Llamas.
 class RopeTable {
  public:
   RopeTable(int64_t head_width, double theta) : half_(head_width / 2), theta_(theta) {}
@@ -25,8 +25,8 @@ class RopeTable {
   at::Tensor sine_;
 };
 
-/// Rotary position embedding: pairs (i, i + head_width / 2) of every head turn by the angle of their position.
-///   x  [batch, sequence, heads, head_width], its first position is `first`
+/// Rotary position embedding: rotates the pairs (i, i + head_width / 2) of every head by the angle of their position.
+///   x  [batch, sequence, heads, head_width]; its first position is `first`
 at::Tensor rope(const at::Tensor& x, RopeTable& table, int64_t first);
 
 }  // namespace caravan

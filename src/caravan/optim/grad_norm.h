@@ -6,15 +6,14 @@
 namespace caravan {
 
 /// The 2-norm of the gradient of the whole model, from placements alone: square locally, S -> P and I -> P (coordinate
-/// 0 counts), one scalar all-reduce over the world. The same bits on every rank.
+/// 0 counts), then all-reduce one scalar over the world. Every rank gets the same bits, also where processors or
+/// numbers of threads differ.
 ///
-/// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. Where every axis is
-/// invariant for every parameter the local sum is the global one and nothing is sent; else 8 bytes are all-reduced.
-/// Throws LayoutError for a parameter that rests in R or P: its gradient's debt is not paid.
+/// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 8 bytes.
+/// Throws LayoutError for a parameter that rests in R or P: its gradient is not reduced yet.
 double grad_norm(const FlatState& state, const Mesh& mesh);
 
-/// Scales the gradients so that their norm is at most `max_norm`; `norm` is grad_norm of them. max_norm <= 0: leaves
-/// them.
+/// Scales the gradients so that their norm is at most `max_norm`. `norm` is their grad_norm. No-op if max_norm <= 0.
 void clip_grad_norm(FlatState& state, double norm, double max_norm);
 
 }  // namespace caravan

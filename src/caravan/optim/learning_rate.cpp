@@ -11,7 +11,7 @@ namespace caravan {
 
 double LearningRate::at(int64_t step) const noexcept {
   if (step < warmup_steps) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
-  // The steps that fall, and how far along them this one is: 0 just before the first, 1 at the last.
+  // The number of steps over which it falls, and the progress through them: 0 just before the first, 1 at the last.
   const double falling = kind == Kind::constant_then_decay ? decay_fraction * static_cast<double>(total_steps)
                                                            : static_cast<double>(total_steps - warmup_steps);
   const double along = 1 - static_cast<double>(total_steps - 1 - step) / std::max(falling, 1.0);

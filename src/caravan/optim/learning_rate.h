@@ -7,11 +7,11 @@
 
 namespace caravan {
 
-/// How the learning rate goes over a run of `total_steps`: up linearly over `warmup_steps`, then by `kind`
-///   constant              stays
+/// The learning rate over a run of `total_steps`: rises linearly over `warmup_steps`, then by `kind`
+///   constant              stays at lr
 ///   cosine                falls along half a cosine to `final_fraction` of lr at the last step
-///   linear                falls linearly to it
-///   constant_then_decay   stays, then falls linearly to it over the last `decay_fraction` of the run
+///   linear                falls linearly to `final_fraction` of lr
+///   constant_then_decay   stays at lr, then falls linearly as above over the last `decay_fraction` of the run
 ///                         (Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
 ///                         2024)
 struct LearningRate {
@@ -24,11 +24,12 @@ struct LearningRate {
   double final_fraction = 0.1;
   double decay_fraction = 0.2;
 
-  /// Of step `step`, counted from 0. The first step of a warm-up has lr / warmup_steps, so no step is wasted on 0.
+  /// The learning rate of step `step`, counted from 0. A warm-up starts at lr / warmup_steps, so no step is wasted on
+  /// 0.
   double at(int64_t step) const noexcept;
 
   static const std::vector<std::string>& names();
-  /// Throws UsageError naming the nearest kind.
+  /// Throws UsageError with the nearest valid name.
   static Kind parse(std::string_view name);
 };
 

@@ -18,7 +18,7 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// The two weight-decay groups of a flat buffer: what decays, what does not. Either may be empty.
+/// The two weight-decay groups of a flat buffer: with decay and without. Either may be empty.
 std::pair<at::Tensor, at::Tensor> groups(const at::Tensor& flat, const FlatLayout& layout) {
   const int64_t decayed = layout.decayed_count();
   return {flat.narrow(0, 0, decayed), flat.narrow(0, decayed, layout.count() - decayed)};

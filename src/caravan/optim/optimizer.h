@@ -11,25 +11,25 @@
 
 namespace caravan {
 
-/// Updates flat values from flat gradients. Local: parameters at rest and their gradients have one layout, so every
-/// rank updates what it holds and nothing is sent. State is flat like the values, in fp32 (or the values' dtype, if
-/// wider).
+/// Updates flat values from flat gradients. Local: parameters at rest and their gradients have the same layout, so
+/// every rank updates what it holds and sends nothing. The state is flat like the values, in fp32 or the values' dtype
+/// if that is wider.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One step with learning rate `lr`. Gradients are read, never kept.
+  /// One step with learning rate `lr`. Reads the gradients and keeps no reference to them.
   void step(double lr);
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
-  /// The flat state tensors by the names a checkpoint uses: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
+  /// The flat state tensors under their names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
   virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
 
  protected:
-  /// `state` outlives the optimizer.
+  /// `state` must outlive the optimizer.
   explicit Optimizer(FlatState& state) : state_(state) {}
   virtual void update(double lr) = 0;
 
@@ -41,10 +41,10 @@ struct AdamWOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  ///< of the parameters that decay
+  double weight_decay = 0.1;  ///< for parameters that decay
 };
 
-/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019; torch's fused kernel over the flat
+/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. Uses torch's fused kernel on the flat
 /// buffers.
 class AdamW final : public Optimizer {
  public:
@@ -62,10 +62,10 @@ class AdamW final : public Optimizer {
 
 struct SgdOptions {
   double momentum = 0;
-  double weight_decay = 0;  ///< of the parameters that decay; added to the gradient, as torch::optim::SGD does
+  double weight_decay = 0;  ///< for parameters that decay; added to the gradient, as torch::optim::SGD does
 };
 
-/// v = momentum v + g + weight_decay w; w = w - lr v. The first step's v is its gradient, without dampening.
+/// v = momentum v + g + weight_decay w; w = w - lr v. In the first step v is the gradient; no dampening.
 class Sgd final : public Optimizer {
  public:
   /// Throws UsageError for an option outside its range.

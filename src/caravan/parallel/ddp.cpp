@@ -2,8 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/same.h"
 #include "caravan/comm/tensor.h"
 
 namespace caravan {
@@ -11,7 +13,26 @@ namespace {
 
 bool needs_copies(const DdpOptions& options) { return options.compute_dtype != at::kFloat; }
 
+std::string describe(const at::Tensor& tensor, at::IntArrayRef shape) {
+  return fmt::format("{} [{}]", tensor.defined() ? c10::toString(tensor.scalar_type()) : "without memory",
+                     fmt::join(shape, ", "));
+}
+
+/// What the collectives of Ddp go by: ranks that differ in it would wait for each other, or mix up their parameters.
+std::vector<SharedFact> facts_of(Module& model, const DdpOptions& options) {
+  std::vector<SharedFact> facts{{"bucket_bytes", std::to_string(options.bucket_bytes)},
+                                {"compute_dtype", c10::toString(options.compute_dtype)},
+                                {"allow_unused", options.allow_unused ? "true" : "false"}};
+  for (const Parameter* parameter : model.parameters()) {
+    facts.push_back({parameter->name(), describe(parameter->rest(), parameter->global_shape()) +
+                                            (parameter->requires_grad() ? "" : ", frozen")});
+  }
+  for (const auto& [name, buffer] : model.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
+  return facts;
+}
+
 FlatState checked_state(Module& model, const MeshAxis& axis, const DdpOptions& options) {
+  check_same_on_all_ranks(axis.comm(), "ddp", facts_of(model, options), "ddp options and parameters");
   if (options.compute_dtype != at::kFloat && options.compute_dtype != at::kBFloat16) {
     throw UsageError({"ddp", "compute_dtype", fmt::format("{} is not supported", c10::toString(options.compute_dtype)),
                       "", "use fp32 or bf16"});

@@ -35,8 +35,8 @@ struct DdpOptions {
 class Ddp {
  public:
   /// Every rank of `axis` calls it with the same, materialised model; parameters and buffers become those of coordinate
-  /// 0. Throws LayoutError if a parameter does not rest invariant on `axis`, UsageError for an option that does not
-  /// work.
+  /// 0. Throws LayoutError if a parameter does not rest invariant on `axis`; UsageError for an option that does not
+  /// work, and on every rank if names, shapes, dtypes or options differ between ranks.
   Ddp(Module& model, const MeshAxis& axis, const DdpOptions& options = {});
   ~Ddp();
 

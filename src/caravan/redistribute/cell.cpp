@@ -11,35 +11,35 @@
 namespace caravan {
 namespace {
 
-ShapeError shape_error(const Asker& asker, const Misfit& wrong) {
-  return ShapeError({asker.op, asker.subject(), wrong.fact, asker.where(), wrong.action});
+ShapeError shape_error(const CallSite& site, const Misfit& wrong) {
+  return ShapeError({site.op, site.subject(), wrong.fact, site.where(), wrong.action});
 }
 
-/// Rows of the dim that the axis has cut as `from` says, of which this coordinate holds `local`.
-int64_t whole_rows(const Placement& from, int64_t local, const Asker& asker) {
-  if (from.is_even()) return local * asker.axis.size();
+/// Rows of the whole dim, which the axis splits as `from` and of which this coordinate holds `local`.
+int64_t whole_rows(const Placement& from, int64_t local, const CallSite& site) {
+  if (from.is_even()) return local * site.axis.size();
   if (from.owner() >= 0 && from.owner_rows() < 0) {
-    // Refused on the owner too, which does know: all ranks must take the same way.
-    throw shape_error(asker, {fmt::format("axis {} leaves {}, but only coordinate {} knows how many rows there are",
-                                          asker.axis.name(), from.to_string(), from.owner()),
-                              "say so in the layout: Shard{.dim, .owner, .rows}"});
+    // The owner does know, but all ranks must fail together.
+    throw shape_error(site, {fmt::format("axis {} leaves {}, but only coordinate {} knows how many rows there are",
+                                         site.axis.name(), from.to_string(), from.owner()),
+                             "give the number in the layout: Shard{.dim, .owner, .rows}"});
   }
   return from.owner() >= 0 ? from.owner_rows() : sum_of(from.sizes());
 }
 
-std::vector<int64_t> checked_rows(const Placement& shard, int64_t rows, const Asker& asker) {
-  if (const auto wrong = misfit(shard, rows, asker.axis.size(), asker.axis.name())) throw shape_error(asker, *wrong);
-  return rows_of(shard, rows, asker.axis.size());
+std::vector<int64_t> checked_rows(const Placement& shard, int64_t rows, const CallSite& site) {
+  if (const auto wrong = misfit(shard, rows, site.axis.size(), site.axis.name())) throw shape_error(site, *wrong);
+  return rows_of(shard, rows, site.axis.size());
 }
 
 }  // namespace
 
-std::string Asker::subject() const {
+std::string CallSite::subject() const {
   const std::string shape_of = shape_text(shape.data(), shape.size());
   return call != nullptr && !call->what.empty() ? std::string(call->what) + " " + shape_of : "tensor " + shape_of;
 }
 
-std::string Asker::where() const {
+std::string CallSite::where() const {
   std::string text = axis.where();
   if (layout != nullptr) text += ", layout " + layout->to_string();
   if (call != nullptr) {
@@ -49,32 +49,32 @@ std::string Asker::where() const {
   return text;
 }
 
-void check_dim(const Placement& placement, size_t num_dims, const Asker& asker) {
+void check_dim(const Placement& placement, size_t num_dims, const CallSite& site) {
   if (!placement.is_shard() || placement.dim() < static_cast<int>(num_dims)) return;
   throw LayoutError(
-      {asker.op, asker.subject(),
-       fmt::format("{} on axis {}, but there are {} dims", placement.to_string(), asker.axis.name(), num_dims),
-       asker.where(),
+      {site.op, site.subject(),
+       fmt::format("{} on axis {}, but there are {} dims", placement.to_string(), site.axis.name(), num_dims),
+       site.where(),
        num_dims == 0 ? "a tensor without dims cannot be sharded: use R, I or P"
                      : fmt::format("choose a dim from 0 to {}", num_dims - 1)});
 }
 
-Cell make_cell(const Placement& from, const Placement& to, const Asker& asker) {
+Cell make_cell(const Placement& from, const Placement& to, const CallSite& site) {
   Cell cell{from, to, {}, {}};
   if (from.is_shard()) {
-    const int64_t local = asker.shape[from.dim()];
-    cell.from_rows = checked_rows(from, whole_rows(from, local, asker), asker);
-    const int64_t expected = cell.from_rows[asker.axis.coord()];
+    const int64_t local = site.shape[from.dim()];
+    cell.from_rows = checked_rows(from, whole_rows(from, local, site), site);
+    const int64_t expected = cell.from_rows[site.axis.coord()];
     if (local != expected) {
       throw shape_error(
-          asker, {fmt::format("dim {} has {} elements, but {} gives coordinate {} of axis {} {}", from.dim(), local,
-                              from.to_string(), asker.axis.coord(), asker.axis.name(), expected),
-                  "give the layout that the tensor has"});
+          site, {fmt::format("dim {} has {} elements, but {} gives coordinate {} of axis {} {}", from.dim(), local,
+                             from.to_string(), site.axis.coord(), site.axis.name(), expected),
+                 "give the layout that the tensor has"});
     }
   }
   if (to.is_shard()) {
     const bool same_dim = from.is_shard(to.dim());
-    cell.to_rows = checked_rows(to, same_dim ? sum_of(cell.from_rows) : asker.shape[to.dim()], asker);
+    cell.to_rows = checked_rows(to, same_dim ? sum_of(cell.from_rows) : site.shape[to.dim()], site);
   }
   return cell;
 }

@@ -10,24 +10,24 @@
 
 namespace caravan {
 
-/// One cell of the table on one axis, its sizes made plain.
+/// One cell of the table for one axis, with explicit sizes.
 struct Cell {
   Placement from;
   Placement to;
-  std::vector<int64_t> from_rows;  ///< of each coordinate, before; empty if `from` is no shard
-  std::vector<int64_t> to_rows;    ///< of each coordinate, after; empty if `to` is no shard
+  std::vector<int64_t> from_rows;  ///< of each coordinate, before; empty unless `from` is a shard
+  std::vector<int64_t> to_rows;    ///< of each coordinate, after; empty unless `to` is a shard
 
-  /// True if every rank's data stays as it is; the gradient may still have something to do.
+  /// True if no rank's data changes. The backward may still have to move something.
   bool is_same_data() const {
     return (from.is_whole() && to.is_whole()) || (from.is_partial() && to.is_partial()) ||
            (from.is_shard() && to.is_shard(from.dim()) && from_rows == to_rows);
   }
-  /// The cell that the gradient takes: the law.
+  /// The cell of the gradient, by the law.
   Cell backward() const { return {dual(to), dual(from), to_rows, from_rows}; }
 };
 
-/// Who asks, for the messages of what is refused. Cheap to make: texts are built when something is refused.
-struct Asker {
+/// The call that is being checked, for error messages. Cheap to make: texts are built only when something is wrong.
+struct CallSite {
   const char* op;
   std::span<const int64_t> shape;
   const MeshAxis& axis;
@@ -38,17 +38,17 @@ struct Asker {
   std::string where() const;
 };
 
-/// Refuses a dim that a tensor of `num_dims` has not.
-void check_dim(const Placement& placement, size_t num_dims, const Asker& asker);
+/// Throws LayoutError if `placement` shards a dim that a tensor of `num_dims` does not have.
+void check_dim(const Placement& placement, size_t num_dims, const CallSite& site);
 
-/// The cell from -> to for a piece of asker.shape. Throws ShapeError if the sizes do not fit.
-Cell make_cell(const Placement& from, const Placement& to, const Asker& asker);
+/// The cell from -> to for a local piece of shape site.shape. Throws ShapeError if the sizes do not fit.
+Cell make_cell(const Placement& from, const Placement& to, const CallSite& site);
 
-/// Shape of the piece of coordinate `coord`, after the cell.
+/// Shape of the piece that coordinate `coord` holds afterwards.
 std::vector<int64_t> shape_after(const Cell& cell, std::span<const int64_t> shape, int coord);
 
-/// Rows of S -> S: how many of dim to.dim() coordinate `coord` sends to each coordinate, and how many of dim from.dim()
-/// it receives from each.
+/// For S -> S: how many rows of dim to.dim() coordinate `coord` sends to each coordinate, and how many rows of dim
+/// from.dim() it receives from each.
 struct Exchange {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;

@@ -6,11 +6,11 @@
 namespace caravan {
 namespace {
 
-/// The verb of a cell as one rank sees it: what wire_bytes asks.
+/// The collective of a cell from one rank's view: the arguments of wire_bytes.
 struct Sent {
   Verb verb;
   int64_t in;       ///< elements that this rank puts in
-  int64_t own = 0;  ///< of them, those that stay
+  int64_t own = 0;  ///< those of them that stay here
   int root = -1;
 };
 
@@ -47,11 +47,11 @@ Sent verb_of(const Cell& cell, std::span<const int64_t> shape, int coord) {
 
 int64_t redistribute_bytes(const std::vector<int64_t>& local_shape, int64_t element_bytes, const Placement& from,
                            const Placement& to, const MeshAxis& axis) {
-  const Asker asker{"redistribute_bytes", local_shape, axis, nullptr, nullptr};
-  check_dim(from, local_shape.size(), asker);
-  check_dim(to, local_shape.size(), asker);
+  const CallSite site{"redistribute_bytes", local_shape, axis, nullptr, nullptr};
+  check_dim(from, local_shape.size(), site);
+  check_dim(to, local_shape.size(), site);
   if (from == to || axis.size() == 1) return 0;
-  const Cell cell = make_cell(from, to, asker);
+  const Cell cell = make_cell(from, to, site);
   if (cell.is_same_data() || from.is_whole() || to.is_partial()) return 0;
   const Sent sent = verb_of(cell, local_shape, axis.coord());
   return wire_bytes(sent.verb, axis.coord(), axis.size(), sent.in * element_bytes, sent.own * element_bytes, sent.root);

@@ -235,7 +235,7 @@ Layout infer(const OpType& op, std::span<const Layout> operands, const std::vect
       placed.emplace_back(axis, Rule(op, labels, on_axis, axis).output());
     }
   }
-  // The axes that cut a dim come first, in the order the operands agree on.
+  // The axes that shard a dim come first, in the order that the operands agree on.
   const Orders orders = orders_of(op, labels, operands);
   std::vector<Layout::Entry> entries;
   const auto take = [&](const std::string& axis) {

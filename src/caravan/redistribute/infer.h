@@ -9,9 +9,9 @@
 
 namespace caravan {
 
-/// What a local op does with its operands, by einsum-like labels: "bsk,nk->bsn" is a linear. It acts independently
-/// along a label of the output and sums over a label that is not there, except those in `whole`, of which it needs all
-/// (softmax, the keys of an attention).
+/// What a local op does with its operands, in einsum-like labels: "bsk,nk->bsn" is a linear layer. The op acts
+/// independently along each label of the output and sums over every other label, except for those in `whole`, along
+/// which it needs all elements (softmax, the keys of an attention).
 struct OpType {
   std::string_view labels;
   std::string_view whole = {};
@@ -19,21 +19,21 @@ struct OpType {
   std::vector<std::vector<int>> linear = {};
 };
 
-/// One operand of a local op: its placement on the axis, and whether it needs no gradient (masks, ids, counts: R and I
-/// at once).
+/// One operand of a local op: its placement on the axis. A constant needs no gradient (masks, ids, counts) and counts
+/// as both R and I.
 struct Operand {
   Placement placement;
   bool is_constant = false;
 };
 
 /// The typing rule of local ops on one axis: all I -> I; all R -> R; one label sharded wherever it occurs and R
-/// elsewhere -> S, or P if the op sums over it; P through an op linear in it and R elsewhere -> P. Everything else
-/// throws LayoutError, saying which redistribution would mend it. The rule is exact: what it refuses gives a wrong
-/// value or gradient.
+/// elsewhere -> S, or P if the op sums over it; P through an op that is linear in it and R elsewhere -> P. Everything
+/// else throws LayoutError that says which redistribution fixes it. The rule is exact: whatever it rejects gives a
+/// wrong value or gradient.
 Placement infer(const OpType& op, std::span<const Operand> operands);
 
-/// The rule on every axis of the operands' layouts, with the order of axes on each dim: the layout of the output.
-/// Throws LayoutError if two operands disagree in the order of axes on one label.
+/// The rule on every axis: the layout of the output, including the order of axes on each dim. Throws LayoutError if two
+/// operands shard one label by the same axes in another order.
 Layout infer(const OpType& op, std::span<const Layout> operands, const std::vector<bool>& constant = {});
 
 }  // namespace caravan

@@ -15,8 +15,7 @@ struct Step {
 
 bool is_minor(const Layout& layout, const std::string& axis, int dim) { return layout.sharding(dim).back() == axis; }
 
-/// True if `axis`, were it to arrive on its dim of `target` now, would find there just the axes it must find, as
-/// placed.
+/// True if the dim on which `target` places `axis` is now sharded by exactly the axes that are major to it there.
 bool is_awaited(const Layout& now, const Layout& target, const std::string& axis) {
   const int dim = target[axis].dim();
   std::vector<std::string> present = now.sharding(dim);
@@ -27,7 +26,7 @@ bool is_awaited(const Layout& now, const Layout& target, const std::string& axis
          std::all_of(present.begin(), present.end(), [&](const auto& other) { return now[other] == target[other]; });
 }
 
-/// An axis is settled if it is placed as the target says, over axes that are settled.
+/// An axis is settled if it has its final placement and so do the axes that are major to it.
 bool is_settled(const Layout& now, const Layout& target, const std::string& axis) {
   if (!(now[axis] == target[axis])) return false;
   if (!now[axis].is_shard()) return true;
@@ -47,7 +46,7 @@ bool may_go(const Layout& now, const Layout& target, const std::string& axis) {
   return !to.is_shard() || is_awaited(now, target, axis);
 }
 
-/// What shrinks the piece goes first, what makes it grow goes last.
+/// Steps that shrink the piece come first, steps that grow it last.
 int rank_of(const Placement& from, const Placement& to) {
   if (to.is_shard()) return from.is_whole() ? 0 : from.is_partial() ? 1 : 2;
   return from.is_partial() ? 3 : from.is_whole() ? 4 : 5;
@@ -55,7 +54,7 @@ int rank_of(const Placement& from, const Placement& to) {
 
 std::optional<Step> next_step(const Layout& now, const Layout& target) {
   std::optional<Step> best;
-  std::optional<Step> detour;  // two dims that swap axes: one axis has to stand aside
+  std::optional<Step> detour;  // for two dims that swap axes: one axis goes through R
   int best_rank = 0;
   for (const auto& [axis, from] : now.entries()) {
     if (is_settled(now, target, axis)) continue;

@@ -18,7 +18,7 @@
 namespace caravan {
 namespace {
 
-/// One redistribution: what forward does, what backward undoes, and what errors say. Kept by the autograd graph.
+/// One redistribution, kept by the autograd graph for its backward and for error messages.
 struct Move : torch::CustomClassHolder {
   Move(MeshAxis axis_, Cell cell_, std::string what_, std::source_location where_)
       : axis(std::move(axis_)), cell(std::move(cell_)), what(std::move(what_)), where(where_) {}
@@ -35,7 +35,7 @@ struct Move : torch::CustomClassHolder {
 using MovePtr = c10::intrusive_ptr<Move>;
 using Rows = std::vector<int64_t>;
 
-// ---- pieces: one flat buffer that holds one part after the other, as communicators want it ----
+// ---- pieces: one flat buffer with the parts in order, as communicators expect it ----
 
 int64_t product(at::IntArrayRef sizes, int64_t begin, int64_t end) {
   int64_t count = 1;
@@ -53,7 +53,7 @@ Rows counts_of(const Rows& parts, at::IntArrayRef sizes, int dim) {
   return counts;
 }
 
-/// The parts[i] rows of dim `dim` of x, part after part. x itself where they lie so already.
+/// The parts[i] rows of dim `dim` of x, one part after another. x itself if it already has that order.
 at::Tensor pack(const at::Tensor& x, int dim, const Rows& parts) {
   if (product(x.sizes(), 0, dim) == 1) return x.contiguous();
   at::Tensor flat = at::empty({x.numel()}, x.options());
@@ -92,7 +92,7 @@ at::Tensor empty_result(const at::Tensor& x, const Move& move) {
   return at::empty(shape_after(move.cell, x.sizes(), move.coord()), x.options());
 }
 
-// ---- the cells that move bytes, by their verb ----
+// ---- the cells that move bytes, by collective ----
 
 at::Tensor all_reduce(const at::Tensor& x, const Move& move) {  // P -> R, P -> I
   const at::Tensor in = x.contiguous();
@@ -105,7 +105,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Move& move) {  // P -> S
   const int dim = move.cell.to.dim();
   const at::Tensor in = pack(x, dim, move.cell.to_rows);
   const at::Tensor out = empty_result(x, move);
-  Rows counts;  // empty: equal parts, what communicators do fastest
+  Rows counts;  // empty: equal parts, the fast path of communicators
   if (!are_equal(move.cell.to_rows)) counts = counts_of(move.cell.to_rows, x.sizes(), dim);
   move.axis.comm().reduce_scatter(buffer_of(in), buffer_of(out), ReduceOp::sum, counts, move.call());
   return out;
@@ -145,7 +145,7 @@ at::Tensor all_to_all(const at::Tensor& x, const Move& move) {  // S -> S: anoth
   const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
   Rows send_counts;
   Rows receive_counts;
-  if (!are_equal(move.cell.from_rows) || !are_equal(move.cell.to_rows)) {  // the same answer on every rank
+  if (!are_equal(move.cell.from_rows) || !are_equal(move.cell.to_rows)) {  // every rank decides alike
     send_counts = counts_of(rows.send, x.sizes(), send_dim);
     receive_counts = counts_of(rows.receive, shape, receive_dim);
   }
@@ -174,8 +174,8 @@ at::Tensor pad(const at::Tensor& x, const Move& move) {  // S -> P
   return out;
 }
 
-/// "Keep on one coordinate" is coordinate 0 whatever the other coordinates: were the zeros elsewhere for other
-/// coordinates of another axis, two such tensors multiplied would lose their gradient.
+/// It is coordinate 0 for every coordinate of the other axes. If it depended on them, the product of two such tensors
+/// would lose its gradient.
 at::Tensor keep_on_0(const at::Tensor& x, const Move& move) { return move.coord() == 0 ? x : at::zeros_like(x); }
 
 // ---- the table ----
@@ -199,7 +199,7 @@ at::Tensor table(const at::Tensor& x, const Move& move) {
 
 at::Tensor run_law(const at::Tensor& x, const MovePtr& move);
 
-/// The law: backward of (a -> b) is (dual(b) -> dual(a)), by the same function, so that it has a backward of its own.
+/// The law: the backward of (a -> b) is (dual(b) -> dual(a)), computed by the same function and so differentiable too.
 struct Law : torch::autograd::Function<Law> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const MovePtr& move) {
     context->saved_data["move"] = c10::IValue::make_capsule(move);
@@ -218,37 +218,37 @@ at::Tensor run_law(const at::Tensor& x, const MovePtr& move) {
   return x.requires_grad() && at::GradMode::is_enabled() ? Law::apply(x, move) : table(x, *move);
 }
 
-void check_minor(const Placement& from, const Asker& asker) {
-  const auto& entries = asker.layout->entries();
+void check_minor(const Placement& from, const CallSite& site) {
+  const auto& entries = site.layout->entries();
   const auto minor = std::find_if(entries.rbegin(), entries.rend(),
                                   [&](const auto& entry) { return entry.second.is_shard(from.dim()); });
-  if (minor->first == asker.axis.name()) return;
+  if (minor->first == site.axis.name()) return;
   throw LayoutError(
-      {asker.op, asker.subject(),
+      {site.op, site.subject(),
        fmt::format("axis {} is not the minor axis of dim {}, axis {} is: leaving it would permute the rows",
-                   asker.axis.name(), from.dim(), minor->first),
-       asker.where(),
+                   site.axis.name(), from.dim(), minor->first),
+       site.where(),
        fmt::format("move axis {} off the dim first, or place {} after it in the layout", minor->first,
-                   asker.axis.name())});
+                   site.axis.name())});
 }
 
 }  // namespace
 
 at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const MeshAxis& axis, const Placement& to,
                         const Call& call) {
-  const Asker asker{"redistribute", x.sizes(), axis, &layout, &call};
+  const CallSite site{"redistribute", x.sizes(), axis, &layout, &call};
   if (!layout.has(axis.name())) {
-    throw LayoutError({asker.op, asker.subject(), "the layout does not say what axis " + axis.name() + " does",
-                       asker.where(), "complete the layout with its mesh"});
+    throw LayoutError({site.op, site.subject(), "the layout has no placement for axis " + axis.name(), site.where(),
+                       "complete the layout with its mesh"});
   }
   const Placement& from = layout[axis.name()];
   if (from == to) return x;
-  // Whether the program is well typed must not depend on the size of its axes: these come first.
-  check_dim(from, x.sizes().size(), asker);
-  check_dim(to, x.sizes().size(), asker);
-  if (from.is_shard()) check_minor(from, asker);
+  // Checked before sizes are looked at: whether a program is well typed must not depend on the size of its axes.
+  check_dim(from, x.sizes().size(), site);
+  check_dim(to, x.sizes().size(), site);
+  if (from.is_shard()) check_minor(from, site);
   if (axis.size() == 1) return x;
-  return run_law(x, c10::make_intrusive<Move>(axis, make_cell(from, to, asker), std::string(call.what), call.where));
+  return run_law(x, c10::make_intrusive<Move>(axis, make_cell(from, to, site), std::string(call.what), call.where));
 }
 
 }  // namespace caravan

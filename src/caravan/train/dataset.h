@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "caravan/data/token_file.h"
@@ -8,31 +9,36 @@
 
 namespace caravan {
 
-/// What a run reads: its tokenizer and its two texts as ids.
+/// What a run reads: its tokenizer, and its two texts as ids.
 struct Dataset {
   Tokenizer tokenizer;
   TokenFile train;
   TokenFile validation;
 };
 
-/// Where files are looked for and kept.
+/// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of the
+/// recipe, then from `home`.
 struct DataFolders {
-  std::filesystem::path home;      ///< relative paths that do not exist from here are looked up there; may be empty
-  std::filesystem::path recipe{};  ///< and, before, there: the folder of the recipe; may be empty
+  std::filesystem::path home;      ///< may be empty
+  std::filesystem::path recipe{};  ///< the folder of the recipe; may be empty
   std::filesystem::path cache;     ///< of token files and trained tokenizers, by content hash
+  int64_t cache_limit_bytes = 0;   ///< of all files in the cache that are not in use; 0: no limit
 };
 
-/// Opens what `data` names, from the cache where it was read before. A tokenizer is trained on the training text alone.
-/// Throws DataError for text or tokenizer files that are missing, empty or not what they should be, ResourceError if
-/// the cache cannot be written.
-Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders);
+/// Opens what `data` names. Token files and trained tokenizers come from the cache and are built where they are missing;
+/// then the cache is trimmed to its limit. A tokenizer is trained on the training text alone. Any number of processes
+/// may call it at once. Throws DataError for text or tokenizer files that are missing, empty or of another format,
+/// ResourceError if the cache cannot be written to, and what `observer` throws.
+Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
+                     DataObserver& observer = DataObserver::none());
 
-/// Writes where each file of `data` was found in place of what the recipe says: the recipe that a run keeps then means
-/// the same from another folder. A file that is nowhere stays as it is.
+/// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
+/// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which no
+/// recipe can hold.
 void resolve_files(Recipe::Data& data, const DataFolders& folders);
 
-/// The file that `path` of a recipe means: itself, or that of the recipe's or the home folder. Throws DataError naming
-/// where it was looked up if it is nowhere.
+/// The absolute path of the file that `path` of a recipe means. Throws DataError naming the folders where it was looked
+/// up if it is in none.
 std::filesystem::path find_file(const std::string& path, const DataFolders& folders);
 
 }  // namespace caravan

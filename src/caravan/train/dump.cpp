@@ -5,8 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/file.h"
-#include "caravan/checkpoint/huggingface.h"
 #include "caravan/checkpoint/tensor_file.h"
+#include "caravan/checkpoint/text_settings.h"
+#include "caravan/nn/hf_names.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
@@ -14,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The whole of a tensor laid out as `parameter` rests.
+/// The whole tensor of a piece that is laid out like `parameter` at rest.
 at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
   return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
 }

@@ -9,14 +9,14 @@
 
 namespace caravan {
 
-/// Writes DIR/step_N of one training step, so that another program can check it, under Hugging Face names and shapes
-/// whatever the layout:
+/// Writes one training step to DIR/step_N, for comparison with another program. Names and shapes are those of Hugging
+/// Face, whatever the layout:
 ///   config.json
-///   batch.safetensors        input_ids, labels int64 [sequences, context]: the whole global batch
+///   batch.safetensors        input_ids, labels int64 [sequences, context] of the whole global batch
 ///   parameters.safetensors   before the step
 ///   gradients.safetensors    summed over ranks, before clipping
 ///   metrics.json             step, loss, grad_norm
-/// Every rank calls it, between the reduction of the gradients and the update; rank 0 writes. Throws ResourceError.
+/// Every rank calls it, after the gradients are reduced and before the update; rank 0 writes. Throws ResourceError.
 void dump_step(const std::filesystem::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
                const StepResult& result, const Mesh& mesh);
 

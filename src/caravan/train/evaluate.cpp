@@ -1,40 +1,86 @@
 #include "caravan/train/evaluate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <span>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-
-#include "caravan/comm/tensor.h"
 
 namespace caravan {
+namespace {
 
-Evaluation evaluate(Module& model, const ValidationWindows& windows, int64_t context, int64_t rows,
-                    const MeshAxis& axis) {
+/// Which windows are evaluated: `count` of `all`, evenly spread.
+struct Selection {
+  int64_t all;
+  int64_t count;
+  int64_t operator[](int64_t i) const { return i * all / count; }
+};
+
+/// Windows i, i + 1, .. of the selection in the rows of two tensors.
+struct Rows {
+  Rows(int64_t rows, int64_t context)
+      : ids(at::empty({rows, context}, at::kLong)), labels(at::empty({rows, context}, at::kLong)), context_(context) {}
+
+  /// Returns the number of rows that have a window. The others are padding without targets.
+  int64_t fill(const ValidationWindows& windows, const Selection& selection, int64_t first) {
+    const int64_t filled = std::clamp<int64_t>(selection.count - first, 0, ids.size(0));
+    for (int64_t row = 0; row < ids.size(0); ++row) {
+      const int64_t window = row < filled ? selection[first + row] : windows.size();
+      windows.fill(window, row_of(ids, row), row_of(labels, row));
+    }
+    return filled;
+  }
+
+  at::Tensor ids;
+  at::Tensor labels;
+
+ private:
+  std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) const {
+    return {tensor.mutable_data_ptr<int64_t>() + row * context_, static_cast<size_t>(context_)};
+  }
+  int64_t context_;
+};
+
+int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
+  const Buffer buffer{&value, 1, Dtype::int64};
+  comm.all_reduce(buffer, buffer, ReduceOp::sum, what);
+  return value;
+}
+
+}  // namespace
+
+std::optional<Evaluation> evaluate(Module& model, const ValidationWindows& windows, const MeshAxis& axis,
+                                   const EvaluationOptions& options) {
   const at::NoGradGuard no_grad;
   ForwardContext forward;
   forward.training = false;
-  const at::Tensor ids = at::empty({rows, context}, at::kLong);
-  const at::Tensor labels = at::empty({rows, context}, at::kLong);
-  const auto span_of = [](const at::Tensor& tensor) {
-    return std::span(tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel()));
-  };
+  const int64_t bound = options.max_windows > 0 ? options.max_windows : windows.size();
+  const Selection selection{.all = windows.size(), .count = std::min(bound, windows.size())};
+  const int64_t windows_per_round = axis.size() * options.rows;
+  const int64_t rounds = (selection.count + windows_per_round - 1) / windows_per_round;
+  Rows rows(options.rows, windows.context());
   double nats = 0;
-  for (int64_t first = axis.coord() * rows; first < windows.size(); first += axis.size() * rows) {
-    windows.fill(first, span_of(ids), span_of(labels));
-    // The last batch has fewer windows than rows: the others have no target, and are not computed either.
-    const int64_t filled = std::min(rows, windows.size() - first);
-    nats += model.run({ids.narrow(0, 0, filled), labels.narrow(0, 0, filled)}, forward).front().item<double>();
-    axis.comm().progress();
+  int64_t num_targets = 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    if (options.progress) options.progress(round, rounds);
+    const int64_t filled = rows.fill(windows, selection, (round * axis.size() + axis.coord()) * options.rows);
+    // A rank without a window computes one row of padding, so that all ranks make the same forward passes.
+    const int64_t computed = std::max<int64_t>(filled, 1);
+    const at::Tensor labels = rows.labels.narrow(0, 0, computed);
+    nats += model.run({rows.ids.narrow(0, 0, computed), labels}, forward).front().item<double>();
+    num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
+    const bool stops = options.stop_requested && options.stop_requested();
+    if (sum_over(axis.comm(), stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
   }
-  const at::Tensor sum = at::full({1}, nats, at::kDouble);
-  all_reduce_async(axis.comm(), sum, sum, ReduceOp::sum, "validation loss").wait();
-  const double total = sum.item<double>();
-  return {.loss = total / static_cast<double>(windows.num_targets()),
-          .bits_per_byte = total / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};
+  double total = nats;
+  const Buffer buffer{&total, 1, Dtype::fp64};
+  axis.comm().all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
+  num_targets = sum_over(axis.comm(), num_targets, "validation targets");
+  const double share = static_cast<double>(windows.num_targets()) / static_cast<double>(num_targets);
+  return Evaluation{.loss = total / static_cast<double>(num_targets),
+                    .bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};
 }
 
 }  // namespace caravan

@@ -12,9 +12,9 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   const at::NoGradGuard no_grad;
   Recipe recipe;
   recipe.model = model.config;
-  recipe.data.tokenizer = (run / "tokenizer.json").string();
-  recipe.checkpoint.dir = run.string();
-  // For weights that know something already: gently, and with every step at the rate that is written.
+  recipe.checkpoint.dir = std::filesystem::absolute(run).lexically_normal().string();
+  recipe.data.tokenizer = recipe.checkpoint.dir + "/tokenizer.json";
+  // Trained weights need a small learning rate. A constant one does not depend on the number of steps.
   recipe.optimizer.rate = {.kind = LearningRate::Kind::constant, .lr = 1e-5, .warmup_steps = 10};
 
   const std::unique_ptr<Model> filled = make_model(model.config);
@@ -29,9 +29,12 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
                             .position = 0,
                             .optimizer_steps = 0,
                             .recipe = to_toml(recipe),
-                            .model = huggingface_config(model.config, special_tokens(model.tokenizer)),
+                            .model = huggingface_config(model.config, model.text.tokens),
                             .tokenizer_hash = model.tokenizer.hash().hex()};
-  if (mesh.rank() == 0) write_run_files(run, recipe, model.tokenizer);
+  if (mesh.rank() == 0) {
+    write_run_files(run, recipe, model.tokenizer);
+    write_text_files(run, model.text.files, model.tokenizer, model.config.context);
+  }
   save_checkpoint(run, info, pieces, mesh.world(), 0);
   return run;
 }

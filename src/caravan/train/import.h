@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// Makes `run` a run that has done no step yet, with the weights of `model`: step_000000, tokenizer.json, and a
-/// recipe.toml to train it further with --resume. Every rank of `mesh` calls it. Returns `run`.
+/// Writes a run folder `run` with the weights of `model` as step 0: step_000000, tokenizer.json, and a recipe.toml to
+/// train it further with --resume. Every rank of `mesh` calls it. Returns `run`.
 std::filesystem::path import_run(const HuggingFaceModel& model, const std::filesystem::path& run, const Mesh& mesh);
 
 }  // namespace caravan

@@ -57,9 +57,18 @@ MetricsLog::MetricsLog(const fs::path& run, int64_t last_step) : path_(run / "tr
   if (!file_) throw_file_error("train.log", path_, "cannot be opened", errno);
 }
 
-void MetricsLog::write(const StepMetrics& metrics) {
+void MetricsLog::write(const StepMetrics& metrics) { write_line(metrics.to_json()); }
+
+void MetricsLog::write_changes(int64_t step, const std::vector<ChangedKey>& changed) {
+  if (changed.empty()) return;
+  nlohmann::ordered_json line{{"step", step}, {"resumed", true}, {"changed", nlohmann::ordered_json::object()}};
+  for (const ChangedKey& key : changed) line["changed"][key.name] = {{"before", key.before}, {"now", key.now}};
+  write_line(line.dump());
+}
+
+void MetricsLog::write_line(const std::string& line) {
   errno = 0;
-  file_ << metrics.to_json() << '\n' << std::flush;
+  file_ << line << '\n' << std::flush;
   if (!file_) throw_file_error("train.log", path_, "cannot be written", errno != 0 ? errno : ENOSPC);
 }
 

@@ -5,6 +5,9 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "caravan/train/resume_check.h"
 
 namespace caravan {
 
@@ -27,15 +30,20 @@ struct StepMetrics {
   std::string to_json() const;
 };
 
-/// train.log: JSON lines, each on the disk's side of the system when the call returns.
+/// train.log: JSON lines, one per logged step. Each is handed to the system when the call returns, so that a killed
+/// process loses none.
 class MetricsLog {
  public:
   /// Appends to run/train.log; lines of steps after `last_step` (of a run that went on past its last checkpoint) are
   /// dropped first.
   MetricsLog(const std::filesystem::path& run, int64_t last_step);
   void write(const StepMetrics& metrics);
+  /// A line that says which keys of the recipe a resume after `step` changed; nothing if none.
+  void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
 
  private:
+  void write_line(const std::string& line);
+
   std::filesystem::path path_;
   std::ofstream file_;
 };

@@ -10,7 +10,7 @@
 namespace caravan {
 namespace {
 
-/// The multiple of `step` nearest to `value`, at least one step.
+/// The multiple of `step` nearest to `value`, at least `step`.
 int64_t nearest_multiple(int64_t value, int64_t step) { return std::max<int64_t>(1, (value + step / 2) / step) * step; }
 
 std::string divisors(int64_t number, int64_t limit) {
@@ -63,7 +63,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
                                divisors(batch, 64))});
   }
   const int64_t rows = batch / plan.dp;
-  plan.micro_batch = recipe.train.micro_batch == 0 ? rows : recipe.train.micro_batch;
+  plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
   if (rows % plan.micro_batch != 0) {
     throw UsageError(
         {.op = "recipe",

@@ -14,24 +14,28 @@
 
 namespace caravan {
 
-/// Everything a training run is made of: what a recipe file says, with the defaults for what it leaves out. The
-/// defaults are the default recipe: recipes/default.toml says the same in words.
+/// train.micro_batch = "auto": as many sequences as the memory of the rank allows. See with_micro_batch.
+inline constexpr int64_t kAutoMicroBatch = -1;
+
+/// All settings of a training run: those of a recipe file, with defaults for the others. The defaults are the default
+/// recipe, which recipes/default.toml documents.
 struct Recipe {
   ModelConfig model;
 
   struct Data {
     std::vector<std::string> text{"data/moby_dick.txt"};
-    std::string tokenizer;              ///< "bytes" or the path of a tokenizer.json; "" when one is trained
-    int64_t trained_vocabulary = 2048;  ///< of the tokenizer that is trained on the text
+    std::string tokenizer;              ///< "bytes" or the path of a tokenizer.json; "": train one
+    int64_t trained_vocabulary = 2048;  ///< of the tokenizer trained on the text
   } data;
 
   struct Train {
     int64_t steps = 800;
-    int64_t global_batch = 12;  ///< sequences a step, over all ranks
-    int64_t micro_batch = 0;    ///< sequences a rank computes at once; 0: all of its share
+    int64_t global_batch = 12;              ///< sequences per step, over all ranks
+    int64_t micro_batch = kAutoMicroBatch;  ///< sequences a rank computes at once; 0: all of its share
     int64_t seed = 1;
-    int64_t eval_every = 200;  ///< steps; 0: at the end only
-    int64_t log_every = 1;     ///< steps between two lines of train.log
+    int64_t eval_every = 200;    ///< steps; 0: only at the end
+    int64_t eval_batches = 100;  ///< of global_batch sequences, spread over the validation text; 0: all of it
+    int64_t log_every = 1;       ///< steps between two lines of train.log
   } train;
 
   struct Optimizer {
@@ -55,13 +59,13 @@ struct Recipe {
   struct Comm {
     std::string backend = "auto";
     double timeout_s = 300;
-    int64_t threads_per_rank = 0;  ///< 0: the cores of the host over the ranks on it
+    int64_t threads_per_rank = 0;  ///< 0: cores / ranks on the host
     bool check = true;
-    std::string algorithms;  ///< the file of a SelectionTable, which `bench comm --tune` writes; "": the built-in one
+    std::string algorithms;  ///< file of a SelectionTable written by `bench comm --tune`; "": the built-in table
   } comm;
 
   struct MeshSizes {
-    int64_t dp = 0;  ///< 0: the ranks over the product of the others
+    int64_t dp = 0;  ///< 0: ranks / the product of the other axes
   } mesh;
 
   struct DataParallel {
@@ -71,8 +75,8 @@ struct Recipe {
 
   struct Checkpoint {
     std::string dir;      ///< "": runs/<recipe name>-N, a new N each time
-    int64_t every = 200;  ///< steps; 0: at the end only
-    int64_t keep = 2;     ///< newest checkpoints that stay; 0: all
+    int64_t every = 200;  ///< steps; 0: only at the end
+    int64_t keep = 2;     ///< newest checkpoints to keep; 0: all
   } checkpoint;
 
   struct Sample {
@@ -84,10 +88,9 @@ struct Recipe {
   } sample;
 
   std::string name = "default";  ///< of the run folder; the file's stem
-  std::filesystem::path folder;  ///< of the file: relative paths of data are looked up there, too
+  std::filesystem::path folder;  ///< of the file; relative paths of data are also looked up there
 
-  /// Where each key that was given stands: "recipe.toml:12", "--set train.steps=3". Keys that are not here have their
-  /// default.
+  /// Where each key was given: "recipe.toml:12", "--set train.steps=3". Other keys have their default.
   std::map<std::string, std::string> locations;
   std::string where(const std::string& key) const;
 };
@@ -99,34 +102,38 @@ struct TrainTokenizer {
 };
 using RecipeValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, TrainTokenizer>;
 
-/// One key a recipe may hold: the table that reading, checking and printing recipes all go by.
+/// One key of a recipe. Recipes are read, checked and printed by the table of these.
 struct RecipeKey {
   std::string name;  ///< "train.steps"
   std::string help;
   std::function<RecipeValue(const Recipe&)> get;
-  /// Returns what is wrong with the value ("" if nothing), and sets it if nothing is.
+  /// Sets the value, or returns what is wrong with it.
   std::function<std::string(Recipe&, const RecipeValue&)> set;
-  bool is_printed = true;  ///< false: the one value it may have today says nothing
-  /// Why the key means nothing in this recipe ("" if it does): giving it then is an error, not ignored.
+  bool is_printed = true;  ///< false: only one value is valid
+  /// Why the key is not used in this recipe; "" if it is. Giving an unused key is an error.
   std::function<std::string(const Recipe&)> idle = [](const Recipe&) { return std::string(); };
 };
 const std::vector<RecipeKey>& recipe_keys();
 
-/// Reads a recipe file ("" : the defaults) and applies `overrides`, each "section.key=value", value in TOML, or a plain
-/// string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for an unknown
-/// key, a wrong type or an impossible value.
+/// Reads a recipe file ("": the defaults) and applies `overrides` of the form "section.key=value". The value is TOML, or
+/// a plain string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for an
+/// unknown key, a wrong type or an impossible value.
 ///
-/// A recipe.toml that stands beside checkpoints means its own folder, wherever that was moved: checkpoint.dir and the
-/// tokenizer.json that the run wrote follow it, unless an override says otherwise.
+/// A recipe.toml next to checkpoints refers to its own folder, also after the folder was moved: checkpoint.dir and the
+/// run's tokenizer.json follow, unless overridden.
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
-/// The same from text, e.g. of a checkpoint's manifest; `source` names it in errors.
+/// The same from text, such as that in a checkpoint's manifest. `source` names it in errors.
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides = {});
 
-/// The whole recipe as TOML, every key that means something in it, in the order of recipe_keys().
+/// One value as TOML.
+std::string to_toml(const RecipeValue& value);
+
+/// The recipe as TOML: every key that is used in it, in the order of recipe_keys().
 std::string to_toml(const Recipe& recipe);
 
-/// How the global batch is cut: global_batch = dp x micro_batch x accumulation.
+/// How the global batch is split: global_batch = dp x micro_batch x accumulation. Until "auto" is resolved
+/// (with_micro_batch), a micro-batch is all of a rank's share.
 struct BatchPlan {
   int64_t dp = 1;
   int64_t micro_batch = 1;
@@ -135,12 +142,12 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
-/// The mesh of the recipe over `num_ranks` ranks, and the cut of its batch. Throw UsageError printing the equation and
-/// the nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks, and the split of its batch. Throw UsageError with the equation and the
+/// nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
-/// The number of ranks the recipe asks for: the product of its mesh; 0 if it does not say.
+/// The number of ranks that the recipe sets, the product of its mesh; 0 if it sets none.
 int recipe_ranks(const Recipe& recipe);
 
 }  // namespace caravan

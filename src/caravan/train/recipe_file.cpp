@@ -1,3 +1,4 @@
+#include <cctype>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -16,7 +17,7 @@
 namespace caravan {
 namespace {
 
-/// Where a value stands: a file and a line, or an override.
+/// Where a value was given: a file and line, or an override.
 struct Source {
   std::string name;
   bool is_override = false;
@@ -30,7 +31,7 @@ struct Source {
   throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where, .action = action});
 }
 
-/// The value of a node, or nothing if no key of a recipe is of that type.
+/// The value of a node; nullopt for a type that no key takes.
 std::optional<RecipeValue> value_of(const toml::node& node) {
   if (const auto* boolean = node.as_boolean()) return boolean->get();
   if (const auto* integer = node.as_integer()) return integer->get();
@@ -57,12 +58,14 @@ void apply(Recipe& recipe, const std::string& name, const toml::node& node, cons
     names.push_back(key.name);
     if (key.name != name) continue;
     const auto value = value_of(node);
-    const std::string wrong = value ? key.set(recipe, *value) : "is of a type no value has here";
-    if (!wrong.empty()) refuse(name, wrong, source.at(node), key.help);
+    const std::string wrong = value ? key.set(recipe, *value) : "dates, times and nested values are not supported";
+    if (!wrong.empty()) {
+      refuse(name, wrong, source.at(node), fmt::format("{}; the default is {}", key.help, to_toml(key.get(Recipe()))));
+    }
     recipe.locations[name] = source.at(node);
     return;
   }
-  // The same word in another section is nearer than another word in this one.
+  // The same word in another section is a better guess than a similar word in this one.
   const std::string word = name.substr(name.find('.'));
   for (const std::string& other : names) {
     if (other.ends_with(word)) refuse(name, "no such key", source.at(node), "the nearest is " + other);
@@ -70,12 +73,12 @@ void apply(Recipe& recipe, const std::string& name, const toml::node& node, cons
   refuse(name, "no such key", source.at(node), "the nearest is " + nearest(name, names));
 }
 
-/// A key that stands above all sections.
+/// Refuses a key that is not in a section.
 void refuse_without_section(const std::string& name, const toml::node& node, const Source& source) {
   for (const RecipeKey& key : recipe_keys()) {
     const size_t dot = key.name.find('.');
     if (key.name.substr(dot + 1) == name)
-      refuse(name, "stands outside every section", source.at(node), "put it under [" + key.name.substr(0, dot) + "]");
+      refuse(name, "is outside of any section", source.at(node), "put it under [" + key.name.substr(0, dot) + "]");
   }
 }
 
@@ -95,12 +98,38 @@ void apply_table(Recipe& recipe, const toml::table& table, const Source& source)
   }
 }
 
+/// Line `number` of `text`, counted from 1.
+std::string line_of(const std::string& text, size_t number) {
+  std::istringstream lines(text);
+  std::string line;
+  for (size_t i = 0; i < number; ++i) std::getline(lines, line);
+  return line;
+}
+
+/// The word behind '=' if it is nothing but a word, which TOML takes for a broken number or boolean.
+std::string bare_word(const std::string& line) {
+  const size_t equals = line.find('=');
+  if (equals == std::string::npos) return "";
+  const std::string value = line.substr(equals + 1, line.find('#') - equals - 1);
+  std::istringstream words(value);
+  std::string word;
+  std::string more;
+  if (!(words >> word) || words >> more || std::isalpha(static_cast<unsigned char>(word.front())) == 0) return "";
+  return word.find_first_of("\"'[]{}") == std::string::npos ? word : "";
+}
+
 toml::table parse(const std::string& text, const std::string& source) {
   try {
     return toml::parse(text, source);
   } catch (const toml::parse_error& error) {
-    refuse("", std::string(error.description()), fmt::format("{}:{}", source, error.source().begin.line),
-           "write it as TOML");
+    const auto line = static_cast<size_t>(error.source().begin.line);
+    const std::string where = fmt::format("{}:{}", source, line);
+    const std::string word = bare_word(line_of(text, line));
+    if (!word.empty()) {
+      refuse("", fmt::format("{} is not a value of TOML", word), where,
+             fmt::format("write a number, true, false, or text in quotes: \"{}\"", word));
+    }
+    refuse("", std::string(error.description()), where, "correct the TOML of this line");
   }
 }
 
@@ -122,7 +151,7 @@ void apply_override(Recipe& recipe, const std::string& override) {
   apply(recipe, name, *parsed.get("value"), {override, true});
 }
 
-/// Where `key` was given, or else another key of its section: of two that do not fit, one may be a default.
+/// Where `key` was given, or else where another key of its section was: one of two conflicting keys may be a default.
 std::string where_given(const Recipe& recipe, const std::string& key) {
   if (recipe.locations.contains(key)) return recipe.where(key);
   const std::string section = key.substr(0, key.find('.') + 1);
@@ -132,7 +161,7 @@ std::string where_given(const Recipe& recipe, const std::string& key) {
   return recipe.where(key);
 }
 
-/// The rules between keys: what means nothing here, and what does not fit together.
+/// Checks the rules between keys: unused keys that are given, and values that conflict.
 void check_whole(Recipe& recipe) {
   for (const RecipeKey& key : recipe_keys()) {
     const std::string reason = key.idle(recipe);
@@ -141,7 +170,7 @@ void check_whole(Recipe& recipe) {
     }
   }
   ModelConfig model = recipe.model;
-  if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, known later
+  if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
     model.validate();
   } catch (const UsageError& error) {
@@ -149,7 +178,7 @@ void check_whole(Recipe& recipe) {
   }
 }
 
-/// A basic string of TOML, always on one line.
+/// A basic string of TOML, on one line.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -166,12 +195,14 @@ std::string quoted(const std::string& text) {
   return out + '"';
 }
 
-std::string toml_of(const RecipeValue& value) {
+}  // namespace
+
+std::string to_toml(const RecipeValue& value) {
   struct Printer {
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(int64_t v) const { return fmt::format("{}", v); }
     std::string operator()(double v) const {
-      const std::string text = fmt::format("{}", v);  // the shortest that reads back the same
+      const std::string text = fmt::format("{}", v);  // the shortest that reads back as the same value
       return text.find_first_of(".einf") == std::string::npos ? text + ".0" : text;
     }
     std::string operator()(const std::string& v) const { return quoted(v); }
@@ -184,8 +215,6 @@ std::string toml_of(const RecipeValue& value) {
   };
   return std::visit(Printer{}, value);
 }
-
-}  // namespace
 
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
   Recipe recipe;
@@ -215,7 +244,7 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   std::error_code error;
   std::ifstream in(file);
   std::ostringstream text;
-  text << in.rdbuf();  // an empty file sets the fail bit, too
+  text << in.rdbuf();  // an empty file also sets the fail bit
   if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
@@ -236,7 +265,7 @@ std::string to_toml(const Recipe& recipe) {
       section = key.name.substr(0, dot);
       out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
     }
-    out += fmt::format("{} = {}\n", key.name.substr(dot + 1), toml_of(key.get(recipe)));
+    out += fmt::format("{} = {}\n", key.name.substr(dot + 1), to_toml(key.get(recipe)));
   }
   return out;
 }

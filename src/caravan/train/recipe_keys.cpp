@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
@@ -15,7 +16,7 @@ using Field = std::function<T&(Recipe&)>;
 
 template <typename T>
 T read(const Field<T>& field, const Recipe& recipe) {
-  return field(const_cast<Recipe&>(recipe));  // NOLINT: the field is read only
+  return field(const_cast<Recipe&>(recipe));  // NOLINT: only read
 }
 
 struct Range {
@@ -23,19 +24,24 @@ struct Range {
   double high = std::numeric_limits<double>::max();
 };
 
+/// What is wrong with a number; "" if nothing.
 std::string out_of(const Range& range, double value) {
-  if (value >= range.low && value <= range.high) return "";
-  const double near = value > range.high ? range.high : range.low;  // of "nan", too
-  return range.high < std::numeric_limits<double>::max()
-             ? fmt::format("{} is outside {} .. {}; use {}", value, range.low, range.high, near)
-             : fmt::format("{} is no number from {} on; use {} or more", value, range.low, range.low);
+  if (!std::isfinite(value)) return fmt::format("{} is not a finite number", value);
+  const bool has_high = range.high < std::numeric_limits<double>::max();
+  if (value < range.low) return fmt::format("{} is too small, must be at least {}", value, range.low);
+  if (has_high && value > range.high) return fmt::format("{} is too large, must be at most {}", value, range.high);
+  return "";
+}
+
+std::string is_not(const RecipeValue& value, std::string_view kind) {
+  return fmt::format("{} is not {}", to_toml(value), kind);
 }
 
 RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range) {
   return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
           [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* number = std::get_if<int64_t>(&value);
-            if (number == nullptr) return "takes a whole number";
+            if (number == nullptr) return is_not(value, "a whole number");
             const std::string wrong = out_of(range, static_cast<double>(*number));
             if (wrong.empty()) field(recipe) = *number;
             return wrong;
@@ -47,7 +53,7 @@ RecipeKey real(std::string name, std::string help, Field<double> field, Range ra
           [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* whole = std::get_if<int64_t>(&value);
             const auto* number = std::get_if<double>(&value);
-            if (whole == nullptr && number == nullptr) return "takes a number";
+            if (whole == nullptr && number == nullptr) return is_not(value, "a number");
             const double given = whole != nullptr ? static_cast<double>(*whole) : *number;
             const std::string wrong = out_of(range, given);
             if (wrong.empty()) field(recipe) = given;
@@ -59,7 +65,7 @@ RecipeKey boolean(std::string name, std::string help, Field<bool> field) {
   return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
           [field](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* given = std::get_if<bool>(&value);
-            if (given == nullptr) return "takes true or false";
+            if (given == nullptr) return is_not(value, "true or false");
             field(recipe) = *given;
             return "";
           }};
@@ -69,7 +75,7 @@ RecipeKey text(std::string name, std::string help, Field<std::string> field) {
   return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
           [field](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return "takes a string";
+            if (given == nullptr) return is_not(value, "a string");
             field(recipe) = *given;
             return "";
           }};
@@ -80,22 +86,22 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
   key.set = [set = key.set, choices](Recipe& recipe, const RecipeValue& value) -> std::string {
     const auto* given = std::get_if<std::string>(&value);
     if (given != nullptr && std::find(choices.begin(), choices.end(), *given) == choices.end()) {
-      return fmt::format("'{}' is none of {}; the nearest is '{}'", *given, join(choices), nearest(*given, choices));
+      return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(choices), nearest(*given, choices));
     }
     return set(recipe, value);
   };
   return key;
 }
 
-/// An axis of the roadmap: refused, with what there is.
+/// An axis of a technique that does not exist yet: any size but 1 is refused.
 RecipeKey future_axis(const std::string& name, const std::string& help) {
-  RecipeKey key{
-      "mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
-      [name](Recipe&, const RecipeValue& value) -> std::string {
-        const auto* number = std::get_if<int64_t>(&value);
-        if (number == nullptr) return "takes a whole number";
-        return *number == 1 ? "" : fmt::format("{} is not there yet; use {} = 1, and dp for the ranks", *number, name);
-      }};
+  RecipeKey key{"mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
+                [](Recipe&, const RecipeValue& value) -> std::string {
+                  const auto* number = std::get_if<int64_t>(&value);
+                  if (number == nullptr) return is_not(value, "a whole number");
+                  return *number == 1 ? ""
+                                      : fmt::format("{} is not supported yet, must be 1; mesh.dp takes ranks", *number);
+                }};
   key.is_printed = false;
   return key;
 }
@@ -110,13 +116,13 @@ RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition,
 RecipeKey for_llama(RecipeKey key) {
   return only_with(
       std::move(key), [](const Recipe& recipe) { return recipe.model.kind == ModelKind::llama; },
-      "means something for model.kind = \"llama\" only");
+      "is used with model.kind = \"llama\" only");
 }
 
 RecipeKey for_optimizer(const std::string& kind, RecipeKey key) {
   return only_with(
       std::move(key), [kind](const Recipe& recipe) { return recipe.optimizer.kind == kind; },
-      "means something for optimizer.kind = \"" + kind + "\" only");
+      "is used with optimizer.kind = \"" + kind + "\" only");
 }
 
 RecipeKey model_kind() {
@@ -125,13 +131,13 @@ RecipeKey model_kind() {
           [](Recipe& recipe, const RecipeValue& value) -> std::string {
             const std::vector<std::string> kinds{"gpt2", "llama"};
             const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return "takes a string";
+            if (given == nullptr) return is_not(value, "a string");
             if (*given == "gpt2") {
               recipe.model.kind = ModelKind::gpt2;
             } else if (*given == "llama") {
               recipe.model.kind = ModelKind::llama;
             } else {
-              return fmt::format("'{}' is none of {}; the nearest is '{}'", *given, join(kinds),
+              return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(kinds),
                                  nearest(*given, kinds));
             }
             return "";
@@ -150,12 +156,28 @@ RecipeKey data_text() {
             } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
               recipe.data.text = *many;
             } else {
-              return "takes a path or a list of paths";
+              return is_not(value, "a path or a list of paths");
             }
-            for (const std::string& path : recipe.data.text) {
-              if (path.empty()) return "names no file; give a path";
-            }
-            return recipe.data.text.empty() ? "names no file; give at least one" : "";
+            const bool has_empty =
+                std::find(recipe.data.text.begin(), recipe.data.text.end(), "") != recipe.data.text.end();
+            return has_empty || recipe.data.text.empty() ? "names no file" : "";
+          }};
+}
+
+RecipeKey micro_batch() {
+  return {"train.micro_batch", "sequences a rank computes at once: \"auto\" fits the memory; 0: all of its share",
+          [](const Recipe& recipe) -> RecipeValue {
+            if (recipe.train.micro_batch == kAutoMicroBatch) return std::string("auto");
+            return recipe.train.micro_batch;
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* text = std::get_if<std::string>(&value);
+            const auto* number = std::get_if<int64_t>(&value);
+            const bool is_auto = text != nullptr && *text == "auto";
+            if (!is_auto && number == nullptr) return is_not(value, "a whole number or \"auto\"");
+            const std::string wrong = is_auto ? "" : out_of({0, 1 << 30}, static_cast<double>(*number));
+            if (wrong.empty()) recipe.train.micro_batch = is_auto ? kAutoMicroBatch : *number;
+            return wrong;
           }};
 }
 
@@ -174,23 +196,23 @@ RecipeKey data_tokenizer() {
             } else if (const auto* path = std::get_if<std::string>(&value); path != nullptr && !path->empty()) {
               recipe.data.tokenizer = *path;
             } else {
-              return "takes \"bytes\", a path, or {train = <vocabulary>}";
+              return is_not(value, "\"bytes\", a path, or {train = VOCABULARY}");
             }
             return "";
           }};
 }
 
 RecipeKey schedule() {
-  return {"optimizer.schedule", "how the learning rate goes: constant, cosine, linear, constant_then_decay",
+  return {"optimizer.schedule", "learning rate schedule: constant, cosine, linear, constant_then_decay",
           [](const Recipe& recipe) {
             return RecipeValue{LearningRate::names()[static_cast<size_t>(recipe.optimizer.rate.kind)]};
           },
           [](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto& names = LearningRate::names();
             const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return "takes a string";
+            if (given == nullptr) return is_not(value, "a string");
             if (std::find(names.begin(), names.end(), *given) == names.end()) {
-              return fmt::format("'{}' is none of {}; the nearest is '{}'", *given, join(names),
+              return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(names),
                                  nearest(*given, names));
             }
             recipe.optimizer.rate.kind = LearningRate::parse(*given);
@@ -198,7 +220,7 @@ RecipeKey schedule() {
           }};
 }
 
-// A field of the recipe, for reading and writing.
+// Gives a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 
@@ -206,23 +228,26 @@ std::vector<RecipeKey> model_keys() {
   return {
       model_kind(),
       integer("model.layers", "blocks", FIELD(model.layers), {1, 10'000}),
-      integer("model.width", "features of the stream", FIELD(model.width), {1, 1 << 20}),
-      integer("model.heads", "attention heads; divide width", FIELD(model.heads), {1, 1 << 16}),
+      integer("model.width", "features of a token's vector", FIELD(model.width), {1, 1 << 20}),
+      integer("model.heads", "attention heads; a divisor of width", FIELD(model.heads), {1, 1 << 16}),
       only_with(
-          integer("model.kv_heads", "key and value heads; divide heads; 0: as heads", FIELD(model.kv_heads),
-                  {0, 1 << 16}),
+          integer("model.kv_heads", "key and value heads; a divisor of heads; 0: as many as heads",
+                  FIELD(model.kv_heads), {0, 1 << 16}),
           [](const Recipe& recipe) {
             return recipe.model.kind == ModelKind::llama || recipe.model.num_kv_heads() == recipe.model.heads;
           },
-          "equals model.heads for model.kind = \"gpt2\"; fewer are for \"llama\" only"),
-      integer("model.hidden", "features inside the MLP; 0: the model's own rule", FIELD(model.hidden), {0, 1 << 22}),
-      integer("model.context", "tokens of a sequence", FIELD(model.context), {1, 1 << 24}),
-      integer("model.vocabulary", "rows of the embedding; 0: as many as the tokenizer has tokens",
-              FIELD(model.vocabulary), {0, 1 << 24}),
-      boolean("model.tie_embeddings", "the head is the token embedding", FIELD(model.tie_embeddings)),
-      real("model.dropout", "probability", FIELD(model.dropout), {0, 0.99}),
-      real("model.norm_epsilon", "inside the norms' square root", FIELD(model.norm_epsilon), {1e-12, 1}),
-      for_llama(real("model.rope_theta", "base of the rotary positions", FIELD(model.rope_theta), {1, 1e12})),
+          "must equal model.heads with model.kind = \"gpt2\"; fewer are for \"llama\" only"),
+      integer("model.hidden", "features inside the MLP; 0: the architecture's default", FIELD(model.hidden),
+              {0, 1 << 22}),
+      integer("model.context", "tokens in a sequence", FIELD(model.context), {1, 1 << 24}),
+      integer("model.vocabulary", "rows of the embedding; 0: the tokenizer's number of tokens", FIELD(model.vocabulary),
+              {0, 1 << 24}),
+      boolean("model.tie_embeddings", "the output layer shares the weights of the token embedding",
+              FIELD(model.tie_embeddings)),
+      real("model.dropout", "dropout probability", FIELD(model.dropout), {0, 0.99}),
+      real("model.norm_epsilon", "added to the variance in the norms", FIELD(model.norm_epsilon), {1e-12, 1}),
+      for_llama(
+          real("model.rope_theta", "base of the rotary position frequencies", FIELD(model.rope_theta), {1, 1e12})),
   };
 }
 
@@ -231,61 +256,69 @@ std::vector<RecipeKey> training_keys() {
       data_text(),
       data_tokenizer(),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
-      integer("train.global_batch", "sequences a step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
-      integer("train.micro_batch", "sequences a rank computes at once; 0: all its share", FIELD(train.micro_batch),
-              {0, 1 << 30}),
-      integer("train.seed", "of weights, data order and dropout", FIELD(train.seed), {0}),
-      integer("train.eval_every", "steps between two evaluations; 0: at the end only", FIELD(train.eval_every), {0}),
-      integer("train.log_every", "steps between two lines of the log", FIELD(train.log_every), {1}),
+      integer("train.global_batch", "sequences per step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
+      micro_batch(),
+      integer("train.seed", "seed of initial weights, data order and dropout", FIELD(train.seed), {0}),
+      integer("train.eval_every", "steps between evaluations; 0: only at the end", FIELD(train.eval_every), {0}),
+      integer("train.eval_batches", "batches of global_batch sequences in an evaluation; 0: all of the validation text",
+              FIELD(train.eval_batches), {0, 1 << 30}),
+      integer("train.log_every", "steps between lines of the log", FIELD(train.log_every), {1}),
       choice("optimizer.kind", "the optimizer", FIELD(optimizer.kind), {"adamw", "sgd"}),
-      real("optimizer.lr", "the highest learning rate", FIELD(optimizer.rate.lr), {0, 1e38}),
+      real("optimizer.lr", "peak learning rate", FIELD(optimizer.rate.lr), {0}),
       schedule(),
-      integer("optimizer.warmup_steps", "steps in which the rate rises", FIELD(optimizer.rate.warmup_steps), {0}),
+      integer("optimizer.warmup_steps", "steps in which the learning rate rises from 0",
+              FIELD(optimizer.rate.warmup_steps), {0}),
       only_with(
-          real("optimizer.final_lr_fraction", "of lr, at the last step", FIELD(optimizer.rate.final_fraction), {0, 1}),
+          real("optimizer.final_lr_fraction", "learning rate at the last step, as a fraction of lr",
+               FIELD(optimizer.rate.final_fraction), {0, 1}),
           [](const Recipe& recipe) { return recipe.optimizer.rate.kind != LearningRate::Kind::constant; },
-          "means nothing for optimizer.schedule = \"constant\""),
+          "is not used with optimizer.schedule = \"constant\""),
       only_with(
-          real("optimizer.decay_fraction", "of the run, in which the rate falls", FIELD(optimizer.rate.decay_fraction),
-               {0, 1}),
+          real("optimizer.decay_fraction", "fraction of the run in which the learning rate falls",
+               FIELD(optimizer.rate.decay_fraction), {0, 1}),
           [](const Recipe& recipe) { return recipe.optimizer.rate.kind == LearningRate::Kind::constant_then_decay; },
-          "means something for optimizer.schedule = \"constant_then_decay\" only"),
-      real("optimizer.weight_decay", "of matrices; norms and biases have none", FIELD(optimizer.weight_decay),
-           {0, 1e3}),
-      real("optimizer.clip_norm", "largest norm of the gradient; 0: any", FIELD(optimizer.clip_norm), {0}),
-      for_optimizer("adamw", real("optimizer.beta1", "of adamw", FIELD(optimizer.beta1), {0, 0.999999})),
-      for_optimizer("adamw", real("optimizer.beta2", "of adamw", FIELD(optimizer.beta2), {0, 0.999999})),
-      for_optimizer("adamw", real("optimizer.epsilon", "of adamw", FIELD(optimizer.epsilon), {0, 1})),
-      for_optimizer("sgd", real("optimizer.momentum", "of sgd", FIELD(optimizer.momentum), {0, 0.999999})),
-      choice("precision.compute", "what layers compute in; parameters and moments are fp32", FIELD(precision.compute),
-             {"fp32", "bf16"}),
+          "is used with optimizer.schedule = \"constant_then_decay\" only"),
+      real("optimizer.weight_decay", "weight decay of matrices; norms and biases have none",
+           FIELD(optimizer.weight_decay), {0, 1e3}),
+      real("optimizer.clip_norm", "clip the gradient to this norm; 0: no clipping", FIELD(optimizer.clip_norm), {0}),
+      for_optimizer("adamw",
+                    real("optimizer.beta1", "decay of the first moment", FIELD(optimizer.beta1), {0, 0.999999})),
+      for_optimizer("adamw",
+                    real("optimizer.beta2", "decay of the second moment", FIELD(optimizer.beta2), {0, 0.999999})),
+      for_optimizer("adamw", real("optimizer.epsilon", "added to the denominator", FIELD(optimizer.epsilon), {0, 1})),
+      for_optimizer("sgd", real("optimizer.momentum", "momentum", FIELD(optimizer.momentum), {0, 0.999999})),
+      choice("precision.compute", "dtype of the layers' arithmetic; parameters and moments are fp32",
+             FIELD(precision.compute), {"fp32", "bf16"}),
   };
 }
 
 std::vector<RecipeKey> system_keys() {
   return {
-      choice("comm.backend", "what carries the collectives", FIELD(comm.backend),
+      choice("comm.backend", "communication back-end", FIELD(comm.backend),
              std::vector<std::string>(kBackends.begin(), kBackends.end())),
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
-      integer("comm.threads_per_rank", "threads of a rank's arithmetic; 0: cores / ranks", FIELD(comm.threads_per_rank),
+      integer("comm.threads_per_rank", "threads per rank; 0: cores / ranks on the host", FIELD(comm.threads_per_rank),
               {0, 4096}),
-      boolean("comm.check", "gloo, mpi: compare the ranks' calls (thread and shm always do)", FIELD(comm.check)),
-      text("comm.algorithms", "gloo, mpi: table that bench comm --tune wrote; \"\": built-in", FIELD(comm.algorithms)),
-      integer("mesh.dp", "ranks of data parallelism; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
+      boolean("comm.check", "gloo, mpi: compare the calls of all ranks (thread and shm always do)", FIELD(comm.check)),
+      text("comm.algorithms", "gloo, mpi: table written by bench comm --tune; \"\": built-in", FIELD(comm.algorithms)),
+      integer("mesh.dp", "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
       future_axis("tp", "tensor parallelism"),
       future_axis("pp", "pipeline parallelism"),
       future_axis("cp", "context parallelism"),
       future_axis("ep", "expert parallelism"),
-      choice("data_parallel.technique", "how ranks of dp share the work", FIELD(data_parallel.technique), {"ddp"}),
-      integer("data_parallel.bucket_bytes", "of gradients sent at once", FIELD(data_parallel.bucket_bytes), {1}),
+      choice("data_parallel.technique", "data-parallel technique", FIELD(data_parallel.technique), {"ddp"}),
+      integer("data_parallel.bucket_bytes", "bytes of gradients per all-reduce", FIELD(data_parallel.bucket_bytes),
+              {1}),
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
-      integer("checkpoint.every", "steps; 0: at the end only", FIELD(checkpoint.every), {0}),
-      integer("checkpoint.keep", "newest ones that stay; 0: all", FIELD(checkpoint.keep), {0}),
-      text("sample.prompt", "what the text printed after training starts with", FIELD(sample.prompt)),
-      integer("sample.tokens", "tokens of it; 0: none", FIELD(sample.tokens), {0}),
-      real("sample.temperature", "0: the likeliest token", FIELD(sample.temperature), {0, 100}),
-      integer("sample.top_k", "candidates; 0: all", FIELD(sample.top_k), {0}),
-      real("sample.top_p", "probability mass of the candidates", FIELD(sample.top_p), {0.000001, 1}),
+      integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),
+      integer("checkpoint.keep", "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),
+      text("sample.prompt", "prompt of the text generated after training", FIELD(sample.prompt)),
+      integer("sample.tokens", "tokens to generate after training; 0: none", FIELD(sample.tokens), {0}),
+      real("sample.temperature", "sampling temperature; 0: always the most likely token", FIELD(sample.temperature),
+           {0, 100}),
+      integer("sample.top_k", "sample among this many tokens; 0: all", FIELD(sample.top_k), {0}),
+      real("sample.top_p", "sample among the most likely tokens of this total probability", FIELD(sample.top_p),
+           {0.000001, 1}),
   };
 }
 

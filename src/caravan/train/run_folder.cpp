@@ -1,7 +1,10 @@
 #include "caravan/train/run_folder.h"
 
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <ctime>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -9,6 +12,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/checkpoint/publish.h"
+#include "caravan/data/utf8.h"
 
 namespace caravan {
 namespace {
@@ -16,10 +21,19 @@ namespace {
 namespace fs = std::filesystem;
 
 const char* const kRuns = "runs";
+const char* const kLockName = ".lock";
 
-bool holds_run(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / "train.log", error) || !list_checkpoints(folder).empty();
+/// Each byte that is not ASCII as \\xNN: the path of a message that a terminal can show.
+std::string printable(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c >= ' ' && c < 0x7f) {
+      out += c;
+    } else {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    }
+  }
+  return out;
 }
 
 /// N of "<name>-N", or 0.
@@ -47,40 +61,109 @@ void make_writable(const fs::path& folder) {
   if (::access(folder.c_str(), W_OK | X_OK) != 0) throw_file_error("train", folder, "cannot be written to", errno);
 }
 
+/// "host node7, process 4711, started 2031-05-08 14:03:22 UTC".
+std::string description_of_this_process() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::array<char, 64> time{};
+  std::strftime(time.data(), time.size(), "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return fmt::format("host {}, process {}, started {}", host.data(), ::getpid(), time.data());
+}
+
+RunFolder lock_folder(const fs::path& folder) {
+  RunFolder run{
+      .path = folder, .lock = FileLock(folder / kLockName, description_of_this_process(), "train"), .notes = {}};
+  if (run.lock.is_held()) return run;
+  if (!run.lock.is_supported()) {
+    run.notes.push_back(fmt::format("the file system of {} has no locks: see to it that no second run uses this folder",
+                                    folder.string()));
+    return run;
+  }
+  const std::string& holder = run.lock.holder();
+  throw UsageError({"train", folder.string(), "is in use by another run", holder.empty() ? "" : "its owner: " + holder,
+                    "wait for that run or stop it, or name another folder: --set checkpoint.dir=DIR"});
+}
+
+RunFolder open_given_folder(const Recipe& recipe, bool resume) {
+  const fs::path folder = recipe.checkpoint.dir;
+  std::error_code error;
+  if (resume && !fs::exists(folder, error)) {
+    throw UsageError({"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
+                      "leave --resume out to start the run"});
+  }
+  make_writable(folder);
+  RunFolder run = lock_folder(folder);
+  restore_checkpoints(folder);
+  const bool has_checkpoint = !list_checkpoints(folder).empty();
+  const bool has_run = has_checkpoint || fs::exists(folder / "train.log", error);
+  if (has_run && !resume) {
+    throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
+                      has_checkpoint ? "name another folder, or go on with it: train --resume"
+                                     : "it ended before its first checkpoint, so --resume has nothing to go on from: "
+                                       "remove the folder, or name another"});
+  }
+  if (resume && !has_checkpoint) {
+    throw UsageError(
+        {"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
+         has_run ? "remove the folder, and start the run without --resume" : "leave --resume out to start the run"});
+  }
+  return run;
+}
+
+fs::path numbered_folder(const Recipe& recipe, int64_t number) {
+  return fs::path(kRuns) / fmt::format("{}-{}", recipe.name, number);
+}
+
+RunFolder open_newest_folder(const Recipe& recipe) {
+  std::vector<std::string> notes;
+  for (int64_t n = highest_number(recipe.name); n > 0; --n) {
+    const fs::path folder = numbered_folder(recipe, n);
+    std::error_code error;
+    if (!fs::is_directory(folder, error)) continue;
+    if (list_checkpoints(folder).empty()) {
+      notes.push_back(folder.string() + " is newer, but holds no checkpoint to resume from: skipped");
+      continue;
+    }
+    RunFolder run = lock_folder(folder);
+    restore_checkpoints(folder);
+    run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+    return run;
+  }
+  throw UsageError({"train", fmt::format("{}/{}-N", kRuns, recipe.name),
+                    "no such run holds a checkpoint to resume from", "looked up from " + fs::current_path().string(),
+                    "leave --resume out to start one, or name it: --set checkpoint.dir=DIR"});
+}
+
+/// mkdir fails where the folder is there: of two runs that start at once each gets a number of its own.
+RunFolder make_new_folder(const Recipe& recipe) {
+  std::error_code error;
+  fs::create_directories(kRuns, error);
+  for (int64_t n = highest_number(recipe.name) + 1;; ++n) {
+    const fs::path folder = numbered_folder(recipe, n);
+    if (::mkdir(folder.c_str(), 0777) == 0) return lock_folder(folder);
+    if (errno != EEXIST) throw_file_error("train", folder, "cannot be made", error ? error.value() : errno);
+  }
+}
+
 }  // namespace
 
-fs::path choose_run_folder(const Recipe& recipe, bool resume) {
-  if (!recipe.checkpoint.dir.empty()) {
-    const fs::path folder = recipe.checkpoint.dir;
-    const bool has_checkpoint = !list_checkpoints(folder).empty();
-    const bool has_run = holds_run(folder);
-    if (has_run && !resume) {
-      throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
-                        has_checkpoint ? "name another folder, or go on with it: train --resume"
-                                       : "it ended before its first checkpoint, so --resume has nothing to go on from: "
-                                         "remove the folder, or name another"});
-    }
-    if (resume && !has_checkpoint) {
-      throw UsageError(
-          {"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
-           has_run ? "remove the folder, and start the run without --resume" : "leave --resume out to start the run"});
-    }
-    make_writable(folder);
-    return folder;
-  }
-  const int64_t highest = highest_number(recipe.name);
-  if (resume) {
-    for (int64_t n = highest; n > 0; --n) {
-      const fs::path folder = fs::path(kRuns) / fmt::format("{}-{}", recipe.name, n);
-      if (!list_checkpoints(folder).empty()) return folder;
-    }
-    throw UsageError({"train", fmt::format("{}/{}-N", kRuns, recipe.name),
-                      "no such run holds a checkpoint to resume from", "looked up from " + fs::current_path().string(),
-                      "leave --resume out to start one, or name it: --set checkpoint.dir=DIR"});
-  }
-  const fs::path folder = fs::path(kRuns) / fmt::format("{}-{}", recipe.name, highest + 1);
-  make_writable(folder);
-  return folder;
+void check_run_path(const Recipe& recipe) {
+  const fs::path named = recipe.checkpoint.dir.empty() ? numbered_folder(recipe, 1) : fs::path(recipe.checkpoint.dir);
+  const fs::path folder = fs::absolute(named);
+  if (utf8_error(folder.string()) == kNoUtf8Error) return;
+  throw UsageError({"train", "folder of the run", fmt::format("its path is not UTF-8: {}", printable(folder.string())),
+                    recipe.checkpoint.dir.empty() ? "from the names of the recipe and the current folder"
+                                                  : recipe.where("checkpoint.dir"),
+                    "name another folder: --set checkpoint.dir=DIR"});
+}
+
+RunFolder open_run_folder(const Recipe& recipe, bool resume) {
+  check_run_path(recipe);
+  if (!recipe.checkpoint.dir.empty()) return open_given_folder(recipe, resume);
+  return resume ? open_newest_folder(recipe) : make_new_folder(recipe);
 }
 
 fs::path newest_run() {

@@ -1,16 +1,30 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "caravan/base/file_lock.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
 
-/// The folder a training run writes to, made if it is not there.
-///   checkpoint.dir given   that folder; if it holds a run already and `resume` is not asked for: UsageError offering
-///   --resume not given              runs/<recipe name>-N with the first free N; with `resume` the one of the highest N
-/// Throws UsageError for `resume` where there is no run, ResourceError for a folder that cannot be made or written to.
-std::filesystem::path choose_run_folder(const Recipe& recipe, bool resume);
+/// The folder of a run. While this object lives, no other run can write into it.
+struct RunFolder {
+  std::filesystem::path path;
+  FileLock lock;
+  std::vector<std::string> notes;  ///< what the user should know about the choice
+};
+
+/// Chooses, creates and locks the folder that a training run writes to.
+///   checkpoint.dir given   that folder; with `resume` it must hold a checkpoint, else it must hold no run
+///   otherwise              runs/<recipe name>-N: a new one; with `resume` the highest N that holds a checkpoint
+/// Throws UsageError if the folder does not fit, if it is locked (naming host and process), or if its path is not UTF-8,
+/// which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
+RunFolder open_run_folder(const Recipe& recipe, bool resume);
+
+/// Throws UsageError if the path of the folder that `recipe` will get is not UTF-8: before anything else is done.
+void check_run_path(const Recipe& recipe);
 
 /// The newest runs/*-N that holds a checkpoint, or an empty path.
 std::filesystem::path newest_run();

@@ -1,12 +1,14 @@
 #include "caravan/train/run_state.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
-#include "caravan/checkpoint/huggingface.h"
+#include "caravan/checkpoint/publish.h"
 
 namespace caravan {
 namespace {
@@ -25,8 +27,13 @@ std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatS
 
 }  // namespace
 
-RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh)
-    : recipe_(recipe), tokenizer_(tokenizer), mesh_(mesh), rate_(recipe.optimizer.rate) {
+RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin)
+    : recipe_(recipe),
+      tokenizer_(tokenizer),
+      tokens_(special_tokens(tokenizer)),
+      mesh_(mesh),
+      origin_(std::move(origin)),
+      rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   ModelConfig config = recipe.model;
   if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
@@ -64,45 +71,31 @@ fs::path RunState::save(const fs::path& run, int64_t keep, const Sampler& sample
                             .position = sampler.position(step * recipe_.train.global_batch),
                             .optimizer_steps = optimizer_->num_steps(),
                             .recipe = to_toml(recipe_),
-                            .model = huggingface_config(model_->config(), special_tokens(tokenizer_)),
-                            .tokenizer_hash = tokenizer_.hash().hex()};
+                            .model = huggingface_config(model_->config(), tokens_),
+                            .tokenizer_hash = tokenizer_.hash().hex(),
+                            .train_hash = origin_.train_hash,
+                            .validation_hash = origin_.validation_hash,
+                            .numerics = origin_.numerics};
   return save_checkpoint(run, info, pieces(), mesh_.world(), keep);
 }
 
-void RunState::check_recipe(const CheckpointInfo& info, const std::string& folder) const {
-  const ModelConfig theirs = parse_huggingface_config(info.model, folder);
-  const ModelConfig& ours = model_->config();
-  if (theirs.kind != ours.kind || theirs.layers != ours.layers || theirs.width != ours.width ||
-      theirs.heads != ours.heads || theirs.num_kv_heads() != ours.num_kv_heads() || theirs.context != ours.context ||
-      theirs.vocabulary != ours.vocabulary || theirs.hidden_width() != ours.hidden_width() ||
-      theirs.tie_embeddings != ours.tie_embeddings) {
-    const auto describe = [](const ModelConfig& c) {
-      return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}", name(c.kind),
-                         c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
-                         c.tie_embeddings ? " tied" : "");
-    };
-    throw DataError({"resume", folder, "is of another model: " + describe(theirs), "this run: " + describe(ours),
-                     "resume with the recipe.toml of that run, or start a new run"});
-  }
-  const Recipe before = parse_recipe(info.recipe, folder);
-  for (const RecipeKey& key : recipe_keys()) {
-    const bool fixed = key.name == "train.seed" || key.name == "train.global_batch" || key.name == "optimizer.kind";
-    if (fixed && info.optimizer_steps > 0 && key.get(before) != key.get(recipe_)) {
-      throw UsageError({"resume", key.name, "differs from the run that is resumed", recipe_.where(key.name),
-                        "resume with the recipe.toml of that run, or start a new run"});
-    }
-  }
-  if (info.tokenizer_hash != tokenizer_.hash().hex()) {
-    throw UsageError({"resume", "data.tokenizer", "is not the tokenizer of the run that is resumed", folder,
-                      "use the tokenizer.json of that run"});
+void RunState::load(const fs::path& folder, const Sampler& sampler) {
+  try {
+    read(folder, sampler);
+  } catch (const DataError& error) {
+    refuse_damaged(folder, error);
   }
 }
 
-void RunState::load(const fs::path& run, const Sampler& sampler) {
-  const fs::path folder = find_checkpoint(run);
+void RunState::read(const fs::path& folder, const Sampler& sampler) {
   CheckpointReader reader(folder);
   const CheckpointInfo& info = reader.info();
-  check_recipe(info, folder.string());
+  changed_keys_ = check_resumed_run(info, folder.string(),
+                                    {.recipe = recipe_,
+                                     .model = model_->config(),
+                                     .tokenizer_hash = tokenizer_.hash().hex(),
+                                     .train_hash = origin_.train_hash,
+                                     .validation_hash = origin_.validation_hash});
   if (info.position != sampler.position(info.step * recipe_.train.global_batch)) {
     throw DataError({"resume", folder.string(),
                      fmt::format("its data position {} does not fit its step {}", info.position, info.step), "",
@@ -110,13 +103,16 @@ void RunState::load(const fs::path& run, const Sampler& sampler) {
   }
   const at::NoGradGuard no_grad;
   std::vector<CheckpointPiece> wanted = pieces();
-  // An imported model has weights and no history yet.
-  if (info.optimizer_steps == 0) wanted.resize(model_->parameters().size());
+  // Imported weights come without moments.
+  const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with("optimizer."); };
+  const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
+  if (info.optimizer_steps == 0 && !has_moments) wanted.resize(model_->parameters().size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> names;
   for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
   reader.check(names);
   for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
   optimizer_->set_num_steps(info.optimizer_steps);
+  tokens_ = parse_special_tokens(info.model, folder.string());
   step = info.step;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/text_settings.h"
 #include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/mesh/mesh.h"
@@ -15,15 +16,23 @@
 #include "caravan/optim/optimizer.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/train/recipe.h"
+#include "caravan/train/resume_check.h"
 #include "caravan/train/step.h"
 
 namespace caravan {
 
+/// What a checkpoint keeps of where the numbers of a run come from, beyond its recipe.
+struct RunOrigin {
+  std::string train_hash{};  ///< of the token files; see CheckpointInfo
+  std::string validation_hash{};
+  Numerics numerics{};
+};
+
 /// What a training run has learned so far, on this rank: all that a checkpoint keeps.
 class RunState {
  public:
-  /// Makes the model of the recipe for this tokenizer, with its starting weights, over `mesh`.
-  RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh);
+  /// Makes the model of the recipe, which outlives this, for this tokenizer, with its starting weights, over `mesh`.
+  RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin = {});
 
   int64_t step = 0;  ///< optimizer steps done
 
@@ -35,18 +44,22 @@ class RunState {
 
   /// Every rank calls it. Returns the folder of the new checkpoint.
   std::filesystem::path save(const std::filesystem::path& run, int64_t keep, const Sampler& sampler);
-  /// Takes up the newest checkpoint of `run`, written on any number of ranks. Throws DataError for one that is damaged
-  /// or of another model, UsageError for one of another tokenizer, seed, batch or optimizer: what goes on from it would
-  /// not be the run it was.
-  void load(const std::filesystem::path& run, const Sampler& sampler);
+  /// Goes on from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
+  /// the newest one that is whole) or of another model, UsageError for one of another run: see check_resumed_run.
+  void load(const std::filesystem::path& folder, const Sampler& sampler);
+  /// What the recipe changes in the run that `load` went on from.
+  const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:
-  void check_recipe(const CheckpointInfo& info, const std::string& folder) const;
+  void read(const std::filesystem::path& folder, const Sampler& sampler);
   std::vector<CheckpointPiece> pieces();
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;
+  SpecialTokens tokens_;  ///< of an imported model; else the tokenizer's
   Mesh mesh_;
+  RunOrigin origin_;
+  std::vector<ChangedKey> changed_keys_;
   LearningRate rate_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Ddp> ddp_;

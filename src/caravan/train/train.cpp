@@ -1,18 +1,23 @@
 #include "caravan/train/train.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include <fmt/format.h>
 
+#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
+#include "caravan/base/file.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
-#include "caravan/comm/flight_dump.h"
+#include "caravan/comm/flight/dump.h"
 #include "caravan/generate/generate.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/train/agreement.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
-#include "caravan/train/run_folder.h"
+#include "caravan/train/numerics.h"
+#include "caravan/train/place.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/step.h"
 
@@ -38,64 +43,85 @@ class Run {
   void evaluate_into(StepMetrics& metrics);
   void save();
   void sample();
+  void resume();
+  void check_steps();
   void check_dump_steps() const;
   void check_sample() const;
   TrainObserver& observer() const { return *observer_; }
 
   const TrainOptions& options_;
-  const Recipe& recipe_;
+  Recipe recipe_;  ///< as the run keeps it
   Mesh mesh_;
-  BatchPlan plan_;
   TrainObserver silent_;
   TrainObserver* observer_;
+  Place place_;
+  Numerics numerics_;
   Dataset dataset_;
   Sampler sampler_;
   ValidationWindows windows_;
+  MemoryPlan memory_;
+  BatchPlan plan_;
   RunState state_;
   std::unique_ptr<TrainStep> train_step_;
-  fs::path folder_;
   std::unique_ptr<MetricsLog> log_;
   int64_t end_ = 0;
+  bool is_stopped_ = false;  ///< on request, in an evaluation
 };
 
-/// Rank 0 reads, trains and writes what is not there yet; the others then find it in the cache.
+/// The first rank of each host reads the text and builds what the cache lacks; the others then find it in the cache.
 Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
-  if (mesh.rank() != 0) mesh.world().barrier("data");
-  Dataset dataset = open_dataset(options.recipe.data, options.folders);
-  if (mesh.rank() == 0) mesh.world().barrier("data");
+  // Several beats fit into the time that a rank waits for its peers.
+  const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
+  JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
+                 .stop_requested = options.stop_requested};
+  if (TrainObserver* observer = options.observer) {
+    work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
+  }
+  return prepare_dataset(options.recipe.data, options.folders, mesh.world(), work);
+}
+
+/// The mesh of ranks that were all given the same: everything after this may rely on it.
+Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world) {
+  refuse_different_start(find_disagreement(*world, start_facts(options.recipe, options), "recipe and options"));
+  plan_batch(options.recipe, world->size());  // before the data is prepared
+  return Mesh::create(world, mesh_axes(options.recipe, world->size()));
+}
+
+Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
+  Dataset dataset = open_in_turn(options, mesh);
+  refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
   return dataset;
 }
 
-fs::path agreed_folder(const TrainOptions& options, const Mesh& mesh) {
-  fs::path mine;
-  if (mesh.rank() == 0) mine = choose_run_folder(options.recipe, options.resume);
-  return broadcast_text(mesh.world(), mine.string(), 0, "run folder");
+RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
+  return {.train_hash = dataset.train.info().content.hex(),
+          .validation_hash = dataset.validation.info().content.hex(),
+          .numerics = numerics};
 }
 
 Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world)
     : options_(options),
-      recipe_(options.recipe),
-      mesh_(Mesh::create(world, mesh_axes(options.recipe, world->size()))),
-      plan_(plan_batch(options.recipe, world->size())),
+      recipe_(recipe_to_keep(options)),
+      mesh_(agreed_mesh(options, world)),
       observer_(options.observer != nullptr ? options.observer : &silent_),
-      dataset_(open_in_turn(options, mesh_)),
+      place_(options.resumes() ? share_place(options, *world) : Place{}),
+      numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
+      dataset_(agreed_dataset(options, mesh_)),
       sampler_(dataset_.train.size(), recipe_.model.context, static_cast<uint64_t>(recipe_.train.seed)),
       windows_(dataset_.validation, recipe_.model.context),
-      state_(recipe_, dataset_.tokenizer, mesh_),
-      folder_(agreed_folder(options, mesh_)) {
-  dump_flights_on_failure(*world, folder_);
-  if (options.resume) state_.load(folder_, sampler_);
-  if (state_.step > recipe_.train.steps) {
-    throw UsageError({"train", "train.steps",
-                      fmt::format("{} steps, but {} are done already", recipe_.train.steps, state_.step),
-                      recipe_.where("train.steps"), fmt::format("use {} or more", state_.step)});
+      memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world)),
+      plan_(plan_batch(recipe_, world->size())),
+      state_(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_)) {
+  // A new folder only now: what fails above leaves none behind.
+  if (!options.resumes()) {
+    Place place = share_place(options, *world);
+    place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
+    place_ = std::move(place);
   }
-  end_ = std::min(options.stop_after.value_or(recipe_.train.steps), recipe_.train.steps);
-  if (options.stop_after && *options.stop_after <= state_.step) {
-    throw UsageError({"train", "--stop-after",
-                      fmt::format("{} steps, but {} are done already", *options.stop_after, state_.step),
-                      folder_.string(), fmt::format("use {} or more", state_.step + 1)});
-  }
+  recipe_.checkpoint.dir = place_.folder.string();  // so that this recipe with --resume means this run
+  dump_flights_on_failure(*world, place_.folder);
+  if (options.resumes()) resume();
+  check_steps();
   check_dump_steps();
   check_sample();
   train_step_ = std::make_unique<TrainStep>(state_.model(), state_.ddp(), state_.optimizer(), mesh_,
@@ -103,10 +129,45 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
                                                                .num_micro_batches = plan_.accumulation,
                                                                .clip_norm = recipe_.optimizer.clip_norm});
   if (is_first()) {
-    Recipe here = recipe_;
-    here.checkpoint.dir = folder_.string();  // so that this file with --resume means this run
-    write_run_files(folder_, here, dataset_.tokenizer);
-    log_ = std::make_unique<MetricsLog>(folder_, state_.step);
+    for (const fs::path& later :
+         abandon_later_checkpoints(place_.folder, options.resumes() ? state_.step : INT64_MAX)) {
+      place_.notes.push_back(
+          fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
+    }
+    write_run_files(place_.folder, recipe_, dataset_.tokenizer);
+    log_ = std::make_unique<MetricsLog>(place_.folder, state_.step);
+    log_->write_changes(state_.step, state_.changed_keys());
+  }
+}
+
+void Run::resume() {
+  state_.load(place_.checkpoint, sampler_);
+  const MappedFile manifest(place_.checkpoint / "manifest.json", "checkpoint");
+  refuse_different_data(find_disagreement(
+      mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
+  for (const ChangedKey& key : state_.changed_keys()) {
+    place_.notes.push_back(fmt::format("{} is {}, before the resume it was {}", key.name, key.now, key.before));
+  }
+}
+
+void Run::check_steps() {
+  const int64_t steps = recipe_.train.steps;
+  if (state_.step > steps) {
+    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", steps, state_.step),
+                      recipe_.where("train.steps"), fmt::format("use {} or more", state_.step)});
+  }
+  end_ = std::min(options_.stop_after.value_or(steps), steps);
+  if (options_.stop_after && *options_.stop_after <= state_.step) {
+    throw UsageError({"train", "--stop-after",
+                      fmt::format("{} steps, but {} are done already", *options_.stop_after, state_.step),
+                      place_.folder.string(), fmt::format("use {} or more", state_.step + 1)});
+  }
+  const int64_t warmup = recipe_.optimizer.rate.warmup_steps;
+  if (steps > 0 && warmup >= steps) {
+    place_.notes.push_back(
+        fmt::format("optimizer.warmup_steps is {}, and the run has {} steps: the learning rate does "
+                    "not reach optimizer.lr",
+                    warmup, steps));
   }
 }
 
@@ -172,17 +233,28 @@ StepMetrics Run::step() {
   return metrics;
 }
 
+/// Stopped on request: the metrics get no validation loss, and the run ends after this step.
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_.step);
   state_.ddp().refresh_compute_copies();
-  const Evaluation result = evaluate(state_.model(), windows_, recipe_.model.context, plan_.micro_batch, mesh_["dp"]);
-  metrics.val_loss = result.loss;
-  metrics.val_bits_per_byte = result.bits_per_byte;
+  const std::optional<Evaluation> result =
+      evaluate(state_.model(), windows_, mesh_["dp"],
+               {.rows = plan_.micro_batch,
+                .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
+                .stop_requested = options_.stop_requested,
+                .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }});
+  if (!result) {
+    is_stopped_ = true;
+    end_ = state_.step;
+    return;
+  }
+  metrics.val_loss = result->loss;
+  metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
 void Run::save() {
-  const fs::path checkpoint = state_.save(folder_, recipe_.checkpoint.keep, sampler_);
-  observer().saved(checkpoint);
+  const fs::path checkpoint = state_.save(place_.folder, recipe_.checkpoint.keep, sampler_);
+  observer().saved(shown(checkpoint));
 }
 
 /// By rank 0 alone: it holds the whole model.
@@ -197,21 +269,24 @@ void Run::sample() {
   generate(state_.model(), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
            [&](std::string_view text) {
              observer().sampled(text);
-             return true;
+             return !options_.stop_requested || !options_.stop_requested();
            });
 }
 
 void Run::go() {
-  observer().started({.run = folder_,
+  observer().started({.run = shown(place_.folder),
                       .plan = plan_,
+                      .memory = memory_,
                       .backend = mesh_.world().backend(),
                       .num_parameters = state_.model().config().num_parameters(),
                       .vocabulary = dataset_.tokenizer.vocab_size(),
                       .train_tokens = dataset_.train.size(),
                       .first_step = state_.step,
-                      .last_step = end_});
+                      .last_step = end_,
+                      .numerics = numerics_,
+                      .notes = place_.notes});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
-  int64_t saved = options_.resume ? state_.step : -1;
+  int64_t saved = options_.resumes() ? state_.step : -1;
   while (state_.step < end_) {
     StepMetrics metrics = step();
     const bool is_last = state_.step == recipe_.train.steps;
@@ -226,9 +301,10 @@ void Run::go() {
     }
   }
   if (saved != state_.step) save();
-  if (state_.step == recipe_.train.steps) return sample();
-  if (!options_.stop_after || state_.step < *options_.stop_after) {
-    throw Interrupted({"train", folder_.string(), fmt::format("stopped on request after step {}", state_.step),
+  if (state_.step == recipe_.train.steps && !is_stopped_) return sample();
+  if (is_stopped_ || !options_.stop_after || state_.step < *options_.stop_after) {
+    throw Interrupted({"train", shown(place_.folder).string(),
+                       fmt::format("stopped on request after step {}", state_.step),
                        "checkpoint " + checkpoint_name(state_.step), "go on with --resume"});
   }
 }

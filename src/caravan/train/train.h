@@ -6,11 +6,16 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "caravan/checkpoint/manifest.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/train/dataset.h"
 #include "caravan/train/metrics.h"
+#include "caravan/train/micro_batch.h"
+#include "caravan/train/prepare.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
@@ -19,22 +24,29 @@ namespace caravan {
 struct TrainStart {
   std::filesystem::path run;
   BatchPlan plan;
+  MemoryPlan memory;
   std::string_view backend;
   int64_t num_parameters = 0;
   int64_t vocabulary = 0;
   int64_t train_tokens = 0;
   int64_t first_step = 0;  ///< steps done before; 0 unless resumed
   int64_t last_step = 0;   ///< steps done when it ends
+  Numerics numerics{};
+  std::vector<std::string> notes{};  ///< what the user should know before it starts, a line each
 };
 
 /// Sees a run as it goes. One rank has one; nothing it does changes the run.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
+  /// Some times a second while the data is prepared, before started().
+  virtual void preparing(const DataProgress&) {}
   virtual void started(const TrainStart&) {}
   /// After every step; `is_logged` if train.log has the line.
   virtual void stepped(const StepMetrics&, bool is_logged) { (void)is_logged; }
   virtual void evaluating(int64_t step) { (void)step; }
+  /// Before each of the `total` rounds of forward passes of an evaluation.
+  virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
   virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
   /// The text generated after training, as it comes: first the prompt.
   virtual void sampled(std::string_view text) { (void)text; }
@@ -43,16 +55,22 @@ class TrainObserver {
 struct TrainOptions {
   Recipe recipe{};
   DataFolders folders{};
-  bool resume = false;
+  bool resume = false;                        ///< goes on from the newest checkpoint of the run
+  std::string resume_from{};                  ///< goes on from this one, "step_000200"; "": not asked for
   std::optional<int64_t> stop_after{};        ///< ends, with a checkpoint, when this many steps of the run are done
   std::filesystem::path dump_dir{};           ///< empty: none
   std::set<int64_t> dump_steps{};             ///< counted from 0
   std::function<bool()> stop_requested = {};  ///< asked once a step; true on any rank stops all after the same step
   TrainObserver* observer = nullptr;
+
+  bool resumes() const { return resume || !resume_from.empty(); }
 };
 
-/// A training run from start (or its newest checkpoint) to end: every rank of `world` calls it with the same options
+/// A training run from start (or a checkpoint) to end: every rank of `world` calls it with the same options
 /// (stop_requested and observer are the rank's own). Writes train.log and checkpoints into the run folder.
+///
+/// Before the first step the ranks compare what they were given (see start_facts), their data and the checkpoint; if
+/// anything differs, all of them throw UsageError or DataError naming it with the values of two ranks.
 ///
 /// Throws Interrupted after a requested stop, when the checkpoint is written; UsageError, DataError, ResourceError,
 /// CommError and NumericsError as the parts do. Whatever is thrown, the last complete checkpoint is untouched.

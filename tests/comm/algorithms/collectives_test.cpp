@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/operations.h"
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
@@ -32,8 +33,8 @@ std::string text(Algorithm algorithm, Verb verb, Dtype dtype, ReduceOp op, int64
          std::string(name(dtype)) + " " + std::to_string(count);
 }
 
-/// Calls a verb with a choice: as a collective over sends and recvs, or (where the back-end's own are made of messages)
-/// as the communicator's verb, with a table that makes this choice.
+/// Runs an operation with a choice: over sends and recvs, or, if the back-end's own collectives are built on messages,
+/// as the communicator's verb with a table that makes this choice.
 class Caller {
  public:
   Caller(Communicator& comm, bool by_table) : comm(comm), by_table_(by_table) {}
@@ -43,38 +44,20 @@ class Caller {
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
 
-  void all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Choice& choice) {
-    if (select(Verb::all_reduce, choice)) return comm.all_reduce(in, out, op);
-    algorithms::all_reduce(comm, in, out, op, choice);
-  }
-  void all_gather(ConstBuffer in, Buffer out, std::span<const int64_t> counts, const Choice& choice) {
-    if (select(Verb::all_gather, choice)) return comm.all_gather(in, out, counts);
-    algorithms::all_gather(comm, in, out, counts, choice);
-  }
-  void reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<const int64_t> counts, const Choice& choice) {
-    if (select(Verb::reduce_scatter, choice)) return comm.reduce_scatter(in, out, op, counts);
-    algorithms::reduce_scatter(comm, in, out, op, counts, choice);
-  }
-  void all_to_all(ConstBuffer in, Buffer out, std::span<const int64_t> sends, std::span<const int64_t> recvs) {
-    if (by_table_) return comm.all_to_all(in, out, sends, recvs);
-    algorithms::all_to_all(comm, in, out, sends, recvs, {Algorithm::direct});
-  }
-  void broadcast(Buffer buffer, int root, const Choice& choice) {
-    if (select(Verb::broadcast, choice)) return comm.broadcast(buffer, root);
-    algorithms::broadcast(comm, buffer, root, choice);
-  }
-  void reduce(ConstBuffer in, Buffer out, ReduceOp op, int root, const Choice& choice) {
-    if (select(Verb::reduce, choice)) return comm.reduce(in, out, op, root);
-    algorithms::reduce(comm, in, out, op, root, choice);
+  void run(const Operation& operation, const Choice& choice) {
+    if (!by_table_) return algorithms::run(comm, operation, choice);
+    if (operation.verb != Verb::all_to_all) comm.select(table_of(operation.verb, choice));
+    comm.run(operation);
   }
 
-  Communicator& comm;  // NOLINT: the tests ask it for rank and size
+  Communicator& comm;  // NOLINT: public for rank and size
 
  private:
-  bool select(Verb verb, const Choice& choice) { return by_table_ && comm.select(table_of(verb, choice)); }
-
   bool by_table_;
 };
+
+/// An all_reduce in place.
+Operation sum_of(Data& data) { return all_reduce_operation(data.buffer(), data.buffer(), ReduceOp::sum, {}); }
 
 /// Runs `body` with every way of calling that the back-end has.
 template <class Body>
@@ -95,11 +78,11 @@ void check_all_reduce(Caller& caller, Dtype dtype, ReduceOp op, int64_t count) {
     SCOPED_TRACE(text(algorithm, Verb::all_reduce, dtype, op, count));
     const Data in = inputs[comm.rank()];
     Data out(count, dtype);
-    caller.all_reduce(in.const_buffer(), out.buffer(), op, choice_of(algorithm));
+    caller.run(all_reduce_operation(in.const_buffer(), out.buffer(), op, {}), choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    caller.all_reduce(both.buffer(), both.buffer(), op, choice_of(algorithm));
+    caller.run(all_reduce_operation(both.buffer(), both.buffer(), op, {}), choice_of(algorithm));
     EXPECT_TRUE(both == expected) << "in place";
   }
 }
@@ -114,11 +97,12 @@ void check_reduce(Caller& caller, Dtype dtype, ReduceOp op, int64_t count, int r
     const Data in = inputs[comm.rank()];
     Data out(count, dtype);
     const Data untouched = out;
-    caller.reduce(in.const_buffer(), out.buffer(), op, root, choice_of(algorithm));
+    caller.run(reduce_operation(in.const_buffer(), is_root ? out.buffer() : Buffer{}, op, root, {}),
+               choice_of(algorithm));
     EXPECT_TRUE(out == (is_root ? expected : untouched));
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    caller.reduce(both.buffer(), is_root ? both.buffer() : Buffer{}, op, root, choice_of(algorithm));
+    caller.run(reduce_operation(both.buffer(), is_root ? both.buffer() : Buffer{}, op, root, {}), choice_of(algorithm));
     EXPECT_TRUE(both == (is_root ? expected : in)) << "in place";
   }
 }
@@ -138,11 +122,13 @@ void check_reduce_scatter(Caller& caller, Dtype dtype, ReduceOp op, const std::v
     SCOPED_TRACE(text(algorithm, Verb::reduce_scatter, dtype, op, total));
     const Data in = inputs[comm.rank()];
     Data out(own, dtype);
-    caller.reduce_scatter(in.const_buffer(), out.buffer(), op, counts, choice_of(algorithm));
+    caller.run(reduce_scatter_operation(in.const_buffer(), out.buffer(), op, counts, comm.size(), {}),
+               choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     EXPECT_TRUE(in == inputs[comm.rank()]) << "in was written";
     Data both = in;
-    caller.reduce_scatter(both.buffer(), both.part(begin, own), op, counts, choice_of(algorithm));
+    caller.run(reduce_scatter_operation(both.buffer(), both.part(begin, own), op, counts, comm.size(), {}),
+               choice_of(algorithm));
     EXPECT_TRUE(both.copy_of_part(begin, own) == expected) << "in place";
   }
 }
@@ -156,12 +142,12 @@ void check_all_gather(Caller& caller, Dtype dtype, const std::vector<int64_t>& c
     SCOPED_TRACE(text(algorithm, Verb::all_gather, dtype, ReduceOp::sum, expected.count()));
     const Data in = input_of(comm.rank(), counts[comm.rank()], dtype, 3);
     Data out(expected.count(), dtype);
-    caller.all_gather(in.const_buffer(), out.buffer(), counts, choice_of(algorithm));
+    caller.run(all_gather_operation(in.const_buffer(), out.buffer(), counts, comm.size(), {}), choice_of(algorithm));
     EXPECT_TRUE(out == expected);
     Data both(expected.count(), dtype);
     const Buffer own = both.part(begin, in.count());
     if (in.count() > 0) std::copy_n(in.bytes(), in.count() * size_bytes(dtype), static_cast<std::byte*>(own.data));
-    caller.all_gather(own, both.buffer(), counts, choice_of(algorithm));
+    caller.run(all_gather_operation(own, both.buffer(), counts, comm.size(), {}), choice_of(algorithm));
     EXPECT_TRUE(both == expected) << "in place";
   }
 }
@@ -171,7 +157,7 @@ void check_broadcast(Caller& caller, Dtype dtype, int64_t count, int root) {
   for (const Algorithm algorithm : algorithms_for(Verb::broadcast)) {
     SCOPED_TRACE(text(algorithm, Verb::broadcast, dtype, ReduceOp::sum, count) + " root " + std::to_string(root));
     Data data = input_of(comm.rank(), count, dtype, 4);
-    caller.broadcast(data.buffer(), root, choice_of(algorithm));
+    caller.run(broadcast_operation(data.buffer(), root, {}), choice_of(algorithm));
     EXPECT_TRUE(data == input_of(root, count, dtype, 4));
   }
 }
@@ -190,7 +176,8 @@ void check_all_to_all(Caller& caller, int64_t scale) {
     expected.append(input_of(peer, recv_counts.back(), Dtype::int32, comm.rank()));
   }
   Data out(expected.count(), Dtype::int32);
-  caller.all_to_all(in.const_buffer(), out.buffer(), send_counts, recv_counts);
+  caller.run(all_to_all_operation(in.const_buffer(), out.buffer(), send_counts, recv_counts, comm.size(), {}),
+             {Algorithm::direct});
   EXPECT_TRUE(out == expected) << "all_to_all " << scale;
 }
 
@@ -240,7 +227,7 @@ TEST_P(Algorithms, LargeVectors) {
   });
 }
 
-/// Sums that depend on their order: every rank must take the same one, each time.
+/// Sums that depend on their order: every rank must use the same order, every time.
 TEST_P(Algorithms, EveryRankHasTheSameBitsEveryTime) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     constexpr int64_t kCount = 1000;
@@ -252,7 +239,7 @@ TEST_P(Algorithms, EveryRankHasTheSameBitsEveryTime) {
         Data data(kCount, Dtype::fp32);
         auto* values = reinterpret_cast<float*>(data.bytes());
         for (int64_t i = 0; i < kCount; ++i) values[i] = terms[(world->rank() + i) % (i < 900 ? 3 : 4)] * (1 + i);
-        algorithms::all_reduce(*world, data.buffer(), data.buffer(), ReduceOp::sum, choice_of(algorithm));
+        algorithms::run(*world, sum_of(data), choice_of(algorithm));
         if (turn == 0) first = data;
         EXPECT_TRUE(data == first) << "turn " << turn;
         Data others(kCount * world->size(), Dtype::fp32);
@@ -272,12 +259,12 @@ TEST_P(Algorithms, DirectTakesSumsInRankOrder) {
     for (int64_t i = 0; i < 1000; ++i) values[i] = std::array{1e8F, 1.0F, -1e8F, 3.0F}[(world->rank() + i) % 4];
     Data data = expected;
     world->all_reduce(expected.buffer(), expected.buffer(), ReduceOp::sum);
-    algorithms::all_reduce(*world, data.buffer(), data.buffer(), ReduceOp::sum, {Algorithm::direct});
+    algorithms::run(*world, sum_of(data), {Algorithm::direct});
     EXPECT_TRUE(data == expected);
   });
 }
 
-/// Where the ranks show each other their calls, tables that differ are named; a communicator without messages has none.
+/// Where the ranks compare their calls, tables that differ are named.
 TEST_P(Algorithms, TablesThatDifferAreNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     if (world->size() == 1 || !world->select(nullptr)) return;
@@ -297,13 +284,12 @@ TEST_P(Algorithms, AsynchronousOnesGoOnWhenAsked) {
     for (const Algorithm algorithm : algorithms_for(Verb::all_reduce)) {
       SCOPED_TRACE(algorithms::name(algorithm));
       Data data = inputs[world->rank()];
-      auto pending =
-          algorithms::all_reduce_async(*world, data.buffer(), data.buffer(), ReduceOp::sum, choice_of(algorithm));
+      auto pending = algorithms::issue(*world, sum_of(data), choice_of(algorithm));
       while (!pending.done()) std::this_thread::yield();
       pending.wait();
       EXPECT_TRUE(data == reduced(inputs, ReduceOp::sum));
       Data dropped = inputs[world->rank()];
-      algorithms::all_reduce_async(*world, dropped.buffer(), dropped.buffer(), ReduceOp::sum, choice_of(algorithm));
+      algorithms::issue(*world, sum_of(dropped), choice_of(algorithm));
       EXPECT_TRUE(dropped == data) << "a handle that is dropped waits";
     }
   });
@@ -314,15 +300,16 @@ TEST_P(Algorithms, RefuseWhatTheVerbsRefuse) {
     Data data(10, Dtype::fp32);
     const auto error = [](const auto& call) { return error_of<UsageError>(call); };
     EXPECT_THAT(error([&] {
-                  algorithms::all_reduce(*world, data.buffer(), data.buffer(), ReduceOp::sum, {Algorithm::chain, 64});
+                  algorithms::run(*world, sum_of(data), {Algorithm::chain, 64});
                 }),
                 HasSubstr("choose from direct, ring, recursive_doubling, rabenseifner"));
-    EXPECT_THAT(error([&] { algorithms::broadcast(*world, data.buffer(), 99, {Algorithm::binomial}); }),
-                HasSubstr("no rank 99 to be the root"));
-    EXPECT_THAT(error([&] { algorithms::broadcast(*world, data.buffer(), 0, {Algorithm::chain}); }),
+    EXPECT_THAT(
+        error([&] { algorithms::run(*world, broadcast_operation(data.buffer(), 99, {}), {Algorithm::binomial}); }),
+        HasSubstr("no rank 99 to be the root"));
+    EXPECT_THAT(error([&] { algorithms::run(*world, broadcast_operation(data.buffer(), 0, {}), {Algorithm::chain}); }),
                 HasSubstr("segments"));
     Data same = data;
-    algorithms::all_reduce(*world, same.buffer(), same.buffer(), ReduceOp::sum, {Algorithm::ring});  // still alive
+    algorithms::run(*world, sum_of(same), {Algorithm::ring});  // still alive
   });
 }
 

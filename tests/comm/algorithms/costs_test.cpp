@@ -13,7 +13,7 @@
 namespace caravan::algorithms::testing {
 namespace {
 
-/// Elements and messages that a rank sends, by the formulas of the headers; unfinished sums apart.
+/// Elements and messages that a rank sends, by the formulas of the headers, with partial sums counted apart.
 struct Sent {
   int64_t messages = 0;
   int64_t elems = 0;
@@ -51,7 +51,7 @@ class Formula {
   }
   int64_t part(int i) const { return parts_[static_cast<size_t>((i + n_) % n_)]; }
   int64_t total() const { return std::accumulate(parts_.begin(), parts_.end(), int64_t{0}); }
-  /// All parts but part i, each a message of its own.
+  /// All parts except part i, each as one message.
   Sent all_but(int i) const {
     const int64_t filled = std::ranges::count_if(parts_, [](int64_t count) { return count > 0; });
     return {filled - (part(i) > 0 ? 1 : 0), total() - part(i)};
@@ -116,7 +116,7 @@ class Formula {
     Sent sent;
     for (int distance = 1; distance < n_; distance *= 2) {
       const int num = std::min(distance, n_ - distance);
-      std::array<int64_t, 2> ranges{};  // before and behind the end
+      std::array<int64_t, 2> ranges{};  // before and after the end
       for (int i = r_; i < r_ + num; ++i) ranges[i < n_ ? 0 : 1] += part(i % n_);
       for (const int64_t range : ranges) sent = sum(sent, times(1, range));
     }
@@ -144,32 +144,13 @@ class Formula {
   std::vector<int64_t> sends_;
 };
 
-/// Runs it on `record`, with buffers that have no memory.
-void run(Communicator& comm, const Case& one, Dtype dtype, ReduceOp op) {
-  const Problem problem = problem_of_rank(one, comm.rank());
-  const auto sum = [](const std::vector<int64_t>& counts) {
-    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  };
-  const auto buffer = [&](int64_t count) { return Buffer{nullptr, count, dtype, {}}; };
-  const int64_t own = problem.parts[static_cast<size_t>(comm.rank())];
-  const Choice choice{one.algorithm, one.algorithm == Algorithm::chain ? one.segment * size_bytes(dtype) : 0};
-  switch (one.verb) {
-    case Verb::all_reduce: return all_reduce(comm, buffer(one.count), buffer(one.count), op, choice);
-    case Verb::all_gather: return all_gather(comm, buffer(own), buffer(sum(problem.parts)), problem.parts, choice);
-    case Verb::reduce_scatter:
-      return reduce_scatter(comm, buffer(sum(problem.parts)), buffer(own), op, problem.parts, choice);
-    case Verb::all_to_all:
-      return all_to_all(comm, buffer(sum(problem.send_counts)), buffer(sum(problem.recv_counts)), problem.send_counts,
-                        problem.recv_counts, choice);
-    case Verb::broadcast: return broadcast(comm, buffer(one.count), one.root, choice);
-    default: return reduce(comm, buffer(one.count), buffer(one.count), op, one.root, choice);
-  }
-}
-
 void compare(const Case& one, int rank, Dtype dtype, ReduceOp op) {
   SCOPED_TRACE(text(one) + ", rank " + std::to_string(rank) + ", " + std::string(caravan::name(dtype)));
   const auto world = make_record_world(rank, one.size);
-  run(*world, one, dtype, op);
+  const Frame frame = frame_of(problem_of_rank(one, rank));
+  const Buffer in{nullptr, frame.input.count, dtype, {}};
+  const Buffer out{nullptr, frame.result.count, dtype, {}};
+  run(*world, operation_of(one, rank, in, out, op), choice_of(one, dtype));
   const Sent sent = Formula(one, rank).sent();
   const int64_t partial_bytes = (dtype == Dtype::bf16 && op == ReduceOp::sum) ? 4 : size_bytes(dtype);
   EXPECT_EQ(world->traffic().calls[static_cast<size_t>(Verb::send)], sent.messages);

@@ -3,20 +3,20 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/comm/selection.h"
 #include "tests/comm/algorithms/problems.h"
 
 namespace caravan::algorithms::testing {
 namespace {
 
 std::string page() {
-  std::ifstream file(CARAVAN_TEST_PAGE);
+  std::ifstream file(CARAVAN_SOURCE_DIR "/docs/design/collectives.md");
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
-/// The drawings of docs/design/collectives.md are what the schedules are.
+/// The tables of docs/design/collectives.md are those of the code.
 TEST(Page, ShowsTheSchedulesAsTheyAre) {
   const std::string text = page();
   for (const Case& one :
@@ -27,7 +27,7 @@ TEST(Page, ShowsTheSchedulesAsTheyAre) {
     four.size = 4;
     four.count = 8;
     four.segment = 4;
-    const std::string drawing = to_string(schedules_of(four));
+    const std::string drawing = to_string(plans_of(four));
     EXPECT_NE(text.find("```text\n" + drawing + "```"), std::string::npos)
         << "the page lacks this drawing of " << testing::text(four) << ":\n"
         << drawing;

@@ -1,5 +1,7 @@
 #include "tests/comm/algorithms/problems.h"
 
+#include "caravan/comm/operations.h"
+
 namespace caravan::algorithms::testing {
 
 std::string text(const Case& one) {
@@ -27,12 +29,28 @@ std::vector<Problem> problems_of(const Case& one) {
   return problems;
 }
 
-std::vector<Schedule> schedules_of(const Case& one) {
-  std::vector<Schedule> schedules;
+std::vector<MessagePlan> plans_of(const Case& one) {
+  std::vector<MessagePlan> plans;
   for (const Problem& problem : problems_of(one)) {
-    schedules.push_back(make_schedule(one.algorithm, problem, one.segment));
+    plans.push_back(make_plan(one.algorithm, problem, one.segment));
   }
-  return schedules;
+  return plans;
+}
+
+Operation operation_of(const Case& one, int rank, const Buffer& in, const Buffer& out, ReduceOp op) {
+  const Problem problem = problem_of_rank(one, rank);
+  switch (one.verb) {
+    case Verb::all_reduce: return all_reduce_operation(in, out, op, {});
+    case Verb::all_gather: return all_gather_operation(in, out, problem.parts, one.size, {});
+    case Verb::reduce_scatter: return reduce_scatter_operation(in, out, op, problem.parts, one.size, {});
+    case Verb::all_to_all: return all_to_all_operation(in, out, problem.send_counts, problem.recv_counts, one.size, {});
+    case Verb::broadcast: return broadcast_operation(out, one.root, {});
+    default: return reduce_operation(in, out, op, one.root, {});
+  }
+}
+
+Choice choice_of(const Case& one, Dtype dtype) {
+  return {one.algorithm, one.algorithm == Algorithm::chain ? one.segment * size_bytes(dtype) : 0};
 }
 
 std::vector<Case> every_algorithm() {

@@ -20,9 +20,14 @@ struct Case {
 std::string text(const Case& one);
 
 Problem problem_of_rank(const Case& one, int rank);
-/// Of rank i, at i.
+/// By rank.
 std::vector<Problem> problems_of(const Case& one);
-std::vector<Schedule> schedules_of(const Case& one);
+std::vector<MessagePlan> plans_of(const Case& one);
+
+/// `one` as rank `rank` calls it; broadcast takes `out` only.
+Operation operation_of(const Case& one, int rank, const Buffer& in, const Buffer& out, ReduceOp op);
+/// The algorithm of `one`, for elements of `dtype`.
+Choice choice_of(const Case& one, Dtype dtype);
 
 /// Every verb with every algorithm that serves it.
 std::vector<Case> every_algorithm();

@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "caravan/comm/algorithms/collectives.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/comm/algorithms/problems.h"
 #include "tests/comm/reference.h"
 
@@ -22,7 +22,7 @@ struct Sum {
   ReduceOp op;
 };
 
-/// What `problem`'s rank must end with.
+/// The expected result of `problem`'s rank.
 Data expected(const Case& one, const Problem& problem, const Sum& sum) {
   const Range result = frame_of(problem).result;
   Data all(0, sum.dtype);
@@ -48,27 +48,15 @@ Data expected(const Case& one, const Problem& problem, const Sum& sum) {
   }
 }
 
-/// Runs `one` on a rank; true if it ends with what is expected and has not written its input.
+/// Runs `one` on a rank. Returns true if the result is right and the input was not written.
 bool is_right(Communicator& comm, const Case& one, const Sum& sum) {
   const Problem problem = problem_of_rank(one, comm.rank());
-  const Choice choice{one.algorithm, one.algorithm == Algorithm::chain ? one.segment * size_bytes(sum.dtype) : 0};
   const Frame frame = frame_of(problem);
   const Data input = input_of(comm.rank(), frame.input.count, sum.dtype);
   Data in = input;
   Data out(frame.result.count, sum.dtype);
-  switch (one.verb) {
-    case Verb::all_reduce: all_reduce(comm, in.buffer(), out.buffer(), sum.op, choice); break;
-    case Verb::all_gather: all_gather(comm, in.buffer(), out.buffer(), problem.parts, choice); break;
-    case Verb::reduce_scatter: reduce_scatter(comm, in.buffer(), out.buffer(), sum.op, problem.parts, choice); break;
-    case Verb::all_to_all:
-      all_to_all(comm, in.buffer(), out.buffer(), problem.send_counts, problem.recv_counts, choice);
-      break;
-    case Verb::broadcast:
-      if (comm.rank() == one.root) out = in;
-      broadcast(comm, out.buffer(), one.root, choice);
-      break;
-    default: reduce(comm, in.buffer(), out.buffer(), sum.op, one.root, choice);
-  }
+  if (one.verb == Verb::broadcast && comm.rank() == one.root) out = in;
+  run(comm, operation_of(one, comm.rank(), in.buffer(), out.buffer(), sum.op), choice_of(one, sum.dtype));
   return in == input && out == expected(one, problem, sum);
 }
 

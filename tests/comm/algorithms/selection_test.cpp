@@ -1,4 +1,4 @@
-#include "caravan/comm/algorithms/selection.h"
+#include "caravan/comm/selection.h"
 
 #include <filesystem>
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/algorithms/tune.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/thread_ranks.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::algorithms {
@@ -110,7 +110,7 @@ TEST(Selection, PrintsALinePerRule) {
   EXPECT_THAT(text, HasSubstr("any       all_to_all      any      any           direct\n"));
 }
 
-/// Whatever the clock says: every algorithm is measured, all ranks agree, and the table chooses what was fastest.
+/// Whatever the times are: every algorithm is measured, all ranks agree, and the table chooses the fastest.
 TEST(Tune, ChoosesTheFastestOnAllRanks) {
   run_thread_ranks(3, [](const std::shared_ptr<Communicator>& world) {
     const TuneOptions options{.verbs = {Verb::all_reduce, Verb::broadcast, Verb::reduce, Verb::all_gather,
@@ -153,7 +153,7 @@ TEST(Tune, RefusesWhatCannotBeMeasured) {
   const auto error = [](Communicator& comm, const TuneOptions& options) {
     return error_of<UsageError>([&] { tune(comm, options); });
   };
-  EXPECT_THAT(error(*make_record_world(0, 4), {}), HasSubstr("record moves nothing"));
+  EXPECT_THAT(error(*make_record_world(0, 4), {}), HasSubstr("record sends nothing"));
   run_thread_ranks(1, [&](const auto& world) { EXPECT_THAT(error(*world, {}), HasSubstr("one rank")); });
   run_thread_ranks(2, [&](const auto& world) {
     EXPECT_THAT(error(*world, {.bytes = {8, 4}}), HasSubstr("ascending"));

@@ -7,7 +7,7 @@ namespace {
 
 size_t num_levels(int size) { return static_cast<size_t>(std::bit_width(static_cast<unsigned>(size - 1))); }
 
-/// Calls up(level, parent) and down(level, child) for the edges of this rank; level 0 joins neighbours.
+/// Calls up(level, parent) and down(level, child) for the edges of this rank; level 0 connects neighbours.
 template <class Up, class Down>
 void for_each_edge(int rank, int size, int root, Up up, Down down) {
   const size_t levels = num_levels(size);
@@ -22,32 +22,32 @@ void for_each_edge(int rank, int size, int root, Up up, Down down) {
 
 }  // namespace
 
-Schedule binomial_broadcast(int rank, int size, int64_t count, int root) {
+MessagePlan binomial_broadcast(int rank, int size, int64_t count, int root) {
   const size_t levels = num_levels(size);
-  Schedule schedule(levels);
+  MessagePlan plan(levels);
   for_each_edge(
       rank, size, root,
       [&](size_t level, int parent) {
-        schedule.recv(levels - 1 - level, parent, {0, count});
+        plan.recv(levels - 1 - level, parent, {0, count});
       },
       [&](size_t level, int child) {
-        schedule.send(levels - 1 - level, child, {0, count});
+        plan.send(levels - 1 - level, child, {0, count});
       });
-  return schedule;
+  return plan;
 }
 
-Schedule binomial_reduce(int rank, int size, int64_t count, int root) {
-  Schedule schedule(num_levels(size));
-  schedule.num_partial_steps = schedule.steps.size();
+MessagePlan binomial_reduce(int rank, int size, int64_t count, int root) {
+  MessagePlan plan(num_levels(size));
+  plan.num_partial_steps = plan.steps.size();
   for_each_edge(
       rank, size, root,
       [&](size_t level, int parent) {
-        schedule.send(level, parent, {0, count});
+        plan.send(level, parent, {0, count});
       },
       [&](size_t level, int child) {
-        schedule.add(level, child, {0, count});
+        plan.add(level, child, {0, count});
       });
-  return schedule;
+  return plan;
 }
 
 }  // namespace caravan::algorithms

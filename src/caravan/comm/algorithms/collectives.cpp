@@ -1,23 +1,24 @@
 #include "caravan/comm/algorithms/collectives.h"
 
 #include <algorithm>
-#include <exception>
+#include <string>
 #include <vector>
 
 #include "caravan/comm/algorithms/run.h"
 #include "caravan/comm/checks.h"
-#include "caravan/comm/operations.h"
 
 namespace caravan::algorithms {
 namespace {
 
-/// The messages of a run as a communicator's own.
+/// The messages of a run as sends and recvs of a communicator.
 class CommunicatorPort final : public Port {
  public:
-  CommunicatorPort(Communicator& comm, std::string what, std::source_location where)
-      : comm_(comm), what_(std::move(what)), where_(where) {}
+  CommunicatorPort(Communicator& comm, const Operation& operation)
+      : comm_(comm),
+        what_(operation.what[0] != '\0' ? operation.what.data() : caravan::name(operation.verb)),
+        where_(operation.where) {}
 
-  /// What the messages under way keep alive.
+  /// What messages in flight keep alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
 
   void send(int peer, ConstBuffer data) override { add(comm_.send_async(data, peer, Call(what_, where_))); }
@@ -46,11 +47,10 @@ class CommunicatorPort final : public Port {
 }  // namespace
 
 struct Pending::State {
-  State(Communicator& comm, const Operation& operation, const Choice& choice, const Call& call)
-      : run(make_schedule(choice, operation, comm.rank(), comm.size()), operation, comm.rank(), comm.size(),
+  State(Communicator& comm, const Operation& operation, const Choice& choice)
+      : run(make_plan(choice, operation, comm.rank(), comm.size()), operation, comm.rank(), comm.size(),
             comm.touches_memory()),
-        port(comm, call.what.empty() ? std::string(caravan::name(operation.verb)) : std::string(call.what),
-             call.where) {}
+        port(comm, operation) {}
 
   Run run;
   CommunicatorPort port;
@@ -60,10 +60,10 @@ Pending::Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Pending::Pending(Pending&&) noexcept = default;
 
 Pending::~Pending() {
-  if (state_ == nullptr || std::uncaught_exceptions() > 0) return;
+  if (state_ == nullptr || is_unwinding_) return;
   try {
     state_->run.finish(state_->port);
-  } catch (...) {  // the communicator is dead and says so
+  } catch (...) {  // the communicator is dead, and its next call says why
   }
 }
 
@@ -71,41 +71,12 @@ void Pending::wait() { state_->run.finish(state_->port); }
 
 bool Pending::done() { return state_->run.advance(state_->port); }
 
-Pending start(Communicator& comm, Operation operation, const Choice& choice, const Call& call) {
+Pending issue(Communicator& comm, const Operation& operation, const Choice& choice) {
   check_operation(operation, {comm.rank(), comm.size(), comm.name(), comm.backend(), comm.touches_memory()});
-  auto state = std::make_shared<Pending::State>(comm, operation, choice, call);
+  auto state = std::make_shared<Pending::State>(comm, operation, choice);
   state->port.set_owner(state);
   state->run.advance(state->port);
   return Pending(std::move(state));
-}
-
-Pending all_reduce_async(Communicator& comm, ConstBuffer in, Buffer out, ReduceOp op, const Choice& choice,
-                         const Call& call) {
-  return start(comm, all_reduce_operation(in, out, op, call), choice, call);
-}
-
-Pending all_gather_async(Communicator& comm, ConstBuffer in, Buffer out, std::span<const int64_t> counts,
-                         const Choice& choice, const Call& call) {
-  return start(comm, all_gather_operation(in, out, counts, comm.size(), call), choice, call);
-}
-
-Pending reduce_scatter_async(Communicator& comm, ConstBuffer in, Buffer out, ReduceOp op,
-                             std::span<const int64_t> counts, const Choice& choice, const Call& call) {
-  return start(comm, reduce_scatter_operation(in, out, op, counts, comm.size(), call), choice, call);
-}
-
-Pending all_to_all_async(Communicator& comm, ConstBuffer in, Buffer out, std::span<const int64_t> send_counts,
-                         std::span<const int64_t> recv_counts, const Choice& choice, const Call& call) {
-  return start(comm, all_to_all_operation(in, out, send_counts, recv_counts, comm.size(), call), choice, call);
-}
-
-Pending broadcast_async(Communicator& comm, Buffer buffer, int root, const Choice& choice, const Call& call) {
-  return start(comm, broadcast_operation(buffer, root, call), choice, call);
-}
-
-Pending reduce_async(Communicator& comm, ConstBuffer in, Buffer out, ReduceOp op, int root, const Choice& choice,
-                     const Call& call) {
-  return start(comm, reduce_operation(in, comm.rank() == root ? out : Buffer{}, op, root, call), choice, call);
 }
 
 }  // namespace caravan::algorithms

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "caravan/comm/algorithms/schedule.h"
+#include "caravan/comm/algorithms/message_plan.h"
 
 namespace caravan::algorithms {
 

@@ -16,7 +16,7 @@ namespace {
 
 int64_t sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-Schedule direct(const Problem& p) {
+MessagePlan direct(const Problem& p) {
   switch (p.verb) {
     case Verb::all_reduce: return direct_all_reduce(p.rank, Parts::equal(p.count, p.size));
     case Verb::all_gather: return direct_all_gather(p.rank, Parts(p.parts));
@@ -27,7 +27,7 @@ Schedule direct(const Problem& p) {
   }
 }
 
-Schedule ring(const Problem& p) {
+MessagePlan ring(const Problem& p) {
   switch (p.verb) {
     case Verb::all_gather: return ring_all_gather(p.rank, Parts(p.parts));
     case Verb::reduce_scatter: return ring_reduce_scatter(p.rank, Parts(p.parts));
@@ -67,11 +67,11 @@ Frame frame_of(const Problem& problem) {
   }
 }
 
-Schedule make_schedule(Algorithm algorithm, const Problem& problem, int64_t segment) {
+MessagePlan make_plan(Algorithm algorithm, const Problem& problem, int64_t segment) {
   check_serves(algorithm, problem.verb);
   if (algorithm == Algorithm::chain && segment < 1) {
     throw UsageError(
-        {.op = "broadcast", .fact = "a chain without segments", .action = "give segments of 1 byte or more"});
+        {.op = "broadcast", .fact = "a chain without segments", .action = "pass segments of at least 1 byte"});
   }
   switch (algorithm) {
     case Algorithm::direct: return direct(problem);
@@ -86,13 +86,13 @@ Schedule make_schedule(Algorithm algorithm, const Problem& problem, int64_t segm
                                           : binomial_broadcast(problem.rank, problem.size, problem.count, problem.root);
     case Algorithm::chain: return chain_broadcast(problem.rank, problem.size, problem.count, problem.root, segment);
   }
-  return Schedule();
+  return MessagePlan();
 }
 
-Schedule make_schedule(const Choice& choice, const Operation& operation, int rank, int size) {
+MessagePlan make_plan(const Choice& choice, const Operation& operation, int rank, int size) {
   const int64_t bytes = choice.segment_bytes;
   const int64_t segment = bytes == 0 ? 0 : std::max<int64_t>(bytes / size_bytes(operation.dtype), 1);
-  return make_schedule(choice.algorithm, problem_of(operation, rank, size), segment);
+  return make_plan(choice.algorithm, problem_of(operation, rank, size), segment);
 }
 
 int64_t whole_bytes(const Operation& operation) {

@@ -10,44 +10,44 @@ struct Neighbours {
 
 Neighbours neighbours(int rank, int n) { return {(rank + 1) % n, (rank + n - 1) % n}; }
 
-void scatter(Schedule& schedule, int rank, const Parts& parts) {
+void ring_scatter(MessagePlan& plan, int rank, const Parts& parts) {
   const auto [next, previous] = neighbours(rank, parts.size());
   for (int step = 0; step + 1 < parts.size(); ++step) {
-    schedule.send(static_cast<size_t>(step), next, parts.around(rank - step - 1));
-    schedule.add(static_cast<size_t>(step), previous, parts.around(rank - step - 2));
+    plan.send(static_cast<size_t>(step), next, parts.around(rank - step - 1));
+    plan.add(static_cast<size_t>(step), previous, parts.around(rank - step - 2));
   }
 }
 
-void gather(Schedule& schedule, size_t first, int rank, const Parts& parts) {
+void ring_gather(MessagePlan& plan, size_t first, int rank, const Parts& parts) {
   const auto [next, previous] = neighbours(rank, parts.size());
   for (int step = 0; step + 1 < parts.size(); ++step) {
-    schedule.send(first + static_cast<size_t>(step), next, parts.around(rank - step));
-    schedule.recv(first + static_cast<size_t>(step), previous, parts.around(rank - step - 1));
+    plan.send(first + static_cast<size_t>(step), next, parts.around(rank - step));
+    plan.recv(first + static_cast<size_t>(step), previous, parts.around(rank - step - 1));
   }
 }
 
 }  // namespace
 
-Schedule ring_reduce_scatter(int rank, const Parts& parts) {
-  Schedule schedule(static_cast<size_t>(parts.size()) - 1);
-  schedule.num_partial_steps = schedule.steps.size();
-  scatter(schedule, rank, parts);
-  return schedule;
+MessagePlan ring_reduce_scatter(int rank, const Parts& parts) {
+  MessagePlan plan(static_cast<size_t>(parts.size()) - 1);
+  plan.num_partial_steps = plan.steps.size();
+  ring_scatter(plan, rank, parts);
+  return plan;
 }
 
-Schedule ring_all_gather(int rank, const Parts& parts) {
-  Schedule schedule(static_cast<size_t>(parts.size()) - 1);
-  gather(schedule, 0, rank, parts);
-  return schedule;
+MessagePlan ring_all_gather(int rank, const Parts& parts) {
+  MessagePlan plan(static_cast<size_t>(parts.size()) - 1);
+  ring_gather(plan, 0, rank, parts);
+  return plan;
 }
 
-Schedule ring_all_reduce(int rank, const Parts& parts) {
+MessagePlan ring_all_reduce(int rank, const Parts& parts) {
   const size_t half = static_cast<size_t>(parts.size()) - 1;
-  Schedule schedule(2 * half);
-  schedule.num_partial_steps = half;
-  scatter(schedule, rank, parts);
-  gather(schedule, half, rank, parts);
-  return schedule;
+  MessagePlan plan(2 * half);
+  plan.num_partial_steps = half;
+  ring_scatter(plan, rank, parts);
+  ring_gather(plan, half, rank, parts);
+  return plan;
 }
 
 }  // namespace caravan::algorithms

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "caravan/comm/shared/reduce.h"
+#include "caravan/comm/reduce/reduce.h"
 
 namespace caravan::algorithms {
 namespace {
@@ -18,7 +18,7 @@ Range hull_of(Range a, Range b) {
 
 bool overlap(Range a, Range b) { return a.begin < b.end() && b.begin < a.end(); }
 
-/// All elements that are written in the steps, and the sends that may read them together with others.
+/// All elements that the steps write, and the ranges of sends that may read them together with others.
 Range touched(std::span<const Step> steps, bool all_sends) {
   Range hull;
   for (const Step& step : steps) {
@@ -35,24 +35,20 @@ Range touched(std::span<const Step> steps, bool all_sends) {
 
 }  // namespace
 
-Run::Run(Schedule schedule, const Operation& operation, int rank, int size, bool touches_memory)
-    : schedule_(std::move(schedule)),
-      out_(operation.out),
-      op_(operation.op),
-      rank_(rank),
-      touches_memory_(touches_memory) {
+Run::Run(MessagePlan plan, const Operation& operation, int rank, int size, bool touches_memory)
+    : plan_(std::move(plan)), out_(operation.out), op_(operation.op), rank_(rank), touches_memory_(touches_memory) {
   const Frame frame = frame_of(problem_of(operation, rank, size));
   ConstBuffer in = operation.in;
-  in.dtype = operation.dtype;  // an empty buffer's may be another
+  in.dtype = operation.dtype;  // that of an empty buffer may be different
   result_ = frame.result;
-  std::span<const Step> steps = schedule_.steps;
+  std::span<const Step> steps = plan_.steps;
   const Dtype partial = partial_dtype(in.dtype, op_);
   WorkingBuffer::Memory memory{.dtype = in.dtype, .hull = {}, .exists = touches_memory};
-  if (partial != in.dtype && schedule_.num_partial_steps > 0) {
-    const auto first = steps.first(schedule_.num_partial_steps);
+  if (partial != in.dtype && plan_.num_partial_steps > 0) {
+    const auto first = steps.first(plan_.num_partial_steps);
     wide_.emplace(WorkingBuffer::Memory{.dtype = partial, .hull = touched(first, true), .exists = touches_memory}, in,
                   frame.input.begin);
-    steps = steps.subspan(schedule_.num_partial_steps);
+    steps = steps.subspan(plan_.num_partial_steps);
     memory.below = &*wide_;
   }
   memory.hull = hull_of(touched(steps, memory.below != nullptr), result_);
@@ -77,20 +73,20 @@ bool Run::advance(Port& port) {
 }
 
 bool Run::begin_step(Port& port) {
-  if (is_under_way_) return true;
-  while (next_ < schedule_.steps.size() && schedule_.steps[next_].empty()) ++next_;
-  if (next_ == schedule_.steps.size()) {
+  if (is_in_flight_) return true;
+  while (next_ < plan_.steps.size() && plan_.steps[next_].empty()) ++next_;
+  if (next_ == plan_.steps.size()) {
     deliver();
     return false;
   }
-  is_under_way_ = true;
-  post(port, schedule_.steps[next_]);
+  is_in_flight_ = true;
+  post(port, plan_.steps[next_]);
   return true;
 }
 
 void Run::end_step() {
-  if (touches_memory_) add_received(schedule_.steps[next_]);
-  is_under_way_ = false;
+  if (touches_memory_) add_received(plan_.steps[next_]);
+  is_in_flight_ = false;
   ++next_;
 }
 
@@ -120,7 +116,7 @@ void Run::post(Port& port, const Step& step) {
   }
 }
 
-/// The n-th range sent to this rank itself goes to the n-th received from it.
+/// The n-th range that this rank sends to itself is copied to the n-th that it receives from itself.
 void Run::copy_own(const Step& step) {
   auto to = step.recvs.begin();
   for (const Move& from : step.sends) {

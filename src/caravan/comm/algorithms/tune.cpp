@@ -10,7 +10,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/algorithms/collectives.h"
-#include "caravan/comm/algorithms/schedule.h"
+#include "caravan/comm/algorithms/message_plan.h"
+#include "caravan/comm/operations.h"
 
 namespace caravan::algorithms {
 namespace {
@@ -18,9 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLeastRepeats = 3;
-constexpr double kClearly = 0.95;  // of direct's time: less is noise
+constexpr double kClearly = 0.95;  // of direct's time: a smaller gain is noise
 
-/// What a choice is timed with. On a back-end whose collectives are made of messages the verb itself takes the choice.
+/// Times choices. In a back-end whose collectives are built on messages the verb itself uses the choice.
 class Bench {
  public:
   Bench(Communicator& comm, int64_t most_bytes)
@@ -57,43 +58,37 @@ class Bench {
   }
 
   double time_us(Verb verb, const Choice& choice, int64_t bytes) {
+    const Operation operation = operation_of(verb, bytes / size_bytes(Dtype::fp32));
     comm_.barrier("tuning");
     const Clock::time_point begin = Clock::now();
-    run(verb, choice, bytes / size_bytes(Dtype::fp32));
+    if (is_selectable_) {
+      comm_.run(operation);
+    } else {
+      run(comm_, operation, choice);
+    }
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
-  void run(Verb verb, const Choice& choice, int64_t count) {
+  Operation operation_of(Verb verb, int64_t count) const {
     const Call call("tuning");
-    const Parts parts = Parts::equal(count, comm_.size());
+    const int size = comm_.size();
+    const Parts parts = Parts::equal(count, size);
     std::vector<int64_t> counts;
-    for (int rank = 0; rank < comm_.size(); ++rank) counts.push_back(parts[rank].count);
-    const Buffer in{in_.get(), count, Dtype::fp32, {}};
-    const Buffer out{out_.get(), count, Dtype::fp32, {}};
+    for (int rank = 0; rank < size; ++rank) counts.push_back(parts[rank].count);
     const int64_t own = parts[comm_.rank()].count;
-    const Buffer own_in{in_.get(), own, Dtype::fp32, {}};
-    const Buffer own_out{out_.get(), own, Dtype::fp32, {}};
-    // Equal parts, so that what is sent is what is expected.
-    const int64_t each = count / comm_.size();
-    const Buffer even_in{in_.get(), each * comm_.size(), Dtype::fp32, {}};
-    const Buffer even_out{out_.get(), each * comm_.size(), Dtype::fp32, {}};
-    if (is_selectable_) {
-      switch (verb) {
-        case Verb::all_reduce: return comm_.all_reduce(in, out, ReduceOp::sum, call);
-        case Verb::all_gather: return comm_.all_gather(own_in, out, counts, call);
-        case Verb::reduce_scatter: return comm_.reduce_scatter(in, own_out, ReduceOp::sum, counts, call);
-        case Verb::all_to_all: return comm_.all_to_all(even_in, even_out, {}, {}, call);
-        case Verb::broadcast: return comm_.broadcast(in, 0, call);
-        default: return comm_.reduce(in, out, ReduceOp::sum, 0, call);
-      }
-    }
+    const auto in = [&](int64_t n) { return Buffer{in_.get(), n, Dtype::fp32, {}}; };
+    const auto out = [&](int64_t n) { return Buffer{out_.get(), n, Dtype::fp32, {}}; };
     switch (verb) {
-      case Verb::all_reduce: return all_reduce(comm_, in, out, ReduceOp::sum, choice, call);
-      case Verb::all_gather: return all_gather(comm_, own_in, out, counts, choice, call);
-      case Verb::reduce_scatter: return reduce_scatter(comm_, in, own_out, ReduceOp::sum, counts, choice, call);
-      case Verb::all_to_all: return all_to_all(comm_, even_in, even_out, {}, {}, choice, call);
-      case Verb::broadcast: return broadcast(comm_, in, 0, choice, call);
-      default: return reduce(comm_, in, out, ReduceOp::sum, 0, choice, call);
+      case Verb::all_reduce: return all_reduce_operation(in(count), out(count), ReduceOp::sum, call);
+      case Verb::all_gather: return all_gather_operation(in(own), out(count), counts, size, call);
+      case Verb::reduce_scatter:
+        return reduce_scatter_operation(in(count), out(own), ReduceOp::sum, counts, size, call);
+      case Verb::all_to_all: {
+        const int64_t even = count / size * size;  // equal parts: every rank sends what its peer expects
+        return all_to_all_operation(in(even), out(even), {}, {}, size, call);
+      }
+      case Verb::broadcast: return broadcast_operation(in(count), 0, call);
+      default: return reduce_operation(in(count), comm_.rank() == 0 ? out(count) : Buffer{}, ReduceOp::sum, 0, call);
     }
   }
 
@@ -107,16 +102,17 @@ void check(const Communicator& comm, const TuneOptions& options) {
   const auto refuse = [](std::string fact, std::string action) {
     throw UsageError({.op = "tune", .fact = std::move(fact), .action = std::move(action)});
   };
-  if (comm.size() == 1) refuse("one rank sends nothing", "start 2 ranks or more");
-  if (!comm.touches_memory()) refuse(fmt::format("{} moves nothing", comm.backend()), "choose another back-end");
-  if (options.bytes.empty() || options.verbs.empty()) refuse("no sizes or no verbs", "give one at least");
+  if (comm.size() == 1) refuse("one rank sends nothing", "start at least 2 ranks");
+  if (!comm.touches_memory())
+    refuse(fmt::format("the back-end {} sends nothing", comm.backend()), "choose another back-end");
+  if (options.bytes.empty() || options.verbs.empty()) refuse("no sizes or no verbs", "pass at least one of each");
   for (size_t i = 0; i < options.bytes.size(); ++i) {
     const int64_t bytes = options.bytes[i];
     if (bytes > 0 && bytes % 4 == 0 && (i == 0 || bytes > options.bytes[i - 1])) continue;
-    refuse(fmt::format("the sizes are {}", join(options.bytes)), "give ascending multiples of 4 bytes");
+    refuse(fmt::format("the sizes are {}", join(options.bytes)), "pass ascending multiples of 4 bytes");
   }
   for (const int64_t bytes : options.segment_bytes) {
-    if (bytes < 1) refuse(fmt::format("segments of {} bytes", bytes), "give 1 byte or more");
+    if (bytes < 1) refuse(fmt::format("segments of {} bytes", bytes), "pass at least 1 byte");
   }
 }
 
@@ -156,7 +152,7 @@ TuneResult tune(Communicator& comm, const TuneOptions& options) {
         if (options.report) options.report(result.measurements.back());
       }
       const Choice best = fastest(std::span(result.measurements).last(choices.size()));
-      // The rule of a size ends at the geometric mean of it and the next one.
+      // The rule of a size ends at the geometric mean of this size and the next one.
       const bool is_last = i + 1 == options.bytes.size();
       const double mean =
           is_last ? 0 : std::sqrt(static_cast<double>(options.bytes[i]) * static_cast<double>(options.bytes[i + 1]));

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "caravan/comm/shared/half.h"
+#include "caravan/comm/reduce/half.h"
 
 namespace caravan::algorithms {
 namespace {

@@ -10,7 +10,7 @@
 namespace caravan::hierarchical {
 namespace {
 
-uint64_t mix(uint64_t value) noexcept {  // the finaliser of splitmix64
+uint64_t mix(uint64_t value) noexcept {  // the finalizer of splitmix64
   value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9ULL;
   value = (value ^ value >> 27) * 0x94d049bb133111ebULL;
   return value ^ value >> 31;
@@ -36,8 +36,8 @@ Check::Check(Task& task, Note note)
     : task_(task),
       own_(task.descriptor()),
       note_(std::move(note)),
-      mates_(task.levels().mates().size()),
-      hosts_(static_cast<size_t>(task.levels().topology.num_hosts())),
+      local_lines_(task.levels().local_ranks().size()),
+      host_lines_(static_cast<size_t>(task.levels().topology.num_hosts())),
       own_sheet_(task.levels().topology.size()) {}
 
 CallLine Check::own_line() const {
@@ -55,31 +55,31 @@ CallLine Check::own_line() const {
 }
 
 CallLine Check::line_of_host() const {
-  CallLine line = mates_.front();
+  CallLine line = local_lines_.front();
   line.pairs = 0;
-  for (const CallLine& mate : mates_) {
-    line.pairs += mate.pairs;
-    if (mate.digest != line.digest) line.agrees = 0;
+  for (const CallLine& peer : local_lines_) {
+    line.pairs += peer.pairs;
+    if (peer.digest != line.digest) line.agrees = 0;
   }
   return line;
 }
 
 void Check::add_steps() {
   const Levels& levels = task_.levels();
-  mates_[static_cast<size_t>(levels.place())] = own_line();
-  task_.then(levels.inner.get(), [this](Communicator& inner) {
-    const CallLine& own = mates_[static_cast<size_t>(task_.levels().place())];
-    return inner.all_gather_async(bytes_of(own), bytes_of(mates_), {}, task_.call());
+  local_lines_[static_cast<size_t>(levels.local_rank())] = own_line();
+  task_.then(levels.local.get(), [this](Communicator& local) {
+    const CallLine& own = local_lines_[static_cast<size_t>(task_.levels().local_rank())];
+    return local.all_gather_async(bytes_of(own), bytes_of(local_lines_), {}, task_.call());
   });
   if (levels.is_leader()) {
     task_.then(levels.cross.get(), [this](Communicator& cross) {
-      CallLine& own = hosts_[static_cast<size_t>(task_.levels().host())];
+      CallLine& own = host_lines_[static_cast<size_t>(task_.levels().host())];
       own = line_of_host();
-      return cross.all_gather_async(bytes_of(own), bytes_of(hosts_), {}, task_.call());
+      return cross.all_gather_async(bytes_of(own), bytes_of(host_lines_), {}, task_.call());
     });
   }
-  task_.then(levels.inner.get(),
-             [this](Communicator& inner) { return inner.broadcast_async(bytes_of(hosts_), 0, task_.call()); });
+  task_.then(levels.local.get(),
+             [this](Communicator& local) { return local.broadcast_async(bytes_of(host_lines_), 0, task_.call()); });
   task_.then_here([this] { judge(); });
 }
 
@@ -89,13 +89,13 @@ void Check::judge() {
     const bool is_own = host == levels.host();
     for (const int rank : levels.topology.ranks[static_cast<size_t>(host)]) {
       if (rank == levels.rank) continue;
-      const auto place = static_cast<size_t>(levels.topology.place[static_cast<size_t>(rank)]);
-      note_(rank, is_own ? mates_[place].call : hosts_[static_cast<size_t>(host)].call);
+      const auto local_rank = static_cast<size_t>(levels.topology.local_rank[static_cast<size_t>(rank)]);
+      note_(rank, is_own ? local_lines_[local_rank].call : host_lines_[static_cast<size_t>(host)].call);
     }
   }
   const bool agree = std::ranges::all_of(
-      hosts_, [&](const CallLine& line) { return line.agrees != 0 && line.digest == hosts_.front().digest; });
-  const uint64_t pairs = std::accumulate(hosts_.begin(), hosts_.end(), uint64_t{0},
+      host_lines_, [&](const CallLine& line) { return line.agrees != 0 && line.digest == host_lines_.front().digest; });
+  const uint64_t pairs = std::accumulate(host_lines_.begin(), host_lines_.end(), uint64_t{0},
                                          [](uint64_t sum, const CallLine& line) { return sum + line.pairs; });
   if (agree && pairs == 0 && !is_split()) return;
   task_.first(sheet_steps());
@@ -115,17 +115,17 @@ std::vector<Task::Step> Check::sheet_steps() {
   const Buffer block{bytes_.data() + begin, host_bytes[static_cast<size_t>(task_.levels().host())], Dtype::uint8, {}};
   const Levels& levels = task_.levels();
   std::vector<Task::Step> steps;
-  steps.push_back({levels.inner.get(), [this, block, each](Communicator& inner) {
-                     return inner.all_gather_async({own_sheet_.data(), each, Dtype::uint8}, block, {}, task_.call());
+  steps.push_back({levels.local.get(), [this, block, each](Communicator& local) {
+                     return local.all_gather_async({own_sheet_.data(), each, Dtype::uint8}, block, {}, task_.call());
                    }});
   if (levels.is_leader()) {
     steps.push_back({levels.cross.get(), [this, block, host_bytes](Communicator& cross) {
                        return cross.all_gather_async(block, bytes_of(bytes_), host_bytes, task_.call());
                      }});
   }
-  steps.push_back({levels.inner.get(),
-                   [this](Communicator& inner) { return inner.broadcast_async(bytes_of(bytes_), 0, task_.call()); }});
-  steps.push_back({levels.inner.get(), [this](Communicator&) {
+  steps.push_back({levels.local.get(),
+                   [this](Communicator& local) { return local.broadcast_async(bytes_of(bytes_), 0, task_.call()); }});
+  steps.push_back({levels.local.get(), [this](Communicator&) {
                      judge_sheets();
                      return Work{};
                    }});
@@ -148,7 +148,7 @@ void Check::judge_sheets() {
     calls.push_back({&descriptors[rank], sheets_[rank].send_counts(), sheets_[rank].recv_counts()});
   }
   const std::string text = difference(calls);
-  if (!text.empty()) throw CallsDiffer{mismatch_error(task_.seat(), own_, "the ranks' calls differ: " + text)};
+  if (!text.empty()) throw CallsDiffer{mismatch_error(task_.group(), own_, "the ranks' calls differ: " + text)};
 }
 
 }  // namespace caravan::hierarchical

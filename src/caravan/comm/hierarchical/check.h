@@ -9,28 +9,28 @@
 
 namespace caravan::hierarchical {
 
-/// What a rank tells of its call first: enough to know whether all are of one kind. The sums of `pairs` over all ranks
-/// are 0 if what each sends to another is what that one expects.
+/// What a rank first tells about its call: enough to see whether all calls match. The sum of `pairs` over all ranks is
+/// 0 if every rank expects from each other one what that one sends.
 struct CallLine {
   uint64_t digest = 0;
   uint64_t pairs = 0;
-  uint64_t agrees = 1;  ///< of a host: its ranks do
+  uint64_t agrees = 1;  ///< for a host: 0 if the calls of its ranks differ
   Descriptor call;
 };
 static_assert(sizeof(CallLine) % sizeof(uint64_t) == 0);
 
-/// The comparison of the ranks' calls, as steps of a task that come before all others: lines are gathered in the host,
-/// those of hosts between leaders, and told in the host. Where they differ, and for split, whose members all must know,
-/// whole sheets go the same way; then every rank throws the error that names both sides.
+/// The comparison of the ranks' calls: the first steps of a task. Lines are gathered on each host, one line per host
+/// between the leaders, and the result is broadcast on each host. If they differ, and for split, whose members every
+/// rank needs, whole sheets are exchanged in the same way; then every rank throws the error, which names both sides.
 class Check {
  public:
   using Note = std::function<void(int rank, const Descriptor& call)>;
 
-  /// `task` outlives it. `note` hears what other ranks have called.
+  /// `task` outlives it. `note` is called with the calls of the other ranks.
   Check(Task& task, Note note);
 
   void add_steps();
-  /// The sheets of all ranks, in rank order: of a split, once its steps are done.
+  /// The sheets of all ranks, in rank order: for a split, once the steps are done.
   const std::vector<messages::CallSheet>& sheets() const noexcept { return sheets_; }
 
  private:
@@ -44,10 +44,10 @@ class Check {
   Task& task_;
   Descriptor own_;
   Note note_;
-  std::vector<CallLine> mates_;  // by place
-  std::vector<CallLine> hosts_;
+  std::vector<CallLine> local_lines_;  // by local rank
+  std::vector<CallLine> host_lines_;
   messages::CallSheet own_sheet_;
-  std::vector<std::byte> bytes_;  // of all sheets, host after host
+  std::vector<std::byte> bytes_;  // of all sheets, ordered by host
   std::vector<messages::CallSheet> sheets_;
 };
 

@@ -8,10 +8,10 @@
 namespace caravan::hierarchical {
 namespace {
 
-/// The steps of one collective. Lives only while it appends them, so they hold copies of what they need.
-class Steps {
+/// Appends the steps of one collective. It is gone when they run, so they copy what they need.
+class CollectiveSteps {
  public:
-  explicit Steps(Task& task)
+  explicit CollectiveSteps(Task& task)
       : task_(task),
         levels_(task.levels()),
         topology_(levels_.topology),
@@ -28,7 +28,7 @@ class Steps {
   void barrier();
 
  private:
-  /// What sums are made of: the input, or a copy of it as fp32.
+  /// The input of sums: that of the operation, or a copy of it as fp32.
   ConstBuffer summands() {
     if (!wide_) return op_.in;
     const Buffer copy = sums(op_.in.count);
@@ -55,19 +55,19 @@ class Steps {
     });
   }
 
-  void all_reduce_by_levels();
-  void all_gather_by_levels();
+  void all_reduce_by_cross();
+  void all_gather_by_cross();
   void all_gather_by_leaders();
-  void reduce_scatter_by_levels();
+  void reduce_scatter_by_cross();
   void reduce_scatter_by_leaders();
-  /// `from` of the rank of place `giver` of this host to each one's `out`: `counts` by place.
-  void hand_out(const Buffer& from, int giver, std::vector<int64_t> counts, const Buffer& out);
+  /// Scatters `from` of local rank `giver` to the `out` of all ranks of this host; `counts` is by local rank.
+  void scatter_locally(const Buffer& from, int giver, std::vector<int64_t> counts, const Buffer& out);
   std::vector<int64_t> sums_by_host(std::span<const int64_t> counts) const;
-  std::vector<int64_t> sums_by_place(std::span<const int64_t> counts) const;
+  std::vector<int64_t> sums_by_local_rank(std::span<const int64_t> counts) const;
 
-  Communicator* inner() const { return levels_.inner.get(); }
+  Communicator* local() const { return levels_.local.get(); }
   Communicator* cross() const { return levels_.cross.get(); }
-  size_t place() const { return static_cast<size_t>(levels_.place()); }
+  size_t local_rank() const { return static_cast<size_t>(levels_.local_rank()); }
   size_t host() const { return static_cast<size_t>(levels_.host()); }
 
   Task& task_;
@@ -78,27 +78,27 @@ class Steps {
   bool wide_;
 };
 
-std::vector<int64_t> Steps::sums_by_host(std::span<const int64_t> counts) const {
+std::vector<int64_t> CollectiveSteps::sums_by_host(std::span<const int64_t> counts) const {
   std::vector<int64_t> sums;
   for (const std::vector<int>& ranks : topology_.ranks) sums.push_back(sum_of(counts_of(counts, ranks)));
   return sums;
 }
 
-std::vector<int64_t> Steps::sums_by_place(std::span<const int64_t> counts) const {
+std::vector<int64_t> CollectiveSteps::sums_by_local_rank(std::span<const int64_t> counts) const {
   std::vector<int64_t> sums;
-  for (size_t i = 0; i < levels_.mates().size(); ++i) {
-    sums.push_back(sum_of(counts_of(counts, topology_.level(static_cast<int>(i)))));
+  for (size_t i = 0; i < levels_.local_ranks().size(); ++i) {
+    sums.push_back(sum_of(counts_of(counts, topology_.cross_ranks(static_cast<int>(i)))));
   }
   return sums;
 }
 
-void Steps::all_reduce() {
-  if (topology_.is_uniform() && op_.in.count * elem_ >= kLevelBytes) return all_reduce_by_levels();
+void CollectiveSteps::all_reduce() {
+  if (topology_.is_uniform() && op_.in.count * elem_ >= kCrossBytes) return all_reduce_by_cross();
   const ConstBuffer in = summands();
   const Buffer out = op_.out;
   const Buffer sum = wide_ && levels_.is_leader() ? sums(in.count) : out;
   const bool is_leader = levels_.is_leader();
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
     return comm.reduce_async(in, is_leader ? sum : Buffer{}, task->op().op, 0, task->call());
   });
   if (is_leader) {
@@ -107,38 +107,38 @@ void Steps::all_reduce() {
     });
     then_narrow(sum, out);
   }
-  task_.then(inner(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(out, 0, task->call()); });
+  task_.then(local(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(out, 0, task->call()); });
 }
 
-void Steps::all_reduce_by_levels() {
+void CollectiveSteps::all_reduce_by_cross() {
   const ConstBuffer in = summands();
-  const std::vector<int64_t> counts = equal_parts(in.count, static_cast<int64_t>(levels_.mates().size()));
-  const int64_t begin = begins_of(counts)[place()];
+  const std::vector<int64_t> counts = equal_parts(in.count, static_cast<int64_t>(levels_.local_ranks().size()));
+  const int64_t begin = begins_of(counts)[local_rank()];
   const Buffer out = op_.out;
-  const Buffer own = part(out, begin, counts[place()]);
+  const Buffer own = part(out, begin, counts[local_rank()]);
   const Buffer sum = wide_ ? sums(own.count) : own;
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
     return comm.reduce_scatter_async(in, sum, task->op().op, counts, task->call());
   });
   task_.then(cross(), [=, task = &task_](Communicator& comm) {
     return comm.all_reduce_async(sum, sum, task->op().op, task->call());
   });
   then_narrow(sum, own);
-  task_.then(inner(),
+  task_.then(local(),
              [=, task = &task_](Communicator& comm) { return comm.all_gather_async(own, out, counts, task->call()); });
 }
 
-void Steps::reduce() {
+void CollectiveSteps::reduce() {
   const auto root = static_cast<size_t>(op_.root);
   const int root_host = topology_.host[root];
-  const int root_place = topology_.place[root];
-  const int gate = topology_.is_uniform() ? root_place : 0;
-  const bool is_gate = levels_.place() == gate;
+  const int root_local_rank = topology_.local_rank[root];
+  const int gate = topology_.is_uniform() ? root_local_rank : 0;
+  const bool is_gate = levels_.local_rank() == gate;
   const bool is_root = levels_.rank == op_.root;
   const bool at_root = levels_.host() == root_host;
   const ConstBuffer in = summands();
   const Buffer sum = !is_gate ? Buffer{} : is_root && !wide_ ? op_.out : sums(in.count);
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
     return comm.reduce_async(in, sum, task->op().op, gate, task->call());
   });
   if (is_gate) {
@@ -152,26 +152,26 @@ void Steps::reduce() {
     result = is_root ? op_.out : Buffer{task_.scratch(in.count * elem_), in.count, op_.dtype, {}};
     then_narrow(sum, result);
   }
-  if (gate == root_place) return;
-  std::vector<int64_t> counts(levels_.mates().size());
-  counts[static_cast<size_t>(root_place)] = in.count;
+  if (gate == root_local_rank) return;
+  std::vector<int64_t> counts(levels_.local_ranks().size());
+  counts[static_cast<size_t>(root_local_rank)] = in.count;
   result.dtype = op_.dtype;
-  hand_out(result, gate, std::move(counts), is_root ? op_.out : Buffer{nullptr, 0, op_.dtype, {}});
+  scatter_locally(result, gate, std::move(counts), is_root ? op_.out : Buffer{nullptr, 0, op_.dtype, {}});
 }
 
-void Steps::broadcast() {
+void CollectiveSteps::broadcast() {
   const auto root = static_cast<size_t>(op_.root);
   const int root_host = topology_.host[root];
-  const int root_place = topology_.place[root];
-  const int gate = topology_.is_uniform() ? root_place : 0;
+  const int root_local_rank = topology_.local_rank[root];
+  const int gate = topology_.is_uniform() ? root_local_rank : 0;
   const bool at_root = levels_.host() == root_host;
   const Buffer buffer = op_.out;
   const auto in_host = [&](int from) {
-    task_.then(inner(),
+    task_.then(local(),
                [=, task = &task_](Communicator& comm) { return comm.broadcast_async(buffer, from, task->call()); });
   };
-  if (at_root) in_host(root_place);
-  if (levels_.place() == gate) {
+  if (at_root) in_host(root_local_rank);
+  if (levels_.local_rank() == gate) {
     task_.then(cross(), [=, task = &task_](Communicator& comm) {
       return comm.broadcast_async(buffer, root_host, task->call());
     });
@@ -179,44 +179,44 @@ void Steps::broadcast() {
   if (!at_root) in_host(gate);
 }
 
-void Steps::all_gather() {
-  if (topology_.is_uniform()) return all_gather_by_levels();
+void CollectiveSteps::all_gather() {
+  if (topology_.is_uniform()) return all_gather_by_cross();
   all_gather_by_leaders();
 }
 
-void Steps::all_gather_by_levels() {
-  const std::vector<int64_t> level_counts = counts_of(op_.recv_counts, topology_.level(levels_.place()));
-  const std::vector<int64_t> place_counts = sums_by_place(op_.recv_counts);
+void CollectiveSteps::all_gather_by_cross() {
+  const std::vector<int64_t> cross_counts = counts_of(op_.recv_counts, topology_.cross_ranks(levels_.local_rank()));
+  const std::vector<int64_t> local_rank_counts = sums_by_local_rank(op_.recv_counts);
   const Buffer whole{task_.scratch(op_.out.count * elem_), op_.out.count, op_.dtype, {}};
-  const Buffer own = part(whole, begins_of(place_counts)[place()], place_counts[place()]);
+  const Buffer own = part(whole, begins_of(local_rank_counts)[local_rank()], local_rank_counts[local_rank()]);
   task_.then(cross(), [=, task = &task_](Communicator& comm) {
-    return comm.all_gather_async(task->op().in, own, level_counts, task->call());
+    return comm.all_gather_async(task->op().in, own, cross_counts, task->call());
   });
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
-    return comm.all_gather_async(own, whole, place_counts, task->call());
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
+    return comm.all_gather_async(own, whole, local_rank_counts, task->call());
   });
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
-    unpack(static_cast<const std::byte*>(whole.data), op.recv_counts, task->levels().topology.by_place(),
+    unpack(static_cast<const std::byte*>(whole.data), op.recv_counts, task->levels().topology.by_local_rank(),
            size_bytes(op.dtype), static_cast<std::byte*>(op.out.data));
   });
 }
 
-void Steps::all_gather_by_leaders() {
-  const std::vector<int64_t> mate_counts = counts_of(op_.recv_counts, levels_.mates());
+void CollectiveSteps::all_gather_by_leaders() {
+  const std::vector<int64_t> local_counts = counts_of(op_.recv_counts, levels_.local_ranks());
   const std::vector<int64_t> host_counts = sums_by_host(op_.recv_counts);
   const bool in_order = topology_.is_contiguous();
   const Buffer whole = in_order ? op_.out : Buffer{task_.scratch(op_.out.count * elem_), op_.out.count, op_.dtype, {}};
   const Buffer block = part(whole, begins_of(host_counts)[host()], host_counts[host()]);
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
-    return comm.all_gather_async(task->op().in, block, mate_counts, task->call());
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
+    return comm.all_gather_async(task->op().in, block, local_counts, task->call());
   });
   if (levels_.is_leader()) {
     task_.then(cross(), [=, task = &task_](Communicator& comm) {
       return comm.all_gather_async(block, whole, host_counts, task->call());
     });
   }
-  task_.then(inner(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(whole, 0, task->call()); });
+  task_.then(local(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(whole, 0, task->call()); });
   if (in_order) return;
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
@@ -225,36 +225,36 @@ void Steps::all_gather_by_leaders() {
   });
 }
 
-void Steps::reduce_scatter() {
-  if (topology_.is_uniform()) return reduce_scatter_by_levels();
+void CollectiveSteps::reduce_scatter() {
+  if (topology_.is_uniform()) return reduce_scatter_by_cross();
   reduce_scatter_by_leaders();
 }
 
-void Steps::reduce_scatter_by_levels() {
-  const std::vector<int64_t> level_counts = counts_of(op_.send_counts, topology_.level(levels_.place()));
-  const std::vector<int64_t> place_counts = sums_by_place(op_.send_counts);
+void CollectiveSteps::reduce_scatter_by_cross() {
+  const std::vector<int64_t> cross_counts = counts_of(op_.send_counts, topology_.cross_ranks(levels_.local_rank()));
+  const std::vector<int64_t> local_rank_counts = sums_by_local_rank(op_.send_counts);
   const ConstBuffer in = summands();
-  const Buffer whole = sums(in.count);  // parts of one level together
-  const Buffer own = part(whole, begins_of(place_counts)[place()], place_counts[place()]);
+  const Buffer whole = sums(in.count);  // ordered by local rank
+  const Buffer own = part(whole, begins_of(local_rank_counts)[local_rank()], local_rank_counts[local_rank()]);
   const Buffer out = wide_ ? sums(op_.out.count) : op_.out;
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
-    pack(static_cast<const std::byte*>(in.data), task->op().send_counts, task->levels().topology.by_place(),
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
+    pack(static_cast<const std::byte*>(in.data), task->op().send_counts, task->levels().topology.by_local_rank(),
          size_bytes(in.dtype), static_cast<std::byte*>(whole.data));
-    return comm.reduce_scatter_async(whole, own, task->op().op, place_counts, task->call());
+    return comm.reduce_scatter_async(whole, own, task->op().op, local_rank_counts, task->call());
   });
   task_.then(cross(), [=, task = &task_](Communicator& comm) {
-    return comm.reduce_scatter_async(own, out, task->op().op, level_counts, task->call());
+    return comm.reduce_scatter_async(own, out, task->op().op, cross_counts, task->call());
   });
   then_narrow(out, op_.out);
 }
 
-void Steps::reduce_scatter_by_leaders() {
+void CollectiveSteps::reduce_scatter_by_leaders() {
   const std::vector<int64_t> host_counts = sums_by_host(op_.send_counts);
   const bool in_order = topology_.is_contiguous();
   const ConstBuffer in = summands();
   const Buffer whole = in_order ? Buffer{} : sums(in.count);
   const Buffer sum = levels_.is_leader() ? sums(in.count) : Buffer{};
-  task_.then(inner(), [=, task = &task_](Communicator& comm) {
+  task_.then(local(), [=, task = &task_](Communicator& comm) {
     if (!in_order) {
       pack(static_cast<const std::byte*>(in.data), task->op().send_counts, task->levels().topology.by_host(),
            size_bytes(in.dtype), static_cast<std::byte*>(whole.data));
@@ -269,22 +269,22 @@ void Steps::reduce_scatter_by_leaders() {
     });
   }
   const Buffer out = wide_ ? sums(op_.out.count) : op_.out;
-  hand_out(block, 0, counts_of(op_.send_counts, levels_.mates()), out);
+  scatter_locally(block, 0, counts_of(op_.send_counts, levels_.local_ranks()), out);
   then_narrow(out, op_.out);
 }
 
-void Steps::hand_out(const Buffer& from, int giver, std::vector<int64_t> counts, const Buffer& out) {
+void CollectiveSteps::scatter_locally(const Buffer& from, int giver, std::vector<int64_t> counts, const Buffer& out) {
   std::vector<int64_t> received(counts.size());
   received[static_cast<size_t>(giver)] = out.count;
-  const bool gives = levels_.place() == giver;
+  const bool gives = levels_.local_rank() == giver;
   if (!gives) std::ranges::fill(counts, 0);
-  task_.then(inner(), [=, task = &task_, sent = std::move(counts)](Communicator& comm) {
+  task_.then(local(), [=, task = &task_, sent = std::move(counts)](Communicator& comm) {
     const ConstBuffer given = gives ? ConstBuffer(from) : ConstBuffer(nullptr, 0, out.dtype);
     return comm.all_to_all_async(given, out, sent, received, task->call());
   });
 }
 
-void Steps::all_to_all() {
+void CollectiveSteps::all_to_all() {
   std::vector<int> away;
   for (int rank = 0; rank < topology_.size(); ++rank) {
     if (topology_.host[static_cast<size_t>(rank)] != levels_.host()) away.push_back(rank);
@@ -302,10 +302,10 @@ void Steps::all_to_all() {
     result.out = {task_.scratch(num_received * elem_), num_received, op_.dtype, {}};
     return result;
   };
-  const Exchange near = exchange(levels_.mates());
+  const Exchange near = exchange(levels_.local_ranks());
   const Exchange far = exchange(away);
   const auto remote = std::make_shared<Work>();
-  task_.then(inner(), [=, task = &task_, all = levels_.everyone.get()](Communicator& comm) {
+  task_.then(local(), [=, task = &task_, all = levels_.global.get()](Communicator& comm) {
     const Operation& op = task->op();
     const auto* in = static_cast<const std::byte*>(op.in.data);
     for (const Exchange* each : {&near, &far}) {
@@ -313,12 +313,12 @@ void Steps::all_to_all() {
     }
     std::vector<int64_t> sent = op.send_counts;
     std::vector<int64_t> received = op.recv_counts;
-    for (const int mate : near.ranks) sent[static_cast<size_t>(mate)] = received[static_cast<size_t>(mate)] = 0;
+    for (const int peer : near.ranks) sent[static_cast<size_t>(peer)] = received[static_cast<size_t>(peer)] = 0;
     *remote = all->all_to_all_async(far.in, far.out, sent, received, task->call());
     task->also(*remote);
     return comm.all_to_all_async(near.in, near.out, near.sent, near.received, task->call());
   });
-  task_.then(levels_.everyone.get(), [remote](Communicator&) { return *remote; });
+  task_.then(levels_.global.get(), [remote](Communicator&) { return *remote; });
   task_.then_here([=, task = &task_] {
     const Operation& op = task->op();
     for (const Exchange* each : {&near, &far}) {
@@ -328,18 +328,18 @@ void Steps::all_to_all() {
   });
 }
 
-void Steps::barrier() {
-  task_.then(inner(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
+void CollectiveSteps::barrier() {
+  task_.then(local(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
   if (levels_.is_leader()) {
     task_.then(cross(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
   }
-  task_.then(inner(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
+  task_.then(local(), [task = &task_](Communicator& comm) { return comm.barrier_async(task->call()); });
 }
 
 }  // namespace
 
 void add_collective(Task& task) {
-  Steps steps(task);
+  CollectiveSteps steps(task);
   switch (task.op().verb) {
     case Verb::all_reduce: return steps.all_reduce();
     case Verb::reduce: return steps.reduce();
@@ -350,38 +350,6 @@ void add_collective(Task& task) {
     case Verb::barrier: return steps.barrier();
     case Verb::send:
     case Verb::recv: return;
-  }
-}
-
-Work begin_on(Communicator& comm, Task& task, int peer) {
-  const Operation& op = task.op();
-  const Call call = task.call();
-  switch (op.verb) {
-    case Verb::all_reduce: return comm.all_reduce_async(op.in, op.out, op.op, call);
-    case Verb::reduce: return comm.reduce_async(op.in, op.out, op.op, op.root, call);
-    case Verb::broadcast: return comm.broadcast_async(op.out, op.root, call);
-    case Verb::all_gather: return comm.all_gather_async(op.in, op.out, op.recv_counts, call);
-    case Verb::reduce_scatter: return comm.reduce_scatter_async(op.in, op.out, op.op, op.send_counts, call);
-    case Verb::all_to_all: return comm.all_to_all_async(op.in, op.out, op.send_counts, op.recv_counts, call);
-    case Verb::barrier: return comm.barrier_async(call);
-    case Verb::send: return comm.send_async(op.in, peer, call);
-    case Verb::recv: return comm.recv_async(op.out, peer, call);
-  }
-  return {};
-}
-
-void run_on(Communicator& comm, const Operation& op, int peer) {
-  const Call call(std::string_view(op.what.data()), op.where);
-  switch (op.verb) {
-    case Verb::all_reduce: return comm.all_reduce(op.in, op.out, op.op, call);
-    case Verb::reduce: return comm.reduce(op.in, op.out, op.op, op.root, call);
-    case Verb::broadcast: return comm.broadcast(op.out, op.root, call);
-    case Verb::all_gather: return comm.all_gather(op.in, op.out, op.recv_counts, call);
-    case Verb::reduce_scatter: return comm.reduce_scatter(op.in, op.out, op.op, op.send_counts, call);
-    case Verb::all_to_all: return comm.all_to_all(op.in, op.out, op.send_counts, op.recv_counts, call);
-    case Verb::barrier: return comm.barrier(call);
-    case Verb::send: return comm.send(op.in, peer, call);
-    case Verb::recv: return comm.recv(op.out, peer, call);
   }
 }
 

@@ -4,17 +4,12 @@
 
 namespace caravan::hierarchical {
 
-/// From here on an all_reduce takes all ranks of a host to the other hosts, not the leaders alone: two more
-/// rendezvous of all ranks cost less than one rank that moves everything.
-inline constexpr int64_t kLevelBytes = 64 << 10;
+/// From this size on, all ranks of a host take part in the exchange between hosts of an all_reduce, not only the
+/// leaders: two more steps on each host cost less than one rank that moves everything.
+inline constexpr int64_t kCrossBytes = 64 << 10;
 
-/// Appends the steps of a collective over two levels; see make_hierarchical_world for what they are. The calls of the
-/// ranks fit each other by then. A barrier needs them only where calls are not compared.
+/// Appends the steps of a collective over two levels, which make_hierarchical_world describes. The ranks' calls have
+/// been compared before. A barrier needs these steps only if they are not compared.
 void add_collective(Task& task);
-
-/// Begins the operation on `comm`, which does it alone; `peer` is the rank there of the peer of send and recv.
-Work begin_on(Communicator& comm, Task& task, int peer);
-/// The same, blocking.
-void run_on(Communicator& comm, const Operation& operation, int peer);
 
 }  // namespace caravan::hierarchical

@@ -1,16 +1,13 @@
 #include "caravan/comm/hierarchical/hierarchical_communicator.h"
 
 #include <algorithm>
-#include <numeric>
-#include <sched.h>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/call_errors.h"
 #include "caravan/comm/hierarchical/collectives.h"
-#include "caravan/comm/shared/relax.h"
+#include "caravan/comm/operations.h"
 #include "caravan/comm/shared/shared_communicator.h"
 
 namespace caravan::hierarchical {
@@ -19,50 +16,43 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kSpins = 200;
-constexpr int kYields = 32;
-constexpr milliseconds kNapAlone{50};  // one level wakes a rank that sleeps on it, another does not
+constexpr milliseconds kNapAlone{50};  // progress in the level that a rank sleeps in wakes it, in another it does not
 
 }  // namespace
 
-std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<Member> member, Levels levels) {
-  GroupSeat seat{levels.rank, levels.topology.size(), "world", {}};
-  seat.world_ranks.resize(static_cast<size_t>(seat.size));
-  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  // What this rank was doing can be read by its host's ranks, whatever becomes of it.
-  Lineage lineage{0, dynamic_cast<shared::SharedCommunicator&>(*levels.inner).make_shared_recorder()};
-  return std::make_shared<HierarchicalCommunicator>(std::move(member), std::move(levels), std::move(seat),
+std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<Engine> member, Levels levels) {
+  GroupInfo group = GroupInfo::of_world(levels.rank, levels.topology.size());
+  // The ranks of its host can read what this rank was doing, even if it dies.
+  Lineage lineage{0, dynamic_cast<shared::SharedCommunicator&>(*levels.local).make_shared_recorder()};
+  return std::make_shared<HierarchicalCommunicator>(std::move(member), std::move(levels), std::move(group),
                                                     std::move(lineage));
 }
 
-HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Member> member, Levels levels, GroupSeat seat,
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Engine> member, Levels levels, GroupInfo group,
                                                    Lineage lineage)
-    : Communicator(seat.rank, seat.size, seat.name, lineage),
-      member_(std::move(member)),
+    : BackendCommunicator(group, lineage),
+      engine_(std::move(member)),
       levels_(std::move(levels)),
-      seat_(std::move(seat)),
+      group_(std::move(group)),
       scope_(fmt::format("{:x}", lineage.identity)),
-      exceptions_at_birth_(std::uncaught_exceptions()),
-      calls_made_(seat_.size) {
-  member_->add(*this);
+      counts_(group_.size) {
+  engine_->add(*this);
 }
 
 HierarchicalCommunicator::~HierarchicalCommunicator() {
-  if (std::uncaught_exceptions() > exceptions_at_birth_) {
-    // Peers may be waiting for what this rank will never call.
-    if (outstanding() > 0) {
-      const std::string text =
-          fmt::format("rank {} left: \"{}\" was destroyed there while an exception passed", rank(), name());
-      member_->board().publish_failure(scope_, text);
-      fail(std::make_exception_ptr(CommError({.op = "communicator", .subject = name(), .fact = text})));
-    }
-  } else {
-    complete_all();
+  shut_down();
+  if (size() > 1 && !engine_->has_failed()) {
+    engine_->notices().publish_departure(scope_, group_, is_dead() ? nullptr : &counts_);
   }
-  if (size() > 1 && error_ == nullptr) member_->board().publish_leave(scope_, rank(), calls_made_.text());
-  member_->remove(*this);
+  engine_->remove(*this);
 }
 
-void HierarchicalCommunicator::complete_all() noexcept {
+void HierarchicalCommunicator::abandon(const std::exception_ptr& error, const std::string& reason) noexcept {
+  engine_->notices().publish_failure(scope_, reason);
+  end(error);
+}
+
+void HierarchicalCommunicator::complete_outstanding() noexcept {
   while (const Task* task = first()) {
     const std::shared_ptr<Operation> operation = task->operation();
     try {
@@ -73,32 +63,28 @@ void HierarchicalCommunicator::complete_all() noexcept {
 }
 
 const FlightLog* HierarchicalCommunicator::flight_of(int rank) const noexcept {
-  return levels_.is_mate(rank) ? levels_.inner->flight_of(levels_.topology.place[static_cast<size_t>(rank)]) : nullptr;
+  return levels_.is_local(rank) ? levels_.local->flight_of(levels_.topology.local_rank[static_cast<size_t>(rank)])
+                                : nullptr;
 }
 
 bool HierarchicalCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
-  if (levels_.everyone == nullptr) return false;
-  const bool taken = levels_.everyone->select(table);
+  if (levels_.global == nullptr) return false;
+  const bool taken = levels_.global->select(table);
   return levels_.cross->select(std::move(table)) && taken;
 }
 
 std::shared_ptr<void> HierarchicalCommunicator::allocate_shared(size_t bytes) {
-  // On one host it is one for all; between hosts each has its own, as of any memory.
-  return levels_.topology.has_one_host() ? levels_.inner->allocate_shared(bytes) : allocate(bytes);
+  // One buffer for all ranks of one host; on several hosts each rank has its own.
+  return levels_.topology.has_one_host() ? levels_.local->allocate_shared(bytes) : allocate(bytes);
 }
 
 void HierarchicalCommunicator::progress() {
-  member_->progress();
-  member_->look();
+  engine_->progress();
+  engine_->check_store();
 }
 
-void HierarchicalCommunicator::abort(std::string_view reason) noexcept {
-  std::string text(reason);
-  try {
-    text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
-  } catch (const std::exception&) {  // no memory for more
-  }
-  member_->close(member_->board().publish_failure(messages::Member::kWorld, text));
+void HierarchicalCommunicator::end_world(std::string_view fact) noexcept {
+  engine_->close(engine_->notices().publish_failure(messages::Notices::kWorld, std::string(fact)));
 }
 
 const Task* HierarchicalCommunicator::first() const noexcept {
@@ -110,14 +96,14 @@ Communicator& HierarchicalCommunicator::carrier_of(const Operation& operation, i
   peer = operation.peer;
   if (peer < 0) return *levels_.direct();
   const auto at = static_cast<size_t>(peer);
-  if (levels_.topology.host[at] != levels_.host()) return *levels_.everyone;
-  peer = levels_.topology.place[at];
-  return *levels_.inner;
+  if (levels_.topology.host[at] != levels_.host()) return *levels_.global;
+  peer = levels_.topology.local_rank[at];
+  return *levels_.local;
 }
 
 std::shared_ptr<Check> HierarchicalCommunicator::add_check(Task& task) {
   auto check = std::make_shared<Check>(task, [this](int rank, const Descriptor& call) {
-    member_->last_calls().note(seat_.world_ranks[static_cast<size_t>(rank)], call, name());
+    engine_->last_calls().note(group_.world_ranks[static_cast<size_t>(rank)], call, name());
   });
   check->add_steps();
   task.own(check);
@@ -130,23 +116,24 @@ void HierarchicalCommunicator::enqueue(const std::shared_ptr<Task>& task, bool i
     try {
       if (task->advance()) ++num_moves_;
     } catch (...) {
-      fail(error_of(task->descriptor(), std::current_exception()));
+      end(error_of(task->descriptor(), std::current_exception()));
     }
   }
-  member_->progress();
+  engine_->progress();
 }
 
 void HierarchicalCommunicator::start(const std::shared_ptr<Operation>& operation) {
-  if (error_ != nullptr) std::rethrow_exception(error_);
-  calls_made_.count(*operation);
-  const auto task = std::make_shared<Task>(levels_, seat_, operation, describe(*operation));
+  throw_if_dead();
+  counts_.count(*operation);
+  const auto task = std::make_shared<Task>(levels_, group_, operation, describe(*operation));
   const bool is_direct = operation->peer >= 0 || levels_.direct() != nullptr;
   if (is_direct) {
     int peer = 0;
     Communicator& carrier = carrier_of(*operation, peer);
-    task->then(&carrier, [raw = task.get(), peer](Communicator& level) { return begin_on(level, *raw, peer); });
+    task->then(&carrier,
+               [raw = task.get(), peer](Communicator& level) { return level.issue(same_call(raw->op(), peer)); });
   } else {
-    const bool checked = member_->options().check;
+    const bool checked = engine_->options().check;
     if (checked) add_check(*task);
     if (operation->verb != Verb::barrier || !checked) add_collective(*task);
   }
@@ -154,17 +141,17 @@ void HierarchicalCommunicator::start(const std::shared_ptr<Operation>& operation
 }
 
 void HierarchicalCommunicator::execute(Operation& operation) {
-  if (levels_.direct() == nullptr || member_->outstanding() > 0) return Communicator::execute(operation);
-  if (error_ != nullptr) std::rethrow_exception(error_);
-  calls_made_.count(operation);
+  if (levels_.direct() == nullptr || engine_->outstanding() > 0) return Communicator::execute(operation);
+  throw_if_dead();
+  counts_.count(operation);
   try {
     int peer = 0;
     Communicator& carrier = carrier_of(operation, peer);
-    run_on(carrier, operation, peer);
+    carrier.run(same_call(operation, peer));
     operation.set_complete();
   } catch (...) {
-    fail(error_of(describe(operation), std::current_exception()));
-    std::rethrow_exception(error_);
+    end(error_of(describe(operation), std::current_exception()));
+    throw_if_dead();
   }
 }
 
@@ -184,7 +171,7 @@ bool HierarchicalCommunicator::advance_collectives() {
     collectives_.pop_front();
     task->operation()->set_complete();
   } catch (...) {
-    fail(error_of(task->descriptor(), std::current_exception()));
+    end(error_of(task->descriptor(), std::current_exception()));
   }
   return true;
 }
@@ -204,7 +191,7 @@ bool HierarchicalCommunicator::advance_direct() {
       direct_.erase(direct_.begin() + static_cast<std::ptrdiff_t>(i));
       task->operation()->set_complete();
     } catch (...) {
-      fail(error_of(task->descriptor(), std::current_exception()));
+      end(error_of(task->descriptor(), std::current_exception()));
       return true;
     }
   }
@@ -218,34 +205,22 @@ Task& HierarchicalCommunicator::task_of(const Operation& operation) const {
 }
 
 void HierarchicalCommunicator::finish(Operation& operation) {
-  const milliseconds timeout = member_->options().timeout;
-  Clock::time_point since = Clock::now();
-  uint64_t moves = num_moves_;
-  int idle = 0;
+  const milliseconds timeout = engine_->options().timeout;
+  StallTimer stall(num_moves_);
+  Backoff backoff(kSpins);
   while (!operation.complete) {
-    if (member_->progress()) {
-      idle = 0;
+    if (engine_->progress()) {
+      backoff.reset();
       continue;
     }
-    if (++idle < kSpins) {
-      shared::relax();
-      continue;
-    }
-    if (idle < kSpins + kYields) {
-      sched_yield();
-      continue;
-    }
-    task_of(operation).pause(std::min(timeout, member_->outstanding() > 1 ? Level::kNap : kNapAlone));
+    if (!backoff.should_sleep()) continue;
+    task_of(operation).pause(std::min(timeout, engine_->outstanding() > 1 ? Level::kNap : kNapAlone));
     const Clock::time_point now = Clock::now();
-    if (moves != num_moves_) {
-      moves = num_moves_;
-      since = now;
-      num_silent_ = 0;
-    }
-    member_->look();
-    if (operation.complete || now - since < timeout) continue;
+    if (stall.restart_if_moved(num_moves_, now)) num_silent_timeouts_ = 0;
+    engine_->check_store();
+    if (operation.complete || now - stall.since() < timeout) continue;
     time_out(operation);
-    since = Clock::now();
+    stall.restart();
   }
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }

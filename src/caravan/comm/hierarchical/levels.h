@@ -8,31 +8,31 @@
 
 namespace caravan::hierarchical {
 
-/// The communicators that one of two levels is made of.
+/// The communicators that a hierarchical one is built from.
 struct Levels {
   Topology topology;
   int rank = 0;
-  std::shared_ptr<Communicator> inner;     ///< the ranks of this host, in the order of their places
-  std::shared_ptr<Communicator> everyone;  ///< all ranks, over messages; null on one host
-  std::shared_ptr<Communicator> cross;     ///< those of this rank's place, host after host; null on one host
+  std::shared_ptr<Communicator> local;   ///< the ranks of this host, over shared memory, in the order of local ranks
+  std::shared_ptr<Communicator> global;  ///< all ranks, over messages; null on one host
+  std::shared_ptr<Communicator> cross;   ///< the ranks with this local rank, over messages; null on one host
 
   int host() const { return topology.host[static_cast<size_t>(rank)]; }
-  int place() const { return topology.place[static_cast<size_t>(rank)]; }
-  const std::vector<int>& mates() const { return topology.ranks[static_cast<size_t>(host())]; }
-  bool is_leader() const { return place() == 0; }
-  /// Those that there are, each once.
+  int local_rank() const { return topology.local_rank[static_cast<size_t>(rank)]; }
+  const std::vector<int>& local_ranks() const { return topology.ranks[static_cast<size_t>(host())]; }
+  bool is_leader() const { return local_rank() == 0; }
+  bool is_local(int other) const { return topology.host[static_cast<size_t>(other)] == host(); }
+  /// The communicators that exist, without duplicates.
   std::vector<Level*> all() const {
     std::vector<Level*> levels;
-    for (const auto& each : {inner, cross, everyone == cross ? nullptr : everyone}) {
+    for (const auto& each : {local, cross, global == cross ? nullptr : global}) {
       if (each != nullptr) levels.push_back(&dynamic_cast<Level&>(*each));
     }
     return levels;
   }
-  bool is_mate(int other) const { return topology.host[static_cast<size_t>(other)] == host(); }
-  /// The one that alone does what there is to do; null if it takes both levels.
+  /// The communicator that can execute every operation by itself; null if two levels are needed.
   Communicator* direct() const {
-    if (topology.has_one_host()) return inner.get();
-    return topology.has_single_ranks() ? everyone.get() : nullptr;
+    if (topology.has_one_host()) return local.get();
+    return topology.has_single_ranks() ? global.get() : nullptr;
   }
 };
 

@@ -42,13 +42,13 @@ std::vector<int64_t> counts_of(std::span<const int64_t> counts, std::span<const 
 void pack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
           std::byte* out) {
   for_each_part(counts, ranks, elem_bytes,
-                [&](int64_t packed, int64_t place, size_t bytes) { std::memcpy(out + packed, in + place, bytes); });
+                [&](int64_t packed, int64_t begin, size_t bytes) { std::memcpy(out + packed, in + begin, bytes); });
 }
 
 void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
             std::byte* out) {
   for_each_part(counts, ranks, elem_bytes,
-                [&](int64_t packed, int64_t place, size_t bytes) { std::memcpy(out + place, in + packed, bytes); });
+                [&](int64_t packed, int64_t begin, size_t bytes) { std::memcpy(out + begin, in + packed, bytes); });
 }
 
 }  // namespace caravan::hierarchical

@@ -7,7 +7,7 @@
 
 namespace caravan::hierarchical {
 
-/// Where the parts of `counts` begin, and the end of the last.
+/// The begin of each part, and the end of the last.
 std::vector<int64_t> begins_of(std::span<const int64_t> counts);
 int64_t sum_of(std::span<const int64_t> counts);
 /// `count` in `n` nearly equal parts.
@@ -15,8 +15,8 @@ std::vector<int64_t> equal_parts(int64_t count, int64_t n);
 /// counts[ranks[0]], counts[ranks[1]], ..
 std::vector<int64_t> counts_of(std::span<const int64_t> counts, std::span<const int> ranks);
 
-/// Copies the parts of `ranks` from `in`, which has the parts of all ranks in rank order, to `out` one after the other;
-/// and back. `counts` are of all ranks, in elements.
+/// pack copies the parts of `ranks` from `in`, which has the parts of all ranks in rank order, to `out`, in the order
+/// of `ranks`; unpack copies them back. `counts` has the elements of all ranks.
 void pack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,
           std::byte* out);
 void unpack(const std::byte* in, std::span<const int64_t> counts, std::span<const int> ranks, int64_t elem_bytes,

@@ -3,7 +3,7 @@
 namespace caravan::hierarchical {
 
 void Task::then_here(std::function<void()> work) {
-  then(levels_.inner.get(), [work = std::move(work)](Communicator&) {
+  then(levels_.local.get(), [work = std::move(work)](Communicator&) {
     work();
     return Work{};
   });
@@ -19,7 +19,7 @@ bool Task::advance() {
   while (!finished_ && !failed_) {
     if (!pending_.done()) return moved;
     failed_ = true;
-    pending_.wait();  // throws what it ended with
+    pending_.wait();  // throws its error
     pending_ = {};
     moved = true;
     if (steps_.empty()) {
@@ -38,7 +38,7 @@ bool Task::advance() {
 void Task::settle() noexcept {
   try {
     advance();
-  } catch (...) {  // what ends its communicator, too
+  } catch (...) {  // the error that ends its communicator, too
   }
 }
 
@@ -59,7 +59,7 @@ void Task::drain() noexcept {
   for (Work& work : others_) {
     try {
       work.wait();
-    } catch (...) {  // told already
+    } catch (...) {  // known already
     }
   }
 }

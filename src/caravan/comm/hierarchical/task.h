@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "caravan/comm/descriptor.h"
-#include "caravan/comm/group_seat.h"
+#include "caravan/comm/group_info.h"
 #include "caravan/comm/hierarchical/levels.h"
 
 namespace caravan::hierarchical {
 
-/// Thrown by the step that finds that the ranks' calls differ; the same on every rank.
+/// Thrown on every rank by the step that finds that the ranks' calls differ.
 struct CallsDiffer {
   std::exception_ptr error;
 };
 
-/// An operation as steps, each of which begins one operation of a level or none.
+/// An operation as a list of steps. Each step begins an operation of a level, or works on its own.
 class Task {
  public:
   struct Step {
@@ -27,9 +27,9 @@ class Task {
     std::function<Work(Communicator& level)> begin;
   };
 
-  /// `descriptor` is what errors say of it.
-  Task(const Levels& levels, const GroupSeat& seat, std::shared_ptr<Operation> operation, const Descriptor& descriptor)
-      : levels_(levels), seat_(seat), operation_(std::move(operation)), descriptor_(descriptor) {}
+  /// `descriptor` is for its errors.
+  Task(const Levels& levels, const GroupInfo& group, std::shared_ptr<Operation> operation, const Descriptor& descriptor)
+      : levels_(levels), group_(group), operation_(std::move(operation)), descriptor_(descriptor) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
@@ -37,38 +37,38 @@ class Task {
   Operation& op() noexcept { return *operation_; }
   const Descriptor& descriptor() const noexcept { return descriptor_; }
   const Levels& levels() const noexcept { return levels_; }
-  const GroupSeat& seat() const noexcept { return seat_; }
+  const GroupInfo& group() const noexcept { return group_; }
   Call call() const { return {std::string_view(operation_->what.data()), operation_->where}; }
 
   void then(Communicator* level, std::function<Work(Communicator& level)> begin) {
     steps_.push_back({level, std::move(begin)});
   }
-  /// Work without a message, once all before is done.
+  /// Appends a step without communication.
   void then_here(std::function<void()> work);
-  /// `steps` come before those that are still to do.
+  /// Inserts `steps` before those that are left.
   void first(std::vector<Step> steps) { steps_.insert(steps_.begin(), steps.begin(), steps.end()); }
-  /// Kept as long as the task: what steps refer to.
+  /// Keeps `object`, which steps refer to, alive as long as the task.
   void own(std::shared_ptr<void> object) { owned_ = std::move(object); }
-  /// Waited for by drain(), too: begun by a step that returns another one.
+  /// drain() waits for `work`, too. For a step that begins two operations and returns the other one.
   void also(Work work) { others_.push_back(std::move(work)); }
-  /// Memory until the task ends.
+  /// Memory that lives as long as the task.
   std::byte* scratch(int64_t bytes);
 
-  /// Does what can be done now. True if anything was done. Throws CallsDiffer, and what a level throws.
+  /// Does what can be done now. Returns true if anything made progress. Throws CallsDiffer and the errors of levels.
   bool advance();
   bool finished() const noexcept { return finished_; }
-  /// As advance(); an error is told already.
+  /// As advance(), without errors: they are known already.
   void settle() noexcept;
-  /// Begun, with an operation of a level that is not complete.
+  /// Whether an operation of a level is in flight.
   bool is_pending();
-  /// Sleeps until what was begun is complete, or `at_most`.
+  /// Sleeps until the operation in flight completes, or for `at_most`.
   void pause(std::chrono::microseconds at_most);
-  /// Waits for what was begun, whose communicators have ended.
+  /// Waits for all operations in flight. Their communicators have ended.
   void drain() noexcept;
 
  private:
   const Levels& levels_;
-  const GroupSeat& seat_;
+  const GroupInfo& group_;
   std::shared_ptr<Operation> operation_;
   Descriptor descriptor_;
   std::shared_ptr<void> owned_;

@@ -5,7 +5,7 @@
 namespace caravan::hierarchical {
 
 Topology::Topology(std::span<const int> host_of) {
-  std::vector<int> numbers;  // of hosts, as given
+  std::vector<int> numbers;  // the given ones, by host
   for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {
     const int number = host_of[static_cast<size_t>(rank)];
     const auto found = std::ranges::find(numbers, number);
@@ -15,7 +15,7 @@ Topology::Topology(std::span<const int> host_of) {
       ranks.emplace_back();
     }
     host.push_back(static_cast<int>(index));
-    place.push_back(static_cast<int>(ranks[index].size()));
+    local_rank.push_back(static_cast<int>(ranks[index].size()));
     ranks[index].push_back(rank);
   }
 }
@@ -26,10 +26,12 @@ bool Topology::is_uniform() const noexcept {
 
 bool Topology::is_contiguous() const noexcept { return std::ranges::is_sorted(host); }
 
-std::vector<int> Topology::level(int wanted) const {
+std::vector<int> Topology::cross_ranks(int of_local_rank) const {
   std::vector<int> result;
   for (const std::vector<int>& of_host : ranks) {
-    if (static_cast<size_t>(wanted) < of_host.size()) result.push_back(of_host[static_cast<size_t>(wanted)]);
+    if (static_cast<size_t>(of_local_rank) < of_host.size()) {
+      result.push_back(of_host[static_cast<size_t>(of_local_rank)]);
+    }
   }
   return result;
 }
@@ -40,11 +42,11 @@ std::vector<int> Topology::by_host() const {
   return order;
 }
 
-std::vector<int> Topology::by_place() const {
+std::vector<int> Topology::by_local_rank() const {
   std::vector<int> order;
   for (int i = 0; i < static_cast<int>(ranks.front().size()); ++i) {
-    const std::vector<int> of_place = level(i);
-    order.insert(order.end(), of_place.begin(), of_place.end());
+    const std::vector<int> cross = cross_ranks(i);
+    order.insert(order.end(), cross.begin(), cross.end());
   }
   return order;
 }

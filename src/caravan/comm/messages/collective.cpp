@@ -20,7 +20,7 @@ class ExchangePort final : public algorithms::Port {
     exchange_.recv(peer, static_cast<std::byte*>(place.data), place.count * size_bytes(place.dtype));
   }
   void finish() override { exchange_.finish(); }
-  bool is_done() override { return false; }  // a lane waits
+  bool is_done() override { return false; }  // the thread waits
 
  private:
   Exchange& exchange_;
@@ -41,26 +41,26 @@ Descriptor CallSheet::descriptor() const {
   return descriptor;
 }
 
-std::vector<CallSheet> exchange_sheets(Lane& lane, const Seat& seat, CallSheet own) {
-  std::vector<CallSheet> sheets(static_cast<size_t>(seat.size), CallSheet(seat.size));
-  Exchange exchange(lane, *seat.transport, seat.world_ranks, seat.tag(Channel::collective));
-  for (int peer = 0; peer < seat.size; ++peer) {
-    if (peer == seat.rank) continue;
+std::vector<CallSheet> exchange_sheets(TaskThread& thread, const Group& group, CallSheet own) {
+  std::vector<CallSheet> sheets(static_cast<size_t>(group.size), CallSheet(group.size));
+  Exchange exchange(thread, *group.transport, group.world_ranks, group.tag(Channel::collective));
+  for (int peer = 0; peer < group.size; ++peer) {
+    if (peer == group.rank) continue;
     CallSheet& sheet = sheets[static_cast<size_t>(peer)];
     exchange.recv(peer, sheet.data(), sheet.bytes());
     exchange.send(peer, own.data(), own.bytes());
   }
   exchange.finish();
-  for (int peer = 0; peer < seat.size; ++peer) {
-    if (peer == seat.rank) continue;
+  for (int peer = 0; peer < group.size; ++peer) {
+    if (peer == group.rank) continue;
     const size_t at = static_cast<size_t>(peer);
-    seat.last_calls->note(seat.world_ranks[at], sheets[at].descriptor(), seat.name);
+    group.last_calls->note(group.world_ranks[at], sheets[at].descriptor(), group.name);
   }
-  sheets[static_cast<size_t>(seat.rank)] = std::move(own);
+  sheets[static_cast<size_t>(group.rank)] = std::move(own);
   return sheets;
 }
 
-void compare_sheets(const Seat& seat, const Descriptor& own, std::span<const CallSheet> sheets) {
+void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets) {
   std::vector<Descriptor> descriptors;
   for (const CallSheet& sheet : sheets) descriptors.push_back(sheet.descriptor());
   std::vector<CallOf> calls;
@@ -68,33 +68,33 @@ void compare_sheets(const Seat& seat, const Descriptor& own, std::span<const Cal
     calls.push_back({&descriptors[rank], sheets[rank].send_counts(), sheets[rank].recv_counts()});
   }
   const std::string text = difference(calls);
-  if (!text.empty()) std::rethrow_exception(mismatch_error(seat, own, "the ranks' calls differ: " + text));
+  if (!text.empty()) std::rethrow_exception(mismatch_error(group, own, "the ranks' calls differ: " + text));
 }
 
-Collective::Collective(const Seat& seat, std::shared_ptr<Operation> operation, const algorithms::Choice& choice)
-    : Job(std::move(operation)), seat_(seat), choice_(choice) {
+Collective::Collective(const Group& group, std::shared_ptr<Operation> operation, const algorithms::Choice& choice)
+    : Task(std::move(operation)), group_(group), choice_(choice) {
   if (operation_->verb == Verb::barrier) return;
   call_.algorithm = static_cast<uint8_t>(choice_.algorithm) + 1;
   call_.segment_bytes = static_cast<uint32_t>(choice_.segment_bytes);
 }
 
-void Collective::run(Lane& lane) {
-  // The sheets are also what a barrier is made of.
+void Collective::run(TaskThread& thread) {
+  // A barrier is nothing but the exchange of sheets.
   const bool is_barrier = operation_->verb == Verb::barrier;
-  if (seat_.check || is_barrier) check(lane);
+  if (group_.check || is_barrier) check(thread);
   if (is_barrier) return;
-  algorithms::Run run(algorithms::make_schedule(choice_, *operation_, seat_.rank, seat_.size), *operation_, seat_.rank,
-                      seat_.size, true);
-  Exchange exchange(lane, *seat_.transport, seat_.world_ranks, seat_.tag(Channel::collective));
+  algorithms::Run run(algorithms::make_plan(choice_, *operation_, group_.rank, group_.size), *operation_, group_.rank,
+                      group_.size, true);
+  Exchange exchange(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::collective));
   ExchangePort port(exchange);
   run.finish(port);
 }
 
-void Collective::check(Lane& lane) {
-  CallSheet own(seat_.size);
+void Collective::check(TaskThread& thread) {
+  CallSheet own(group_.size);
   own.write(call(), operation_->send_counts, operation_->recv_counts);
-  const std::vector<CallSheet> sheets = exchange_sheets(lane, seat_, std::move(own));
-  if (seat_.check) compare_sheets(seat_, call(), sheets);
+  const std::vector<CallSheet> sheets = exchange_sheets(thread, group_, std::move(own));
+  if (group_.check) compare_sheets(group_, call(), sheets);
 }
 
 }  // namespace caravan::messages

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/algorithms/selection.h"
 #include "caravan/comm/messages/exchange.h"
-#include "caravan/comm/messages/seat.h"
+#include "caravan/comm/messages/group.h"
+#include "caravan/comm/selection.h"
 
 namespace caravan::messages {
 
-/// What every rank shows every other one before a checked call: its descriptor and its complete counts.
+/// What every rank sends every other one before a call that is checked: its descriptor and its complete counts.
 class CallSheet {
  public:
   explicit CallSheet(int size) : size_(static_cast<size_t>(size)), words_(kHead + 2 * size_) {}
@@ -30,22 +30,22 @@ class CallSheet {
   std::vector<int64_t> words_;
 };
 
-/// The sheets of all ranks, this one's own included, in rank order.
-std::vector<CallSheet> exchange_sheets(Lane& lane, const Seat& seat, CallSheet own);
+/// The sheets of all ranks including `own`, in rank order.
+std::vector<CallSheet> exchange_sheets(TaskThread& thread, const Group& group, CallSheet own);
 
-/// Throws the mismatch error that names both sides if the ranks' calls do not fit.
-void compare_sheets(const Seat& seat, const Descriptor& own, std::span<const CallSheet> sheets);
+/// Throws the mismatch error, which names both sides, if the ranks' calls differ.
+void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets);
 
-/// A collective: the schedule of the algorithm chosen, its messages on this lane.
-class Collective final : public Job {
+/// A collective: runs the plan of the chosen algorithm.
+class Collective final : public Task {
  public:
-  Collective(const Seat& seat, std::shared_ptr<Operation> operation, const algorithms::Choice& choice);
-  void run(Lane& lane) override;
+  Collective(const Group& group, std::shared_ptr<Operation> operation, const algorithms::Choice& choice);
+  void run(TaskThread& thread) override;
 
  private:
-  void check(Lane& lane);
+  void check(TaskThread& thread);
 
-  const Seat& seat_;
+  const Group& group_;
   algorithms::Choice choice_;
 };
 

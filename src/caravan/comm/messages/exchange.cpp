@@ -5,31 +5,29 @@
 
 namespace caravan::messages {
 
-void Exchange::send(int peer, const std::byte* data, int64_t bytes, int tag) {
+template <class Post>
+void Exchange::post(int peer, int64_t bytes, const Post& post) {
   if (bytes == 0) return;
   try {
-    const int world_rank = world_ranks_[static_cast<size_t>(peer)];
-    posted_.push_back({peer, transport_.send(data, static_cast<size_t>(bytes), world_rank, tag)});
+    posted_.push_back({peer, post(static_cast<size_t>(bytes), world_ranks_[static_cast<size_t>(peer)])});
   } catch (const std::exception& exception) {
     throw PeerLost{peer, exception.what()};
   }
 }
 
+void Exchange::send(int peer, const std::byte* data, int64_t bytes, int tag) {
+  post(peer, bytes, [&](size_t size, int world_rank) { return transport_.send(data, size, world_rank, tag); });
+}
+
 void Exchange::recv(int peer, std::byte* data, int64_t bytes, int tag) {
-  if (bytes == 0) return;
-  try {
-    const int world_rank = world_ranks_[static_cast<size_t>(peer)];
-    posted_.push_back({peer, transport_.recv(data, static_cast<size_t>(bytes), world_rank, tag)});
-  } catch (const std::exception& exception) {
-    throw PeerLost{peer, exception.what()};
-  }
+  post(peer, bytes, [&](size_t size, int world_rank) { return transport_.recv(data, size, world_rank, tag); });
 }
 
 void Exchange::finish() {
   std::vector<int> missing;
   for (const Posted& posted : posted_) {
     try {
-      if (lane_.await(*posted.transfer)) continue;
+      if (thread_.await(*posted.transfer)) continue;
     } catch (const std::exception& exception) {
       throw PeerLost{posted.peer, exception.what()};
     }

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/messages/lane.h"
+#include "caravan/comm/messages/task_thread.h"
 #include "caravan/comm/messages/transport.h"
 
 namespace caravan::messages {
 
-/// Why a job ended badly, as far as the lane knows; the communicator makes the error of it.
+/// Why a task failed, as far as its thread knows. The communicator makes the error of it.
 struct PeerLost {
   int peer;
   std::string fact;
@@ -20,18 +20,18 @@ struct PeersMissing {
   std::vector<int> peers;
 };
 
-/// Transfers that are on their way together. Declare their buffers before it: until it is gone, a late message may
-/// write there.
+/// Transfers that are in flight together. Declare their buffers before it: a late message may write to them until it is
+/// destroyed.
 class Exchange {
  public:
-  Exchange(Lane& lane, Transport& transport, const std::vector<int>& world_ranks, int tag)
-      : lane_(lane), transport_(transport), world_ranks_(world_ranks), tag_(tag) {}
+  Exchange(TaskThread& thread, Transport& transport, const std::vector<int>& world_ranks, int tag)
+      : thread_(thread), transport_(transport), world_ranks_(world_ranks), tag_(tag) {}
 
   void send(int peer, const std::byte* data, int64_t bytes) { send(peer, data, bytes, tag_); }
   void recv(int peer, std::byte* data, int64_t bytes) { recv(peer, data, bytes, tag_); }
   void send(int peer, const std::byte* data, int64_t bytes, int tag);
   void recv(int peer, std::byte* data, int64_t bytes, int tag);
-  /// Waits for all. Throws PeerLost or PeersMissing.
+  /// Waits for all of them. Throws PeerLost or PeersMissing.
   void finish();
 
  private:
@@ -39,8 +39,10 @@ class Exchange {
     int peer;
     std::unique_ptr<Transfer> transfer;
   };
+  template <class Post>
+  void post(int peer, int64_t bytes, const Post& post);
 
-  Lane& lane_;
+  TaskThread& thread_;
   Transport& transport_;
   const std::vector<int>& world_ranks_;
   int tag_;

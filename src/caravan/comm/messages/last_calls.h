@@ -8,7 +8,7 @@
 
 namespace caravan::messages {
 
-/// What each rank of the world last showed this one that it called; told when it is late.
+/// The last call of each rank of the world that this one has seen, for the error when that rank is late.
 class LastCalls {
  public:
   explicit LastCalls(int world_size) : entries_(static_cast<size_t>(world_size)) {}
@@ -19,7 +19,7 @@ class LastCalls {
  private:
   struct Entry {
     Descriptor call;
-    std::string communicator;  ///< "": none yet
+    std::string communicator;  ///< "" if none was seen
   };
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <numeric>
 
 #include <fmt/format.h>
 
@@ -12,7 +10,7 @@
 #include "caravan/comm/call_errors.h"
 #include "caravan/comm/members.h"
 #include "caravan/comm/messages/collective.h"
-#include "caravan/comm/messages/mail.h"
+#include "caravan/comm/messages/point_to_point.h"
 #include "caravan/comm/messages/split.h"
 
 namespace caravan::messages {
@@ -20,139 +18,100 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kLook{250};     // between two looks for a failure elsewhere, which cost messages
-constexpr std::chrono::milliseconds kPatience{20};  // for what has long been sent, when the time is up
+constexpr std::chrono::milliseconds kPatience{20};  // after the time-out, for messages sent long before
 
 }  // namespace
 
-std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<Member> member) {
-  Seat seat;
-  seat.transport = member->transport();
-  seat.rank = member->rank();
-  seat.size = member->size();
-  seat.name = "world";
-  seat.world_ranks.resize(static_cast<size_t>(seat.size));
-  std::iota(seat.world_ranks.begin(), seat.world_ranks.end(), 0);
-  seat.check = member->options().check;
-  seat.last_calls = std::make_shared<LastCalls>(seat.size);
-  return std::make_shared<MessageCommunicator>(std::move(member), std::move(seat));
+std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<Engine> engine) {
+  Group group(GroupInfo::of_world(engine->rank(), engine->size()));
+  group.transport = engine->transport();
+  group.check = engine->options().check;
+  group.last_calls = std::make_shared<LastCalls>(group.size);
+  return std::make_shared<MessageCommunicator>(std::move(engine), std::move(group));
 }
 
-MessageCommunicator::MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage)
-    : Communicator(seat.rank, seat.size, seat.name, std::move(lineage)),
-      member_(std::move(member)),
-      seat_(std::move(seat)),
-      exceptions_at_birth_(std::uncaught_exceptions()),
-      algorithms_(member_->algorithms()),
-      num_sends_(static_cast<size_t>(seat_.size)),
-      num_recvs_(static_cast<size_t>(seat_.size)),
-      sends_(static_cast<size_t>(seat_.size)),
-      recvs_(static_cast<size_t>(seat_.size)) {
-  member_->add(*this);
+MessageCommunicator::MessageCommunicator(std::shared_ptr<Engine> engine, Group group, Lineage lineage)
+    : Level(group, lineage),
+      engine_(std::move(engine)),
+      group_(std::move(group)),
+      scope_(fmt::format("{:x}", lineage.identity)),
+      algorithms_(engine_->algorithms()),
+      counts_(group_.size),
+      sends_(static_cast<size_t>(group_.size)),
+      recvs_(static_cast<size_t>(group_.size)) {
+  engine_->add(*this);
 }
 
 MessageCommunicator::~MessageCommunicator() {
-  const auto has_work = [this] {
-    return std::ranges::any_of(lanes(), [](Lane* lane) { return lane->head() != nullptr; });
-  };
-  if (std::uncaught_exceptions() > exceptions_at_birth_) {
-    // Peers may be waiting for what this rank will never call.
-    if (has_work()) {
-      const std::string text =
-          fmt::format("rank {} left: \"{}\" was destroyed there while an exception passed", rank(), name());
-      fail(std::make_exception_ptr(CommError({.op = "communicator", .subject = name(), .fact = text})));
-      member_->publish_failure(scope(), text);
-    }
-  } else {
-    for (Lane* lane : lanes()) {
-      wait(*lane, [&] { return error_ != nullptr || lane->head() == nullptr; });
-    }
-  }
+  shut_down();
   collect();
   leave();
-  member_->remove(*this);
+  engine_->remove(*this);
 }
 
-// What is told of a communicator when it is left: the number of its collectives, of the sends to each rank, of the
-// recvs from each.
 void MessageCommunicator::leave() noexcept {
-  if (size() == 1 || error_ != nullptr) return;
-  std::vector<uint64_t> counts{num_collectives_};
-  counts.insert(counts.end(), num_sends_.begin(), num_sends_.end());
-  counts.insert(counts.end(), num_recvs_.begin(), num_recvs_.end());
-  member_->publish_leave(scope(), rank(),
-                         {reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(uint64_t)});
+  if (engine_->has_failed()) return;
+  if (size() > 1) engine_->notices().publish_departure(scope_, group_, is_dead() ? nullptr : &counts_);
+  // Where the ranks compare their calls, what completed here has been received there, or is about to be: the tags are
+  // free. Otherwise a message may wait for a recv that never comes.
+  if (!is_dead() && group_.check && group_.id != TagIds::kWorld) engine_->ids().release(group_.id);
 }
 
-int MessageCommunicator::rank_that_left(const Descriptor& call) {
-  if (!member_->has_somebody_left(scope())) return -1;
-  const Verb verb = static_cast<Verb>(call.verb);
-  const bool is_mail = verb == Verb::send || verb == Verb::recv;
-  const size_t n = static_cast<size_t>(size());
-  std::vector<uint64_t> counts(1 + 2 * n);
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || (is_mail && peer != call.root)) continue;
-    const std::string text = member_->leave(scope(), peer);
-    if (text.size() != counts.size() * sizeof(uint64_t)) continue;
-    std::memcpy(counts.data(), text.data(), text.size());
-    const size_t own = static_cast<size_t>(rank());
-    const size_t which = verb == Verb::send ? 1 + n + own : verb == Verb::recv ? 1 + own : 0;
-    if (counts[which] <= call.sequence) return peer;
-  }
-  return -1;
+size_t MessageCommunicator::num_outstanding() const noexcept {
+  size_t sum = 0;
+  for (TaskThread* thread : threads()) sum += thread->size();
+  return sum;
 }
 
-void MessageCommunicator::abort(std::string_view reason) noexcept {
-  std::string text(reason);
-  try {
-    text = fmt::format("rank {} of the world gave up: {}", member_->rank(), reason);
-  } catch (const std::exception&) {  // no memory for more
+void MessageCommunicator::complete_outstanding() noexcept {
+  for (TaskThread* thread : threads()) {
+    wait(*thread, [&] { return is_dead() || thread->head() == nullptr; });
   }
-  end_world(text);
+}
+
+void MessageCommunicator::abandon(const std::exception_ptr& error, const std::string& reason) noexcept {
+  end(error);
+  engine_->notices().publish_failure(scope_, reason);
 }
 
 void MessageCommunicator::end_world(std::string_view fact) noexcept {
-  member_->close(member_->publish_failure(Member::kWorld, std::string(fact)));
+  engine_->close(engine_->publish_world_failure(std::string(fact)));
 }
 
-std::vector<Lane*> MessageCommunicator::lanes() const {
-  std::vector<Lane*> lanes;
-  if (collectives_ != nullptr) lanes.push_back(collectives_.get());
+std::vector<TaskThread*> MessageCommunicator::threads() const {
+  std::vector<TaskThread*> threads;
+  if (collectives_ != nullptr) threads.push_back(collectives_.get());
   for (const auto* list : {&sends_, &recvs_}) {
-    for (const auto& lane : *list) {
-      if (lane != nullptr) lanes.push_back(lane.get());
+    for (const auto& thread : *list) {
+      if (thread != nullptr) threads.push_back(thread.get());
     }
   }
-  return lanes;
+  return threads;
 }
 
-std::unique_ptr<Lane>& MessageCommunicator::lane_of(const Operation& operation) {
+std::unique_ptr<TaskThread>& MessageCommunicator::thread_of(const Operation& operation) {
   if (operation.verb == Verb::send) return sends_[static_cast<size_t>(operation.peer)];
   if (operation.verb == Verb::recv) return recvs_[static_cast<size_t>(operation.peer)];
   return collectives_;
 }
 
-void MessageCommunicator::enqueue(std::unique_ptr<Lane>& lane, const std::shared_ptr<Job>& job) {
-  member_->collect();
-  if (error_ != nullptr) std::rethrow_exception(error_);
-  if (lane == nullptr) lane = std::make_unique<Lane>(member_->bell());
-  lane->push(job);
-  const Descriptor& call = job->call();
-  uint64_t& count = call.verb == static_cast<uint8_t>(Verb::send)   ? num_sends_[static_cast<size_t>(call.root)]
-                    : call.verb == static_cast<uint8_t>(Verb::recv) ? num_recvs_[static_cast<size_t>(call.root)]
-                                                                    : num_collectives_;
-  ++count;
+void MessageCommunicator::enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<Task>& task) {
+  engine_->collect();
+  throw_if_dead();
+  if (thread == nullptr) thread = std::make_unique<TaskThread>(engine_->completions());
+  thread->push(task);
+  counts_.count(task->call());
 }
 
 void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
   if (operation->verb == Verb::send) {
-    const auto mail = std::make_shared<SendMail>(seat_, operation);
-    enqueue(lane_of(*operation), mail);
-    if (mail->is_copied()) operation->set_complete();
+    const auto send = std::make_shared<SendTask>(group_, operation);
+    enqueue(thread_of(*operation), send);
+    if (send->is_copied()) operation->set_complete();
   } else if (operation->verb == Verb::recv) {
-    enqueue(lane_of(*operation), std::make_shared<RecvMail>(seat_, operation));
+    enqueue(thread_of(*operation), std::make_shared<RecvTask>(group_, operation));
   } else {
-    enqueue(lane_of(*operation), std::make_shared<Collective>(seat_, operation, choose(*operation)));
+    enqueue(thread_of(*operation), std::make_shared<Collective>(group_, operation, choose(*operation)));
   }
 }
 
@@ -162,167 +121,155 @@ algorithms::Choice MessageCommunicator::choose(const Operation& operation) const
 }
 
 bool MessageCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
-  if (table == nullptr) table = member_->algorithms();
+  if (table == nullptr) table = engine_->algorithms();
   algorithms_ = std::move(table);
   return true;
 }
 
 void MessageCommunicator::finish(Operation& operation) {
   const auto is_done = [&] { return operation.complete; };
-  if (!is_done()) wait(*lane_of(operation), is_done);
+  if (!is_done()) wait(*thread_of(operation), is_done);
   if (operation.error != nullptr) std::rethrow_exception(operation.error);
 }
 
 void MessageCommunicator::progress() {
-  member_->collect();
-  const Clock::time_point now = Clock::now();
-  if (error_ != nullptr || now - last_look_ < kLook) return;
-  last_look_ = now;
-  for (Lane* lane : lanes()) {
-    if (lane->head() != nullptr && failed_elsewhere(*lane)) return;
+  engine_->collect();
+  if (is_dead() || !failure_check_.is_due(Clock::now())) return;
+  for (TaskThread* thread : threads()) {
+    if (thread->head() != nullptr && failed_elsewhere(*thread)) return;
   }
 }
 
-void MessageCommunicator::wait(Lane& lane, const std::function<bool()>& is_done) {
-  const std::chrono::milliseconds timeout = member_->options().timeout;
-  Clock::time_point since = Clock::now();
-  Clock::time_point next_look = since + kLook;
-  uint64_t moves = lane.num_moves();
+void MessageCommunicator::wait(TaskThread& thread, const std::function<bool()>& is_done) {
+  const std::chrono::milliseconds timeout = engine_->options().timeout;
+  StallTimer stall(thread.num_moves());
+  Periodic failure_check(kStoreCheckInterval, stall.since() + kStoreCheckInterval);
   for (;;) {
-    const uint64_t seen = member_->bell().count();
-    member_->collect();
-    const Besides besides = is_done() ? Besides::nothing : member_->besides();
+    const uint64_t seen = engine_->completions().count();
+    engine_->collect();
+    const SideWork side_work = is_done() ? SideWork::none : engine_->drive_side_work();
     if (is_done()) return;
-    if (besides == Besides::moved) continue;
-    const Clock::time_point wake = std::min(since + timeout, next_look);
-    member_->bell().wait(seen, besides == Besides::nothing ? wake : std::min(wake, Clock::now() + kNap));
+    if (side_work == SideWork::moved) continue;
+    const Clock::time_point wake = std::min(stall.since() + timeout, failure_check.next());
+    engine_->completions().wait(seen, side_work == SideWork::none ? wake : std::min(wake, Clock::now() + kNap));
     const Clock::time_point now = Clock::now();
-    if (lane.num_moves() != moves) {
-      moves = lane.num_moves();
-      since = now;
-    }
-    if (now >= next_look) {
-      next_look = now + kLook;
-      if (failed_elsewhere(lane)) continue;
-    }
-    if (now - since >= timeout) lane.interrupt(kPatience);
+    stall.restart_if_moved(thread.num_moves(), now);
+    if (failure_check.is_due(now) && failed_elsewhere(thread)) continue;
+    if (now - stall.since() >= timeout) thread.interrupt(kPatience);
   }
 }
 
 void MessageCommunicator::collect() noexcept {
-  for (Lane* lane : lanes()) collect(*lane);
+  for (TaskThread* thread : threads()) collect(*thread);
 }
 
-void MessageCommunicator::collect(Lane& lane) noexcept {
-  for (const std::shared_ptr<Job>& job : lane.take_finished()) {
-    if (job->error != nullptr) fail(error_ != nullptr ? error_ : error_of(*job));
-    if (!job->operation()->complete) job->operation()->set_complete(job->error != nullptr ? error_ : nullptr);
+void MessageCommunicator::collect(TaskThread& thread) noexcept {
+  for (const std::shared_ptr<Task>& task : thread.take_finished()) {
+    if (task->error != nullptr) end(is_dead() ? first_error() : error_of(*task));
+    if (!task->operation()->complete) task->operation()->set_complete(task->error != nullptr ? first_error() : nullptr);
   }
 }
 
-std::exception_ptr MessageCommunicator::error_of(const Job& job) noexcept {
+std::exception_ptr MessageCommunicator::error_of(const Task& task) noexcept {
   try {
-    std::rethrow_exception(job.error);
+    std::rethrow_exception(task.error);
   } catch (const PeerLost& lost) {
-    return lost_error(job, lost);
+    return lost_error(task, lost);
   } catch (const PeersMissing& missing) {
-    const auto error = late_error(job.call(), missing.peers);
-    member_->publish_failure(scope(), failed_first_text(rank(), error));
+    const auto error = late_error(task.call(), missing.peers);
+    engine_->notices().publish_failure(scope_, failed_first_text(rank(), error));
     return error;
   } catch (...) {
-    // All ranks of a collective see that their calls differ; of a message only two do, and one of them tells the
+    // All ranks of a collective see that their calls differ. Of a message only two ranks see it; the receiver tells the
     // others.
-    if (job.call().verb == static_cast<uint8_t>(Verb::recv)) {
-      member_->publish_failure(scope(), failed_first_text(rank(), job.error));
+    if (task.call().verb == static_cast<uint8_t>(Verb::recv)) {
+      engine_->notices().publish_failure(scope_, failed_first_text(rank(), task.error));
     }
-    return job.error;
+    return task.error;
   }
 }
 
 std::exception_ptr MessageCommunicator::late_error(const Descriptor& call, std::span<const int> ranks) const {
-  std::function<LateRank(int)> look;  // calls that are not compared are not known
-  if (seat_.check) look = [this](int rank) { return look_for(rank); };
-  return caravan::late_error(seat_, call, ranks, member_->options().timeout, look);
+  std::function<LateRank(int)> look;  // without the comparison of calls, nothing is known
+  if (group_.check) look = [this](int rank) { return look_for(rank); };
+  return caravan::late_error(group_, call, ranks, engine_->options().timeout, look);
 }
 
 void MessageCommunicator::pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) {
-  const uint64_t seen = member_->bell().count();
-  if (!is_done()) member_->bell().wait(seen, Clock::now() + at_most);
+  const uint64_t seen = engine_->completions().count();
+  if (!is_done()) engine_->completions().wait(seen, Clock::now() + at_most);
 }
 
 LateRank MessageCommunicator::look_for(int rank) const {
-  return {seat_.last_calls->text(seat_.world_ranks[static_cast<size_t>(rank)])};
+  return {group_.last_calls->text(group_.world_ranks[static_cast<size_t>(rank)])};
 }
 
-std::exception_ptr MessageCommunicator::lost_error(const Job& job, const PeerLost& lost) {
-  // A rank that gives up says why before its connections close.
-  std::string fact = member_->failure(scope());
-  const int left = fact.empty() ? rank_that_left(job.call()) : -1;
-  if (left >= 0) return left_error(seat_, job.call(), std::array{left});
-  if (fact.empty()) {
-    const int world_rank = seat_.world_ranks[static_cast<size_t>(lost.peer)];
-    fact = member_->publish_failure(Member::kWorld,
-                                    fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact));
+std::exception_ptr MessageCommunicator::lost_error(const Task& task, const PeerLost& lost) {
+  // A rank that gives up publishes the reason before it closes its connections.
+  const std::string reason = engine_->notices().failure(scope_);
+  if (!reason.empty()) return peer_failure_error(group_, task.call(), reason, FailureScope::communicator);
+  const int departed = engine_->notices().find_departed(scope_, group_, counts_, task.call());
+  if (departed >= 0) return left_error(group_, task.call(), std::array{departed});
+  const int world_rank = group_.world_ranks[static_cast<size_t>(lost.peer)];
+  return peer_failure_error(
+      group_, task.call(),
+      engine_->publish_world_failure(fmt::format("rank {} of the world is lost: {}", world_rank, lost.fact)),
+      FailureScope::world);
+}
+
+bool MessageCommunicator::failed_elsewhere(TaskThread& thread) {
+  const std::shared_ptr<Task> task = thread.head();
+  const Descriptor call = task != nullptr ? task->call() : Descriptor{};
+  for (const FailureScope reach : {FailureScope::world, FailureScope::communicator}) {
+    std::string fact = engine_->notices().failure(reach == FailureScope::world ? Notices::kWorld : scope_);
+    if (fact.empty()) continue;
+    end(peer_failure_error(group_, call, std::move(fact), reach));
+    return true;
   }
-  return peer_failure_error(seat_, job.call(), std::move(fact));
+  const int departed = task != nullptr ? engine_->notices().find_departed(scope_, group_, counts_, call) : -1;
+  if (departed >= 0) end(left_error(group_, call, std::array{departed}));
+  return is_dead();
 }
-
-bool MessageCommunicator::failed_elsewhere(Lane& lane) {
-  std::string fact = member_->failure(Member::kWorld);
-  if (fact.empty()) fact = member_->failure(scope());
-  const std::shared_ptr<Job> job = lane.head();
-  const Descriptor call = job != nullptr ? job->call() : Descriptor{};
-  const int left = fact.empty() && job != nullptr ? rank_that_left(call) : -1;
-  if (left >= 0) fail(left_error(seat_, call, std::array{left}));
-  if (!fact.empty()) fail(peer_failure_error(seat_, call, std::move(fact)));
-  return error_ != nullptr;
-}
-
-std::string MessageCommunicator::scope() const { return fmt::format("{}.{}", seat_.id, seat_.world_ranks[0]); }
 
 void MessageCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
-  const std::vector<Lane*> all = lanes();
-  const auto at_work = std::ranges::find_if(all, [](Lane* lane) { return lane->head() != nullptr; });
-  const Descriptor call = at_work != all.end() ? (*at_work)->head()->call() : Descriptor{};
-  const std::string own = error_ == nullptr ? member_->failure(scope()) : "";  // is nearer to the cause
-  fail(peer_failure_error(seat_, call, own.empty() ? fact : own));
-  seat_.transport.reset();
+  const std::vector<TaskThread*> all = threads();
+  const auto busy = std::ranges::find_if(all, [](TaskThread* thread) { return thread->head() != nullptr; });
+  const std::shared_ptr<Task> task = busy != all.end() ? (*busy)->head() : nullptr;
+  const std::string own = !is_dead() ? engine_->notices().failure(scope_) : "";  // is nearer to the cause
+  end(peer_failure_error(group_, task != nullptr ? task->call() : Descriptor{}, own.empty() ? fact : own,
+                         FailureScope::world));
+  group_.transport.reset();
 }
 
-void MessageCommunicator::fail(const std::exception_ptr& error) noexcept {
-  if (error_ != nullptr) return;
-  error_ = error;
-  member_->note_failure();
-  for (Lane* lane : lanes()) {
-    for (const std::shared_ptr<Job>& job : lane->stop()) {
-      if (!job->operation()->complete) job->operation()->set_complete(error_);
+void MessageCommunicator::end(const std::exception_ptr& error) noexcept {
+  if (!keep_first_error(error)) return;
+  engine_->note_failure();
+  for (TaskThread* thread : threads()) {
+    for (const std::shared_ptr<Task>& task : thread->stop()) {
+      if (!task->operation()->complete) task->operation()->set_complete(first_error());
     }
-    collect(*lane);
+    collect(*thread);
   }
 }
 
 std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> members, std::string name) {
-  Seat seat;
-  seat.rank = check_members(members, *this, name);
-  seat.transport = seat_.transport;
-  seat.size = static_cast<int>(members.size());
-  seat.name = std::move(name);
-  seat.check = seat_.check;
-  seat.last_calls = seat_.last_calls;
-  for (const int member : members) seat.world_ranks.push_back(seat_.world_ranks[static_cast<size_t>(member)]);
+  Group part(group_.part(members, check_members(members, *this, name), name));
+  part.transport = group_.transport;
+  part.check = group_.check;
+  part.last_calls = group_.last_calls;
   const uint64_t sequence = take_sequence();
   if (size() > 1) {
     const auto result = std::make_shared<SplitResult>();
-    const auto job = std::make_shared<SplitJob>(seat_, members, seat.name, member_->next_id(), sequence, result);
-    job->operation()->flight = &recorder()->log();
-    job->operation()->flight_number = record(job->call());
-    enqueue(collectives_, job);
-    Communicator::wait(*job->operation());
-    check_overlap(result->overlap, seat_, seat.name);
-    seat.id = result->id;
-    member_->use_id(seat.id);
+    const auto task = std::make_shared<SplitTask>(group_, members, part.name, engine_->ids(), sequence, result);
+    task->operation()->flight = &recorder()->log();
+    task->operation()->flight_number = record(task->call());
+    enqueue(collectives_, task);
+    Communicator::wait(*task->operation());
+    check_overlap(result->overlap, group_, part.name);
+    part.id = result->id;
+    engine_->ids().take(part.id);
   }
-  return std::make_shared<MessageCommunicator>(member_, std::move(seat), child_lineage(sequence, members.front()));
+  return std::make_shared<MessageCommunicator>(engine_, std::move(part), child_lineage(sequence, members.front()));
 }
 
 }  // namespace caravan::messages

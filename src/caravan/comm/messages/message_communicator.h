@@ -6,73 +6,68 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/algorithms/selection.h"
-#include "caravan/comm/communicator.h"
 #include "caravan/comm/level.h"
-#include "caravan/comm/messages/member.h"
+#include "caravan/comm/messages/engine.h"
+#include "caravan/comm/selection.h"
+#include "caravan/comm/wait_policy.h"
 
 namespace caravan::messages {
 
-/// A communicator over a Transport: collectives on one lane, the messages to and from each peer on lanes of their own.
-class MessageCommunicator final : public Communicator, public Level {
+/// A communicator over a Transport: one thread executes the collectives, one more for each peer and direction the sends
+/// and recvs.
+class MessageCommunicator final : public Level {
  public:
-  static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Member> member);
-  MessageCommunicator(std::shared_ptr<Member> member, Seat seat, Lineage lineage = {});
+  static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Engine> engine);
+  MessageCommunicator(std::shared_ptr<Engine> engine, Group group, Lineage lineage = {});
   ~MessageCommunicator() override;
 
-  std::string_view backend() const noexcept override { return member_->backend(); }
+  std::string_view backend() const noexcept override { return engine_->backend(); }
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   void progress() override;
-  void abort(std::string_view reason) noexcept override;
   bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
 
-  void end(const std::exception_ptr& error) noexcept override { fail(error); }
+  void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override;
   void pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) override;
-  void drive_also(std::function<Besides()> work) override { member_->drive_also(std::move(work)); }
+  void set_side_work(std::function<SideWork()> work) override { engine_->set_side_work(std::move(work)); }
   LateRank look_for(int rank) const override;
 
-  /// Completes the operations that the lanes have done.
+  /// Completes the operations whose tasks have ended.
   void collect() noexcept;
-  /// Ends everything outstanding, and every later call, with an error that says `fact`.
+  /// Ends this communicator because its world has failed with `fact`.
   void fail_with_peer_error(const std::string& fact) noexcept;
 
  private:
   void start(const std::shared_ptr<Operation>& operation) override;
   void finish(Operation& operation) override;
+  size_t num_outstanding() const noexcept override;
+  void complete_outstanding() noexcept override;
+  void abandon(const std::exception_ptr& error, const std::string& reason) noexcept override;
 
-  void enqueue(std::unique_ptr<Lane>& lane, const std::shared_ptr<Job>& job);
-  /// Returns when `is_done()`; a wait that lasts too long, or a failure elsewhere, ends everything and thereby it.
-  void wait(Lane& lane, const std::function<bool()>& is_done);
-  void collect(Lane& lane) noexcept;
+  void enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<Task>& task);
+  /// Returns when `is_done()`. A wait that takes too long, or a failure elsewhere, ends everything, so this, too.
+  void wait(TaskThread& thread, const std::function<bool()>& is_done);
+  void collect(TaskThread& thread) noexcept;
   algorithms::Choice choose(const Operation& operation) const;
-  std::unique_ptr<Lane>& lane_of(const Operation& operation);
-  std::vector<Lane*> lanes() const;
-  /// The error that a failed job means for this communicator; tells the other ranks where they cannot know.
-  std::exception_ptr error_of(const Job& job) noexcept;
+  std::unique_ptr<TaskThread>& thread_of(const Operation& operation);
+  std::vector<TaskThread*> threads() const;
+  /// What the error of a failed task means for this communicator. Tells the other ranks where they cannot know.
+  std::exception_ptr error_of(const Task& task) noexcept;
   std::exception_ptr late_error(const Descriptor& call, std::span<const int> ranks) const;
-  std::exception_ptr lost_error(const Job& job, const PeerLost& lost);
-  /// Whether another rank has said so; then everything is ended.
-  bool failed_elsewhere(Lane& lane);
-  /// The rank that has destroyed this communicator without coming to `call`; -1 if there is none.
-  int rank_that_left(const Descriptor& call);
+  std::exception_ptr lost_error(const Task& task, const PeerLost& lost);
+  /// Ends this communicator if another rank has failed, or has left without the current call of `thread`.
+  bool failed_elsewhere(TaskThread& thread);
   void leave() noexcept;
-  /// The name of this communicator's failure in the store.
-  std::string scope() const;
-  void fail(const std::exception_ptr& error) noexcept;
 
-  std::shared_ptr<Member> member_;
-  Seat seat_;
-  int exceptions_at_birth_;
+  std::shared_ptr<Engine> engine_;
+  Group group_;
+  std::string scope_;  ///< of its notices
   std::shared_ptr<const algorithms::SelectionTable> algorithms_;
-  std::exception_ptr error_;  // the first
-  std::chrono::steady_clock::time_point last_look_;
-  std::unique_ptr<Lane> collectives_;
-  uint64_t num_collectives_ = 0;
-  std::vector<uint64_t> num_sends_;
-  std::vector<uint64_t> num_recvs_;
-  std::vector<std::unique_ptr<Lane>> sends_;  // per peer; made when first used
-  std::vector<std::unique_ptr<Lane>> recvs_;
+  Periodic failure_check_{kStoreCheckInterval};
+  CallCounts counts_;
+  std::unique_ptr<TaskThread> collectives_;
+  std::vector<std::unique_ptr<TaskThread>> sends_;  // per peer; made when first used
+  std::vector<std::unique_ptr<TaskThread>> recvs_;
 };
 
 }  // namespace caravan::messages

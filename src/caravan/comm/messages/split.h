@@ -1,30 +1,33 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "caravan/comm/messages/collective.h"
+#include "caravan/comm/messages/tag_ids.h"
 
 namespace caravan::messages {
 
 struct SplitResult {
   int id = 0;           ///< of the new communicator, the same on all ranks of the part
-  std::string overlap;  ///< in words, the same on every rank; "" if the parts are equal or disjoint
+  std::string overlap;  ///< a description, the same on every rank; "" if the parts are equal or disjoint
 };
 
-/// Communicator::split: all ranks show the members of their parts, and each checks them all. The number of the new
-/// communicator is the least that none of its ranks has had.
-class SplitJob final : public Job {
+/// Communicator::split: all ranks exchange the members of their parts and which ids they have in use. Each checks the
+/// parts, and chooses the id of the new communicator as all ranks of its part do.
+class SplitTask final : public Task {
  public:
-  SplitJob(const Seat& seat, std::span<const int> members, std::string_view name, int next_id, uint64_t sequence,
-           std::shared_ptr<SplitResult> result);
-  void run(Lane& lane) override;
+  SplitTask(const Group& group, std::span<const int> members, std::string_view name, const TagIds& ids,
+            uint64_t sequence, std::shared_ptr<SplitResult> result);
+  void run(TaskThread& thread) override;
 
  private:
-  const Seat& seat_;
-  int next_id_;
+  const Group& group_;
+  std::vector<int64_t> proposal_;
   std::shared_ptr<SplitResult> result_;
 };
 

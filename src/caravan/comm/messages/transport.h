@@ -5,29 +5,30 @@
 
 namespace caravan::messages {
 
-/// A message on its way, in one direction. Its memory is not touched any more once this is destroyed; destroyed before
-/// it has come, it may leave the connection to that peer useless (see Staging).
+/// A message in flight, in one direction. The memory is free once this is destroyed. If it is destroyed before the
+/// message has arrived, the connection to that peer may be useless (see Staging).
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Returns true when the message has come, or its memory may be written again; false if interrupted.
-  /// Throws if the connection is lost.
+  /// Returns true when the message has arrived, or, for a send, when its memory may be written again; false if
+  /// interrupted. Throws if the connection is lost.
   virtual bool wait() = 0;
-  /// Ends one wait(): the one going on, or the next. From any thread.
+  /// Ends one wait(): the current one, or the next. May be called from any thread.
   virtual void interrupt() noexcept = 0;
 };
 
 /// Connections between all ranks of a world. The n-th message sent under a tag is received by the n-th recv of that
-/// rank under it, which gives the same number of bytes (not 0). Any thread. Throws if the connection is lost.
+/// rank under it, which gives the same number of bytes (not 0). May be called from any thread. Throws if the connection
+/// is lost.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::unique_ptr<Transfer> send(const std::byte* data, size_t bytes, int world_rank, int tag) = 0;
   virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
-  /// Whether a recv from a rank whose process has ended throws, and soon.
+  /// Whether a recv from a rank whose process has ended throws soon.
   virtual bool reports_lost_peers() const noexcept { return true; }
-  /// Told when every rank has said that it will send nothing more, and all that was sent has come.
-  virtual void end_well() noexcept {}
+  /// Called when every rank has said that it sends nothing more, and everything that was sent has arrived.
+  virtual void all_delivered() noexcept {}
 };
 
 }  // namespace caravan::messages

@@ -23,17 +23,17 @@ void AllocateTask::write(uint64_t round, int64_t) {
   line.call = kAllocateCall;
   line.size = bytes();
   line.out = 0;
-  if (seat_.rank != 0) return;
+  if (state_.rank != 0) return;
   try {
-    memory_ = seat_.arena->allocate_shared(bytes(), seat_.size, line.out);
-  } catch (const ResourceError&) {  // the others see that there is none
+    memory_ = state_.arena->allocate_shared(bytes(), state_.size, line.out);
+  } catch (const ResourceError&) {  // offset 0 tells the others
   }
 }
 
 Rounds::Next AllocateTask::read(uint64_t round, int64_t) {
-  const uint64_t place = seat_.region.line(0, round).out;
-  if (place == 0) seat_.arena->throw_no_room(bytes());
-  if (seat_.rank != 0) memory_ = seat_.arena->adopt(place, bytes(), seat_.size);
+  const uint64_t offset = state_.region.line(0, round).out;
+  if (offset == 0) state_.arena->throw_no_room(bytes());
+  if (state_.rank != 0) memory_ = state_.arena->adopt(offset, bytes(), state_.size);
   return Next::end;
 }
 

@@ -6,13 +6,13 @@
 
 namespace caravan::shared {
 
-/// Communicator::allocate_shared in one round: rank 0 takes the memory from its arena and shows where it is, all show
-/// how much they want.
+/// Communicator::allocate_shared in one round: rank 0 allocates from its arena and publishes the offset; all ranks
+/// publish the size.
 class AllocateTask final : public Rounds {
  public:
-  /// `memory` outlives the task and gets the buffer.
-  AllocateTask(Seat& seat, Operation& operation, std::shared_ptr<void>& memory)
-      : Rounds(seat, operation), memory_(memory) {}
+  /// `memory` outlives the task and receives the buffer.
+  AllocateTask(RankState& state, Operation& operation, std::shared_ptr<void>& memory)
+      : Rounds(state, operation), memory_(memory) {}
 
   static Operation make_operation(size_t bytes);
   Descriptor call() const override;

@@ -4,32 +4,36 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/rendezvous.h"
-#include "caravan/comm/store_socket.h"
+#include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::shared {
 
-/// What a rank says of itself in the store before the ranks of one host meet.
+/// What a rank writes about itself to the store before the ranks of one host connect.
 struct Announcement {
-  std::string boot;     ///< of this start of this kernel
-  std::string network;  ///< the namespace in which local sockets have their names
+  std::string boot;     ///< boot id of the kernel: equal for all processes of one host
+  std::string network;  ///< network namespace: abstract sockets are visible only within one
   int64_t user = 0;
   std::string host;
-  std::string socket;  ///< where rank 0 listens; empty elsewhere
-  uint64_t token = 0;  ///< that rank 0 wants to hear
+  std::string socket;  ///< the socket that rank 0 listens on; empty on other ranks
+  uint64_t token = 0;  ///< a peer must send it to rank 0 when it connects
+  uint64_t reservable_bytes = 0;
+  std::vector<int> cores;  ///< usable ones, see base/cores.h
 
   static Announcement own(std::string socket, uint64_t token);
 };
 
-/// Shows `own` to all ranks and waits for theirs, in the order of the ranks. Throws CommError naming the ranks that do
-/// not come within `timeout`, or have gone.
+/// Publishes `own` and returns the announcements of all ranks, in rank order. Throws CommError naming the ranks that do
+/// not publish within `timeout` or have left.
 std::vector<Announcement> exchange(const Announcement& own, const RankInfo& info, Store& store,
                                    std::chrono::milliseconds timeout);
 
-/// Throws UsageError unless all are on one host and of one user; the same error on every rank.
+/// The number of distinct cores that the ranks may run on.
+int count_cores(const std::vector<Announcement>& all);
+
+/// Throws UsageError unless all ranks run on one host and as one user; the same error on every rank.
 void check_one_host(const std::vector<Announcement>& all, const RankInfo& info);
 
-/// "rank 3" or "ranks 3, 5" of `info.world_size` did not come within `timeout`, or those of them that have gone.
+/// Throws CommError: the ranks `missing` did not join within `timeout`, or have left.
 [[noreturn]] void throw_missing(std::vector<int64_t> missing, const RankInfo& info, Store& store,
                                 std::chrono::milliseconds timeout);
 

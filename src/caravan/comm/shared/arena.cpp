@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/comm/shared/pages.h"
 
 namespace caravan::shared {
@@ -23,16 +24,19 @@ struct SharedHead {
 }  // namespace
 
 Arena::Arena(std::shared_ptr<Segment> segment, int world_rank)
-    : segment_(std::move(segment)), world_rank_(world_rank), mapped_(static_cast<size_t>(segment_->num_ranks())) {
-  free_[0] = segment_->arena_bytes();
+    : segment_(std::move(segment)),
+      world_rank_(world_rank),
+      max_bytes_(static_cast<size_t>(usable_memory_bytes())),
+      mapped_(static_cast<size_t>(segment_->num_ranks())) {
+  if (segment_->arena_bytes() > 0) free_[0] = segment_->arena_bytes();
 }
 
 void Arena::throw_no_room(size_t bytes) const {
-  throw ResourceError({.op = "allocate",
-                       .fact = fmt::format("no room for {} bytes in the {} bytes that a rank may share", bytes,
-                                           segment_->arena_bytes()),
-                       .where = fmt::format("rank {} of the world", world_rank_),
-                       .action = "use smaller buffers, or more ranks that share them"});
+  throw ResourceError(
+      {.op = "allocate_shared",
+       .fact = fmt::format("no room for {} bytes in the {} bytes that rank {} of the world can share", bytes,
+                           segment_->arena_bytes(), world_rank_),
+       .action = "use smaller buffers, or lift the limits of address space and file size (ulimit -v, -f)"});
 }
 
 std::byte* Arena::take(size_t bytes) {
@@ -41,7 +45,7 @@ std::byte* Arena::take(size_t bytes) {
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
   }
-  if (best == free_.end()) throw_no_room(bytes);
+  if (best == free_.end()) return nullptr;
   const size_t begin = best->first;
   const size_t rest = best->second - bytes;
   free_.erase(best);
@@ -49,14 +53,32 @@ std::byte* Arena::take(size_t bytes) {
   return segment_->arena(world_rank_) + begin;
 }
 
+void Arena::populate_or_throw(std::byte* memory, const Block& block) {
+  const int error = populate(memory, block.bytes);
+  if (error == 0) return;
+  release(block);
+  throw ResourceError({.op = "allocate",
+                       .fact = fmt::format("the kernel has no memory for {} bytes", block.bytes),
+                       .where = fmt::format("rank {} of the world", world_rank_),
+                       .action = "use smaller buffers or fewer ranks, or raise the limit (control group, "
+                                 "vm.overcommit_memory)"});
+}
+
 std::shared_ptr<void> Arena::allocate(size_t bytes) {
-  if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
+  if (bytes > max_bytes_) {
+    throw ResourceError(
+        {.op = "allocate",
+         .fact = fmt::format("no room for {} bytes: this process can use {} bytes of memory", bytes, max_bytes_),
+         .where = fmt::format("rank {} of the world", world_rank_),
+         .action = "use smaller buffers, or more ranks that share them"});
+  }
   const size_t rounded = whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = take(rounded);
-  prefault(memory, rounded);
+  if (memory == nullptr) return nullptr;
+  const Block block{static_cast<size_t>(memory - segment_->arena(world_rank_)), rounded, false};
+  populate_or_throw(memory, block);
   MemoryCounter* counter = &MemoryCounter::current();
   counter->add(static_cast<int64_t>(rounded));
-  const Block block{static_cast<size_t>(memory - segment_->arena(world_rank_)), rounded, false};
   return {memory, [self = shared_from_this(), counter, block](void*) {
             counter->remove(static_cast<int64_t>(block.bytes));
             self->release(block);
@@ -67,6 +89,8 @@ std::shared_ptr<void> Arena::allocate_shared(size_t bytes, int users, uint64_t& 
   if (bytes > segment_->arena_bytes()) throw_no_room(bytes);
   const size_t rounded = kPage + whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = take(rounded);
+  if (memory == nullptr) throw_no_room(bytes);
+  populate_or_throw(memory, {static_cast<size_t>(memory - segment_->arena(world_rank_)), rounded, false});
   new (memory) SharedHead{static_cast<uint32_t>(users)};
   offset = segment_->offset_of(memory, rounded);
   return adopt(offset, bytes, users);
@@ -75,8 +99,8 @@ std::shared_ptr<void> Arena::allocate_shared(size_t bytes, int users, uint64_t& 
 std::shared_ptr<void> Arena::adopt(uint64_t offset, size_t bytes, int users) {
   const size_t rounded = kPage + whole_pages(std::max<size_t>(bytes, 1));
   std::byte* memory = segment_->at(offset);
-  prefault(memory, rounded);
-  // The memory is there once: every rank is charged its share.
+  populate(memory, rounded);  // cannot run out of memory: the owner has populated these pages
+  // The pages exist once: every rank is charged its share.
   const int64_t share = static_cast<int64_t>(rounded) / users;
   MemoryCounter* counter = &MemoryCounter::current();
   counter->add(share);
@@ -123,7 +147,7 @@ void Arena::reclaim() noexcept {
 
 void Arena::put_back(const Block& block) noexcept {
   std::byte* memory = segment_->arena(world_rank_) + block.begin;
-  if (!give_back(memory, block.bytes)) std::memset(memory, 0, block.bytes);
+  if (!release_pages(memory, block.bytes)) std::memset(memory, 0, block.bytes);
   segment_->rank(world_rank_).arena_epoch.fetch_add(1, std::memory_order_acq_rel);
   auto [it, inserted] = free_.emplace(block.begin, block.bytes);
   if (const auto next = std::next(it); next != free_.end() && it->first + it->second == next->first) {
@@ -137,7 +161,7 @@ void Arena::put_back(const Block& block) noexcept {
   }
 }
 
-void Arena::prefault_of_peer(uint64_t offset, size_t bytes) {
+void Arena::populate_of_peer(uint64_t offset, size_t bytes) {
   const int owner = segment_->owner_of(offset);
   if (owner == world_rank_) return;
   Mapped& mapped = mapped_[static_cast<size_t>(owner)];
@@ -151,7 +175,7 @@ void Arena::prefault_of_peer(uint64_t offset, size_t bytes) {
     mapped.units[unit] = true;
     const size_t from = std::max(unit * kUnit, begin);
     const size_t to = std::min((unit + 1) * kUnit, begin + bytes);
-    prefault(segment_->arena(owner) + from, to - from);
+    populate(segment_->arena(owner) + from, to - from);
   }
 }
 

@@ -13,34 +13,35 @@
 
 namespace caravan::shared {
 
-/// The allocator of one rank over its part of the segment: whole pages, best fit, zeroed, mapped before they are given
-/// out. Blocks may be released on any thread.
+/// The allocator of one rank over its part of the segment: best fit, whole pages, zeroed and populated. Blocks may be
+/// freed on any thread.
 ///
-/// Note [deferred free]: peers read and write a block until the operation on it is complete, so what is released while
-/// this rank has an operation in flight is kept until it has none. After a failure a late peer may still be writing:
-/// then nothing is given out again.
+/// Note [deferred free]: peers read and write a block until the operation on it is complete, so a block that is freed
+/// while this rank has operations in flight is not reused before all of them are complete. After a failure a late peer
+/// may still be writing: from then on nothing is reused.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena(std::shared_ptr<Segment> segment, int world_rank);
 
-  /// Throws ResourceError if the arena has no room.
+  /// Null if the arena has no room left. Throws ResourceError if this is more than the process can use, or if the
+  /// kernel has no memory left.
   std::shared_ptr<void> allocate(size_t bytes);
-  /// A block that `users` ranks use: it is free when all have let go of it. For the rank that owns the arena; the
-  /// others get theirs by `adopt`, from its offset.
+  /// A block with `users` ranks, which is freed when all of them have released it. Called by the rank that owns the
+  /// arena; the others call `adopt` with its offset.
   std::shared_ptr<void> allocate_shared(size_t bytes, int users, uint64_t& offset);
   std::shared_ptr<void> adopt(uint64_t offset, size_t bytes, int users);
 
   [[noreturn]] void throw_no_room(size_t bytes) const;
 
-  /// By the rank's own thread, around every operation.
+  /// Called on the rank's own thread around every operation.
   void begin_operation() noexcept {
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
   void end_operations(uint32_t count) noexcept;
-  void keep_everything() noexcept { tainted_.store(true); }
+  void stop_reuse() noexcept { tainted_.store(true); }
 
-  /// Maps a peer's memory that this rank is about to touch, once.
-  void prefault_of_peer(uint64_t offset, size_t bytes);
+  /// Maps a peer's memory that this rank is about to access, unless that is done already.
+  void populate_of_peer(uint64_t offset, size_t bytes);
 
  private:
   struct Block {
@@ -53,7 +54,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
     std::vector<bool> units;  // kUnit bytes each
   };
 
-  std::byte* take(size_t bytes);
+  std::byte* take(size_t bytes);  // null: no room
+  void populate_or_throw(std::byte* memory, const Block& block);
   void release(const Block& block) noexcept;
   void reclaim() noexcept;
   void put_back(const Block& block) noexcept;
@@ -61,6 +63,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   std::shared_ptr<Segment> segment_;
   int world_rank_;
+  size_t max_bytes_;  // of memory that the process can use
   std::atomic<uint32_t> in_flight_{0};
   std::atomic<bool> tainted_{false};
   std::atomic<bool> has_released_{false};

@@ -2,27 +2,28 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
+#include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/shared/compare_calls.h"
-#include "caravan/comm/shared/reduce.h"
 
 namespace caravan::shared {
 namespace {
 
-// Below it a copy through the cache, with one round less, is faster than to work in place.
+// Below this, staging through the cache is faster than working in place: it takes one round less.
 constexpr int64_t kDirectBytes = 2048;
-// Above it more than two ranks reduce a part each and exchange the results, instead of all reducing everything.
+// Above this, more than two ranks reduce a share each and exchange the results, instead of each reducing everything.
 constexpr int64_t kPairedBytes = 16 * 1024;
 
-constexpr uint64_t kNothing = 1;  // the place of an empty buffer: reachable, and never looked at
+constexpr uint64_t kEmptyBuffer = 1;  // the offset of an empty buffer, which nobody accesses
 
-uint64_t place_of(const Segment& segment, const ConstBuffer& buffer) noexcept {
-  if (buffer.count == 0) return kNothing;
+uint64_t offset_of(const Segment& segment, const ConstBuffer& buffer) noexcept {
+  if (buffer.count == 0) return kEmptyBuffer;
   return segment.offset_of(buffer.data, static_cast<size_t>(buffer.count * size_bytes(buffer.dtype)));
 }
 
-bool fit_in_pairs(const Region& region, int size, uint64_t round) {
+bool counts_match(const Region& region, int size, uint64_t round) {
   for (int from = 0; from < size; ++from) {
     const auto sent = region.send_counts(from, round);
     for (int to = 0; to < size; ++to) {
@@ -34,14 +35,10 @@ bool fit_in_pairs(const Region& region, int size, uint64_t round) {
 
 }  // namespace
 
-Collective::Collective(Seat& seat, Operation& operation)
-    : Rounds(seat, operation), element_bytes_(size_bytes(operation.dtype)) {
-  constexpr int64_t kLine = 64;
-  const int64_t staging = static_cast<int64_t>(Region::staging_bytes(seat.size));
-  chunk_elems_ = staging / element_bytes_;
-  block_bytes_ = staging / seat.size / kLine * kLine;
-  block_elems_ = block_bytes_ / element_bytes_;
-}
+Collective::Collective(RankState& state, Operation& operation)
+    : Rounds(state, operation),
+      element_bytes_(size_bytes(operation.dtype)),
+      element_shift_(std::countr_zero(static_cast<uint64_t>(element_bytes_))) {}
 
 bool Collective::fits_payload() const noexcept {
   const Operation& op = operation();
@@ -52,21 +49,21 @@ bool Collective::fits_payload() const noexcept {
   return elems * element_bytes_ <= static_cast<int64_t>(Line::kPayloadBytes);
 }
 
-void Collective::show_call(uint64_t round) {
+void Collective::write_call(uint64_t round) {
   const Operation& op = operation();
   Line& line = own_line(round);
   line.call = call_signature(op);
   line.size = size_signature(op);
-  if (op.verb == Verb::all_to_all) {  // what each reads of the others' buffers
-    std::ranges::copy(op.send_counts, seat_.region.send_counts(seat_.rank, round).begin());
-    std::ranges::copy(op.recv_counts, seat_.region.recv_counts(seat_.rank, round).begin());
+  if (op.verb == Verb::all_to_all) {  // peers need them to read their parts
+    std::ranges::copy(op.send_counts, state_.region.send_counts(state_.rank, round).begin());
+    std::ranges::copy(op.recv_counts, state_.region.recv_counts(state_.rank, round).begin());
   }
   line.in = 0;
   line.out = 0;
   if (std::max(op.in.count, op.out.count) * element_bytes_ < kDirectBytes) return;
-  line.in = place_of(*seat_.segment, op.in);
-  line.out = place_of(*seat_.segment, op.out);
-  // An all_reduce in place works on both or on none.
+  line.in = offset_of(*state_.segment, op.in);
+  line.out = offset_of(*state_.segment, op.out);
+  // An all_reduce accesses both buffers in place or neither.
   if (op.verb == Verb::all_reduce && line.out == 0) line.in = 0;
 }
 
@@ -75,11 +72,11 @@ void Collective::write(uint64_t round, int64_t step) {
     if (path_ != Path::direct) write_staged(round, step - first_step_);
     return;
   }
-  show_call(round);
+  write_call(round);
   const Operation& op = operation();
   if (!fits_payload()) {
     if (own_line(round).in == 0) write_staged(round, 0);
-  } else if (op.in.count > 0 && (op.verb != Verb::broadcast || op.root == seat_.rank)) {
+  } else if (op.in.count > 0 && (op.verb != Verb::broadcast || op.root == state_.rank)) {
     std::memcpy(own_line(round).payload.data(), op.in.data, static_cast<size_t>(op.in.count * element_bytes_));
   }
 }
@@ -87,15 +84,15 @@ void Collective::write(uint64_t round, int64_t step) {
 Rounds::Next Collective::read(uint64_t round, int64_t step) {
   if (step == 0 && cursor_ == 0 && peer_ == 0) {
     path_ = choose(round);
-    num_steps_ = count_steps(round);
     if (path_ == Path::payload) {
       read_payloads(round);
       return Next::end;
     }
-    // Who expected to work in place has staged nothing.
-    bool somebody_shows = false;
-    for (int rank = 0; rank < seat_.size; ++rank) somebody_shows |= seat_.region.line(rank, round).in != 0;
-    if (path_ != Path::direct && somebody_shows) {
+    if (path_ != Path::direct) num_steps_ = count_steps(round);
+    // A rank whose buffers lie in an arena has staged nothing in this round.
+    bool any_in_arena = false;
+    for (int rank = 0; rank < state_.size; ++rank) any_in_arena |= state_.region.line(rank, round).in != 0;
+    if (path_ != Path::direct && any_in_arena) {
       first_step_ = 1;
       return Next::round;
     }
@@ -104,26 +101,26 @@ Rounds::Next Collective::read(uint64_t round, int64_t step) {
   return read_staged(round, step - first_step_) ? Next::end : Next::round;
 }
 
-bool Collective::calls_fit(uint64_t round) const {
-  if (!Rounds::calls_fit(round)) return false;
-  return operation().verb != Verb::all_to_all || fit_in_pairs(seat_.region, seat_.size, round);
+bool Collective::calls_match(uint64_t round) const {
+  if (!Rounds::calls_match(round)) return false;
+  return operation().verb != Verb::all_to_all || counts_match(state_.region, state_.size, round);
 }
 
 Collective::Path Collective::choose(uint64_t round) const {
   const Operation& op = operation();
   if (fits_payload()) return Path::payload;
-  bool all_show = true;
-  for (int rank = 0; rank < seat_.size; ++rank) all_show &= seat_.region.line(rank, round).in != 0;
-  if (op.verb == Verb::broadcast) all_show = seat_.region.line(op.root, round).in != 0;
-  if (all_show) return Path::direct;
+  bool all_in_arena = true;
+  for (int rank = 0; rank < state_.size; ++rank) all_in_arena &= state_.region.line(rank, round).in != 0;
+  if (op.verb == Verb::broadcast) all_in_arena = state_.region.line(op.root, round).in != 0;
+  if (all_in_arena) return Path::direct;
   const bool is_long = op.in.count * element_bytes_ > kPairedBytes;
-  return op.verb == Verb::all_reduce && seat_.size > 2 && is_long ? Path::paired : Path::staged;
+  return op.verb == Verb::all_reduce && state_.size > 2 && is_long ? Path::paired : Path::staged;
 }
 
 void Collective::collect_payloads(uint64_t round) const {
-  std::vector<const std::byte*>& sources = seat_.sources;
+  std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
-  for (int rank = 0; rank < seat_.size; ++rank) sources.push_back(seat_.region.line(rank, round).payload.data());
+  for (int rank = 0; rank < state_.size; ++rank) sources.push_back(state_.region.line(rank, round).payload.data());
 }
 
 void Collective::read_payloads(uint64_t round) const {
@@ -132,29 +129,29 @@ void Collective::read_payloads(uint64_t round) const {
   if (op.in.count == 0 && op.verb != Verb::all_gather) return;
   switch (op.verb) {
     case Verb::reduce:
-      if (seat_.rank != op.root) return;
+      if (state_.rank != op.root) return;
       [[fallthrough]];
     case Verb::all_reduce:
       collect_payloads(round);
-      return reduce_in_order(op.op, op.dtype, seat_.sources, op.in.count, out);
+      return reduce_in_order(op.op, op.dtype, state_.sources, op.in.count, out);
     case Verb::broadcast:
-      std::memcpy(out, seat_.region.line(op.root, round).payload.data(),
+      std::memcpy(out, state_.region.line(op.root, round).payload.data(),
                   static_cast<size_t>(op.in.count * element_bytes_));
       return;
     case Verb::all_gather:
-      for (int rank = 0; rank < seat_.size; ++rank) {
+      for (int rank = 0; rank < state_.size; ++rank) {
         const auto bytes = static_cast<size_t>(op.recv_counts[static_cast<size_t>(rank)] * element_bytes_);
-        if (bytes > 0) std::memcpy(out, seat_.region.line(rank, round).payload.data(), bytes);
+        if (bytes > 0) std::memcpy(out, state_.region.line(rank, round).payload.data(), bytes);
         out += bytes;
       }
       return;
     case Verb::reduce_scatter: {
       int64_t begin = 0;
-      for (int rank = 0; rank < seat_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
+      for (int rank = 0; rank < state_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
       if (op.out.count == 0) return;
       collect_payloads(round);
-      for (const std::byte*& source : seat_.sources) source += begin * element_bytes_;
-      return reduce_in_order(op.op, op.dtype, seat_.sources, op.out.count, out);
+      for (const std::byte*& source : state_.sources) source += begin * element_bytes_;
+      return reduce_in_order(op.op, op.dtype, state_.sources, op.out.count, out);
     }
     case Verb::all_to_all:
     case Verb::send:

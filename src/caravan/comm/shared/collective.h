@@ -6,19 +6,19 @@
 
 namespace caravan::shared {
 
-/// One of the verbs that all ranks call. In the first round every rank shows its call and where its buffers lie. From
-/// what they see, all choose the same path:
+/// A collective verb. In the first round every rank publishes its call and the offsets of its buffers. All ranks see
+/// the same and choose the same path:
 ///
 ///   payload   up to 24 bytes travel in the lines themselves: one round.
-///   direct    every buffer that peers need lies in an arena: they read it, and write the result, in place. Each rank
-///             reduces its own part of everybody's data and writes it to everybody. Two rounds: begin, and end, since
-///             the buffers are the peers' until all have finished.
-///   staged    any memory: copied through the staging buffers, a chunk a round, by way of the cache.
-///   paired    the same for a long all_reduce of many ranks: a round in which each reduces its piece of the chunk, and
-///             one in which all copy the results.
+///   direct    every buffer that peers access lies in an arena: they read inputs and write results in place. Each rank
+///             reduces its share of all inputs and writes it to all results. Two rounds; the second one tells that all
+///             ranks are done with the buffers.
+///   staged    any memory: copied through the staging buffers, one chunk per round.
+///   paired    staged, for a long all_reduce of more than two ranks: per chunk a round in which each rank reduces its
+///             share and a round in which all ranks copy the results.
 class Collective final : public Rounds {
  public:
-  Collective(Seat& seat, Operation& operation);
+  Collective(RankState& state, Operation& operation);
 
  private:
   enum class Path : uint8_t { payload, direct, staged, paired };
@@ -27,8 +27,8 @@ class Collective final : public Rounds {
   Next read(uint64_t round, int64_t step) override;
 
   // collective.cpp
-  void show_call(uint64_t round);
-  bool calls_fit(uint64_t round) const override;
+  void write_call(uint64_t round);
+  bool calls_match(uint64_t round) const override;
   Path choose(uint64_t round) const;
   bool fits_payload() const noexcept;
   void collect_payloads(uint64_t round) const;
@@ -37,18 +37,27 @@ class Collective final : public Rounds {
   // collective_direct.cpp
   Next move_directly(uint64_t round);
   Next reduce_own_share(uint64_t round);
-  /// To seat_.outs, from this place in everybody's input.
+  /// Reduces elements `begin` .. of all inputs into state_.outs.
   Next reduce_part(uint64_t round, int64_t begin, int64_t count);
   Next gather_directly(uint64_t round);
   Next exchange_directly(uint64_t round);
-  /// A bounded piece of it; true with the last.
-  bool copy_from(uint64_t place, int64_t begin_bytes, std::byte* to, int64_t bytes);
-  std::byte* reach(uint64_t place, int64_t begin_bytes, int64_t bytes) const;
+  /// Copies a bounded piece; true if it was the last.
+  bool copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, int64_t bytes);
+  std::byte* reach(uint64_t offset, int64_t begin_bytes, int64_t bytes) const;
 
   // collective_staged.cpp
+  /// What `rank` reduces of `count` elements, in whole cache lines.
   struct Piece {
     int64_t begin, count;
   };
+  Piece share_of(int rank, int64_t count) const noexcept;
+  /// Elements in a staging buffer.
+  int64_t chunk_elems() const noexcept {
+    return static_cast<int64_t>(Region::staging_bytes(state_.size)) >> element_shift_;
+  }
+  /// A staging buffer is cut into one block per rank.
+  int64_t block_bytes() const noexcept;
+  int64_t block_elems() const noexcept { return block_bytes() >> element_shift_; }
   void write_staged(uint64_t round, int64_t step) const;
   bool read_staged(uint64_t round, int64_t step) const;
   int64_t count_steps(uint64_t round) const;
@@ -67,12 +76,10 @@ class Collective final : public Rounds {
   Path path_ = Path::staged;
   int64_t first_step_ = 0;  // of the staged path
   int64_t num_steps_ = 0;
-  int64_t cursor_ = 0;  // elements or bytes that the direct path has done
-  int peer_ = 0;        // with this many peers behind it
+  int64_t cursor_ = 0;  // elements or bytes that the direct path has finished
+  int peer_ = 0;        // peers that it has finished
   int64_t element_bytes_;
-  int64_t chunk_elems_;  // of a whole staging buffer
-  int64_t block_bytes_;  // of a staging buffer cut into one block per rank
-  int64_t block_elems_;
+  int element_shift_;  // element_bytes_ is a power of two
 };
 
 }  // namespace caravan::shared

@@ -1,21 +1,20 @@
 #include <algorithm>
 #include <cstring>
 
+#include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/shared/collective.h"
-#include "caravan/comm/shared/reduce.h"
 
 namespace caravan::shared {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{1} << 20;      // between two looks at what else is outstanding
-constexpr int64_t kPrefaultBytes = int64_t{64} << 10;  // fewer pages are mapped as they come
-constexpr int64_t kAlign = 64;
+constexpr int64_t kPieceBytes = int64_t{1} << 20;      // at a time, so that other operations make progress
+constexpr int64_t kPopulateBytes = int64_t{64} << 10;  // smaller ranges are mapped by page faults
 
 }  // namespace
 
-std::byte* Collective::reach(uint64_t place, int64_t begin_bytes, int64_t bytes) const {
-  if (bytes >= kPrefaultBytes) seat_.arena->prefault_of_peer(place + static_cast<uint64_t>(begin_bytes), bytes);
-  return seat_.segment->at(place) + begin_bytes;
+std::byte* Collective::reach(uint64_t offset, int64_t begin_bytes, int64_t bytes) const {
+  if (bytes >= kPopulateBytes) state_.arena->populate_of_peer(offset + static_cast<uint64_t>(begin_bytes), bytes);
+  return state_.segment->at(offset) + begin_bytes;
 }
 
 Rounds::Next Collective::move_directly(uint64_t round) {
@@ -25,17 +24,17 @@ Rounds::Next Collective::move_directly(uint64_t round) {
     case Verb::reduce: return reduce_own_share(round);
     case Verb::reduce_scatter: {
       int64_t begin = 0;
-      for (int rank = 0; rank < seat_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
-      if (cursor_ == 0) seat_.outs.assign(1, static_cast<std::byte*>(op.out.data));
+      for (int rank = 0; rank < state_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
+      if (cursor_ == 0) state_.outs.assign(1, static_cast<std::byte*>(op.out.data));
       return reduce_part(round, begin, op.out.count);
     }
     case Verb::all_gather: return gather_directly(round);
     case Verb::all_to_all: return exchange_directly(round);
     case Verb::broadcast:
-      if (seat_.rank == op.root || op.out.data == seat_.segment->at(seat_.region.line(op.root, round).in)) {
+      if (state_.rank == op.root || op.out.data == state_.segment->at(state_.region.line(op.root, round).in)) {
         return Next::round;
       }
-      return copy_from(seat_.region.line(op.root, round).in, 0, static_cast<std::byte*>(op.out.data),
+      return copy_from(state_.region.line(op.root, round).in, 0, static_cast<std::byte*>(op.out.data),
                        op.out.count * element_bytes_)
                  ? Next::round
                  : Next::same;
@@ -51,22 +50,21 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
   int64_t begin = 0;
   int64_t count = op.in.count;
   const bool to_all = op.verb == Verb::all_reduce;
-  if (to_all || seat_.region.line(op.root, round).out != 0) {
-    const int64_t align = kAlign / element_bytes_;
-    const int64_t each = (count / seat_.size + align) / align * align;
-    begin = std::min(count, each * seat_.rank);
-    count = std::min(count - begin, each);
-  } else if (seat_.rank != op.root) {
-    return Next::round;  // nobody else reaches the root's result
+  if (to_all || state_.region.line(op.root, round).out != 0) {
+    const Piece own = share_of(state_.rank, count);
+    begin = own.begin;
+    count = own.count;
+  } else if (state_.rank != op.root) {
+    return Next::round;  // the result lies outside of the arenas: the root reduces alone
   }
   if (cursor_ == 0) {
-    seat_.outs.clear();
+    state_.outs.clear();
     const int64_t bytes = count * element_bytes_;
-    for (int rank = 0; rank < seat_.size; ++rank) {
+    for (int rank = 0; rank < state_.size; ++rank) {
       if (!to_all && rank != op.root) continue;
-      const bool is_own = rank == seat_.rank;
-      seat_.outs.push_back(is_own ? static_cast<std::byte*>(op.out.data) + begin * element_bytes_
-                                  : reach(seat_.region.line(rank, round).out, begin * element_bytes_, bytes));
+      const bool is_own = rank == state_.rank;
+      state_.outs.push_back(is_own ? static_cast<std::byte*>(op.out.data) + begin * element_bytes_
+                                  : reach(state_.region.line(rank, round).out, begin * element_bytes_, bytes));
     }
   }
   return reduce_part(round, begin, count);
@@ -74,28 +72,28 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
 
 Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t count) {
   const Operation& op = operation();
-  const int64_t piece = std::min(count - cursor_, kPieceBytes / element_bytes_);
+  const int64_t piece = std::min(count - cursor_, kPieceBytes >> element_shift_);
   if (piece <= 0) return Next::round;
-  std::vector<const std::byte*>& sources = seat_.sources;
+  std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
-  for (int rank = 0; rank < seat_.size; ++rank) {
-    const uint64_t place = seat_.region.line(rank, round).in;
-    const std::byte* first = cursor_ == 0 ? reach(place, begin * element_bytes_, count * element_bytes_)
-                                          : seat_.segment->at(place) + begin * element_bytes_;
+  for (int rank = 0; rank < state_.size; ++rank) {
+    const uint64_t offset = state_.region.line(rank, round).in;
+    const std::byte* first = cursor_ == 0 ? reach(offset, begin * element_bytes_, count * element_bytes_)
+                                          : state_.segment->at(offset) + begin * element_bytes_;
     sources.push_back(first + cursor_ * element_bytes_);
   }
-  std::vector<std::byte*>& outs = seat_.piece_outs;
-  outs = seat_.outs;
+  std::vector<std::byte*>& outs = state_.piece_outs;
+  outs = state_.outs;
   for (std::byte*& out : outs) out += cursor_ * element_bytes_;
   reduce_to_all(op.op, op.dtype, sources, piece, outs);
   cursor_ += piece;
   return cursor_ == count ? Next::round : Next::same;
 }
 
-bool Collective::copy_from(uint64_t place, int64_t begin_bytes, std::byte* to, int64_t bytes) {
+bool Collective::copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, int64_t bytes) {
   const int64_t piece = std::min(bytes - cursor_, kPieceBytes);
   if (piece > 0) {
-    const std::byte* from = cursor_ == 0 ? reach(place, begin_bytes, bytes) : seat_.segment->at(place) + begin_bytes;
+    const std::byte* from = cursor_ == 0 ? reach(offset, begin_bytes, bytes) : state_.segment->at(offset) + begin_bytes;
     std::memcpy(to + cursor_, from + cursor_, static_cast<size_t>(piece));
     cursor_ += piece;
   }
@@ -106,29 +104,29 @@ bool Collective::copy_from(uint64_t place, int64_t begin_bytes, std::byte* to, i
 
 Rounds::Next Collective::gather_directly(uint64_t round) {
   const Operation& op = operation();
-  const uint64_t one = seat_.region.line(0, round).out;
+  const uint64_t one = state_.region.line(0, round).out;
   bool is_one_buffer = one != 0;
-  bool is_in_place = true;  // on every rank
+  bool is_in_place = true;  // on all ranks
   int64_t begin = 0;
-  for (int rank = 0; rank < seat_.size; ++rank) {
-    const Line& line = seat_.region.line(rank, round);
+  for (int rank = 0; rank < state_.size; ++rank) {
+    const Line& line = state_.region.line(rank, round);
     is_one_buffer &= line.out == one;
     const int64_t count = op.recv_counts[static_cast<size_t>(rank)];
     is_in_place &= count == 0 || line.in == line.out + static_cast<uint64_t>(begin * element_bytes_);
     begin += count;
   }
-  if (is_one_buffer && is_in_place) return Next::end;  // everybody's part is there: a view
-  // Each rank begins with its successor, so that they do not all read the same memory at once.
-  while (peer_ < seat_.size) {
-    const int from = (seat_.rank + peer_) % seat_.size;
+  if (is_one_buffer && is_in_place) return Next::end;  // all parts are in the shared buffer already
+  // Each rank starts with its own part and continues with its successors, so that not all read one rank at once.
+  while (peer_ < state_.size) {
+    const int from = (state_.rank + peer_) % state_.size;
     int64_t part = 0;
     for (int rank = 0; rank < from; ++rank) part += op.recv_counts[static_cast<size_t>(rank)];
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
     std::byte* to = static_cast<std::byte*>(op.out.data) + part * element_bytes_;
-    const uint64_t place = seat_.region.line(from, round).in;
-    const bool is_there = bytes == 0 || to == seat_.segment->at(place) || (is_one_buffer && from != seat_.rank);
+    const uint64_t offset = state_.region.line(from, round).in;
+    const bool is_there = bytes == 0 || to == state_.segment->at(offset) || (is_one_buffer && from != state_.rank);
     if (!is_there) {
-      if (!copy_from(place, 0, to, bytes)) return Next::same;
+      if (!copy_from(offset, 0, to, bytes)) return Next::same;
     }
     ++peer_;
   }
@@ -137,16 +135,16 @@ Rounds::Next Collective::gather_directly(uint64_t round) {
 
 Rounds::Next Collective::exchange_directly(uint64_t round) {
   const Operation& op = operation();
-  while (peer_ < seat_.size) {
-    const int from = (seat_.rank + peer_) % seat_.size;
+  while (peer_ < state_.size) {
+    const int from = (state_.rank + peer_) % state_.size;
     int64_t part = 0;
     for (int rank = 0; rank < from; ++rank) part += op.recv_counts[static_cast<size_t>(rank)];
-    int64_t begin = 0;  // of this rank's part of what `from` sends
-    for (int rank = 0; rank < seat_.rank; ++rank) {
-      begin += seat_.region.send_counts(from, round)[static_cast<size_t>(rank)];
+    int64_t begin = 0;  // of this rank's part in the input of `from`
+    for (int rank = 0; rank < state_.rank; ++rank) {
+      begin += state_.region.send_counts(from, round)[static_cast<size_t>(rank)];
     }
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
-    if (bytes > 0 && !copy_from(seat_.region.line(from, round).in, begin * element_bytes_,
+    if (bytes > 0 && !copy_from(state_.region.line(from, round).in, begin * element_bytes_,
                                 static_cast<std::byte*>(op.out.data) + part * element_bytes_, bytes)) {
       return Next::same;
     }

@@ -34,13 +34,13 @@ uint64_t size_signature(const Operation& operation) noexcept {
   }
 }
 
-void throw_difference(const Seat& seat, const Descriptor& own, uint64_t round) {
+void throw_difference(const RankState& state, const Descriptor& own, uint64_t round) {
   std::vector<CallOf> calls;
-  for (int rank = 0; rank < seat.size; ++rank) {
+  for (int rank = 0; rank < state.size; ++rank) {
     calls.push_back(
-        {&seat.region.call(rank, round), seat.region.send_counts(rank, round), seat.region.recv_counts(rank, round)});
+        {&state.region.call(rank, round), state.region.send_counts(rank, round), state.region.recv_counts(rank, round)});
   }
-  std::rethrow_exception(mismatch_error(seat, own, "the ranks' calls differ: " + difference(calls)));
+  std::rethrow_exception(mismatch_error(state, own, "the ranks' calls differ: " + difference(calls)));
 }
 
 }  // namespace caravan::shared

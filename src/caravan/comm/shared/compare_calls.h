@@ -4,13 +4,12 @@
 
 namespace caravan::shared {
 
-/// What fits into a line of a call and must be equal on all ranks: verb, op, dtype and root, as far as the verb has
-/// them.
+/// The verb and, if it has them, op, dtype and root, in 64 bits: must be equal on all ranks.
 uint64_t call_signature(const Operation& operation) noexcept;
-/// The sizes that must be equal on all ranks: a count, or a hash of all parts' counts.
+/// The count, or a hash of the counts of all ranks: must be equal on all ranks.
 uint64_t size_signature(const Operation& operation) noexcept;
 
-/// Throws the mismatch error, the same on every rank, of the calls that the ranks show whole in `round`.
-[[noreturn]] void throw_difference(const Seat& seat, const Descriptor& own, uint64_t round);
+/// Throws the mismatch error for the full calls that the ranks have published in `round`; the same error on every rank.
+[[noreturn]] void throw_difference(const RankState& state, const Descriptor& own, uint64_t round);
 
 }  // namespace caravan::shared

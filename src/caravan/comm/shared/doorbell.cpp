@@ -2,6 +2,7 @@
 
 #include <ctime>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,10 +14,16 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
 }
 
+bool membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0) == 0; }
+
 }  // namespace
 
-void Doorbell::ring() noexcept {
-  if (asleep_.load(std::memory_order_seq_cst) == 0) return;
+void Doorbell::set_up() noexcept {
+  static const bool is_registered = membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+  sleeper_has_barrier.store(is_registered, std::memory_order_relaxed);
+}
+
+void Doorbell::wake_up() noexcept {
   rings_.fetch_add(1, std::memory_order_seq_cst);
   futex(&rings_, FUTEX_WAKE, 1, nullptr);
 }
@@ -24,6 +31,7 @@ void Doorbell::ring() noexcept {
 uint32_t Doorbell::announce() noexcept {
   const uint32_t seen = rings_.load(std::memory_order_seq_cst);
   asleep_.store(1, std::memory_order_seq_cst);
+  membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
   return seen;
 }
 

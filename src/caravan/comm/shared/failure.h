@@ -8,14 +8,14 @@
 
 namespace caravan::shared {
 
-/// The first failure of a group, in shared memory: the first rank to call `publish` writes it, everybody reads it.
-/// Zeroed memory is a record without failure.
+/// The first failure of a group, in shared memory: written by the first rank that calls `publish`, read by all. Zeroed
+/// memory is a record without failure.
 class FailureRecord {
  public:
-  /// True if this call's text is the one that stands.
+  /// True if this call was the first.
   bool publish(int rank, std::string_view text) noexcept;
   bool is_set() const noexcept { return state_.load(std::memory_order_acquire) == kReady; }
-  /// Who and what, once is_set().
+  /// Valid once is_set().
   int rank() const noexcept { return rank_; }
   std::string text() const { return text_.data(); }
 

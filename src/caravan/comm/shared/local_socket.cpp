@@ -32,7 +32,7 @@ Fd new_socket() {
   Fd fd(socket(AF_UNIX, kType, 0));
   if (fd) return fd;
   throw ResourceError({.op = "shared memory",
-                       .fact = fmt::format("cannot open a local socket: {}", store_socket::system_error(errno)),
+                       .fact = fmt::format("cannot open a local socket: {}", system_error(errno)),
                        .action = "raise the limit of open files (ulimit -n)"});
 }
 
@@ -44,7 +44,7 @@ socklen_t fill_address(sockaddr_un& address, std::string_view name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
-/// The room for one descriptor beside a message.
+/// Ancillary data with one descriptor.
 struct alignas(cmsghdr) Control {
   std::array<char, CMSG_SPACE(sizeof(int))> bytes{};
 };
@@ -61,11 +61,11 @@ LocalSocket LocalSocket::listen(int backlog) {
   Fd fd = new_socket();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // An address of nothing but its family: the kernel chooses a free abstract name.
+  // An address with only a family: the kernel chooses a free abstract name.
   if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(sa_family_t)) != 0 ||
       ::listen(fd.get(), backlog) != 0) {
     throw ResourceError({.op = "shared memory",
-                         .fact = fmt::format("cannot listen on a local socket: {}", store_socket::system_error(errno)),
+                         .fact = fmt::format("cannot listen on a local socket: {}", system_error(errno)),
                          .action = "use the back-end gloo"});
   }
   return LocalSocket(std::move(fd));
@@ -85,7 +85,7 @@ std::optional<LocalSocket> LocalSocket::connect(const std::string& name, Deadlin
   while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
     if (errno != EAGAIN && errno != EINTR) return std::nullopt;
     if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
-    poll(nullptr, 0, 1);  // the queue of the listening side is full
+    poll(nullptr, 0, 1);  // the backlog of the listener is full
   }
   return LocalSocket(std::move(fd));
 }
@@ -96,7 +96,7 @@ std::optional<LocalSocket> LocalSocket::accept(Deadline deadline) const {
     if (fd) return LocalSocket(std::move(fd));
     if (errno == EMFILE || errno == ENFILE) {
       throw ResourceError({.op = "shared memory",
-                           .fact = fmt::format("cannot accept a rank: {}", store_socket::system_error(errno)),
+                           .fact = fmt::format("cannot accept a rank: {}", system_error(errno)),
                            .action = "raise the limit of open files (ulimit -n)"});
     }
   }
@@ -127,7 +127,7 @@ bool LocalSocket::send(const Packet& packet, int descriptor, Deadline deadline) 
   }
   while (wait_for(fd_.get(), POLLOUT, deadline)) {
     if (sendmsg(fd_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(packet))) return true;
-    // ETOOMANYREFS: the receivers have yet to take the descriptors sent before.
+    // ETOOMANYREFS: too many descriptors are in flight; receivers have to accept some first.
     if (errno == ETOOMANYREFS) poll(nullptr, 0, 1);
     if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) return false;
   }

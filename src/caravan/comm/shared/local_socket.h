@@ -1,29 +1,31 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
 
-#include "caravan/comm/store_socket.h"
+#include "caravan/base/fd.h"
 
 namespace caravan::shared {
 
-using store_socket::Deadline;
-using store_socket::Fd;
+using Deadline = std::chrono::steady_clock::time_point;
 
 enum class PacketKind : uint32_t { hello, memory, process, refusal };
 
-/// What processes of one host tell each other before they share memory: plain bytes.
+/// A message between processes of one host before they share memory: plain bytes.
 struct Packet {
   PacketKind kind = PacketKind::hello;
   int32_t rank = -1;
-  int32_t process = 0;  ///< its number, for messages
+  int32_t process = 0;  ///< its process id, for error messages
   uint32_t unused = 0;
   uint64_t token = 0;
-  uint64_t segment_bytes = 0;
+  uint64_t slot_bytes = 0;   ///< hello: equal in equal builds
+  uint64_t num_slots = 0;    ///< memory: its layout
+  uint64_t arena_bytes = 0;  ///< memory: its layout
   std::array<char, 992> text{};
 
   void set_text(std::string_view from) noexcept;
@@ -31,28 +33,27 @@ struct Packet {
 
 struct ReceivedPacket {
   Packet packet;
-  Fd descriptor;  ///< that came with it, if any
+  Fd descriptor;  ///< sent along, if any
 };
 
-/// A socket between processes of one host that also carries file descriptors. Its name lives in the kernel only (the
-/// abstract namespace) and goes with it.
+/// A Unix socket that also carries file descriptors. Its name is in the abstract namespace and disappears with it.
 class LocalSocket {
  public:
-  /// Under a fresh name that the kernel chooses. Throws ResourceError.
+  /// Under a free name that the kernel chooses. Throws ResourceError.
   static LocalSocket listen(int backlog);
-  /// Throws ResourceError without a socket; empty if nobody listens under `name` by then.
+  /// Empty if nobody listens on `name` by the deadline. Throws ResourceError if no socket can be opened.
   static std::optional<LocalSocket> connect(const std::string& name, Deadline deadline);
 
-  /// As text that can be stored anywhere.
+  /// Printable text.
   std::string name() const;
-  /// Empty if nobody comes before the deadline.
+  /// Empty if nobody connects before the deadline.
   std::optional<LocalSocket> accept(Deadline deadline) const;
-  /// The user of the process on the other side.
+  /// The user id of the connected process.
   uid_t peer_user() const;
 
-  /// Sends a copy of `descriptor` too, unless it is -1. False if the other side is gone or does not read in time.
+  /// Also sends a copy of `descriptor` unless it is -1. False if the peer is gone or does not read in time.
   bool send(const Packet& packet, int descriptor, Deadline deadline) const;
-  /// Empty if the other side is gone, sends something else, or nothing in time.
+  /// Empty if the peer is gone, sends anything but a Packet, or sends nothing in time.
   std::optional<ReceivedPacket> receive(Deadline deadline) const;
 
  private:

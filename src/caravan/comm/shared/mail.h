@@ -4,10 +4,10 @@
 
 namespace caravan::shared {
 
-/// One message through the mailbox of an ordered pair of ranks. It is cut into slots; the first one carries what the
-/// sender calls, which the receiver compares with its own call. A message that fits into the free slots is sent before
-/// the receiver comes; a longer one waits for it. One of more than a slot that lies in an arena is not cut: the slot
-/// says where it is, and the receiver copies it from there.
+/// A message through the mailbox of an ordered pair of ranks. It is cut into slots; the first one carries the sender's
+/// call, which the receiver compares with its own. A message that fits into the free slots does not wait for the
+/// receiver; a longer one does. A message of more than one slot that lies in an arena is not copied into slots: the
+/// receiver copies it from the sender's buffer, whose offset is in the slot.
 class Mail : public Task {
  public:
   using Task::Task;
@@ -17,7 +17,7 @@ class Mail : public Task {
   int64_t num_slots(int64_t total_bytes) const;
   int64_t slot_bytes(int64_t total_bytes) const;
 
-  int64_t slot_ = 0;  // the next one of this message
+  int64_t slot_ = 0;  // index of the next slot of this message
 };
 
 class SendTask final : public Mail {
@@ -26,11 +26,11 @@ class SendTask final : public Mail {
   bool advance() override;
 
  private:
-  /// Where the receiver finds the whole message; 0 if it is to be cut into slots.
-  uint64_t place(int64_t total_bytes) const noexcept;
+  /// The offset of the message if the receiver copies it from the sender's buffer; 0 if it goes through slots.
+  uint64_t buffer_offset(int64_t total_bytes) const noexcept;
   bool wait_for_receiver(const Mailbox& box);
 
-  bool is_lent_ = false;  // the receiver copies from the sender's memory
+  bool is_lent_ = false;  // the receiver copies from the sender's buffer
   uint64_t lent_slot_ = 0;
 };
 

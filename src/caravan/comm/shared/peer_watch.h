@@ -10,19 +10,19 @@ struct EndedPeer {
   std::string fact;  ///< "its process 1234 has ended"
 };
 
-/// A peer whose process is stopped, by SIGSTOP, a terminal or a debugger: it lives, and may go on.
+/// A peer whose process is stopped by SIGSTOP, a terminal or a debugger; it may be continued.
 struct StoppedPeer {
   int world_rank = 0;
-  int number = 0;  ///< of its process, as this one sees it
+  int number = 0;  ///< its process id in this process's namespace
 };
 
-/// Knows which peers' processes have ended, for good or bad, and which stand still.
+/// Detects peers whose processes have ended or are stopped.
 class PeerWatch {
  public:
   virtual ~PeerWatch() = default;
-  /// Cheap enough for every 50 ms.
+  /// Cheap enough to call every 50 ms.
   virtual std::vector<EndedPeer> ended() = 0;
-  /// Reads a file per peer: for messages.
+  /// Reads a file per peer: only for error messages.
   virtual std::vector<StoppedPeer> stopped() = 0;
 };
 

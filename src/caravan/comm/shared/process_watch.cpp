@@ -14,8 +14,8 @@
 namespace caravan::shared {
 namespace {
 
-/// The number of the descriptor's process as this process sees it: in another process namespace the peer has another
-/// one than it knows of itself. Below 1 if it is not to be seen from here, or has ended.
+/// The process id of a pidfd in this process's namespace, which may differ from the one that the peer itself sees.
+/// Below 1 if the process is not visible here or has ended.
 int number_seen_here(int descriptor) {
   std::ifstream file(fmt::format("/proc/self/fdinfo/{}", descriptor));
   for (std::string line; std::getline(file, line);) {
@@ -24,12 +24,12 @@ int number_seen_here(int descriptor) {
   return 0;
 }
 
-/// The letter of proc(5): T stopped by a signal, t by a debugger. 0 if there is no such process.
+/// The state letter of proc(5): T stopped by a signal, t by a debugger. 0 if there is no such process.
 char state_of(int number) {
   std::ifstream file(fmt::format("/proc/{}/stat", number));
   std::string text;
   std::getline(file, text);
-  const size_t name_ends = text.rfind(')');  // the name may hold anything, spaces and parentheses too
+  const size_t name_ends = text.rfind(')');  // the name may contain spaces and parentheses
   return name_ends == std::string::npos || name_ends + 2 >= text.size() ? '\0' : text[name_ends + 2];
 }
 
@@ -37,13 +37,12 @@ char state_of(int number) {
 
 PeerProcess own_process(int world_rank) {
   const pid_t number = getpid();
-  store_socket::Fd descriptor(static_cast<int>(syscall(SYS_pidfd_open, number, 0)));
+  Fd descriptor(static_cast<int>(syscall(SYS_pidfd_open, number, 0)));
   if (!descriptor) {
-    throw ResourceError(
-        {.op = "shared memory",
-         .fact = fmt::format("cannot open a descriptor of process {}: {}", number, store_socket::system_error(errno)),
-         .action = "use the back-end gloo if this kernel (before Linux 5.3) or its sandbox has no "
-                   "pidfd_open, or raise the limit of open files (ulimit -n)"});
+    throw ResourceError({.op = "shared memory",
+                         .fact = fmt::format("cannot open a descriptor of process {}: {}", number, system_error(errno)),
+                         .action = "use the back-end gloo if this kernel (before Linux 5.3) or its sandbox has no "
+                                   "pidfd_open, or raise the limit of open files (ulimit -n)"});
   }
   return {world_rank, number, std::move(descriptor)};
 }

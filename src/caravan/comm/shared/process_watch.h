@@ -2,22 +2,22 @@
 
 #include <vector>
 
+#include "caravan/base/fd.h"
 #include "caravan/comm/shared/peer_watch.h"
-#include "caravan/comm/store_socket.h"
 
 namespace caravan::shared {
 
-/// A process of the world by a descriptor, which stays with this very process even if its number is used again.
+/// A process of the world. Its pidfd keeps referring to it even if its process id is reused.
 struct PeerProcess {
   int world_rank = 0;
-  int number = 0;  ///< for messages
-  store_socket::Fd descriptor;
+  int number = 0;  ///< its process id, for error messages
+  Fd descriptor;
 };
 
-/// The calling process. Throws ResourceError if the kernel gives no such descriptor.
+/// The calling process. Throws ResourceError if the kernel provides no pidfd.
 PeerProcess own_process(int world_rank);
 
-/// Asks the kernel about all of them in one call.
+/// Checks all of them by one poll(2).
 class ProcessWatch final : public PeerWatch {
  public:
   explicit ProcessWatch(std::vector<PeerProcess> peers) : peers_(std::move(peers)) {}

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "caravan/comm/shared/pages.h"
+
 namespace caravan::shared {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kStagingBytes = 256 * 1024;
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }

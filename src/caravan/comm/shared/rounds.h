@@ -4,16 +4,16 @@
 
 namespace caravan::shared {
 
-/// The protocol of every collective. It goes in rounds; in round r each rank
-///   1. writes what it has to show into its line and its staging buffer number r mod 2,
+/// The protocol of every collective. In round r each rank
+///   1. writes its line and its staging buffer number r mod 2,
 ///   2. publishes `round = r` in that line,
-///   3. waits until all ranks have published r, and reads what they show.
-/// Whoever publishes r has read all of r - 1, and waits for everybody's r before it writes r + 1. So nobody is more
-/// than one round ahead of another, and what was written in round r stays until everybody has read it. Bytes and order
-/// depend on nothing but the arguments, so every rank gets the same result at every run.
+///   3. waits until all ranks have published r, and reads what they have written.
+/// A rank that publishes r has finished reading r - 1, and waits for all ranks' r before it writes r + 1. So no rank is
+/// more than one round ahead of another, and what is written in round r stays valid until all ranks have read it.
+/// Results depend on the arguments only: they are the same on every rank and in every run.
 ///
-/// In the first round the lines show enough of the calls to see whether they fit. If not, every rank sees so, and in
-/// one more round all show their calls whole, to name both sides in the error.
+/// The lines of the first round contain enough of the calls to tell whether they match. If they do not, all ranks
+/// notice, and publish their full calls in one more round, so that the error can name both sides.
 class Rounds : public Task {
  public:
   using Task::Task;
@@ -23,34 +23,33 @@ class Rounds : public Task {
 
  protected:
   enum class Next {
-    same,   ///< there is more to do in this round
+    same,   ///< this round is not finished
     round,  ///< another round follows
-    end,    ///< that was the last one
+    end,    ///< this was the last round
   };
 
-  /// Writes this rank's part of step `step` (0, 1, ..) of the operation, which is round `round` of the communicator.
+  /// Writes this rank's data for step `step` (0, 1, ..) of the operation, in round `round` of the communicator.
   virtual void write(uint64_t round, int64_t step) = 0;
-  /// Whether the calls that all ranks show in their lines of `round`, the first, fit each other.
-  virtual bool calls_fit(uint64_t round) const;
-  /// Reads everybody's part, a bounded piece at a time.
+  /// Whether the calls in the lines of `round`, the first of the operation, match.
+  virtual bool calls_match(uint64_t round) const;
+  /// Reads all ranks' data, a bounded piece at a time.
   virtual Next read(uint64_t round, int64_t step) = 0;
 
-  Line& own_line(uint64_t round) const noexcept { return seat_.region.line(seat_.rank, round); }
+  Line& own_line(uint64_t round) const noexcept { return state_.region.line(state_.rank, round); }
 
  private:
   bool has_published(int rank) const noexcept {
-    // The counterpart of publish's seq_cst: see Note [no lost wake-up].
-    return seat_.region.line(rank, round_).round.load(std::memory_order_seq_cst) >= round_;
+    return state_.region.line(rank, round_).round.load(std::memory_order_acquire) >= round_;
   }
-  void show_whole_call() const;
+  void write_full_call() const;
   void publish();
-  bool everybody_has_published();
+  bool all_have_published();
 
-  enum class Calls : uint8_t { unseen, fit, differ };
+  enum class Calls : uint8_t { unchecked, match, differ };
 
-  Calls calls_ = Calls::unseen;
-  bool published_ = false;  // this step's part
-  int next_ = 0;            // the ranks before it have published
+  Calls calls_ = Calls::unchecked;
+  bool published_ = false;  // this step's data
+  int next_ = 0;            // all ranks before this one have published
   uint64_t round_ = 0;
   int64_t step_ = 0;
 };

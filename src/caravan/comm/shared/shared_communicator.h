@@ -4,71 +4,72 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/communicator.h"
 #include "caravan/comm/level.h"
 #include "caravan/comm/shared/engine.h"
 
 namespace caravan::shared {
 
 /// A communicator over memory that its ranks share: threads of one process, or processes of one host.
-class SharedCommunicator final : public Communicator, public Level {
+class SharedCommunicator final : public Level {
  public:
-  /// The communicator of all ranks of the engine's segment, in its slot 0. Where it is a part of a larger world, that
-  /// one writes its log where the others can read it, and this one its own elsewhere.
+  /// The communicator of all ranks of the engine's segment, in slot 0. If it is part of a larger world, the segment's
+  /// flight logs are used by that world, and this communicator's log is private.
   static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
 
   /// `slot` is -1 for a communicator of one rank, which needs none.
-  SharedCommunicator(std::shared_ptr<Engine> engine, Seat seat, int slot, Lineage lineage);
+  SharedCommunicator(std::shared_ptr<Engine> engine, RankState state, int slot, Lineage lineage);
   ~SharedCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
   const FlightLog* flight_of(int rank) const noexcept override {
-    return &seat_.segment->rank(seat_.segment_ranks[static_cast<size_t>(rank)]).flight;
+    return &state_.segment->rank(state_.segment_ranks[static_cast<size_t>(rank)]).flight;
   }
-  /// To this rank's log in the segment: others can read what it was doing, whatever becomes of it.
+  /// Writes to this rank's log in the segment, which peers can read even if this rank dies.
   std::shared_ptr<FlightRecorder> make_shared_recorder() const;
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
   std::shared_ptr<void> allocate_shared(size_t bytes) override;
   void progress() override { engine_->poll(); }
-  void abort(std::string_view reason) noexcept override;
+  std::optional<bool> has_message(int peer) override;
 
-  const Seat& seat() const noexcept { return seat_; }
+  const RankState& state() const noexcept { return state_; }
   size_t outstanding() const noexcept { return outstanding_; }
-  /// A queue with something in it.
+  /// A queue that is not empty; outstanding() > 0.
   const TaskQueue& first_queue() const noexcept;
-  /// Advances every queue once. True if anything was done. An error of a task is the end of the communicator.
+  /// Advances every queue once. True if there was progress. An error of a task ends the communicator.
   bool advance() noexcept;
-  /// Ends everything outstanding, and every later call, with `error`, which the other ranks are told.
+  /// Fails everything outstanding and every later call with `error`, and publishes it to the peers.
   void die(const std::exception_ptr& error) noexcept;
   void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override { engine_->abort(engine_->world_rank(), fact); }
   void pause(const std::function<bool()>& is_done, std::chrono::microseconds at_most) override {
     engine_->pause(is_done, at_most);
   }
-  void drive_also(std::function<Besides()> work) override { engine_->drive_also(std::move(work)); }
+  void set_side_work(std::function<SideWork()> work) override { engine_->set_side_work(std::move(work)); }
   LateRank look_for(int rank) const override;
 
  private:
   void start(const std::shared_ptr<Operation>& operation) override;
   void execute(Operation& operation) override;
+  bool execute_notes() const noexcept override { return true; }
   void finish(Operation& operation) override;
 
   void enqueue(TaskQueue& queue, std::unique_ptr<Task> task, std::shared_ptr<Operation> operation);
-  /// Does a task whose caller waits for it; throws its error.
+  /// Runs a task of a blocking call; throws its error.
   void complete(TaskQueue& queue, Task& task);
-  void throw_if_dead(const Task& task);
-  void tell(const std::string& why) noexcept;
+  void check_alive(const Descriptor& call);
+  void publish_failure(const std::string& why) noexcept;
   void end_all(const std::exception_ptr& error) noexcept;
+  size_t num_outstanding() const noexcept override { return outstanding_; }
+  void complete_outstanding() noexcept override;
+  void abandon(const std::exception_ptr& error, const std::string& reason) noexcept override;
   TaskQueue& queue_of(const Operation& operation) noexcept;
   bool advance(TaskQueue& queue);
   void leave() noexcept;
 
   std::shared_ptr<Engine> engine_;
-  Seat seat_;
+  RankState state_;
   int slot_;
-  int exceptions_at_birth_;
-  std::exception_ptr error_;  // the first
   TaskQueue collectives_;
   std::vector<TaskQueue> sends_;  // per peer
   std::vector<TaskQueue> recvs_;

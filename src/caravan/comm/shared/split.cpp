@@ -16,23 +16,23 @@ void SplitTask::write(uint64_t round, int64_t step) {
   if (step == 0) {
     own_line(round).call = kSplitCall;
     own_line(round).size = 0;
-    std::ranges::copy(members(), seat_.region.send_counts(seat_.rank, round).begin());
+    std::ranges::copy(members(), state_.region.send_counts(state_.rank, round).begin());
     return;
   }
   const std::span<const int64_t> part = without_padding(members());
-  const bool leads = part.front() == seat_.rank && part.size() > 1;
-  seat_.region.send_counts(seat_.rank, round)[0] = leads ? seat_.segment->take_slot() : -1;
+  const bool leads = part.front() == state_.rank && part.size() > 1;
+  state_.region.send_counts(state_.rank, round)[0] = leads ? state_.segment->take_slot() : -1;
 }
 
 Rounds::Next SplitTask::read(uint64_t round, int64_t step) {
   if (step == 0) {
     std::vector<std::span<const int64_t>> lists;
-    for (int rank = 0; rank < seat_.size; ++rank) lists.push_back(seat_.region.send_counts(rank, round));
+    for (int rank = 0; rank < state_.size; ++rank) lists.push_back(state_.region.send_counts(rank, round));
     result_.overlap = find_overlap(lists);
     return result_.overlap.empty() ? Next::round : Next::end;
   }
   const int leader = static_cast<int>(members().front());
-  result_.slot = static_cast<int>(seat_.region.send_counts(leader, round)[0]);
+  result_.slot = static_cast<int>(state_.region.send_counts(leader, round)[0]);
   return Next::end;
 }
 

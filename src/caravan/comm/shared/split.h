@@ -8,16 +8,16 @@
 namespace caravan::shared {
 
 struct SplitResult {
-  int slot = -1;        ///< of the part's region; stays -1 for a part of one rank, or if none is free
-  std::string overlap;  ///< in words, the same on every rank; "" if the parts are equal or disjoint
+  int slot = -1;        ///< of the new communicator's region; -1 if it has one rank, or no slot is free
+  std::string overlap;  ///< which member lists overlap, the same text on every rank; "" if none do
 };
 
-/// Communicator::split in two rounds: all ranks show the members of their parts, and each rank checks them all; then
-/// the first member of each part tells the others which slot it has taken for the part's region.
+/// Communicator::split in two rounds: all ranks publish the members of their new communicators, and each rank checks
+/// all lists; then the first member of each publishes the slot that it has taken for the region.
 class SplitTask final : public Rounds {
  public:
   /// `result` outlives the task.
-  SplitTask(Seat& seat, Operation& operation, SplitResult& result) : Rounds(seat, operation), result_(result) {}
+  SplitTask(RankState& state, Operation& operation, SplitResult& result) : Rounds(state, operation), result_(result) {}
 
   Descriptor call() const override;
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/group_seat.h"
+#include "caravan/comm/group_info.h"
 #include "caravan/comm/shared/arena.h"
 #include "caravan/comm/shared/region.h"
 #include "caravan/comm/shared/segment.h"
@@ -12,14 +12,14 @@
 
 namespace caravan::shared {
 
-/// One rank's place in one communicator: what every operation of it works on.
-struct Seat : GroupSeat {
+/// The state of one rank in one communicator that all its operations share.
+struct RankState : GroupInfo {
   std::shared_ptr<Segment> segment;
-  std::vector<int> segment_ranks;  ///< of the ranks of this communicator; world_ranks is what errors call them
+  std::vector<int> segment_ranks;  ///< of this communicator's ranks; world_ranks are their numbers in error messages
   std::shared_ptr<Arena> arena;
   Region region;
-  uint64_t round = 0;                     ///< the last round of collectives that this rank has begun
-  std::vector<const std::byte*> sources;  ///< scratch of one step, kept so that it allocates once
+  uint64_t round = 0;                     ///< the last round that this rank has started
+  std::vector<const std::byte*> sources;  ///< scratch of one step, reused to avoid allocation
   std::vector<std::byte*> outs, piece_outs;
 
   void ring(int to) const { segment->rank(segment_ranks[static_cast<size_t>(to)]).doorbell.ring(); }
@@ -30,11 +30,11 @@ struct Seat : GroupSeat {
   }
 };
 
-/// An operation being executed, in steps that never block.
+/// An operation in progress, executed in steps that never block.
 class Task {
  public:
   /// `operation` outlives the task.
-  Task(Seat& seat, Operation& operation) : seat_(seat), operation_(operation) {}
+  Task(RankState& state, Operation& operation) : state_(state), operation_(operation) {}
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
@@ -42,16 +42,16 @@ class Task {
   Operation& operation() const noexcept { return operation_; }
   virtual Descriptor call() const { return describe(operation_); }
 
-  /// Does what can be done now. True if anything was done. Sets `finished` with the last step.
-  /// Throws CommError if the ranks' calls do not fit each other.
+  /// Does what can be done without waiting. True if there was progress. Sets `finished` with the last step.
+  /// Throws CommError if the ranks' calls do not match.
   virtual bool advance() = 0;
   bool finished() const noexcept { return finished_; }
 
-  /// The ranks whose turn it is, if advance() has just returned false.
+  /// The ranks it is waiting for, after advance() has returned false.
   virtual std::vector<int> missing() const = 0;
 
  protected:
-  Seat& seat_;
+  RankState& state_;
   bool finished_ = false;
 
  private:

@@ -6,12 +6,12 @@
 
 namespace caravan::shared {
 
-/// `ranks` did not come within `timeout`; tells what they were last doing, and which of them `watch` (which may be
-/// null) finds stopped.
-std::exception_ptr late_error(const Seat& seat, const Descriptor& call, std::span<const int> ranks,
+/// The error that `ranks` did not join the call within `timeout`, with each one's last call and whether its process is
+/// stopped. `watch` may be null.
+std::exception_ptr late_error(const RankState& state, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, PeerWatch* watch);
 
-/// What is known of `rank`, which is late.
-LateRank look_for(const Seat& seat, int rank, PeerWatch* watch);
+/// What is known about `rank`, which is late.
+LateRank look_for(const RankState& state, int rank, PeerWatch* watch);
 
 }  // namespace caravan::shared

@@ -1,0 +1,115 @@
+#include "apps/caravan/inspect_run.h"
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/checkpoint/manifest.h"
+#include "caravan/nn/hf_config.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+void print_fact(const std::string& name, const std::string& value) { fmt::print("{:<12}{}\n", name, value); }
+
+/// The last whole line of train.log: a running run may be writing the next one.
+nlohmann::json last_metrics(const fs::path& log) {
+  std::ifstream file(log);
+  nlohmann::json last;
+  for (std::string line; std::getline(file, line);) {
+    nlohmann::json parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (parsed.is_object()) last = std::move(parsed);
+  }
+  return last;
+}
+
+/// Throws DataError if the checkpoint is damaged.
+std::string contents(const fs::path& checkpoint) {
+  const Manifest manifest = Manifest::read(checkpoint);
+  int64_t bytes = 0;
+  for (const auto& [name, file] : manifest.files) bytes += file.bytes;
+  return fmt::format("step {}, {} tensors in {} files, {}{}", manifest.info.step, manifest.tensors.size(),
+                     manifest.files.size(), format_bytes(bytes),
+                     manifest.info.optimizer_steps == 0 ? ", weights only" : "");
+}
+
+void print_model(const CheckpointInfo& info, const fs::path& checkpoint) {
+  const ModelConfig model = parse_huggingface_config(info.model, checkpoint.string());
+  print_fact("model",
+             fmt::format("{}, {} layers of width {}, {} parameters, vocabulary {}, context {}", name(model.kind),
+                         model.layers, model.width, format_count(static_cast<double>(model.num_parameters())),
+                         model.vocabulary, model.context));
+}
+
+void inspect_checkpoint(const fs::path& folder) {
+  const CheckpointInfo info = Manifest::read(folder).info;
+  print_fact("checkpoint", folder.string());
+  print_fact("contents", contents(folder));
+  print_model(info, folder);
+  fmt::print("\n{}", info.recipe);
+}
+
+void print_steps(const fs::path& folder, const std::string& recipe) {
+  const nlohmann::json last = last_metrics(folder / "train.log");
+  const int64_t done = last.is_object() ? last.value("step", int64_t{0}) : 0;
+  const int64_t all = recipe.empty() ? 0 : parse_recipe(recipe, (folder / "recipe.toml").string()).train.steps;
+  std::string line = all > 0 ? fmt::format("{} of {}", done, all) : fmt::format("{}", done);
+  const auto add = [&](const char* key, const char* label) {
+    if (last.is_object() && last.contains(key) && last[key].is_number()) {
+      line += fmt::format(", {} {:.4f}", label, last[key].get<double>());
+    }
+  };
+  add("loss", "loss");
+  add("val_loss", "validation loss");
+  print_fact("steps", line);
+}
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+int inspect_run(const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder / "manifest.json", error)) {
+    inspect_checkpoint(folder);
+    return 0;
+  }
+  const auto checkpoints = list_checkpoints(folder);
+  if (checkpoints.empty() && !fs::exists(folder / "recipe.toml", error)) {
+    throw DataError({"inspect", folder.string(), "is neither a run folder nor a checkpoint", "",
+                     "name a recipe file, a run folder such as runs/default-1, or one of its checkpoints"});
+  }
+  const std::string recipe = text_of(folder / "recipe.toml");
+  print_fact("run", folder.string());
+  print_steps(folder, recipe);
+  bool has_model = false;
+  std::string lines;
+  for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
+    std::string text;
+    try {
+      text = contents(*checkpoint);
+      if (!has_model) print_model(Manifest::read(*checkpoint).info, *checkpoint);
+      has_model = true;
+    } catch (const DataError& damage) {
+      text = "DAMAGED: " + damage.text().fact;
+    }
+    lines += fmt::format("  {}  {}\n", checkpoint->filename().string(), text);
+  }
+  fmt::print("checkpoints {}\n{}", checkpoints.size(), lines);
+  fmt::print("\n{}", recipe);
+  return 0;
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Compares a training step of one rank and one thread with PyTorch's: GPT-2 of four sizes, AdamW.
+
+  one_rank.py --caravan build/release/bin/caravan [--python PYTHON] [--sizes tiny,small,gpt2] [--dtypes fp32,bf16]
+              [--repeat 3] [--steps N] [--force avx2] [--products "onednn"] [--ours-only]
+
+PyTorch: eager, scaled_dot_product_attention, fused AdamW; bf16 is autocast. Caravan: `caravan train` with the same sizes. The
+two alternate --repeat times; each run counts with the median of its steps. `--force avx2` limits both to AVX2. Each line ends
+with the processor class: compare figures of one class only.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import machine
+
+# layers, width, heads, context, vocabulary, sequences, steps
+SIZES = {"floor": (4, 128, 4, 8, 512, 1, 60), "tiny": (4, 128, 4, 128, 512, 16, 20),
+         "small": (6, 384, 6, 256, 4096, 4, 8), "gpt2": (12, 768, 12, 512, 50304, 1, 4)}
+WARM_UP = 2
+
+
+def torch_steps(size, dtype):
+    """Runs in a separate process and prints the milliseconds of each step."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            b, t, _ = x.shape
+            q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, t, width))
+            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids):
+            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    model = Model()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0, 0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    times = []
+    for _ in range(WARM_UP + steps):
+        ids = torch.randint(0, vocabulary, (batch, context + 1))
+        begin = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+            logits = model(ids[:, :-1])
+        F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        times.append((time.perf_counter() - begin) * 1e3)
+    print(json.dumps(times[WARM_UP:]))
+
+
+def run(command, environment):
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{result.stdout[-500:]}{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def peer(arguments, size, dtype, environment):
+    command = [arguments.python, str(pathlib.Path(__file__).resolve()), "--torch", size, dtype, "--steps",
+               str(SIZES[size][-1])]
+    return statistics.median(json.loads(run(command, environment)))
+
+
+def ours(arguments, size, dtype, environment):
+    layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
+                    "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"', "train.global_batch": batch,
+                    "train.steps": steps + WARM_UP, "train.eval_every": 0, "train.eval_batches": 1,
+                    "optimizer.clip_norm": 0, "checkpoint.every": 0, "sample.tokens": 0,
+                    "precision.compute": f'"{dtype}"',
+                    "comm.threads_per_rank": 1, "checkpoint.dir": f'"{folder}/run"'}
+        command = [arguments.caravan, "train", "--ranks", "1"]
+        for key, value in settings.items():
+            command += ["--set", f"{key}={value}"]
+        run(command, environment)
+        lines = [json.loads(line) for line in open(f"{folder}/run/train.log")]
+    return statistics.median(line["step_ms"] for line in lines if line.get("step_ms") is not None
+                             and line.get("step", 0) > WARM_UP)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", nargs=2, help=argparse.SUPPRESS)
+    root = pathlib.Path(__file__).resolve().parent.parent
+    parser.add_argument("--caravan", default=str(root / "build/release/bin/caravan"))
+    parser.add_argument("--python", default=sys.executable, help="has torch")
+    parser.add_argument("--sizes", default="tiny,small,gpt2")
+    parser.add_argument("--dtypes", default="fp32,bf16")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="timed steps a run instead of the size's own")
+    parser.add_argument("--force", choices=list(machine.FORCED), help="instruction set for both sides")
+    parser.add_argument("--ours-only", action="store_true", help="without PyTorch: caravan's dtypes beside each other")
+    parser.add_argument("--products", help="CARAVAN_PRODUCTS of our side")
+    arguments = parser.parse_args()
+    if arguments.steps:
+        SIZES.update({size: (*values[:-1], arguments.steps) for size, values in SIZES.items()})
+    if arguments.torch:
+        return torch_steps(*arguments.torch)
+    environment = dict(os.environ, OMP_NUM_THREADS="1", **machine.FORCED.get(arguments.force, {}))
+    environment.setdefault("CARAVAN_HOME", str(root))
+    own = dict(environment, **({"CARAVAN_PRODUCTS": arguments.products} if arguments.products else {}))
+    print(machine.describe(environment))
+    kind = machine.processor_class(environment)
+    dtypes = arguments.dtypes.split(",")
+    for size in arguments.sizes.split(","):
+        if arguments.ours_only:
+            rounds = [[ours(arguments, size, dtype, own) for dtype in dtypes] for _ in range(arguments.repeat)]
+            for dtype, mine in zip(dtypes, zip(*rounds)):
+                ratios = [one / first[0] for one, first in zip(mine, rounds)]
+                print(f"{size:5} {dtype}  caravan {statistics.median(mine):8.1f} ms  of {dtypes[0]} "
+                      f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})  {kind}", flush=True)
+            continue
+        for dtype in dtypes:
+            pairs = [(peer(arguments, size, dtype, environment), ours(arguments, size, dtype, own))
+                     for _ in range(arguments.repeat)]
+            ratios = [mine / theirs for theirs, mine in pairs]
+            theirs, mine = (statistics.median(column) for column in zip(*pairs))
+            print(f"{size:5} {dtype}  caravan {mine:8.1f} ms  pytorch {theirs:8.1f} ms  ratio "
+                  f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})  {kind}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

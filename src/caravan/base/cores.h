@@ -1,0 +1,11 @@
+#pragma once
+
+#include <vector>
+
+namespace caravan {
+
+/// The cores the calling thread may run on, ascending: fewer than the host's in a container or under taskset. Empty if
+/// the kernel does not tell.
+std::vector<int> usable_cores();
+
+}  // namespace caravan

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace caravan {
+
+/// An exclusive lock, as a file: at most one FileLock of a path is held at a time, over all processes and hosts that see
+/// the file. The kernel releases it when the process ends, however it ends; the file itself stays.
+class FileLock {
+ public:
+  FileLock() = default;
+  /// Tries to take the lock, without waiting. Creates the file if it is missing, and writes `note` into it: what others
+  /// are told about the holder. Throws ResourceError or DataError if the file cannot be opened.
+  FileLock(const std::filesystem::path& path, std::string_view note, std::string_view op);
+  ~FileLock();
+  FileLock(FileLock&& other) noexcept;
+  FileLock& operator=(FileLock&& other) noexcept;
+
+  bool is_held() const noexcept { return descriptor_ >= 0; }
+  /// Where another one holds the lock: its note. May be empty if it has only just taken it.
+  const std::string& holder() const noexcept { return holder_; }
+  /// False if the file system has no locks: then it is not held, and nobody else holds it either.
+  bool is_supported() const noexcept { return is_supported_; }
+
+ private:
+  int descriptor_ = -1;
+  bool is_supported_ = true;
+  std::string holder_;
+};
+
+}  // namespace caravan

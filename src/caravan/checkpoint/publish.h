@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+
+/// The steps by which checkpoints appear in a run folder and vanish from it. Each is called by one rank, which holds the
+/// run's lock. Names that begin with ".step_" are no checkpoints: work that is not finished, and what it leaves behind
+/// when the process is killed.
+
+/// The folder that checkpoint `step` of `run` is written into before it is published; made, and empty.
+std::filesystem::path make_checkpoint_aside(const std::filesystem::path& run, int64_t step);
+
+/// Flushes `aside` and renames it to `target` in one step, also where a checkpoint of that name stands (the same step,
+/// written again after a resume): after a crash either the old or the new one is there. Throws ResourceError.
+void publish_checkpoint(const std::filesystem::path& aside, const std::filesystem::path& target);
+
+/// Removes all but the `keep` newest checkpoints (0: none), but never one with no step of training behind it: weights
+/// that were imported, which nothing could make again. Each is renamed before it is deleted, so that no checkpoint is
+/// ever there in part. Also removes what was left behind.
+void prune_checkpoints(const std::filesystem::path& run, int64_t keep);
+
+/// Puts back a checkpoint whose replacement was interrupted on a file system that cannot exchange two names.
+void restore_checkpoints(const std::filesystem::path& run);
+
+/// Renames the checkpoints of later steps than `step`, which a run that is resumed from there leaves behind, to
+/// step_NNNNNN.abandoned[-N]. Returns their new names.
+std::vector<std::filesystem::path> abandon_later_checkpoints(const std::filesystem::path& run, int64_t step);
+
+/// Reads all of a checkpoint. Throws DataError naming the first file that is missing, truncated or altered.
+void verify_checkpoint(const std::filesystem::path& folder);
+
+/// The newest checkpoint of `run` of an earlier step than `step` that is whole; empty if there is none.
+std::filesystem::path newest_whole_checkpoint(const std::filesystem::path& run, int64_t step);
+
+/// Throws `error` again, which reading checkpoint `folder` threw. If the checkpoint is damaged, the message says so and
+/// names the newest one of the run that is whole.
+[[noreturn]] void refuse_damaged(const std::filesystem::path& folder, const DataError& error);
+
+}  // namespace caravan

@@ -1,7 +1,0 @@
-#include "caravan/comm/shared/reduce_loops.h"
-
-namespace caravan::shared {
-
-void reduce_avx512_bf16(const Reduction& reduction) { reduce(reduction); }
-
-}  // namespace caravan::shared

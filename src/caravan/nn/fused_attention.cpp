@@ -1,0 +1,100 @@
+#include "caravan/nn/fused_attention.h"
+
+#include <limits>
+
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+
+#include "caravan/nn/product.h"
+
+namespace caravan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+at::Tensor to_fp32(const at::Tensor& x) { return x.to(at::kFloat); }
+at::Tensor rounded(const at::Tensor& x) { return x.to(at::kBFloat16); }
+
+/// Heads that share keys and values read copies; torch's kernel wants equal numbers of heads.
+at::Tensor repeated(const at::Tensor& x, int64_t group) { return group == 1 ? x : x.repeat_interleave(group, 1); }
+at::Tensor summed(const at::Tensor& dx, int64_t group) {
+  return group == 1 ? dx : dx.unflatten(1, {dx.size(1) / group, group}).sum(2);
+}
+
+/// bf16 in and out, and saved; fp32 in between.
+struct AttentionInFp32 : Function<AttentionInFp32> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& bias, bool is_causal) {
+    const int64_t group = q.size(1) / k.size(1);
+    auto [wide, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+        to_fp32(q), repeated(to_fp32(k), group), repeated(to_fp32(v), group), 0.0, is_causal, bias);
+    at::Tensor out = rounded(wide);
+    ctx->save_for_backward({q, k, v, out, log_sum_exp, bias.value_or(at::Tensor())});
+    ctx->saved_data["is_causal"] = is_causal;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const int64_t group = saved[0].size(1) / saved[1].size(1);
+    const std::optional<at::Tensor> bias = saved[5].defined() ? std::optional(saved[5]) : std::nullopt;
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        to_fp32(grads[0]), to_fp32(saved[0]), repeated(to_fp32(saved[1]), group), repeated(to_fp32(saved[2]), group),
+        to_fp32(saved[3]), saved[4], 0.0, ctx->saved_data["is_causal"].toBool(), bias);
+    return {rounded(dq), rounded(summed(dk, group)), rounded(summed(dv, group)), {}, {}};
+  }
+};
+
+/// torch's fused kernel takes a mask only as numbers that are added to the scores.
+at::Tensor added_to_scores(const at::Tensor& mask) {
+  const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(at::kFloat));
+  return bias.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+bool attends_in_fp32(const at::Tensor& q) {
+  return q.is_cpu() && q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32;
+}
+
+/// a b, one sequence of the batch at a time: the widened operands of all would take as much memory again as attention's
+/// weights.
+at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor out = at::empty({a.size(0), a.size(1), a.size(2), b.size(3)}, a.options());
+  for (int64_t i = 0; i < a.size(0); ++i) out[i].copy_(at::bmm(to_fp32(a[i]), to_fp32(b[i])));
+  return out;
+}
+
+struct ProductInFp32 : Function<ProductInFp32> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
+    ctx->save_for_backward({a, b});
+    return multiplied(a, b);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    return {multiplied(grads[0], saved[1].transpose(2, 3)), multiplied(saved[0].transpose(2, 3), grads[0])};
+  }
+};
+
+}  // namespace
+
+at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
+  return attends_in_fp32(a) ? ProductInFp32::apply(a, b) : at::matmul(a, b);
+}
+
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const std::optional<at::Tensor>& mask, bool is_causal) {
+  if (!attends_in_fp32(q) || q.numel() == 0 || k.numel() == 0) {
+    const bool is_grouped = q.size(1) != k.size(1);
+    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
+  }
+  const auto bias = mask.has_value() ? std::optional(added_to_scores(*mask)) : std::nullopt;
+  return AttentionInFp32::apply(q, k, v, bias, is_causal);
+}
+
+}  // namespace caravan

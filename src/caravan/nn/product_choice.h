@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace caravan {
+
+/// The library that multiplies fp32 matrices on the CPU. `blas` is torch's BLAS where that is not MKL.
+enum class ProductLibrary : uint8_t { onednn, mkl, blas };
+
+/// The arithmetic of an operation on bf16 tensors.
+enum class Bf16Arithmetic : uint8_t {
+  native,  ///< torch's bf16 kernels, which emulate bf16 where the processor has no instructions for it
+  fp32,    ///< widen the operands to fp32, compute in fp32, round the result once
+};
+
+/// The products of a linear layer, y = x w^T.
+enum class ProductKind : uint8_t {
+  forward,  ///< y = x w^T
+  dx,       ///< dx = dy w
+  dw,       ///< dw = dy^T x
+};
+
+/// Who computes what. It decides speed and the last bits of the results, so all ranks of a run use one choice.
+struct ProductChoice {
+  ProductLibrary forward = ProductLibrary::onednn;
+  ProductLibrary dx = ProductLibrary::onednn;
+  ProductLibrary dw = ProductLibrary::onednn;
+  Bf16Arithmetic bf16 = Bf16Arithmetic::native;
+  Bf16Arithmetic attention = Bf16Arithmetic::native;
+
+  ProductLibrary library(ProductKind kind) const noexcept;
+  bool operator==(const ProductChoice&) const noexcept = default;
+};
+
+std::string_view name(ProductLibrary library) noexcept;
+std::string_view name(Bf16Arithmetic arithmetic) noexcept;
+std::string_view name(ProductKind kind) noexcept;
+
+/// "mkl bf16=fp32 attention=fp32", or "forward=mkl dx=mkl dw=onednn bf16=native attention=native". Complete: another
+/// process reads the same choice from it, whatever its processor.
+std::string to_text(const ProductChoice& choice);
+
+/// `base`, changed by the words of `text`: a library, or KEY=VALUE with the keys of to_text. Throws UsageError for a
+/// word it does not know and for a library that is not in `available`.
+ProductChoice parse_product_choice(std::string_view text, const ProductChoice& base,
+                                   const std::vector<ProductLibrary>& available);
+
+/// The fastest choice on a class of processors (see processor_class), as measured; the .cpp file has the figures.
+/// `available`: what torch was built with; never empty.
+ProductChoice product_rule(std::string_view processor, const std::vector<ProductLibrary>& available);
+
+/// The file in which `caravan doctor --tune` keeps its choice for a class of processors.
+std::filesystem::path tuned_products_file(const std::filesystem::path& cache, std::string_view processor);
+void write_tuned_products(const std::filesystem::path& cache, std::string_view processor, const std::string& text);
+/// Its text, or nothing if there is no such file. Throws DataError if it is of another class or damaged.
+std::optional<std::string> read_tuned_products(const std::filesystem::path& cache, std::string_view processor);
+
+}  // namespace caravan

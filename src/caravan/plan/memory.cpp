@@ -1,0 +1,93 @@
+#include "caravan/plan/memory.h"
+
+#include <algorithm>
+
+namespace caravan {
+namespace {
+
+/// The sizes of a model as reals.
+struct Sizes {
+  explicit Sizes(const MemoryShape& shape)
+      : tokens(shape.tokens()),
+        element(static_cast<double>(shape.compute_bytes)),
+        width(static_cast<double>(shape.model.width)),
+        kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width())),
+        hidden(static_cast<double>(shape.model.hidden_width())),
+        heads(static_cast<double>(shape.model.heads)),
+        vocabulary(static_cast<double>(shape.model.vocabulary)),
+        mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
+        has_dropout(shape.model.dropout > 0),
+        attention_weights(heads * static_cast<double>(shape.model.context) * tokens) {}
+
+  double tokens;
+  double element;  ///< bytes
+  double width;
+  double kv_width;
+  double hidden;
+  double heads;
+  double vocabulary;
+  double mlp_tensors;  ///< of the hidden width that the MLP keeps
+  bool has_dropout;
+  double attention_weights;  ///< [sequences, heads, context, context]
+};
+
+}  // namespace
+
+double state_bytes(const MemoryShape& shape) noexcept {
+  const auto parameters = static_cast<double>(shape.model.num_parameters());
+  const double copies = shape.compute_bytes < 4 ? static_cast<double>(shape.compute_bytes) : 0;
+  return parameters * (4 * static_cast<double>(2 + shape.num_moments) + copies);
+}
+
+double layer_activation_bytes(const MemoryShape& shape) noexcept {
+  const Sizes s(shape);
+  // The stream before each norm, both normalised forms, queries, and the output of attention; then keys and values.
+  // Grouped keys and values are repeated for every head where the weights are kept.
+  const double stream = 6 * s.width + 2 * (s.has_dropout ? s.width : s.kv_width);
+  const double weights = s.has_dropout ? 2 * s.attention_weights : 0;
+  // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.
+  const double statistics = 4 * s.tokens * (4 + s.heads);
+  return s.element * (s.tokens * (stream + s.mlp_tensors * s.hidden) + weights) + statistics;
+}
+
+double head_bytes(const MemoryShape& shape) noexcept {
+  const Sizes s(shape);
+  // See tokens_per_chunk in nn/cross_entropy.cpp.
+  const double chunk = std::min(s.tokens, std::max((1 << 18) / s.vocabulary, 256.0));
+  // The gradient of the weight is summed in fp32 over the chunks; each chunk adds a part of its size.
+  const double weight_gradient = s.vocabulary * s.width * (chunk < s.tokens ? 4 + s.element : s.element);
+  // A product of bf16 may be computed in fp32: its result, or a copy of an operand.
+  const double fp32_copies = s.element < 4 ? 4 * (chunk * s.vocabulary + s.vocabulary * s.width) : 0;
+  return s.element * (3 * s.tokens * s.width + chunk * (s.vocabulary + s.width)) + weight_gradient + fp32_copies;
+}
+
+double layer_backward_bytes(const MemoryShape& shape) noexcept {
+  const Sizes s(shape);
+  const double mlp = s.mlp_tensors * s.tokens * s.hidden;
+  const double attention = s.has_dropout ? 3 * s.attention_weights : 4 * s.tokens * s.width;
+  // The head's gradient waits for the embedding's, which is the same parameter if they are tied.
+  const double weights = s.vocabulary * s.width + s.width * s.hidden;
+  return s.element * (3 * s.tokens * s.width + std::max(mlp, attention) + weights);
+}
+
+double batch_bytes(const MemoryShape& shape) noexcept {
+  constexpr double kIdAndLabel = 2 * 8;
+  return kIdAndLabel * static_cast<double>(shape.rows) * static_cast<double>(shape.model.context);
+}
+
+double peak_bytes(const MemoryShape& shape) noexcept {
+  const auto layers = static_cast<double>(shape.model.layers);
+  return state_bytes(shape) + batch_bytes(shape) + layers * layer_activation_bytes(shape) +
+         std::max(head_bytes(shape), layer_backward_bytes(shape));
+}
+
+int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) noexcept {
+  for (int64_t parts = 1; parts <= shape.rows; ++parts) {
+    if (shape.rows % parts != 0) continue;
+    shape.sequences = shape.rows / parts;
+    if (peak_bytes(shape) <= limit_bytes) return shape.sequences;
+  }
+  return 0;
+}
+
+}  // namespace caravan

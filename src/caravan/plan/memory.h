@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+
+#include "caravan/nn/config.h"
+
+namespace caravan {
+
+/// What one rank keeps and computes in a training step under data parallelism.
+struct MemoryShape {
+  ModelConfig model;          ///< with its vocabulary
+  int64_t sequences = 1;      ///< of a micro-batch
+  int64_t rows = 1;           ///< sequences of this rank in a step
+  int64_t compute_bytes = 4;  ///< of an element of the layers' arithmetic: fp32 4, bf16 2
+  int64_t num_moments = 2;    ///< fp32 values the optimizer keeps for each parameter
+
+  double tokens() const noexcept { return static_cast<double>(sequences) * static_cast<double>(model.context); }
+};
+
+// The terms, in bytes of one rank; reals, because the products of legal sizes exceed 63 bits. Symbols as in the
+// literature: s context, b sequences, h width, f MLP width, V vocabulary, a heads, L layers; T = s b tokens. Each is a
+// count of the tensors that the layers of nn/ really keep.
+
+/// Parameters in fp32, their gradients and the optimizer's moments; with bf16, the copies that the layers compute with.
+/// ZeRO (arXiv 1910.02054), section 3.1, with fp32 gradients: (4 + 4 + 4 moments) P, + 2 P.
+double state_bytes(const MemoryShape& shape) noexcept;
+
+/// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
+/// Transformer Models" (arXiv 2205.05198), section 4.1, for flash attention: T (6 h + 2 f) and the keys and values for
+/// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With dropout the attention weights are also kept:
+/// 2 a s T.
+double layer_activation_bytes(const MemoryShape& shape) noexcept;
+
+/// The most that the head holds at once: the stream, its normalised form and the gradient of that, a chunk of logits,
+/// and the gradient of the token embedding (fused_cross_entropy computes gradients during forward).
+double head_bytes(const MemoryShape& shape) noexcept;
+
+/// The most that the backward pass of one layer holds at once besides what was kept: the gradients of its largest
+/// activations and of its largest weight.
+double layer_backward_bytes(const MemoryShape& shape) noexcept;
+
+/// Ids and labels of a step.
+double batch_bytes(const MemoryShape& shape) noexcept;
+
+/// The estimated peak of a rank's tensors: state, batch, the activations of all layers, and the larger of what the head
+/// and the backward pass of a layer need in addition. Within -10 and +35 % of measured peaks (tests/plan).
+double peak_bytes(const MemoryShape& shape) noexcept;
+
+/// The largest number of sequences that divides `shape.rows` and whose peak is at most `limit_bytes`; 0 if there is
+/// none. `shape.sequences` is not used.
+int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) noexcept;
+
+}  // namespace caravan

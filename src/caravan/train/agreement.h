@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "caravan/comm/same.h"
+#include "caravan/train/dataset.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+struct TrainOptions;
+
+/// What must be the same on all ranks before the first collective that depends on it: the recipe, but for the keys that
+/// may differ (role_of), the options of the command, and the build of the program.
+std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options);
+
+/// The same for the data: tokenizer and token files, by content. Paths may differ.
+std::vector<SharedFact> data_facts(const Dataset& dataset);
+
+/// The recipe in the form that two of them are compared in: a key that means nothing here is left out.
+std::vector<const RecipeKey*> meaningful_keys(const Recipe& recipe);
+
+/// Throws UsageError (exit code 2), naming the first key that differs and both values, unless `found` is empty.
+void refuse_different_start(const std::optional<Disagreement>& found);
+/// The same as a DataError (exit code 3).
+void refuse_different_data(const std::optional<Disagreement>& found);
+
+/// Who built this program: its build id, or its version where it has none.
+std::string program_build();
+
+}  // namespace caravan

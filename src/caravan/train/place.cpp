@@ -1,0 +1,77 @@
+#include "caravan/train/place.h"
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/checkpoint/publish.h"
+#include "caravan/comm/agree.h"
+#include "caravan/data/utf8.h"
+#include "caravan/train/dataset.h"
+#include "caravan/train/run_folder.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The checkpoint that `options` name in `run`, or its newest.
+fs::path chosen_checkpoint(const TrainOptions& options, const fs::path& run) {
+  const auto all = list_checkpoints(run);
+  if (options.resume_from.empty()) return all.back();
+  std::vector<std::string> names;
+  for (const fs::path& checkpoint : all) {
+    names.push_back(checkpoint.filename().string());
+    if (names.back() == options.resume_from) return checkpoint;
+  }
+  throw UsageError({"train", "--resume-from", fmt::format("{} is no checkpoint of the run", options.resume_from),
+                    run.string(), "choose from " + join(names)});
+}
+
+}  // namespace
+
+Place share_place(const TrainOptions& options, Communicator& world) {
+  Place place;
+  if (world.rank() == 0) {
+    RunFolder opened = open_run_folder(options.recipe, options.resumes());
+    place.lock = std::move(opened.lock);
+    place.notes = std::move(opened.notes);
+    place.folder = fs::absolute(opened.path).lexically_normal();
+    if (options.resumes()) {
+      place.checkpoint = chosen_checkpoint(options, place.folder);
+      try {
+        place.numerics = Manifest::read(place.checkpoint).info.numerics;
+      } catch (const DataError& error) {
+        refuse_damaged(place.checkpoint, error);
+      }
+    }
+  }
+  place.folder = broadcast_text(world, place.folder.string(), 0, "run folder");
+  place.checkpoint = broadcast_text(world, place.checkpoint.string(), 0, "checkpoint");
+  return place;
+}
+
+Recipe recipe_to_keep(const TrainOptions& options) {
+  Recipe recipe = options.recipe;
+  check_run_path(recipe);
+  resolve_files(recipe.data, options.folders);
+  const auto make_absolute = [](std::string& path) {
+    std::error_code error;
+    if (fs::exists(path, error)) path = fs::absolute(path).lexically_normal().string();
+  };
+  for (std::string& path : recipe.data.text) make_absolute(path);
+  if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
+  make_absolute(recipe.comm.algorithms);
+  if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {
+    throw UsageError({"train", "recipe", "names a file whose path is not UTF-8", "from " + fs::current_path().string(),
+                      "rename the folder, or give the files other paths"});
+  }
+  return recipe;
+}
+
+fs::path shown(const fs::path& path) {
+  const fs::path relative = path.lexically_relative(fs::current_path());
+  return relative.empty() || *relative.begin() == ".." ? path : relative;
+}
+
+}  // namespace caravan

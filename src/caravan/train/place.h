@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "caravan/base/file_lock.h"
+#include "caravan/checkpoint/manifest.h"
+#include "caravan/comm/communicator.h"
+#include "caravan/train/train.h"
+
+namespace caravan {
+
+/// The run folder, chosen and locked by rank 0, on every rank.
+struct Place {
+  FileLock lock;  ///< on rank 0
+  std::filesystem::path folder;
+  std::filesystem::path checkpoint;    ///< to go on from; empty: none
+  std::optional<Numerics> numerics{};  ///< of the checkpoint, on rank 0
+  std::vector<std::string> notes{};    ///< on rank 0
+};
+
+/// Opens the run folder on rank 0 and, for a resume, finds the checkpoint; every rank gets both paths, absolute. Every
+/// rank of `world` calls it. Throws, on rank 0, as open_run_folder does, DataError for a damaged checkpoint, and
+/// UsageError for one that is not there.
+Place share_place(const TrainOptions& options, Communicator& world);
+
+/// The recipe as the run keeps it: with absolute paths, so that it means the same from every folder. Throws UsageError
+/// for a path that is not UTF-8.
+Recipe recipe_to_keep(const TrainOptions& options);
+
+/// `path` as a user would write it: relative to the current folder if it lies below it.
+std::filesystem::path shown(const std::filesystem::path& path);
+
+}  // namespace caravan

@@ -1,0 +1,123 @@
+#include "caravan/train/prepare.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unistd.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/agree.h"
+
+namespace caravan {
+namespace {
+
+/// Ends the work of a thread from inside. Never leaves this file.
+struct Cancelled {};
+
+/// A thread that does the work, and what the thread that waits for it knows of it.
+class Worker final : private DataObserver {
+ public:
+  explicit Worker(const std::function<void(DataObserver&)>& work) : thread_([this, work] { run(work); }) {}
+  ~Worker() override {
+    cancel();
+    if (thread_.joinable()) thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  /// Waits for the end of the work, at most `patience`. Returns whether it has ended.
+  bool wait(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    return end_.wait_for(lock, patience, [this] { return has_ended_; });
+  }
+  DataProgress progress() {
+    const std::lock_guard lock(mutex_);
+    return progress_;
+  }
+  /// Throws what the work has thrown. It has ended.
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void run(const std::function<void(DataObserver&)>& work) {
+    try {
+      work(*this);
+    } catch (const Cancelled&) {
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+    end_.notify_all();
+  }
+  void cancel() {
+    const std::lock_guard lock(mutex_);
+    is_cancelled_ = true;
+  }
+  void begin(std::string_view stage, int64_t total) override {
+    const std::lock_guard lock(mutex_);
+    progress_ = {.stage = stage, .total = total};
+  }
+  void advance(int64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (is_cancelled_) throw Cancelled();
+    progress_.done += bytes;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable end_;
+  bool has_ended_ = false;
+  bool is_cancelled_ = false;
+  DataProgress progress_;
+  std::exception_ptr error_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace
+
+void work_jointly(Communicator& world, const std::function<void(DataObserver&)>& work, const JointWork& options) {
+  std::optional<Worker> worker;
+  if (work) worker.emplace(work);
+  while (true) {
+    const bool is_working = worker && !worker->wait(options.beat);
+    if (worker && !is_working) worker->rethrow();
+    if (is_working && options.progress) options.progress(worker->progress());
+    std::array<int64_t, 2> sums{is_working ? 1 : 0, options.stop_requested && options.stop_requested() ? 1 : 0};
+    const Buffer buffer{sums.data(), static_cast<int64_t>(sums.size()), Dtype::int64};
+    world.all_reduce(buffer, buffer, ReduceOp::sum, "data preparation");
+    const auto [num_working, num_stopping] = sums;
+    if (num_stopping > 0) {
+      throw Interrupted({"train", "data", "stopped on request while the data was being prepared", "",
+                         "start the run again: what was finished is in the cache"});
+    }
+    if (num_working == 0) return;
+  }
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return std::string(name.data()) + " " + boot;
+}
+
+Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
+                        const JointWork& options, const std::string& host) {
+  const std::vector<std::string> hosts = gather_texts(world, host, "hosts");
+  const auto first = std::find(hosts.begin(), hosts.end(), host) - hosts.begin();
+  std::optional<Dataset> dataset;
+  const auto open = [&](DataObserver& observer) { dataset.emplace(open_dataset(data, folders, observer)); };
+  const bool is_first = first == world.rank();
+  work_jointly(world, is_first ? open : std::function<void(DataObserver&)>(), options);
+  work_jointly(world, is_first ? std::function<void(DataObserver&)>() : open, options);
+  return std::move(*dataset);
+}
+
+}  // namespace caravan

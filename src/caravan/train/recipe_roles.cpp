@@ -1,0 +1,81 @@
+#include "caravan/train/recipe_roles.h"
+
+#include <algorithm>
+#include <string>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+using enum AcrossRanks;
+using enum OnResume;
+
+constexpr RecipeRole kRoles[] = {
+    {"model.kind", equal, shape},
+    {"model.layers", equal, shape},
+    {"model.width", equal, shape},
+    {"model.heads", equal, shape},
+    {"model.kv_heads", equal, shape},
+    {"model.hidden", equal, shape},
+    {"model.context", equal, shape},
+    {"model.vocabulary", equal, shape},
+    {"model.tie_embeddings", equal, shape},
+    {"model.dropout", equal, history},
+    {"model.norm_epsilon", equal, function},
+    {"model.rope_theta", equal, function},
+    {"data.text", differ, content},
+    {"data.tokenizer", differ, content},
+    {"train.steps", equal, listed},
+    {"train.global_batch", equal, history},
+    {"train.micro_batch", equal, free},
+    {"train.seed", equal, history},
+    {"train.eval_every", equal, listed},
+    {"train.eval_batches", equal, listed},
+    {"train.log_every", equal, free},
+    {"optimizer.kind", equal, history},
+    {"optimizer.lr", equal, listed},
+    {"optimizer.schedule", equal, listed},
+    {"optimizer.warmup_steps", equal, listed},
+    {"optimizer.final_lr_fraction", equal, listed},
+    {"optimizer.decay_fraction", equal, listed},
+    {"optimizer.weight_decay", equal, listed},
+    {"optimizer.clip_norm", equal, listed},
+    {"optimizer.beta1", equal, listed},
+    {"optimizer.beta2", equal, listed},
+    {"optimizer.epsilon", equal, listed},
+    {"optimizer.momentum", equal, listed},
+    {"precision.compute", equal, history},
+    {"comm.backend", equal, free},
+    {"comm.timeout_s", differ, free},
+    {"comm.threads_per_rank", differ, free},  // the number in use is compared: see Numerics
+    {"comm.check", equal, free},
+    {"comm.algorithms", differ, listed},
+    {"mesh.dp", equal, free},
+    {"mesh.tp", equal, free},
+    {"mesh.pp", equal, free},
+    {"mesh.cp", equal, free},
+    {"mesh.ep", equal, free},
+    {"data_parallel.technique", equal, listed},
+    {"data_parallel.bucket_bytes", equal, free},
+    {"checkpoint.dir", equal, free},
+    {"checkpoint.every", equal, listed},
+    {"checkpoint.keep", equal, listed},
+    {"sample.prompt", equal, free},
+    {"sample.tokens", equal, free},
+    {"sample.temperature", equal, free},
+    {"sample.top_k", equal, free},
+    {"sample.top_p", equal, free},
+};
+
+}  // namespace
+
+const RecipeRole& role_of(std::string_view key) {
+  const auto* found = std::ranges::find(kRoles, key, &RecipeRole::key);
+  if (found == std::end(kRoles)) {
+    throw InternalError({"recipe", std::string(key), "has no role", "", "give it one in train/recipe_roles.cpp"});
+  }
+  return *found;
+}
+
+}  // namespace caravan

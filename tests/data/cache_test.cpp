@@ -1,0 +1,163 @@
+#include "caravan/data/cache.h"
+
+#include <atomic>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "caravan/data/token_file.h"
+#include "caravan/data/tokenizer.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
+
+const std::string kHash(31, 'a');
+
+/// A file of the cache with `bytes` bytes, last used at `used_s`.
+fs::path put(const TemporaryFolder& folder, const std::string& name, size_t bytes, int64_t used_s) {
+  write_file(folder / name, std::string(bytes, 'x'));
+  const timespec times[2] = {{.tv_sec = used_s, .tv_nsec = 0}, {.tv_sec = used_s, .tv_nsec = 0}};
+  EXPECT_EQ(utimensat(AT_FDCWD, (folder / name).c_str(), times, 0), 0);
+  return folder / name;
+}
+
+std::vector<std::string> names(const fs::path& folder) {
+  std::vector<std::string> all;
+  for (const auto& entry : fs::directory_iterator(folder)) all.push_back(entry.path().filename().string());
+  return all;
+}
+
+std::vector<std::string> listed(const TemporaryFolder& folder) {
+  std::vector<std::string> all;
+  for (const CacheFile& file : list_cache(folder.path())) all.push_back(file.path.filename().string());
+  return all;
+}
+
+TEST(CacheFolder, TheLeastRecentlyUsedGoFirst) {
+  const TemporaryFolder folder;
+  put(folder, kHash + "1.tokens", 100, 3000);
+  put(folder, kHash + "2.tokens", 200, 1000);
+  put(folder, "tokenizer-" + kHash + "3.json", 50, 2000);
+  put(folder, "notes.txt", 1000, 1);
+  put(folder, "short.tokens", 1000, 1);
+  EXPECT_THAT(listed(folder), ElementsAre(kHash + "2.tokens", "tokenizer-" + kHash + "3.json", kHash + "1.tokens"));
+  const CacheRemoval removal = trim_cache(folder.path(), 149);
+  EXPECT_EQ(removal.files, 2);
+  EXPECT_EQ(removal.bytes, 250);
+  EXPECT_EQ(removal.bytes_left, 100);
+  EXPECT_THAT(names(folder.path()), UnorderedElementsAre(kHash + "1.tokens", "notes.txt", "short.tokens"));
+  EXPECT_EQ(trim_cache(folder / "missing", 0).files, 0);
+}
+
+TEST(CacheFolder, AFileInUseStays) {
+  const TemporaryFolder folder;
+  const fs::path old = put(folder, kHash + "1.tokens", 100, 1000);
+  put(folder, kHash + "2.tokens", 100, 2000);
+  auto use = use_cache_file(old);
+  ASSERT_NE(use, nullptr);
+  EXPECT_THAT(listed(folder), ElementsAre(kHash + "2.tokens", kHash + "1.tokens")) << "using it made it the newest";
+  EXPECT_TRUE(list_cache(folder.path()).back().in_use);
+  EXPECT_EQ(trim_cache(folder.path(), 0).bytes_left, 100);
+  EXPECT_THAT(names(folder.path()), ElementsAre(kHash + "1.tokens"));
+  use.reset();
+  EXPECT_EQ(trim_cache(folder.path(), 0).bytes_left, 0);
+  EXPECT_EQ(use_cache_file(old), nullptr);
+}
+
+TEST(CacheFolder, ATokenFileIsInUseWhileItIsOpen) {
+  const TemporaryFolder folder;
+  const std::vector<std::string_view> text{"some text"};
+  {
+    const TokenFile file = open_or_build(folder.path(), text, Tokenizer::bytes());
+    trim_cache(folder.path(), 0);
+    EXPECT_TRUE(fs::exists(file.path()));
+  }
+  trim_cache(folder.path(), 0);
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+}
+
+/// A killed process leaves a lock file that nobody holds, and a half-written file.
+TEST(CacheFolder, LeftoversOfDeadProcessesAreRemoved) {
+  const TemporaryFolder folder;
+  const std::string half = kHash + "1.tokens.0123456789abcdef.tmp";
+  put(folder, half, 10, 1000);
+  put(folder, kHash + "1.tokens.lock", 0, 1000);
+  put(folder, "mine.0123456789abcdef.tmp", 10, 1000);
+  trim_cache(folder.path(), 1 << 20);
+  EXPECT_THAT(names(folder.path()), ElementsAre("mine.0123456789abcdef.tmp"));
+
+  // The half-written file of a process that is still building is not touched.
+  put(folder, half, 10, 1000);
+  const auto lock = CacheLock::try_create(put(folder, kHash + "1.tokens.lock", 0, 1000));
+  ASSERT_TRUE(lock);
+  trim_cache(folder.path(), 0);
+  EXPECT_TRUE(fs::exists(folder / half));
+}
+
+TEST(FindOrBuild, RemovesTheHalfWrittenFilesOfItsOwn) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / (kHash + "1.tokens");
+  write_file(path.string() + ".0123456789abcdef.tmp", "half");
+  bool is_built = false;
+  find_or_build(
+      path, [&] { return is_built; }, [&] { is_built = true; }, DataObserver::none());
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+}
+
+TEST(FindOrBuild, OneBuildsAndTheOthersWait) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / (kHash + "1.tokens");
+  std::atomic<int> num_building{0};
+  std::atomic<int> num_built{0};
+  const auto build = [&] {
+    EXPECT_EQ(++num_building, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    write_file(path, "built");
+    ++num_built;
+    --num_building;
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&] {
+      find_or_build(
+          path, [&] { return fs::exists(path); }, build, DataObserver::none());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_built, 1);
+  EXPECT_THAT(names(folder.path()), ElementsAre(path.filename().string()));
+}
+
+struct Cancelled {};
+
+/// Throws after `calls` calls with bytes.
+class CancelAfter final : public DataObserver {
+ public:
+  explicit CancelAfter(int calls) : left_(calls) {}
+  void advance(int64_t bytes) override {
+    if (bytes > 0 && left_-- == 0) throw Cancelled();
+  }
+
+ private:
+  int left_;
+};
+
+TEST(FindOrBuild, ACancelledTokenizationLeavesNothing) {
+  const TemporaryFolder folder;
+  const std::string text(1 << 20, 'x');
+  const std::vector<std::string_view> documents{text};
+  CancelAfter cancel(2);
+  EXPECT_THROW(open_or_build(folder.path(), documents, Tokenizer::bytes(), cancel), Cancelled);
+  EXPECT_THAT(names(folder.path()), ElementsAre());
+}
+
+}  // namespace
+}  // namespace caravan

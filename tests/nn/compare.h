@@ -1,0 +1,46 @@
+#pragma once
+
+#include <functional>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/nn/tiny.h"
+
+namespace caravan::testing {
+
+using Op = std::function<at::Tensor(const Tensors&)>;
+
+struct Tolerance {
+  at::ScalarType type;
+  double value;
+};
+/// For one op: a few roundings in fp64 and fp32; bf16 is rounded to 8 bits at the end.
+inline constexpr Tolerance kTolerances[] = {{at::kDouble, 1e-14}, {at::kFloat, 4e-7}, {at::kBFloat16, 4e-3}};
+
+/// Compares value and gradients of `ours` with `reference` in fp64 on the same (rounded) inputs. `sums` scales the
+/// tolerance for sums of many products.
+inline void compare(const Op& ours, const Op& reference, const Tensors& inputs, double sums = 1) {
+  for (const auto& [type, one] : kTolerances) {
+    const double tolerance = one * sums;
+    Tensors a;
+    Tensors b;
+    for (const at::Tensor& input : inputs) {
+      a.push_back(input.to(type).detach().clone().requires_grad_(true));
+      b.push_back(a.back().detach().to(at::kDouble).requires_grad_(true));
+    }
+    const at::Tensor x = ours(a);
+    const at::Tensor y = reference(b);
+    EXPECT_EQ(x.scalar_type(), type);
+    ASSERT_EQ(x.sizes(), y.sizes());
+    EXPECT_LT(distance(x, y), tolerance) << c10::toString(type);
+    const at::Tensor outer = normal(x.sizes().vec(), 77).to(type);
+    x.backward(outer);
+    y.backward(outer.to(at::kDouble));
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_LT(distance(a[i].grad(), b[i].grad()), 2 * tolerance) << c10::toString(type) << " gradient " << i;
+    }
+  }
+}
+
+}  // namespace caravan::testing

@@ -1,0 +1,130 @@
+#include "caravan/nn/product_choice.h"
+
+#include <fstream>
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/cache_folder.h"
+#include "caravan/base/error.h"
+#include "caravan/base/processor.h"
+#include "tests/data/support.h"
+#include "tests/nn/with_variable.h"
+
+namespace caravan {
+namespace {
+
+using ::testing::HasSubstr;
+using enum ProductLibrary;
+using testing::WithVariable;
+
+const std::vector<ProductLibrary> kBoth{onednn, mkl};
+
+template <class E, class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ProductChoice, textIsCompleteAndReadsBack) {
+  const auto native = Bf16Arithmetic::native;
+  const auto fp32 = Bf16Arithmetic::fp32;
+  EXPECT_EQ(to_text({}), "onednn bf16=native attention=native");
+  EXPECT_EQ(to_text({mkl, mkl, onednn, fp32, native}), "forward=mkl dx=mkl dw=onednn bf16=fp32 attention=native");
+  for (const ProductChoice& choice :
+       {ProductChoice{}, {mkl, mkl, mkl, fp32, fp32}, {mkl, onednn, mkl, native, fp32}, {onednn, mkl, mkl, fp32}}) {
+    for (const ProductChoice& base : {ProductChoice{}, {mkl, mkl, mkl, fp32, fp32}}) {
+      EXPECT_EQ(parse_product_choice(to_text(choice), base, kBoth), choice) << to_text(choice);
+    }
+  }
+}
+
+TEST(ProductChoice, wordsThatAreMissingKeepTheBase) {
+  const ProductChoice base{mkl, mkl, mkl, Bf16Arithmetic::fp32, Bf16Arithmetic::fp32};
+  EXPECT_EQ(parse_product_choice("", base, kBoth), base);
+  EXPECT_EQ(to_text(parse_product_choice("onednn", base, kBoth)), "onednn bf16=fp32 attention=fp32");
+  EXPECT_EQ(to_text(parse_product_choice(" dw=onednn  bf16=native", base, kBoth)),
+            "forward=mkl dx=mkl dw=onednn bf16=native attention=fp32");
+}
+
+TEST(ProductChoice, unknownWordsAndMissingLibrariesAreRefused) {
+  for (const char* text : {"openblas", "onednn bf17=fp32", "bf16=mkl", "attention=", "=mkl", "forward=fp32"}) {
+    EXPECT_THROW(parse_product_choice(text, {}, kBoth), UsageError) << text;
+  }
+  EXPECT_THAT(message_of<UsageError>([] { parse_product_choice("mk1", {}, kBoth); }), HasSubstr("do: use mkl"));
+  const std::string message = message_of<UsageError>([] { parse_product_choice("dx=mkl", {}, {onednn, blas}); });
+  EXPECT_THAT(message, HasSubstr("dx=mkl"));
+  EXPECT_THAT(message, HasSubstr("onednn, blas, forward=onednn, forward=blas"));
+}
+
+TEST(ProductRule, isThatOfTheMeasurements) {
+  const std::pair<const char*, const char*> rules[] = {
+      {"amd avx2", "mkl bf16=fp32 attention=fp32"},
+      {"amd avx512", "onednn bf16=fp32 attention=fp32"},
+      {"amd avx512_bf16", "onednn bf16=native attention=fp32"},
+      {"intel avx2", "mkl bf16=fp32 attention=fp32"},
+      {"intel avx512_bf16", "mkl bf16=fp32 attention=fp32"},
+      {"intel amx", "mkl bf16=native attention=native"},
+      {"arm", "onednn bf16=native attention=native"},
+  };
+  for (const auto& [processor, text] : rules) EXPECT_EQ(to_text(product_rule(processor, kBoth)), text) << processor;
+}
+
+TEST(ProductRule, takesWhatThereIs) {
+  EXPECT_EQ(product_rule("amd avx2", {onednn, blas}).dw, onednn);
+  EXPECT_EQ(product_rule("amd avx512", {mkl}).dw, mkl);
+  EXPECT_EQ(product_rule("intel avx2", {blas}).forward, blas);
+  EXPECT_EQ(product_rule("arm", {blas}).forward, blas);
+}
+
+class TunedProducts : public ::testing::Test {
+ protected:
+  TemporaryFolder folder_;
+};
+
+TEST_F(TunedProducts, areKeptForTheirClassOnly) {
+  const auto cache = folder_ / "new/cache";
+  EXPECT_FALSE(read_tuned_products(cache, "amd avx2").has_value());
+  write_tuned_products(cache, "amd avx2", "mkl dw=onednn");
+  write_tuned_products(cache, "intel amx", "onednn");
+  EXPECT_EQ(read_tuned_products(cache, "amd avx2"), "mkl dw=onednn");
+  EXPECT_EQ(read_tuned_products(cache, "intel amx"), "onednn");
+  EXPECT_FALSE(read_tuned_products(cache, "amd avx512").has_value());
+}
+
+TEST_F(TunedProducts, damagedFilesAreRefused) {
+  for (const char* text : {"", "amd avx2\n", "intel avx2\nmkl\n"}) {
+    std::ofstream(tuned_products_file(folder_.path(), "amd avx2")) << text;
+    EXPECT_THAT(message_of<DataError>([&] { read_tuned_products(folder_.path(), "amd avx2"); }),
+                HasSubstr("--tune again"));
+  }
+}
+
+TEST(Processor, hasAClass) {
+  const std::string processor = processor_class();
+#if defined(__x86_64__)
+  EXPECT_THAT(processor, ::testing::MatchesRegex("(amd|intel|x86) (baseline|avx2|avx512|avx512_bf16|amx)"));
+#else
+  EXPECT_FALSE(processor.empty());
+#endif
+}
+
+TEST(CacheFolder, isTheOneThatTheVariablesName) {
+  const WithVariable home("HOME", "/h");
+  const WithVariable no_cache("CARAVAN_CACHE", nullptr);
+  {
+    const WithVariable no_xdg("XDG_CACHE_HOME", nullptr);
+    EXPECT_EQ(cache_folder(), "/h/.cache/caravan");
+  }
+  const WithVariable xdg("XDG_CACHE_HOME", "/x");
+  EXPECT_EQ(cache_folder(), "/x/caravan");
+  const WithVariable cache("CARAVAN_CACHE", "/c");
+  EXPECT_EQ(cache_folder(), "/c");
+}
+
+}  // namespace
+}  // namespace caravan

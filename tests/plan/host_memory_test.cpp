@@ -1,0 +1,65 @@
+#include "caravan/plan/host_memory.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+
+/// A "/" of files as the kernel shows them.
+class HostMemory : public ::testing::Test {
+ protected:
+  void put(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((root / name).parent_path());
+    write_file(root / name, text);
+  }
+  HostMemory() { put("proc/meminfo", "MemFree:         1 kB\nMemTotal:       16384 kB\nMemAvailable:    5 kB\n"); }
+  int64_t bytes() const { return host_memory_bytes(root.path()); }
+
+  const TemporaryFolder root;
+};
+
+TEST_F(HostMemory, IsWhatIsInstalledWithoutALimit) {
+  EXPECT_EQ(bytes(), 16384 * kKiB);
+  put("proc/self/cgroup", "0::/\n");
+  EXPECT_EQ(bytes(), 16384 * kKiB);
+  put("sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(bytes(), 16384 * kKiB);
+}
+
+TEST_F(HostMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
+  put("proc/self/cgroup", "0::/job/step\n");
+  put("sys/fs/cgroup/job/step/memory.max", "max\n");
+  put("sys/fs/cgroup/job/memory.max", "4194304\n");
+  EXPECT_EQ(bytes(), 4096 * kKiB);
+  put("sys/fs/cgroup/job/step/memory.max", "2097152\n");
+  EXPECT_EQ(bytes(), 2048 * kKiB);
+  put("sys/fs/cgroup/job/step/memory.max", "99999999999\n");
+  EXPECT_EQ(bytes(), 4096 * kKiB);
+}
+
+TEST_F(HostMemory, ALimitInsideAContainerIsThatOfTheMount) {
+  put("proc/self/cgroup", "0::/outside/of/this/namespace\n");
+  put("sys/fs/cgroup/memory.max", "1048576\n");
+  EXPECT_EQ(bytes(), 1024 * kKiB);
+}
+
+TEST_F(HostMemory, Version1HasAHierarchyOfItsOwn) {
+  put("proc/self/cgroup", "11:cpu,cpuacct:/x\n5:memory:/docker/abc\n0::/\n");
+  put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "3145728\n");
+  EXPECT_EQ(bytes(), 3072 * kKiB);
+  put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(bytes(), 16384 * kKiB);
+  put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "99999999999999999999\n");
+  EXPECT_EQ(bytes(), 16384 * kKiB);
+}
+
+TEST_F(HostMemory, IsUnknownWithoutFiles) { EXPECT_EQ(host_memory_bytes(root / "nothing"), 0); }
+
+TEST(HostMemoryHere, IsKnown) { EXPECT_GT(host_memory_bytes(), 0); }
+
+}  // namespace
+}  // namespace caravan

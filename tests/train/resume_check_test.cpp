@@ -1,0 +1,121 @@
+#include "caravan/train/resume_check.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/nn/hf_config.h"
+#include "caravan/train/recipe_roles.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(RecipeRoles, EveryKeyHasOneAndNoOtherHas) {
+  for (const RecipeKey& key : recipe_keys()) EXPECT_NO_THROW(role_of(key.name)) << key.name;
+  EXPECT_THROW(role_of("train.step"), InternalError);
+}
+
+/// A run of this recipe, and the checkpoint it leaves after `steps` steps.
+struct Checkpointed {
+  Recipe recipe;
+  CheckpointInfo info;
+};
+
+Recipe recipe_of(std::vector<std::string> set, const std::string& kind = "llama") {
+  set.insert(set.begin(), "model.kind=" + kind);
+  return parse_recipe("", "test", set);
+}
+
+ModelConfig model_of(const Recipe& recipe) {
+  ModelConfig model = recipe.model;
+  model.vocabulary = 512;
+  return model;
+}
+
+Checkpointed checkpoint_of(const std::vector<std::string>& set, int64_t steps, const std::string& kind = "llama") {
+  const Recipe recipe = recipe_of(set, kind);
+  return {recipe,
+          {.step = steps,
+           .optimizer_steps = steps,
+           .recipe = to_toml(recipe),
+           .model = huggingface_config(model_of(recipe), {}),
+           .tokenizer_hash = "t",
+           .train_hash = "1",
+           .validation_hash = "2"}};
+}
+
+std::vector<ChangedKey> resume(const Checkpointed& before, const Recipe& now, const std::string& train_hash = "1",
+                               const std::string& tokenizer_hash = "t") {
+  const ModelConfig model = model_of(now);
+  return check_resumed_run(before.info, "run/step_000005",
+                           {.recipe = now,
+                            .model = model,
+                            .tokenizer_hash = tokenizer_hash,
+                            .train_hash = train_hash,
+                            .validation_hash = "2"});
+}
+
+TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
+  const Checkpointed before = checkpoint_of({}, 5);
+  EXPECT_TRUE(resume(before, before.recipe).empty());
+  struct Case {
+    std::string key, value, old;
+  };
+  for (const Case& now : {Case{"model.rope_theta", "500000.0", "10000.0"}, Case{"model.norm_epsilon", "0.01", "1e-05"},
+                          Case{"model.dropout", "0.3", "0.0"}, Case{"precision.compute", "\"bf16\"", "\"fp32\""},
+                          Case{"train.seed", "7", "1"}, Case{"train.global_batch", "16", "12"},
+                          Case{"optimizer.kind", "\"sgd\"", "\"adamw\""}}) {
+    const Recipe recipe = recipe_of({now.key + "=" + now.value});
+    EXPECT_THAT(message_of<UsageError>([&] { resume(before, recipe); }),
+                AllOf(HasSubstr(now.key + ": is " + now.value + ", but the run was trained with " + now.old),
+                      HasSubstr("--set " + now.key)));
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "9"); }),
+              AllOf(HasSubstr("data.text: is another text"), HasSubstr("(hash 9)"), HasSubstr("(hash 1)")));
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "1", "u"); }), HasSubstr("data.tokenizer"));
+  EXPECT_THAT(message_of<DataError>([&] { resume(before, recipe_of({"model.layers=9"})); }),
+              AllOf(HasSubstr("of another model"), HasSubstr("layers 9")));
+}
+
+TEST(ResumeCheck, WhatMayChangeIsListed) {
+  const Checkpointed before = checkpoint_of({}, 5);
+  const auto changed = resume(before, recipe_of({"optimizer.lr=0.5", "train.steps=900", "comm.timeout_s=7",
+                                                 "checkpoint.dir=elsewhere", "data.text=elsewhere.txt"}));
+  ASSERT_EQ(changed.size(), 2U);
+  EXPECT_EQ(changed[0].name, "train.steps");
+  EXPECT_EQ(changed[0].before, "800");
+  EXPECT_EQ(changed[0].now, "900");
+  EXPECT_EQ(changed[1].name, "optimizer.lr");
+}
+
+/// 0 stands for the default of the architecture; giving that number explicitly is not a change.
+TEST(ResumeCheck, ANumberThatTheModelWouldTakeAnywayIsTheSame) {
+  const Checkpointed before = checkpoint_of({"model.width=64", "model.heads=4"}, 5, "gpt2");
+  EXPECT_TRUE(
+      resume(before, recipe_of({"model.width=64", "model.heads=4", "model.hidden=256", "model.vocabulary=512"}, "gpt2"))
+          .empty());
+}
+
+/// Imported weights have no history, but they compute a function.
+TEST(ResumeCheck, WithoutAStepOfTrainingOnlyTheFunctionIsFixed) {
+  const Checkpointed before = checkpoint_of({}, 0);
+  const Recipe other = recipe_of({"train.seed=7", "model.dropout=0.1", "precision.compute=bf16", "optimizer.lr=1"});
+  EXPECT_TRUE(resume(before, other, "9").empty()) << "there is no run yet that could have changed";
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, recipe_of({"model.rope_theta=5e5"})); }),
+              HasSubstr("model.rope_theta"));
+}
+
+/// Checkpoints of the first version do not record their data.
+TEST(ResumeCheck, UnknownDataIsNotCompared) {
+  Checkpointed before = checkpoint_of({}, 5);
+  before.info.train_hash = before.info.validation_hash = "";
+  EXPECT_TRUE(resume(before, before.recipe, "9").empty());
+}
+
+}  // namespace
+}  // namespace caravan
