@@ -11,4 +11,13 @@ inline void relax() noexcept {
 #endif
 }
 
+/// Fetches the cache line of `address` for a store that follows later.
+inline void prefetch_for_store(const void* address) noexcept {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(address)));  // no operation on older processors
+#else
+  __builtin_prefetch(address, 1);
+#endif
+}
+
 }  // namespace caravan

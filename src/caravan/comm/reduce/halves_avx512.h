@@ -36,10 +36,9 @@ inline Bits join(Floats values, Bf16) {
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   const __m512i upper = _mm512_ternarylogic_epi32(mask, second, _mm512_srli_epi32(first, 16), 0xca);
   const __m512i lower = _mm512_ternarylogic_epi32(mask, _mm512_slli_epi32(second, 16), first, 0xca);
-  // Round up if the lower half is above the middle, or at the middle and the upper half is odd.
-  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi16(1));
-  const __mmask32 up =
-      _mm512_cmpgt_epu16_mask(_mm512_adds_epu16(lower, odd), _mm512_set1_epi16(static_cast<int16_t>(0x8000)));
+  // Round up if the lower half is above the middle, or at the middle and the upper half is odd: lower | (upper & 1).
+  const __m512i rest = _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi16(1), 0xf8);
+  const __mmask32 up = _mm512_cmpgt_epu16_mask(rest, _mm512_set1_epi16(static_cast<int16_t>(0x8000)));
   return _mm512_mask_add_epi16(upper, up, upper, _mm512_set1_epi16(1));
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/types.h"
 
 namespace caravan::shared {
@@ -15,6 +16,7 @@ struct Reduction {
   std::span<const std::byte* const> sources;
   int64_t count;
   std::span<std::byte* const> outs;
+  Direction direction;
 };
 
 /// The loops of loops.h, compiled in one file per instruction set with its flags.

@@ -3,6 +3,7 @@
 // Included by exactly one file per instruction set. Everything here has internal linkage: the linker would merge an
 // inline function of two files, and run code for one instruction set on a processor that has only the other.
 
+#include <array>
 #include <cstring>
 #include <type_traits>
 
@@ -98,6 +99,20 @@ void fold_two(const T* a, const T* b, int64_t count, T* x, T* y) {
 }
 
 template <class T, class Op>
+void fold_two_descending(const T* a, const T* b, int64_t count, T* x, T* y) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  int64_t at = count / kLine * kLine;
+  fold_two<T, Op>(a + at, b + at, count - at, x + at, y + at);
+  while (at > 0) {
+    at -= kLine;
+    std::array<T, kLine> line;  // a constant number, in registers: the compiler vectorises no other loop that descends
+    for (size_t i = 0; i < kLine; ++i) line[i] = Op::apply(a[at + static_cast<int64_t>(i)], b[at + static_cast<int64_t>(i)]);
+    std::memcpy(x + at, line.data(), sizeof(line));
+    std::memcpy(y + at, line.data(), sizeof(line));
+  }
+}
+
+template <class T, class Op>
 void fold(const Reduction& r) {
   using Acc = typename Accumulated<T>::type;
   const auto source = [&](size_t i) { return reinterpret_cast<const T*>(r.sources[i]); };
@@ -106,7 +121,10 @@ void fold(const Reduction& r) {
     // Two ranks need no accumulators.
     if (r.sources.size() == 2) {
       if (r.outs.size() == 1) return fold_two<T, Op>(source(0), source(1), r.count, out(0));
-      if (r.outs.size() == 2) return fold_two<T, Op>(source(0), source(1), r.count, out(0), out(1));
+      if (r.outs.size() == 2) {
+        if (r.direction == Direction::ascending) return fold_two<T, Op>(source(0), source(1), r.count, out(0), out(1));
+        return fold_two_descending<T, Op>(source(0), source(1), r.count, out(0), out(1));
+      }
     }
   }
   int64_t first = 0;

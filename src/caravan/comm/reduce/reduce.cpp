@@ -5,8 +5,8 @@
 namespace caravan::shared {
 
 void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
-                 std::span<std::byte* const> outs) {
-  const Reduction reduction{op, dtype, sources, count, outs};
+                 std::span<std::byte* const> outs, Direction direction) {
+  const Reduction reduction{op, dtype, sources, count, outs, direction};
   switch (isa) {
 #if defined(__x86_64__)
     case simd::Isa::avx512_bf16:
@@ -22,8 +22,8 @@ void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::b
 }
 
 void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
-                   std::span<std::byte* const> outs) {
-  reduce_with(simd::isa(), op, dtype, sources, count, outs);
+                   std::span<std::byte* const> outs, Direction direction) {
+  reduce_with(simd::isa(), op, dtype, sources, count, outs, direction);
 }
 
 void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,

@@ -15,13 +15,17 @@ namespace caravan::shared {
 void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                      std::byte* out);
 
+/// The order in which a reduction of two sources visits the elements; the result is the same. The processor prefetches
+/// what lies ahead, even if it belongs to another rank, which then has to fetch it back.
+enum class Direction : uint8_t { ascending, descending };
+
 /// Writes the same result to each of `outs`, which may be sources.
 void reduce_to_all(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
-                   std::span<std::byte* const> outs);
+                   std::span<std::byte* const> outs, Direction direction = Direction::ascending);
 
 /// Uses the loops of one instruction set, which the processor must support. For tests. All give the same bits, except
 /// that a NaN may have another payload.
 void reduce_with(simd::Isa isa, ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
-                 std::span<std::byte* const> outs);
+                 std::span<std::byte* const> outs, Direction direction = Direction::ascending);
 
 }  // namespace caravan::shared

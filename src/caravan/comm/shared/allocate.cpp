@@ -18,20 +18,18 @@ Descriptor AllocateTask::call() const {
   return descriptor;
 }
 
-void AllocateTask::write(uint64_t round, int64_t) {
-  Line& line = own_line(round);
-  line.call = kAllocateCall;
-  line.size = bytes();
-  line.out = 0;
+void AllocateTask::write(uint64_t, int64_t) {
+  own_.call = kAllocateCall;
+  own_.size = bytes();
   if (state_.rank != 0) return;
   try {
-    memory_ = state_.arena->allocate_shared(bytes(), state_.size, line.out);
+    memory_ = state_.arena->allocate_shared(bytes(), state_.size, own_.out);
   } catch (const ResourceError&) {  // offset 0 tells the others
   }
 }
 
 Rounds::Next AllocateTask::read(uint64_t round, int64_t) {
-  const uint64_t offset = state_.region.line(0, round).out;
+  const uint64_t offset = data_of(0, round).out;
   if (offset == 0) state_.arena->throw_no_room(bytes());
   if (state_.rank != 0) memory_ = state_.arena->adopt(offset, bytes(), state_.size);
   return Next::end;

@@ -12,7 +12,7 @@ namespace caravan::shared {
 namespace {
 
 // Below this, staging through the cache is faster than working in place: it takes one round less.
-constexpr int64_t kDirectBytes = 2048;
+constexpr int64_t kDirectBytes = 1024;
 // Above this, more than two ranks reduce a share each and exchange the results, instead of each reducing everything.
 constexpr int64_t kPairedBytes = 16 * 1024;
 
@@ -46,25 +46,22 @@ bool Collective::fits_payload() const noexcept {
   if (op.verb == Verb::all_to_all) return false;
   int64_t elems = op.in.count;
   if (op.verb == Verb::all_gather) elems = std::ranges::max(op.recv_counts);
-  return elems * element_bytes_ <= static_cast<int64_t>(Line::kPayloadBytes);
+  return elems * element_bytes_ <= static_cast<int64_t>(LineData::kPayloadBytes);
 }
 
 void Collective::write_call(uint64_t round) {
   const Operation& op = operation();
-  Line& line = own_line(round);
-  line.call = call_signature(op);
-  line.size = size_signature(op);
+  own_.call = call_signature(op);
+  own_.size = size_signature(op);
   if (op.verb == Verb::all_to_all) {  // peers need them to read their parts
     std::ranges::copy(op.send_counts, state_.region.send_counts(state_.rank, round).begin());
     std::ranges::copy(op.recv_counts, state_.region.recv_counts(state_.rank, round).begin());
   }
-  line.in = 0;
-  line.out = 0;
   if (std::max(op.in.count, op.out.count) * element_bytes_ < kDirectBytes) return;
-  line.in = offset_of(*state_.segment, op.in);
-  line.out = offset_of(*state_.segment, op.out);
+  own_.in = offset_of(*state_.segment, op.in);
+  own_.out = offset_of(*state_.segment, op.out);
   // An all_reduce accesses both buffers in place or neither.
-  if (op.verb == Verb::all_reduce && line.out == 0) line.in = 0;
+  if (op.verb == Verb::all_reduce && own_.out == 0) own_.in = 0;
 }
 
 void Collective::write(uint64_t round, int64_t step) {
@@ -75,9 +72,9 @@ void Collective::write(uint64_t round, int64_t step) {
   write_call(round);
   const Operation& op = operation();
   if (!fits_payload()) {
-    if (own_line(round).in == 0) write_staged(round, 0);
+    if (own_.in == 0) write_staged(round, 0);
   } else if (op.in.count > 0 && (op.verb != Verb::broadcast || op.root == state_.rank)) {
-    std::memcpy(own_line(round).payload.data(), op.in.data, static_cast<size_t>(op.in.count * element_bytes_));
+    std::memcpy(own_.payload.data(), op.in.data, static_cast<size_t>(op.in.count * element_bytes_));
   }
 }
 
@@ -91,7 +88,7 @@ Rounds::Next Collective::read(uint64_t round, int64_t step) {
     if (path_ != Path::direct) num_steps_ = count_steps(round);
     // A rank whose buffers lie in an arena has staged nothing in this round.
     bool any_in_arena = false;
-    for (int rank = 0; rank < state_.size; ++rank) any_in_arena |= state_.region.line(rank, round).in != 0;
+    for (int rank = 0; rank < state_.size; ++rank) any_in_arena |= data_of(rank, round).in != 0;
     if (path_ != Path::direct && any_in_arena) {
       first_step_ = 1;
       return Next::round;
@@ -110,8 +107,8 @@ Collective::Path Collective::choose(uint64_t round) const {
   const Operation& op = operation();
   if (fits_payload()) return Path::payload;
   bool all_in_arena = true;
-  for (int rank = 0; rank < state_.size; ++rank) all_in_arena &= state_.region.line(rank, round).in != 0;
-  if (op.verb == Verb::broadcast) all_in_arena = state_.region.line(op.root, round).in != 0;
+  for (int rank = 0; rank < state_.size; ++rank) all_in_arena &= data_of(rank, round).in != 0;
+  if (op.verb == Verb::broadcast) all_in_arena = data_of(op.root, round).in != 0;
   if (all_in_arena) return Path::direct;
   const bool is_long = op.in.count * element_bytes_ > kPairedBytes;
   return op.verb == Verb::all_reduce && state_.size > 2 && is_long ? Path::paired : Path::staged;
@@ -120,7 +117,7 @@ Collective::Path Collective::choose(uint64_t round) const {
 void Collective::collect_payloads(uint64_t round) const {
   std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
-  for (int rank = 0; rank < state_.size; ++rank) sources.push_back(state_.region.line(rank, round).payload.data());
+  for (int rank = 0; rank < state_.size; ++rank) sources.push_back(data_of(rank, round).payload.data());
 }
 
 void Collective::read_payloads(uint64_t round) const {
@@ -135,13 +132,13 @@ void Collective::read_payloads(uint64_t round) const {
       collect_payloads(round);
       return reduce_in_order(op.op, op.dtype, state_.sources, op.in.count, out);
     case Verb::broadcast:
-      std::memcpy(out, state_.region.line(op.root, round).payload.data(),
+      std::memcpy(out, data_of(op.root, round).payload.data(),
                   static_cast<size_t>(op.in.count * element_bytes_));
       return;
     case Verb::all_gather:
       for (int rank = 0; rank < state_.size; ++rank) {
         const auto bytes = static_cast<size_t>(op.recv_counts[static_cast<size_t>(rank)] * element_bytes_);
-        if (bytes > 0) std::memcpy(out, state_.region.line(rank, round).payload.data(), bytes);
+        if (bytes > 0) std::memcpy(out, data_of(rank, round).payload.data(), bytes);
         out += bytes;
       }
       return;

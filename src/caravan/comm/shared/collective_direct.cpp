@@ -31,10 +31,10 @@ Rounds::Next Collective::move_directly(uint64_t round) {
     case Verb::all_gather: return gather_directly(round);
     case Verb::all_to_all: return exchange_directly(round);
     case Verb::broadcast:
-      if (state_.rank == op.root || op.out.data == state_.segment->at(state_.region.line(op.root, round).in)) {
+      if (state_.rank == op.root || op.out.data == state_.segment->at(data_of(op.root, round).in)) {
         return Next::round;
       }
-      return copy_from(state_.region.line(op.root, round).in, 0, static_cast<std::byte*>(op.out.data),
+      return copy_from(data_of(op.root, round).in, 0, static_cast<std::byte*>(op.out.data),
                        op.out.count * element_bytes_)
                  ? Next::round
                  : Next::same;
@@ -50,7 +50,7 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
   int64_t begin = 0;
   int64_t count = op.in.count;
   const bool to_all = op.verb == Verb::all_reduce;
-  if (to_all || state_.region.line(op.root, round).out != 0) {
+  if (to_all || data_of(op.root, round).out != 0) {
     const Piece own = share_of(state_.rank, count);
     begin = own.begin;
     count = own.count;
@@ -64,7 +64,7 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
       if (!to_all && rank != op.root) continue;
       const bool is_own = rank == state_.rank;
       state_.outs.push_back(is_own ? static_cast<std::byte*>(op.out.data) + begin * element_bytes_
-                                  : reach(state_.region.line(rank, round).out, begin * element_bytes_, bytes));
+                                  : reach(data_of(rank, round).out, begin * element_bytes_, bytes));
     }
   }
   return reduce_part(round, begin, count);
@@ -77,7 +77,7 @@ Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t coun
   std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
   for (int rank = 0; rank < state_.size; ++rank) {
-    const uint64_t offset = state_.region.line(rank, round).in;
+    const uint64_t offset = data_of(rank, round).in;
     const std::byte* first = cursor_ == 0 ? reach(offset, begin * element_bytes_, count * element_bytes_)
                                           : state_.segment->at(offset) + begin * element_bytes_;
     sources.push_back(first + cursor_ * element_bytes_);
@@ -85,7 +85,9 @@ Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t coun
   std::vector<std::byte*>& outs = state_.piece_outs;
   outs = state_.outs;
   for (std::byte*& out : outs) out += cursor_ * element_bytes_;
-  reduce_to_all(op.op, op.dtype, sources, piece, outs);
+  // The shares of two ranks meet in the middle: each starts there and moves away from the other.
+  const Direction direction = state_.size == 2 && state_.rank == 0 ? Direction::descending : Direction::ascending;
+  reduce_to_all(op.op, op.dtype, sources, piece, outs, direction);
   cursor_ += piece;
   return cursor_ == count ? Next::round : Next::same;
 }
@@ -104,12 +106,12 @@ bool Collective::copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, 
 
 Rounds::Next Collective::gather_directly(uint64_t round) {
   const Operation& op = operation();
-  const uint64_t one = state_.region.line(0, round).out;
+  const uint64_t one = data_of(0, round).out;
   bool is_one_buffer = one != 0;
   bool is_in_place = true;  // on all ranks
   int64_t begin = 0;
   for (int rank = 0; rank < state_.size; ++rank) {
-    const Line& line = state_.region.line(rank, round);
+    const LineData& line = data_of(rank, round);
     is_one_buffer &= line.out == one;
     const int64_t count = op.recv_counts[static_cast<size_t>(rank)];
     is_in_place &= count == 0 || line.in == line.out + static_cast<uint64_t>(begin * element_bytes_);
@@ -123,7 +125,7 @@ Rounds::Next Collective::gather_directly(uint64_t round) {
     for (int rank = 0; rank < from; ++rank) part += op.recv_counts[static_cast<size_t>(rank)];
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
     std::byte* to = static_cast<std::byte*>(op.out.data) + part * element_bytes_;
-    const uint64_t offset = state_.region.line(from, round).in;
+    const uint64_t offset = data_of(from, round).in;
     const bool is_there = bytes == 0 || to == state_.segment->at(offset) || (is_one_buffer && from != state_.rank);
     if (!is_there) {
       if (!copy_from(offset, 0, to, bytes)) return Next::same;
@@ -144,7 +146,7 @@ Rounds::Next Collective::exchange_directly(uint64_t round) {
       begin += state_.region.send_counts(from, round)[static_cast<size_t>(rank)];
     }
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
-    if (bytes > 0 && !copy_from(state_.region.line(from, round).in, begin * element_bytes_,
+    if (bytes > 0 && !copy_from(data_of(from, round).in, begin * element_bytes_,
                                 static_cast<std::byte*>(op.out.data) + part * element_bytes_, bytes)) {
       return Next::same;
     }

@@ -11,18 +11,22 @@
 
 namespace caravan::shared {
 
-/// What one rank publishes in one round: a single cache line, so that one transfer between two cores carries the flag,
-/// the call and a small message. The fields after `round` are written before it and read after it.
-struct alignas(64) Line {
+/// What one rank publishes in the first round of an operation.
+struct LineData {
   static constexpr size_t kPayloadBytes = 24;
 
-  std::atomic<uint64_t> round;  ///< the round that this line belongs to
-  // In the first round of an operation:
   uint64_t call;  ///< verb, op, dtype and root; see call_signature
   uint64_t size;  ///< the count, or a hash of the counts, that must be equal on all ranks
   uint64_t in;    ///< offset of its input in the segment; 0: not in an arena
   uint64_t out;   ///< offset of its result in the segment; 0: not in an arena
   std::array<std::byte, kPayloadBytes> payload;
+};
+
+/// A single cache line, so that one transfer between two cores carries the flag, the call and a small message. `data` is
+/// written before `round` and read after it.
+struct alignas(64) Line {
+  std::atomic<uint64_t> round;  ///< the round that this line belongs to
+  LineData data;
 };
 static_assert(sizeof(Line) == 64);
 

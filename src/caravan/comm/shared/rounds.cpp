@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
+#include "caravan/comm/relax.h"
 #include "caravan/comm/shared/compare_calls.h"
 
 namespace caravan::shared {
 
 bool Rounds::calls_match(uint64_t round) const {
-  const Line& own = own_line(round);
   bool equal = true;
   for (int rank = 0; rank < state_.size; ++rank) {
-    const Line& line = state_.region.line(rank, round);
-    equal &= line.call == own.call && line.size == own.size;
+    const LineData& data = data_of(rank, round);
+    equal &= data.call == own_.call && data.size == own_.size;
   }
   return equal;
 }
@@ -25,12 +25,15 @@ void Rounds::write_full_call() const {
 
 void Rounds::publish() {
   round_ = ++state_.round;
+  Line& line = state_.region.line(state_.rank, round_);
   if (calls_ == Calls::differ) {
     write_full_call();
   } else {
     write(round_, step_);
+    if (step_ == 0) line.data = own_;
   }
-  Doorbell::publish(own_line(round_).round, round_);
+  Doorbell::publish(line.round, round_);
+  prefetch_for_store(&state_.region.line(state_.rank, round_ + 1));  // the peers have the line of two rounds ago
   state_.ring_others();
   published_ = true;
   next_ = 0;

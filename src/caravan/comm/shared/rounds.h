@@ -28,14 +28,22 @@ class Rounds : public Task {
     end,    ///< this was the last round
   };
 
-  /// Writes this rank's data for step `step` (0, 1, ..) of the operation, in round `round` of the communicator.
+  /// Writes this rank's data for step `step` (0, 1, ..) of the operation, in round `round` of the communicator: `own_`
+  /// in step 0, and whatever else peers read.
   virtual void write(uint64_t round, int64_t step) = 0;
   /// Whether the calls in the lines of `round`, the first of the operation, match.
   virtual bool calls_match(uint64_t round) const;
   /// Reads all ranks' data, a bounded piece at a time.
   virtual Next read(uint64_t round, int64_t step) = 0;
 
-  Line& own_line(uint64_t round) const noexcept { return state_.region.line(state_.rank, round); }
+  /// What `rank` has published in `round`, the first of the operation.
+  const LineData& data_of(int rank, uint64_t round) const noexcept {
+    return rank == state_.rank ? own_ : state_.region.line(rank, round).data;
+  }
+
+  /// What this rank publishes in the first round. Kept here because reading it from its line would miss the cache: the
+  /// peers that poll the line have taken it into theirs.
+  LineData own_{};
 
  private:
   bool has_published(int rank) const noexcept {

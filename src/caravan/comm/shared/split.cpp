@@ -14,8 +14,7 @@ Descriptor SplitTask::call() const {
 
 void SplitTask::write(uint64_t round, int64_t step) {
   if (step == 0) {
-    own_line(round).call = kSplitCall;
-    own_line(round).size = 0;
+    own_.call = kSplitCall;
     std::ranges::copy(members(), state_.region.send_counts(state_.rank, round).begin());
     return;
   }
