@@ -178,7 +178,7 @@ TEST(C10dQueue, AMonitoredBarrierNamesWhoIsMissing) {
                      group->monitoredBarrier({}, true);
                      if (world->rank() == 1) {
                        EXPECT_THAT(error_of<CommError>([&] { group->barrier()->wait(); }),
-                                   HasSubstr("did not come within 0.3 s"));
+                                   HasSubstr("did not join within 0.3 s"));
                        return;
                      }
                      c10d::BarrierOptions options;

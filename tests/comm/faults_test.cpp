@@ -200,7 +200,7 @@ TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
           EXPECT_THAT(error,
                       AllOf(HasSubstr("[all_reduce] gradient bucket 3"), HasSubstr("operation 1"),
                             HasSubstr("comm/faults_test.cpp:"), HasSubstr("rank " + std::to_string(late) + " of"),
-                            HasSubstr("did not come within"), HasSubstr("data parallel")));
+                            HasSubstr("did not join within"), HasSubstr("data parallel")));
           EXPECT_THAT(error, HasSubstr("world rank " + std::to_string(late) + " last called barrier \""));
         }
         // done() has no time-out: the late rank is alive, and only did not issue the call.
@@ -247,7 +247,7 @@ TEST_P(Faults, MissingSenderIsNamed) {
             world->recv({&number, 1, Dtype::int64, {}}, 0, "activations");
           });
           EXPECT_THAT(error, AllOf(HasSubstr("[recv] activations"), HasSubstr("rank 0 of"),
-                                   HasSubstr("did not come within 0.")));
+                                   HasSubstr("did not join within 0.")));
         }
         Work work = side->barrier_async();
         while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));

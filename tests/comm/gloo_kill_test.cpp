@@ -35,7 +35,7 @@ void expect_named(Communicator& world, int victim, const Call& call) {
   if (world.rank() == victim) raise(SIGKILL);
   const std::string error = error_of<CommError>(call);
   EXPECT_THAT(error, AllOf(HasSubstr("rank " + std::to_string(victim) + " of the world is lost: "),
-                           Not(HasSubstr("did not come within"))));
+                           Not(HasSubstr("did not join within"))));
   EXPECT_EQ(error_of<CommError>([&] { world.barrier(); }), error_of<CommError>([&] { world.barrier(); }));
 }
 
@@ -100,7 +100,7 @@ TEST(GlooKill, StoppedRankIsLateNotLost) {
           world->all_reduce({&sum, 1, Dtype::int64}, {&sum, 1, Dtype::int64, {}}, ReduceOp::sum, "gradient");
         });
         if (world->rank() != 1) {
-          EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 3 did not come within 1 s"), Not(HasSubstr("is lost"))));
+          EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 3 did not join within 1 s"), Not(HasSubstr("is lost"))));
           EXPECT_THAT(error, HasSubstr("rank 1 last called barrier \"the last call of all\""));
         }
         if (world->rank() == 0) kill(static_cast<pid_t>(pid), SIGCONT);

@@ -17,7 +17,7 @@ TEST(Gloo, RanksThatDoNotComeToTheWorldAreNamed) {
   info.world_size = info.local_world_size = 3;
   const CommOptions options{.timeout = std::chrono::milliseconds(100)};
   const std::string error = testing::error_of<CommError>([&] { make_gloo_world(info, local_store(), options); });
-  EXPECT_THAT(error, HasSubstr("ranks 1, 2 of 3 did not come within 5 s"));
+  EXPECT_THAT(error, HasSubstr("ranks 1, 2 of 3 did not join within 5 s"));
 }
 
 TEST(Gloo, SeveralWorldsInOneStore) {

@@ -15,6 +15,7 @@
 namespace caravan::testing {
 namespace {
 
+using shared::Direction;
 using simd::Isa;
 
 std::vector<Isa> isas() {
@@ -58,13 +59,16 @@ bool same(const Data& a, const Data& b) {
   return true;
 }
 
-Data reduce(Isa isa, ReduceOp op, const std::vector<Data>& inputs, int num_outs) {
+constexpr Direction kDirections[] = {Direction::ascending, Direction::descending};
+
+Data reduce(Isa isa, ReduceOp op, const std::vector<Data>& inputs, int num_outs,
+            Direction direction = Direction::ascending) {
   std::vector<const std::byte*> sources;
   for (const Data& input : inputs) sources.push_back(input.bytes());
   std::vector<Data> results(static_cast<size_t>(num_outs), Data(inputs[0].count(), inputs[0].dtype()));
   std::vector<std::byte*> outs;
   for (Data& result : results) outs.push_back(result.bytes());
-  shared::reduce_with(isa, op, inputs[0].dtype(), sources, inputs[0].count(), outs);
+  shared::reduce_with(isa, op, inputs[0].dtype(), sources, inputs[0].count(), outs, direction);
   for (const Data& result : results) EXPECT_TRUE(result == results[0]);
   return results[0];
 }
@@ -90,9 +94,11 @@ TEST(ReduceLoops, EveryInstructionSetGivesTheSameBits) {
           const Data expected = reduce(Isa::baseline, op, inputs, 1);
           for (const Isa isa : isas()) {
             for (const int num_outs : {1, 2, 3}) {
-              EXPECT_TRUE(same(reduce(isa, op, inputs, num_outs), expected))
-                  << static_cast<int>(isa) << ' ' << name(dtype) << ' ' << name(op) << ' ' << num_sources << " sources "
-                  << count;
+              for (const Direction direction : kDirections) {
+                EXPECT_TRUE(same(reduce(isa, op, inputs, num_outs, direction), expected))
+                    << simd::name(isa) << ' ' << name(dtype) << ' ' << name(op) << ' ' << num_sources << " sources "
+                    << count << (direction == Direction::descending ? " descending" : "");
+              }
             }
           }
         }
@@ -162,16 +168,18 @@ TEST(ReduceLoops, ResultsMayBeTheInputs) {
   for (const Isa isa : isas()) {
     for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int64}) {
       for (const int num_ranks : {2, 3, 4}) {
-        std::vector<Data> inputs = inputs_of(num_ranks, 3037, dtype);
-        const Data expected = reduced(inputs, ReduceOp::sum);
-        std::vector<const std::byte*> sources;
-        std::vector<std::byte*> outs;
-        for (Data& input : inputs) {
-          sources.push_back(input.bytes());
-          outs.push_back(input.bytes());
+        for (const Direction direction : kDirections) {
+          std::vector<Data> inputs = inputs_of(num_ranks, 3037, dtype);
+          const Data expected = reduced(inputs, ReduceOp::sum);
+          std::vector<const std::byte*> sources;
+          std::vector<std::byte*> outs;
+          for (Data& input : inputs) {
+            sources.push_back(input.bytes());
+            outs.push_back(input.bytes());
+          }
+          shared::reduce_with(isa, ReduceOp::sum, dtype, sources, 3037, outs, direction);
+          for (const Data& input : inputs) EXPECT_TRUE(input == expected) << simd::name(isa) << ' ' << name(dtype);
         }
-        shared::reduce_with(isa, ReduceOp::sum, dtype, sources, 3037, outs);
-        for (const Data& input : inputs) EXPECT_TRUE(input == expected) << simd::name(isa) << ' ' << name(dtype);
       }
     }
   }

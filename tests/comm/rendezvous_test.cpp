@@ -106,7 +106,8 @@ TEST(RankInfo, NamesTheMissingVariable) {
       if (empty) variables[name] = "";
       set_environment(variables);
       EXPECT_THAT([] { RankInfo::from_environment(); },
-                  ThrowsMessage<UsageError>(AllOf(HasSubstr("[environment] " + name), HasSubstr("not set"))));
+                  ThrowsMessage<UsageError>(
+                      AllOf(HasSubstr("[environment] " + name), HasSubstr(empty ? "is empty" : "is not set"))));
     }
   }
 }

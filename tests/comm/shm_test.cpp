@@ -168,7 +168,7 @@ TEST(Shm, RankThatDoesNotComeIsNamed) {
   store->set("shm/1/2", "");  // rank 2 has joined, rank 1 has not
   const auto call = [&] { make_shm_world(info, store, {.timeout = std::chrono::milliseconds(100)}); };
   EXPECT_THAT(error_of<CommError>(call),
-              AllOf(HasSubstr("rank 1 of 3 did not come within 0.1 s"), HasSubstr("rank 0")));
+              AllOf(HasSubstr("rank 1 of 3 did not join within 0.1 s"), HasSubstr("rank 0")));
 }
 
 TEST(Shm, NoSuchRank) {

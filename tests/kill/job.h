@@ -49,8 +49,8 @@ class Job {
   std::vector<Rank> ranks_;
 };
 
-/// State that a job must leave unchanged: names in /dev/shm, processes with the mark of this program's ranks, descriptors
-/// of this process.
+/// State that a job must leave unchanged: names in /dev/shm, processes with the mark of this program's ranks,
+/// descriptors of this process.
 struct Surroundings {
   std::vector<std::string> shared_names;
   int marked_processes = 0;

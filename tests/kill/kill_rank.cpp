@@ -1,6 +1,6 @@
 /// One rank of a shm world that calls collectives forever, in a random order that all ranks share: `kill_rank SEED`.
-/// Prints "ready" when the world exists. When a call throws CommError, prints the message and exits with 40. `kill_runs`
-/// kills its peers.
+/// Prints "ready" when the world exists. When a call throws CommError, prints the message and exits with 40.
+/// `kill_runs` kills its peers.
 #include <array>
 #include <chrono>
 #include <cstdio>

@@ -1,7 +1,7 @@
 /// Runs jobs of 2 to 4 ranks over shm that call random collectives, and kills one rank of each at a random time:
 ///   kill_runs [--runs N] [--seed S] [--within-ms MS]
-/// A run passes if every survivor ends with a CommError that names the killed rank, within MS milliseconds of the kill if
-/// given, and /dev/shm, the process table and the descriptors of this process are as before. Prints a line for each
+/// A run passes if every survivor ends with a CommError that names the killed rank, within MS milliseconds of the kill
+/// if given, and /dev/shm, the process table and the descriptors of this process are as before. Prints a line for each
 /// failed run and a summary. Exits with 1 if a run failed.
 #include <algorithm>
 #include <csignal>

@@ -50,7 +50,7 @@ TEST(Stop, AStoppedRankIsStalledNotLost) {
         EXPECT_THAT(error, Not(HasSubstr("is lost")));
         // The rank that times out first tells the others.
         EXPECT_THAT(error,
-                    AllOf(HasSubstr("rank 1"), HasSubstr("did not come within 0.7 s"),
+                    AllOf(HasSubstr("rank 1"), HasSubstr("did not join within 0.7 s"),
                           HasSubstr("rank 1 is stalled: its process " + std::to_string(processes[1]) + " is stopped"),
                           HasSubstr("\"before the stop\"")));
         std::this_thread::sleep_for(milliseconds(500));  // until the others have checked its state
@@ -110,7 +110,7 @@ TEST(Stop, ALateRankIsLateNotStalledNorLost) {
         if (world->rank() == 1) std::this_thread::sleep_for(milliseconds(900));
         const std::string error = error_of<CommError>([&] { world->barrier("late"); });
         if (world->rank() == 1) return;
-        EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 2 did not come within 0.3 s"), HasSubstr("\"both\""),
+        EXPECT_THAT(error, AllOf(HasSubstr("rank 1 of 2 did not join within 0.3 s"), HasSubstr("\"both\""),
                                  Not(HasSubstr("stalled")), Not(HasSubstr("is lost"))));
       },
       CommOptions{.timeout = milliseconds(300)});

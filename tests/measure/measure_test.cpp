@@ -113,7 +113,7 @@ TEST(ExerciseTest, EveryVerbAndDtypeIsRight) {
           for (int verb = 0; verb < kNumVerbs; ++verb) {
             for (int dtype = 0; dtype < kNumDtypes; ++dtype) {
               const BenchCase bench_case{static_cast<Verb>(verb), static_cast<Dtype>(dtype), 8 * 127, dtype % 2 == 0,
-                                        works_in_place(static_cast<Verb>(verb)) && dtype % 3 == 0};
+                                         works_in_place(static_cast<Verb>(verb)) && dtype % 3 == 0};
               Exercise exercise(*world, bench_case);
               EXPECT_EQ(exercise.check(), "") << name(bench_case.verb) << " " << name(bench_case.dtype);
               exercise.call();

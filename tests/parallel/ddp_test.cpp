@@ -173,7 +173,7 @@ TEST_P(DdpRanks, WithBf16MastersStayFp32AndCopiesFollow) {
     }
   });
   // Both round to 8 bits, but different partial sums: of the whole batch there, of a micro-batch here, added in fp32.
-  // Measured: 3 % in the gradients of norms, on one rank and on four. A missing rank or micro-batch gives at least 25 %.
+  // Measured: 3 % in the gradients of norms, on one rank and on four. A missing rank or micro-batch gives 25 % or more.
   const auto [apart, worst] = distance(ranks[0], want.gradients);
   EXPECT_LE(apart, 0.06) << worst;
 }

@@ -61,8 +61,8 @@ inline Named gradients_of(const Module& model) {
 }
 
 /// The largest of |a - b| / (|b| + 1e-6 max|g| sqrt(n)) over the tensors, and the name of that tensor. |..| is the
-/// 2-norm, n the number of elements, max|g| the maximum over all gradients, which keeps a gradient of pure rounding error
-/// from being divided by itself.
+/// 2-norm, n the number of elements, max|g| the maximum over all gradients, which keeps a gradient of pure rounding
+/// error from being divided by itself.
 inline std::pair<double, std::string> distance(const Named& a, const Named& b) {
   double largest = 0;
   for (const auto& [name, tensor] : b) largest = std::max(largest, tensor.abs().max().item<double>());

@@ -23,7 +23,7 @@ def test_a_rank_that_does_not_come():
     group = dist.new_group(timeout=timedelta(seconds=1))
     if dist.get_rank() == 0:
         error = ranks.error_of(lambda: dist.all_reduce(torch.ones(3), group=group))
-        assert "rank 1 of 2 did not come within 1 s" in error, error
+        assert "rank 1 of 2 did not join within 1 s" in error, error
     dist.barrier()
 
 

@@ -191,7 +191,7 @@ class C10dBackend final : public c10d::Backend {
                  {{[](Communicator& comm) { return comm.barrier_async("c10d barrier"); }}});
   }
 
-  /// Names all ranks that did not come, `wait_all_ranks` or not.
+  /// Names all ranks that did not join, `wait_all_ranks` or not.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) override {
     monitored_barrier(*queue_, getRank(), getSize(), limit(options.timeout));
   }

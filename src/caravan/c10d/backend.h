@@ -42,7 +42,8 @@ struct C10dOptions {
 ///   memory    allocateTensor gives Communicator::allocate's. c10d's Reducer takes it for its buckets if the
 ///             environment has DDP_DISABLE_COMM_MEM=0 (torch 2.13), FSDP2 for its buffers after
 ///             set_allocate_memory_from_process_group_for_comm(True). It is freed by any thread
-///   end       shutdown(), or the last reference: outstanding operations have a second, then the peers are told
+///   end       shutdown(), or the last reference: outstanding operations have a second, then the peers are told.
+///             abort() may be called while another thread waits only if the communicator is over shared memory
 c10::intrusive_ptr<c10d::Backend> make_c10d_backend(std::shared_ptr<Communicator> communicator,
                                                     C10dOptions options = {});
 

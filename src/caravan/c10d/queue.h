@@ -49,7 +49,7 @@ class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
 
   /// Shuts down: waits up to a second for what is outstanding, then aborts. Idempotent.
   void close() noexcept;
-  /// Makes waits fail on the peers and on other threads of this rank.
+  /// Makes waits fail on the peers and, over shared memory, on other threads of this rank.
   void abort(std::string_view reason) noexcept;
 
  private:

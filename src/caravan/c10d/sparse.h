@@ -12,7 +12,7 @@ namespace caravan {
 /// may differ by rank, and adds them up. Two rounds: first the shapes, then what they describe.
 class C10dSparseSum {
  public:
-  /// Throws UsageError for what is no sparse host tensor of at most kMaxDims dims.
+  /// Throws UsageError unless `tensor` is a sparse CPU tensor of at most kMaxDims dims.
   C10dSparseSum(const c10d_steps::Group& group, const at::Tensor& tensor);
 
   c10d_steps::Step gather_shapes();

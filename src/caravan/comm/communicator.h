@@ -139,7 +139,8 @@ class Communicator {
   virtual void progress() = 0;
 
   /// Tells the other ranks that this one gives up, and why: their current or next call throws a CommError that names
-  /// this rank and `reason`. Idempotent, never throws, does not wait for any peer.
+  /// this rank and `reason`. Idempotent, never throws, does not wait for any peer. Over shared memory another thread
+  /// may call it.
   virtual void abort(std::string_view reason) noexcept = 0;
 
  protected:

@@ -31,7 +31,6 @@ bool is_loopback(const std::string& address) {
 /// One rank: whatever the back-end, nothing is moved.
 std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
   const auto segment = shared::Segment::create_private(1);
-  segment->take_slot();  // slot 0: the world
   return shared::SharedCommunicator::make_world(
       std::make_shared<shared::Engine>(segment, 0, "thread", options, nullptr));
 }

@@ -15,10 +15,11 @@ namespace {
 constexpr size_t kAlign = 64;
 
 UsageError refuse(const BenchCase& bench_case, std::string fact, std::string action) {
-  return UsageError({.op = "measure",
-                     .subject = fmt::format("{} {} {}", name(bench_case.verb), name(bench_case.dtype), bench_case.bytes),
-                     .fact = std::move(fact),
-                     .action = std::move(action)});
+  return UsageError(
+      {.op = "measure",
+       .subject = fmt::format("{} {} {}", name(bench_case.verb), name(bench_case.dtype), bench_case.bytes),
+       .fact = std::move(fact),
+       .action = std::move(action)});
 }
 
 std::shared_ptr<void> plain_memory(size_t bytes) {

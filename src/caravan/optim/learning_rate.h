@@ -12,8 +12,8 @@ namespace caravan {
 ///   cosine                falls along half a cosine to `final_fraction` of lr at the last step
 ///   linear                falls linearly to `final_fraction` of lr
 ///   constant_then_decay   stays at lr, then falls linearly as above over the last `decay_fraction` of the run
-///                         (Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-///                         2024)
+///                         (Hägele et al., "Scaling laws and compute-optimal training beyond fixed training
+///                         durations", 2024)
 struct LearningRate {
   enum class Kind : uint8_t { constant, cosine, linear, constant_then_decay };
 

@@ -54,9 +54,9 @@ std::shared_ptr<Communicator> make_hierarchical_world(const RankInfo& info, cons
                        ? levels.global
                        : levels.global->split(levels.topology.cross_ranks(levels.local_rank()), "cross");
   }
-  auto member = std::make_shared<hierarchical::Engine>("shm+" + outer, std::move(own), info.rank, info.world_size,
+  auto engine = std::make_shared<hierarchical::Engine>("shm+" + outer, std::move(own), info.rank, info.world_size,
                                                        options, levels.local, levels.global);
-  return hierarchical::HierarchicalCommunicator::make_world(std::move(member), std::move(levels));
+  return hierarchical::HierarchicalCommunicator::make_world(std::move(engine), std::move(levels));
 }
 
 }  // namespace caravan

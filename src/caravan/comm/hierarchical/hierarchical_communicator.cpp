@@ -20,18 +20,18 @@ constexpr milliseconds kNapAlone{50};  // progress in the level that a rank slee
 
 }  // namespace
 
-std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<Engine> member, Levels levels) {
+std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<Engine> engine, Levels levels) {
   GroupInfo group = GroupInfo::of_world(levels.rank, levels.topology.size());
   // The ranks of its host can read what this rank was doing, even if it dies.
   Lineage lineage{0, dynamic_cast<shared::SharedCommunicator&>(*levels.local).make_shared_recorder()};
-  return std::make_shared<HierarchicalCommunicator>(std::move(member), std::move(levels), std::move(group),
+  return std::make_shared<HierarchicalCommunicator>(std::move(engine), std::move(levels), std::move(group),
                                                     std::move(lineage));
 }
 
-HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Engine> member, Levels levels, GroupInfo group,
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Engine> engine, Levels levels, GroupInfo group,
                                                    Lineage lineage)
     : BackendCommunicator(group, lineage),
-      engine_(std::move(member)),
+      engine_(std::move(engine)),
       levels_(std::move(levels)),
       group_(std::move(group)),
       scope_(fmt::format("{:x}", lineage.identity)),

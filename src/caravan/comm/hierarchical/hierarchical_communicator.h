@@ -22,8 +22,8 @@ namespace caravan::hierarchical {
 /// other; operations that one level can execute by itself go to it at once.
 class HierarchicalCommunicator final : public BackendCommunicator {
  public:
-  static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> member, Levels levels);
-  HierarchicalCommunicator(std::shared_ptr<Engine> member, Levels levels, GroupInfo group, Lineage lineage);
+  static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine, Levels levels);
+  HierarchicalCommunicator(std::shared_ptr<Engine> engine, Levels levels, GroupInfo group, Lineage lineage);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }

@@ -23,9 +23,9 @@ class Notices {
   /// `store` is null in a world of one rank.
   explicit Notices(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
-  /// Publishes why `scope` cannot go on, unless another rank has. Returns the text that stands, the first one.
+  /// Publishes why `scope` cannot go on, unless another rank has. Returns the text that was published first.
   std::string publish_failure(const std::string& scope, const std::string& text) noexcept;
-  /// The text that stands, "" if there is none.
+  /// The published text, "" if there is none.
   std::string failure(const std::string& scope) noexcept;
 
   /// Publishes that this rank has destroyed the communicator `scope` and what it had issued; with null `counts`, which

@@ -22,7 +22,7 @@ void CompletionEvent::wait(uint64_t seen, std::chrono::steady_clock::time_point 
   changed_.wait_until(lock, deadline, [&] { return count_ != seen; });
 }
 
-TaskThread::TaskThread(CompletionEvent& bell) : completions_(bell), thread_([this] { run(); }) {}
+TaskThread::TaskThread(CompletionEvent& completions) : completions_(completions), thread_([this] { run(); }) {}
 
 TaskThread::~TaskThread() {
   stop();

@@ -98,7 +98,7 @@ class ProcessSession final : public Session {
       const std::lock_guard lock(shared_.mutex);
       check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE));
       if (done != 0) return text_.data();
-      if (Clock::now() > deadline) throw std::runtime_error("the other ranks did not come");
+      if (Clock::now() > deadline) throw std::runtime_error("the other ranks did not join");
       std::this_thread::sleep_for(kPollInterval);
     }
   }

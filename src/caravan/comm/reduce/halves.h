@@ -38,7 +38,7 @@ int64_t sum_halves(const Reduction& r) {
   if (r.sources.size() == 2 && r.outs.size() <= 2) {
     const std::byte* const b = r.sources[1];
     std::byte* const y = r.outs[r.outs.size() - 1];
-    const bool descends = r.direction == Direction::descending;
+    const bool descends = r.outs.size() == 2 && r.direction == Direction::descending;
     const int64_t step = descends ? -kVector : kVector;
     int64_t at = descends ? bytes - kVector : 0;
     for (int64_t left = bytes; left > 0; left -= kVector, at += step) {

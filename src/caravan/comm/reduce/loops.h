@@ -106,7 +106,8 @@ void fold_two_descending(const T* a, const T* b, int64_t count, T* x, T* y) {
   while (at > 0) {
     at -= kLine;
     std::array<T, kLine> line;  // a constant number, in registers: the compiler vectorises no other loop that descends
-    for (size_t i = 0; i < kLine; ++i) line[i] = Op::apply(a[at + static_cast<int64_t>(i)], b[at + static_cast<int64_t>(i)]);
+    for (size_t i = 0; i < kLine; ++i)
+      line[i] = Op::apply(a[at + static_cast<int64_t>(i)], b[at + static_cast<int64_t>(i)]);
     std::memcpy(x + at, line.data(), sizeof(line));
     std::memcpy(y + at, line.data(), sizeof(line));
   }

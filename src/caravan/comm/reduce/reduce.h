@@ -15,8 +15,8 @@ namespace caravan::shared {
 void reduce_in_order(ReduceOp op, Dtype dtype, std::span<const std::byte* const> sources, int64_t count,
                      std::byte* out);
 
-/// The order in which a reduction of two sources visits the elements; the result is the same. The processor prefetches
-/// what lies ahead, even if it belongs to another rank, which then has to fetch it back.
+/// The order in which a reduction of two sources into two results visits the elements; the result is the same. The
+/// processor prefetches what lies ahead, even if it belongs to another rank, which then has to fetch it back.
 enum class Direction : uint8_t { ascending, descending };
 
 /// Writes the same result to each of `outs`, which may be sources.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 
 #include "caravan/comm/shared/rounds.h"
@@ -23,6 +24,7 @@ class AllocateTask final : public Rounds {
   size_t bytes() const noexcept { return static_cast<size_t>(operation().in.count); }
 
   std::shared_ptr<void>& memory_;
+  std::exception_ptr error_;  ///< of rank 0
 };
 
 }  // namespace caravan::shared

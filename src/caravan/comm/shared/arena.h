@@ -31,8 +31,6 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<void> allocate_shared(size_t bytes, int users, uint64_t& offset);
   std::shared_ptr<void> adopt(uint64_t offset, size_t bytes, int users);
 
-  [[noreturn]] void throw_no_room(size_t bytes) const;
-
   /// Called on the rank's own thread around every operation.
   void begin_operation() noexcept {
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -54,6 +52,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
     std::vector<bool> units;  // kUnit bytes each
   };
 
+  [[noreturn]] void throw_no_room(size_t bytes) const;
   std::byte* take(size_t bytes);  // null: no room
   void populate_or_throw(std::byte* memory, const Block& block);
   void release(const Block& block) noexcept;

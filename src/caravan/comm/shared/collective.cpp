@@ -132,8 +132,7 @@ void Collective::read_payloads(uint64_t round) const {
       collect_payloads(round);
       return reduce_in_order(op.op, op.dtype, state_.sources, op.in.count, out);
     case Verb::broadcast:
-      std::memcpy(out, data_of(op.root, round).payload.data(),
-                  static_cast<size_t>(op.in.count * element_bytes_));
+      std::memcpy(out, data_of(op.root, round).payload.data(), static_cast<size_t>(op.in.count * element_bytes_));
       return;
     case Verb::all_gather:
       for (int rank = 0; rank < state_.size; ++rank) {

@@ -64,7 +64,7 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
       if (!to_all && rank != op.root) continue;
       const bool is_own = rank == state_.rank;
       state_.outs.push_back(is_own ? static_cast<std::byte*>(op.out.data) + begin * element_bytes_
-                                  : reach(data_of(rank, round).out, begin * element_bytes_, bytes));
+                                   : reach(data_of(rank, round).out, begin * element_bytes_, bytes));
     }
   }
   return reduce_part(round, begin, count);
@@ -85,7 +85,7 @@ Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t coun
   std::vector<std::byte*>& outs = state_.piece_outs;
   outs = state_.outs;
   for (std::byte*& out : outs) out += cursor_ * element_bytes_;
-  // The shares of two ranks meet in the middle: each starts there and moves away from the other.
+  // The shares of two ranks meet in the middle: rank 0 moves down, away from the share of rank 1.
   const Direction direction = state_.size == 2 && state_.rank == 0 ? Direction::descending : Direction::ascending;
   reduce_to_all(op.op, op.dtype, sources, piece, outs, direction);
   cursor_ += piece;

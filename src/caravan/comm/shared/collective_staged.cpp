@@ -117,7 +117,8 @@ void Collective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t own,
   std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
   for (int rank = 0; rank < state_.size; ++rank) {
-    sources.push_back(rank == state_.rank ? at(operation().in, own) : state_.region.staging(rank, round) + offset_bytes);
+    sources.push_back(rank == state_.rank ? at(operation().in, own)
+                                          : state_.region.staging(rank, round) + offset_bytes);
   }
   reduce_in_order(operation().op, operation().dtype, sources, count, at(operation().out, begin));
 }

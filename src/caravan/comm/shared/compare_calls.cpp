@@ -37,8 +37,8 @@ uint64_t size_signature(const Operation& operation) noexcept {
 void throw_difference(const RankState& state, const Descriptor& own, uint64_t round) {
   std::vector<CallOf> calls;
   for (int rank = 0; rank < state.size; ++rank) {
-    calls.push_back(
-        {&state.region.call(rank, round), state.region.send_counts(rank, round), state.region.recv_counts(rank, round)});
+    calls.push_back({&state.region.call(rank, round), state.region.send_counts(rank, round),
+                     state.region.recv_counts(rank, round)});
   }
   std::rethrow_exception(mismatch_error(state, own, "the ranks' calls differ: " + difference(calls)));
 }

@@ -22,8 +22,8 @@ struct LineData {
   std::array<std::byte, kPayloadBytes> payload;
 };
 
-/// A single cache line, so that one transfer between two cores carries the flag, the call and a small message. `data` is
-/// written before `round` and read after it.
+/// A single cache line, so that one transfer between two cores carries the flag, the call and a small message. `data`
+/// is written before `round` and read after it.
 struct alignas(64) Line {
   std::atomic<uint64_t> round;  ///< the round that this line belongs to
   LineData data;

@@ -23,7 +23,9 @@ std::string text_of(const char* variable) {
   if (value == nullptr || *value == '\0') {
     const bool by_hand = is_set("RANK");
     throw wrong(
-        variable, fmt::format("is not set, but {} is", by_hand ? "RANK" : "the rank of an mpirun"),
+        variable,
+        value != nullptr ? std::string("is empty")
+                         : fmt::format("is not set, but {} is", by_hand ? "RANK" : "the rank of an mpirun"),
         by_hand
             ? fmt::format("set {} as torchrun and `caravan train --ranks` do, or unset RANK for one process", variable)
             : fmt::format("start the program by mpirun itself, which sets {}", variable));

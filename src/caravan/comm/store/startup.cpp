@@ -46,7 +46,7 @@ std::string missing_ranks_text(std::vector<int64_t> missing, int world_size, Sto
     if (store.has_disconnected(static_cast<int>(rank))) disconnected.push_back(rank);
   }
   const std::string what = disconnected.empty()
-                               ? fmt::format("did not come within {} s", std::chrono::duration<double>(timeout).count())
+                               ? fmt::format("did not join within {} s", std::chrono::duration<double>(timeout).count())
                                : "ended before the ranks met";
   if (!disconnected.empty()) missing = std::move(disconnected);
   return fmt::format("rank{} {} of {} {}", missing.size() == 1 ? "" : "s", join(missing), world_size, what);

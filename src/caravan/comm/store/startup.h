@@ -24,7 +24,7 @@ std::shared_ptr<Store> next_world_store(std::string_view backend, const RankInfo
 /// not within `timeout`.
 void wait_for_ranks(std::string_view backend, const RankInfo& info, Store& store, std::chrono::milliseconds timeout);
 
-/// "ranks 1, 3 of 4 did not come within 5 s". If some of `missing` have disconnected, names only those: "rank 3 of 4
+/// "ranks 1, 3 of 4 did not join within 5 s". If some of `missing` have disconnected, names only those: "rank 3 of 4
 /// ended before the ranks met".
 std::string missing_ranks_text(std::vector<int64_t> missing, int world_size, Store& store,
                                std::chrono::milliseconds timeout);
