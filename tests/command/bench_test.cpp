@@ -178,12 +178,10 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
        {"processor class: ", "fp32 forward", "fp32 dx", "fp32 dw", "bf16 products", "bf16 attention"}) {
     EXPECT_THAT(result.out, HasSubstr(part));
   }
-  const auto kept = read_tuned_products(path("cache"), processor_class());
+  const auto kept = read_tuned_products(path("cache"), processor_class(), {},
+                                        {ProductLibrary::onednn, ProductLibrary::mkl, ProductLibrary::blas});
   ASSERT_TRUE(kept.has_value());
-  EXPECT_THAT(result.out, HasSubstr("products: " + *kept + "\n"));
-  EXPECT_EQ(
-      to_text(parse_product_choice(*kept, {}, {ProductLibrary::onednn, ProductLibrary::mkl, ProductLibrary::blas})),
-      *kept);
+  EXPECT_THAT(result.out, HasSubstr("products: " + to_text(*kept) + "\n"));
   expect_refused({"doctor", "--tune", "--ranks", "2"}, {" excludes --"});
   const Result job = run({"env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
                           "MASTER_ADDR=127.0.0.1", "MASTER_PORT=23458", program(), "doctor", "--tune"});

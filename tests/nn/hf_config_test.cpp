@@ -101,7 +101,8 @@ TEST(HuggingfaceConfig, specialTokensComeBack) {
   EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), SpecialTokens{}) << "50256 of a vocabulary of 101";
   object["vocab_size"] = 50257;
   EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), (SpecialTokens{.end = {50256}}));
-  for (const json& value : {json("</s>"), json(1.5), json({{"id", 1}}), json({1, "2"})}) {
+  for (const json& value :
+       {json("</s>"), json(1.5), json({{"id", 1}}), json({1, "2"}), json(-5), json(uint64_t{1} << 63)}) {
     object["eos_token_id"] = value;
     EXPECT_THAT(error_of<DataError>([&] { parse_special_tokens(object.dump(), "some/config.json"); }),
                 AllOf(HasSubstr("eos_token_id"), HasSubstr("not a token id"), HasSubstr("some/config.json")))

@@ -88,19 +88,27 @@ class TunedProducts : public ::testing::Test {
 
 TEST_F(TunedProducts, areKeptForTheirClassOnly) {
   const auto cache = folder_ / "new/cache";
-  EXPECT_FALSE(read_tuned_products(cache, "amd avx2").has_value());
+  const std::vector<ProductLibrary> both{onednn, mkl};
+  const auto read = [&](std::string_view processor) {
+    return read_tuned_products(cache, processor, product_rule(processor, both), both);
+  };
+  EXPECT_FALSE(read("amd avx2").has_value());
   write_tuned_products(cache, "amd avx2", "mkl dw=onednn");
   write_tuned_products(cache, "intel amx", "onednn");
-  EXPECT_EQ(read_tuned_products(cache, "amd avx2"), "mkl dw=onednn");
-  EXPECT_EQ(read_tuned_products(cache, "intel amx"), "onednn");
-  EXPECT_FALSE(read_tuned_products(cache, "amd avx512").has_value());
+  EXPECT_EQ(to_text(read("amd avx2").value()), "forward=mkl dx=mkl dw=onednn bf16=fp32 attention=fp32");
+  EXPECT_EQ(read("intel amx").value().forward, onednn);
+  EXPECT_FALSE(read("amd avx512").has_value());
 }
 
-TEST_F(TunedProducts, damagedFilesAreRefused) {
-  for (const char* text : {"", "amd avx2\n", "intel avx2\nmkl\n"}) {
-    std::ofstream(tuned_products_file(folder_.path(), "amd avx2")) << text;
-    EXPECT_THAT(message_of<DataError>([&] { read_tuned_products(folder_.path(), "amd avx2"); }),
-                HasSubstr("--tune again"));
+// The last one is of a torch that had MKL.
+TEST_F(TunedProducts, unusableFilesAreRefused) {
+  const std::vector<ProductLibrary> available{onednn, blas};
+  const ProductChoice base = product_rule("amd avx2", available);
+  for (const char* text : {"", "amd avx2\n", "intel avx2\nonednn\n", "amd avx2\nmkl\n"}) {
+    const auto file = tuned_products_file(folder_.path(), "amd avx2");
+    std::ofstream(file) << text;
+    EXPECT_THAT(message_of<DataError>([&] { read_tuned_products(folder_.path(), "amd avx2", base, available); }),
+                AllOf(HasSubstr(file.string()), HasSubstr("--tune again")));
   }
 }
 

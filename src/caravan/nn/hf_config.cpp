@@ -1,6 +1,7 @@
 #include "caravan/nn/hf_config.h"
 
 #include <initializer_list>
+#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -133,7 +134,10 @@ class Reader {
            "correct the file");
   }
   int64_t token(const char* key, const Json& value) const {
-    if (!value.is_number_integer()) refuse_value(key, "a token id");
+    // Some files say -1 for a token that a model does not have.
+    if (!value.is_number_integer() || value < -1 || value > std::numeric_limits<int32_t>::max()) {
+      refuse_value(key, "a token id");
+    }
     return value.get<int64_t>();
   }
 

@@ -65,9 +65,7 @@ ProductChoice own_choice() {
   const std::vector<ProductLibrary> available = available_product_libraries();
   const std::string processor = processor_class();
   ProductChoice choice = product_rule(processor, available);
-  if (const auto tuned = read_tuned_products(cache_folder(), processor)) {
-    choice = parse_product_choice(*tuned, choice, available);
-  }
+  choice = read_tuned_products(cache_folder(), processor, choice, available).value_or(choice);
   const char* variable = std::getenv("CARAVAN_PRODUCTS");
   return variable == nullptr ? choice : parse_product_choice(variable, choice, available);
 }

@@ -97,12 +97,13 @@ ProductChoice parse_product_choice(std::string_view text, const ProductChoice& b
 
 // GFLOP/s of one thread at the shapes of small transformers, torch 2.13 (oneDNN 3.12 and its MKL):
 //
-//   class                   fp32 forward/dx/dw: oneDNN   MKL             bf16: native   widened   attention, bf16
-//   amd avx2 (Zen 3)        101 / 79-92 / 69-71          102-106         10-12          100-103   backward 6x slower
-//   amd avx512_bf16 (Zen 4) 101-103                      half of that    221            -         backward 3x slower
-//   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79     backward 4-9x slower
-//   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132   backward 1.6-3x slower
+//   class                   fp32 forward/dx/dw: oneDNN   MKL             bf16: native   widened   attention bf16
+//   amd avx2 (Zen 3)        101 / 79-92 / 69-71          102-106         10-12          100-103   backward 6x
+//   amd avx512_bf16 (Zen 4) 101-103                      half of that    221            -         backward 3x
+//   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79     backward 4-9x
+//   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132   backward 1.6-3x
 //
+// The last column is the time of attention's backward pass in bf16 relative to fp32.
 // MKL takes AVX-512 on Intel's processors only. Intel's AVX512_BF16 without AMX multiplies at half the rate of fp32's
 // FMA. AMX is far faster than fp32 in both, and is left to torch.
 ProductChoice product_rule(std::string_view processor, const std::vector<ProductLibrary>& available) {
@@ -135,21 +136,30 @@ void write_tuned_products(const std::filesystem::path& cache, std::string_view p
   write_file_durably(tuned_products_file(cache, processor), fmt::format("{}\n{}\n", processor, text), "doctor");
 }
 
-std::optional<std::string> read_tuned_products(const std::filesystem::path& cache, std::string_view processor) {
+std::optional<ProductChoice> read_tuned_products(const std::filesystem::path& cache, std::string_view processor,
+                                                 const ProductChoice& base,
+                                                 const std::vector<ProductLibrary>& available) {
   const std::filesystem::path file = tuned_products_file(cache, processor);
   std::ifstream in(file);
   if (!in) return std::nullopt;
+  const auto unusable = [&](std::string fact) {
+    return DataError({.op = "products",
+                      .subject = file.string(),
+                      .fact = std::move(fact),
+                      .action = "delete it, or run caravan doctor --tune again"});
+  };
   std::string of_class;
   std::string text;
   std::getline(in, of_class);
   std::getline(in, text);
   if (of_class != processor || text.empty()) {
-    throw DataError({.op = "products",
-                     .subject = file.string(),
-                     .fact = fmt::format("is not a choice for the class '{}'", processor),
-                     .action = "delete it, or run caravan doctor --tune again"});
+    throw unusable(fmt::format("is not a choice for the class '{}'", processor));
   }
-  return text;
+  try {
+    return parse_product_choice(text, base, available);
+  } catch (const UsageError& error) {
+    throw unusable(fmt::format("'{}' {}", error.text().subject, error.text().fact));
+  }
 }
 
 }  // namespace caravan

@@ -57,7 +57,10 @@ ProductChoice product_rule(std::string_view processor, const std::vector<Product
 /// The file in which `caravan doctor --tune` keeps its choice for a class of processors.
 std::filesystem::path tuned_products_file(const std::filesystem::path& cache, std::string_view processor);
 void write_tuned_products(const std::filesystem::path& cache, std::string_view processor, const std::string& text);
-/// Its text, or nothing if there is no such file. Throws DataError if it is of another class or damaged.
-std::optional<std::string> read_tuned_products(const std::filesystem::path& cache, std::string_view processor);
+/// The choice in it; what it leaves out is from `base`. Nothing if there is no such file. Throws DataError if it is of
+/// another class, damaged, or names a library that is not in `available`.
+std::optional<ProductChoice> read_tuned_products(const std::filesystem::path& cache, std::string_view processor,
+                                                 const ProductChoice& base,
+                                                 const std::vector<ProductLibrary>& available);
 
 }  // namespace caravan

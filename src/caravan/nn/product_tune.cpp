@@ -43,8 +43,12 @@ double median(std::vector<double>& samples) {
   return samples[samples.size() / 2];
 }
 
-/// The rate of each way as the geometric mean over the tasks, of medians; ways take turns.
-ProductTiming time_ways(std::string what, const std::vector<std::string>& ways, const std::vector<Task>& tasks) {
+/// The rate of each way, a change of `base`, as the geometric mean over the tasks, of medians. The ways alternate.
+ProductTiming time_ways(std::string what, const std::vector<std::string>& ways, const ProductChoice& base,
+                        const std::vector<Task>& tasks) {
+  const std::vector<ProductLibrary> available = available_product_libraries();
+  std::vector<std::string> choices;
+  for (const std::string& way : ways) choices.push_back(to_text(parse_product_choice(way, base, available)));
   std::vector<double> logs(ways.size(), 0);
   for (const Task& task : tasks) {
     std::vector<std::vector<double>> seconds(ways.size());
@@ -52,7 +56,7 @@ ProductTiming time_ways(std::string what, const std::vector<std::string>& ways, 
     for (int sample = -1; sample < kMostSamples; ++sample) {  // the first warms up
       if (sample >= kFewestSamples && Clock::now() - begin > kPatience) break;
       for (size_t way = 0; way < ways.size(); ++way) {
-        use_products(ways[way]);
+        use_products(choices[way]);
         const auto start = Clock::now();
         task.run();
         const std::chrono::duration<double> took = Clock::now() - start;
@@ -108,10 +112,9 @@ TunedProducts tune_products() {
     for (const std::string& value : values) {
       if (value != of_rule) ways.push_back(fmt::format("{}={}", key, value));
     }
-    tuned.timings.push_back(time_ways(what, ways, tasks));
+    tuned.timings.push_back(time_ways(what, ways, tuned.choice, tasks));
     const ProductTiming& timing = tuned.timings.back();
     tuned.choice = parse_product_choice(timing.ways[timing.best].text, tuned.choice, available);
-    use_products(to_text(tuned.choice));
   };
   std::vector<std::string> libraries;
   for (const ProductLibrary library : available) libraries.emplace_back(name(library));
