@@ -1,6 +1,7 @@
 #include <array>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -12,7 +13,7 @@
 namespace caravan::app {
 namespace {
 
-std::string limit_text(int64_t bytes) { return bytes > 0 ? "limit " + format_bytes(bytes) : std::string("no limit"); }
+std::string limit_text(std::optional<int64_t> bytes) { return bytes ? "limit " + format_bytes(*bytes) : "no limit"; }
 
 std::string local_time(int64_t seconds) {
   const auto time = static_cast<std::time_t>(seconds);
@@ -37,7 +38,7 @@ void print_files(const std::vector<CacheFile>& files) {
 }
 
 void clear(const DataFolders& folders) {
-  const CacheRemoval removal = trim_cache(folders.cache, 0);
+  const CacheRemoval removal = clear_cache(folders.cache);
   fmt::print("{}: removed {} files, {}\n", folders.cache.string(), removal.files, format_bytes(removal.bytes));
   if (removal.bytes_left > 0) fmt::print("{} are in use and stay\n", format_bytes(removal.bytes_left));
 }

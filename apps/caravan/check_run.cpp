@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/mpi/library.h"
+#include "caravan/comm/world.h"
 #include "caravan/train/dataset.h"
 
 namespace caravan::app {
@@ -14,6 +17,26 @@ void check_algorithms(const Recipe& recipe) {
   throw UsageError({"recipe", "comm.algorithms",
                     fmt::format("has no effect: {} does not use messages", recipe.comm.backend),
                     recipe.where("comm.algorithms"), "leave it out, or set comm.backend = \"gloo\""});
+}
+
+bool is_built(std::string_view backend) {
+  if (backend == "nccl") return CARAVAN_NCCL_IS_BUILT != 0;
+  return !backend.ends_with("mpi") || !mpi::built().empty();
+}
+
+/// make_world, in the rank program, refuses it too.
+void check_backend(const Recipe& recipe) {
+  const std::string& backend = recipe.comm.backend;
+  if (is_built(backend)) return;
+  std::vector<std::string> built;
+  for (const std::string_view name : kBackends) {
+    if (is_built(name)) built.emplace_back(name);
+  }
+  throw UsageError({"recipe", "comm.backend",
+                    fmt::format("{} is not built; there are {}", to_toml(backend), join(built)),
+                    recipe.where("comm.backend"),
+                    backend == "nccl" ? "choose gloo, or configure with -DCARAVAN_NCCL=ON and a libtorch with CUDA"
+                                      : "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich"});
 }
 
 }  // namespace
@@ -31,6 +54,7 @@ CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& 
   check_algorithms(run.recipe);
   run.ranks = plan_ranks(run.recipe, num_ranks);
   if (!run.ranks.is_one_host) return run;
+  check_backend(run.recipe);
   plan_batch(run.recipe, run.ranks.num_ranks);
   const DataFolders folders = data_folders(run.recipe.folder);
   for (const std::string& text : run.recipe.data.text) find_file(text, folders);

@@ -75,6 +75,11 @@ int generate(const GenerateArguments& arguments) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
   const std::string prompt = prompt_of(arguments);
+  const auto prompt_tokens = static_cast<int64_t>(loaded.tokenizer.encode(prompt, true).size());
+  if (const int64_t context = loaded.model->config().context; prompt_tokens > context) {
+    fmt::print(stderr, "caravan: the prompt has {} tokens: the model sees the last {}, its context\n", prompt_tokens,
+               context);
+  }
   const auto show = [](std::string_view text) {
     return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   };

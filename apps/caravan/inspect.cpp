@@ -11,11 +11,11 @@
 #include "apps/caravan/inspect_run.h"
 #include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/data/corpus.h"
 #include "caravan/data/tokenizer.h"
-#include "caravan/plan/host_memory.h"
 #include "caravan/train/micro_batch.h"
 
 namespace caravan::app {
@@ -92,7 +92,7 @@ int inspect(const InspectArguments& arguments) {
   const Vocabulary vocabulary = vocabulary_of(recipe);
   // Ranks that can be started here share this host's memory; that of other hosts is unknown.
   const bool is_local = ranks.num_ranks <= most_local_ranks();
-  const int64_t limit = is_local ? memory_share(host_memory_bytes(), ranks.num_ranks) : 0;
+  const int64_t limit = is_local ? memory_share(usable_memory_bytes(), ranks.num_ranks) : 0;
   const MemoryPlan memory = plan_memory(recipe, vocabulary.size, ranks.num_ranks, limit);
   ModelConfig model = recipe.model;
   model.vocabulary = vocabulary.size;
@@ -120,6 +120,9 @@ int inspect(const InspectArguments& arguments) {
   fmt::print("bytes sent per rank and step\n");
   print("gradients (all-reduce)", bytes_line(static_cast<double>(wire_bytes(
                                       Verb::all_reduce, 0, static_cast<int>(plan.dp), 4 * parameters, 0, 0))));
+  std::vector<std::string> notes = recipe_notes(recipe);
+  if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
+  for (const std::string& note : notes) fmt::print("note      {}\n", note);
   return 0;
 }
 

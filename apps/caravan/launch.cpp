@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kGrace{500};  // for the other ranks to end by themselves after one has failed
-constexpr double kNearLimit = 0.9;   // of the memory limit: above it, memory is the likely cause of a SIGKILL
+constexpr double kNearLimit = 0.9;   // of the memory limit: above it, memory is the probable cause of a SIGKILL
 
 /// While it lives, SIGINT, SIGTERM, SIGHUP and SIGCHLD are read from a descriptor and have no other effect.
 class SignalQueue {
@@ -79,14 +79,17 @@ class Job {
   void on_signal(int number);
   void report_stopped();
   void reap();
+  void handle_signals();
   void kill_all();
-  bool memory_ran_out() const;
+  int64_t memory_at_end_of(const RankProcess& victim) const;
+  bool used_nearly_all_memory() const;
   int verdict() const;
 
   std::vector<RankProcess> processes_;
   const SignalQueue& signals_;
   const OomKills oom_kills_;
   std::vector<const RankProcess*> failures_;  ///< earliest first
+  int64_t used_bytes_ = 0;                    ///< by all ranks, when one was killed; the largest
   std::optional<steady_clock::time_point> kill_at_;
   bool stop_requested_ = false;
   bool insisted_ = false;  ///< the user asked twice
@@ -97,7 +100,7 @@ int Job::run() {
   while (std::any_of(processes_.begin(), processes_.end(), running)) {
     wait_for_events();
     reap();  // before the signals: a later Ctrl-C does not hide a rank that has failed
-    for (int number = signals_.next(); number != 0; number = signals_.next()) on_signal(number);
+    handle_signals();
     if (kill_at_ && steady_clock::now() >= *kill_at_) kill_all();
   }
   return verdict();
@@ -116,6 +119,10 @@ void Job::wait_for_events() {
   poll(entries.data(), entries.size(), timeout);  // if interrupted, the caller's loop comes back
 }
 
+void Job::handle_signals() {
+  for (int number = signals_.next(); number != 0; number = signals_.next()) on_signal(number);
+}
+
 void Job::on_signal(int number) {
   if (number == SIGCHLD) return report_stopped();
   if (stop_requested_ || kill_at_) {
@@ -124,7 +131,9 @@ void Job::on_signal(int number) {
     return;
   }
   stop_requested_ = true;
-  std::fprintf(stderr, "caravan: asking %zu ranks to save and stop; a second signal kills them\n", processes_.size());
+  std::fprintf(stderr,
+               "caravan: asking %zu ranks to stop; a run in progress saves a checkpoint; a second signal kills them\n",
+               processes_.size());
   for (const RankProcess& process : processes_) {
     if (process.running) kill(process.pid, number == SIGHUP ? SIGHUP : SIGTERM);
   }
@@ -150,9 +159,12 @@ void Job::report_stopped() {
 void Job::reap() {
   for (RankProcess& process : processes_) {
     if (!process.running || !reap_rank(process)) continue;
+    // A Ctrl-C ends a rank that has not installed its handler yet. The launcher has got it, too.
+    if (WIFSIGNALED(process.wait_status)) handle_signals();
     const Ending ending = ending_of(process, {.stop_requested = stop_requested_});
     if (ending != Ending::failed && ending != Ending::lost_peer) continue;
     failures_.push_back(&process);
+    if (WIFSIGNALED(process.wait_status)) used_bytes_ = std::max(used_bytes_, memory_at_end_of(process));
     if (!kill_at_) kill_at_ = steady_clock::now() + kGrace;
   }
 }
@@ -162,21 +174,27 @@ void Job::kill_all() {
   for (RankProcess& process : processes_) kill_rank(process);
 }
 
-/// True if the kernel counted a kill, or if the ranks together used nearly all memory: then a user-space killer such as
-/// earlyoom is the likely cause.
-bool Job::memory_ran_out() const {
-  if (oom_kills_.happened()) return true;
-  int64_t used = 0;
-  for (const RankProcess& process : processes_) used += process.peak_resident_bytes;
+/// The ranks share arenas and the pages of libraries. These count once: in the peak of the victim.
+int64_t Job::memory_at_end_of(const RankProcess& victim) const {
+  int64_t used = victim.peak_resident_bytes;
+  for (const RankProcess& process : processes_) {
+    if (process.running) used += oom_kills_.private_memory(process.pid);
+  }
+  return used;
+}
+
+bool Job::used_nearly_all_memory() const {
   const int64_t limit = oom_kills_.memory_limit();
-  return limit > 0 && static_cast<double>(used) > kNearLimit * static_cast<double>(limit);
+  return limit > 0 && static_cast<double>(used_bytes_) > kNearLimit * static_cast<double>(limit);
 }
 
 int Job::verdict() const {
   if (insisted_) return 130;
+  const bool are_counted = oom_kills_.are_counted();
   const JobFacts facts{.num_ranks = static_cast<int>(processes_.size()),
                        .stop_requested = stop_requested_,
-                       .memory_ran_out = memory_ran_out()};
+                       .memory_ran_out = are_counted ? oom_kills_.happened() : used_nearly_all_memory(),
+                       .is_estimated = !are_counted};
   if (failures_.empty()) {
     const auto stopped = std::ranges::find_if(
         processes_, [&](const RankProcess& process) { return ending_of(process, facts) == Ending::stopped; });
@@ -190,7 +208,7 @@ int Job::verdict() const {
   // Where all ranks throw the same error, rank 0 speaks for them.
   const RankProcess& first = processes_.front();
   if (!culprit->error().empty() && is_same_error(culprit->error(), first.error())) culprit = &first;
-  // A rank 0 that was killed may leave the cursor behind a progress bar.
+  // A rank 0 that was killed may leave the cursor at the end of a progress bar.
   const bool breaks_line = WIFSIGNALED(first.wait_status) && isatty(STDERR_FILENO) == 1;
   std::fprintf(stderr, "%s%s", breaks_line ? "\n" : "", report(*culprit, failures_, facts).c_str());
   return job_code_of(*culprit, facts);

@@ -15,7 +15,7 @@ struct LaunchOptions {
 /// Runs `num_ranks` processes of `program` on this host and returns the exit code of the job when all have ended:
 ///   0    every rank ended with 0
 ///   4    a rank was killed by a signal
-///   5    a rank was killed by the kernel because memory ran out
+///   5    a rank was killed because memory ran out
 ///   130  the ranks stopped on request, or the user asked twice
 ///   141  rank 0 was killed by SIGPIPE: its output was closed
 ///   n    the code of the rank that failed

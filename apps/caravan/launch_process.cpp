@@ -85,12 +85,14 @@ struct Streams {
   _exit(127);
 }
 
+constexpr const char* kRaiseDescriptors = "raise the limit of open files (ulimit -n)";
+
 ResourceError no_log(const std::string& path, int error) {
   return ResourceError({.op = "launch",
                         .subject = path,
                         .fact = fmt::format("cannot write the log of a rank: {}", strerrordesc_np(error)),
                         .where = "",
-                        .action = "choose a writable folder"});
+                        .action = error == EMFILE ? kRaiseDescriptors : "choose a writable folder"});
 }
 
 int open_unnamed_file(int flags) {
@@ -132,11 +134,13 @@ void start_rank(RankProcess& process, const LaunchOptions& options, const Served
     process.pid_fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
   }
   if (process.pid < 0 || process.pid_fd < 0) {
+    const int error = errno;
     throw ResourceError({.op = "launch",
                          .subject = fmt::format("rank {} of {}", process.rank, options.num_ranks),
-                         .fact = fmt::format("cannot start a process: {}", strerrordesc_np(errno)),
+                         .fact = fmt::format("cannot start a process: {}", strerrordesc_np(error)),
                          .where = "",
-                         .action = "use fewer ranks, or raise the limit of processes (ulimit -u)"});
+                         .action = error == EMFILE ? kRaiseDescriptors
+                                                   : "use fewer ranks, or raise the limit of processes (ulimit -u)"});
   }
 }
 

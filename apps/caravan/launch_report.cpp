@@ -25,8 +25,10 @@ bool is_killed_by(const RankProcess& process, int number) {
 
 std::string how_it_ended(const RankProcess& process, const JobFacts& facts) {
   if (ending_of(process, facts) == Ending::out_of_memory) {
-    return fmt::format("was killed by the kernel: the host or its control group ran out of memory (the rank used {})",
-                       format_bytes(process.peak_resident_bytes));
+    return fmt::format(
+        "was {}the host or its control group ran out of memory (the rank used {})",
+        facts.is_estimated ? "killed by signal 9 (SIGKILL), probably because " : "killed by the kernel: ",
+        format_bytes(process.peak_resident_bytes));
   }
   if (WIFSIGNALED(process.wait_status)) {
     const int number = WTERMSIG(process.wait_status);
@@ -116,7 +118,7 @@ Ending ending_of(const RankProcess& process, const JobFacts& facts) noexcept {
     const int number = WTERMSIG(process.wait_status);
     if (number == SIGKILL && process.killed) return Ending::killed;
     if (number == SIGKILL && facts.memory_ran_out) return Ending::out_of_memory;
-    const bool asked = facts.stop_requested && (number == SIGTERM || number == SIGHUP);
+    const bool asked = facts.stop_requested && (number == SIGTERM || number == SIGHUP || number == SIGINT);
     return asked ? Ending::stopped : Ending::failed;
   }
   switch (WEXITSTATUS(process.wait_status)) {
@@ -146,7 +148,9 @@ std::string report(const RankProcess& culprit, const std::vector<const RankProce
     out = (culprit.rank > 0 && is_only_its_own ? who + how_it_ended(culprit, facts) + ":\n" : "") + error + "\n";
   }
   if (ending_of(culprit, facts) == Ending::out_of_memory) {
-    out += "  do: lower train.micro_batch, use a smaller model or shorter context, or start fewer ranks on this host\n";
+    out +=
+        "  do: lower train.micro_batch if it is above 1, use a smaller model or context, or give each rank more "
+        "memory: start fewer ranks on this host\n";
   }
   return out + others(culprit, error, failures, facts);
 }

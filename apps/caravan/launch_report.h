@@ -14,7 +14,7 @@ enum class Ending : uint8_t {
   stopped,        ///< on request: exit code 130, or the signal that asked for it
   lost_peer,      ///< exit code 4: most likely a consequence of another rank's end
   failed,         ///< another exit code, or a signal that was not a request to stop
-  out_of_memory,  ///< killed by the kernel
+  out_of_memory,  ///< killed because memory ran out, certainly or probably
   killed,         ///< by the launcher
 };
 
@@ -22,13 +22,14 @@ enum class Ending : uint8_t {
 struct JobFacts {
   int num_ranks = 0;
   bool stop_requested = false;  ///< the launcher has passed a signal on to the ranks
-  bool memory_ran_out = false;  ///< a SIGKILL that the launcher did not send came from the kernel
+  bool memory_ran_out = false;  ///< the reason of a SIGKILL that the launcher did not send
+  bool is_estimated = false;    ///< from the memory that the ranks used: the kernel does not count its kills
 };
 
 Ending ending_of(const RankProcess& process, const JobFacts& facts) noexcept;
 
-/// The exit code of a job that this rank ended: its own; 4 for a signal, 5 if the kernel killed it for memory, 141 for
-/// a closed output (SIGPIPE), as in shells.
+/// The exit code of a job that this rank ended: its own; 4 for a signal, 5 if it was killed because memory ran out, 141
+/// for a closed output (SIGPIPE), as in shells.
 int job_code_of(const RankProcess& process, const JobFacts& facts) noexcept;
 
 /// True for the errors of two ranks that differ at most in `where`, which names the rank.

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -32,17 +34,53 @@ fs::path source_or_newest(const std::string& source, const char* command) {
   return newest;
 }
 
+namespace {
+
+const char* const kExportFolder = "huggingface";  ///< in a run or checkpoint folder: export's own
+
+bool is_run_or_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  return !list_checkpoints(folder).empty() || fs::exists(folder / "manifest.json", error);
+}
+
+/// "config.json, model.safetensors and 2 more" of what `folder` holds; "" if that is nothing, or it is no folder.
+std::string some_contents(const fs::path& folder) {
+  constexpr size_t kMostNames = 4;
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  if (names.size() <= kMostNames) return join(names);
+  return fmt::format("{} and {} more", join(std::span(names).first(kMostNames)), names.size() - kMostNames);
+}
+
+/// Refuses a folder that holds anything, unless an earlier export into a run made it.
+void refuse_to_overwrite(const fs::path& target) {
+  const fs::path folder = fs::absolute(target / "").lexically_normal().parent_path();
+  if (folder.filename() == kExportFolder && is_run_or_checkpoint(folder.parent_path())) return;
+  const std::string contents = some_contents(target);
+  if (contents.empty()) return;
+  std::error_code error;
+  const bool is_hugging_face = fs::exists(target / "config.json", error);
+  throw UsageError(
+      {"export", target.string(),
+       fmt::format("{}: it holds {}",
+                   is_hugging_face ? "is a Hugging Face folder, not a run" : "is not an empty folder", contents),
+       "", "name a new folder to write to: caravan export NEW_FOLDER --from RUN; or remove this one"});
+}
+
+}  // namespace
+
 int export_model(const ExportArguments& arguments) {
   const fs::path named = arguments.directory;
-  std::error_code error;
-  const bool is_run =
-      arguments.from.empty() && (!list_checkpoints(named).empty() || fs::exists(named / "manifest.json", error));
+  const bool is_run = arguments.from.empty() && is_run_or_checkpoint(named);
   if (!is_run && arguments.from.empty() && named.parent_path().filename() == "runs") {
     throw UsageError({"export", named.string(), "is not a run with a checkpoint", "in " + fs::current_path().string(),
                       "name a run; or a folder outside runs/, with --from RUN"});
   }
+  const fs::path target = is_run ? named / kExportFolder : named;
+  refuse_to_overwrite(target);
   const fs::path source = is_run ? named : source_or_newest(arguments.from, "export");
-  const fs::path target = is_run ? named / "huggingface" : named;
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
   const LoadedModel loaded = load_model(source, mesh_of_one());
   NamedTensors parameters;

@@ -1,11 +1,12 @@
 #include "apps/caravan/oom_kills.h"
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <vector>
+
+#include "caravan/base/memory_limit.h"
 
 namespace caravan {
 namespace {
@@ -18,7 +19,7 @@ std::optional<int64_t> integer(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-/// The number behind `key` in a file of lines "key number ..".
+/// The number after `key` in a file of lines "key number ..".
 std::optional<int64_t> field(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -68,15 +69,12 @@ std::optional<int64_t> OomKills::count() const {
 }
 
 int64_t OomKills::memory_limit() const {
-  const auto total = field(root_ + "/proc/meminfo", "MemTotal:");
-  int64_t limit = total ? *total * 1024 : -1;
-  for (const Group& group : memory_groups(root_)) {
-    std::ifstream file(group.folder / (group.is_version_1 ? "memory.limit_in_bytes" : "memory.max"));
-    std::string text;
-    file >> text;
-    if (const auto own = integer(text)) limit = limit < 0 ? *own : std::min(limit, *own);
-  }
-  return limit;
+  const int64_t bytes = usable_memory_bytes(root_.empty() ? "/" : root_);
+  return bytes > 0 ? bytes : -1;
+}
+
+int64_t OomKills::private_memory(pid_t pid) const {
+  return field(root_ + "/proc/" + std::to_string(pid) + "/status", "RssAnon:").value_or(0) * 1024;
 }
 
 }  // namespace caravan

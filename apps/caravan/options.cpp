@@ -45,6 +45,9 @@ std::set<int64_t> parse_steps(const std::string& text) {
   return steps;
 }
 
+/// An unset variable of a script must not change what the command does.
+std::string check_not_empty(const std::string& text) { return text.empty() ? "must not be empty" : ""; }
+
 void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
   TrainArguments& train = line.train;
   CLI::App* command = app.add_subcommand("train", "train a model over one or more ranks");
@@ -56,9 +59,12 @@ void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
       ->take_all();
   command->add_option("--stop-after", train.stop_after, "save a checkpoint and stop after this many steps of the run");
   command->add_flag("--resume", train.resume, "continue from the newest checkpoint of the run");
-  command->add_option("--resume-from", train.resume_from,
-                      "continue from this checkpoint of the run instead of the newest, e.g. step_000200");
-  command->add_option("--dump", train.dump_dir, "write batch, parameters and gradients of some steps into this folder");
+  command
+      ->add_option("--resume-from", train.resume_from,
+                   "continue from this checkpoint of the run instead of the newest: step_000200, or its path")
+      ->check(CLI::Validator(check_not_empty, "", "not empty"));
+  command->add_option("--dump", train.dump_dir, "write batch, parameters and gradients of some steps into this folder")
+      ->check(CLI::Validator(check_not_empty, "", "not empty"));
   command->add_option("--dump-steps", dump_steps, "which steps, counted from 0, e.g. 0,10 or 0-3; default 0");
 }
 
@@ -83,11 +89,13 @@ void add_generate(CLI::App& app, CommandLine& line) {
 void add_hugging_face(CLI::App& app, CommandLine& line) {
   CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
   exporter
-      ->add_option(
-          "directory", line.export_model.directory,
-          "a run folder: its model is written to <run>/huggingface; or a folder to write the newest run's model to")
+      ->add_option("directory", line.export_model.directory,
+                   "a run or checkpoint: its model is written to <directory>/huggingface; or a new folder to write to, "
+                   "for the model of --from")
       ->required();
-  exporter->add_option("--from", line.export_model.from, "run or checkpoint folder; default: the newest run");
+  exporter->add_option("--from", line.export_model.from,
+                       "run, checkpoint or Hugging Face folder whose model goes into a new folder; "
+                       "default: the newest run");
   CLI::App* importer = app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2 or Llama");
   importer
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")

@@ -17,7 +17,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::optional<int64_t> stop_after;
   bool resume = false;
-  std::string resume_from;  ///< a checkpoint of the run: "step_000200"; "": not given
+  std::string resume_from;  ///< a checkpoint of the run: "step_000200" or its path; "": not given
   std::string dump_dir;
   std::set<int64_t> dump_steps{0};
 };
@@ -33,8 +33,8 @@ struct GenerateArguments {
 };
 
 struct ExportArguments {
-  std::string directory;  ///< the folder to write; or a run folder, whose newest checkpoint goes into <run>/huggingface
-  std::string from;       ///< run or checkpoint folder; "": the newest run
+  std::string directory;  ///< a new folder; or a run folder, whose newest checkpoint goes into <run>/huggingface
+  std::string from;       ///< run, checkpoint or Hugging Face folder; "": the newest run
 };
 
 struct ImportArguments {

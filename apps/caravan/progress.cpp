@@ -30,15 +30,6 @@ std::string threads_text(int64_t threads) {
   return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
 }
 
-/// "memory    about 60 MiB of 3.9 GiB per rank".
-std::string memory_text(const MemoryPlan& plan) {
-  std::string text = "memory    about " + format_bytes(static_cast<int64_t>(plan.peak_bytes));
-  if (plan.limit_bytes > 0) text += " of " + format_bytes(plan.limit_bytes);
-  text += " per rank";
-  const bool fits = plan.limit_bytes == 0 || plan.peak_bytes <= static_cast<double>(plan.limit_bytes);
-  return fits ? text : text + ": it may not fit; lower train.micro_batch, or set it to \"auto\"";
-}
-
 }  // namespace
 
 Progress::Progress()
@@ -104,18 +95,21 @@ void Progress::preparing(const DataProgress& progress) {
   next_line_ = now + kBetweenLines;
 }
 
+void Progress::planned(const TrainPlan& plan) {
+  line(fmt::format("run       {}{}", plan.run.string(),
+                   plan.first_step > 0 ? fmt::format(", resumed after step {}", plan.first_step) : ""));
+  line(fmt::format("model     {} parameters, vocabulary {}", format_count(static_cast<double>(plan.num_parameters)),
+                   plan.vocabulary));
+  line(fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens))));
+  line(fmt::format("batch     {} over {}", plan.batch.to_string(), plan.backend));
+  line("memory    " + memory_text(plan.memory));
+  line(fmt::format("numerics  {} per rank, matrix products by {}", threads_text(plan.numerics.threads_per_rank),
+                   plan.numerics.products));
+}
+
 void Progress::started(const TrainStart& start) {
   first_step_ = step_ = start.first_step;
   last_step_ = start.last_step;
-  line(fmt::format("run       {}{}", start.run.string(),
-                   start.first_step > 0 ? fmt::format(", resumed after step {}", start.first_step) : ""));
-  line(fmt::format("model     {} parameters, vocabulary {}", format_count(static_cast<double>(start.num_parameters)),
-                   start.vocabulary));
-  line(fmt::format("data      {} training tokens", format_count(static_cast<double>(start.train_tokens))));
-  line(fmt::format("batch     {} over {}", start.plan.to_string(), start.backend));
-  line(memory_text(start.memory));
-  line(fmt::format("numerics  {} per rank, matrix products by {}", threads_text(start.numerics.threads_per_rank),
-                   start.numerics.products));
   for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();
@@ -147,6 +141,11 @@ void Progress::evaluation_progress(int64_t done, int64_t total) {
 
 void Progress::saved(const std::filesystem::path& checkpoint) {
   line("saved     " + checkpoint.string());
+  if (step_ < last_step_) draw_bar();
+}
+
+void Progress::warned(std::string_view text) {
+  line("warning   " + std::string(text));
   if (step_ < last_step_) draw_bar();
 }
 

@@ -15,11 +15,13 @@ class Progress final : public TrainObserver {
   ~Progress() override;
 
   void preparing(const DataProgress& progress) override;
+  void planned(const TrainPlan& plan) override;
   void started(const TrainStart& start) override;
   void stepped(const StepMetrics& metrics, bool is_logged) override;
   void evaluating(int64_t step) override;
   void evaluation_progress(int64_t done, int64_t total) override;
   void saved(const std::filesystem::path& checkpoint) override;
+  void warned(std::string_view text) override;
   void sampled(std::string_view text) override;
 
   /// Prints a line above the bar.

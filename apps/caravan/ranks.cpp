@@ -4,24 +4,16 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
-#include <sched.h>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "caravan/base/cache_folder.h"
+#include "caravan/base/cores.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::app {
 namespace {
-
-/// The cores that this process may use: fewer than the host has in a container or under taskset.
-int usable_cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1U, std::thread::hardware_concurrency());
-}
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -30,8 +22,8 @@ std::string environment(const char* name) {
 
 constexpr int64_t kDefaultCacheBytes = int64_t{32} << 30;
 
-/// CARAVAN_CACHE_BYTES: "500000000", "500M", "20G"; 0: no limit.
-int64_t cache_limit_bytes() {
+/// CARAVAN_CACHE_BYTES: "500000000", "500M", "20G"; "0" is no limit.
+std::optional<int64_t> cache_limit_bytes() {
   const std::string text = environment("CARAVAN_CACHE_BYTES");
   if (text.empty()) return kDefaultCacheBytes;
   int64_t number = 0;
@@ -42,9 +34,9 @@ int64_t cache_limit_bytes() {
   const int shift = stop == end ? 0 : unit == std::string_view::npos ? -1 : 10 * static_cast<int>(unit + 1);
   if (fault != std::errc() || number < 0 || shift < 0 || number > (std::numeric_limits<int64_t>::max() >> shift)) {
     throw UsageError({"environment", "CARAVAN_CACHE_BYTES", "'" + text + "' is not a size", "",
-                      "use a whole number, or one with K, M, G or T behind it: 20G; 0: no limit"});
+                      "use a whole number, or one followed by K, M, G or T: 20G; 0: no limit"});
   }
-  return number << shift;
+  return number > 0 ? std::optional(number << shift) : std::nullopt;
 }
 
 /// The plan for ranks started by another launcher, if there is one. Refuses an `asked` that contradicts it.
@@ -67,7 +59,7 @@ std::optional<RankPlan> plan_of_environment(std::optional<int> asked) {
 
 int most_local_ranks() {
   constexpr int kMostPerCore = 32;
-  return kMostPerCore * usable_cores();
+  return kMostPerCore * num_usable_cores();
 }
 
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
@@ -76,7 +68,7 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
     return *started;
   }
   const int from_recipe = recipe_ranks(recipe);
-  const int default_ranks = from_recipe > 0 ? from_recipe : std::min(usable_cores(), 2);
+  const int default_ranks = from_recipe > 0 ? from_recipe : std::min(num_usable_cores(), 2);
   const int num_ranks = asked.value_or(default_ranks);
   mesh_axes(recipe, num_ranks);
   return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
@@ -90,7 +82,7 @@ RankPlan plan_ranks(std::optional<int> asked, const std::string& backend) {
 
 int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   if (recipe.comm.threads_per_rank > 0) return static_cast<int>(recipe.comm.threads_per_rank);
-  return std::max(1, usable_cores() / std::max(1, ranks_on_host));
+  return std::max(1, num_usable_cores() / std::max(1, ranks_on_host));
 }
 
 DataFolders data_folders(const std::filesystem::path& recipe) {

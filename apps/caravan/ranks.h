@@ -30,8 +30,9 @@ int most_local_ranks();
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
 
 /// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user
-/// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the recipe,
-/// if there is one. Throws UsageError for a limit that is not a size, or a temporary folder that others may write to.
+/// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the
+/// recipe, if there is one. Throws UsageError for a limit that is not a size, or a temporary folder that others may
+/// write to.
 DataFolders data_folders(const std::filesystem::path& recipe = {});
 
 }  // namespace caravan::app

@@ -40,7 +40,8 @@ int run_main(int argc, char** argv, const std::function<int(const CommandLine& l
     report_error(error.what());
     return error.exit_code();
   } catch (const std::bad_alloc&) {
-    report_error("[caravan] out of memory\n  do: lower train.micro_batch, or use a smaller model");
+    report_error(
+        "[caravan] out of memory\n  do: lower train.micro_batch if it is above 1, or use a smaller model or context");
     return kExitNoResource;
   } catch (const std::exception& error) {
     report_error(std::string("[caravan] ") + error.what());

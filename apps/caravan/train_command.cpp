@@ -9,6 +9,7 @@
 #include "apps/caravan/progress.h"
 #include "apps/caravan/ranks.h"
 #include "apps/caravan/stop_signal.h"
+#include "caravan/base/content_hash.h"
 #include "caravan/base/runtime.h"
 #include "caravan/comm/selection.h"
 #include "caravan/comm/shared/thread_ranks.h"
@@ -66,8 +67,11 @@ int train(const TrainArguments& arguments) {
     const auto store =
         open_store(info, comm, [](const std::string& line) { std::fprintf(stderr, "caravan: %s\n", line.c_str()); });
     // Before there is a world: ranks with different back-ends would wait for each other in different places.
-    refuse_different_start(
-        find_disagreement(*prefixed(store, "start"), info, start_facts(recipe, options), startup_timeout(comm)));
+    std::vector<SharedFact> facts = start_facts(recipe, options);
+    facts.push_back({"comm.algorithms, content",
+                     comm.algorithms == nullptr ? "built in" : content_hash(comm.algorithms->to_json()).hex()});
+    facts.push_back({"LOCAL_WORLD_SIZE == WORLD_SIZE", info.local_world_size == info.world_size ? "yes" : "no"});
+    refuse_different_start(find_disagreement(*prefixed(store, "start"), info, facts, startup_timeout(comm)));
     run(make_world(recipe.comm.backend, info, store, comm));
   }
   return 0;

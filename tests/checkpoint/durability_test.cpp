@@ -28,6 +28,7 @@ struct Calls {
   std::vector<std::string> made;
   int64_t die_before = -1;   ///< ends the process before this call
   bool can_exchange = true;  ///< whether this file system exchanges two names
+  bool can_prune = true;     ///< whether a checkpoint can be renamed to what is being deleted
   bool exchange_is_refused() const { return !root.empty() && !can_exchange; }
 
   std::string shown(const fs::path& path) const { return path == root ? "." : path.lexically_relative(root).string(); }
@@ -69,6 +70,10 @@ EXPORTED int renameat2(int from_folder, const char* from, int to_folder, const c
     errno = EINVAL;
     return -1;
   }
+  if (!calls().can_prune && std::string_view(to).ends_with(".pruned")) {
+    errno = EACCES;
+    return -1;
+  }
   calls().add(flags == 0 ? "rename" : "exchange", path_at(from_folder, from), path_at(to_folder, to));
   return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
 }
@@ -98,11 +103,17 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-void save(const fs::path& run, int64_t step, int64_t keep, int ranks = 1) {
+/// Returns the warning.
+std::string save(const fs::path& run, int64_t step, int64_t keep, int ranks = 1) {
   const Whole tensors{{"w", at::full({64}, static_cast<float>(step))}, {"v", at::ones({64})}};
   const CheckpointInfo info{.step = step, .position = 8 * step, .optimizer_steps = step, .model = "{}"};
-  on_ranks({{"dp", ranks}},
-           [&](const Mesh& mesh) { save_checkpoint(run, info, invariant_pieces(tensors, mesh), mesh.world(), keep); });
+  std::string warning;
+  on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
+    const SavedCheckpoint saved = save_checkpoint(run, info, invariant_pieces(tensors, mesh), mesh.world(), keep);
+    EXPECT_EQ(saved.folder, run / checkpoint_name(step));
+    if (mesh.rank() == 0) warning = saved.warning;
+  });
+  return warning;
 }
 
 std::vector<std::string> entries(const fs::path& folder) {
@@ -208,6 +219,20 @@ TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoRemains) {
       EXPECT_EQ(entries(run), std::vector<std::string>{checkpoint_name(last + 1)});
     });
   }
+}
+
+TEST(Durability, WhatCannotBePrunedIsAWarningAndPrunedByTheNextSave) {
+  const TemporaryFolder run;
+  EXPECT_EQ(save(run.path(), 5, 1, 2), "");
+  calls().can_prune = false;
+  const std::string warning = save(run.path(), 6, 1, 2);
+  calls().can_prune = true;
+  EXPECT_THAT(warning, StartsWith("older checkpoints were not removed: "));
+  EXPECT_THAT(warning, HasSubstr("Permission denied"));
+  EXPECT_EQ(entries(run.path()), (std::vector<std::string>{"step_000005", "step_000006"}));
+  EXPECT_NO_THROW(verify_checkpoint(run / "step_000006"));
+  EXPECT_EQ(save(run.path(), 7, 1, 2), "");
+  EXPECT_EQ(entries(run.path()), std::vector<std::string>{"step_000007"});
 }
 
 TEST(Durability, CheckpointsWithoutAStepOfTrainingAreNeverPruned) {

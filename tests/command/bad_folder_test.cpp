@@ -69,7 +69,7 @@ TEST_F(BadFolderTest, Full) {
       "' generate full/run --tokens 2 || exit 98\nexit $code"));
   EXPECT_EQ(result.code, 5) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("[checkpoint] was not written; earlier ones are untouched"),
-                                HasSubstr("No space left on device"), HasSubstr("do: free space")));
+                                HasSubstr("No space left on device"), HasSubstr("do: free some space")));
   EXPECT_THAT(result.out, AllOf(HasSubstr("step_000002\n"), testing::Not(HasSubstr("step_000003\n")),
                                 testing::Not(HasSubstr(".tmp"))));
 }

@@ -102,12 +102,14 @@ TEST_F(BadInputTest, Overrides) {
   expect_refused({"model.width=99999999"}, 2, {"model.width: 99999999 is too large, must be at most 1048576"});
   expect_refused({"comm.backend=shm", "comm.algorithms=table.json"}, 2, {"shm does not use messages", "leave it out"});
   expect_refused({"comm.backend=ncl"}, 2, {"'ncl' is not one of auto, thread, shm, gloo", "nccl"});
-  expect_refused({"comm.backend=nccl"}, 2, {"it is not built; there are auto, thread, shm, gloo", "-DCARAVAN_NCCL=ON"});
+  expect_refused({"comm.backend=nccl"}, 2,
+                 {"comm.backend: \"nccl\" is not built; there are auto, thread, shm, gloo", "-DCARAVAN_NCCL=ON"});
   expect_refused({"sample.tokens=5", "sample.prompt="}, 2, {"sample.prompt: is empty"});
 }
 
 TEST_F(BadInputTest, SizesThatNoMemoryHolds) {
   expect_refused({"model.width=1048576"}, 5, {"[train] memory: a rank needs about", "model.width"});
+  expect_refused({"model.width=1048576", "train.micro_batch=1"}, 5, {"[train] memory: a rank needs about", "but has"});
   expect_refused({"model.context=16777216"}, 3, {"needs 16777217"});
 }
 
@@ -118,6 +120,9 @@ TEST_F(BadInputTest, CommandLine) {
   expect_refusal(caravan({}), 2, {"--help"});
   expect_refusal(caravan({"train", "--stop-after", "0"}), 2, {"--stop-after: 0"});
   expect_refusal(caravan({"train", "--dump-steps", "1"}), 2, {"--dump DIR"});
+  for (const char* option : {"--dump", "--resume-from"}) {
+    expect_refusal(caravan({"train", option, ""}), 2, {option, "must not be empty"});
+  }
   expect_refusal(caravan({"train", "--dump", path("d"), "--dump-steps", "0,a"}), 2,
                  {"'a' is neither a step nor a range of steps"});
   expect_refusal(caravan({"train", "--dump", path("d"), "--dump-steps", "3-1"}), 2, {"ends before it begins", "1-3"});
@@ -137,6 +142,9 @@ TEST_F(BadInputTest, RunFolders) {
   expect_refusal(train("run", 1, {"--resume"}), 2, {"holds no checkpoint to resume from", "checkpoint.dir"});
   ASSERT_EQ(train("run", 1).code, 0);
   expect_refusal(train("run", 1), 2, {"holds a run already", "--resume"});
+  expect_refusal(
+      caravan({"train", path("run"), "--resume"}), 2,
+      {"run: is the folder of a run, not a recipe", "do: use train " + path("run/recipe.toml") + " --resume"});
   EXPECT_EQ(log("run").size(), 6U);
   expect_refusal(run({"env", "-C", folder().string(), program(), "train", "--ranks", "2", "--resume"}), 2,
                  {"runs/default-N", "leave --resume out"});
@@ -203,6 +211,7 @@ TEST_F(BadInputTest, NumbersThatGoBad) {
   const Result result = train("run", 2, more);
   expect_refusal(result, 6,
                  {"gradient of ", ".weight: is not finite at step ", "rank ", "the last checkpoint is untouched"});
+  EXPECT_THAT(result.err, Not(HasSubstr("-nan")));
   EXPECT_TRUE(tensors(folder() / "run/step_000003") == before);
   EXPECT_FALSE(std::filesystem::exists(path("run/step_000009")));
 }

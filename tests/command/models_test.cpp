@@ -65,6 +65,48 @@ INSTANTIATE_TEST_SUITE_P(All, Kinds,
                                                                   "model.tie_embeddings=false",
                                                                   "data.tokenizer={train = 300}"}));
 
+TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
+  ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  std::filesystem::copy(path("run/huggingface"), path("theirs"));
+  const auto stale = {"generation_config.json", "chat_template.jinja", "special_tokens_map.json",
+                      "model-00001-of-00002.safetensors", "model.safetensors.index.json"};
+  for (const char* name : stale) file(std::string("run/huggingface/") + name, "{}");
+  file("run/huggingface/mine.txt", "kept");
+  for (const Words& words :
+       {Words{"export", path("run")}, Words{"export", path("run/huggingface/"), "--from", path("run/step_000000")}}) {
+    const Result again = caravan(words);
+    ASSERT_EQ(again.code, 0) << again.err;
+    for (const char* name : stale) EXPECT_FALSE(std::filesystem::exists(path("run/huggingface/") + name)) << name;
+    EXPECT_TRUE(std::filesystem::exists(path("run/huggingface/mine.txt")));
+  }
+
+  const auto refused = [this](const Words& words, const std::string& what) {
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(what), HasSubstr("do: name a new folder")));
+  };
+  const std::string hf = "theirs: is a Hugging Face folder, not a run: it holds config.json, model.safetensors, ";
+  file("theirs/config.json", "precious");
+  refused({"export", path("theirs")}, hf);
+  refused({"export", path("theirs/"), "--from", path("run")}, "is a Hugging Face folder");
+  EXPECT_EQ(text_of(path("theirs/config.json")), "precious");
+  refused({"export", path("run"), "--from", path("run/step_000000")}, "run: is not an empty folder: it holds ");
+  std::filesystem::create_directory(path("empty"));
+  EXPECT_EQ(caravan({"export", path("empty"), "--from", path("run")}).code, 0);
+}
+
+TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
+  ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
+  const auto generate = [this](size_t length) {
+    return caravan({"generate", path("run"), "--tokens", "2", "--prompt", std::string(length, 'a')});
+  };
+  EXPECT_THAT(generate(32).err, testing::Not(HasSubstr("the prompt has")));
+  const Result cut = generate(40);
+  EXPECT_EQ(cut.code, 0);
+  EXPECT_THAT(cut.err, HasSubstr("caravan: the prompt has 40 tokens: the model sees the last 32, its context\n"));
+}
+
 TEST_F(ModelsTest, AnImportedModelTrainsOn) {
   ASSERT_EQ(train("run", 1).code, 0);
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
@@ -219,6 +261,9 @@ TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
                                  std::to_string(6 / ranks);
     EXPECT_THAT(inspected.out, HasSubstr(equation));
     EXPECT_THAT(trained.out, HasSubstr(equation));
+    for (const std::string& out : {trained.out, inspected.out}) {
+      EXPECT_THAT(out, HasSubstr("\nnote      optimizer.warmup_steps is 50, and the run has 6 steps"));
+    }
     const auto line = log(run).back();
     EXPECT_EQ(number(inspected.out, "tokens of the run"), line.at("tokens").get<double>());
     // A flat buffer aligns each of its 28 tensors to 64 bytes; two small sums are sent, too.
@@ -280,6 +325,8 @@ TEST_F(ModelsTest, InspectRefusesWhatTrainRefuses) {
       {"train.global_batch=13"},
       {"mesh.dp=5"},
       {"comm.backend=shm", "comm.algorithms=table.json"},
+      {"comm.backend=nccl"},
+      {"model.width=1048576", "train.micro_batch=1"},
   };
   for (const auto& overrides : cases) {
     Words words = tiny("refused", 2, set(overrides));
@@ -292,6 +339,15 @@ TEST_F(ModelsTest, InspectRefusesWhatTrainRefuses) {
   }
   // More ranks than this host may start are fine: they may be on other hosts.
   EXPECT_EQ(caravan({"inspect", "--ranks", "5000", "--set", "train.global_batch=5000"}).code, 0);
+}
+
+TEST_F(ModelsTest, InspectWarnsAsTrainDoesOfActivationsThatMayNotFit) {
+  Words words = tiny("none", 2, set({"model.layers=100", "train.global_batch=1048576", "train.micro_batch=0"}));
+  words.front() = "inspect";
+  const Result result = caravan(words);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("\nnote      memory: about "));
+  EXPECT_THAT(result.out, HasSubstr(" per rank: it may not fit; lower train.micro_batch, or set it to \"auto\"\n"));
 }
 
 TEST_F(ModelsTest, InspectHoldsHugeNumbers) {

@@ -78,7 +78,7 @@ TEST_F(StopTest, ASignalSavesAndTheRunGoesOn) {
     job->expect_soon("step 3/");
     job->signal(now.signal);
     EXPECT_EQ(job->wait(), 130) << job->err();
-    EXPECT_THAT(job->err(), AllOf(HasSubstr("stopped on request after step "), HasSubstr("go on with --resume")));
+    EXPECT_THAT(job->err(), AllOf(HasSubstr("stopped on request after step "), HasSubstr("continue with --resume")));
     EXPECT_TRUE(job->all_gone(0));
     const auto lines = log(run);
     ASSERT_FALSE(lines.empty());

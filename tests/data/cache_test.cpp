@@ -1,16 +1,43 @@
 #include "caravan/data/cache.h"
 
 #include <atomic>
+#include <cerrno>
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <thread>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/data/token_file.h"
 #include "caravan/data/tokenizer.h"
 #include "tests/data/support.h"
+
+namespace {
+
+enum class Locks { work, work_as_on_nfs, are_missing };
+
+/// What this file system does.
+Locks& locks() {
+  static Locks locks = Locks::work;
+  return locks;
+}
+
+}  // namespace
+
+// The calls of the cache go through this program, so that a test sees it on other file systems.
+extern "C" __attribute__((visibility("default"))) int flock(int descriptor, int operation) noexcept {
+  const bool is_read_only = (fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDONLY;
+  const bool is_refused = locks() == Locks::work_as_on_nfs && (operation & LOCK_EX) != 0 && is_read_only;
+  if (locks() == Locks::are_missing || is_refused) {
+    errno = is_refused ? EBADF : ENOLCK;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_flock, descriptor, operation));
+}
 
 namespace caravan {
 namespace {
@@ -54,7 +81,15 @@ TEST(CacheFolder, TheLeastRecentlyUsedGoFirst) {
   EXPECT_EQ(removal.bytes, 250);
   EXPECT_EQ(removal.bytes_left, 100);
   EXPECT_THAT(names(folder.path()), UnorderedElementsAre(kHash + "1.tokens", "notes.txt", "short.tokens"));
-  EXPECT_EQ(trim_cache(folder / "missing", 0).files, 0);
+  EXPECT_EQ(clear_cache(folder / "missing").files, 0);
+}
+
+TEST(CacheFolder, WithoutALimitNothingIsRemoved) {
+  const TemporaryFolder folder;
+  put(folder, kHash + "1.tokens", 100, 1000);
+  const CacheRemoval removal = trim_cache(folder.path(), std::nullopt);
+  EXPECT_EQ(removal.files, 0);
+  EXPECT_EQ(removal.bytes_left, 100);
 }
 
 TEST(CacheFolder, AFileInUseStays) {
@@ -65,10 +100,10 @@ TEST(CacheFolder, AFileInUseStays) {
   ASSERT_NE(use, nullptr);
   EXPECT_THAT(listed(folder), ElementsAre(kHash + "2.tokens", kHash + "1.tokens")) << "using it made it the newest";
   EXPECT_TRUE(list_cache(folder.path()).back().in_use);
-  EXPECT_EQ(trim_cache(folder.path(), 0).bytes_left, 100);
+  EXPECT_EQ(clear_cache(folder.path()).bytes_left, 100);
   EXPECT_THAT(names(folder.path()), ElementsAre(kHash + "1.tokens"));
   use.reset();
-  EXPECT_EQ(trim_cache(folder.path(), 0).bytes_left, 0);
+  EXPECT_EQ(clear_cache(folder.path()).bytes_left, 0);
   EXPECT_EQ(use_cache_file(old), nullptr);
 }
 
@@ -77,10 +112,10 @@ TEST(CacheFolder, ATokenFileIsInUseWhileItIsOpen) {
   const std::vector<std::string_view> text{"some text"};
   {
     const TokenFile file = open_or_build(folder.path(), text, Tokenizer::bytes());
-    trim_cache(folder.path(), 0);
+    clear_cache(folder.path());
     EXPECT_TRUE(fs::exists(file.path()));
   }
-  trim_cache(folder.path(), 0);
+  clear_cache(folder.path());
   EXPECT_THAT(names(folder.path()), ElementsAre());
 }
 
@@ -98,8 +133,59 @@ TEST(CacheFolder, LeftoversOfDeadProcessesAreRemoved) {
   put(folder, half, 10, 1000);
   const auto lock = CacheLock::try_create(put(folder, kHash + "1.tokens.lock", 0, 1000));
   ASSERT_TRUE(lock);
-  trim_cache(folder.path(), 0);
+  clear_cache(folder.path());
   EXPECT_TRUE(fs::exists(folder / half));
+}
+
+class OtherFileSystem : public ::testing::Test {
+ protected:
+  ~OtherFileSystem() override { locks() = Locks::work; }
+
+  const TemporaryFolder folder;
+};
+
+/// There an exclusive lock needs a descriptor for writing.
+TEST_F(OtherFileSystem, OnNfsWhatIsInUseStays) {
+  locks() = Locks::work_as_on_nfs;
+  const fs::path used = put(folder, kHash + "1.tokens", 100, 1000);
+  put(folder, kHash + "2.tokens", 100, 1000);
+  const auto use = use_cache_file(used);
+  const auto lock = CacheLock::try_create(put(folder, kHash + "3.tokens.lock", 0, 1000));
+  ASSERT_TRUE(lock);
+  EXPECT_FALSE(CacheLock::try_exclusive(used));
+  clear_cache(folder.path());
+  EXPECT_THAT(names(folder.path()), UnorderedElementsAre(kHash + "1.tokens", kHash + "3.tokens.lock"));
+}
+
+TEST_F(OtherFileSystem, WithoutLocksTheCacheWorksAndTheLockFileOfABuilderStays) {
+  locks() = Locks::are_missing;
+  const auto lock = CacheLock::try_create(put(folder, kHash + "1.tokens.lock", 0, 1000));
+  ASSERT_TRUE(lock);
+  EXPECT_FALSE(lock->excludes_others());
+  put(folder, kHash + "2.tokens", 100, 1000);
+  EXPECT_EQ(clear_cache(folder.path()).files, 1);
+  EXPECT_THAT(names(folder.path()), ElementsAre(kHash + "1.tokens.lock"));
+}
+
+TEST_F(OtherFileSystem, AFileThatMayNotBeWrittenIsNotLockedExclusively) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everything";
+  const fs::path path = put(folder, kHash + "1.tokens", 100, 1000);
+  fs::permissions(path, fs::perms::owner_read);
+  EXPECT_FALSE(CacheLock::try_exclusive(path));
+  EXPECT_TRUE(CacheLock::share(path));
+}
+
+/// Another process may trim the cache as soon as the file has its name.
+TEST(CacheFolder, AFileIsInUseFromTheMomentItIsThere) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / (kHash + "1.tokens");
+  TokenFileWriter writer(path, 256);
+  auto use = writer.finish(0, {});
+  clear_cache(folder.path());
+  EXPECT_TRUE(fs::exists(path));
+  use.reset();
+  clear_cache(folder.path());
+  EXPECT_FALSE(fs::exists(path));
 }
 
 TEST(FindOrBuild, RemovesTheHalfWrittenFilesOfItsOwn) {

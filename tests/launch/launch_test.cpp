@@ -196,8 +196,9 @@ TEST_F(LaunchTest, ARankKilledForMemoryIsNotALostPeer) {
   EXPECT_EQ(
       report(victim, {&peer, &victim}, facts),
       "caravan: rank 1 of 2 was killed by the kernel: the host or its control group ran out of memory (the rank "
-      "used 3.0 GiB)\n  do: lower train.micro_batch, use a smaller model or shorter context, or start fewer ranks "
-      "on this host\ncaravan: rank 0 ended with exit code 4 (lost peer or time-out)\n");
+      "used 3.0 GiB)\n  do: lower train.micro_batch if it is above 1, use a smaller model or context, or give each "
+      "rank more memory: start fewer ranks on this host\ncaravan: rank 0 ended with exit code 4 (lost peer or "
+      "time-out)\n");
   facts.memory_ran_out = false;
   EXPECT_EQ(job_code_of(victim, facts), 4);
   facts.memory_ran_out = true;
@@ -298,7 +299,8 @@ TEST_F(LaunchTest, ASignalIsOneRequestToStop) {
     child.signal(number);
     EXPECT_EQ(child.wait(), 130) << child.err();
     EXPECT_THAT(child.out(), HasSubstr("saved"));
-    EXPECT_THAT(child.err(), AllOf(HasSubstr("asking 2 ranks to save and stop"), Not(HasSubstr("caravan: rank"))));
+    EXPECT_THAT(child.err(),
+                AllOf(HasSubstr("asking 2 ranks to stop; a run in progress saves"), Not(HasSubstr("caravan: rank"))));
     EXPECT_TRUE(child.all_gone(0));
   }
 }

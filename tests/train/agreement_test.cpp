@@ -154,7 +154,7 @@ TEST(Disagreement, ThroughTheStoreAllRanksGetTheSameAnswer) {
   EXPECT_THAT(ask(4, 4, 2, std::chrono::seconds(20)), Each("lr is 1 on rank 0 and 2 on rank 2"));
   EXPECT_THAT(ask(4, 4, 0, std::chrono::seconds(20)), Each("lr is 2 on rank 0 and 1 on rank 1"));
   EXPECT_THAT(ask(4, 2, -1, std::chrono::milliseconds(200)),
-              Each(HasSubstr("ranks 2, 3 of 4 did not come within 0.2 s")));
+              Each(HasSubstr("ranks 2, 3 of 4 did not join within 0.2 s")));
 }
 
 TEST(Program, HasABuildId) { EXPECT_EQ(program_build().size(), 40U); }

@@ -46,8 +46,9 @@ TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
   }
 }
 
-/// Weights and batches are bit-equal; gradients, norm and loss agree within 1e-5, since fp32 sums have another order. The
-/// second step starts from weights updated by SGD: AdamW would turn a gradient of pure rounding error into a full step.
+/// Weights and batches are bit-equal; gradients, norm and loss agree within 1e-5, since fp32 sums have another order.
+/// The second step starts from weights updated by SGD: AdamW would turn a gradient of pure rounding error into a full
+/// step.
 TEST_P(Parity, TwoStepsAreThoseOfOneRank) {
   const auto dump = [&](const Split& split) {
     const fs::path folder = runs_ / ("dump" + split.text());

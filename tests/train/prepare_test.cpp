@@ -90,7 +90,8 @@ TEST(WorkJointly, AFailureIsThrownWhereItHappened) {
       const auto fails = [](DataObserver&) { throw DataError({"data", "the text", "is damaged", "", ""}); };
       try {
         work_jointly(world, world.rank() == 0 ? fails : std::function<void(DataObserver&)>(), {.beat = kBeat});
-      } catch (const CommError&) {
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("data preparation: rank 0 failed: [data] the text: is damaged"));
         ++num_told;
         throw;
       }

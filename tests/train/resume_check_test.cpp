@@ -77,20 +77,33 @@ TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
   }
   EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "9"); }),
               AllOf(HasSubstr("data.text: is another text"), HasSubstr("(hash 9)"), HasSubstr("(hash 1)")));
-  EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "1", "u"); }), HasSubstr("data.tokenizer"));
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, recipe_of({"data.tokenizer=x.json"}), "1", "u"); }),
+              HasSubstr("data.tokenizer: is another tokenizer (hash u)"));
   EXPECT_THAT(message_of<DataError>([&] { resume(before, recipe_of({"model.layers=9"})); }),
               AllOf(HasSubstr("of another model"), HasSubstr("layers 9")));
 }
 
+/// The user changed data.text, so that is what the error names.
+TEST(ResumeCheck, ATokenizerTrainedOnAnotherTextIsBlamedOnTheText) {
+  const Checkpointed before = checkpoint_of({"data.text=old.txt", "data.tokenizer={train = 300}"}, 5);
+  const Recipe now = recipe_of({"data.text=new.txt", "data.tokenizer={train = 300}"});
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, now, "9", "u"); }),
+              AllOf(HasSubstr("data.text: differs from the text that the run's tokenizer was trained on "
+                              "(data.tokenizer = {train = 300}): new.txt, then old.txt"),
+                    HasSubstr("--set data.text=new.txt"), HasSubstr("do: use the same data.text")));
+}
+
 TEST(ResumeCheck, WhatMayChangeIsListed) {
   const Checkpointed before = checkpoint_of({}, 5);
-  const auto changed = resume(before, recipe_of({"optimizer.lr=0.5", "train.steps=900", "comm.timeout_s=7",
-                                                 "checkpoint.dir=elsewhere", "data.text=elsewhere.txt"}));
-  ASSERT_EQ(changed.size(), 2U);
+  const auto changed =
+      resume(before, recipe_of({"optimizer.lr=0.5", "train.steps=900", "comm.timeout_s=7", "checkpoint.dir=elsewhere",
+                                "data.text=elsewhere.txt", "train.micro_batch=3"}));
+  ASSERT_EQ(changed.size(), 3U);
   EXPECT_EQ(changed[0].name, "train.steps");
   EXPECT_EQ(changed[0].before, "800");
   EXPECT_EQ(changed[0].now, "900");
-  EXPECT_EQ(changed[1].name, "optimizer.lr");
+  EXPECT_EQ(changed[1].name, "train.micro_batch");
+  EXPECT_EQ(changed[2].name, "optimizer.lr");
 }
 
 /// 0 stands for the default of the architecture; giving that number explicitly is not a change.

@@ -8,6 +8,7 @@
 #include "caravan/checkpoint/load_model.h"
 #include "caravan/comm/record.h"
 #include "caravan/train/import.h"
+#include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing {
@@ -210,8 +211,10 @@ TEST(Resuming, FromAnEarlierCheckpointWhereTheNewestIsDamaged) {
   again.resume = false;
   again.resume_from = "step_000003";
   EXPECT_THAT(message_of<UsageError>([&] { train_on(2, again); }),
-              AllOf(HasSubstr("step_000003 is no checkpoint of the run"), HasSubstr("step_000002, step_000004")));
-  again.resume_from = "step_000002";
+              AllOf(HasSubstr("step_000003 is not a checkpoint of this run"), HasSubstr("step_000002, step_000004")));
+  again.resume_from = (runs / "whole/step_000002").string();
+  EXPECT_THAT(message_of<UsageError>([&] { train_on(2, again); }), HasSubstr("is not a checkpoint of this run"));
+  again.resume_from = (runs / "run/step_000002/").string();
   train_on(2, again);
   EXPECT_EQ(first_difference(checkpoint_tensors(runs / "run"), checkpoint_tensors(runs / "whole")), "");
   EXPECT_EQ(log_lines(runs / "run"), log_lines(runs / "whole"));
@@ -237,6 +240,29 @@ TEST(Resuming, KeepsTheNumberOfThreadsWhereItIsLeftOpen) {
   EXPECT_EQ(run(true, "0", 2), 2) << "kept";
   at::set_num_threads(1);
   EXPECT_EQ(run(true, "1", 3), 1) << "the user's choice";
+}
+
+/// Another micro-batch sums in another order.
+TEST(Resuming, KeepsAnAutomaticMicroBatchAndListsAnotherOne) {
+  const TinyRuns runs;
+  const auto options = [&](const std::string& dir, const std::string& micro_batch, bool resume, int64_t stop_after) {
+    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir, {"train.micro_batch=" + micro_batch}),
+                        .folders = runs.folders(),
+                        .resume = resume,
+                        .stop_after = stop_after};
+  };
+  // With "auto" all 18 sequences of a rank fit.
+  train_on(2, options("whole", "6", false, 4));
+  train_on(2, options("run", "6", false, 2));
+  train_on(2, options("run", "auto", true, 4));
+  EXPECT_EQ(log_lines(runs / "run"), log_lines(runs / "whole"));
+  EXPECT_EQ(first_difference(checkpoint_tensors(runs / "run"), checkpoint_tensors(runs / "whole")), "");
+
+  const auto change = [&] { return log_lines(runs / "run").end()[-2]; };
+  train_on(2, options("run", "9", true, 5));
+  EXPECT_EQ(change(), R"({"step":4,"resumed":true,"changed":{"train.micro_batch":{"before":"6","now":"9"}}})");
+  train_on(3, options("run", "auto", true, 6));
+  EXPECT_EQ(change(), R"({"step":5,"resumed":true,"changed":{"train.micro_batch":{"before":"9","now":"12"}}})");
 }
 
 TEST(RunFiles, NameEverythingByAbsolutePaths) {
@@ -302,6 +328,9 @@ class Watcher final : public TrainObserver {
  public:
   std::vector<std::string> seen;
   std::string sample;
+  void planned(const TrainPlan& plan) override {
+    seen.push_back("planned " + plan.batch.to_string() + ", " + std::to_string(plan.num_parameters));
+  }
   void started(const TrainStart& start) override {
     seen.push_back("started " + std::to_string(start.first_step) + "-" + std::to_string(start.last_step));
   }
@@ -327,7 +356,9 @@ TEST(Observer, SeesTheRunInOrder) {
       },
       {.timeout = std::chrono::seconds(20)});
   EXPECT_EQ(watcher.seen,
-            (std::vector<std::string>{"started 0-5", "step 1", "logged 2", "evaluating 3", "logged 3", "logged 4",
+            (std::vector<std::string>{"planned global_batch 36 = dp 2 x micro_batch 18 x accumulation 1, " +
+                                          std::to_string(model_config(recipe, Tokenizer::bytes()).num_parameters()),
+                                      "started 0-5", "step 1", "logged 2", "evaluating 3", "logged 3", "logged 4",
                                       "saved step_000004", "evaluating 5", "logged 5", "saved step_000005"}));
   EXPECT_THAT(watcher.sample, ::testing::StartsWith("call"));
   EXPECT_GE(watcher.sample.size(), 4U + 7U);

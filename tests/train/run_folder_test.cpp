@@ -3,7 +3,9 @@
 #include <array>
 #include <barrier>
 #include <gmock/gmock.h>
+#include <mutex>
 #include <set>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
@@ -12,6 +14,31 @@
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/manifest.h"
 #include "tests/data/support.h"
+
+namespace {
+
+/// The folders and files that were flushed to disk.
+struct Flushed {
+  std::mutex mutex;
+  std::set<std::filesystem::path> paths;
+};
+
+Flushed& flushed() {
+  static Flushed flushed;
+  return flushed;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int fsync(int descriptor) {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), error);
+  {
+    const std::lock_guard lock(flushed().mutex);
+    flushed().paths.insert(path);
+  }
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace caravan {
 namespace {
@@ -51,6 +78,20 @@ TEST_F(RunFolderTest, EachRunTakesTheNextNumber) {
   }
   EXPECT_EQ(open_run_folder(recipe(), false).path, "runs/tiny-10");
   EXPECT_EQ(open_run_folder(recipe("", "other"), false).path, "runs/other-31");
+}
+
+/// Otherwise checkpoints that are on disk could be gone after a power failure.
+TEST_F(RunFolderTest, TheNameOfANewFolderIsOnDisk) {
+  const fs::path here = fs::current_path();
+  const auto flushed_by = [&](const Recipe& recipe) {
+    flushed().paths.clear();
+    open_run_folder(recipe, false);
+    return flushed().paths;
+  };
+  EXPECT_EQ(flushed_by(recipe()), (std::set<fs::path>{here, here / "runs"}));
+  EXPECT_EQ(flushed_by(recipe()), std::set<fs::path>{here / "runs"});
+  EXPECT_EQ(flushed_by(recipe("a/b/c")), (std::set<fs::path>{here, here / "a", here / "a/b"}));
+  EXPECT_EQ(flushed_by(recipe("a/b/c")), std::set<fs::path>{}) << "it exists";
 }
 
 TEST_F(RunFolderTest, ResumeTakesTheLastRunThatHasACheckpoint) {

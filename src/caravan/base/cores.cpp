@@ -1,6 +1,8 @@
 #include "caravan/base/cores.h"
 
+#include <algorithm>
 #include <sched.h>
+#include <thread>
 
 namespace caravan {
 
@@ -12,6 +14,12 @@ std::vector<int> usable_cores() {
     if (CPU_ISSET(core, &set)) cores.push_back(core);
   }
   return cores;
+}
+
+int num_usable_cores() {
+  const std::vector<int> cores = usable_cores();
+  const size_t num_cores = cores.empty() ? std::thread::hardware_concurrency() : cores.size();
+  return std::max(1, static_cast<int>(num_cores));
 }
 
 }  // namespace caravan

@@ -8,4 +8,7 @@ namespace caravan {
 /// the kernel does not tell.
 std::vector<int> usable_cores();
 
+/// Their number; the host's if the kernel does not tell. At least 1.
+int num_usable_cores();
+
 }  // namespace caravan

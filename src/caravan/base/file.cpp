@@ -100,7 +100,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 OutputFile::OutputFile(std::filesystem::path path, std::string_view op) : path_(std::move(path)), op_(op) {
   descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  // A folder that is missing or a file in its place is no damage of data here: the output cannot be put there.
+  // Not a DataError: no data is damaged if the folder is missing or is a file.
   if (descriptor_ < 0) {
     const int error = errno;
     throw ResourceError({.op = op_,

@@ -32,8 +32,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// A new file, truncated if it exists, and removed unless `finish` is called: written under a temporary name, it appears
-/// complete, by `rename_durably`, or not at all. Every error is a ResourceError naming the path.
+/// A new file, truncated if it exists, and removed unless `finish` is called: written under a temporary name, it
+/// appears complete, by `rename_durably`, or not at all. Every error is a ResourceError naming the path.
 class OutputFile {
  public:
   OutputFile(std::filesystem::path path, std::string_view op);

@@ -6,8 +6,8 @@
 
 namespace caravan {
 
-/// An exclusive lock, as a file: at most one FileLock of a path is held at a time, over all processes and hosts that see
-/// the file. The kernel releases it when the process ends, however it ends; the file itself stays.
+/// An exclusive lock, as a file: at most one FileLock of a path is held at a time, over all processes and hosts that
+/// see the file. The kernel releases it when the process ends, however it ends; the file itself stays.
 class FileLock {
  public:
   FileLock() = default;

@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// Throws DataError naming `file` if arrays and objects of this JSON text are nested more than 100 deep: code that walks
-/// such a value by recursion would overflow its stack. Call it before parsing. Says nothing about other faults.
+/// Throws DataError naming `file` if arrays and objects of this JSON text are nested more than 100 deep: code that
+/// walks such a value by recursion would overflow its stack. Call it before parsing. Says nothing about other faults.
 void check_json_depth(std::string_view text, std::string_view file, std::string_view op);
 
 /// A value of a JSON file together with its path in the file, for error messages. Keeps references: the document must

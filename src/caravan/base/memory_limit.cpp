@@ -21,6 +21,16 @@ int64_t number_in(const fs::path& path) {
   return error == std::errc() ? number : -1;
 }
 
+/// MemTotal of /proc/meminfo, which is in KiB; 0 if it cannot be read.
+int64_t installed_memory(const fs::path& root) {
+  std::ifstream file(root / "proc/meminfo");
+  for (std::string word; file >> word;) {
+    int64_t kib = 0;
+    if (word == "MemTotal:" && file >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int64_t control_group_memory_limit(const fs::path& root) {
@@ -46,10 +56,13 @@ int64_t control_group_memory_limit(const fs::path& root) {
   return smallest;
 }
 
-int64_t usable_memory_bytes() {
-  const int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  const int64_t limit = control_group_memory_limit();
-  return limit < 0 ? memory : std::min(memory, limit);
+int64_t usable_memory_bytes(const fs::path& root) {
+  int64_t memory = installed_memory(root);
+  // Without /proc the C library still knows.
+  if (memory == 0 && root == "/") memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  const int64_t limit = control_group_memory_limit(root);
+  if (limit < 0) return memory;
+  return memory == 0 ? limit : std::min(memory, limit);
 }
 
 }  // namespace caravan

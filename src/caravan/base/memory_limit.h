@@ -5,11 +5,13 @@
 
 namespace caravan {
 
-/// The smallest memory limit of the control groups of this process (version 2, then version 1), -1 if there is none.
-/// `root` is the root of the file system; tests give their own.
+/// The smallest memory limit of the control groups of this process and of the groups that they are in (version 1 or 2),
+/// -1 if there is none. A group that is not mounted, as in a container, counts as the root of the mount. `root` is the
+/// root of the file system; tests give their own.
 int64_t control_group_memory_limit(const std::filesystem::path& root = "/");
 
-/// The memory that this process can use: the machine's, or the limit of its control groups where that is less.
-int64_t usable_memory_bytes();
+/// The memory that the processes of this control group can use together: the machine's, or the limit of the groups
+/// where that is less. 0 if a `root` of a test has neither.
+int64_t usable_memory_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace caravan

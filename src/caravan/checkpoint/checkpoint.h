@@ -30,14 +30,20 @@ struct CheckpointPiece {
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh);
 
+struct SavedCheckpoint {
+  std::filesystem::path folder;
+  std::string warning{};  ///< on rank 0: why older checkpoints could not be removed; "" if they were
+};
+
 /// Writes run/step_NNNNNN: each rank writes its own shard, all at the same time; then rank 0 writes the manifest. All
-/// files go to a temporary folder, which is flushed to disk and renamed. After a crash at any point, the last checkpoint
-/// that was complete is still complete. Then removes all but the `keep` newest (0: keeps all); see prune_checkpoints.
+/// files go to a temporary folder, which is flushed to disk and renamed. After a crash at any point, the last
+/// checkpoint that was complete is still complete. Then rank 0 removes all but the `keep` newest (0: keeps all); see
+/// prune_checkpoints. If that fails, the result has a warning, and the next save tries again.
 ///
-/// Every rank of `world` calls it, with the same info and its own pieces. If a rank fails, all ranks throw its error as
-/// ResourceError naming rank and path; nothing new is left, and earlier checkpoints are untouched.
-std::filesystem::path save_checkpoint(const std::filesystem::path& run, const CheckpointInfo& info,
-                                      const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep);
+/// Every rank of `world` calls it, with the same info and its own pieces. If a rank fails to write, all ranks throw its
+/// error as ResourceError naming rank and path; nothing new is left, and earlier checkpoints are untouched.
+SavedCheckpoint save_checkpoint(const std::filesystem::path& run, const CheckpointInfo& info,
+                                const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep);
 
 /// Reads a checkpoint on any number of ranks, in any layout.
 class CheckpointReader {

@@ -17,6 +17,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+const char* const kWeightIndex = "model.safetensors.index.json";
+
 [[noreturn]] void refuse(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"import", file.string(), fact, "", action});
 }
@@ -25,7 +27,7 @@ using nlohmann::json;
 std::set<std::string> weight_files(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / "model.safetensors", error)) return {"model.safetensors"};
-  const fs::path index = folder / "model.safetensors.index.json";
+  const fs::path index = folder / kWeightIndex;
   if (!fs::exists(index, error)) {
     refuse(folder, "has no model.safetensors", "save it with model.save_pretrained(.., safe_serialization=True)");
   }
@@ -55,6 +57,21 @@ NamedTensors read_weights(const fs::path& folder) {
     }
   }
   return weights;
+}
+
+/// Removes the shards of weights, model-NNNNN-of-NNNNN.safetensors, and their index.
+void remove_shards(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> shards;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    if (is_shard || name == kWeightIndex) shards.push_back(entry.path());
+  }
+  for (const fs::path& shard : shards) {
+    fs::remove(shard, error);
+    if (error) throw_file_error("export", shard, "cannot be removed", error.value());
+  }
 }
 
 /// Where the tokenizer's own files name no end-of-text token, config.json does.
@@ -88,6 +105,7 @@ void write_huggingface(const fs::path& folder, const ModelConfig& config, const 
   fs::create_directories(folder, error);
   if (error) throw_file_error("export", folder, "cannot be created", error.value());
   write_tensors(folder / "model.safetensors", to_huggingface(config, parameters), {{"format", "pt"}});
+  remove_shards(folder);
   write_file_durably(folder / "config.json", huggingface_config(config, text.tokens), "export");
   tokenizer.save(folder / "tokenizer.json");
   write_text_files(folder, text.files, tokenizer, config.context);

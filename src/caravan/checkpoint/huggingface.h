@@ -22,8 +22,8 @@ struct HuggingFaceModel {
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
 /// Writes a folder that transformers loads with the same logits: config.json, model.safetensors, tokenizer.json,
-/// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder;
-/// throws ResourceError.
+/// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder, or
+/// replaces the model in it: what it had of these files, and its shards of weights, are removed. Throws ResourceError.
 void write_huggingface(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                        const Tokenizer& tokenizer, const TextSettings& text);
 

@@ -68,7 +68,7 @@ LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
     try {
       return from_checkpoint(folder, mesh);
     } catch (const DataError&) {
-      // A run that is going on may have pruned the checkpoint meanwhile; it has a newer one then.
+      // A running job may have pruned the checkpoint meanwhile; then it has a newer one.
       constexpr int kMostAttempts = 10;
       if (attempt == kMostAttempts || fs::exists(folder, error)) throw;
     }

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kWritten = ".tmp";    ///< being written
-constexpr const char* kReplaced = ".old";   ///< whole; its successor is about to take its name
+constexpr const char* kReplaced = ".old";   ///< complete; its successor is about to take its name
 constexpr const char* kPruned = ".pruned";  ///< being deleted
 
 /// run/.step_000005<suffix> for run/step_000005.
@@ -61,7 +61,7 @@ bool has_no_training(const fs::path& checkpoint) {
   try {
     return Manifest::read(checkpoint).info.optimizer_steps == 0;
   } catch (const DataError&) {
-    return true;  // nobody can say what it is: it stays
+    return true;  // unknown content stays
   }
 }
 
@@ -156,9 +156,9 @@ void refuse_damaged(const fs::path& folder, const DataError& error) {
   } catch (const DataError&) {
     const fs::path whole = newest_whole_checkpoint(folder.parent_path(), step_of(folder));
     ErrorText text = error.text();
-    text.action = whole.empty() ? "the run holds no earlier checkpoint that is whole: start it anew"
+    text.action = whole.empty() ? "the run holds no earlier checkpoint that is intact: start a new run"
                                 : fmt::format(
-                                      "this checkpoint is damaged; the newest one that is whole: train "
+                                      "this checkpoint is damaged; resume from the newest intact one: train "
                                       "--resume-from {}",
                                       whole.filename().string());
     throw DataError(std::move(text));

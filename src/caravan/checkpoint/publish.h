@@ -8,37 +8,38 @@
 
 namespace caravan {
 
-/// The steps by which checkpoints appear in a run folder and vanish from it. Each is called by one rank, which holds the
-/// run's lock. Names that begin with ".step_" are no checkpoints: work that is not finished, and what it leaves behind
-/// when the process is killed.
+/// The steps by which checkpoints appear in a run folder and vanish from it. Each is called by one rank, which holds
+/// the run's lock. Names that begin with ".step_" are not checkpoints: they are unfinished work, and leftovers of
+/// killed processes.
 
 /// The folder that checkpoint `step` of `run` is written into before it is published; made, and empty.
 std::filesystem::path make_checkpoint_aside(const std::filesystem::path& run, int64_t step);
 
-/// Flushes `aside` and renames it to `target` in one step, also where a checkpoint of that name stands (the same step,
-/// written again after a resume): after a crash either the old or the new one is there. Throws ResourceError.
+/// Flushes `aside` and renames it to `target` in one step, also where a folder of that name exists: after a crash
+/// either the old or the new one is there. `train` replaces a folder only if it has no manifest, such as one that was
+/// copied in part: a resume skips it and reaches its step again. Throws ResourceError.
 void publish_checkpoint(const std::filesystem::path& aside, const std::filesystem::path& target);
 
-/// Removes all but the `keep` newest checkpoints (0: none), but never one with no step of training behind it: weights
-/// that were imported, which nothing could make again. Each is renamed before it is deleted, so that no checkpoint is
-/// ever there in part. Also removes what was left behind.
+/// Removes all but the `keep` newest checkpoints (0: none), but never one without a step of training: imported weights
+/// could not be made again. Each is renamed before it is deleted, so that no part of a checkpoint is ever taken for a
+/// whole one. Also removes leftovers of killed processes. Throws ResourceError.
 void prune_checkpoints(const std::filesystem::path& run, int64_t keep);
 
 /// Puts back a checkpoint whose replacement was interrupted on a file system that cannot exchange two names.
 void restore_checkpoints(const std::filesystem::path& run);
 
-/// Renames the checkpoints of later steps than `step`, which a run that is resumed from there leaves behind, to
+/// Renames the checkpoints of later steps than `step`, which are not part of a run that is resumed from there, to
 /// step_NNNNNN.abandoned[-N]. Returns their new names.
 std::vector<std::filesystem::path> abandon_later_checkpoints(const std::filesystem::path& run, int64_t step);
 
 /// Reads all of a checkpoint. Throws DataError naming the first file that is missing, truncated or altered.
 void verify_checkpoint(const std::filesystem::path& folder);
 
-/// The newest checkpoint of `run` of an earlier step than `step` that is whole; empty if there is none.
+/// The newest checkpoint of `run` of an earlier step than `step` that is intact; empty if there is none.
 std::filesystem::path newest_whole_checkpoint(const std::filesystem::path& run, int64_t step);
 
 /// Throws `error` again, which reading checkpoint `folder` threw. If the checkpoint is damaged, the message says so and
-/// names the newest one of the run that is whole.
+/// names the newest intact one of the run.
 [[noreturn]] void refuse_damaged(const std::filesystem::path& folder, const DataError& error);
 
 }  // namespace caravan

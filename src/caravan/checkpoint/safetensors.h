@@ -34,8 +34,8 @@ struct SafetensorsHeader {
 };
 
 /// Reads the header of a file with `data_bytes` after the header. Throws DataError naming `file` unless the header is
-/// JSON without duplicate keys, each tensor has a known dtype, a shape and a byte range of matching size, and the ranges
-/// cover 0 to data_bytes without gap or overlap. Allocates nothing by its numbers.
+/// JSON without duplicate keys, each tensor has a known dtype, a shape and a byte range of matching size, and the
+/// ranges cover 0 to data_bytes without gap or overlap. Allocates nothing by its numbers.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes,
                                            const std::filesystem::path& file);
 

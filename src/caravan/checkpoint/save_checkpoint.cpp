@@ -83,26 +83,42 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
   return manifest;
 }
 
-/// Runs `work` on every rank and gathers the results. If it fails anywhere, all ranks throw the error of the lowest rank
-/// that failed.
+/// Runs `work` on every rank and gathers the results. If it fails anywhere, all ranks throw the error of the lowest
+/// rank that failed.
 std::vector<std::string> all_or_none(Communicator& world, const std::function<std::string()>& work) {
   std::string mine;
   std::string failure;
+  std::string action = "free space or name another folder: checkpoint.dir";
   try {
     mine = work();
   } catch (const Error& error) {
-    failure = fmt::format("rank {}: {}", world.rank(), error.what());
+    const ErrorText& text = error.text();
+    failure = fmt::format("rank {}: {}{}{}", world.rank(), text.subject, text.subject.empty() ? "" : ": ", text.fact);
+    if (!text.action.empty()) action = text.action;
   } catch (const std::exception& error) {
     failure = fmt::format("rank {}: {}", world.rank(), error.what());
   }
   const std::vector<std::string> failures = gather_texts(world, failure, "checkpoint");
-  for (const std::string& text : failures) {
-    if (!text.empty()) {
-      throw ResourceError({"checkpoint", "", "was not written; earlier ones are untouched", text,
-                           "free space or name another folder: checkpoint.dir"});
-    }
+  const auto first = std::ranges::find_if(failures, [](const std::string& text) { return !text.empty(); });
+  if (first != failures.end()) {
+    const std::vector<std::string> actions = gather_texts(world, action, "checkpoint");
+    throw ResourceError({"checkpoint", "", "was not written; earlier ones are untouched", *first,
+                         actions[static_cast<size_t>(first - failures.begin())]});
   }
   return gather_texts(world, mine, "checkpoint");
+}
+
+/// The new checkpoint exists by now, so a failure does not end the run. Returns it as a warning.
+std::string try_prune(const fs::path& run, int64_t keep) {
+  try {
+    prune_checkpoints(run, keep);
+  } catch (const Error& error) {
+    const ErrorText& text = error.text();
+    return fmt::format("older checkpoints were not removed: {}: {}", text.subject, text.fact);
+  } catch (const std::exception& error) {
+    return fmt::format("older checkpoints were not removed: {}", error.what());
+  }
+  return "";
 }
 
 }  // namespace
@@ -121,8 +137,8 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
   return piece;
 }
 
-fs::path save_checkpoint(const fs::path& run, const CheckpointInfo& info, const std::vector<CheckpointPiece>& pieces,
-                         Communicator& world, int64_t keep) {
+SavedCheckpoint save_checkpoint(const fs::path& run, const CheckpointInfo& info,
+                                const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep) {
   const fs::path target = run / checkpoint_name(info.step);
   const bool is_first = world.rank() == 0;
   fs::path aside;
@@ -137,7 +153,6 @@ fs::path save_checkpoint(const fs::path& run, const CheckpointInfo& info, const 
       file.append(assemble(info, reports).to_json());
       file.finish();
       publish_checkpoint(aside, target);
-      prune_checkpoints(run, keep);
       return std::string();
     });
   } catch (const ResourceError&) {
@@ -145,7 +160,7 @@ fs::path save_checkpoint(const fs::path& run, const CheckpointInfo& info, const 
     if (is_first && !aside.empty()) fs::remove_all(aside, error);
     throw;
   }
-  return target;
+  return {.folder = target, .warning = is_first ? try_prune(run, keep) : ""};
 }
 
 }  // namespace caravan

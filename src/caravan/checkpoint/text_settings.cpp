@@ -11,6 +11,8 @@ namespace fs = std::filesystem;
 
 const char* const kGenerationConfig = "generation_config.json";
 const char* const kTokenizerConfig = "tokenizer_config.json";
+const char* const kTextFiles[] = {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json",
+                                  "chat_template.jinja"};
 
 std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
   nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", context}};
@@ -40,7 +42,7 @@ SpecialTokens special_tokens(const Tokenizer& tokenizer) {
 
 std::map<std::string, std::string> read_text_files(const fs::path& folder) {
   std::map<std::string, std::string> files;
-  for (const char* name : {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json", "chat_template.jinja"}) {
+  for (const char* name : kTextFiles) {
     std::error_code error;
     if (fs::exists(folder / name, error)) files[name] = MappedFile(folder / name, "import").text();
   }
@@ -49,6 +51,11 @@ std::map<std::string, std::string> read_text_files(const fs::path& folder) {
 
 void write_text_files(const fs::path& folder, const std::map<std::string, std::string>& files,
                       const Tokenizer& tokenizer, int64_t context) {
+  for (const char* name : kTextFiles) {
+    std::error_code error;
+    if (!files.contains(name)) fs::remove(folder / name, error);
+    if (error) throw_file_error("export", folder / name, "cannot be removed", error.value());
+  }
   for (const auto& [name, content] : files) write_file_durably(folder / name, content, "export");
   if (!files.contains(kTokenizerConfig)) {
     write_file_durably(folder / kTokenizerConfig, tokenizer_config(tokenizer, context), "export");

@@ -28,7 +28,8 @@ SpecialTokens special_tokens(const Tokenizer& tokenizer);
 std::map<std::string, std::string> read_text_files(const std::filesystem::path& folder);
 
 /// Writes `files` and, if it is not among them, a tokenizer_config.json that names the end-of-text token:
-/// Tokenizer::load and transformers read it there. Throws ResourceError.
+/// Tokenizer::load and transformers read it there. Those of read_text_files that are not among them are removed.
+/// Throws ResourceError.
 void write_text_files(const std::filesystem::path& folder, const std::map<std::string, std::string>& files,
                       const Tokenizer& tokenizer, int64_t context);
 

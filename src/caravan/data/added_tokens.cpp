@@ -9,8 +9,8 @@ namespace {
 
 // \w as defined by Unicode's UTS 18: Alphabetic (L, Nl, marks and four ranges of circled letters), M, Nd, Pc and the
 // two join controls.
-constexpr std::string_view kWordCharacter =
-    R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])";
+constexpr std::string_view kWordCharacter = R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9})"
+                                            R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])";
 
 bool is_white_space(char32_t point) {
   return (point >= 0x9 && point <= 0xD) || point == 0x20 || point == 0x85 || point == 0xA0 || point == 0x1680 ||

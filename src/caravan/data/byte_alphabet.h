@@ -8,8 +8,8 @@
 
 namespace caravan {
 
-/// The byte-level alphabet of GPT-2: each byte maps to one printable character, so that a vocabulary of byte strings can
-/// be written as JSON. Printable Latin-1 bytes map to themselves, the others to U+0100, U+0101, ...
+/// The byte-level alphabet of GPT-2: each byte maps to one printable character, so that a vocabulary of byte strings
+/// can be written as JSON. Printable Latin-1 bytes map to themselves, the others to U+0100, U+0101, ...
 class ByteAlphabet {
  public:
   static const ByteAlphabet& instance();

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kPollInterval{20};
-/// Age from which a half-written file whose lock nobody holds is removed, if its builder cannot be asked.
+/// Age from which a half-written file is removed if no process holds its lock.
 constexpr int64_t kStaleAfterS = 60;
 
 bool is_hex(std::string_view text, size_t length) {
@@ -69,7 +69,8 @@ int64_t seconds_now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// What died with its process: half-written files, and locks that nobody holds.
+/// Leftovers of killed processes: half-written files, and lock files that no process holds. On a file system without
+/// locks nothing tells whether a builder is alive: lock files stay, which are empty.
 void remove_leftovers(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::path& file : files_of(folder)) {
@@ -78,7 +79,8 @@ void remove_leftovers(const fs::path& folder) {
     const bool is_old = stat(file.c_str(), &status) == 0 && seconds_now() - status.st_mtime >= kStaleAfterS;
     if (!is_old) continue;
     if (name.ends_with(".lock") && is_cache_name(std::string_view(name).substr(0, name.size() - 5))) {
-      if (const auto lock = CacheLock::try_exclusive(file)) fs::remove(file, ignored);
+      const auto lock = CacheLock::try_exclusive(file);
+      if (lock && lock->excludes_others()) fs::remove(file, ignored);
     } else if (const std::string finished = finished_name(name); !finished.empty()) {
       const fs::path lock_file = lock_path(folder / finished);
       const bool is_being_built = fs::exists(lock_file, ignored) && !CacheLock::try_exclusive(lock_file);
@@ -147,13 +149,13 @@ std::vector<CacheFile> list_cache(const fs::path& folder) {
   return all;
 }
 
-CacheRemoval trim_cache(const fs::path& folder, int64_t limit_bytes) {
+CacheRemoval trim_cache(const fs::path& folder, std::optional<int64_t> limit_bytes) {
   remove_leftovers(folder);
   const std::vector<CacheFile> files = list_cache(folder);
   CacheRemoval removal;
   for (const CacheFile& file : files) removal.bytes_left += file.bytes;
   for (const CacheFile& file : files) {
-    if (removal.bytes_left <= limit_bytes) break;
+    if (!limit_bytes || removal.bytes_left <= *limit_bytes) break;
     if (file.in_use || !remove_unused(file.path)) continue;
     ++removal.files;
     removal.bytes += file.bytes;
@@ -161,6 +163,8 @@ CacheRemoval trim_cache(const fs::path& folder, int64_t limit_bytes) {
   }
   return removal;
 }
+
+CacheRemoval clear_cache(const fs::path& folder) { return trim_cache(folder, 0); }
 
 std::shared_ptr<const CacheLock> use_cache_file(const fs::path& path) {
   auto lock = CacheLock::share(path);

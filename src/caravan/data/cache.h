@@ -17,7 +17,7 @@ struct CacheFile {
   std::filesystem::path path;
   int64_t bytes = 0;
   int64_t last_used_s = 0;  ///< seconds since 1970
-  bool in_use = false;      ///< some process holds it open
+  bool in_use = false;      ///< some process holds it open, or this user may not write it
 };
 
 /// What the cache in `folder` holds, least recently used first. Empty for a missing folder.
@@ -29,17 +29,20 @@ struct CacheRemoval {
   int64_t bytes_left = 0;
 };
 
-/// Removes the least recently used files until at most `limit_bytes` are left, and what dead processes left behind.
-/// Never removes a file in use, nor any file that is not the cache's. A limit of 0 clears the cache.
-CacheRemoval trim_cache(const std::filesystem::path& folder, int64_t limit_bytes);
+/// Removes the least recently used files until at most `limit_bytes` are left (nothing: no limit), and leftovers of
+/// killed processes. Never removes a file in use, nor any file that is not the cache's.
+CacheRemoval trim_cache(const std::filesystem::path& folder, std::optional<int64_t> limit_bytes);
+
+/// The same for all files that are not in use.
+CacheRemoval clear_cache(const std::filesystem::path& folder);
 
 /// Keeps a file of the cache from being removed while it lives, and marks it as used now. Null if the file is missing.
 std::shared_ptr<const CacheLock> use_cache_file(const std::filesystem::path& path);
 
 /// Calls `find`; where that is false, calls `build`, which makes the file `path`. Of several processes one at a time
-/// builds; the others wait for it and then call `find` again. Half-written files of processes that died building `path`
-/// are removed first. The folder is created if it is missing. Throws what the functions and `observer` throw, and
-/// ResourceError if the folder cannot be written to.
+/// builds; the others wait for it and then call `find` again. Half-written files of processes that were killed while
+/// they built `path` are removed first. The folder is created if it is missing. Throws what the functions and
+/// `observer` throw, and ResourceError if the folder cannot be written to.
 void find_or_build(const std::filesystem::path& path, const std::function<bool()>& find,
                    const std::function<void()>& build, DataObserver& observer);
 

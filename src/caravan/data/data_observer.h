@@ -23,7 +23,7 @@ class DataObserver {
   }
 };
 
-/// Passes on that work goes on, but not how much is done: for a second pass over the same text.
+/// Passes on that work continues, but not how much is done: for a second pass over the same text.
 class SecondPass final : public DataObserver {
  public:
   explicit SecondPass(DataObserver& outer) : outer_(outer) {}

@@ -41,7 +41,7 @@ PreTokenizerStage read_digits(const JsonReader& json) {
 PreTokenizerStage read_stage(const JsonReader& json, bool is_last) {
   switch (json["type"].choice({"ByteLevel", "Split", "Digits"})) {
     case 0:
-      if (!is_last) json.refuse("is a ByteLevel with more behind it", "make ByteLevel the last of the Sequence");
+      if (!is_last) json.refuse("is a ByteLevel that is followed by more", "make ByteLevel the last of the Sequence");
       return read_byte_level(json);
     case 1: return read_split(json);
     default: return read_digits(json);

@@ -295,7 +295,8 @@ class Translator {
     const bool is_complete = is_braced ? count > 0 && take("}") : count == most;
     const bool is_scalar = value <= 0x10FFFF && (value < 0xD800 || value > 0xDFFF);
     // \x80 to \xff are bytes, not characters, for Oniguruma.
-    if (!is_complete || !is_scalar || (!is_u && !is_braced && value >= 0x80)) refuse("a number that is no character");
+    if (!is_complete || !is_scalar || (!is_u && !is_braced && value >= 0x80))
+      refuse("a number that is not a character");
     return value;
   }
 

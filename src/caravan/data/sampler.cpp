@@ -62,15 +62,6 @@ int64_t Sampler::offset(int64_t sample) const {
   return phase + static_cast<int64_t>(order(static_cast<uint64_t>(sample % num_windows_))) * context_;
 }
 
-int64_t Sampler::sample_at(int64_t position) const {
-  if (position >= 0 && position % context_ == 0) return position / context_;
-  throw DataError({.op = "data",
-                   .subject = fmt::format("position {}", position),
-                   .fact = fmt::format("is not a multiple of the context, {} tokens", context_),
-                   .where = {},
-                   .action = "resume with the context that the checkpoint was written with"});
-}
-
 void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
                 std::span<int64_t> labels) {
   const int64_t rows = count_rows(sampler.context(), input_ids, labels);

@@ -7,15 +7,15 @@
 
 namespace caravan {
 
-inline constexpr int64_t kNoTarget = -100;  ///< the label of a token without a target; nn's kIgnoredLabel
+inline constexpr int64_t kNoTarget = -100;  ///< the label of a token without a target
 
 /// The order in which training visits a text. Sample k, where k = step * global_batch + row in the global batch, is a
 /// window of context + 1 tokens. It depends only on (num_tokens, context, seed, k), not on the number of ranks, on
 /// accumulation or on restarts.
 ///
-/// Each epoch splits the text into windows that share no target, starting at a random phase, and visits each window once
-/// in random order. The tokens before the first and after the last window (fewer than two windows) are used in other
-/// epochs.
+/// Each epoch splits the text into windows that share no target, starting at a random phase, and visits each window
+/// once in random order. The tokens before the first and after the last window (fewer than two windows) are used in
+/// other epochs.
 class Sampler {
  public:
   /// Throws DataError for a text shorter than context + 1 tokens, naming both numbers; ShapeError for context < 1.
@@ -29,8 +29,6 @@ class Sampler {
 
   /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before sample k.
   int64_t position(int64_t sample) const noexcept { return sample * context_; }
-  /// The next sample of a run at `position`. Throws DataError if `position` is not a multiple of the context.
-  int64_t sample_at(int64_t position) const;
 
  private:
   int64_t context_;
@@ -45,8 +43,8 @@ class Sampler {
 void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
                 std::span<int64_t> labels);
 
-/// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most `context`
-/// tokens before it as input.
+/// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most
+/// `context` tokens before it as input.
 class ValidationWindows {
  public:
   /// Throws DataError for a text of fewer than 2 tokens, ShapeError for context < 1. `tokens` outlives the windows.
@@ -58,8 +56,8 @@ class ValidationWindows {
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
 
-  /// Fills rows as fill_batch does with the windows from `first_window` on. The last window, and rows after it, are padded
-  /// with token 0 and kNoTarget, so that every rank can fill the same number of rows.
+  /// Fills rows as fill_batch does with the windows from `first_window` on. The last window, and rows after it, are
+  /// padded with token 0 and kNoTarget, so that every rank can fill the same number of rows.
   void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels) const;
 
  private:

@@ -9,7 +9,7 @@
 namespace caravan {
 namespace {
 
-constexpr uint64_t kTokenization = 1;  ///< raise it when the same tokenizer.json comes to give other ids
+constexpr uint64_t kTokenization = 1;  ///< raise it when the same tokenizer.json produces different ids
 
 ContentHash content_of(std::span<const std::string_view> documents, const Tokenizer& tokenizer,
                        DataObserver& observer) {
@@ -25,7 +25,7 @@ ContentHash content_of(std::span<const std::string_view> documents, const Tokeni
   return hasher.value();
 }
 
-/// The file, if it exists and is whole.
+/// The file, if it exists and is intact.
 std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, const Tokenizer& tokenizer,
                               DataObserver& observer) {
   std::error_code error;
@@ -39,8 +39,10 @@ std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash con
   return std::nullopt;
 }
 
-void build(const std::filesystem::path& path, ContentHash content, std::span<const std::string_view> documents,
-           const Tokenizer& tokenizer, DataObserver& observer) {
+/// The cache does not remove the file while the result lives.
+std::shared_ptr<const CacheLock> build(const std::filesystem::path& path, ContentHash content,
+                                       std::span<const std::string_view> documents, const Tokenizer& tokenizer,
+                                       DataObserver& observer) {
   observer.begin("tokenizing", num_bytes(documents));
   TokenFileWriter writer(path, tokenizer.vocab_size());
   bool is_first = true;
@@ -50,7 +52,7 @@ void build(const std::filesystem::path& path, ContentHash content, std::span<con
         document, [&](std::span<const int32_t> ids) { writer.append(ids); }, observer);
     is_first = false;
   }
-  writer.finish(num_bytes(documents), content);
+  return writer.finish(num_bytes(documents), content);
 }
 
 }  // namespace
@@ -65,8 +67,9 @@ TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const 
     file = find(path, content, tokenizer, observer);
     return file.has_value();
   };
+  std::shared_ptr<const CacheLock> use;  // until the file is open
   find_or_build(
-      path, look, [&] { build(path, content, documents, tokenizer, observer); }, observer);
+      path, look, [&] { use = build(path, content, documents, tokenizer, observer); }, observer);
   return file ? std::move(*file) : TokenFile::open(path, observer);
 }
 

@@ -155,7 +155,7 @@ void TokenFileWriter::append(std::span<const int32_t> ids) {
   info_.num_tokens += static_cast<int64_t>(ids.size());
 }
 
-void TokenFileWriter::finish(int64_t text_bytes, ContentHash content) {
+std::shared_ptr<const CacheLock> TokenFileWriter::finish(int64_t text_bytes, ContentHash content) {
   Header header{.magic = kMagic,
                 .version = kVersion,
                 .id_bytes = static_cast<uint32_t>(id_bytes_of(info_.vocab_size)),
@@ -170,7 +170,10 @@ void TokenFileWriter::finish(int64_t text_bytes, ContentHash content) {
   header.hash_high = hash.high;
   header.hash_low = hash.low;
   file_.write_at(0, std::as_bytes(std::span(&header, 1)));
+  // Before the file has its name: then another process may trim the cache.
+  std::shared_ptr<const CacheLock> use = use_cache_file(file_.path());
   file_.finish_as(path_);
+  return use;
 }
 
 }  // namespace caravan

@@ -23,8 +23,8 @@ struct TokenFileInfo {
   bool operator==(const TokenFileInfo&) const = default;
 };
 
-/// The ids of a text, mapped from a file: two bytes each for a vocabulary of up to 65,536, else four. The cache does not
-/// remove the file while this object lives. Any number of threads may read it.
+/// The ids of a text, mapped from a file: two bytes each for a vocabulary of up to 65,536, else four. The cache does
+/// not remove the file while this object lives. Any number of threads may read it.
 class TokenFile {
  public:
   /// Reads the whole file once and checks sizes, hash and ids. Throws DataError for a file that is missing, truncated,
@@ -57,8 +57,9 @@ class TokenFileWriter {
   TokenFileWriter(std::filesystem::path path, int64_t vocab_size);
   /// Throws UsageError for an id outside the vocabulary.
   void append(std::span<const int32_t> ids);
-  /// Calls fsync and renames. Nothing may be appended after it.
-  void finish(int64_t text_bytes, ContentHash content);
+  /// Calls fsync and renames. Nothing may be appended after it. The cache does not remove the file while the result
+  /// lives, from the moment it has its name.
+  std::shared_ptr<const CacheLock> finish(int64_t text_bytes, ContentHash content);
 
  private:
   std::filesystem::path path_;

@@ -163,7 +163,7 @@ std::vector<AddedToken> read_added_tokens(const JsonReader& json, const BpeModel
     const int64_t expected = in_model ? *in_model : next;
     if (token.id != expected) {
       entry["id"].refuse(fmt::format("is {}, but \"{}\" {} {}", token.id, token.content,
-                                     in_model ? "has in model.vocab the id" : "comes behind all others, at", expected),
+                                     in_model ? "has in model.vocab the id" : "comes after all others, at", expected),
                          fmt::format("write {}", expected));
     }
     if (!in_model && !model.bytes(token.id).empty())

@@ -23,8 +23,8 @@ struct TokenizerParts {
   std::vector<int32_t> suffix;
 };
 
-/// Reads a Hugging Face tokenizer.json with byte-level BPE. `file` names it in errors. Throws DataError with the JSON path
-/// for every unsupported setting that could change an id; none is ignored.
+/// Reads a Hugging Face tokenizer.json with byte-level BPE. `file` names it in errors. Throws DataError with the JSON
+/// path for every unsupported setting that could change an id; none is ignored.
 TokenizerParts read_tokenizer_json(std::string_view json, std::string_view file);
 
 /// The pre_tokenizer of the file: ByteLevel, or a Sequence of Split and Digits that ends with ByteLevel.

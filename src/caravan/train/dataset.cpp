@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kTrainerVersion = 1;  ///< raise it when train_bpe comes to give other tokens for the same text
+constexpr uint64_t kTrainerVersion = 1;  ///< raise it when train_bpe produces different tokens for the same text
 
 fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64_t vocabulary, const fs::path& cache,
                                 DataObserver& observer) {
@@ -100,7 +100,7 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
                             : Tokenizer::load(find_file(data.tokenizer, folders));
   TokenFile train = open_or_build(folders.cache, split.train, tokenizer, observer);
   TokenFile validation = open_or_build(folders.cache, split.validation, tokenizer, observer);
-  if (folders.cache_limit_bytes > 0) trim_cache(folders.cache, folders.cache_limit_bytes);
+  trim_cache(folders.cache, folders.cache_limit_bytes);
   return {std::move(tokenizer), std::move(train), std::move(validation)};
 }
 

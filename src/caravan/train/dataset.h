@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
 #include "caravan/data/token_file.h"
 #include "caravan/data/tokenizer.h"
@@ -16,25 +17,25 @@ struct Dataset {
   TokenFile validation;
 };
 
-/// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of the
-/// recipe, then from `home`.
+/// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of
+/// the recipe, then from `home`.
 struct DataFolders {
-  std::filesystem::path home;      ///< may be empty
-  std::filesystem::path recipe{};  ///< the folder of the recipe; may be empty
-  std::filesystem::path cache;     ///< of token files and trained tokenizers, by content hash
-  int64_t cache_limit_bytes = 0;   ///< of all files in the cache that are not in use; 0: no limit
+  std::filesystem::path home;                  ///< may be empty
+  std::filesystem::path recipe{};              ///< the folder of the recipe; may be empty
+  std::filesystem::path cache;                 ///< of token files and trained tokenizers, by content hash
+  std::optional<int64_t> cache_limit_bytes{};  ///< of all files in the cache; files in use stay. None: no limit
 };
 
-/// Opens what `data` names. Token files and trained tokenizers come from the cache and are built where they are missing;
-/// then the cache is trimmed to its limit. A tokenizer is trained on the training text alone. Any number of processes
-/// may call it at once. Throws DataError for text or tokenizer files that are missing, empty or of another format,
-/// ResourceError if the cache cannot be written to, and what `observer` throws.
+/// Opens what `data` names. Token files and trained tokenizers come from the cache and are built where they are
+/// missing; then the cache is trimmed to its limit. A tokenizer is trained on the training text alone. Any number of
+/// processes may call it at once. Throws DataError for text or tokenizer files that are missing, empty or of another
+/// format, ResourceError if the cache cannot be written to, and what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
                      DataObserver& observer = DataObserver::none());
 
 /// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
-/// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which no
-/// recipe can hold.
+/// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which
+/// no recipe can hold.
 void resolve_files(Recipe::Data& data, const DataFolders& folders);
 
 /// The absolute path of the file that `path` of a recipe means. Throws DataError naming the folders where it was looked

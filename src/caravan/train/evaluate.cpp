@@ -8,8 +8,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "caravan/nn/cross_entropy.h"
+
 namespace caravan {
 namespace {
+
+static_assert(kNoTarget == kIgnoredLabel, "the model ignores the labels that the data marks as no target");
 
 /// Which windows are evaluated: `count` of `all`, evenly spread.
 struct Selection {

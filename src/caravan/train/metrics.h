@@ -20,7 +20,7 @@ struct StepMetrics {
   int64_t tokens = 0;  ///< trained on since the start of the run, all ranks
   double step_ms = 0;
   double tokens_per_second = 0;       ///< of all ranks
-  double comm_ms = 0;                 ///< this rank stood waiting for its peers
+  double comm_ms = 0;                 ///< that this rank spent waiting for its peers
   int64_t bytes_sent = 0;             ///< by this rank in this step
   int64_t peak_memory_bytes = 0;      ///< of this rank's tensors, since the start
   double model_flops_per_second = 0;  ///< of all ranks
@@ -34,7 +34,7 @@ struct StepMetrics {
 /// process loses none.
 class MetricsLog {
  public:
-  /// Appends to run/train.log; lines of steps after `last_step` (of a run that went on past its last checkpoint) are
+  /// Appends to run/train.log; lines of steps after `last_step` (of a run that continued past its last checkpoint) are
   /// dropped first.
   MetricsLog(const std::filesystem::path& run, int64_t last_step);
   void write(const StepMetrics& metrics);

@@ -1,14 +1,15 @@
 #include "caravan/train/micro_batch.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/agree.h"
-#include "caravan/plan/host_memory.h"
 #include "caravan/train/prepare.h"
 
 namespace caravan {
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 /// What a process takes besides tensors; its libraries are shared with the other ranks.
-constexpr int64_t kProcessBytes = int64_t{64} << 20;
+constexpr int64_t kProcessBytes = int64_t{160} << 20;
 
 /// The rest is for what no estimate covers: the file cache, other programs, what the allocator keeps.
 constexpr double kUsedShare = 0.8;
@@ -43,14 +44,21 @@ std::string text_of(double bytes) {
   return (bytes > kMost ? "more than " : "") + format_bytes(static_cast<int64_t>(std::min(bytes, kMost)));
 }
 
-[[noreturn]] void refuse(const Recipe& recipe, const MemoryShape& shape, int64_t limit) {
+bool fits(MemoryShape shape, int64_t sequences, int64_t limit) {
+  shape.sequences = sequences;
+  return limit <= 0 || peak_bytes(shape) <= static_cast<double>(limit);
+}
+
+[[noreturn]] void refuse_memory(const Recipe& recipe, MemoryShape shape, int64_t limit) {
+  shape.sequences = 1;
   const double states = state_bytes(shape);
   throw ResourceError({"train", "memory",
                        fmt::format("a rank needs about {} with 1 sequence at a time ({} of them for parameters, "
                                    "gradients and the optimizer), but has {}",
                                    text_of(peak_bytes(shape)), text_of(states), format_bytes(limit)),
                        recipe.where("train.micro_batch"),
-                       states > static_cast<double>(limit) / 2
+                       batch_bytes(shape) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
+                       : states > static_cast<double>(limit) / 2
                            ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
                              "this host"
                            : "lower model.context, model.layers or model.width, or start fewer ranks on "
@@ -65,28 +73,47 @@ int64_t memory_share(int64_t host_bytes, int ranks_on_host) noexcept {
   return std::max({share - kProcessBytes, share / 2, int64_t{1}});
 }
 
-MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes) {
+std::string memory_note(const MemoryPlan& plan) {
+  const auto limit = static_cast<double>(plan.limit_bytes);
+  if (plan.limit_bytes <= 0 || plan.peak_bytes <= kUsedShare * limit) return "";
+  if (plan.peak_bytes <= limit) return "close to the limit";
+  return plan.shape.sequences > 1 ? "it may not fit; lower train.micro_batch, or set it to \"auto\""
+                                  : "it may not fit; use a smaller model or context";
+}
+
+std::string memory_text(const MemoryPlan& plan) {
+  const std::string of = plan.limit_bytes > 0 ? " of " + format_bytes(plan.limit_bytes) : "";
+  const std::string note = memory_note(plan);
+  return fmt::format("about {}{} per rank{}{}", text_of(plan.peak_bytes), of, note.empty() ? "" : ": ", note);
+}
+
+MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes, int64_t before) {
   MemoryPlan plan{.shape = shape_of(recipe, vocabulary, num_ranks),
                   .limit_bytes = limit_bytes,
                   .is_chosen = recipe.train.micro_batch == kAutoMicroBatch};
-  if (plan.is_chosen && limit_bytes > 0) {
+  if (plan.is_chosen && before > 0 && plan.shape.rows % before == 0 && fits(plan.shape, before, limit_bytes)) {
+    plan.shape.sequences = before;
+  } else if (plan.is_chosen && limit_bytes > 0) {
     plan.shape.sequences =
         std::max<int64_t>(largest_micro_batch(plan.shape, kUsedShare * static_cast<double>(limit_bytes)), 1);
-    if (peak_bytes(plan.shape) > static_cast<double>(limit_bytes)) refuse(recipe, plan.shape, limit_bytes);
+    if (!fits(plan.shape, plan.shape.sequences, limit_bytes)) refuse_memory(recipe, plan.shape, limit_bytes);
   }
+  const bool states_fit = limit_bytes <= 0 || state_bytes(plan.shape) <= static_cast<double>(limit_bytes);
+  if (!states_fit) refuse_memory(recipe, plan.shape, limit_bytes);
   plan.peak_bytes = peak_bytes(plan.shape);
   return plan;
 }
 
-MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world) {
+MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before) {
   const std::string host = host_name();
   const std::vector<std::string> hosts = gather_texts(world, host, "hosts");
   const int64_t mine =
-      memory_share(host_memory_bytes(), static_cast<int>(std::count(hosts.begin(), hosts.end(), host)));
-  int64_t least = mine > 0 ? mine : kUnknown;
-  const Buffer buffer{&least, 1, Dtype::int64};
+      memory_share(usable_memory_bytes(), static_cast<int>(std::count(hosts.begin(), hosts.end(), host)));
+  std::array<int64_t, 2> numbers{mine > 0 ? mine : kUnknown, -before};  // the least, and minus the largest
+  const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
   world.all_reduce(buffer, buffer, ReduceOp::min, "memory of the ranks");
-  MemoryPlan plan = plan_memory(recipe, vocabulary, world.size(), least == kUnknown ? 0 : least);
+  const auto [least, minus_before] = numbers;
+  MemoryPlan plan = plan_memory(recipe, vocabulary, world.size(), least == kUnknown ? 0 : least, -minus_before);
   recipe.train.micro_batch = plan.shape.sequences;
   return plan;
 }

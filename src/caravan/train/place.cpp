@@ -15,16 +15,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The checkpoint that `options` name in `run`, or its newest.
+/// The checkpoint of `run` that `options` name, by its name or its path; or the newest.
 fs::path chosen_checkpoint(const TrainOptions& options, const fs::path& run) {
   const auto all = list_checkpoints(run);
   if (options.resume_from.empty()) return all.back();
+  const fs::path given = fs::path(options.resume_from + "/").lexically_normal().parent_path();
   std::vector<std::string> names;
+  std::error_code error;
   for (const fs::path& checkpoint : all) {
     names.push_back(checkpoint.filename().string());
-    if (names.back() == options.resume_from) return checkpoint;
+    const bool is_meant = given.has_parent_path() ? fs::equivalent(given, checkpoint, error) : given == names.back();
+    if (is_meant) return checkpoint;
   }
-  throw UsageError({"train", "--resume-from", fmt::format("{} is no checkpoint of the run", options.resume_from),
+  throw UsageError({"train", "--resume-from", fmt::format("{} is not a checkpoint of this run", options.resume_from),
                     run.string(), "choose from " + join(names)});
 }
 
@@ -40,7 +43,10 @@ Place share_place(const TrainOptions& options, Communicator& world) {
     if (options.resumes()) {
       place.checkpoint = chosen_checkpoint(options, place.folder);
       try {
-        place.numerics = Manifest::read(place.checkpoint).info.numerics;
+        const CheckpointInfo info = Manifest::read(place.checkpoint).info;
+        place.numerics = info.numerics;
+        const int64_t micro_batch = parse_recipe(info.recipe, place.checkpoint.string()).train.micro_batch;
+        if (micro_batch != kAutoMicroBatch) place.micro_batch = micro_batch;  // imported weights have no number
       } catch (const DataError& error) {
         refuse_damaged(place.checkpoint, error);
       }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -16,14 +17,15 @@ namespace caravan {
 struct Place {
   FileLock lock;  ///< on rank 0
   std::filesystem::path folder;
-  std::filesystem::path checkpoint;    ///< to go on from; empty: none
+  std::filesystem::path checkpoint;    ///< to resume from; empty: none
   std::optional<Numerics> numerics{};  ///< of the checkpoint, on rank 0
+  int64_t micro_batch = 0;             ///< of the checkpoint's recipe, on rank 0; 0: none
   std::vector<std::string> notes{};    ///< on rank 0
 };
 
 /// Opens the run folder on rank 0 and, for a resume, finds the checkpoint; every rank gets both paths, absolute. Every
 /// rank of `world` calls it. Throws, on rank 0, as open_run_folder does, DataError for a damaged checkpoint, and
-/// UsageError for one that is not there.
+/// UsageError for one that does not exist.
 Place share_place(const TrainOptions& options, Communicator& world);
 
 /// The recipe as the run keeps it: with absolute paths, so that it means the same from every folder. Throws UsageError

@@ -9,9 +9,13 @@
 #include <optional>
 #include <thread>
 #include <unistd.h>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/agree.h"
+#include "caravan/comm/peer_failure.h"
 
 namespace caravan {
 namespace {
@@ -39,10 +43,8 @@ class Worker final : private DataObserver {
     const std::lock_guard lock(mutex_);
     return progress_;
   }
-  /// Throws what the work has thrown. It has ended.
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
+  /// What the work has thrown. It has ended.
+  const std::exception_ptr& error() const { return error_; }
 
  private:
   void run(const std::function<void(DataObserver&)>& work) {
@@ -79,6 +81,28 @@ class Worker final : private DataObserver {
   std::thread thread_;  // last: it uses all of the above
 };
 
+/// The first line of its message: the other ranks repeat it.
+std::string summary_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    const std::string text = exception.what();
+    return text.substr(0, text.find('\n'));
+  } catch (...) {
+    return "unknown exception";
+  }
+}
+
+/// Throws this rank's error if it has one, else the first one as that of a peer.
+[[noreturn]] void throw_failure(Communicator& world, const std::exception_ptr& error) {
+  const std::vector<std::string> failures = gather_texts(world, error ? summary_of(error) : "", "data preparation");
+  if (error) std::rethrow_exception(error);
+  const auto first = std::ranges::find_if(failures, [](const std::string& text) { return !text.empty(); });
+  throw PeerFailure({"train", "data preparation", fmt::format("rank {} failed: {}", first - failures.begin(), *first),
+                     "", "see the error of that rank"},
+                    FailureScope::world);
+}
+
 }  // namespace
 
 void work_jointly(Communicator& world, const std::function<void(DataObserver&)>& work, const JointWork& options) {
@@ -86,12 +110,14 @@ void work_jointly(Communicator& world, const std::function<void(DataObserver&)>&
   if (work) worker.emplace(work);
   while (true) {
     const bool is_working = worker && !worker->wait(options.beat);
-    if (worker && !is_working) worker->rethrow();
+    const std::exception_ptr error = worker && !is_working ? worker->error() : nullptr;
     if (is_working && options.progress) options.progress(worker->progress());
-    std::array<int64_t, 2> sums{is_working ? 1 : 0, options.stop_requested && options.stop_requested() ? 1 : 0};
+    std::array<int64_t, 3> sums{is_working ? 1 : 0, options.stop_requested && options.stop_requested() ? 1 : 0,
+                                error ? 1 : 0};
     const Buffer buffer{sums.data(), static_cast<int64_t>(sums.size()), Dtype::int64};
     world.all_reduce(buffer, buffer, ReduceOp::sum, "data preparation");
-    const auto [num_working, num_stopping] = sums;
+    const auto [num_working, num_stopping, num_failed] = sums;
+    if (num_failed > 0) throw_failure(world, error);
     if (num_stopping > 0) {
       throw Interrupted({"train", "data", "stopped on request while the data was being prepared", "",
                          "start the run again: what was finished is in the cache"});

@@ -27,19 +27,20 @@ struct JointWork {
 };
 
 /// Runs `work` of this rank (empty: it has none), and returns when the work of all ranks is done. Every rank calls it.
-/// `work` runs on a thread of its own and reports to the observer that it gets. Meanwhile the ranks exchange 16 bytes at
-/// each beat: nobody times out while the others are alive, and the loss of a rank is noticed as in any collective.
+/// `work` runs on a thread of its own and reports to the observer that it gets. Meanwhile the ranks exchange 24 bytes
+/// at each beat: no rank times out while the others are alive, and the loss of a rank is noticed as in any collective.
 ///
-/// Throws what `work` throws; Interrupted on every rank, within a beat, once stop_requested() is true on one; CommError
-/// if a rank is lost. In each case `work` is cancelled and has ended on return.
+/// Throws what `work` throws, and a CommError that repeats it on the other ranks; Interrupted on every rank, within a
+/// beat, once stop_requested() is true on one; CommError if a rank is lost. In each case `work` is cancelled and has
+/// ended on return.
 void work_jointly(Communicator& world, const std::function<void(DataObserver&)>& work, const JointWork& options);
 
 /// A name that is the same for ranks on one host, and different on different hosts.
 std::string host_name();
 
 /// open_dataset on every rank: on each host the first rank opens it, building what is missing in the cache, then the
-/// others open what it has built. Every rank calls it. `host`: host_name(), or another name in tests. Errors as those of
-/// open_dataset and work_jointly.
+/// others open what it has built. Every rank calls it. `host`: host_name(), or another name in tests. Errors as those
+/// of open_dataset and work_jointly.
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host = host_name());
 

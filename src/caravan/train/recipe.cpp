@@ -28,6 +28,19 @@ std::string Recipe::where(const std::string& key) const {
   return found == locations.end() ? "default of " + key : found->second;
 }
 
+std::vector<std::string> recipe_notes(const Recipe& recipe) {
+  std::vector<std::string> notes;
+  const int64_t steps = recipe.train.steps;
+  const int64_t warmup = recipe.optimizer.rate.warmup_steps;
+  if (steps > 0 && warmup >= steps) {
+    notes.push_back(
+        fmt::format("optimizer.warmup_steps is {}, and the run has {} steps: the learning rate does "
+                    "not reach optimizer.lr",
+                    warmup, steps));
+  }
+  return notes;
+}
+
 std::string BatchPlan::to_string() const {
   return fmt::format("global_batch {} = dp {} x micro_batch {} x accumulation {}", dp * rows(), dp, micro_batch,
                      accumulation);

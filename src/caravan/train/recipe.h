@@ -14,7 +14,7 @@
 
 namespace caravan {
 
-/// train.micro_batch = "auto": as many sequences as the memory of the rank allows. See with_micro_batch.
+/// train.micro_batch = "auto": as many sequences as the memory of the rank allows. See resolve_micro_batch.
 inline constexpr int64_t kAutoMicroBatch = -1;
 
 /// All settings of a training run: those of a recipe file, with defaults for the others. The defaults are the default
@@ -115,9 +115,9 @@ struct RecipeKey {
 };
 const std::vector<RecipeKey>& recipe_keys();
 
-/// Reads a recipe file ("": the defaults) and applies `overrides` of the form "section.key=value". The value is TOML, or
-/// a plain string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for an
-/// unknown key, a wrong type or an impossible value.
+/// Reads a recipe file ("": the defaults) and applies `overrides` of the form "section.key=value". The value is TOML,
+/// or a plain string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for
+/// an unknown key, a wrong type or an impossible value.
 ///
 /// A recipe.toml next to checkpoints refers to its own folder, also after the folder was moved: checkpoint.dir and the
 /// run's tokenizer.json follow, unless overridden.
@@ -132,8 +132,11 @@ std::string to_toml(const RecipeValue& value);
 /// The recipe as TOML: every key that is used in it, in the order of recipe_keys().
 std::string to_toml(const Recipe& recipe);
 
+/// What the user should know about a recipe that works, a line each.
+std::vector<std::string> recipe_notes(const Recipe& recipe);
+
 /// How the global batch is split: global_batch = dp x micro_batch x accumulation. Until "auto" is resolved
-/// (with_micro_batch), a micro-batch is all of a rank's share.
+/// (resolve_micro_batch), a micro-batch is all of a rank's share.
 struct BatchPlan {
   int64_t dp = 1;
   int64_t micro_batch = 1;
@@ -142,8 +145,8 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
-/// The mesh of the recipe over `num_ranks` ranks, and the split of its batch. Throw UsageError with the equation and the
-/// nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks, and the split of its batch. Throw UsageError with the equation and
+/// the nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 

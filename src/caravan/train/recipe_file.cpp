@@ -106,7 +106,7 @@ std::string line_of(const std::string& text, size_t number) {
   return line;
 }
 
-/// The word behind '=' if it is nothing but a word, which TOML takes for a broken number or boolean.
+/// The word after '=' if it is nothing but a word, which TOML takes for a broken number or boolean.
 std::string bare_word(const std::string& line) {
   const size_t equals = line.find('=');
   if (equals == std::string::npos) return "";
@@ -242,6 +242,10 @@ void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
   if (file.empty()) return parse_recipe("", "default recipe", overrides);
   std::error_code error;
+  if (std::filesystem::exists(file / "recipe.toml", error)) {
+    refuse(file.string(), "is the folder of a run, not a recipe", "",
+           fmt::format("use train {} --resume", (file / "recipe.toml").string()));
+  }
   std::ifstream in(file);
   std::ostringstream text;
   text << in.rdbuf();  // an empty file also sets the fail bit

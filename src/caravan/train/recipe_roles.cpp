@@ -28,7 +28,7 @@ constexpr RecipeRole kRoles[] = {
     {"data.tokenizer", differ, content},
     {"train.steps", equal, listed},
     {"train.global_batch", equal, history},
-    {"train.micro_batch", equal, free},
+    {"train.micro_batch", equal, listed},
     {"train.seed", equal, history},
     {"train.eval_every", equal, listed},
     {"train.eval_batches", equal, listed},

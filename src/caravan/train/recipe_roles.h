@@ -18,7 +18,7 @@ enum class OnResume : uint8_t {
   function,  ///< fixed: the weights mean something else with another value
   history,   ///< fixed once the run has done a step: what went before was computed with it
   content,   ///< a path: may change, its content may not
-  listed,    ///< may change; the user is told, since the run is no longer the one it would have been
+  listed,    ///< may change; the user is told, since the results differ from those of a run that never stopped
   free,      ///< may change: no result depends on it, except for rounding, or it has a check of its own
 };
 

@@ -28,6 +28,17 @@ void check_model(const CheckpointInfo& info, const std::string& folder, const Mo
 bool has_history(const CheckpointInfo& info) { return info.optimizer_steps > 0; }
 
 void check_data(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
+  const bool are_trained = before.data.tokenizer.empty() && run.recipe.data.tokenizer.empty();
+  const bool train_alike = are_trained && before.data.trained_vocabulary == run.recipe.data.trained_vocabulary;
+  if (info.tokenizer_hash != run.tokenizer_hash && train_alike) {
+    throw UsageError(
+        {"resume", "data.text",
+         fmt::format("differs from the text that the run's tokenizer was trained on (data.tokenizer = "
+                     "{{train = {}}}): {}, then {}",
+                     before.data.trained_vocabulary, join(run.recipe.data.text), join(before.data.text)),
+         run.recipe.where("data.text"),
+         has_history(info) ? "use the same data.text" : "use the same data.text, or the tokenizer.json of that run"});
+  }
   if (info.tokenizer_hash != run.tokenizer_hash) {
     throw UsageError({"resume", "data.tokenizer",
                       fmt::format("is another tokenizer (hash {}) than the run was trained with (hash {})",

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// What a run is that goes on from a checkpoint.
+/// A run that is resumed from a checkpoint.
 struct ResumingRun {
   const Recipe& recipe;
   const ModelConfig& model;
@@ -25,9 +25,9 @@ struct ChangedKey {
   std::string now;
 };
 
-/// Refuses to go on from a checkpoint of another run; role_of says which keys may change. `folder` is the checkpoint's,
-/// for messages. Throws DataError for another model, UsageError for anything else that must stay, naming it with both
-/// values. Returns what changed and may; nothing for a checkpoint without a step of training.
+/// Refuses to resume from a checkpoint of another run; role_of says which keys may change. `folder` is the
+/// checkpoint's, for messages. Throws DataError for another model, UsageError for anything else that must stay, naming
+/// it with both values. Returns what changed and may; nothing for a checkpoint without a step of training.
 std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,
                                           const ResumingRun& run);
 

@@ -54,9 +54,21 @@ int64_t highest_number(const std::string& name) {
   return highest;
 }
 
-void make_writable(const fs::path& folder) {
+/// Creates `folder` and what is missing above it. After a power failure all of it is still there.
+std::error_code make_folders(const fs::path& folder) {
   std::error_code error;
+  std::vector<fs::path> parents;  // of the missing ones
+  for (fs::path at = fs::absolute(folder); at.has_relative_path() && !fs::exists(at, error); at = at.parent_path()) {
+    parents.push_back(at.parent_path());
+  }
   fs::create_directories(folder, error);
+  if (error) return error;
+  for (const fs::path& parent : parents) sync_folder(parent, "train");
+  return {};
+}
+
+void make_writable(const fs::path& folder) {
+  const std::error_code error = make_folders(folder);
   if (error) throw_file_error("train", folder, "cannot be made", error.value());
   if (::access(folder.c_str(), W_OK | X_OK) != 0) throw_file_error("train", folder, "cannot be written to", errno);
 }
@@ -78,7 +90,7 @@ RunFolder lock_folder(const fs::path& folder) {
       .path = folder, .lock = FileLock(folder / kLockName, description_of_this_process(), "train"), .notes = {}};
   if (run.lock.is_held()) return run;
   if (!run.lock.is_supported()) {
-    run.notes.push_back(fmt::format("the file system of {} has no locks: see to it that no second run uses this folder",
+    run.notes.push_back(fmt::format("the file system of {} has no locks: make sure that no other run uses this folder",
                                     folder.string()));
     return run;
   }
@@ -101,8 +113,8 @@ RunFolder open_given_folder(const Recipe& recipe, bool resume) {
   const bool has_run = has_checkpoint || fs::exists(folder / "train.log", error);
   if (has_run && !resume) {
     throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
-                      has_checkpoint ? "name another folder, or go on with it: train --resume"
-                                     : "it ended before its first checkpoint, so --resume has nothing to go on from: "
+                      has_checkpoint ? "name another folder, or resume it: train --resume"
+                                     : "it ended before its first checkpoint, so --resume has nothing to start from: "
                                        "remove the folder, or name another"});
   }
   if (resume && !has_checkpoint) {
@@ -137,13 +149,15 @@ RunFolder open_newest_folder(const Recipe& recipe) {
                     "leave --resume out to start one, or name it: --set checkpoint.dir=DIR"});
 }
 
-/// mkdir fails where the folder is there: of two runs that start at once each gets a number of its own.
+/// mkdir fails if the folder exists: of two runs that start at once each gets a number of its own.
 RunFolder make_new_folder(const Recipe& recipe) {
-  std::error_code error;
-  fs::create_directories(kRuns, error);
+  const std::error_code error = make_folders(kRuns);
   for (int64_t n = highest_number(recipe.name) + 1;; ++n) {
     const fs::path folder = numbered_folder(recipe, n);
-    if (::mkdir(folder.c_str(), 0777) == 0) return lock_folder(folder);
+    if (::mkdir(folder.c_str(), 0777) == 0) {
+      sync_folder(kRuns, "train");
+      return lock_folder(folder);
+    }
     if (errno != EEXIST) throw_file_error("train", folder, "cannot be made", error ? error.value() : errno);
   }
 }

@@ -19,8 +19,8 @@ struct RunFolder {
 /// Chooses, creates and locks the folder that a training run writes to.
 ///   checkpoint.dir given   that folder; with `resume` it must hold a checkpoint, else it must hold no run
 ///   otherwise              runs/<recipe name>-N: a new one; with `resume` the highest N that holds a checkpoint
-/// Throws UsageError if the folder does not fit, if it is locked (naming host and process), or if its path is not UTF-8,
-/// which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
+/// Throws UsageError if the folder does not fit, if it is locked (naming host and process), or if its path is not
+/// UTF-8, which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
 RunFolder open_run_folder(const Recipe& recipe, bool resume);
 
 /// Throws UsageError if the path of the folder that `recipe` will get is not UTF-8: before anything else is done.

@@ -27,6 +27,17 @@ std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatS
 
 }  // namespace
 
+ModelConfig model_config(const Recipe& recipe, const Tokenizer& tokenizer) {
+  ModelConfig config = recipe.model;
+  if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
+  if (config.vocabulary < tokenizer.vocab_size()) {
+    throw UsageError({"train", "model.vocabulary",
+                      fmt::format("{} rows for a tokenizer of {} tokens", config.vocabulary, tokenizer.vocab_size()),
+                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
+  }
+  return config;
+}
+
 RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin)
     : recipe_(recipe),
       tokenizer_(tokenizer),
@@ -35,14 +46,7 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       origin_(std::move(origin)),
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
-  ModelConfig config = recipe.model;
-  if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
-  if (config.vocabulary < tokenizer.vocab_size()) {
-    throw UsageError({"train", "model.vocabulary",
-                      fmt::format("{} rows for a tokenizer of {} tokens", config.vocabulary, tokenizer.vocab_size()),
-                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
-  }
-  model_ = make_model(config);
+  model_ = make_model(model_config(recipe, tokenizer));
   model_->materialise(mesh, {}, {.seed = static_cast<uint64_t>(recipe.train.seed)});
   ddp_ = std::make_unique<Ddp>(
       *model_, mesh["dp"],
@@ -66,7 +70,7 @@ std::vector<CheckpointPiece> RunState::pieces() {
   return all;
 }
 
-fs::path RunState::save(const fs::path& run, int64_t keep, const Sampler& sampler) {
+SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler& sampler) {
   const CheckpointInfo info{.step = step,
                             .position = sampler.position(step * recipe_.train.global_batch),
                             .optimizer_steps = optimizer_->num_steps(),

@@ -28,6 +28,10 @@ struct RunOrigin {
   Numerics numerics{};
 };
 
+/// The model of `recipe` with the vocabulary of `tokenizer`, unless the recipe has one. Throws UsageError if that is
+/// too small for the tokenizer.
+ModelConfig model_config(const Recipe& recipe, const Tokenizer& tokenizer);
+
 /// What a training run has learned so far, on this rank: all that a checkpoint keeps.
 class RunState {
  public:
@@ -42,12 +46,12 @@ class RunState {
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
-  /// Every rank calls it. Returns the folder of the new checkpoint.
-  std::filesystem::path save(const std::filesystem::path& run, int64_t keep, const Sampler& sampler);
-  /// Goes on from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
-  /// the newest one that is whole) or of another model, UsageError for one of another run: see check_resumed_run.
+  /// Every rank calls it. See save_checkpoint.
+  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const Sampler& sampler);
+  /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
+  /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const Sampler& sampler);
-  /// What the recipe changes in the run that `load` went on from.
+  /// What the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:

@@ -17,6 +17,12 @@ namespace {
 /// This rank's loss is its summand of the global one.
 Layout loss_layout(const Mesh& mesh) { return Layout::all(mesh, Partial{}); }
 
+/// With the digits of the log; "nan" and "inf" without a sign, which says nothing.
+std::string number_text(double value, int digits) {
+  if (std::isfinite(value)) return fmt::format("{:.{}f}", value, digits);
+  return std::isnan(value) ? "nan" : "inf";
+}
+
 }  // namespace
 
 TrainStep::TrainStep(Module& model, Ddp& ddp, Optimizer& optimizer, const Mesh& mesh, const Options& options)
@@ -124,8 +130,8 @@ void TrainStep::name_bad_numbers() {
                                                             : "loss";
   throw NumericsError(
       {"train", subject,
-       fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1, result_.loss,
-                   result_.grad_norm),
+       fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1,
+                   number_text(result_.loss, 4), number_text(result_.grad_norm, 3)),
        found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
        "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last checkpoint is "
        "untouched"});

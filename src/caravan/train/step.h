@@ -58,7 +58,7 @@ class TrainStep final : private ActionHandler {
   void reduce(const Action& action) override;
   void update(const Action& action) override;
 
-  /// Sum over ranks of the loss and of the wishes to stop.
+  /// Sums the losses and the requests to stop over the ranks.
   void agree();
   int64_t first_bad_gradient() const;
   [[noreturn]] void name_bad_numbers();

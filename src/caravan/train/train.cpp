@@ -43,6 +43,7 @@ class Run {
   void evaluate_into(StepMetrics& metrics);
   void save();
   void sample();
+  void announce(const ModelConfig& model);
   void resume();
   void check_steps();
   void check_dump_steps() const;
@@ -61,7 +62,7 @@ class Run {
   ValidationWindows windows_;
   MemoryPlan memory_;
   BatchPlan plan_;
-  RunState state_;
+  std::unique_ptr<RunState> state_;
   std::unique_ptr<TrainStep> train_step_;
   std::unique_ptr<MetricsLog> log_;
   int64_t end_ = 0;
@@ -109,10 +110,10 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       dataset_(agreed_dataset(options, mesh_)),
       sampler_(dataset_.train.size(), recipe_.model.context, static_cast<uint64_t>(recipe_.train.seed)),
       windows_(dataset_.validation, recipe_.model.context),
-      memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world)),
-      plan_(plan_batch(recipe_, world->size())),
-      state_(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_)) {
-  // A new folder only now: what fails above leaves none behind.
+      memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world, place_.micro_batch)),
+      plan_(plan_batch(recipe_, world->size())) {
+  const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
+  // A new folder only now: what fails above leaves none.
   if (!options.resumes()) {
     Place place = share_place(options, *world);
     place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
@@ -120,63 +121,76 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   }
   recipe_.checkpoint.dir = place_.folder.string();  // so that this recipe with --resume means this run
   dump_flights_on_failure(*world, place_.folder);
+  announce(model);
+  state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
   if (options.resumes()) resume();
   check_steps();
   check_dump_steps();
   check_sample();
-  train_step_ = std::make_unique<TrainStep>(state_.model(), state_.ddp(), state_.optimizer(), mesh_,
+  train_step_ = std::make_unique<TrainStep>(state_->model(), state_->ddp(), state_->optimizer(), mesh_,
                                             TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
                                                                .num_micro_batches = plan_.accumulation,
                                                                .clip_norm = recipe_.optimizer.clip_norm});
   if (is_first()) {
     for (const fs::path& later :
-         abandon_later_checkpoints(place_.folder, options.resumes() ? state_.step : INT64_MAX)) {
+         abandon_later_checkpoints(place_.folder, options.resumes() ? state_->step : INT64_MAX)) {
       place_.notes.push_back(
           fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
     }
     write_run_files(place_.folder, recipe_, dataset_.tokenizer);
-    log_ = std::make_unique<MetricsLog>(place_.folder, state_.step);
-    log_->write_changes(state_.step, state_.changed_keys());
+    log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
+    log_->write_changes(state_->step, state_->changed_keys());
   }
 }
 
+void Run::announce(const ModelConfig& model) {
+  observer().planned({.run = shown(place_.folder),
+                      .batch = plan_,
+                      .memory = memory_,
+                      .backend = mesh_.world().backend(),
+                      .num_parameters = model.num_parameters(),
+                      .vocabulary = dataset_.tokenizer.vocab_size(),
+                      .train_tokens = dataset_.train.size(),
+                      .first_step = options_.resumes() ? step_of(place_.checkpoint) : 0,
+                      .numerics = numerics_});
+}
+
 void Run::resume() {
-  state_.load(place_.checkpoint, sampler_);
+  state_->load(place_.checkpoint, sampler_);
   const MappedFile manifest(place_.checkpoint / "manifest.json", "checkpoint");
   refuse_different_data(find_disagreement(
       mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
-  for (const ChangedKey& key : state_.changed_keys()) {
+  for (const ChangedKey& key : state_->changed_keys()) {
     place_.notes.push_back(fmt::format("{} is {}, before the resume it was {}", key.name, key.now, key.before));
   }
 }
 
 void Run::check_steps() {
   const int64_t steps = recipe_.train.steps;
-  if (state_.step > steps) {
-    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", steps, state_.step),
-                      recipe_.where("train.steps"), fmt::format("use {} or more", state_.step)});
+  if (state_->step > steps) {
+    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", steps, state_->step),
+                      recipe_.where("train.steps"), fmt::format("use {} or more", state_->step)});
   }
   end_ = std::min(options_.stop_after.value_or(steps), steps);
-  if (options_.stop_after && *options_.stop_after <= state_.step) {
+  if (options_.stop_after && *options_.stop_after <= state_->step) {
     throw UsageError({"train", "--stop-after",
-                      fmt::format("{} steps, but {} are done already", *options_.stop_after, state_.step),
-                      place_.folder.string(), fmt::format("use {} or more", state_.step + 1)});
+                      fmt::format("{} steps, but {} are done already", *options_.stop_after, state_->step),
+                      place_.folder.string(), fmt::format("use {} or more", state_->step + 1)});
   }
-  const int64_t warmup = recipe_.optimizer.rate.warmup_steps;
-  if (steps > 0 && warmup >= steps) {
+  for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
+  if (options_.resumes() && state_->step == steps) {
     place_.notes.push_back(
-        fmt::format("optimizer.warmup_steps is {}, and the run has {} steps: the learning rate does "
-                    "not reach optimizer.lr",
-                    warmup, steps));
+        fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
+                    steps, steps, steps));
   }
 }
 
 void Run::check_dump_steps() const {
   for (const int64_t step : options_.dump_steps) {
-    if (options_.dump_dir.empty() || (step >= state_.step && step < end_)) continue;
+    if (options_.dump_dir.empty() || (step >= state_->step && step < end_)) continue;
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
-                      state_.step < end_ ? fmt::format("choose steps from {} to {}", state_.step, end_ - 1)
-                                         : "the run is complete: leave --dump out"});
+                      state_->step < end_ ? fmt::format("choose steps from {} to {}", state_->step, end_ - 1)
+                                          : "the run is complete: leave --dump out"});
   }
 }
 
@@ -202,50 +216,50 @@ StepMetrics Run::step() {
   const auto begin = Clock::now();
   const int64_t sent = mesh_.bytes_sent();
   const double waited = mesh_.wait_ms();
-  const TrainBatch mine = batch(state_.step);
+  const TrainBatch mine = batch(state_->step);
   TrainStep::Inspect inspect;
-  if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_.step)) {
+  if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_->step)) {
     inspect = [&](const StepResult& result) {
       const TrainBatch whole =
-          make_batch(dataset_.train, sampler_, state_.step * recipe_.train.global_batch, recipe_.train.global_batch);
-      dump_step(options_.dump_dir, state_.step, state_, whole, result, mesh_);
+          make_batch(dataset_.train, sampler_, state_->step * recipe_.train.global_batch, recipe_.train.global_batch);
+      dump_step(options_.dump_dir, state_->step, *state_, whole, result, mesh_);
     };
   }
   StepMetrics metrics;
-  metrics.lr = state_.learning_rate().at(state_.step);
+  metrics.lr = state_->learning_rate().at(state_->step);
   const bool wish = options_.stop_requested && options_.stop_requested();
-  const StepResult result = train_step_->run(mine, state_.step, metrics.lr, wish, inspect);
-  ++state_.step;
-  if (result.stop) end_ = state_.step;
+  const StepResult result = train_step_->run(mine, state_->step, metrics.lr, wish, inspect);
+  ++state_->step;
+  if (result.stop) end_ = state_->step;
 
-  metrics.step = state_.step;
+  metrics.step = state_->step;
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
   metrics.step_ms = ms_since(begin);
   const auto tokens = static_cast<double>(mine.num_targets);
-  metrics.tokens = state_.step * mine.num_targets;
+  metrics.tokens = state_->step * mine.num_targets;
   metrics.tokens_per_second = tokens / metrics.step_ms * 1e3;
   metrics.comm_ms = mesh_.wait_ms() - waited;
   metrics.bytes_sent = mesh_.bytes_sent() - sent;
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
   metrics.model_flops_per_second =
-      state_.model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
+      state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
   return metrics;
 }
 
 /// Stopped on request: the metrics get no validation loss, and the run ends after this step.
 void Run::evaluate_into(StepMetrics& metrics) {
-  observer().evaluating(state_.step);
-  state_.ddp().refresh_compute_copies();
+  observer().evaluating(state_->step);
+  state_->ddp().refresh_compute_copies();
   const std::optional<Evaluation> result =
-      evaluate(state_.model(), windows_, mesh_["dp"],
+      evaluate(state_->model(), windows_, mesh_["dp"],
                {.rows = plan_.micro_batch,
                 .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
                 .stop_requested = options_.stop_requested,
                 .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }});
   if (!result) {
     is_stopped_ = true;
-    end_ = state_.step;
+    end_ = state_->step;
     return;
   }
   metrics.val_loss = result->loss;
@@ -253,20 +267,21 @@ void Run::evaluate_into(StepMetrics& metrics) {
 }
 
 void Run::save() {
-  const fs::path checkpoint = state_.save(place_.folder, recipe_.checkpoint.keep, sampler_);
-  observer().saved(shown(checkpoint));
+  const SavedCheckpoint saved = state_->save(place_.folder, recipe_.checkpoint.keep, sampler_);
+  observer().saved(shown(saved.folder));
+  if (!saved.warning.empty()) observer().warned(saved.warning);
 }
 
 /// By rank 0 alone: it holds the whole model.
 void Run::sample() {
   if (!is_first() || recipe_.sample.tokens == 0) return;
-  state_.ddp().refresh_compute_copies();
+  state_->ddp().refresh_compute_copies();
   observer().sampled(recipe_.sample.prompt);
   const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
                                  .seed = static_cast<uint64_t>(recipe_.train.seed)};
-  generate(state_.model(), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
+  generate(state_->model(), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
            [&](std::string_view text) {
              observer().sampled(text);
              return !options_.stop_requested || !options_.stop_requested();
@@ -274,38 +289,28 @@ void Run::sample() {
 }
 
 void Run::go() {
-  observer().started({.run = shown(place_.folder),
-                      .plan = plan_,
-                      .memory = memory_,
-                      .backend = mesh_.world().backend(),
-                      .num_parameters = state_.model().config().num_parameters(),
-                      .vocabulary = dataset_.tokenizer.vocab_size(),
-                      .train_tokens = dataset_.train.size(),
-                      .first_step = state_.step,
-                      .last_step = end_,
-                      .numerics = numerics_,
-                      .notes = place_.notes});
+  observer().started({.first_step = state_->step, .last_step = end_, .notes = place_.notes});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
-  int64_t saved = options_.resumes() ? state_.step : -1;
-  while (state_.step < end_) {
+  int64_t saved = options_.resumes() ? state_->step : -1;
+  while (state_->step < end_) {
     StepMetrics metrics = step();
-    const bool is_last = state_.step == recipe_.train.steps;
-    const bool evaluates = is_last || is_due(state_.step, recipe_.train.eval_every);
+    const bool is_last = state_->step == recipe_.train.steps;
+    const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
     if (evaluates) evaluate_into(metrics);
-    const bool is_logged = evaluates || state_.step == end_ || is_due(state_.step, recipe_.train.log_every);
+    const bool is_logged = evaluates || state_->step == end_ || is_due(state_->step, recipe_.train.log_every);
     if (is_logged && log_) log_->write(metrics);
     observer().stepped(metrics, is_logged);
-    if (state_.step == end_ || is_due(state_.step, recipe_.checkpoint.every)) {
+    if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
       save();
-      saved = state_.step;
+      saved = state_->step;
     }
   }
-  if (saved != state_.step) save();
-  if (state_.step == recipe_.train.steps && !is_stopped_) return sample();
-  if (is_stopped_ || !options_.stop_after || state_.step < *options_.stop_after) {
+  if (saved != state_->step) save();
+  if (state_->step == recipe_.train.steps && !is_stopped_) return sample();
+  if (is_stopped_ || !options_.stop_after || state_->step < *options_.stop_after) {
     throw Interrupted({"train", shown(place_.folder).string(),
-                       fmt::format("stopped on request after step {}", state_.step),
-                       "checkpoint " + checkpoint_name(state_.step), "go on with --resume"});
+                       fmt::format("stopped on request after step {}", state_->step),
+                       "checkpoint " + checkpoint_name(state_->step), "continue with --resume"});
   }
 }
 

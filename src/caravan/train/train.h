@@ -20,18 +20,23 @@
 
 namespace caravan {
 
-/// What a run is, once everything is loaded.
-struct TrainStart {
+/// What a run will be, before the memory of its model is allocated: a rank that is killed for it has told its size.
+struct TrainPlan {
   std::filesystem::path run;
-  BatchPlan plan;
+  BatchPlan batch;
   MemoryPlan memory;
   std::string_view backend;
   int64_t num_parameters = 0;
   int64_t vocabulary = 0;
   int64_t train_tokens = 0;
   int64_t first_step = 0;  ///< steps done before; 0 unless resumed
-  int64_t last_step = 0;   ///< steps done when it ends
   Numerics numerics{};
+};
+
+/// Where a run begins and ends, once everything is loaded.
+struct TrainStart {
+  int64_t first_step = 0;            ///< steps done before; 0 unless resumed
+  int64_t last_step = 0;             ///< steps done when it ends
   std::vector<std::string> notes{};  ///< what the user should know before it starts, a line each
 };
 
@@ -39,8 +44,9 @@ struct TrainStart {
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
-  /// Some times a second while the data is prepared, before started().
+  /// A few times a second while the data is prepared, before planned().
   virtual void preparing(const DataProgress&) {}
+  virtual void planned(const TrainPlan&) {}
   virtual void started(const TrainStart&) {}
   /// After every step; `is_logged` if train.log has the line.
   virtual void stepped(const StepMetrics&, bool is_logged) { (void)is_logged; }
@@ -48,6 +54,8 @@ class TrainObserver {
   /// Before each of the `total` rounds of forward passes of an evaluation.
   virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
   virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
+  /// Something went wrong that does not stop the run.
+  virtual void warned(std::string_view text) { (void)text; }
   /// The text generated after training, as it comes: first the prompt.
   virtual void sampled(std::string_view text) { (void)text; }
 };
@@ -55,8 +63,8 @@ class TrainObserver {
 struct TrainOptions {
   Recipe recipe{};
   DataFolders folders{};
-  bool resume = false;                        ///< goes on from the newest checkpoint of the run
-  std::string resume_from{};                  ///< goes on from this one, "step_000200"; "": not asked for
+  bool resume = false;                        ///< resumes from the newest checkpoint of the run
+  std::string resume_from{};                  ///< resumes from this one, "step_000200" or its path; "": not given
   std::optional<int64_t> stop_after{};        ///< ends, with a checkpoint, when this many steps of the run are done
   std::filesystem::path dump_dir{};           ///< empty: none
   std::set<int64_t> dump_steps{};             ///< counted from 0

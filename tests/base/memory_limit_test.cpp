@@ -1,4 +1,4 @@
-#include "caravan/plan/host_memory.h"
+#include "caravan/base/memory_limit.h"
 
 #include <gtest/gtest.h>
 
@@ -10,19 +10,19 @@ namespace {
 constexpr int64_t kKiB = 1024;
 
 /// A "/" of files as the kernel shows them.
-class HostMemory : public ::testing::Test {
+class UsableMemory : public ::testing::Test {
  protected:
   void put(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories((root / name).parent_path());
     write_file(root / name, text);
   }
-  HostMemory() { put("proc/meminfo", "MemFree:         1 kB\nMemTotal:       16384 kB\nMemAvailable:    5 kB\n"); }
-  int64_t bytes() const { return host_memory_bytes(root.path()); }
+  UsableMemory() { put("proc/meminfo", "MemFree:         1 kB\nMemTotal:       16384 kB\nMemAvailable:    5 kB\n"); }
+  int64_t bytes() const { return usable_memory_bytes(root.path()); }
 
   const TemporaryFolder root;
 };
 
-TEST_F(HostMemory, IsWhatIsInstalledWithoutALimit) {
+TEST_F(UsableMemory, IsWhatIsInstalledWithoutALimit) {
   EXPECT_EQ(bytes(), 16384 * kKiB);
   put("proc/self/cgroup", "0::/\n");
   EXPECT_EQ(bytes(), 16384 * kKiB);
@@ -30,7 +30,7 @@ TEST_F(HostMemory, IsWhatIsInstalledWithoutALimit) {
   EXPECT_EQ(bytes(), 16384 * kKiB);
 }
 
-TEST_F(HostMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
+TEST_F(UsableMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
   put("proc/self/cgroup", "0::/job/step\n");
   put("sys/fs/cgroup/job/step/memory.max", "max\n");
   put("sys/fs/cgroup/job/memory.max", "4194304\n");
@@ -41,13 +41,13 @@ TEST_F(HostMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
   EXPECT_EQ(bytes(), 4096 * kKiB);
 }
 
-TEST_F(HostMemory, ALimitInsideAContainerIsThatOfTheMount) {
+TEST_F(UsableMemory, ALimitInsideAContainerIsThatOfTheMount) {
   put("proc/self/cgroup", "0::/outside/of/this/namespace\n");
   put("sys/fs/cgroup/memory.max", "1048576\n");
   EXPECT_EQ(bytes(), 1024 * kKiB);
 }
 
-TEST_F(HostMemory, Version1HasAHierarchyOfItsOwn) {
+TEST_F(UsableMemory, Version1HasAHierarchyOfItsOwn) {
   put("proc/self/cgroup", "11:cpu,cpuacct:/x\n5:memory:/docker/abc\n0::/\n");
   put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "3145728\n");
   EXPECT_EQ(bytes(), 3072 * kKiB);
@@ -57,9 +57,9 @@ TEST_F(HostMemory, Version1HasAHierarchyOfItsOwn) {
   EXPECT_EQ(bytes(), 16384 * kKiB);
 }
 
-TEST_F(HostMemory, IsUnknownWithoutFiles) { EXPECT_EQ(host_memory_bytes(root / "nothing"), 0); }
+TEST_F(UsableMemory, IsUnknownWithoutFiles) { EXPECT_EQ(usable_memory_bytes(root / "nothing"), 0); }
 
-TEST(HostMemoryHere, IsKnown) { EXPECT_GT(host_memory_bytes(), 0); }
+TEST(UsableMemoryHere, IsKnown) { EXPECT_GT(usable_memory_bytes(), 0); }
 
 }  // namespace
 }  // namespace caravan
