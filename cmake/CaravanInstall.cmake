@@ -11,6 +11,12 @@ install(EXPORT CaravanExports NAMESPACE Caravan:: DESTINATION ${package_dir})
 install(CODE "include(\"${CMAKE_CURRENT_LIST_DIR}/CaravanPublicHeaders.cmake\")
   caravan_install_headers(\"${PROJECT_SOURCE_DIR}/src/caravan\" \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
 
+# A program that links an installed Caravan loads the MPI objects by name, through its own run path.
+get_property(mpis GLOBAL PROPERTY CARAVAN_MPI_BUILT)
+if(mpis)
+  target_link_options(caravan_core INTERFACE "$<INSTALL_INTERFACE:LINKER:-rpath,$<INSTALL_PREFIX>/lib/caravan>")
+endif()
+
 # CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts a libtorch of its
 # own.
 set(run_path ${LIBTORCH_ROOT}/lib)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# scripts/check_format.sh [--fix]: checks every C++ file with clang-format 14 and its length. More than 500 lines (tests
-# 700, headers of the library 200) are an error; files with more than 300 are listed.
+# scripts/check_format.sh [--fix]: checks format (clang-format 14), line length and file length of every C++ file. Lines of
+# more than 120 bytes and files of more than 500 lines (tests 700, headers of the library 200) are errors; files with more
+# than 300 lines are listed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -22,6 +23,13 @@ else
     printf 'not formatted (lines, file); run scripts/check_format.sh --fix:\n%s\n' "$unformatted"
     failed=1
   fi
+fi
+
+# clang-format does not wrap comments (ReflowComments) nor long words.
+long=$(echo "$files" | grep -E '^(src|apps|tests|examples|bench)/' | LC_ALL=C xargs grep -nE '^.{121,}' /dev/null | cut -d: -f1,2)
+if [ -n "$long" ]; then
+  printf 'lines of more than 120 bytes:\n%s\n' "$long"
+  failed=1
 fi
 
 for file in $files; do
