@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
-#include "caravan/comm/mpi/library.h"
-#include "caravan/comm/world.h"
+#include "caravan/comm/backends.h"
 #include "caravan/train/dataset.h"
 
 namespace caravan::app {
@@ -19,24 +17,12 @@ void check_algorithms(const Recipe& recipe) {
                     recipe.where("comm.algorithms"), "leave it out, or set comm.backend = \"gloo\""});
 }
 
-bool is_built(std::string_view backend) {
-  if (backend == "nccl") return CARAVAN_NCCL_IS_BUILT != 0;
-  return !backend.ends_with("mpi") || !mpi::built().empty();
-}
-
-/// make_world, in the rank program, refuses it too.
 void check_backend(const Recipe& recipe) {
   const std::string& backend = recipe.comm.backend;
-  if (is_built(backend)) return;
-  std::vector<std::string> built;
-  for (const std::string_view name : kBackends) {
-    if (is_built(name)) built.emplace_back(name);
+  if (const auto missing = missing_backend(backend)) {
+    throw UsageError({"recipe", "comm.backend", fmt::format("{} is {}", to_toml(backend), missing->fact),
+                      recipe.where("comm.backend"), missing->action});
   }
-  throw UsageError({"recipe", "comm.backend",
-                    fmt::format("{} is not built; there are {}", to_toml(backend), join(built)),
-                    recipe.where("comm.backend"),
-                    backend == "nccl" ? "choose gloo, or configure with -DCARAVAN_NCCL=ON and a libtorch with CUDA"
-                                      : "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich"});
 }
 
 }  // namespace

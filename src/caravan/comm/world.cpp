@@ -35,15 +35,6 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
       std::make_shared<shared::Engine>(segment, 0, "thread", options, nullptr));
 }
 
-std::vector<std::string> built_backends() {
-  std::vector<std::string> names;
-  for (const std::string_view name : kBackends) {
-    const bool is_built = name.ends_with("mpi") ? !mpi::built().empty() : name != "nccl" || nccl_is_built();
-    if (is_built) names.emplace_back(name);
-  }
-  return names;
-}
-
 [[noreturn]] void refuse_backend(const std::string& backend, const RankInfo& info, std::string fact,
                                  std::string action) {
   throw UsageError({.op = "comm",
@@ -107,16 +98,10 @@ std::shared_ptr<Communicator> make_world(const std::string& backend, const RankI
     refuse_backend(backend, info, "its ranks are threads of one process, and these are processes",
                    "choose auto, shm or gloo");
   }
-  if (backend == "nccl") {
-    if (nccl_is_built()) return make_nccl_world(info, store, options);
-    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(built_backends())),
-                   "choose gloo, or configure with -DCARAVAN_NCCL=ON and a libtorch with CUDA");
+  if (const auto missing = missing_backend(backend)) {
+    refuse_backend(backend, info, "it is " + missing->fact, missing->action);
   }
-  const bool is_of_mpi = backend == "mpi" || backend == "shm+mpi";
-  if (is_of_mpi && mpi::built().empty()) {
-    refuse_backend(backend, info, fmt::format("it is not built; there are {}", join(built_backends())),
-                   "choose gloo, or configure with -DCARAVAN_MPI=openmpi or mpich");
-  }
+  if (backend == "nccl") return make_nccl_world(info, store, options);
   if (backend == "mpi") return make_mpi_world(info, store, options);
   if (backend == "shm+mpi") return make_hierarchical_world(info, store, options, "mpi");
   const std::vector<std::string> built = built_backends();

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 
+#include "caravan/comm/backends.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/options.h"
 #include "caravan/comm/store/rendezvous.h"
@@ -15,10 +15,6 @@ namespace caravan {
 /// a local store. Keep it as long as the world. `log` gets a line for each connection that a store served here refuses,
 /// and one if other hosts can reach it and there is no secret.
 std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& options = {}, const LogLine& log = {});
-
-/// The names that make_world takes, whether they are built or not.
-inline constexpr std::array<std::string_view, 9> kBackends{"auto",         "thread",   "shm",     "gloo", "mpi",
-                                                           "hierarchical", "shm+gloo", "shm+mpi", "nccl"};
 
 /// The world of this process by back-end name: "shm", "gloo", "mpi", "nccl"; "shm+gloo" and
 /// "shm+mpi", shared memory inside hosts and messages between them; "hierarchical", the latter if mpirun has started

@@ -247,8 +247,6 @@ class NcclCommunicator final : public BackendCommunicator {
 
 }  // namespace
 
-bool nccl_is_built() noexcept { return true; }
-
 std::shared_ptr<Communicator> make_nccl_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options) {
   std::shared_ptr<Store> own;

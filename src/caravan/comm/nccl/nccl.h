@@ -8,9 +8,6 @@
 
 namespace caravan {
 
-/// Whether this build has the back-end nccl (CMake option CARAVAN_NCCL).
-bool nccl_is_built() noexcept;
-
 /// The world of processes that use one CUDA device each (`info.local_rank`), by c10d's NCCL back-end. Every rank of
 /// `info` calls it. Buffers are device memory. Operations are ordered on their Stream: an operation starts after
 /// previous work on that stream, and after wait() later work on it, and the host, see the result. Sums are NCCL's: the

@@ -5,8 +5,6 @@
 
 namespace caravan {
 
-bool nccl_is_built() noexcept { return false; }
-
 std::shared_ptr<Communicator> make_nccl_world(const RankInfo& info, const std::shared_ptr<Store>& /*store*/,
                                               const CommOptions& /*options*/) {
   throw UsageError({.op = "comm",
