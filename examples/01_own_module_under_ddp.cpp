@@ -40,7 +40,7 @@ at::Tensor train(int ranks) {
     const auto net = nets[mesh.rank()];
     const auto forward = [net](const Tensors& inputs) { return Tensors{net->forward(inputs[0])}; };
     ModuleAdapter model(net, forward, mesh);  // (*)
-    Ddp ddp(model, mesh["dp"]);               // (*) all ranks now have the weights of rank 0
+    Ddp ddp(model, mesh);                     // (*) all ranks now have the weights of rank 0
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
 
     const auto [x, y] = points();
@@ -51,9 +51,8 @@ at::Tensor train(int ranks) {
       ddp.begin_step();  // (*)
       const at::Tensor sum = at::binary_cross_entropy_with_logits(model(my_x, {}), my_y, {}, {}, at::Reduction::Sum);
       const at::Tensor loss = sum / kBatch;  // divided by the rows of all ranks: gradients are summed, not averaged
-      ddp.arm();                             // (*) the last backward of the step: gradients are reduced while it runs
       loss.backward();
-      ddp.finish_step();  // (*)
+      ddp.finish_step();  // (*) now .grad is the sum over the ranks
       optimizer.step();
       losses[mesh.rank()][step] = loss.detach();
     }

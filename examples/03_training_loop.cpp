@@ -9,6 +9,7 @@
 #include "caravan/data/corpus.h"
 #include "caravan/data/sampler.h"
 #include "caravan/generate/generate.h"
+#include "caravan/parallel/ddp.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/step.h"
@@ -36,12 +37,13 @@ int main(int argc, char** argv) {
 
     const auto model =
         make_model({.layers = 2, .width = 64, .heads = 2, .context = kContext, .vocabulary = tokenizer.vocab_size()});
-    model->materialise(mesh, {}, {.seed = 1});
-    Ddp ddp(*model, mesh["dp"]);
-    AdamW optimizer(ddp.state());
+    // How the ranks share the work; the engine makes the weights and carries it out.
+    Engine engine(*model, mesh, ddp(*model, mesh), {.seed = 1});
+    AdamW optimizer(engine.state());
     const LearningRate rate{.lr = 5e-3, .warmup_steps = 10, .total_steps = kSteps};
-    TrainStep train_step(*model, ddp, optimizer, mesh, {.seed = 1, .num_micro_batches = 2, .clip_norm = 1});
-    if (mesh.rank() == 0) fmt::print("one step: {}\n", train_step.schedule().to_string());
+    TrainStep train_step(engine, optimizer, {.seed = 1, .num_micro_batches = 2, .clip_norm = 1});
+    const std::string schedule = to_string(engine.table(2));
+    if (mesh.rank() == 0) fmt::print("one step: {}\n", schedule);
 
     for (int64_t step = 0; step < kSteps; ++step) {
       const int64_t rows = kGlobalBatch / kRanks, first_row = mesh.rank() * rows;
@@ -55,7 +57,7 @@ int main(int argc, char** argv) {
     }
 
     const ValidationWindows windows(validation, kContext);
-    const Evaluation evaluation = *evaluate(*model, windows, mesh["dp"], {.rows = 32});
+    const Evaluation evaluation = *evaluate(engine, windows, {.rows = 32});
     if (mesh.rank() != 0) return;
     bits_per_byte = evaluation.bits_per_byte;
     fmt::print("validation: {:.3f} bits per byte\nCall me", bits_per_byte);

@@ -117,6 +117,15 @@ void add_inspect(CLI::App& app, CommandLine& line) {
       ->take_all();
 }
 
+void add_prove(CLI::App& app, CommandLine& line) {
+  CLI::App* command = app.add_subcommand(
+      "prove", "compare a recipe's parallelism with one process: loss, gradients and updates of a small model");
+  command->add_option("recipe", line.prove.recipe, "recipe, a TOML file; default: the default recipe");
+  command->add_option("--set", line.prove.overrides, "section.key=value: overrides the recipe; may be repeated")
+      ->expected(1, -1)
+      ->take_all();
+}
+
 void add_tokenizer(CLI::App& app, CommandLine& line) {
   TokenizerArguments& tokenizer = line.tokenizer;
   CLI::App* command = app.add_subcommand("tokenizer", "train a tokenizer, or try one");
@@ -169,8 +178,9 @@ CommandLine::Command command_of(const CLI::App& app) {
   using Command = CommandLine::Command;
   static const std::vector<std::pair<std::string, Command>> names{
       {"train", Command::train},         {"generate", Command::generate}, {"export", Command::export_model},
-      {"import", Command::import_model}, {"inspect", Command::inspect},   {"tokenizer", Command::tokenizer},
-      {"bench", Command::bench_comm},    {"doctor", Command::doctor},     {"cache", Command::cache}};
+      {"import", Command::import_model}, {"inspect", Command::inspect},   {"prove", Command::prove},
+      {"tokenizer", Command::tokenizer}, {"bench", Command::bench_comm},  {"doctor", Command::doctor},
+      {"cache", Command::cache}};
   for (const auto& [name, command] : names) {
     if (app.got_subcommand(name)) return command;
   }
@@ -197,6 +207,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   add_generate(app, line);
   add_hugging_face(app, line);
   add_inspect(app, line);
+  add_prove(app, line);
   add_tokenizer(app, line);
   add_cache(app, line);
   BenchWords bench;
@@ -220,6 +231,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   if (line.command == CommandLine::Command::bench_comm) read_bench(bench, line.bench);
   take_recipe_back(line.train.recipe, line.train.overrides);
   take_recipe_back(line.inspect.recipe, line.inspect.overrides);
+  take_recipe_back(line.prove.recipe, line.prove.overrides);
   const bool names_steps = app.get_subcommand("train")->count("--dump-steps") > 0;
   if (names_steps) line.train.dump_steps = parse_steps(dump_steps);
   if (names_steps && line.train.dump_dir.empty()) {

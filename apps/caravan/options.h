@@ -42,6 +42,11 @@ struct ImportArguments {
   std::string out;     ///< run folder to create; "": runs/<name of source>-N
 };
 
+struct ProveArguments {
+  std::string recipe;  ///< file; "": the default recipe
+  std::vector<std::string> overrides;
+};
+
 struct InspectArguments {
   std::string flight_folder;  ///< if not "": compare the flight reports in it
   std::string recipe;         ///< a recipe file, a run folder or a checkpoint; "": the default recipe
@@ -88,6 +93,7 @@ struct CommandLine {
     export_model,
     import_model,
     inspect,
+    prove,
     tokenizer,
     cache,
     bench_comm,
@@ -98,6 +104,7 @@ struct CommandLine {
   ExportArguments export_model;
   ImportArguments import_model;
   InspectArguments inspect;
+  ProveArguments prove;
   TokenizerArguments tokenizer;
   CacheArguments cache;
   BenchArguments bench;

@@ -80,6 +80,7 @@ TEST(Checkpoint, EveryLayoutIsReadInEveryOtherBitForBit) {
       on_ranks(readers, [&](const Mesh& mesh) {
         CheckpointReader reader(run / "step_000005");
         EXPECT_EQ(reader.info(), kInfo);
+        reader.verify(mesh.world());
         reader.check(names_and_shapes(saved));
         for (const auto& [name, tensor] : saved) {
           for (const Layout& layout : tensor.dim() == 2 ? layouts(readers) : std::vector<Layout>{{}}) {

@@ -6,6 +6,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/checkpoint.h"
+#include "caravan/comm/record.h"
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
@@ -30,6 +31,7 @@ class Damaged : public ::testing::Test {
 
   void read() const {
     CheckpointReader reader(folder_);
+    reader.verify(*make_record_world(0, 1));
     reader.check(names_and_shapes(saved_));
   }
 
@@ -81,6 +83,40 @@ TEST_F(Damaged, AnyAlteredByteOfAShardIsFound) {
     write_file(shard, altered);
     EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("altered")) << "byte " << i;
   }
+}
+
+/// One rank reads it, all of them refuse it; check() alone reads no tensor.
+TEST_F(Damaged, AnAlteredShardIsTheSameErrorOnEveryRank) {
+  for (const char* name : {"rank_00000.safetensors", "rank_00001.safetensors"}) {
+    const std::string sound = read_file(folder_ / name);
+    std::string altered = sound;
+    altered.back() = static_cast<char>(altered.back() ^ 1);
+    write_file(folder_ / name, altered);
+    for (const int ranks : {1, 2, 3}) {
+      std::vector<std::string> messages(static_cast<size_t>(ranks));
+      on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
+        CheckpointReader reader(folder_);
+        reader.check(names_and_shapes(saved_));
+        messages[mesh.rank()] = message_of<DataError>([&] { reader.verify(mesh.world()); });
+      });
+      EXPECT_THAT(messages.front(), HasSubstr(std::string(name) + ": does not have the hash that was written"));
+      EXPECT_THAT(messages, ::testing::Each(messages.front()));
+    }
+    write_file(folder_ / name, sound);
+  }
+}
+
+/// A rank opens only the shards that it needs a part of.
+TEST_F(Damaged, ShardsThatHoldOtherRowsAreNotRead) {
+  CheckpointReader reader(folder_);
+  fs::remove(folder_ / "rank_00001.safetensors");
+  at::Tensor rows = at::zeros({3, 4});
+  reader.read("w", {{0, 0}, {3, 4}}, rows);
+  EXPECT_TRUE(at::equal(rows, saved_.at("w").narrow(0, 0, 3)));
+  EXPECT_THAT(message_of<DataError>([&] {
+                reader.read("w", {{1, 0}, {3, 4}}, rows);
+              }),
+              HasSubstr("rank_00001.safetensors"));
 }
 
 TEST_F(Damaged, AnyAlteredByteOfTheManifestIsFound) {

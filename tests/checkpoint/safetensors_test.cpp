@@ -106,10 +106,40 @@ TEST_F(Safetensors, DataBeginsOn64BytesAndTensorsOnTheirElements) {
   }
 }
 
+/// The hash of what was written, as the file would give it.
+TEST_F(Safetensors, TheWriterKnowsTheHashOfTheFile) {
+  const std::vector<float> w{1, 2, 3, 4};
+  const std::vector<SafetensorsSpec> specs{
+      {"mask", Dtype::boolean, {3}}, {"w", Dtype::fp32, {4}}, {"none", Dtype::fp32, {0}}, {"wide", Dtype::fp64, {1}}};
+  const std::map<std::string, std::span<const std::byte>> data{
+      {"mask", bytes_of(w).first(3)}, {"w", bytes_of(w)}, {"none", {}}, {"wide", bytes_of(w).first(8)}};
+  {
+    OutputFile out(path, "test");
+    SafetensorsWriter writer(out, specs);
+    EXPECT_EQ(writer.names(), (std::vector<std::string>{"wide", "w", "none", "mask"}));
+    for (const std::string& name : writer.names()) {
+      EXPECT_THROW(writer.hash(), UsageError) << "incomplete";
+      const size_t first = data.at(name).size() / 2;
+      writer.append(name, data.at(name).first(first));
+      writer.append(name, data.at(name).subspan(first));
+    }
+    writer.finish();
+    out.finish();
+    EXPECT_EQ(writer.hash(), content_hash(read_file(path)));
+  }
+  OutputFile out(path, "test");
+  SafetensorsWriter writer(out, specs);
+  for (const auto& [name, bytes] : data) writer.append(name, bytes);
+  writer.finish();
+  EXPECT_THROW(writer.hash(), UsageError) << "in another order";
+}
+
 TEST_F(Safetensors, NoTensorsAreAFile) {
   OutputFile out(path, "test");
-  SafetensorsWriter(out, {}).finish();
+  SafetensorsWriter writer(out, {});
+  writer.finish();
   out.finish();
+  EXPECT_EQ(writer.hash(), content_hash(read_file(path)));
   EXPECT_TRUE(SafetensorsFile(path).tensors().empty());
 }
 

@@ -6,65 +6,229 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/record.h"
 #include "tests/engine/parameters.h"
-#include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-TEST(FlatLayout, DecayedFirstEachInReverseOnAlignedOffsets) {
-  Parameters parameters{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {33}, true}, {"d", {64}, true}, {"e", {}, false}};
-  const FlatLayout layout(parameters.all());
+Mesh record_mesh(int rank, const Axes& axes) { return Mesh::create(make_record_world(rank, num_ranks(axes)), axes); }
+Mesh lone_mesh() { return record_mesh(0, {}); }
+
+FlatLayout whole_layout(Module& model, const Mesh& mesh) { return {whole_model(model, mesh), mesh}; }
+
+std::vector<std::string> names_of(const FlatLayout& layout) {
   std::vector<std::string> names;
+  for (const Slot& slot : layout.slots()) names.push_back(slot.parameter->name());
+  return names;
+}
+
+TEST(FlatLayout, OfAGroupDecayedFirstEachInReverseOnAlignedOffsets) {
+  Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {33}, true}, {"d", {64}, true}, {"e", {}, false}};
+  const FlatLayout layout = whole_layout(model, lone_mesh());
   std::vector<int64_t> offsets;
-  for (const auto& slot : layout.slots()) {
-    names.push_back(slot.parameter->name());
-    offsets.push_back(slot.offset);
-  }
-  EXPECT_THAT(names, ElementsAre("d", "c", "a", "e", "b"));
+  for (const Slot& slot : layout.slots()) offsets.push_back(slot.rest_offset);
+  EXPECT_THAT(names_of(layout), ElementsAre("d", "c", "a", "e", "b"));
   EXPECT_THAT(offsets, ElementsAre(0, 64, 128, 160, 192));
-  EXPECT_EQ(layout.decayed_count(), 160);
   EXPECT_EQ(layout.count(), 224);
-  EXPECT_EQ(layout.slot(parameters.at("a")).count, 15);
-  EXPECT_EQ(layout.index(parameters.at("e")), 3U);
+  EXPECT_EQ(layout.slot(model.at("a")).rest_count(), 15);
+  EXPECT_EQ(layout.index(model.at("e")), 3U);
+  ASSERT_EQ(layout.ranges().size(), 2U);  // what the optimizer treats alike is one range, gaps included
+  for (const auto& [range, offset, count, decays] : {std::tuple(0, 0, 160, true), std::tuple(1, 160, 64, false)}) {
+    const FlatLayout::Range& found = layout.ranges()[static_cast<size_t>(range)];
+    EXPECT_EQ(found.offset, offset);
+    EXPECT_EQ(found.count, count);
+    EXPECT_EQ(found.decays, decays);
+    EXPECT_TRUE(found.is_counted);
+  }
 }
 
-TEST(FlatLayout, LeavesOutWhatRequiresNoGradient) {
-  Parameters parameters{{"a", {3}, true}, {"frozen", {3}, true}};
-  parameters.at("frozen").set_requires_grad(false);
-  const FlatLayout layout(parameters.all());
-  EXPECT_TRUE(layout.has(parameters.at("a")));
-  EXPECT_FALSE(layout.has(parameters.at("frozen")));
-  EXPECT_EQ(layout.count(), FlatLayout::kAlignment);
+/// About the order in which backward completes gradients, so that neighbours go out together.
+TEST(FlatLayout, GroupsAreInReverseAndSharedOnesLast) {
+  Chain model({{{"w", {40}}, {"bias", {2}, false}}, {{"w", {40}}}});
+  model.add({{"w", {40}}, {.name = "", .shape = {}, .shared = &model.unit(0).at("w")}});
+  const FlatLayout layout = whole_layout(model, lone_mesh());
+  EXPECT_THAT(names_of(layout), ElementsAre("u2.w", "u1.w", "u0.bias", "u0.w"));
+  std::vector<int> groups;
+  for (const Bucket& bucket : layout.buckets()) groups.push_back(bucket.group);
+  EXPECT_THAT(groups, ElementsAre(2, 1, 0, 3));
+  EXPECT_EQ(layout.units().groups[3].name, "u0.w");
+  EXPECT_THAT(layout.units().units[0].groups, ElementsAre(0, 3));
+  EXPECT_THAT(layout.units().units[1].groups, ElementsAre(1));
+  EXPECT_THAT(layout.units().units[2].groups, ElementsAre(2, 3));
 }
 
-TEST(Flatten, EveryHandleSeesTheNewMemory) {
+TEST(FlatLayout, WhatRequiresNoGradientLiesBehindAndHasNone) {
+  Chain model({{{"a", {3}}, {"frozen", {3}}}, {{"frozen", {5}}}, {{"c", {3}}}});
+  model.unit(0).at("frozen").set_requires_grad(false);
+  model.unit(1).at("frozen").set_requires_grad(false);
+  const FlatLayout layout = whole_layout(model, lone_mesh());
+  EXPECT_THAT(names_of(layout), ElementsAre("u2.c", "u0.a", "u1.frozen", "u0.frozen"));
+  EXPECT_EQ(layout.trained_count(), 2 * FlatLayout::kAlignment);
+  EXPECT_EQ(layout.count(), 4 * FlatLayout::kAlignment);
+  EXPECT_EQ(layout.ranges().back().offset + layout.ranges().back().count, layout.trained_count());
+  EXPECT_FALSE(layout.units().groups[1].is_trained);
+  EXPECT_TRUE(layout.units().units[1].has_backward) << "a unit before it is trained";
+}
+
+TEST(FlatLayout, BackwardEndsAtTheFirstUnitThatIsTrained) {
+  Chain model({{{"w", {3}}}, {{"w", {3}}}});
+  model.unit(0).at("w").set_requires_grad(false);
+  const FlatLayout layout = whole_layout(model, lone_mesh());
+  EXPECT_FALSE(layout.units().units[0].has_backward);
+  EXPECT_TRUE(layout.units().units[1].has_backward);
+}
+
+// ---- shards cut at rows ----
+
+const std::vector<std::vector<Parameters::Spec>> kUnits{
+    {{"odd", {7, 3}}, {"wide", {2, 100}}, {"bias", {5}, false}, {"scalar", {}, false}},
+    {{"many0", {1, 4}}, {"many1", {1, 4}}, {"many2", {1, 4}}, {"many3", {3, 4}}, {"empty", {0, 4}}}};
+
+Strategy sharded(Module& model, Mesh& mesh) {
+  Strategy strategy = whole_model(model, mesh);
+  add_data_axis(strategy, mesh, "dp");
+  shard_at_rows(strategy, mesh, "dp");
+  return strategy;
+}
+
+TEST(ShardAtRows, EveryRankAgreesHoldsContiguousRowsAndAboutAsMuch) {
+  for (const int n : {1, 2, 3, 4}) {
+    std::vector<int64_t> rests(static_cast<size_t>(n));
+    std::map<std::string, std::string> first;
+    for (int rank = 0; rank < n; ++rank) {
+      Chain model(kUnits);
+      Mesh mesh = record_mesh(rank, {{"dp", n}});
+      const Strategy strategy = sharded(model, mesh);
+      const FlatLayout layout(strategy, mesh);
+      for (const auto& [name, layouts] : strategy.layouts) {
+        const auto [entry, is_new] = first.emplace(name, layouts.rest.to_string());
+        EXPECT_EQ(entry->second, layouts.rest.to_string()) << name;
+        EXPECT_TRUE(layouts.leaf["dp"].is_replicate());
+        if (n == 1) continue;  // all placements are one
+        EXPECT_EQ(layouts.rest["dp"].is_shard(), name != "u0.scalar");
+      }
+      for (const Bucket& bucket : layout.buckets()) {
+        const bool is_cut = n > 1 && layout.slots()[bucket.first_slot].parameter->name() != "u0.scalar";
+        ASSERT_EQ(bucket.fill.size(), is_cut ? 1U : 0U);
+        EXPECT_EQ(bucket.reduces_in_place(), !is_cut);
+        if (!is_cut) continue;
+        const FlatCell& fill = bucket.fill[0];
+        EXPECT_EQ(fill.whole(), bucket.leaf_count);
+        EXPECT_EQ(fill.own(), bucket.rest_count);
+        EXPECT_EQ(bucket.reduce[0].counts, fill.counts);
+        // A cut goes to the nearest row or to the end of a gap: half of the longest row (100) and a gap.
+        for (const int64_t count : fill.counts) {
+          EXPECT_NEAR(static_cast<double>(count), static_cast<double>(bucket.leaf_count) / n, 100 + 32);
+        }
+      }
+      rests[static_cast<size_t>(rank)] = layout.count();
+    }
+    EXPECT_LE(*std::max_element(rests.begin(), rests.end()) - *std::min_element(rests.begin(), rests.end()), 2 * 132);
+  }
+}
+
+TEST(ShardAtRows, EveryElementIsAtRestOnceAndAScalarOnEveryRank) {
+  const int n = 3;
+  std::map<std::string, int64_t> held;
+  for (int rank = 0; rank < n; ++rank) {
+    Chain model(kUnits);
+    Mesh mesh = record_mesh(rank, {{"dp", n}});
+    const FlatLayout layout(sharded(model, mesh), mesh);
+    int64_t counted = 0;
+    for (const Slot& slot : layout.slots()) held[slot.parameter->name()] += slot.rest_count();
+    for (const FlatLayout::Range& range : layout.ranges()) counted += range.is_counted ? 0 : range.count;
+    EXPECT_EQ(counted, rank == 0 ? 0 : FlatLayout::kAlignment) << "the scalar counts on coordinate 0 alone";
+  }
+  EXPECT_EQ(held.at("u0.odd"), 21);
+  EXPECT_EQ(held.at("u0.wide"), 200);
+  EXPECT_EQ(held.at("u1.many3"), 12);
+  EXPECT_EQ(held.at("u1.empty"), 0);
+  EXPECT_EQ(held.at("u0.scalar"), n);
+}
+
+TEST(FlatLayout, ShardsThatAreNotOnePartForEachCoordinateAreRefused) {
+  const auto refusal = [](const Placement& a, const Placement& b) {
+    return message_of<LayoutError>([&] {
+      Parameters model{{"a", {4, 4}}, {"b", {4, 4}}};
+      Mesh mesh = record_mesh(0, {{"dp", 2}});
+      Strategy strategy = whole_model(model, mesh);
+      add_data_axis(strategy, mesh, "dp");
+      strategy.layouts.at("a").rest = {{"dp", a}};
+      strategy.layouts.at("b").rest = {{"dp", b}};
+      const FlatLayout layout(strategy, mesh);
+    });
+  };
+  const auto rows = [](int64_t first) { return Placement(Shard{0, {first, 4 - first}}); };
+  EXPECT_EQ(refusal(rows(4), rows(4)), "");
+  EXPECT_EQ(refusal(rows(0), rows(4)), "") << "b lies in front of a";
+  EXPECT_THAT(refusal(rows(4), rows(0)), AllOf(HasSubstr("a: rests S(0; 4 0) on axis dp"), HasSubstr("shard_at_rows")));
+  EXPECT_THAT(refusal(rows(2), rows(2)), HasSubstr("a: rests S(0; 2 2) on axis dp"));
+  EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: rests S(1) on axis dp"));
+}
+
+TEST(FlatLayout, ParametersRestInIOrS) {
+  for (const Placement& owed : {Placement(Partial{}), Placement(Replicate{})}) {
+    Parameters model{{"w", {4}}};
+    const Mesh mesh = record_mesh(0, {{"a", 2}});
+    Strategy strategy = whole_model(model, mesh);
+    strategy.layouts.at("w") = {{{"a", owed}}, {{"a", owed}}};
+    EXPECT_THAT(message_of<LayoutError>([&] { FlatLayout(strategy, mesh); }),
+                HasSubstr("w: rests " + owed.to_string() + " on axis a"));
+  }
+}
+
+// ---- the memory that an engine makes by a layout ----
+
+TEST(FlatState, EveryHandleSeesTheNewMemory) {
   on_mesh({}, [](const Mesh& mesh) {
-    Parameters parameters{{"a", {3, 5}, true}, {"b", {7}, false}};
-    const at::Tensor handle = parameters.at("a").rest();  // a user's module holds such
+    Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}};
+    model.materialise(mesh, {}, {.seed = 3});
+    const at::Tensor handle = model.at("a").rest();  // a user's module holds such
     const at::Tensor before = handle.detach().clone();
-    const FlatState state = flatten(parameters.all(), mesh.world());
+    Engine engine(model, mesh, whole_model(model, mesh));
+    FlatState& state = engine.state();
     EXPECT_TRUE(at::equal(handle, before));
     EXPECT_EQ(handle.data_ptr(), state.values.data_ptr());
     EXPECT_TRUE(handle.is_leaf() && handle.requires_grad());
-    EXPECT_TRUE(parameters.at("a").compute().is_same(handle));
+    EXPECT_TRUE(model.at("a").compute().is_same(handle));
     state.values.fill_(4);
-    EXPECT_TRUE(at::equal(parameters.at("b").compute(), at::full({7}, 4.0F)));
-    (handle * 2).sum().backward();
-    EXPECT_TRUE(at::equal(handle.grad(), at::full({3, 5}, 2.0F)));
+    EXPECT_TRUE(at::equal(model.at("b").compute(), at::full({7}, 4.0F)));
+    EXPECT_THAT(engine.parameters(), ::testing::SizeIs(2));
   });
 }
 
-TEST(Flatten, EveryTensorStandsOn64BytesAndGapsAreZero) {
+TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
   on_mesh({}, [](const Mesh& mesh) {
-    Parameters parameters{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {1}, true}, {"d", {100}, false}};
-    const FlatState state = flatten(parameters.all(), mesh.world());
+    Parameters made{{"a", {3, 5}}};
+    made.materialise(mesh, {}, {.seed = 3});
+    Parameters model{{"a", {3, 5}}};
+    const Engine engine(model, mesh, whole_model(model, mesh), {.seed = 3});
+    EXPECT_TRUE(same_bits(model.at("a").rest(), made.at("a").rest()));
+    EXPECT_TRUE(model.at("a").leaf().is_leaf() && model.at("a").leaf().requires_grad());
+    Parameters wide{{"a", {3, 5}}};
+    const Engine in_fp64(wide, mesh, whole_model(wide, mesh), {.seed = 3, .dtype = at::kDouble});
+    EXPECT_EQ(wide.at("a").rest().scalar_type(), at::kDouble);
+    EXPECT_TRUE(is_close(wide.at("a").rest(), made.at("a").rest(), 1e-6)) << "the same values, in fp32 digits";
+    Parameters empty{{"a", {3, 5}}};
+    const Engine to_be_loaded(empty, mesh, whole_model(empty, mesh), {.initialise = false});
+    EXPECT_EQ(empty.at("a").rest().abs().max().item<double>(), 0);
+  });
+}
+
+TEST(FlatState, EveryTensorStandsOn64BytesAndGapsAreZero) {
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {1}, true}, {"d", {100}, false}};
+    const Engine engine(model, mesh, whole_model(model, mesh));
+    const FlatState& state = engine.state();
     const at::Tensor half = state.values.to(at::kBFloat16);
     at::Tensor gaps = state.values.clone();
-    for (const Parameter* parameter : parameters.all()) {
+    for (const Parameter* parameter : model.parameters()) {
       EXPECT_EQ(parameter->rest().sizes(), at::IntArrayRef(parameter->global_shape()));
       for (const at::Tensor& flat : {state.values, state.gradients, half}) {
         const auto address = reinterpret_cast<uintptr_t>(state.layout.view(flat, *parameter).data_ptr());
@@ -77,16 +241,34 @@ TEST(Flatten, EveryTensorStandsOn64BytesAndGapsAreZero) {
   });
 }
 
-TEST(Flatten, RefusesWhatHasNoFlatForm) {
+TEST(FlatState, OnMetaIsShapesOnly) {
+  Chain model(kUnits);
+  Mesh mesh = record_mesh(5, {{"dp", 8}});
+  const Engine engine(model, mesh, sharded(model, mesh), {.device = at::kMeta});
+  EXPECT_TRUE(engine.state().values.is_meta());
+  EXPECT_EQ(engine.state().values.numel(), engine.state().layout.count());
+  EXPECT_EQ(model.unit(0).at("odd").leaf().sizes(), at::IntArrayRef({7, 3}));
+  EXPECT_LE(model.unit(0).at("odd").rest().size(0), 2);
+}
+
+TEST(FlatState, RefusesWhatHasNoFlatForm) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters mixed{{"a", {3}, true}, {"b", {3}, true}};
+    mixed.materialise(mesh, {}, {});
     mixed.at("a").set_rest(at::zeros({3}, at::kDouble).requires_grad_(), {});
-    EXPECT_THAT(message_of<UsageError>([&] { flatten(mixed.all(), mesh.world()); }),
+    EXPECT_THAT(message_of<UsageError>([&] { Engine(mixed, mesh, whole_model(mixed, mesh)); }),
                 HasSubstr("a: rests as Double on cpu, but b as Float on cpu"));
     Parameters frozen{{"a", {3}, true}};
     frozen.at("a").set_requires_grad(false);
-    EXPECT_THAT(message_of<UsageError>([&] { flatten(frozen.all(), mesh.world()); }),
+    EXPECT_THAT(message_of<UsageError>([&] { Engine(frozen, mesh, whole_model(frozen, mesh)); }),
                 HasSubstr("no parameter requires a gradient"));
+    Parameters model{{"a", {3}, true}};
+    Strategy without = whole_model(model, mesh);
+    without.layouts.clear();
+    EXPECT_THAT(message_of<LayoutError>([&] { Engine(model, mesh, without); }), HasSubstr("a: has no layout"));
+    Strategy none = whole_model(model, mesh);
+    none.units.clear();
+    EXPECT_THAT(message_of<UsageError>([&] { Engine(model, mesh, none); }), HasSubstr("a: belongs to no unit"));
   });
 }
 

@@ -1,48 +1,115 @@
 #pragma once
 
-#include <initializer_list>
+#include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "caravan/module/parameter.h"
+#include <ATen/ATen.h>
+
+#include "caravan/comm/tensor.h"
+#include "caravan/engine/engine.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
 
-/// Slots with fp32 values of their own and no module around them.
-class Parameters {
+/// One unit of a fake model: y = x + x * (1 + sum of w * weights(w) over its parameters), so that the elements of a
+/// parameter have different gradients. `reads` false: y = 2 x, and no parameter is used.
+class Parameters final : public Module {
  public:
   struct Spec {
     std::string name;
     std::vector<int64_t> shape;
     bool decays = true;
+    Parameter* shared = nullptr;  ///< another unit's
   };
 
-  Parameters(std::initializer_list<Spec> specs) {
+  Parameters(std::initializer_list<Spec> specs) : Parameters(std::vector<Spec>(specs)) {}
+  explicit Parameters(const std::vector<Spec>& specs) {
     for (const Spec& spec : specs) {
-      auto parameter =
-          std::make_unique<Parameter>(spec.name, ParameterSpec{.shape = spec.shape, .decays = spec.decays});
-      parameter->set_rest(random_tensor(spec.shape, owned_.size() + 1).to(at::kFloat).requires_grad_(), {});
-      parameter->set_compute(parameter->rest());
-      owned_.push_back(std::move(parameter));
+      if (spec.shared != nullptr) {
+        share_parameter(*spec.shared);
+      } else {
+        register_parameter(spec.name, {.shape = spec.shape, .init = {Init::Kind::normal, 0.5}, .decays = spec.decays});
+      }
     }
   }
 
-  std::vector<Parameter*> all() const {
-    std::vector<Parameter*> all;
-    for (const auto& parameter : owned_) all.push_back(parameter.get());
-    return all;
-  }
+  /// The one with this last part of its name.
   Parameter& at(const std::string& name) const {
-    for (const auto& parameter : owned_) {
-      if (parameter->name() == name) return *parameter;
+    for (Parameter* parameter : own_parameters()) {
+      if (parameter->name() == name || parameter->name().ends_with("." + name)) return *parameter;
     }
     throw std::out_of_range(name);
   }
 
- private:
-  std::vector<std::unique_ptr<Parameter>> owned_;
+  bool reads = true;
+  std::function<void()> in_forward;   ///< called in it
+  std::function<void()> in_backward;  ///< called in it, after the unit's backward event
+
+  /// What an element is multiplied by: small integers.
+  static at::Tensor weights(at::IntArrayRef shape) {
+    return at::arange(c10::multiply_integers(shape), at::kDouble).remainder(7).sub(3).view(shape);
+  }
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext&) override {
+    if (in_forward) in_forward();
+    const at::Tensor& x = inputs.at(0);
+    at::Tensor factor = at::ones({}, x.options().requires_grad(false));
+    for (const Parameter* parameter : own_parameters()) {
+      if (reads) factor = factor + (parameter->compute() * weights(parameter->compute().sizes()).to(x.dtype())).sum();
+    }
+    at::Tensor part = x * factor;
+    if (in_backward && part.requires_grad()) {
+      part.register_hook([this](const at::Tensor&) { in_backward(); });
+    }
+    inputs[0] = x + part;
+    return inputs;
+  }
 };
+
+/// Units "u0", "u1", .. one after another; the loss is their output times `scale`.
+class Chain final : public Module {
+ public:
+  explicit Chain(const std::vector<std::vector<Parameters::Spec>>& units) {
+    for (const auto& specs : units) add(specs);
+  }
+  Parameters& add(const std::vector<Parameters::Spec>& specs) {
+    units_.push_back(&register_module<Parameters>("u" + std::to_string(units_.size()), specs));
+    return *units_.back();
+  }
+  Parameters& unit(size_t i) const { return *units_.at(i); }
+  std::vector<Module*> blocks() override { return {units_.begin(), units_.end()}; }
+
+  std::vector<size_t> order;  ///< in which forward runs the units; empty: as they are
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override {
+    for (size_t i = 0; i < (order.empty() ? units_.size() : order.size()); ++i) {
+      inputs = units_[order.empty() ? i : order[i]]->run(std::move(inputs), context);
+    }
+    return inputs;
+  }
+
+ private:
+  std::vector<Parameters*> units_;
+};
+
+/// The element-wise equal bits of two tensors of one shape and dtype.
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && at::equal(a, b);
+}
+
+/// This rank's piece of `whole`.
+inline at::Tensor piece_of(const at::Tensor& whole, const Layout& layout, const Mesh& mesh) {
+  const Box box = local_box(whole.sizes().vec(), layout, mesh);
+  at::Tensor piece = whole;
+  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+    piece = piece.narrow(dim, box.offset[static_cast<size_t>(dim)], box.size[static_cast<size_t>(dim)]);
+  }
+  return piece.contiguous();
+}
 
 }  // namespace caravan::testing

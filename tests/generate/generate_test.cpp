@@ -62,7 +62,8 @@ std::vector<int32_t> by_full_forwards(Model& model, std::vector<int32_t> ids, in
   for (int64_t i = 0; i < count; ++i) {
     if (ids.size() - begin > context) begin = ids.size() - (context - context / 2);
     const std::vector<int64_t> window(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end());
-    const at::Tensor logits = model.run({at::tensor(window, at::kLong).unsqueeze(0)}, {.training = false}).front();
+    const at::Tensor logits =
+        model.run({at::tensor(window, at::kLong).unsqueeze(0)}, {.phase = Phase::evaluate}).front();
     ids.push_back(static_cast<int32_t>(logits[0][-1].argmax().item<int64_t>()));
     made.push_back(ids.back());
   }

@@ -4,7 +4,9 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include "caravan/base/error.h"
@@ -78,6 +80,84 @@ TEST(Adapter, AWeightRegisteredTwiceIsOneSlot) {
   ModuleAdapter adapter(
       std::make_shared<Tied>(), [](const Tensors& inputs) { return inputs; }, mesh_of({}));
   EXPECT_EQ(adapter.parameters().size(), 1U);
+}
+
+// ---- units ----
+
+std::vector<std::string> names_of(const std::vector<Parameter*>& parameters) {
+  std::vector<std::string> names;
+  for (const Parameter* parameter : parameters) names.push_back(parameter->name());
+  return names;
+}
+
+std::vector<ModuleAdapter::Unit> units(const std::shared_ptr<Net>& net) {
+  return {{"stem",
+           {net->in.ptr(), net->norm.ptr()},
+           [net](const Tensors& inputs) { return Tensors{net->norm(net->in(inputs[0])).relu()}; }},
+          {"head", {net->out.ptr()}, [net](const Tensors& inputs) { return Tensors{net->out(inputs[0])}; }}};
+}
+
+TEST(Adapter, UnitsRunOneAfterAnotherWithTheSlotsOfTheModule) {
+  const auto net = std::make_shared<Net>();
+  net->eval();  // statistics stay as they are
+  ModuleAdapter adapter(net, units(net), mesh_of({}));
+  const at::Tensor x = at::ones({4, 3});
+  ASSERT_EQ(adapter.blocks().size(), 2U);
+  Module& stem = *adapter.blocks()[0];
+  Module& head = *adapter.blocks()[1];
+  EXPECT_EQ(stem.name(), "stem");
+  EXPECT_THAT(names_of(stem.parameters()), ElementsAre("in.weight", "in.bias", "norm.weight", "norm.bias"));
+  EXPECT_THAT(names_of(head.parameters()), ElementsAre("out.weight", "out.bias"));
+  EXPECT_EQ(adapter.parameters().size(), 6U) << "each once";
+  EXPECT_TRUE(adapter.parameters()[0]->is_external());
+  EXPECT_TRUE(at::equal(adapter(x, {}), net->forward(x)));
+  EXPECT_TRUE(at::equal(head(stem(x, {}), {}), net->forward(x)));
+  int runs = 0;
+  const Hook hook = head.add_hook([&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    ++runs;
+    return next(std::move(inputs), context);
+  });
+  adapter(x, {});
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(Adapter, AParameterOfTwoUnitsIsOneSlotInBoth) {
+  const auto net = std::make_shared<Net>();
+  std::vector<ModuleAdapter::Unit> shared = units(net);
+  shared[1].modules.push_back(net->in.ptr());
+  ModuleAdapter adapter(net, shared, mesh_of({}));
+  EXPECT_THAT(names_of(adapter.blocks()[1]->parameters()),
+              ElementsAre("out.weight", "out.bias", "in.weight", "in.bias"));
+  EXPECT_EQ(adapter.blocks()[1]->parameters()[2], adapter.blocks()[0]->parameters()[0]);
+}
+
+TEST(Adapter, ASequentialHasAUnitForEachChild) {
+  torch::nn::Sequential layers(torch::nn::Linear(3, 4), torch::nn::Tanh(), torch::nn::Linear(4, 2));
+  ModuleAdapter adapter(layers.ptr(), mesh_of({}));
+  ASSERT_EQ(adapter.blocks().size(), 3U);
+  EXPECT_THAT(names_of(adapter.blocks()[2]->parameters()), ElementsAre("2.weight", "2.bias"));
+  EXPECT_TRUE(adapter.blocks()[1]->parameters().empty());
+  const at::Tensor x = at::ones({4, 3});
+  EXPECT_TRUE(at::equal(adapter(x, {}), layers->forward(x)));
+}
+
+TEST(Adapter, RefusesUnitsThatAreNotTheModule) {
+  const auto net = std::make_shared<Net>();
+  const auto refusal = [&](const std::vector<ModuleAdapter::Unit>& given) {
+    return message_of<UsageError>([&] { ModuleAdapter(net, given, mesh_of({})); });
+  };
+  std::vector<ModuleAdapter::Unit> without = units(net);
+  without.pop_back();
+  EXPECT_THAT(refusal(without), HasSubstr("out.weight: is in no unit"));
+  std::vector<ModuleAdapter::Unit> idle = units(net);
+  idle[1].forward = nullptr;
+  EXPECT_THAT(refusal(idle), HasSubstr("head: the unit has no function"));
+  std::vector<ModuleAdapter::Unit> foreign = units(net);
+  foreign[1].modules.push_back(torch::nn::Linear(2, 2).ptr());
+  EXPECT_THAT(refusal(foreign), HasSubstr("head: has a parameter that the module does not have"));
+  EXPECT_THAT(refusal({}), HasSubstr("at least one unit"));
+  EXPECT_THAT(message_of<UsageError>([&] { ModuleAdapter(net, mesh_of({})); }),
+              HasSubstr("is no torch::nn::Sequential"));
 }
 
 TEST(Adapter, RefusesWhatItCannotTrain) {

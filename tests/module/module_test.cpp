@@ -87,30 +87,158 @@ TEST(Module, NamesAreDottedPathsAndASharedSlotIsThereOnce) {
   EXPECT_THAT(message_of<UsageError>([&] { tree.find("secnod.scale"); }), HasSubstr("'second.scale'"));
 }
 
-TEST(Module, HooksRunFromTheOutsideInAndMayReplaceTensors) {
-  Tree tree;
-  tree.materialise(lone_mesh(), {}, {});
-  std::vector<std::string> order;
-  const auto note = [&](const std::string& text) {
-    return [&order, text](Module& module, Tensors&, const ForwardContext&) { order.push_back(module.name() + text); };
-  };
-  Module& first = tree.find("first");
-  first.add_pre_forward_hook(note(" pre 1"));
-  first.add_pre_forward_hook(note(" pre 2"));
-  first.add_post_forward_hook(note(" post 1"));
-  first.add_post_forward_hook(note(" post 2"));
-  tree.find("first.scale").add_pre_forward_hook(note(" pre"));
-  tree.find("second").add_pre_forward_hook(note(" pre"));
-  const at::Tensor x = at::ones({2, 4});
-  const at::Tensor plain = tree(x, {});
-  EXPECT_THAT(order, ElementsAre("first pre 1", "first pre 2", "first.scale pre", "first post 2", "first post 1",
-                                 "second pre"));
+// ---- hooks ----
 
-  // Outermost first: what the last pre-hook and the first post-hook put there is what counts.
-  first.add_pre_forward_hook([](Module&, Tensors& inputs, const ForwardContext&) { inputs[0] = 3 * inputs[0]; });
-  EXPECT_TRUE(at::allclose(tree(x, {}), 3 * plain));
-  first.add_post_forward_hook([](Module&, Tensors& outputs, const ForwardContext&) { outputs[0] = outputs[0] / 3; });
-  EXPECT_TRUE(at::allclose(tree(x, {}), plain));
+/// Notes "name(" and ")" around what is inside.
+Around noting(std::vector<std::string>& order, const std::string& name) {
+  return [&order, name](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    order.push_back(name + "(");
+    Tensors outputs = next(std::move(inputs), context);
+    order.push_back(")");
+    return outputs;
+  };
+}
+
+Around times(double factor) {
+  return [factor](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    inputs[0] = inputs[0] * factor;
+    return next(std::move(inputs), context);
+  };
+}
+
+struct Hooks : ::testing::Test {
+  Hooks() { tree.materialise(lone_mesh(), {}, {}); }
+  at::Tensor run() { return tree(x, {}); }
+  std::vector<std::string> order_of_run() {
+    order.clear();
+    run();
+    return order;
+  }
+
+  Tree tree;
+  Module& first = tree.find("first");
+  at::Tensor x = at::ones({2, 4});
+  std::vector<std::string> order;
+};
+
+TEST_F(Hooks, StandInsideThoseBeforeThemOrOutsideOfAll) {
+  const Hook a = first.add_hook(noting(order, "a"));
+  const Hook b = first.add_hook(noting(order, "b"));
+  const Hook scale = tree.find("first.scale").add_hook(noting(order, "scale"));
+  const Hook second = tree.find("second").add_hook(noting(order, "second"));
+  EXPECT_THAT(order_of_run(), ElementsAre("a(", "b(", "scale(", ")", ")", ")", "second(", ")"));
+  const Hook c = first.add_hook(noting(order, "c"), Module::Place::outermost);
+  const Hook d = first.add_hook(noting(order, "d"), Module::Place::innermost);
+  const Hook e = first.add_hook(noting(order, "e"), Module::Place::outermost);
+  EXPECT_THAT(order_of_run(),
+              ElementsAre("e(", "c(", "a(", "b(", "d(", "scale(", ")", ")", ")", ")", ")", ")", "second(", ")"));
+}
+
+TEST_F(Hooks, MayChangeInputsOutputsAndContext) {
+  const at::Tensor plain = run();
+  const Hook in = first.add_hook(times(3));
+  EXPECT_TRUE(at::allclose(run(), 3 * plain));
+  const Hook out = first.add_hook([](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    Tensors outputs = next(std::move(inputs), context);
+    outputs[0] = outputs[0] / 3;
+    return outputs;
+  });
+  EXPECT_TRUE(at::allclose(run(), plain));
+  int64_t seen = 0;
+  const Hook other_step = first.add_hook([](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    ForwardContext changed = context;
+    changed.step = 7;
+    return next(std::move(inputs), changed);
+  });
+  const Hook reads =
+      tree.find("first.scale")
+          .add_hook([&](Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+            EXPECT_EQ(module.name(), "first.scale");
+            seen = context.step;
+            return next(std::move(inputs), context);
+          });
+  run();
+  EXPECT_EQ(seen, 7);
+  const Hook instead = first.add_hook(
+      [](Module&, Tensors inputs, const ForwardContext&, const Next&) { return inputs; }, Module::Place::outermost);
+  seen = 0;
+  run();
+  EXPECT_EQ(seen, 0) << "without next nothing inside runs";
+}
+
+TEST_F(Hooks, AreThereAsLongAsTheirHandle) {
+  const at::Tensor plain = run();
+  {
+    Hook a = first.add_hook(times(2));
+    Hook b = first.add_hook(times(5));
+    EXPECT_TRUE(at::allclose(run(), 10 * plain));
+    a.remove();
+    EXPECT_TRUE(at::allclose(run(), 5 * plain));
+    a.remove();
+    Hook moved = std::move(b);
+    EXPECT_TRUE(at::allclose(run(), 5 * plain));
+    moved = first.add_hook(times(7));  // that of b is removed
+    EXPECT_TRUE(at::allclose(run(), 7 * plain));
+    a = std::move(moved);
+    EXPECT_TRUE(at::allclose(run(), 7 * plain));
+  }
+  EXPECT_TRUE(at::equal(run(), plain));
+}
+
+TEST_F(Hooks, MayOutliveTheirModule) {
+  Hook hook;
+  {
+    Tree other;
+    hook = other.find("first").add_hook(times(2));
+  }
+  hook.remove();
+  EXPECT_NO_THROW(hook = Hook());
+}
+
+/// A run goes on with the hooks that it began with.
+TEST_F(Hooks, MayBeRemovedAndAddedWhileTheyRun) {
+  Hook inner = first.add_hook(noting(order, "inner"));
+  Hook added;
+  Hook outer = first.add_hook(
+      [&](Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+        order.push_back("outer(");
+        inner.remove();
+        outer.remove();
+        added = module.add_hook(noting(order, "added"));
+        Tensors outputs = next(std::move(inputs), context);
+        order.push_back(")");
+        return outputs;
+      },
+      Module::Place::outermost);
+  EXPECT_THAT(order_of_run(), ElementsAre("outer(", "inner(", ")", ")"));
+  EXPECT_THAT(order_of_run(), ElementsAre("added(", ")"));
+}
+
+/// As recomputation does: in backward, long after the run, with what it remembers.
+TEST_F(Hooks, MayKeepNextAndCallItAgain) {
+  std::vector<std::pair<Next, Tensors>> kept;
+  Hook keeping = first.add_hook([&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+    kept.emplace_back(next, inputs);
+    return next(std::move(inputs), context);
+  });
+  Hook inner = first.add_hook(noting(order, "inner"));
+  at::Tensor y;
+  const Hook watch = first.add_hook(
+      [&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+        Tensors outputs = next(std::move(inputs), context);
+        y = outputs[0];
+        return outputs;
+      },
+      Module::Place::outermost);
+  run();
+  keeping.remove();
+  inner.remove();
+  order.clear();
+  ASSERT_EQ(kept.size(), 1U);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(at::equal(kept[0].first(kept[0].second, {})[0], y));
+  }
+  EXPECT_THAT(order, ElementsAre("inner(", ")", "inner(", ")")) << "those inside run again";
 }
 
 TEST(Module, BlocksOneAfterTheOtherAreTheModule) {
@@ -121,6 +249,25 @@ TEST(Module, BlocksOneAfterTheOtherAreTheModule) {
   for (Module* block : tree.blocks()) y = (*block)(y, {});
   EXPECT_TRUE(at::equal(y, tree(x, {})));  // the bias starts at 0
   EXPECT_THAT(tree.find("first").blocks(), ElementsAre(&tree.find("first")));
+}
+
+/// A stage of a pipeline is the same module, with its hooks around fewer blocks.
+TEST_F(Hooks, OfAModuleStandAroundAStageOfIt) {
+  const Hook outer = tree.add_hook(noting(order, "tree"));
+  const Hook of_first = first.add_hook(noting(order, "first"));
+  const Hook of_second = tree.find("second").add_hook(noting(order, "second"));
+  const Tensors between = tree.run_blocks(0, 1, {x}, {});
+  EXPECT_THAT(order, ElementsAre("tree(", "first(", ")", ")"));
+  order.clear();
+  const Tensors y = tree.run_blocks(1, 2, between, {});
+  EXPECT_THAT(order, ElementsAre("tree(", "second(", ")", ")"));
+  EXPECT_TRUE(at::equal(y[0], run()));
+  EXPECT_TRUE(at::equal(tree.run_blocks(0, 2, {x}, {})[0], run()));
+  order.clear();
+  EXPECT_TRUE(at::equal(first.run_blocks(0, 1, {x}, {})[0], between[0]));
+  EXPECT_THAT(order, ElementsAre("first(", ")")) << "a module that is its own block";
+  EXPECT_THROW(tree.run_blocks(1, 1, {x}, {}), InternalError);
+  EXPECT_THROW(tree.run_blocks(0, 3, {x}, {}), InternalError);
 }
 
 TEST(Module, ALayerRefusesTwoTensors) {
@@ -207,19 +354,7 @@ TEST(Materialise, RefusesALayoutThatFitsNothing) {
               HasSubstr("first.matrix [6, 4]: dim 0 has 6 elements, not divisible by axis tp (5)"));
 }
 
-TEST(Parameter, IsNamedWhenUsedWithoutMemory) {
-  Tree tree;
-  EXPECT_THAT(message_of<InternalError>([&] {
-                tree.find("first.scale")(at::ones({2, 4}), {});
-              }),
-              HasSubstr("first.scale.weight: used while it has no compute tensor"));
-  tree.materialise(lone_mesh(), {}, {});
-  tree.parameters()[3]->set_compute({});
-  EXPECT_FALSE(tree.parameters()[3]->has_compute());
-  EXPECT_THAT(message_of<InternalError>([&] { tree(at::ones({2, 4}), {}); }), HasSubstr("second.scale.weight"));
-}
-
-TEST(Parameter, FreezingReachesTheTensors) {
+TEST(Materialise, FreezingReachesTheTensors) {
   Tree tree;
   Parameter& bias = *tree.parameters()[0];
   bias.set_requires_grad(false);

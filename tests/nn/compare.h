@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,6 +12,20 @@
 namespace caravan::testing {
 
 using Op = std::function<at::Tensor(const Tensors&)>;
+
+/// Makes parameters of tensors, whose .grad is then the sum of what was deposited.
+class Slots {
+ public:
+  Parameter& of(const at::Tensor& value, const std::string& name = "weight") {
+    slots_.push_back(std::make_unique<Parameter>(name, ParameterSpec{.shape = value.sizes().vec()}));
+    slots_.back()->set_requires_grad(value.requires_grad());
+    slots_.back()->set_rest(value, {});
+    return *slots_.back();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Parameter>> slots_;
+};
 
 struct Tolerance {
   at::ScalarType type;

@@ -2,10 +2,13 @@
 
 #include <cmath>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "caravan/nn/model.h"
 #include "tests/nn/tiny.h"
+#include "tests/ranks/rank_case.h"
 
 namespace caravan {
 namespace {
@@ -13,14 +16,19 @@ namespace {
 using testing::distance;
 using testing::normal;
 
-at::Tensor dropped(const at::Tensor& x, double dropout, const std::vector<int64_t>& whole,
-                   const std::vector<int64_t>& offset, const std::string& name = "blocks.0.dropout", int64_t step = 4) {
-  return counter_dropout(x, dropout, {.seed = 9, .name = name, .step = step, .offset = offset, .global_shape = whole});
+at::Tensor dropped(const at::Tensor& x, double dropout, std::vector<DimIndex> index,
+                   const std::string& name = "blocks.0.dropout", int64_t step = 4) {
+  return counter_dropout(x, dropout, {.seed = 9, .name = name, .step = step, .index = std::move(index)});
+}
+
+/// Of a whole tensor.
+at::Tensor dropped(const at::Tensor& x, double dropout) {
+  return dropped(x, dropout, std::vector<DimIndex>(static_cast<size_t>(x.dim())));
 }
 
 TEST(CounterDropout, zeroesItsShareAndKeepsTheMean) {
   for (const double dropout : {0.1, 0.5, 0.9}) {
-    const at::Tensor y = dropped(at::ones({200, 5, 1001}), dropout, {200, 5, 1001}, {0, 0, 0});
+    const at::Tensor y = dropped(at::ones({200, 5, 1001}), dropout);
     const double n = static_cast<double>(y.numel());
     const double zeroed = (y == 0).sum().item<double>() / n;
     EXPECT_NEAR(zeroed, dropout, 5 * std::sqrt(dropout * (1 - dropout) / n));  // five standard deviations
@@ -37,8 +45,7 @@ TEST(CounterDropout, zeroesItsShareAndKeepsTheMean) {
 TEST(CounterDropout, seedNameAndStepGiveOtherMasks) {
   const at::Tensor x = at::ones({64, 64});
   const auto draw = [&](uint64_t seed, const std::string& name, int64_t step) {
-    const DropoutKey key{.seed = seed, .name = name, .step = step, .offset = {0, 0}, .global_shape = {64, 64}};
-    return counter_dropout(x, 0.5, key);
+    return counter_dropout(x, 0.5, {.seed = seed, .name = name, .step = step, .index = {{}, {}}});
   };
   const at::Tensor base = draw(1, "a", 0);
   EXPECT_TRUE(base.equal(draw(1, "a", 0)));
@@ -51,7 +58,7 @@ TEST(CounterDropout, seedNameAndStepGiveOtherMasks) {
 TEST(CounterDropout, backwardDrawsTheSameMask) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const at::Tensor x = normal({3, 7, 37}, 1).to(type).requires_grad_(true);
-    const at::Tensor y = dropped(x, 0.3, {3, 7, 37}, {0, 0, 0});
+    const at::Tensor y = dropped(x, 0.3);
     y.backward(at::ones_like(y));
     EXPECT_TRUE((x.detach() * x.grad()).allclose(y.detach(), 1e-2, 0)) << c10::toString(type);
     EXPECT_TRUE((x.grad() == 0).equal(y.detach() == 0));
@@ -63,7 +70,7 @@ TEST(CounterDropout, backwardDrawsTheSameMask) {
 TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
   const std::vector<int64_t> whole{4, 5, 23};
   const at::Tensor x = normal(whole, 2);
-  const at::Tensor all = dropped(x, 0.4, whole, {0, 0, 0});
+  const at::Tensor all = dropped(x, 0.4);
   for (int64_t b = 0; b < 4; ++b) {
     for (int64_t rows = 1; b + rows <= 4; ++rows) {
       for (const auto& [s, length] : {std::pair<int64_t, int64_t>{0, 5}, {1, 3}, {4, 1}}) {
@@ -71,7 +78,8 @@ TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
           const auto piece = [&](const at::Tensor& t) {
             return t.narrow(0, b, rows).narrow(1, s, length).narrow(2, f, width);
           };
-          EXPECT_TRUE(dropped(piece(x), 0.4, whole, {b, s, f}).equal(piece(all))) << b << rows << s << f;
+          const std::vector<DimIndex> index{{b, rows, 4}, {s, length, 5}, {f, width, 23}};
+          EXPECT_TRUE(dropped(piece(x), 0.4, index).equal(piece(all))) << b << rows << s << f;
         }
       }
     }
@@ -81,10 +89,33 @@ TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
 TEST(CounterDropout, largeTensorsAreSplitWithoutTrace) {
   const std::vector<int64_t> whole{3, 100, 331};
   const at::Tensor x = normal(whole, 2);
-  const at::Tensor all = dropped(x, 0.4, whole, {0, 0, 0});
+  const at::Tensor all = dropped(x, 0.4);
   for (int64_t b = 0; b < 3; ++b) {
-    EXPECT_TRUE(dropped(x.narrow(0, b, 1), 0.4, whole, {b, 0, 0}).equal(all.narrow(0, b, 1)));
+    EXPECT_TRUE(dropped(x.narrow(0, b, 1), 0.4, {{b, 1, 3}, {}, {}}).equal(all.narrow(0, b, 1)));
   }
+  // The same in several runs: a permutation of each dim, and pieces that begin and end within a chunk of a thread.
+  const at::Tensor batch = at::tensor({2, 0}, at::kLong);
+  const at::Tensor sequence = at::cat({at::arange(70, 100), at::arange(0, 41)});
+  const at::Tensor feature = at::cat({at::arange(200, 331), at::arange(17, 90)});
+  const auto piece = [&](const at::Tensor& t) {
+    return t.index_select(0, batch).index_select(1, sequence).index_select(2, feature);
+  };
+  const std::vector<DimIndex> index{DimIndex::of(batch, 3), DimIndex::of(sequence, 100), DimIndex::of(feature, 331)};
+  EXPECT_TRUE(dropped(piece(x), 0.4, index).equal(piece(all)));
+  EXPECT_TRUE(dropped(x.index_select(1, sequence), 0.4, {{}, index[1], {}}).equal(all.index_select(1, sequence)));
+}
+
+TEST(CounterDropout, anIndexOfAnotherTensorIsRefused) {
+  EXPECT_THROW(dropped(at::ones({2, 4}), 0.5, {{}, {0, 3, 8}}), ShapeError);
+  const auto model = testing::whole_model([] {
+    ModelConfig config = testing::tiny_config(ModelKind::gpt2);
+    config.dropout = 0.3;
+    return config;
+  }());
+  ForwardContext context;
+  context.set(Dim::batch, {4, 3, 8});
+  EXPECT_THAT(testing::error_of<ShapeError>([&] { model->run({testing::tokens(2, 5, 23)}, context); }),
+              ::testing::HasSubstr("embedding.dropout, batch: 3 elements of 8, but the tensor has 2"));
 }
 
 class ModelDropout : public ::testing::TestWithParam<ModelKind> {};
@@ -99,11 +130,11 @@ TEST_P(ModelDropout, isThatOfTheGlobalBatch) {
   const at::Tensor all = model->run({ids}, whole).front();
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1}}) {
     ForwardContext context = whole;
-    context[Dim::batch] = {.offset = first, .global = 6};
+    context.set(Dim::batch, {first, count, 6});
     const at::Tensor piece = model->run({ids.narrow(0, first, count)}, context).front();
     EXPECT_LT(distance(piece, all.narrow(0, first, count)),
               1e-6);  // products with another number of rows round differently
-    context[Dim::batch] = {};
+    context.set(Dim::batch, {});
     EXPECT_GT(distance(model->run({ids.narrow(0, first, count)}, context).front(), all.narrow(0, first, count)), 1e-2);
   }
 }
@@ -114,9 +145,9 @@ TEST_P(ModelDropout, isOffInEvaluation) {
   config.dropout = 0.3;
   const auto model = testing::whole_model(config);
   const at::Tensor ids = testing::tokens(2, 11, config.vocabulary);
-  const at::Tensor expected = plain->run({ids}, {.training = true}).front();
-  EXPECT_TRUE(model->run({ids}, {.training = false}).front().equal(expected));
-  EXPECT_FALSE(model->run({ids}, {.training = true}).front().equal(expected));
+  const at::Tensor expected = plain->run({ids}, {}).front();
+  EXPECT_TRUE(model->run({ids}, {.phase = Phase::evaluate}).front().equal(expected));
+  EXPECT_FALSE(model->run({ids}, {}).front().equal(expected));
 }
 
 /// Attention's path for dropout gives with a negligible dropout what the fused kernel gives.

@@ -7,8 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/activation.h"
 #include "caravan/nn/norm.h"
+#include "caravan/nn/ops.h"
+#include "caravan/nn/product.h"
 #include "caravan/nn/rope.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
@@ -20,16 +21,20 @@ namespace {
 using testing::compare;
 using testing::distance;
 using testing::normal;
+using testing::Slots;
+
+at::Tensor gelu_of(const at::Tensor& x) { return tanh_gelu(x, {}, ""); }
+at::Tensor swiglu_of(const at::Tensor& gate, const at::Tensor& up) { return swiglu(gate, up, {}, ""); }
 
 class Elementwise : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(Elementwise, tanhGeluIsAtens) {
-  compare([](const Tensors& in) { return tanh_gelu(in[0]); }, [](const Tensors& in) { return at::gelu(in[0], "tanh"); },
+  compare([](const Tensors& in) { return gelu_of(in[0]); }, [](const Tensors& in) { return at::gelu(in[0], "tanh"); },
           {3 * normal({GetParam()}, 5)});
 }
 
 TEST_P(Elementwise, swigluIsSiluTimesUp) {
-  compare([](const Tensors& in) { return swiglu(in[0], in[1]); },
+  compare([](const Tensors& in) { return swiglu_of(in[0], in[1]); },
           [](const Tensors& in) { return at::silu(in[0]) * in[1]; },
           {3 * normal({GetParam()}, 5), normal({GetParam()}, 6)});
 }
@@ -38,52 +43,80 @@ INSTANTIATE_TEST_SUITE_P(, Elementwise, ::testing::Values(1, 7, 16, 33, 40001));
 
 TEST(ElementwiseEdges, farOutTheyAreZeroOrTheIdentity) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -20.0, 20.0, 200.0, 1e12}, at::kFloat);
-  EXPECT_TRUE(tanh_gelu(x).allclose(at::gelu(x, "tanh"), 1e-6, 1e-8));
-  EXPECT_TRUE(swiglu(x, x.sign()).allclose(at::silu(x) * x.sign(), 1e-6, 1e-6));
+  EXPECT_TRUE(gelu_of(x).allclose(at::gelu(x, "tanh"), 1e-6, 1e-8));
+  EXPECT_TRUE(swiglu_of(x, x.sign()).allclose(at::silu(x) * x.sign(), 1e-6, 1e-6));
   const at::Tensor nan = at::full({3}, std::nan(""));
-  EXPECT_TRUE(tanh_gelu(nan).isnan().all().item<bool>());
+  EXPECT_TRUE(gelu_of(nan).isnan().all().item<bool>());
 }
 
 TEST(ElementwiseEdges, inputsNeedNotBeContiguous) {
   const at::Tensor x = normal({5, 9}, 1).t();
-  EXPECT_LT(distance(tanh_gelu(x), at::gelu(x, "tanh")), 1e-6);
-  EXPECT_LT(distance(swiglu(x, x.contiguous()), at::silu(x) * x), 1e-6);
-  EXPECT_THROW(swiglu(x, x.t()), ShapeError);
+  EXPECT_LT(distance(gelu_of(x), at::gelu(x, "tanh")), 1e-6);
+  EXPECT_LT(distance(swiglu_of(x, x.contiguous()), at::silu(x) * x), 1e-6);
+  EXPECT_THROW(swiglu_of(x, x.t()), ShapeError);
 }
 
 class Norms : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
 
 TEST_P(Norms, rmsNormIsItsFormula) {
   const auto [rows, width] = GetParam();
-  compare([](const Tensors& in) { return rms_normalised(in[0], in[1], 1e-5); },
+  Slots slots;
+  compare([&](const Tensors& in) { return rms_norm(in[0], slots.of(in[1]), 1e-5); },
           [](const Tensors& in) { return in[0] * at::rsqrt(in[0].square().mean(-1, true) + 1e-5) * in[1]; },
           {normal({rows, 1, width}, 5) + 0.5, normal({width}, 6)});
 }
 
+/// at::layer_norm's autograd, bit for bit.
+TEST_P(Norms, layerNormIsAtens) {
+  const auto [rows, width] = GetParam();
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    Slots slots;
+    Tensors ours{normal({rows, 2, width}, 5).to(type), normal({width}, 6).to(type), normal({width}, 7).to(type)};
+    Tensors theirs;
+    for (at::Tensor& x : ours) theirs.push_back(x.clone().requires_grad_(true));
+    for (at::Tensor& x : ours) x.requires_grad_(true);
+    const at::Tensor y = layer_norm(ours[0], slots.of(ours[1]), slots.of(ours[2]), 1e-5);
+    const at::Tensor want = at::layer_norm(theirs[0], {width}, theirs[1], theirs[2], 1e-5);
+    EXPECT_TRUE(y.equal(want));
+    const at::Tensor outer = normal({rows, 2, width}, 8).to(type);
+    y.backward(outer);
+    want.backward(outer);
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].grad().equal(theirs[i].grad())) << type << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Norms, ::testing::Combine(::testing::Values(1, 3, 700), ::testing::Values(2, 16, 37, 2049)));
 
-/// Pairs (i, i + half) as complex numbers, rotated by e^(i angle).
-at::Tensor turned(const at::Tensor& x, double theta, int64_t first) {
+/// Pairs (i, i + half) as complex numbers, rotated by e^(i angle). positions: [sequence] or [batch, sequence].
+at::Tensor turned(const at::Tensor& x, double theta, const at::Tensor& positions) {
   const int64_t half = x.size(3) / 2;
-  const at::Tensor position = at::arange(first, first + x.size(1), at::kDouble).view({-1, 1, 1});
+  const at::Tensor position = positions.to(at::kDouble).unsqueeze(-1).unsqueeze(-1);
   const at::Tensor angle = position * at::pow(theta, -at::arange(half, at::kDouble) / half);
   const at::Tensor a = x.narrow(3, 0, half);
   const at::Tensor b = x.narrow(3, half, half);
   return at::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
 }
 
+at::Tensor rope_at(const at::Tensor& x, RopeTable& table, const at::Tensor& positions) {
+  return rope(x, table.angles(positions, x.size(1), x.scalar_type()), {}, "");
+}
+
 TEST(Rope, turnsPairsByTheirPosition) {
+  const at::Tensor later = at::arange(11, 16, at::kLong);
+  const at::Tensor packed = at::tensor({0, 1, 2, 0, 1, 3, 12, 4, 7, 0}, at::kLong).view({2, 5});
   for (const int64_t width : {2, 6, 64}) {
-    RopeTable table(width, 500);
-    const at::Tensor x = normal({2, 5, 3, width}, 9).to(at::kDouble).requires_grad_(true);
-    const at::Tensor y = normal({2, 5, 3, width}, 9).to(at::kDouble).requires_grad_(true);
-    const at::Tensor ours = rope(x, table, 11);
-    const at::Tensor reference = turned(y, 500, 11);
-    EXPECT_LT(distance(ours, reference), 2e-6);  // the angles, up to 16, are fp32 products by design
-    const at::Tensor outer = normal({2, 5, 3, width}, 10).to(at::kDouble);
-    ours.backward(outer);
-    reference.backward(outer);
-    EXPECT_LT(distance(x.grad(), y.grad()), 2e-6);
+    for (const at::Tensor& positions : {at::Tensor(), later, packed}) {
+      RopeTable table(width, 500);
+      const at::Tensor x = normal({2, 5, 3, width}, 9).to(at::kDouble).requires_grad_(true);
+      const at::Tensor y = normal({2, 5, 3, width}, 9).to(at::kDouble).requires_grad_(true);
+      const at::Tensor ours = rope_at(x, table, positions);
+      const at::Tensor reference = turned(y, 500, positions.defined() ? positions : at::arange(5, at::kLong));
+      EXPECT_LT(distance(ours, reference), 2e-6);  // the angles, up to 16, are fp32 products by design
+      const at::Tensor outer = normal({2, 5, 3, width}, 10).to(at::kDouble);
+      ours.backward(outer);
+      reference.backward(outer);
+      EXPECT_LT(distance(x.grad(), y.grad()), 2e-6);
+    }
   }
 }
 
@@ -91,15 +124,24 @@ TEST(Rope, aLaterPositionIsTheSameHoweverItIsReached) {
   RopeTable whole(6, 100);
   RopeTable stepwise(6, 100);
   const at::Tensor x = normal({1, 9, 2, 6}, 3);
-  const at::Tensor all = rope(x, whole, 0);
-  for (int64_t t = 0; t < 9; ++t) EXPECT_TRUE(rope(x.narrow(1, t, 1), stepwise, t).equal(all.narrow(1, t, 1))) << t;
+  const at::Tensor all = rope_at(x, whole, {});
+  for (int64_t t = 0; t < 9; ++t) {
+    EXPECT_TRUE(rope_at(x.narrow(1, t, 1), stepwise, at::tensor({t}, at::kLong)).equal(all.narrow(1, t, 1))) << t;
+  }
+  EXPECT_THROW(rope_at(x, whole, at::arange(-1, 8, at::kLong)), DataError);
+  EXPECT_THROW(rope_at(x, whole, at::arange(4, at::kLong)), ShapeError);
 }
 
 TEST(OwnOps, refuseWhatTheyHaveNoKernelFor) {
   const at::Tensor half = at::ones({4}, at::kHalf);
-  EXPECT_THROW(tanh_gelu(half), UsageError);
-  EXPECT_THROW(rms_normalised(at::ones({2, 4}), at::ones({5}), 1e-5), ShapeError);
-  EXPECT_THROW(rms_normalised(at::ones({2, 4}, at::kBFloat16), at::ones({4}), 1e-5), ShapeError);
+  EXPECT_THROW(gelu_of(half), UsageError);
+  Slots slots;
+  Parameter& four = slots.of(at::ones({4}));
+  Parameter& five = slots.of(at::ones({5}));
+  EXPECT_THROW(rms_norm(at::ones({2, 4}), five, 1e-5), ShapeError);
+  EXPECT_THROW(rms_norm(at::ones({2, 4}, at::kBFloat16), four, 1e-5), ShapeError);
+  EXPECT_THROW(layer_norm(at::ones({2, 4}), five, five, 1e-5), ShapeError);
+  EXPECT_THROW(linear(at::ones({2, 4}), slots.of(at::ones({3, 5}))), ShapeError);
 }
 
 }  // namespace

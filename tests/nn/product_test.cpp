@@ -24,6 +24,7 @@ using testing::compare;
 using testing::distance;
 using testing::normal;
 using testing::Op;
+using testing::Slots;
 using testing::WithVariable;
 
 /// The process multiplies as `text` says while this lives.
@@ -50,7 +51,10 @@ TEST_P(Products, areAtensWhoeverComputesThem) {
   const Op reference = [](const Tensors& x) {
     return at::linear(x[0], x[1], x.size() > 2 ? std::optional(x[2]) : std::nullopt);
   };
-  const Op ours = [](const Tensors& x) { return linear_product(x[0], x[1], x.size() > 2 ? x[2] : at::Tensor()); };
+  Slots slots;
+  const Op ours = [&](const Tensors& x) {
+    return linear(x[0], slots.of(x[1]), x.size() > 2 ? &slots.of(x[2]) : nullptr);
+  };
   const Tensors inputs{normal({rows, 3, in}, 1), normal({out, in}, 2), normal({out}, 3)};
   const auto roundings = static_cast<double>(std::max({rows, in, out}));
   for (const std::string& library : all_libraries()) {
@@ -99,10 +103,52 @@ TEST(ProductsEdges, threadsDoNotDisturbEachOther) {
 TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   const at::Tensor x = normal({40, 6}, 1).requires_grad_(true);
   const at::Tensor weight = normal({5, 6}, 2).requires_grad_(true);
-  linear_product(x, weight.detach(), normal({5}, 3)).sum().backward();
+  Slots slots;
+  Parameter& bias = slots.of(normal({5}, 3).requires_grad_(true));
+  Parameter& frozen = slots.of(weight.detach());
+  linear(x, frozen, &bias).sum().backward();
   EXPECT_LT(distance(x.grad(), weight.detach().sum(0).expand({40, 6})), 1e-6);
-  linear_product(x.detach(), weight).sum().backward();
+  EXPECT_FALSE(frozen.leaf().grad().defined());
+  EXPECT_TRUE(bias.leaf().grad().equal(at::full({5}, 40.0)));
+  linear(x.detach(), slots.of(weight)).sum().backward();
   EXPECT_LT(distance(weight.grad(), x.detach().sum(0).expand({5, 6})), 1e-6);
+  EXPECT_FALSE(linear(x.detach(), frozen).requires_grad());
+}
+
+/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, bf16 in torch's kernels, few rows.
+TEST(ProductsEdges, othersAreAtensBitForBit) {
+  const WithProducts with("bf16=native");
+  for (const auto& [type, rows] : {std::pair(at::kDouble, 40), {at::kBFloat16, 40}, {at::kFloat, 5}, {at::kFloat, 1}}) {
+    for (const bool has_bias : {false, true}) {
+      Slots slots;
+      Tensors ours{normal({rows, 3, 24}, 1).to(type), normal({17, 24}, 2).to(type), normal({17}, 3).to(type)};
+      if (type == at::kFloat) ours[0] = ours[0].select(1, 0).contiguous();
+      Tensors theirs;
+      for (at::Tensor& x : ours) theirs.push_back(x.clone().requires_grad_(true));
+      for (at::Tensor& x : ours) x.requires_grad_(true);
+      const at::Tensor y = linear(ours[0], slots.of(ours[1]), has_bias ? &slots.of(ours[2]) : nullptr);
+      const at::Tensor want = at::linear(theirs[0], theirs[1], has_bias ? std::optional(theirs[2]) : std::nullopt);
+      EXPECT_TRUE(y.equal(want)) << type;
+      const at::Tensor outer = normal(y.sizes().vec(), 4).to(type);
+      y.backward(outer);
+      want.backward(outer);
+      for (size_t i = 0; i < (has_bias ? 3U : 2U); ++i) {
+        EXPECT_TRUE(ours[i].grad().equal(theirs[i].grad())) << type << " gradient " << i;
+      }
+    }
+  }
+}
+
+TEST(ProductsEdges, noRowsOrColumnsAreNothing) {
+  Slots slots;
+  Parameter& no_rows = slots.of(at::empty({0, 6}).requires_grad_(true));
+  Parameter& no_columns = slots.of(at::empty({4, 0}).requires_grad_(true));
+  const at::Tensor x = normal({2, 20, 6}, 1).requires_grad_(true);
+  const at::Tensor y = linear(x, no_rows);
+  EXPECT_EQ(y.sizes(), at::IntArrayRef({2, 20, 0}));
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().equal(at::zeros({2, 20, 6})));
+  EXPECT_TRUE(linear(at::empty({2, 20, 0}), no_columns).equal(at::zeros({2, 20, 4})));
 }
 
 TEST(ProductsInUse, areWhatWasAskedFor) {
@@ -144,7 +190,8 @@ Tensors linear_in_bf16(const char* arithmetic, const Tensors& inputs, const at::
   const WithProducts with(arithmetic);
   Tensors x;
   for (const at::Tensor& input : inputs) x.push_back(input.to(at::kBFloat16).detach().requires_grad_(true));
-  const at::Tensor y = linear_product(x[0], x[1], x[2]);
+  Slots slots;
+  const at::Tensor y = linear(x[0], slots.of(x[1]), &slots.of(x[2]));
   y.backward(outer.to(at::kBFloat16));
   return {y.detach(), x[0].grad(), x[1].grad(), x[2].grad()};
 }
@@ -174,7 +221,9 @@ TEST(ProductsInBf16, crossEntropyDiffersByRoundingsOnly) {
     const WithProducts with(arithmetic);
     const at::Tensor hidden = normal({601, 24}, 1).to(at::kBFloat16).requires_grad_(true);
     const at::Tensor weight = normal({300, 24}, 2).to(at::kBFloat16).requires_grad_(true);
-    const at::Tensor loss = fused_cross_entropy(hidden, weight, labels, 1);
+    Slots slots;
+    CrossEntropy cross_entropy(slots.of(weight));
+    const at::Tensor loss = cross_entropy.run({hidden, labels}, {}).front();
     loss.backward();
     return Tensors{loss.detach(), hidden.grad(), weight.grad()};
   };

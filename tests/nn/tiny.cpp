@@ -26,15 +26,15 @@ std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed) {
 void set_parameters(Model& model, const NamedTensors& values) {
   std::map<std::string, at::Tensor> by_name(values.begin(), values.end());
   for (Parameter* parameter : model.parameters()) {
-    parameter->set_compute(by_name.at(parameter->name()).detach().clone().requires_grad_(true));
+    parameter->set_leaf(by_name.at(parameter->name()).detach().clone().requires_grad_(true), parameter->rest_layout());
   }
 }
 
 NamedTensors gradients(Model& model) {
   NamedTensors all;
   for (Parameter* parameter : model.parameters()) {
-    EXPECT_TRUE(parameter->compute().grad().defined()) << parameter->name();
-    all.emplace_back(parameter->name(), parameter->compute().grad());
+    EXPECT_TRUE(parameter->leaf().grad().defined()) << parameter->name();
+    all.emplace_back(parameter->name(), parameter->leaf().grad());
   }
   return all;
 }

@@ -19,9 +19,9 @@ Mesh one_rank();
 /// The whole model on one rank, with starting values.
 std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed = 1);
 
-/// Sets the model's parameters by name. The model computes in the dtype of the values from then on.
+/// Sets the leaves of the model's parameters by name. The model computes in the dtype of the values from then on.
 void set_parameters(Model& model, const NamedTensors& values);
-/// The gradients of the compute tensors by name. Fails the test for a parameter without a gradient.
+/// The gradients of the leaves by name. Fails the test for a parameter without a gradient.
 NamedTensors gradients(Model& model);
 
 /// Sizes that are not multiples of any vector width.

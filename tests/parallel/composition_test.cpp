@@ -2,7 +2,8 @@
 
 #include "caravan/optim/grad_norm.h"
 #include "caravan/parallel/ddp.h"
-#include "tests/module/techniques/column_row_split.h"
+#include "caravan/redistribute/redistribute.h"
+#include "tests/acid/techniques/column_row.h"
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
@@ -41,18 +42,23 @@ TEST_P(Composition, DdpOverOneAxisAndAColumnRowSplitOverAnother) {
     std::vector<double> norms(num_ranks(axes));
     on_mesh(axes, [&](const Mesh& mesh) {
       Model model(problem.config);
-      model.materialise(mesh, ColumnRowSplit::layouts(model, "tp"), in_fp64());
-      ColumnRowSplit::apply(model, mesh["tp"]);
       const MeshAxis& dp = mesh["dp"];
-      Ddp ddp(model, dp, {.bucket_bytes = 2048});
-      ddp.begin_step();
-      for (int micro = 0; micro < 3; ++micro) {
-        const Problem::Batch part = problem.part(whole, dp.coord(), dp.size(), micro, 3);
-        if (micro == 2) ddp.arm();
-        model.run({part.ids, part.labels}, part.context)[0].backward();
+      const int64_t rows = Problem::kRows / dp.size() / 3;
+      const std::vector<int64_t> shape{rows, Problem::kLength};
+      const AppliedPlan applied = apply(fitted(column_row("tp"), model), model, mesh, {shape, shape});
+      Strategy strategy = whole_model(model, mesh);
+      add_plan(strategy, applied);
+      add_ddp(strategy, mesh, {.bucket_bytes = 2048});
+      Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
+      for (int step = 0; step < 2; ++step) {  // recorded, then followed
+        engine.begin_step(3);
+        for (int micro = 0; micro < 3; ++micro) {
+          const Problem::Batch part = problem.part(whole, dp.coord(), dp.size(), micro, 3);
+          backward(model.run({part.ids, part.labels}, part.context)[0], strategy.loss_layout);
+        }
+        engine.finish_step();
       }
-      ddp.finish_step();
-      norms[mesh.rank()] = grad_norm(ddp.state(), mesh);
+      norms[mesh.rank()] = grad_norm(engine.state(), mesh);
       for (const Parameter* parameter : model.parameters()) {
         Pieces& all = pieces.at(parameter->name());
         all.local[mesh.rank()] = parameter->rest().grad().clone();

@@ -6,6 +6,7 @@
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
+#include "caravan/parallel/ddp.h"
 #include "caravan/train/step.h"
 
 namespace caravan::testing {
@@ -19,10 +20,10 @@ double measured_peak(const MemoryShape& shape) {
   const int64_t before = counter.live_bytes();
   Model model(shape.model);
   model.materialise(mesh, {}, {.seed = 1});
-  Ddp ddp(model, mesh["dp"], {.compute_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat});
+  Ddp ddp(model, mesh, {.compute_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat});
   AdamW optimizer(ddp.state());
   const int64_t num_micro_batches = shape.rows / shape.sequences;
-  TrainStep step(model, ddp, optimizer, mesh, {.seed = 1, .num_micro_batches = num_micro_batches, .clip_norm = 1});
+  TrainStep step(ddp, optimizer, {.seed = 1, .num_micro_batches = num_micro_batches, .clip_norm = 1});
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.rows, shape.model.context}, at::kLong);
   const TrainBatch batch{.ids = ids,
                          .labels = ids.roll({-1}, {1}),

@@ -167,8 +167,7 @@ void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
   const Dataset data = open_dataset(recipe.data, runs.folders());
   RunState state(recipe, data.tokenizer, mesh);
   const Sampler sampler(data.train.size(), 8, 3);
-  TrainStep step(state.model(), state.ddp(), state.optimizer(), mesh,
-                 {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
+  TrainStep step(state.engine(), state.optimizer(), {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
   std::string before;
   for (int64_t n = 0; n < 5; ++n) {
     TrainBatch batch = make_batch(data.train, sampler, n * 12 + world->rank() * 4, 4);
@@ -176,7 +175,7 @@ void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
     batch.global_rows = 12;
     batch.num_targets = 12 * 8;
     step.run(batch, n, 0.01);
-    std::vector<at::Tensor> all{state.ddp().state().values};
+    std::vector<at::Tensor> all{state.engine().state().values};
     for (const auto& [name, flat] : state.optimizer().state()) all.push_back(flat);
     std::string hashes;
     for (const at::Tensor& flat : all) {

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "caravan/comm/shared/thread_ranks.h"
@@ -13,18 +14,27 @@ namespace {
 
 constexpr int64_t kContext = 4;
 
-/// Its loss of a window is the sum of its labels: exact, and different for every window.
+/// The loss of a window is the sum of its labels: exact, and different for every window.
+double sum_of_labels(const at::Tensor& ids, const at::Tensor& labels) {
+  EXPECT_GT(ids.size(0), 0);
+  return static_cast<double>(labels.where(labels.ne(kNoTarget), at::zeros_like(labels)).sum().item<int64_t>());
+}
+
+/// The same as a model, of one unit with a parameter of value 1 that the loss is multiplied by.
 class SumOfLabels final : public Module {
  public:
   int num_forwards = 0;
 
  protected:
-  Tensors forward(Tensors inputs, const ForwardContext&) override {
+  Tensors forward(Tensors inputs, const ForwardContext& context) override {
     ++num_forwards;
-    EXPECT_GT(inputs[0].size(0), 0);
-    const at::Tensor& labels = inputs[1];
-    return {labels.where(labels.ne(kNoTarget), at::zeros_like(labels)).sum().to(at::kDouble)};
+    EXPECT_EQ(context.phase, Phase::evaluate);
+    EXPECT_FALSE(at::GradMode::is_enabled());
+    return {one_.compute().to(at::kDouble) * sum_of_labels(inputs.at(0), inputs.at(1))};
   }
+
+ private:
+  Parameter& one_ = register_parameter("one", {.shape = {}, .init = {Init::Kind::ones}});
 };
 
 /// 10 windows of 4 targets: token i has the id i.
@@ -58,13 +68,16 @@ class Evaluate : public ::testing::Test {
                     .num_forwards = std::vector<int>(static_cast<size_t>(ranks))};
     run_thread_ranks(ranks,
                      [&](const std::shared_ptr<Communicator>& world) {
-                       const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
-                       SumOfLabels model;
-                       EvaluationOptions own = options;
-                       if (world->rank() == stopping) own.stop_requested = [&] { return model.num_forwards == 2; };
                        const auto rank = static_cast<size_t>(world->rank());
-                       outcome.results[rank] = evaluate(model, windows, mesh["dp"], own);
-                       outcome.num_forwards[rank] = model.num_forwards;
+                       int& forwards = outcome.num_forwards[rank];
+                       EvaluationOptions own = options;
+                       if (world->rank() == stopping) own.stop_requested = [&] { return forwards == 2; };
+                       const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels) {
+                         ++forwards;
+                         return sum_of_labels(ids, labels);
+                       };
+                       const EvaluationPart part{.world = *world, .part = world->rank(), .num_parts = ranks};
+                       outcome.results[rank] = evaluate(loss, windows, part, own);
                      },
                      {.timeout = std::chrono::seconds(20)});
     return outcome;
@@ -105,6 +118,31 @@ TEST_F(Evaluate, ARequestToStopEndsItOnEveryRank) {
     const Outcome outcome = on_ranks(3, {.rows = 1}, stopping);
     for (const auto& result : outcome.results) EXPECT_FALSE(result);
     EXPECT_EQ(outcome.num_forwards, (std::vector<int>{2, 2, 2}));
+  }
+}
+
+/// Of ranks that are given the same rows, one counts: those of a tensor axis compute one loss together.
+TEST_F(Evaluate, OfAnEngineIsSplitOverItsDataAxesOnly) {
+  const TokenFile tokens = TokenFile::open(folder / "t.tokens");
+  const ValidationWindows windows(tokens, kContext);
+  for (const auto& axes : std::vector<std::vector<AxisSize>>{{{"dp", 1}}, {{"dp", 3}}, {{"dp", 2}, {"tp", 2}}}) {
+    const int data_ranks = axes[0].size;
+    const int ranks = axes.size() == 1 ? data_ranks : 2 * data_ranks;
+    run_thread_ranks(ranks,
+                     [&](const std::shared_ptr<Communicator>& world) {
+                       const Mesh mesh = Mesh::create(world, axes);
+                       SumOfLabels model;
+                       Strategy strategy = whole_model(model, mesh);
+                       add_data_axis(strategy, mesh, "dp");
+                       Engine engine(model, mesh, strategy);
+                       for (int again = 0; again < 2; ++again) {
+                         const auto result = evaluate(engine, windows, {.rows = 2});
+                         ASSERT_TRUE(result);
+                         EXPECT_DOUBLE_EQ(result->loss, 820.0 / 40);
+                       }
+                       EXPECT_EQ(model.num_forwards, 2 * ((10 + 2 * data_ranks - 1) / (2 * data_ranks)));
+                     },
+                     {.timeout = std::chrono::seconds(20)});
   }
 }
 

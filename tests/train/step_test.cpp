@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
+#include "caravan/parallel/ddp.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
@@ -32,7 +33,7 @@ void on_steps(int ranks, const TinyRuns& runs,
                      batch.first_row = world->rank() * 4;
                      batch.global_rows = ranks * 4;
                      batch.num_targets = ranks * 4 * 8;
-                     TrainStep step(state.model(), state.ddp(), state.optimizer(), mesh,
+                     TrainStep step(state.engine(), state.optimizer(),
                                     {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
                      body(step, state, batch, mesh);
                    },
@@ -47,12 +48,12 @@ TEST(TrainStep, BadNumbersOfOneRankAreNamedOnEveryRankAndChangeNothing) {
       step.run(batch, 0, 0.01);
       const at::NoGradGuard no_grad;
       if (mesh.rank() == bad) state.model().find("blocks.1").parameters().front()->rest().view({-1})[0] = NAN;
-      const at::Tensor before = state.ddp().state().values.clone();
+      const at::Tensor before = state.engine().state().values.clone();
       messages[mesh.rank()] = message_of<NumericsError>([&] {
         const at::AutoGradMode grad(true);
         step.run(batch, 6, 0.01);
       });
-      EXPECT_TRUE(at::equal(state.ddp().state().values.nan_to_num(-5), before.nan_to_num(-5)));
+      EXPECT_TRUE(at::equal(state.engine().state().values.nan_to_num(-5), before.nan_to_num(-5)));
       EXPECT_EQ(state.optimizer().num_steps(), 1);
     });
     for (const std::string& message : messages) {
@@ -85,10 +86,9 @@ std::vector<std::string> refusals(double factor_of_0, double factor_of_1) {
                      const Mesh mesh = Mesh::create(world, {{"dp", 2}});
                      Loud model;
                      model.factor = world->rank() == 0 ? factor_of_0 : factor_of_1;
-                     model.materialise(mesh, {}, {});
-                     Ddp ddp(model, mesh["dp"]);
+                     Ddp ddp(model, mesh);
                      Sgd optimizer(ddp.state());
-                     TrainStep step(model, ddp, optimizer, mesh, {});
+                     TrainStep step(ddp, optimizer, {});
                      const at::Tensor ids = at::zeros({1, 4}, at::kLong);
                      messages[world->rank()] = message_of<NumericsError>(
                          [&] { step.run({.ids = ids, .labels = ids, .global_rows = 2, .num_targets = 8}, 4, 0.1); });
@@ -117,7 +117,7 @@ TEST(TrainStep, RowsThatDoNotSplitAreRefused) {
     odd.ids = batch.ids.narrow(0, 0, 3);
     odd.labels = batch.labels.narrow(0, 0, 3);
     EXPECT_THAT(message_of<ShapeError>([&] { step.run(odd, 0, 0.01); }), HasSubstr("3 rows do not split into 2"));
-    EXPECT_EQ(step.schedule().to_string().substr(0, 11), "F0 B0 F1 B1");
+    EXPECT_NO_THROW(step.run(batch, 0, 0.01)) << "nothing has begun";
   });
 }
 
@@ -168,7 +168,7 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
     const int64_t count = std::min<int64_t>(8, data.validation.size() - 1 - begin);
     at::Tensor ids = at::empty({1, count + 1}, at::kLong);
     data.validation.read(begin, {ids.data_ptr<int64_t>(), static_cast<size_t>(count + 1)});
-    const at::Tensor logits = one.model().run({ids.narrow(1, 0, count)}, {.training = false}).front();
+    const at::Tensor logits = one.model().run({ids.narrow(1, 0, count)}, {.phase = Phase::evaluate}).front();
     nats -= logits.to(at::kDouble).log_softmax(-1).gather(2, ids.narrow(1, 1, count).unsqueeze(2)).sum().item<double>();
   }
   const double loss = nats / static_cast<double>(data.validation.size() - 1);
@@ -180,7 +180,7 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
           [&](const std::shared_ptr<Communicator>& world) {
             const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
             RunState state(recipe, data.tokenizer, mesh);
-            const Evaluation result = *evaluate(state.model(), windows, mesh["dp"], {.rows = rows});
+            const Evaluation result = *evaluate(state.engine(), windows, {.rows = rows});
             got[world->rank()] = result.loss;
             EXPECT_NEAR(result.bits_per_byte * std::log(2.0) * static_cast<double>(data.validation.info().text_bytes),
                         result.loss * static_cast<double>(windows.num_targets()), 1e-6);

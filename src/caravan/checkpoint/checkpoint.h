@@ -15,7 +15,7 @@
 namespace caravan {
 
 /// This rank's piece of a named tensor. Ranks that hold the same piece are its replicas, numbered by their coordinates
-/// on the invariant axes; exactly one of them writes it.
+/// on the axes that do not cut the tensor; exactly one of them writes it. A piece without elements is not written.
 struct CheckpointPiece {
   std::string name;
   std::vector<int64_t> shape;  ///< global
@@ -23,6 +23,7 @@ struct CheckpointPiece {
   at::Tensor tensor;  ///< contiguous, of shape box.size
   int replica = 0;
   int num_replicas = 1;
+  std::string replica_axes{};  ///< the axes that number the replicas: "dp tp"
 };
 
 /// The piece of `parameter` that this rank of `mesh` holds in the rest layout. `tensor` has the data: its values, or an
@@ -48,18 +49,23 @@ SavedCheckpoint save_checkpoint(const std::filesystem::path& run, const Checkpoi
 /// Reads a checkpoint on any number of ranks, in any layout.
 class CheckpointReader {
  public:
-  /// Reads the manifest. Each shard is checked, including its hash, when it is first needed. Throws DataError naming a
-  /// file that is missing, truncated or altered.
+  /// Reads the manifest. Throws DataError naming a file that is missing or truncated, or the manifest if it is altered.
   explicit CheckpointReader(const std::filesystem::path& folder);
   ~CheckpointReader();
 
   const CheckpointInfo& info() const noexcept { return manifest_.info; }
   const Manifest& manifest() const noexcept { return manifest_; }
 
+  /// Every rank of `world` calls it, before it uses what `read` gives: compares the hash of each shard with the
+  /// manifest. Each shard is read by one rank; the ranks have about the same number of bytes to read. If a shard is
+  /// altered, all ranks throw the same DataError naming it. Sends one text per rank.
+  void verify(Communicator& world) const;
   /// Throws DataError listing the tensors that are missing, unexpected or of another shape than `wanted`, and for a
-  /// shard that is damaged or does not match the manifest. Shapes that pass are safe to allocate: their bytes exist.
+  /// shard whose header does not match the manifest. Reads the headers of all shards and nothing else. Shapes that pass
+  /// are safe to allocate: their bytes exist.
   void check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted);
-  /// Fills `out` with `box` of tensor `name`. `out` is contiguous, on the CPU, and has the dtype of the tensor.
+  /// Fills `out` with `box` of tensor `name`, from the shards that have a part of it. `out` is contiguous, on the CPU,
+  /// and has the dtype of the tensor.
   void read(const std::string& name, const Box& box, at::Tensor out);
 
  private:

@@ -47,6 +47,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     if (name.starts_with("optimizer.")) wanted.emplace_back(name, tensor.shape);
   }
+  reader.verify(mesh.world());
   reader.check(wanted);
   model->materialise(mesh, {}, {.initialise = false});
   for (const Parameter* parameter : model->parameters()) {

@@ -11,6 +11,7 @@
 #include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
+#include "caravan/checkpoint/shard_copy.h"
 
 namespace caravan {
 namespace {
@@ -88,13 +89,6 @@ int64_t volume(const std::vector<int64_t>& shape) {
   return product;
 }
 
-bool overlap(const Box& a, const Box& b) {
-  for (size_t d = 0; d < a.size.size(); ++d) {
-    if (a.offset[d] + a.size[d] <= b.offset[d] || b.offset[d] + b.size[d] <= a.offset[d]) return false;
-  }
-  return true;
-}
-
 void check_cover(const Fields& fields, const std::string& name, const ManifestTensor& tensor) {
   const int64_t whole = volume(tensor.shape);
   if (whole < 0) fields.refuse(name, "has an impossible shape");
@@ -109,12 +103,9 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
         fields.refuse(name, "has a piece outside its shape");
       }
     }
-    const int64_t part = volume(box.size);
-    covered += part;
-    for (size_t k = 0; part > 0 && k < i; ++k) {
-      if (volume(tensor.pieces[k].box.size) > 0 && overlap(box, tensor.pieces[k].box)) {
-        fields.refuse(name, "has pieces that overlap");
-      }
+    covered += volume(box.size);
+    for (size_t k = 0; k < i; ++k) {
+      if (overlaps(box, tensor.pieces[k].box)) fields.refuse(name, "has pieces that overlap");
     }
   }
   if (covered != whole)

@@ -43,9 +43,9 @@ struct ManifestPiece {
 };
 
 struct ManifestTensor {
-  std::vector<int64_t> shape;  ///< global
-  std::string dtype;           ///< as safetensors spells it: "F32"
-  std::vector<ManifestPiece> pieces;
+  std::vector<int64_t> shape;         ///< global
+  std::string dtype;                  ///< as safetensors spells it: "F32"
+  std::vector<ManifestPiece> pieces;  ///< none of a tensor without elements
 };
 
 struct ManifestFile {

@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/checkpoint/verify.h"
 
 namespace caravan {
 namespace {
@@ -129,11 +129,7 @@ std::vector<fs::path> abandon_later_checkpoints(const fs::path& run, int64_t ste
 }
 
 void verify_checkpoint(const fs::path& folder) {
-  for (const auto& [name, file] : Manifest::read(folder).files) {
-    if (content_hash(MappedFile(folder / name, "checkpoint").bytes()).hex() == file.hash) continue;
-    throw DataError({"checkpoint", (folder / name).string(), "does not have the hash that was written: it was altered",
-                     "", "use an older checkpoint of the same run"});
-  }
+  for (const auto& [name, file] : Manifest::read(folder).files) verify_file(folder, name, file);
 }
 
 fs::path newest_whole_checkpoint(const fs::path& run, int64_t step) {

@@ -91,6 +91,7 @@ SafetensorsWriter::SafetensorsWriter(OutputFile& file, std::vector<SafetensorsSp
     if (tensor.name == "__metadata__" || !slots_.emplace(tensor.name, Slot{begin, end}).second) {
       misuse(file, tensor.name, "is a duplicate or reserved name");
     }
+    names_.push_back(tensor.name);
     header[tensor.name] = {
         {"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
   }
@@ -100,9 +101,14 @@ SafetensorsWriter::SafetensorsWriter(OutputFile& file, std::vector<SafetensorsSp
   const auto data_offset = static_cast<int64_t>(sizeof header_bytes + header_bytes);
   for (auto& [name, slot] : slots_) slot = {slot.next + data_offset, slot.end + data_offset};
 
-  file_.reserve(data_offset + end);
-  file_.append(std::as_bytes(std::span(&header_bytes, 1)));
+  file_bytes_ = data_offset + end;
+  file_.reserve(file_bytes_);
+  const std::span<const std::byte> prefix = std::as_bytes(std::span(&header_bytes, 1));
+  file_.append(prefix);
   file_.append(text);
+  hasher_.update(prefix);
+  hasher_.update(text);
+  hashed_bytes_ = data_offset;
 }
 
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
@@ -113,6 +119,10 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
     misuse(file_, name, fmt::format("got {} bytes, but {} are missing", bytes.size(), slot.end - slot.next));
   }
   file_.write_at(slot.next, bytes);
+  if (slot.next == hashed_bytes_) {
+    hasher_.update(bytes);
+    hashed_bytes_ += static_cast<int64_t>(bytes.size());
+  }
   slot.next += static_cast<int64_t>(bytes.size());
 }
 
@@ -121,6 +131,15 @@ void SafetensorsWriter::finish() {
     if (slot.next != slot.end)
       misuse(file_, name, fmt::format("is incomplete: {} bytes are missing", slot.end - slot.next));
   }
+}
+
+ContentHash SafetensorsWriter::hash() const {
+  if (hashed_bytes_ == file_bytes_) return hasher_.value();
+  throw UsageError({.op = "safetensors",
+                    .subject = file_.path().string(),
+                    .fact = fmt::format("{} of {} bytes came in the order of the file", hashed_bytes_, file_bytes_),
+                    .where = {},
+                    .action = "append the tensors in the order of names() to have their hash"});
 }
 
 }  // namespace caravan

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/base/content_hash.h"
 #include "caravan/base/file.h"
 #include "caravan/comm/types.h"
 
@@ -80,10 +81,16 @@ class SafetensorsWriter {
   SafetensorsWriter(OutputFile& file, std::vector<SafetensorsSpec> tensors,
                     const std::map<std::string, std::string>& metadata = {});
 
+  /// The tensors in the order of the file.
+  const std::vector<std::string>& names() const noexcept { return names_; }
+
   /// Writes the next bytes of tensor `name`. Throws UsageError for an unknown name or too many bytes.
   void append(std::string_view name, std::span<const std::byte> bytes);
   /// Throws UsageError unless every tensor is complete. The owner of the file flushes it.
   void finish();
+  /// content_hash of the whole file, which is not read for it. Throws UsageError unless every tensor is complete and
+  /// their bytes came in the order of names().
+  ContentHash hash() const;
 
  private:
   struct Slot {
@@ -91,6 +98,10 @@ class SafetensorsWriter {
     int64_t end;
   };
   OutputFile& file_;
+  std::vector<std::string> names_;
+  ContentHasher hasher_;  ///< of the file's first `hashed_bytes_`
+  int64_t hashed_bytes_ = 0;
+  int64_t file_bytes_ = 0;
   std::map<std::string, Slot, std::less<>> slots_;
 };
 

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <functional>
-#include <numeric>
+#include <map>
+#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/checkpoint.h"
@@ -20,46 +20,58 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// The pieces that this rank writes. Of the replicas of a piece, the one with the fewest bytes so far writes it; all
-/// ranks compute the same assignment.
+int64_t global_bytes(const CheckpointPiece& piece) {
+  const Box whole{std::vector<int64_t>(piece.shape.size(), 0), piece.shape};
+  return whole.num_elements() * static_cast<int64_t>(piece.tensor.element_size());
+}
+
+/// The pieces that this rank writes. Of the replicas of a piece, the one with the fewest bytes so far writes it. All of
+/// them must compute the same assignment, so it depends only on what they know alike: bytes are those of the whole
+/// tensors, as ranks may hold more or less of one, and they are added up for each set of replica axes alone, as a
+/// replica of one set is a different rank than that of another.
 std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>& pieces) {
-  std::map<int, std::vector<int64_t>> load;  // by number of replicas
+  std::map<std::pair<std::string, int>, std::vector<int64_t>> load;
   std::vector<const CheckpointPiece*> mine;
   for (const CheckpointPiece& piece : pieces) {
-    auto& bytes = load.try_emplace(piece.num_replicas, static_cast<size_t>(piece.num_replicas)).first->second;
+    std::vector<int64_t>& bytes = load[{piece.replica_axes, piece.num_replicas}];
+    bytes.resize(static_cast<size_t>(piece.num_replicas));
     const auto least = std::min_element(bytes.begin(), bytes.end());
-    *least += static_cast<int64_t>(piece.tensor.nbytes());
+    *least += global_bytes(piece);
     if (least - bytes.begin() == piece.replica) mine.push_back(&piece);
   }
   return mine;
 }
 
-ContentHash hash_of(const fs::path& path) { return content_hash(MappedFile(path, "checkpoint").bytes()); }
-
-/// Writes this rank's shard into `folder`. Returns its entry in the manifest, as JSON.
+/// Writes this rank's shard into `folder`, unless its pieces have no elements. Returns its entry in the manifest, as
+/// JSON.
 std::string write_shard(const fs::path& folder, const std::vector<const CheckpointPiece*>& pieces, int rank) {
   json report{{"pieces", json::array()}};
-  if (pieces.empty()) return report.dump();
-  const std::string name = fmt::format("rank_{:05}.safetensors", rank);
   std::vector<SafetensorsSpec> specs;
+  std::map<std::string, const at::Tensor*> tensors;
   for (const CheckpointPiece* piece : pieces) {
-    specs.push_back({piece->name, to_dtype(piece->tensor.scalar_type()), piece->box.size});
-  }
-  OutputFile file(folder / name, "checkpoint");
-  SafetensorsWriter writer(file, std::move(specs));
-  for (const CheckpointPiece* piece : pieces) {
-    writer.append(piece->name, {static_cast<const std::byte*>(piece->tensor.const_data_ptr()), piece->tensor.nbytes()});
+    const Dtype dtype = to_dtype(piece->tensor.scalar_type());
     report["pieces"].push_back({{"name", piece->name},
                                 {"shape", piece->shape},
-                                {"dtype", safetensors_name(to_dtype(piece->tensor.scalar_type()))},
+                                {"dtype", safetensors_name(dtype)},
                                 {"offset", piece->box.offset},
                                 {"size", piece->box.size}});
+    if (piece->box.num_elements() == 0) continue;
+    specs.push_back({piece->name, dtype, piece->box.size});
+    tensors[piece->name] = &piece->tensor;
+  }
+  if (specs.empty()) return report.dump();
+  const std::string name = fmt::format("rank_{:05}.safetensors", rank);
+  OutputFile file(folder / name, "checkpoint");
+  SafetensorsWriter writer(file, std::move(specs));
+  for (const std::string& tensor : writer.names()) {
+    const at::Tensor& data = *tensors.at(tensor);
+    writer.append(tensor, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
   }
   writer.finish();
   file.finish();
   report["file"] = name;
   report["bytes"] = fs::file_size(folder / name);
-  report["hash"] = hash_of(folder / name).hex();
+  report["hash"] = writer.hash().hex();
   return report.dump();
 }
 
@@ -68,16 +80,15 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
   manifest.info = info;
   for (const std::string& text : reports) {
     const json report = json::parse(text);
-    if (!report.contains("file")) continue;
-    const auto file = report["file"].get<std::string>();
-    manifest.files[file] = {report["bytes"].get<int64_t>(), report["hash"].get<std::string>()};
+    const auto file = report.value("file", std::string());
+    if (!file.empty()) manifest.files[file] = {report["bytes"].get<int64_t>(), report["hash"].get<std::string>()};
     for (const json& piece : report["pieces"]) {
       const auto name = piece["name"].get<std::string>();
       ManifestTensor& tensor = manifest.tensors[name];
       tensor.shape = piece["shape"].get<std::vector<int64_t>>();
       tensor.dtype = piece["dtype"].get<std::string>();
-      tensor.pieces.push_back(
-          {{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()}, file, name});
+      Box box{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()};
+      if (box.num_elements() > 0) tensor.pieces.push_back({std::move(box), file, name});
     }
   }
   return manifest;
@@ -121,6 +132,21 @@ std::string try_prune(const fs::path& run, int64_t keep) {
   return "";
 }
 
+/// The axes on which the ranks hold the same piece of a tensor of this layout.
+std::vector<MeshAxis> replica_axes(const Layout& layout, const Mesh& mesh) {
+  std::vector<MeshAxis> axes;
+  std::set<std::string> used;  // of the listed axes: by one that cuts the tensor, or by a sub-axis
+  for (const auto& [name, placement] : layout.entries()) {
+    if (!mesh.has(name) || (!placement.is_shard() && mesh[name].parent().empty())) continue;
+    used.insert(mesh.made_of(name).begin(), mesh.made_of(name).end());
+    if (!placement.is_shard()) axes.push_back(mesh[name]);  // a tensor that only the ranks of a sub-axis have
+  }
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (!used.contains(axis.name())) axes.push_back(axis);
+  }
+  return axes;
+}
+
 }  // namespace
 
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
@@ -129,10 +155,10 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
                         .shape = parameter.global_shape(),
                         .box = local_box(parameter.global_shape(), parameter.rest_layout(), mesh, parameter.name()),
                         .tensor = tensor};
-  for (const MeshAxis& axis : mesh.axes()) {
-    if (parameter.rest_layout().has(axis.name()) && parameter.rest_layout()[axis.name()].is_shard()) continue;
+  for (const MeshAxis& axis : replica_axes(parameter.rest_layout(), mesh)) {
     piece.replica = piece.replica * axis.size() + axis.coord();
     piece.num_replicas *= axis.size();
+    piece.replica_axes += (piece.replica_axes.empty() ? "" : " ") + axis.name();
   }
   return piece;
 }

@@ -6,6 +6,14 @@
 
 namespace caravan {
 
+bool overlaps(const Box& a, const Box& b) noexcept {
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    const int64_t begin = std::max(a.offset[d], b.offset[d]);
+    if (begin >= std::min(a.offset[d] + a.size[d], b.offset[d] + b.size[d])) return false;
+  }
+  return true;
+}
+
 void copy_overlap(const Box& from, std::span<const std::byte> source, const Box& to, std::span<std::byte> target,
                   int64_t element_bytes) {
   const size_t dims = from.size.size();

@@ -1,62 +1,203 @@
 #include "caravan/engine/flat.h"
 
-#include <ATen/core/grad_mode.h>
+#include <functional>
+#include <map>
+#include <numeric>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/tensor.h"
+#include "caravan/engine/groups.h"
 
 namespace caravan {
+namespace {
 
-FlatLayout::FlatLayout(const std::vector<Parameter*>& parameters) {
-  for (const bool decays : {true, false}) {
-    for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
-      Parameter* parameter = *it;
-      if (!parameter->requires_grad() || parameter->spec().decays != decays) continue;
-      const int64_t count = parameter->rest().numel();
-      index_.emplace(parameter, slots_.size());
-      slots_.push_back({parameter, count_, count});
-      count_ += (count + kAlignment - 1) / kAlignment * kAlignment;
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t aligned(int64_t count) {
+  return (count + FlatLayout::kAlignment - 1) / FlatLayout::kAlignment * FlatLayout::kAlignment;
+}
+
+/// The shape of the local piece of a leaf. Its layout may name part of an axis, on which it is whole.
+std::vector<int64_t> leaf_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
+  std::vector<Layout::Entry> entries;
+  for (const auto& [axis, placement] : leaf.entries()) {
+    if (placement.is_shard()) entries.emplace_back(axis, placement);
+  }
+  return local_box(parameter.global_shape(), Layout(std::move(entries)), mesh, parameter.name()).size;
+}
+
+/// How one axis cuts the leaf buffer of a bucket: major axes are cut first.
+struct Level {
+  MeshAxis axis;
+  std::vector<int64_t> counts;  ///< elements of each coordinate
+  size_t last = 0;              ///< the coordinate that holds the last row so far
+};
+
+/// One parameter's stretch of the part of a leaf buffer that this rank has left.
+struct Stretch {
+  int64_t rows = 0;
+  int64_t row = 1;  ///< elements
+  int64_t gap = 0;  ///< elements after the last row
+  int64_t count() const noexcept { return rows * row + gap; }
+};
+
+std::vector<int64_t> rows_of_coordinates(const Placement& shard, int64_t rows, const Level& level,
+                                         const Parameter& parameter) {
+  // Sizes are those at this rank's coordinates of the major axes.
+  return shard.sizes().empty() ? shard.split(rows, level.axis.size(), parameter.name()) : shard.sizes();
+}
+
+/// Cuts the stretch of `parameter` at `level`: counts what each coordinate gets, leaves what this one gets.
+void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter& parameter) {
+  const std::vector<int64_t> rows = rows_of_coordinates(shard, stretch.rows, level, parameter);
+  size_t last = level.last;
+  for (size_t k = 0; k < rows.size(); ++k) {
+    if (rows[k] == 0) continue;
+    if (shard.dim() != 0 || k < level.last) {
+      throw LayoutError({"flat", parameter.name(),
+                         fmt::format("rests {} on axis {}: its group is not one contiguous part for each coordinate",
+                                     shard.to_string(), level.axis.name()),
+                         level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
     }
-    if (decays) decayed_count_ = count_;
+    level.counts[k] += rows[k] * stretch.row;
+    last = k;
+  }
+  level.last = last;
+  if (stretch.rows > 0) level.counts[last] += stretch.gap;
+  const auto coord = static_cast<size_t>(level.axis.coord());
+  if (stretch.rows == 0 || coord != last) stretch.gap = 0;
+  stretch.rows = rows[coord];
+}
+
+/// True if this rank counts the gradient: each element counts once, where an axis is invariant on coordinate 0. The
+/// other ranks have the same gradient, but on another processor they would sum it to other last bits, clip by another
+/// factor and drift apart.
+bool counts_here(const Parameter& parameter, const Layout& rest, const Mesh& mesh) {
+  bool counts = true;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.size() == 1 || !rest.has(axis.name())) continue;
+    const Placement& placement = rest[axis.name()];
+    if (!placement.is_shard() && !placement.is_invariant()) {
+      throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
+                         mesh.where(), "parameters rest in I or S"});
+    }
+    counts = counts && (placement.is_shard() || axis.coord() == 0);
+  }
+  return counts;
+}
+
+}  // namespace
+
+int64_t Slot::rest_count() const noexcept { return product(rest_shape); }
+int64_t Slot::leaf_count() const noexcept { return product(leaf_shape); }
+
+bool Bucket::reduces_in_place() const noexcept {
+  for (const FlatCell& cell : reduce) {
+    if (cell.to.is_shard()) return false;
+  }
+  return true;
+}
+
+FlatLayout::FlatLayout(const Strategy& strategy, const Mesh& mesh) {
+  const Groups groups = groups_of(strategy, mesh);
+  units_ = groups.units;
+  const int num_units = static_cast<int>(strategy.units.size());
+  std::vector<int> order;
+  for (int group = num_units; group-- > 0;) order.push_back(group);
+  for (int group = num_units; group < static_cast<int>(groups.parameters.size()); ++group) order.push_back(group);
+  for (const bool is_trained : {true, false}) {
+    for (const int group : order) {
+      for (const auto& parameters : by_way(groups.parameters[static_cast<size_t>(group)], strategy, mesh)) {
+        if (parameters.front()->requires_grad() == is_trained) place_bucket(parameters, group, strategy, mesh);
+      }
+    }
+    if (is_trained) trained_count_ = count_;
   }
 }
+
+void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy,
+                              const Mesh& mesh) {
+  const ParameterLayouts& example = layouts_of(strategy, *parameters.front());
+  const std::vector<AxisMove> fill = fill_moves(example, mesh);
+  Bucket bucket{.index = static_cast<int>(buckets_.size()),
+                .group = group,
+                .is_trained = parameters.front()->requires_grad(),
+                .first_slot = slots_.size(),
+                .num_slots = parameters.size(),
+                .rest_offset = count_};
+  std::map<std::string, Level> levels;
+  for (const AxisMove& move : fill) {
+    const MeshAxis& axis = mesh[move.axis];
+    levels.emplace(move.axis, Level{axis, std::vector<int64_t>(static_cast<size_t>(axis.size()), 0)});
+  }
+  for (Parameter* parameter : parameters) {
+    const ParameterLayouts& layouts = layouts_of(strategy, *parameter);
+    Slot slot{.parameter = parameter, .bucket = bucket.index};
+    slot.rest_shape = local_box(parameter->global_shape(), layouts.rest, mesh, parameter->name()).size;
+    slot.leaf_shape = leaf_shape_of(*parameter, layouts.leaf, mesh);
+    slot.leaf_offset = bucket.leaf_count;
+    const int64_t count = slot.leaf_count();
+    Stretch stretch{.gap = aligned(count) - count};
+    stretch.rows = slot.leaf_shape.empty() ? 1 : slot.leaf_shape.front();
+    stretch.row = stretch.rows == 0 ? 0 : count / stretch.rows;
+    bucket.leaf_count += stretch.count();
+    const std::vector<AxisMove> moves = fill_moves(layouts, mesh);
+    for (auto move = moves.rbegin(); move != moves.rend(); ++move) {  // major axes first
+      cut(stretch, levels.at(move->axis), move->from, *parameter);
+    }
+    slot.rest_offset = bucket.rest_offset + bucket.rest_count;
+    bucket.rest_count += stretch.count();
+    add_range({.offset = slot.rest_offset,
+               .count = stretch.count(),
+               .decays = parameter->spec().decays,
+               .is_counted = counts_here(*parameter, layouts.rest, mesh)},
+              bucket.is_trained);
+    index_.emplace(parameter, slots_.size());
+    slots_.push_back(std::move(slot));
+  }
+  for (const AxisMove& move : fill)
+    bucket.fill.push_back({mesh[move.axis], move.from, move.to, levels.at(move.axis).counts});
+  for (const AxisMove& move : reduce_moves(example, mesh)) {
+    const auto level = levels.find(move.axis);
+    bucket.reduce.push_back(
+        {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
+  }
+  count_ = bucket.rest_offset + aligned(bucket.rest_count);
+  if (bucket.is_trained && !ranges_.empty()) {  // the gap is zero: no one need leave it out
+    ranges_.back().count += count_ - bucket.rest_offset - bucket.rest_count;
+  }
+  buckets_.push_back(std::move(bucket));
+}
+
+void FlatLayout::add_range(Range range, bool is_trained) {
+  if (!is_trained || range.count == 0) return;
+  if (!ranges_.empty()) {
+    Range& before = ranges_.back();
+    const bool follows = before.offset + before.count == range.offset && before.decays == range.decays &&
+                         before.is_counted == range.is_counted;
+    if (follows) {
+      before.count += range.count;
+      return;
+    }
+  }
+  ranges_.push_back(range);
+}
+
+int64_t FlatState::version() const {
+  if (values.is_meta()) return 0;
+  auto version = static_cast<int64_t>(values._version());
+  for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->rest()._version());
+  return version;
+}
+
+void FlatState::bump_version() const { values.unsafeGetTensorImpl()->bump_version(); }
 
 at::Tensor FlatLayout::view(const at::Tensor& flat, const Parameter& parameter) const {
   const Slot& at = slot(parameter);
-  return flat.narrow(0, at.offset, at.count).view(parameter.rest().sizes());
-}
-
-FlatState flatten(const std::vector<Parameter*>& parameters, Communicator& comm) {
-  FlatLayout layout(parameters);
-  if (layout.slots().empty()) {
-    throw UsageError({"flatten", "model", "no parameter requires a gradient", "", "train at least one"});
-  }
-  const Parameter& first = *layout.slots().front().parameter;
-  const at::ScalarType dtype = first.rest().scalar_type();
-  for (const auto& slot : layout.slots()) {
-    const at::Tensor& rest = slot.parameter->rest();
-    if (rest.scalar_type() != dtype || rest.device() != first.rest().device()) {
-      throw UsageError(
-          {"flatten", slot.parameter->name(),
-           fmt::format("rests as {} on {}, but {} as {} on {}", c10::toString(rest.scalar_type()), rest.device().str(),
-                       first.name(), c10::toString(dtype), first.rest().device().str()),
-           "", "let all parameters rest in one dtype on one device"});
-    }
-  }
-  const at::NoGradGuard no_grad;
-  const auto allocate = [&] {
-    if (first.rest().is_meta()) return at::Tensor(first.rest().new_empty({layout.count()}));
-    return allocate_flat(comm, layout.count(), dtype);
-  };
-  FlatState state{layout, allocate(), allocate()};
-  for (const auto& slot : layout.slots()) {
-    at::Tensor piece = state.layout.view(state.values, *slot.parameter);
-    piece.copy_(slot.parameter->rest());
-    at::Tensor rest = slot.parameter->rest();
-    rest.set_data(piece);
-  }
-  return state;
+  return flat.narrow(0, at.rest_offset, at.rest_count()).view(at.rest_shape);
 }
 
 }  // namespace caravan

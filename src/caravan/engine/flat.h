@@ -2,60 +2,109 @@
 
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/comm/communicator.h"
-#include "caravan/module/parameter.h"
+#include "caravan/engine/strategy.h"
+#include "caravan/redistribute/flat.h"
 
 namespace caravan {
 
-/// Where the pieces of a model's parameters lie in one flat buffer: parameters, gradients and each optimizer moment use
-/// the same offsets. Parameters with weight decay first, then those without, each in reverse forward order, which is
-/// about the order in which backward completes their gradients: a bucket is a contiguous range, and so is a
-/// weight-decay group.
+/// One parameter in the flat buffers of its model.
+struct Slot {
+  Parameter* parameter = nullptr;
+  int bucket = 0;
+  std::vector<int64_t> rest_shape{};  ///< of the local piece
+  std::vector<int64_t> leaf_shape{};
+  int64_t rest_offset = 0;  ///< in elements, in the buffers of the whole model
+  int64_t leaf_offset = 0;  ///< in the leaf buffer of its bucket
+  int64_t rest_count() const noexcept;
+  int64_t leaf_count() const noexcept;
+};
+
+/// Parameters of one group that take the same way between rest and leaf: a range of the flat buffers that is moved as
+/// one.
+struct Bucket {
+  int index = 0;
+  int group = 0;
+  bool is_trained = true;
+  size_t first_slot = 0;
+  size_t num_slots = 0;
+  int64_t rest_offset = 0;
+  int64_t rest_count = 0;
+  int64_t leaf_count = 0;
+  std::vector<FlatCell> fill{};    ///< rest -> leaf, without the cells that move nothing
+  std::vector<FlatCell> reduce{};  ///< gradient of the leaf -> at rest: {debt axes, from, to}
+  /// The leaf is the tensor at rest, or a copy in another dtype of the same elements.
+  bool is_at_rest() const noexcept { return fill.empty(); }
+  /// The gradient is reduced where it lies.
+  bool reduces_in_place() const noexcept;
+};
+
+/// Where the pieces of a model's parameters lie in one flat buffer: values, gradients and each optimizer moment use the
+/// same offsets. By group, in the reverse of forward order, which is about the order in which backward completes
+/// gradients; parameters that several units share last. Trained parameters come first, and only they have gradients and
+/// moments. Built from layouts: no parameter needs memory.
 class FlatLayout {
  public:
   /// Offsets are multiples of this many elements: 64 bytes in bf16, 128 in fp32. The gaps stay zero in every buffer.
   static constexpr int64_t kAlignment = 32;
 
-  struct Slot {
-    Parameter* parameter;
-    int64_t offset;  ///< in elements
-    int64_t count;   ///< elements of the local piece
+  /// A stretch of the buffers that the optimizer treats alike.
+  struct Range {
+    int64_t offset = 0;
+    int64_t count = 0;
+    bool decays = true;
+    bool is_counted = true;  ///< in the gradient norm: on an axis where it is invariant, by coordinate 0 alone
   };
 
-  /// Of materialised parameters that require a gradient; the others are left out.
-  explicit FlatLayout(const std::vector<Parameter*>& parameters);
+  FlatLayout() = default;
+  /// Throws LayoutError, naming parameter and axis, if one neither rests in I or S nor has a leaf that follows from it,
+  /// or if the shards of a group are not cut at rows (shard_at_rows).
+  FlatLayout(const Strategy& strategy, const Mesh& mesh);
 
+  const Units& units() const noexcept { return units_; }
   const std::vector<Slot>& slots() const noexcept { return slots_; }
+  const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
+  const std::vector<Range>& ranges() const noexcept { return ranges_; }
+  bool has(const Parameter& parameter) const { return index_.contains(&parameter); }
   const Slot& slot(const Parameter& parameter) const { return slots_[index_.at(&parameter)]; }
   size_t index(const Parameter& parameter) const { return index_.at(&parameter); }
-  bool has(const Parameter& parameter) const { return index_.contains(&parameter); }
-  /// Elements of the whole buffer, gaps included, and of its first part, which decays.
-  int64_t count() const noexcept { return count_; }
-  int64_t decayed_count() const noexcept { return decayed_count_; }
 
-  /// The piece of `parameter` in `flat`, in the shape of its rest tensor.
+  int64_t count() const noexcept { return count_; }                  ///< elements of the values
+  int64_t trained_count() const noexcept { return trained_count_; }  ///< of gradients and moments: the first of them
+  /// The local piece of `parameter` in a flat buffer, in its shape at rest.
   at::Tensor view(const at::Tensor& flat, const Parameter& parameter) const;
 
  private:
+  void place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy, const Mesh& mesh);
+  void add_range(Range range, bool is_trained);
+
+  Units units_;
   std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;
+  std::vector<Range> ranges_;
   std::unordered_map<const Parameter*, size_t> index_;
   int64_t count_ = 0;
-  int64_t decayed_count_ = 0;
+  int64_t trained_count_ = 0;
 };
 
-/// A model's values and gradients in flat buffers of Communicator::allocate.
+/// A model's values and gradients on this rank, flat.
 struct FlatState {
   FlatLayout layout;
-  at::Tensor values;     ///< every rest tensor is a view of it
-  at::Tensor gradients;  ///< fp32 (fp64 for fp64 parameters)
-};
+  at::Tensor values;     ///< every rest tensor is a view of it; fp32 (fp64 for fp64 parameters)
+  at::Tensor gradients;  ///< the same dtype; trained_count elements
 
-/// Moves the rest tensors into one buffer, in place: every handle to them, a user's module's included, sees the new
-/// memory. Throws UsageError if nothing requires a gradient or the dtypes differ.
-FlatState flatten(const std::vector<Parameter*>& parameters, Communicator& comm);
+  /// An Optimizer of this library updates the values, and torch's version counters tell it. torch::optim writes past
+  /// them.
+  bool is_versioned = false;
+  /// Changes whenever values are written, through this buffer or through any tensor at rest, if is_versioned. 0 for
+  /// meta tensors.
+  int64_t version() const;
+  /// For what writes values through plain pointers: a checkpoint that is read, a fused kernel.
+  void bump_version() const;
+};
 
 }  // namespace caravan

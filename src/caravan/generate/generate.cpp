@@ -4,11 +4,12 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/kv_cache.h"
+#include "caravan/generate/kv_cache.h"
 
 namespace caravan {
 namespace {
@@ -38,37 +39,44 @@ std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view pro
 
 }  // namespace
 
-int64_t generate(Model& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
+int64_t generate(const TextModel& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
                  const SamplingOptions& options, const std::function<bool(std::string_view text)>& show,
                  const std::optional<SpecialTokens>& tokens) {
   options.validate();
   const at::NoGradGuard no_grad;
   const SpecialTokens special = tokens.value_or(tokens_of(tokenizer));
-  std::vector<int64_t> ids = prompt_ids(tokenizer, prompt, special.begin, model.config().vocabulary);
-  const int64_t length = model.config().context;
-  KvCache cache(length);
-  ForwardContext context;
-  context.training = false;
-  context.cache = &cache;
+  const ModelConfig& config = model.model.config();
+  std::vector<int64_t> ids = prompt_ids(tokenizer, prompt, special.begin, config.vocabulary);
+  const auto length = static_cast<size_t>(config.context);
+  KvCache cache(model.model, config.context);
+  ForwardContext context{.phase = Phase::evaluate};
   TextStream text(tokenizer, /*skip_special_tokens=*/true);
-  size_t cached = 0;  // of ids: what the model has seen
-  if (static_cast<int64_t>(ids.size()) > length) cached = ids.size() - static_cast<size_t>(length);
+  size_t first = ids.size() > length ? ids.size() - length : 0;  // of the ids that the cache holds
+  size_t seen = first;                                           // the model has seen those before
+  bool stops = false;
   int64_t made = 0;
   for (; made < num_tokens; ++made) {
-    if (cache.length() + static_cast<int64_t>(ids.size() - cached) > length) {
+    if (ids.size() - first > length) {
       cache.clear();
-      cached = ids.size() - static_cast<size_t>(length - length / 2);
+      first = seen = ids.size() - (length - length / 2);
     }
-    const std::vector<int64_t> fresh(ids.begin() + static_cast<std::ptrdiff_t>(cached), ids.end());
-    const at::Tensor logits = model.next_logits(at::tensor(fresh, at::kLong).unsqueeze(0), context);
-    cached = ids.size();
-    const int64_t id = sample_token(logits.select(0, 0), options, static_cast<int64_t>(ids.size()));
-    if (std::ranges::find(special.end, id) != special.end.end()) break;
-    ids.push_back(id);
+    const std::vector<int64_t> fresh(ids.begin() + static_cast<std::ptrdiff_t>(seen), ids.end());
+    const auto position = static_cast<int64_t>(seen - first);
+    context.positions = at::arange(position, position + static_cast<int64_t>(fresh.size()), at::kLong);
+    const at::Tensor logits = model.logits(at::tensor(fresh, at::kLong).unsqueeze(0), context);
+    seen = ids.size();
+    TextModel::Choice choice{.stops = stops};
+    if (logits.defined()) {
+      choice.token = sample_token(logits.select(0, 0).select(0, 0), options, static_cast<int64_t>(ids.size()));
+    }
+    choice = model.agree(choice);
+    if (choice.stops) return made;
+    if (std::ranges::find(special.end, choice.token) != special.end.end()) break;
+    ids.push_back(choice.token);
     // A model's embedding may be padded past the tokenizer's last id.
-    if (id < tokenizer.vocab_size() && !show(text.put(static_cast<int32_t>(id)))) return made + 1;
+    if (choice.token < tokenizer.vocab_size()) stops = !show(text.put(static_cast<int32_t>(choice.token)));
   }
-  show(text.finish());
+  if (!stops) show(text.finish());
   return made;
 }
 

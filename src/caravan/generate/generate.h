@@ -7,8 +7,8 @@
 
 #include "caravan/data/tokenizer.h"
 #include "caravan/generate/sampling.h"
+#include "caravan/generate/text_model.h"
 #include "caravan/nn/hf_config.h"
-#include "caravan/nn/model.h"
 
 namespace caravan {
 
@@ -17,10 +17,10 @@ namespace caravan {
 /// it is generated, in well-formed UTF-8; it returns false to stop. Keys and values are cached; when the text outgrows
 /// the model's context, its earlier half is dropped.
 ///
-/// One rank calls it, with a materialised model. Returns the number of tokens generated. Throws UsageError for options
-/// out of range and for an empty prompt without a begin token; DataError if the tokenizer has more tokens than the
-/// model or the prompt is not UTF-8.
-int64_t generate(Model& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
+/// Every rank of the model calls it, with the same arguments; `show` is called on each. Returns the number of tokens
+/// generated. Throws UsageError for options out of range and for an empty prompt without a begin token; DataError if
+/// the tokenizer has more tokens than the model or the prompt is not UTF-8.
+int64_t generate(const TextModel& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
                  const SamplingOptions& options, const std::function<bool(std::string_view text)>& show,
                  const std::optional<SpecialTokens>& tokens = {});
 

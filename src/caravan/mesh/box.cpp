@@ -1,4 +1,5 @@
 #include <functional>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -28,6 +29,19 @@ struct Query {
     return ShapeError({op, subject(), fact, where(), action});
   }
 
+  void check_axes() const {
+    std::map<std::string, std::string> placed_by;
+    for (const auto& [axis, placement] : layout.entries()) {
+      if (!mesh.has(axis)) continue;  // of another mesh; it is looked up if it cuts a dim
+      for (const std::string& listed : mesh.made_of(axis)) {
+        const auto [other, is_new] = placed_by.emplace(listed, axis);
+        if (is_new) continue;
+        throw LayoutError({op, subject(), fmt::format("axes {} and {} share coordinates", other->second, axis), where(),
+                           "place one of the two"});
+      }
+    }
+  }
+
   void check_dims() const {
     const int num_dims = static_cast<int>(shape.size());
     for (const auto& [axis, placement] : layout.entries()) {
@@ -47,6 +61,7 @@ void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
   for (const auto& [name, placement] : query.layout.entries()) {
     if (!placement.is_shard(dim)) continue;
     const MeshAxis& axis = query.mesh[name];
+    if (!placement.sizes().empty()) extents = {size};  // those at this rank's coordinates of the major axes
     std::set<int64_t> parts;
     for (const int64_t extent : extents) {
       if (const auto wrong = misfit(placement, extent, axis.size(), name)) {
@@ -94,6 +109,7 @@ int64_t Box::num_elements() const noexcept {
 
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh, std::string_view what) {
   const Query query{"local_box", global_shape, layout, mesh, what};
+  query.check_axes();
   query.check_dims();
   Box box{std::vector<int64_t>(global_shape.size(), 0), global_shape};
   for (size_t dim = 0; dim < global_shape.size(); ++dim) {
@@ -105,6 +121,7 @@ Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, co
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,
                                   std::string_view what) {
   const Query query{"global_shape", local_shape, layout, mesh, what};
+  query.check_axes();
   query.check_dims();
   std::vector<int64_t> shape = local_shape;
   for (auto entry = layout.entries().rbegin(); entry != layout.entries().rend(); ++entry) {  // minor axes first

@@ -1,6 +1,7 @@
 #include "caravan/mesh/layout.h"
 
 #include <algorithm>
+#include <set>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
@@ -62,9 +63,16 @@ Layout Layout::moved(std::string_view axis, const Placement& to) const {
 }
 
 Layout Layout::completed(const Mesh& mesh, const Placement& placement) const {
+  std::set<std::string> placed;  // of the axes that the mesh lists: a layout may name others, which are made of them
+  for (const auto& [axis, its_placement] : entries_) {
+    placed.insert(axis);
+    if (!mesh.has(axis)) continue;
+    const std::vector<std::string>& listed = mesh.made_of(axis);
+    placed.insert(listed.begin(), listed.end());
+  }
   Layout result = *this;
   for (const MeshAxis& axis : mesh.axes()) {
-    if (!has(axis.name())) result.entries_.emplace_back(axis.name(), placement);
+    if (!placed.contains(axis.name())) result.entries_.emplace_back(axis.name(), placement);
   }
   return result;
 }

@@ -14,7 +14,8 @@ namespace caravan {
 
 /// How a tensor is laid out: a placement for each axis of the mesh, in order. If two axes shard one dim, the earlier
 /// one is the major axis and splits the dim first. Only the minor axis may leave a dim, and an axis that arrives on a
-/// dim becomes its minor axis.
+/// dim becomes its minor axis. Of a mesh with derived axes (Mesh::factor, join, part), a layout names an axis or axes
+/// that it is made of, never both: local_box and global_shape refuse that.
 class Layout {
  public:
   using Entry = std::pair<std::string, Placement>;
@@ -37,7 +38,8 @@ class Layout {
   /// This layout after a redistribution that places `axis` as `to`, as the minor axis if it shards. Unchanged if the
   /// placement is the same. Throws LayoutError if the layout does not name the axis.
   Layout moved(std::string_view axis, const Placement& to) const;
-  /// This layout plus `placement` on the axes of `mesh` that it does not name.
+  /// This layout plus `placement` on those of mesh.axes() that it does not name, neither themselves nor as what another
+  /// axis is made of.
   Layout completed(const Mesh& mesh, const Placement& placement) const;
   /// The layout of the gradient.
   Layout dual() const;
@@ -62,7 +64,8 @@ struct Box {
 
 /// What this rank of `mesh` holds of a tensor of `global_shape`. On R, I and P axes, and on axes that the layout does
 /// not name, every rank holds everything. Throws ShapeError naming `what` if a dim does not divide on any coordinate,
-/// so all ranks throw together, and LayoutError if a shard names a dim that does not exist.
+/// so all ranks throw together, and LayoutError if a shard names a dim that does not exist, or if two axes of the
+/// layout are made of the same axis.
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
               std::string_view what = {});
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "caravan/comm/communicator.h"
+#include "caravan/mesh/deferred_work.h"
 
 namespace caravan {
 
@@ -25,8 +26,15 @@ class MeshAxis {
   int coord() const noexcept;
   /// The communicator of the axis; its rank is coord(). On an axis of size 1 it has one rank and its verbs are no-ops.
   Communicator& comm() const noexcept;
-  /// Mesh::where of its mesh.
+  /// Mesh::where of the mesh that it was made in.
   const std::string& where() const noexcept;
+  /// Of a sub-axis (Mesh::part), the name of the axis that it is part of; "" for all other axes.
+  const std::string& parent() const noexcept;
+  /// The coordinate on parent() of coordinate `coord` of this axis; `coord` itself for an axis without a parent. Throws
+  /// UsageError if `coord` is not from 0 to size()-1.
+  int parent_coord(int coord) const;
+  /// Mesh::deferred of its mesh.
+  DeferredWork& deferred() const noexcept;
   bool operator==(const MeshAxis& other) const noexcept;
 
  private:
@@ -37,6 +45,11 @@ class MeshAxis {
 
 /// Named axes over the ranks of a world; the last axis varies fastest. With axes a and b, rank = coord(a) * size(b) +
 /// coord(b). Cheap to copy.
+///
+/// factor, join and part derive a mesh that knows more axes of the same ranks. They are collective: every rank of the
+/// world calls them in the same order with the same arguments. They throw UsageError on every rank, before anything is
+/// sent, for an axis that does not exist (listing those that do), and for a name that is missing or in use. The axes of
+/// the first mesh stay the same objects, with the same communicators.
 class Mesh {
  public:
   /// Collective: every rank of `world` calls it with the same axes. Splits off one communicator per axis. Throws
@@ -44,21 +57,50 @@ class Mesh {
   /// twice, or if a size is below 1.
   static Mesh create(std::shared_ptr<Communicator> world, std::vector<AxisSize> axes);
 
-  /// Throws UsageError that lists the mesh's axes if there is none of this name.
+  /// Splits an axis into several, the first the slowest: dp=6 into replicate=2 and shard=3 gives the rank at dp=4
+  /// replicate=1 and shard=1. axes() lists the parts in place of `axis`, which operator[] still finds, so that a layout
+  /// may speak of either; but it must not name both an axis and a part of it. Splits off one communicator per part.
+  /// Throws UsageError if axes() does not list `axis`, or if the sizes do not multiply to its size, naming sizes that
+  /// do.
+  Mesh factor(std::string_view axis, std::vector<AxisSize> parts) const;
+
+  /// Adds one axis made of several, the first the slowest: the ranks that differ only in these coordinates, such as dp
+  /// and cp for the reduction of a gradient. operator[] finds it, axes() does not list it. Splits off one communicator.
+  /// Throws UsageError if two of `axes` share a coordinate (dp and a part of dp), or if one is a sub-axis.
+  Mesh join(std::string_view name, std::vector<std::string> axes) const;
+
+  /// Adds the sub-axis of the ranks of `axis` that have these coordinates on it; 0 and 3 of pp are the sub-axis
+  /// "pp{0,3}". Its own coordinate is the index in `coords`. operator[] finds it on these ranks only, axes() does not
+  /// list it. Splits off one communicator. Returns this mesh if it has that sub-axis already. Throws UsageError unless
+  /// `coords` are coordinates of `axis` in increasing order, at least one, or if `axis` is itself a sub-axis.
+  Mesh part(std::string_view axis, std::vector<int> coords) const;
+
+  /// Throws UsageError that lists the mesh's axes if there is none of this name, and that names the coordinates if it
+  /// is a sub-axis that this rank is not on.
   const MeshAxis& operator[](std::string_view name) const;
+  /// Whether operator[] finds the axis on this rank.
   bool has(std::string_view name) const noexcept;
+  /// The axes that span the mesh: each rank has its own combination of their coordinates.
   const std::vector<MeshAxis>& axes() const noexcept;
+  /// Those of axes() whose coordinates determine the coordinate on axis `name`, the slowest first: of a listed axis,
+  /// itself; of one that was factored, its parts. Two axes that share one of them must not be in one layout. Throws
+  /// UsageError if the mesh has no such axis; knows sub-axes on every rank.
+  const std::vector<std::string>& made_of(std::string_view name) const;
   Communicator& world() const noexcept;
   int rank() const noexcept;
   int size() const noexcept;
 
   /// "rank 5 of 12 (dp=1 tp=2)": the `where` of errors.
   const std::string& where() const noexcept;
-  /// Bytes this rank has sent on its axes and its world.
+  /// Bytes this rank has sent on its world and on the axes of this mesh, of the mesh it is derived from, and of all
+  /// others derived from that one.
   int64_t bytes_sent() const noexcept;
   double wait_ms() const noexcept;  ///< on the same communicators
+  /// What this rank has put off. Shared by the same meshes.
+  DeferredWork& deferred() const noexcept;
 
  private:
+  struct Family;
   struct State;
   std::shared_ptr<const State> state_;
 };

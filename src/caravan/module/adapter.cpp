@@ -3,28 +3,103 @@
 #include <algorithm>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "caravan/base/error.h"
 
 namespace caravan {
+namespace {
+
+/// A unit for each child that computes something.
+std::vector<ModuleAdapter::Unit> units_of_sequential(const std::shared_ptr<torch::nn::Module>& module) {
+  const auto* sequential = module == nullptr ? nullptr : module->as<torch::nn::SequentialImpl>();
+  if (sequential == nullptr) {
+    throw UsageError({"adapter", module == nullptr ? "" : module->name(),
+                      "is no torch::nn::Sequential, and torch::nn::Module has no forward of its own", "",
+                      "pass a function that runs the module, or a list of units"});
+  }
+  std::vector<ModuleAdapter::Unit> units;
+  for (const auto& child : module->named_children()) {
+    torch::nn::AnyModule layer = *(sequential->begin() + static_cast<std::ptrdiff_t>(units.size()));
+    units.push_back(
+        {.name = child.key(), .modules = {child.value()}, .forward = [layer](const Tensors& inputs) mutable {
+           return Tensors{layer.forward<at::Tensor>(inputs.at(0))};
+         }});
+  }
+  return units;
+}
+
+}  // namespace
+
+/// One unit: shares the slots of the adapter.
+class ModuleAdapter::UnitModule final : public Module {
+ public:
+  UnitModule(Forward forward, const std::vector<Parameter*>& parameters) : forward_(std::move(forward)) {
+    for (Parameter* parameter : parameters) share_parameter(*parameter);
+  }
+
+ private:
+  Tensors forward(Tensors inputs, const ForwardContext& /*context*/) override { return forward_(std::move(inputs)); }
+  Forward forward_;
+};
 
 ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh)
     : module_(std::move(module)), forward_(std::move(forward)) {
   if (!module_ || !forward_) throw UsageError({"adapter", "", "needs a module and a function that runs it", "", ""});
+  register_parameters(mesh);
+}
+
+ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh)
+    : module_(std::move(module)) {
+  if (!module_ || units.empty()) throw UsageError({"adapter", "", "needs a module and at least one unit", "", ""});
+  register_parameters(mesh);
+  register_units(std::move(units));
+}
+
+ModuleAdapter::ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh)
+    : ModuleAdapter(module, units_of_sequential(module), mesh) {}
+
+void ModuleAdapter::register_parameters(const Mesh& mesh) {
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& tensor = item.value();
     const auto is_this = [&](const Parameter* other) { return other->rest().is_same(tensor); };
     if (std::any_of(own_parameters().begin(), own_parameters().end(), is_this)) continue;
     Parameter& parameter = register_parameter(item.key(), {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
+    parameter.set_external();
     parameter.set_rest(tensor, Layout::all(mesh, Invariant{}));
-    parameter.set_computes_at_rest();
-    parameter.set_compute(tensor);
     parameter.set_requires_grad(tensor.requires_grad());
   }
-  if (parameters().empty()) {
+  if (own_parameters().empty()) {
     throw UsageError({"adapter", module_->name(), "has no parameters", "", "register them in its constructor"});
   }
 }
+
+void ModuleAdapter::register_units(std::vector<Unit> units) {
+  std::vector<const Parameter*> placed;
+  for (Unit& unit : units) {
+    if (!unit.forward) throw UsageError({"adapter", unit.name, "the unit has no function that runs it", "", ""});
+    std::vector<Parameter*> own;
+    for (const auto& part : unit.modules) {
+      for (const at::Tensor& tensor : part->parameters()) {
+        const auto found = std::find_if(own_parameters().begin(), own_parameters().end(),
+                                        [&](const Parameter* slot) { return slot->rest().is_same(tensor); });
+        if (found == own_parameters().end()) {
+          throw UsageError({"adapter", unit.name, "has a parameter that the module does not have", "",
+                            "name modules that are registered in " + module_->name()});
+        }
+        if (std::find(own.begin(), own.end(), *found) == own.end()) own.push_back(*found);
+      }
+    }
+    placed.insert(placed.end(), own.begin(), own.end());
+    units_.push_back(&register_module<UnitModule>(unit.name, std::move(unit.forward), own));
+  }
+  for (const Parameter* parameter : own_parameters()) {
+    if (std::find(placed.begin(), placed.end(), parameter) != placed.end()) continue;
+    throw UsageError({"adapter", parameter->name(), "is in no unit", "", "name its module in the unit that uses it"});
+  }
+}
+
+std::vector<Module*> ModuleAdapter::blocks() { return units_.empty() ? Module::blocks() : units_; }
 
 std::vector<std::pair<std::string, at::Tensor>> ModuleAdapter::buffers() {
   std::vector<std::pair<std::string, at::Tensor>> all;
@@ -32,6 +107,10 @@ std::vector<std::pair<std::string, at::Tensor>> ModuleAdapter::buffers() {
   return all;
 }
 
-Tensors ModuleAdapter::forward(Tensors inputs, const ForwardContext&) { return forward_(std::move(inputs)); }
+Tensors ModuleAdapter::forward(Tensors inputs, const ForwardContext& context) {
+  if (units_.empty()) return forward_(std::move(inputs));
+  for (Module* unit : units_) inputs = unit->run(std::move(inputs), context);
+  return inputs;
+}
 
 }  // namespace caravan

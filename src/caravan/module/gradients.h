@@ -1,38 +1,29 @@
 #pragma once
 
-#include <memory>
-#include <vector>
+#include <functional>
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/module/parameter.h"
-
 namespace caravan {
 
-/// Where gradients go: buckets, shards, a server.
+class Parameter;
+
+/// Where the gradients of a model's parameters go: buckets, shards, a server. One owner for each parameter.
 class GradientSink {
  public:
+  /// Where the gradient of a parameter's compute() is summed: a tensor of its shape, fp32 (fp64 for fp64).
+  struct Sum {
+    at::Tensor tensor;
+    bool is_empty = true;  ///< its contents are undefined: the next summand overwrites them
+  };
+
   virtual ~GradientSink() = default;
-  /// Adds a summand of the gradient of `parameter`: of the shape of its compute tensor, any floating dtype; the sink
-  /// does not keep the tensor. A backward makes parameter.num_deposits() of them.
-  virtual void deposit(Parameter& parameter, const at::Tensor& gradient) = 0;
-};
-
-/// The one owner of the hook slot of the leaves behind a model's parameters: what autograd accumulates for a leaf is
-/// deposited and freed at once, so no rank ever holds a second full gradient.
-///
-/// The leaf of a parameter is compute() if that is a leaf, else rest(). Hooks fire in backward(), not in
-/// autograd::grad(). Attach again after the leaves have been replaced. Detaches when destroyed.
-class GradientDispatcher {
- public:
-  /// `sink` outlives the dispatcher. Parameters that require no gradient get no hook.
-  GradientDispatcher(std::vector<Parameter*> parameters, GradientSink& sink);
-  ~GradientDispatcher();
-  GradientDispatcher(const GradientDispatcher&) = delete;
-  GradientDispatcher& operator=(const GradientDispatcher&) = delete;
-
- private:
-  std::vector<at::Tensor> leaves_;
+  /// The caller adds one summand to the returned tensor, then calls deposited(). Throws UsageError if the gradient of
+  /// this step is complete already.
+  virtual Sum sum_of(Parameter& parameter) = 0;
+  virtual void deposited(Parameter& parameter) = 0;
+  /// Runs `work`, which deposits a gradient of `parameter`, now or later; in order.
+  virtual void defer(Parameter& parameter, std::function<void()> work) = 0;
 };
 
 }  // namespace caravan

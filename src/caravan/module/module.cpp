@@ -12,13 +12,74 @@
 
 namespace caravan {
 
+/// The hooks of a module, outermost first. Replaced, never changed: a run goes on with those it began with.
+struct Hook::List {
+  std::shared_ptr<const std::vector<std::shared_ptr<const Around>>> hooks;
+};
+
+Hook& Hook::operator=(Hook&& other) noexcept {
+  remove();
+  list_ = std::move(other.list_);
+  hook_ = std::move(other.hook_);
+  return *this;
+}
+
+void Hook::remove() noexcept {
+  const auto list = list_.lock();
+  const auto hook = std::move(hook_);
+  list_.reset();
+  if (list == nullptr) return;
+  auto rest = *list->hooks;
+  std::erase(rest, hook);
+  list->hooks = rest.empty() ? nullptr : std::make_shared<const std::vector<std::shared_ptr<const Around>>>(rest);
+}
+
+Tensors Next::operator()(Tensors inputs, const ForwardContext& context) const {
+  if (hooks_ != nullptr && index_ < hooks_->size()) {
+    Next inner = *this;
+    ++inner.index_;
+    return (*(*hooks_)[index_])(*module_, std::move(inputs), context, inner);
+  }
+  if (last_ == 0) return module_->forward(std::move(inputs), context);
+  const std::vector<Module*> blocks = module_->blocks();
+  for (size_t i = first_; i < last_; ++i) inputs = blocks[i]->run(std::move(inputs), context);
+  return inputs;
+}
+
+Module::Module() : hooks_(std::make_shared<Hook::List>()) {}
 Module::~Module() = default;
 
+Hook Module::add_hook(Around hook, Place place) {
+  Hook handle;
+  handle.list_ = hooks_;
+  handle.hook_ = std::make_shared<const Around>(std::move(hook));
+  Next::Hooks hooks;
+  if (hooks_->hooks != nullptr) hooks = *hooks_->hooks;
+  hooks.insert(place == Place::outermost ? hooks.begin() : hooks.end(), handle.hook_);
+  hooks_->hooks = std::make_shared<const Next::Hooks>(std::move(hooks));
+  return handle;
+}
+
 Tensors Module::run(Tensors inputs, const ForwardContext& context) {
-  for (auto& hook : pre_hooks_) hook(*this, inputs, context);
-  Tensors outputs = forward(std::move(inputs), context);
-  for (auto hook = post_hooks_.rbegin(); hook != post_hooks_.rend(); ++hook) (*hook)(*this, outputs, context);
-  return outputs;
+  if (hooks_->hooks == nullptr) return forward(std::move(inputs), context);
+  Next next;
+  next.module_ = this;
+  next.hooks_ = hooks_->hooks;
+  return next(std::move(inputs), context);
+}
+
+Tensors Module::run_blocks(size_t first, size_t last, Tensors inputs, const ForwardContext& context) {
+  const std::vector<Module*> all = blocks();
+  if (first >= last || last > all.size()) {
+    throw InternalError({"module", name_, fmt::format("blocks {} to {} of {}", first, last, all.size()), "", ""});
+  }
+  if (all.front() == this) return run(std::move(inputs), context);
+  Next next;
+  next.module_ = this;
+  next.hooks_ = hooks_->hooks;
+  next.first_ = first;
+  next.last_ = last;
+  return next(std::move(inputs), context);
 }
 
 at::Tensor Module::operator()(const at::Tensor& input, const ForwardContext& context) {
@@ -40,6 +101,12 @@ std::vector<Parameter*> Module::parameters() const {
       if (std::find(all.begin(), all.end(), parameter) == all.end()) all.push_back(parameter);
     }
   }
+  return all;
+}
+
+std::vector<Module*> Module::children() const {
+  std::vector<Module*> all;
+  for (const auto& child : children_) all.push_back(child.get());
   return all;
 }
 
@@ -107,7 +174,6 @@ void Module::materialise(const Mesh& mesh, const std::map<std::string, Layout>& 
                            : at::empty(box.size, at::TensorOptions().dtype(at::kFloat).device(options.device));
     if (options.initialise && !piece.is_meta()) initialise(piece, *parameter, box, options.seed);
     parameter->set_rest(piece.detach().requires_grad_(parameter->requires_grad()), layout);
-    parameter->set_compute(parameter->rest());
   }
 }
 

@@ -17,6 +17,45 @@ namespace caravan {
 
 using Tensors = std::vector<at::Tensor>;
 
+class Module;
+class Next;
+
+/// Stands around a module's forward: may change its inputs, context and outputs, call `next` once, again later, or not
+/// at all. Recomputation, ring attention, a redistribution, quantization: all of them are such hooks.
+using Around = std::function<Tensors(Module& module, Tensors inputs, const ForwardContext& context, const Next& next)>;
+
+/// What a hook runs in its turn: the hooks inside it, then the module's forward. It may be kept and called again as
+/// long as the module lives.
+class Next {
+ public:
+  Tensors operator()(Tensors inputs, const ForwardContext& context) const;
+
+ private:
+  friend class Module;
+  using Hooks = std::vector<std::shared_ptr<const Around>>;
+  Module* module_ = nullptr;
+  std::shared_ptr<const Hooks> hooks_;
+  size_t index_ = 0;  ///< of the next hook
+  size_t first_ = 0;  ///< the blocks to run
+  size_t last_ = 0;   ///< 0: not some blocks, but the module's forward
+};
+
+/// Keeps a hook in place; removes it when destroyed. May outlive the module.
+class [[nodiscard]] Hook {
+ public:
+  Hook() = default;
+  ~Hook() { remove(); }
+  Hook(Hook&&) noexcept = default;
+  Hook& operator=(Hook&& other) noexcept;
+  void remove() noexcept;
+
+ private:
+  friend class Module;
+  struct List;
+  std::weak_ptr<List> list_;
+  std::shared_ptr<const Around> hook_;
+};
+
 /// A part of a model: named parameter slots, children in order, and a forward function over tensors. The seam of every
 /// technique: whoever splits, gathers, frees or moves parameters and activations does it through slots and hooks, from
 /// outside.
@@ -25,22 +64,21 @@ using Tensors = std::vector<at::Tensor>;
 /// copied.
 class Module {
  public:
-  /// Sees and may replace the inputs (before) or outputs (after) of the module's forward.
-  using Hook = std::function<void(Module& module, Tensors& tensors, const ForwardContext& context)>;
-
-  Module() = default;
+  Module();
   virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Runs pre-forward hooks, forward, post-forward hooks.
+  /// Runs the hooks, and inside them forward.
   Tensors run(Tensors inputs, const ForwardContext& context);
   /// The same for one tensor in, one out.
   at::Tensor operator()(const at::Tensor& input, const ForwardContext& context);
+  /// Runs blocks() [first, last) one after the other, inside the hooks of this module: a stage of a pipeline.
+  Tensors run_blocks(size_t first, size_t last, Tensors inputs, const ForwardContext& context);
 
-  /// Hooks run in the order they were added (pre) and in reverse (post): the first added is the outermost.
-  void add_pre_forward_hook(Hook hook) { pre_hooks_.push_back(std::move(hook)); }
-  void add_post_forward_hook(Hook hook) { post_hooks_.push_back(std::move(hook)); }
+  enum class Place : uint8_t { innermost, outermost };
+  /// The hook stands inside all others, or outside of them.
+  Hook add_hook(Around hook, Place place = Place::innermost);
 
   /// Dotted name from the root: "blocks.3.attention". "" for the root.
   const std::string& name() const noexcept { return name_; }
@@ -48,6 +86,7 @@ class Module {
   /// occurs).
   const std::vector<Parameter*>& own_parameters() const noexcept { return own_; }
   std::vector<Parameter*> parameters() const;
+  std::vector<Module*> children() const;
   /// This module and everything below it, parents first, in order.
   std::vector<Module*> modules();
   /// The module of that dotted name below this one. Throws UsageError naming the nearest that exists.
@@ -89,6 +128,7 @@ class Module {
   }
 
  private:
+  friend class Next;
   void adopt(const std::string& name, std::unique_ptr<Module> child);
   void prepend_name(const std::string& prefix);
 
@@ -96,8 +136,7 @@ class Module {
   std::vector<std::unique_ptr<Parameter>> owned_;
   std::vector<Parameter*> own_;  ///< owned and shared, in order
   std::vector<std::unique_ptr<Module>> children_;
-  std::vector<Hook> pre_hooks_;
-  std::vector<Hook> post_hooks_;
+  std::shared_ptr<Hook::List> hooks_;
 };
 
 /// A module of one tensor in, one out.

@@ -1,17 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "caravan/mesh/layout.h"
+#include "caravan/module/gradients.h"
 
 namespace caravan {
 
-/// How a parameter starts. Element i of the global tensor depends on (seed, name, i) alone (see nn/random.h), so every
-/// layout of it starts from the same values.
+/// How a parameter starts. Element i of the global tensor depends on (seed, name, i) alone (see base/random.h), so
+/// every layout of it starts from the same values.
 struct Init {
   enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;
   double std = 0;  ///< of normal
@@ -23,17 +25,24 @@ struct ParameterSpec {
   bool decays = true;  ///< belongs to the optimizer's weight-decay group (matrices do; norms and biases do not)
 };
 
-/// A slot for one weight: what rests (and the optimizer updates), and what the layers compute with. How a technique
-/// gets from one to the other is the technique; layers read compute() and know of nothing else.
+/// A slot for one weight, on three levels, each with a layout:
 ///
-///   - After materialise, compute() is rest(): a leaf that requires grad.
-///   - A technique that keeps its own compute tensor calls set_compute (a bf16 copy, a gathered shard, a piece); it may
-///   be a leaf
-///     or the result of a differentiable redistribute of rest().
-///   - A weight used in two places (a tied head) is one Parameter in both.
+///   rest     the piece that this rank owns and its optimizer updates (fp32)
+///   leaf     the autograd leaf, in the dtype of the arithmetic. Data parallelism fills it from rest: a gather, a cast,
+///            or nothing where both are one tensor. Its identity is fixed; its memory may come and go
+///   compute  what layers read: a differentiable function of the leaf (a tensor technique's redistribute, a
+///            quantization, a mask); by default the leaf itself
+///
+/// The gradient takes the way back: layers deposit gradients of compute, which are summed there; once they are
+/// complete, the owner of the gradients takes the sum through the derivation to the leaf, and from the leaf's layout to
+/// that at rest. An axis on which the leaf is R and rest is I or S is an axis on which that reduction is due; nothing
+/// else decides it.
+///
+/// A weight used in two places (a tied head) is one Parameter in both. Not thread-safe.
 class Parameter {
  public:
   Parameter(std::string name, ParameterSpec spec);
+  ~Parameter();
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
 
@@ -43,39 +52,74 @@ class Parameter {
   const std::vector<int64_t>& global_shape() const noexcept { return spec_.shape; }
   int64_t num_elements() const noexcept;
 
-  /// The piece at rest, laid out as rest_layout(). Undefined before materialise.
-  const at::Tensor& rest() const noexcept { return rest_; }
-  const Layout& rest_layout() const noexcept { return rest_layout_; }
-  void set_rest(at::Tensor rest, Layout layout);
-
-  /// What layers compute with. Throws InternalError naming the parameter if nothing is there: used while it is
-  /// resharded.
-  const at::Tensor& compute() const;
-  bool has_compute() const noexcept { return compute_.defined(); }
-  /// An undefined tensor takes the compute tensor away. Throws UsageError naming the parameter if it computes at rest
-  /// and `compute` is another tensor.
-  void set_compute(at::Tensor compute);
-  /// True if whoever computes holds rest() itself and never looks at compute(): a user's own module.
-  bool computes_at_rest() const noexcept { return computes_at_rest_; }
-  void set_computes_at_rest() noexcept { computes_at_rest_ = true; }
-
-  /// How many summands of its gradient one backward deposits (GradientSink): 1 unless a module deposits by itself.
-  int num_deposits() const noexcept { return num_deposits_; }
-  void set_num_deposits(int num_deposits) noexcept { num_deposits_ = num_deposits; }
-
   bool requires_grad() const noexcept { return requires_grad_; }
   void set_requires_grad(bool requires_grad);
 
+  /// True if code outside of this library holds the leaf and its values: a user's own module.
+  bool is_external() const noexcept { return is_external_; }
+  void set_external() noexcept { is_external_ = true; }
+
+  // ---- the levels ----
+
+  /// Undefined before materialise.
+  const at::Tensor& rest() const noexcept { return rest_; }
+  const Layout& rest_layout() const noexcept { return rest_layout_; }
+  /// The leaf becomes `rest` too.
+  void set_rest(at::Tensor rest, Layout layout);
+
+  const at::Tensor& leaf() const noexcept { return leaf_; }
+  const Layout& leaf_layout() const noexcept { return leaf_layout_; }
+  void set_leaf(at::Tensor leaf, Layout layout);
+
+  /// What layers read; a leaf of autograd. A derived one is computed at its first use after the leaf has changed.
+  /// Throws InternalError naming the parameter if there is no memory yet.
+  const at::Tensor& compute() const;
+  const Layout& compute_layout() const noexcept { return derivation_ ? compute_layout_ : leaf_layout_; }
+  /// A differentiable function; called with gradients enabled. It must not return a tensor that does not depend on its
+  /// argument. Collective if it communicates: then every rank uses the parameter, in the same order.
+  using Derivation = std::function<at::Tensor(const at::Tensor& leaf)>;
+  /// Empty: compute() is the leaf. On top of an earlier derivation: applied to its result.
+  void set_derivation(Derivation derivation, Layout layout);
+  bool is_derived() const noexcept { return static_cast<bool>(derivation_); }
+  /// The leaf has other values, or none: a derived tensor is dropped.
+  void leaf_changed() noexcept;
+
+  // ---- gradients ----
+
+  /// Adds a summand of the gradient of compute(): of its shape, any floating dtype; it is not kept. Without a sink it
+  /// is added to the leaf's .grad, as autograd does.
+  void deposit(const at::Tensor& gradient);
+  /// The same for a summand that can be added in place: `add` gets the sum and whether to overwrite it.
+  void deposit(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
+  /// Runs `work`, which deposits, now or when the sink finds time for it.
+  void deposit_later(std::function<void()> work);
+  /// The gradient of the leaf for a gradient of compute(): the backward of the derivation, in the leaf's dtype.
+  at::Tensor leaf_gradient(const at::Tensor& gradient);
+
+  /// Throws UsageError if a sink has the gradients, or the leaf's hook is taken.
+  void check_no_sink() const;
+  /// Takes the gradients, also those that autograd computes for compute(). Null: gives them up. Throws as
+  /// check_no_sink().
+  void set_sink(GradientSink* sink);
+
  private:
   friend class Module;
+  void hook(const at::Tensor& tensor);
+  void unhook(const at::Tensor& tensor);
+
   std::string name_;
   ParameterSpec spec_;
-  at::Tensor rest_;
-  at::Tensor compute_;
-  Layout rest_layout_;
   bool requires_grad_ = true;
-  bool computes_at_rest_ = false;
-  int num_deposits_ = 1;
+  bool is_external_ = false;
+  at::Tensor rest_;
+  Layout rest_layout_;
+  at::Tensor leaf_;
+  Layout leaf_layout_;
+  Derivation derivation_;
+  Layout compute_layout_;
+  mutable at::Tensor derived_;  ///< derivation_(leaf_), with its graph
+  mutable at::Tensor cut_;      ///< the same without: a leaf of its own
+  GradientSink* sink_ = nullptr;
 };
 
 }  // namespace caravan

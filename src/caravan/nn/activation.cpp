@@ -1,11 +1,11 @@
-#include "caravan/nn/activation.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/nn/dispatch.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {
@@ -84,20 +84,26 @@ struct Swiglu : Function<Swiglu> {
 
 }  // namespace
 
-at::Tensor tanh_gelu(const at::Tensor& x) {
+at::Tensor tanh_gelu(const at::Tensor& x, const ForwardContext& context, std::string_view what) {
+  static const OpType kType{"bsm->bsm"};
   check_device("gelu", x);
-  return TanhGelu::apply(x);
+  at::Tensor y = TanhGelu::apply(x);
+  record_layout(context, kType, y, {x}, what);
+  return y;
 }
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context, std::string_view what) {
+  static const OpType kType{"bsm,bsm->bsm", "", {{1}}};
   check_device("swiglu", gate);
   if (gate.sizes() != up.sizes() || gate.scalar_type() != up.scalar_type()) {
     throw ShapeError(
-        {"swiglu", "",
+        {"swiglu", std::string(what),
          fmt::format("gate [{}] and up [{}] differ in shape or dtype", join(gate.sizes()), join(up.sizes())), "",
          "split gate and up in the same way"});
   }
-  return Swiglu::apply(gate, up);
+  at::Tensor y = Swiglu::apply(gate, up);
+  record_layout(context, kType, y, {gate, up}, what);
+  return y;
 }
 
 }  // namespace caravan

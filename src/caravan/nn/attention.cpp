@@ -3,86 +3,139 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/le.h>
 #include <ATen/ops/softmax.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/nn/fused_attention.h"
-#include "caravan/nn/kv_cache.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {
 namespace {
 
-/// Position of the first query (see AttentionCore).
-int64_t first_query(const at::Tensor& q, const at::Tensor& k, const ForwardContext& context, const std::string& name) {
-  const int64_t queries = q.size(1);
-  const int64_t keys = k.size(1);
-  if (context.cache != nullptr) return keys - queries;
-  const int64_t length = context.global(Dim::sequence, keys);
-  const int64_t first = queries == keys ? 0 : context.offset(Dim::sequence);
-  if (first + queries > keys || (queries == keys && keys != length)) {
-    throw ShapeError({"attention", name,
-                      fmt::format("{} keys of a sequence of {} for {} queries", keys, length, queries), "",
-                      "gather the keys and values, or exchange sequence for heads, before the core"});
+/// The result on meta tensors, for which ATen has no kernel in C++.
+struct AttentionOnMeta : torch::autograd::Function<AttentionOnMeta> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v) {
+    ctx->save_for_backward({q, k, v});
+    return at::empty(q.sizes(), q.options());
   }
-  return first;
+  static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& /*grads*/) {
+    Tensors gradients;
+    for (const at::Tensor& input : ctx->get_saved_variables()) gradients.push_back(at::empty_like(input));
+    return gradients;
+  }
+};
+
+[[noreturn]] void refuse_attention(const std::string& name, const std::string& fact, const char* action) {
+  throw ShapeError({"attention", name, fact, "", action});
 }
 
-/// [queries, keys]: true where a query sees a key.
-at::Tensor visible(int64_t first, int64_t queries, int64_t keys, at::Device device) {
-  const auto positions = at::TensorOptions().dtype(at::kLong).device(device);
-  return at::arange(keys, positions).unsqueeze(0).le(at::arange(first, first + queries, positions).unsqueeze(1));
+void check_order(const at::Tensor& order, int64_t queries, int64_t keys, const std::string& name) {
+  if (order.scalar_type() != at::kLong || order.sizes() != at::IntArrayRef{queries}) {
+    refuse_attention(name, fmt::format("an order [{}] of {} queries", join(order.sizes()), queries),
+                     "give int64 [queries]");
+  }
+  if (order.is_meta() || queries == 0) return;
+  const auto [least, most] = at::aminmax(order);
+  if (least.item<int64_t>() >= 0 && most.item<int64_t>() < keys) return;
+  refuse_attention(
+      name, fmt::format("queries have the keys {} to {} of {}", least.item<int64_t>(), most.item<int64_t>(), keys),
+      "give the keys of all queries");
+}
+
+void check_inputs(const Tensors& inputs, const ForwardContext& context, const std::string& name) {
+  if (inputs.size() != 3 && inputs.size() != 4) {
+    throw InternalError(
+        {"attention", name, fmt::format("takes q, k, v and perhaps an order, got {}", inputs.size()), "", ""});
+  }
+  const bool has_order = inputs.size() == 4;
+  const int64_t queries = inputs[0].size(1);
+  const int64_t keys = inputs[1].size(1);
+  if (has_order) check_order(inputs[3], queries, keys, name);
+  const DimIndex& sequence = checked_index(context, Dim::sequence, queries, name);
+  const int64_t length = has_order && sequence.is_whole() ? keys : sequence.global(queries);
+  if (keys != length || (!has_order && queries != keys)) {
+    refuse_attention(name, fmt::format("{} keys of a sequence of {} for {} queries", keys, length, queries),
+                     "gather the keys and values, or exchange sequence for heads, before the core");
+  }
+  if (inputs[0].size(2) % inputs[1].size(2) != 0) {
+    refuse_attention(name, fmt::format("{} query heads share {} key heads", inputs[0].size(2), inputs[1].size(2)),
+                     "split queries and keys by the same degree");
+  }
+  const at::IntArrayRef of_keys = inputs[1].sizes().slice(0, 2);
+  if (context.documents.defined() && context.documents.sizes() != of_keys) {
+    refuse_attention(name, fmt::format("documents [{}] of keys [{}]", join(context.documents.sizes()), join(of_keys)),
+                     "give the documents of all keys, [batch, keys]");
+  }
+}
+
+/// True where a query sees a key: [queries, keys], or [batch, 1, queries, keys] with documents.
+at::Tensor visible_keys(const at::Tensor& order, int64_t keys, const at::Tensor& documents) {
+  const at::Tensor seen = at::arange(keys, order.options()).unsqueeze(0).le(order.unsqueeze(1));
+  if (!documents.defined()) return seen;
+  const at::Tensor of_keys = documents.narrow(1, 0, keys);
+  const at::Tensor of_queries = documents.index_select(1, order);
+  return of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).logical_and_(seen).unsqueeze(1);
 }
 
 }  // namespace
 
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
-  const int64_t first = first_query(inputs.at(0), inputs.at(1), context, name());
+  static const OpType kType{"bsnw,btnw,btnw->bsnw", "tw", {{2}}};
+  check_inputs(inputs, context, name());
+  at::Tensor out = inputs[0].is_meta() ? AttentionOnMeta::apply(inputs[0], inputs[1], inputs[2])
+                                       : attend(inputs, context).transpose(1, 2);
+  record_layout(context, kType, out, {inputs[0], inputs[1], inputs[2]}, name());
+  return {out};
+}
+
+/// [batch, heads, queries, width].
+at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
   const int64_t queries = inputs[0].size(1);
-  const int64_t keys = std::min(inputs[1].size(1), first + queries);  // no query sees later keys
+  const at::Tensor in_order = at::arange(queries, inputs[0].options().dtype(at::kLong).requires_grad(false));
+  const at::Tensor order = inputs.size() == 4 ? inputs[3] : in_order;
+  const int64_t keys = queries == 0 ? 0 : order.max().item<int64_t>() + 1;  // no query sees later keys
   const at::Tensor q = inputs[0].transpose(1, 2);
   const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
   const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
-  if (q.size(1) % k.size(1) != 0) {
-    throw ShapeError({"attention", name(), fmt::format("{} query heads share {} key heads", q.size(1), k.size(1)), "",
-                      "split queries and keys by the same degree"});
+  if (context.is_training() && dropout_ > 0) {
+    return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context);
   }
-  if (q.is_meta()) return {shape_only(inputs[0], inputs[1], inputs[2], inputs[0].sizes())};
-  if (context.training && dropout_ > 0) {
-    return {with_dropout(q, k, v, first, context).transpose(1, 2)};
-  }
-  const bool is_square = queries == keys;
-  const std::optional<at::Tensor> mask =
-      is_square || queries == 1 ? std::nullopt : std::optional(visible(first, queries, keys, q.device()));
-  return {fused_attention(q, k, v, mask, is_square).transpose(1, 2)};
+  const bool has_documents = context.documents.defined();
+  const bool is_causal = !has_documents && queries == keys && order.equal(in_order);
+  const bool sees_all = !has_documents && queries == 1;
+  if (is_causal || sees_all) return fused_attention(q, k, v, std::nullopt, is_causal);
+  return fused_attention(q, k, v, visible_keys(order, keys, context.documents), false);
 }
 
 /// The fused CPU kernels do not support dropout. This path materialises the weights, [batch, heads, queries, keys].
-at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t first,
-                                       const ForwardContext& context) const {
+at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const at::Tensor& visible, const ForwardContext& context) const {
   const int64_t group = q.size(1) / k.size(1);
   const auto repeated = [&](const at::Tensor& x) {
     return group == 1 ? x : x.unsqueeze(2).expand({-1, -1, group, -1, -1}).flatten(1, 2);
   };
-  const at::Tensor hidden = visible(first, q.size(2), k.size(2), q.device()).logical_not_();
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   at::Tensor weights = attention_product(q * scale, repeated(k).transpose(2, 3));
-  weights = at::softmax(weights.masked_fill_(hidden, -std::numeric_limits<double>::infinity()), -1);
-  const Piece batch = piece_of(context, Dim::batch, q.size(0));
-  const Piece head = piece_of(context, Dim::head, q.size(1));
-  const int64_t length = context.global(Dim::sequence, q.size(2));
+  weights = at::softmax(weights.masked_fill_(visible.logical_not(), -std::numeric_limits<double>::infinity()), -1);
+  const DimIndex& sequence = checked_index(context, Dim::sequence, q.size(2), name());
   weights = counter_dropout(weights, dropout_,
                             {.seed = context.seed,
                              .name = name(),
                              .step = context.step,
-                             .offset = {batch.offset, head.offset, first, 0},
-                             .global_shape = {batch.global, head.global, length, length}});
+                             .index = {checked_index(context, Dim::batch, q.size(0), name()),
+                                       checked_index(context, Dim::head, q.size(1), name()), sequence,
+                                       DimIndex(0, k.size(2), sequence.global(q.size(2)))}});
   return attention_product(weights, repeated(v));
 }
 
@@ -104,30 +157,18 @@ Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)
                                                                 .init_std = residual_init_std(config)})),
       dropout_(register_module<Dropout>("dropout", config.kind == ModelKind::gpt2 ? config.dropout : 0)) {}
 
-/// [batch, sequence, heads here, head_width].
-at::Tensor Attention::heads(Linear& projection, const at::Tensor& input, const ForwardContext& context) const {
-  const at::Tensor x = projection(input, context);
-  if (x.size(-1) % head_width_ != 0) {
-    throw ShapeError({"attention", projection.name(),
-                      fmt::format("{} local columns are not a multiple of the head width {}", x.size(-1), head_width_),
-                      "", "split it by a degree that divides the number of heads"});
-  }
-  return x.unflatten(-1, {x.size(-1) / head_width_, head_width_});
-}
-
 at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& context) {
-  at::Tensor q = heads(query_, input, context);
-  at::Tensor k = heads(key_, input, context);
-  at::Tensor v = heads(value_, input, context);
+  at::Tensor q = split_heads(query_(input, context), head_width_, context, query_.name());
+  at::Tensor k = split_heads(key_(input, context), head_width_, context, key_.name());
+  const at::Tensor v = split_heads(value_(input, context), head_width_, context, value_.name());
   if (rope_ != nullptr) {
-    int64_t first = piece_of(context, Dim::sequence, q.size(1)).offset;
-    if (context.cache != nullptr) first += context.cache->length(name());
-    q = rope(q, *rope_, first);
-    k = rope(k, *rope_, first);
+    const at::Tensor positions = token_positions(q, context, name());
+    const RopeAngles angles = q.is_meta() ? RopeAngles{} : rope_->angles(positions, q.size(1), q.scalar_type());
+    q = rope(q, angles, context, name());
+    k = rope(k, angles, context, name());
   }
-  if (context.cache != nullptr) std::tie(k, v) = context.cache->append(name(), k, v);
   const at::Tensor mixed = core_.run({q, k, v}, context).front();
-  return dropout_(output_(mixed.flatten(2), context), context);
+  return dropout_(output_(merge_heads(mixed, context, name()), context), context);
 }
 
 }  // namespace caravan

@@ -11,11 +11,15 @@
 namespace caravan {
 
 /// softmax(q k^T / sqrt(width), causal) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
-/// heads, width]}. A separate module, so that hooks around it can exchange sequence for heads, or gather keys.
+/// heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate module, so that hooks
+/// around it can exchange sequence for heads, gather keys, or remember earlier ones.
 ///
-/// Keys and values start at position 0. With as many queries as keys, both are the whole sequence. With fewer, the
-/// queries are the last positions of a cache, or else the piece at the context's sequence offset. The number of query
-/// heads is a multiple of the number of kv heads. Throws ShapeError if the keys are only a piece of the sequence.
+///   {q, k, v}         all positions of the sequence, in order
+///   {q, k, v, order}  other queries than keys: order[i], int64, is the index of query i's own key among the keys; it
+///                     sees the keys up to that one. Keys are those of the whole sequence, in order
+///
+/// With context.documents, those of the keys, a query sees only keys of its own document. Throws ShapeError naming the
+/// module if the keys are only a piece of the sequence.
 class AttentionCore final : public Module {
  public:
   explicit AttentionCore(double dropout) : dropout_(dropout) {}
@@ -24,7 +28,8 @@ class AttentionCore final : public Module {
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
-  at::Tensor with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t first,
+  at::Tensor attend(const Tensors& inputs, const ForwardContext& context) const;
+  at::Tensor with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible,
                           const ForwardContext& context) const;
   double dropout_;
 };
@@ -40,8 +45,6 @@ class Attention final : public Layer {
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
-  at::Tensor heads(Linear& projection, const at::Tensor& input, const ForwardContext& context) const;
-
   int64_t head_width_;
   std::shared_ptr<RopeTable> rope_;
   Linear& query_;

@@ -6,6 +6,7 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/attention.h"
 #include "caravan/nn/config.h"
+#include "caravan/nn/ops.h"
 
 namespace caravan {
 
@@ -23,8 +24,8 @@ class PreNormBlock final : public Module {
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override {
     at::Tensor& x = inputs.front();
-    x = x + attention_(attention_norm_(x, context), context);
-    x = x + mlp_(mlp_norm_(x, context), context);
+    x = add(x, attention_(attention_norm_(x, context), context), context, name());
+    x = add(x, mlp_(mlp_norm_(x, context), context), context, name());
     return inputs;
   }
 

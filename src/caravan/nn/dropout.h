@@ -7,18 +7,17 @@
 
 namespace caravan {
 
-/// Which random numbers a dropout draws, and the position of its tensor in the global one.
+/// Which random numbers a dropout draws.
 struct DropoutKey {
   uint64_t seed = 0;
-  std::string name;
+  std::string name{};
   int64_t step = 0;
-  std::vector<int64_t> offset;        ///< per dim, of the local tensor's first element
-  std::vector<int64_t> global_shape;  ///< of the whole global batch
+  std::vector<DimIndex> index{};  ///< per dim: which elements of the global tensor the local one has
 };
 
 /// x with each element zeroed with probability `dropout`, else scaled by 1 / (1 - dropout). Number i of the stream
 /// (seed, name, step) decides about element i of the global tensor, so the result is the same for every layout, rank
-/// and micro-batch. Backward draws the mask again instead of saving it.
+/// and micro-batch. Backward draws the mask again instead of saving it. Throws ShapeError if `index` is not that of x.
 at::Tensor counter_dropout(const at::Tensor& x, double dropout, const DropoutKey& key);
 
 /// Dropout on the stream [batch, sequence, feature]; a no-op unless training.

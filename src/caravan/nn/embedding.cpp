@@ -1,16 +1,20 @@
 #include "caravan/nn/embedding.h"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/nn/kv_cache.h"
+#include "caravan/nn/deposit.h"
+#include "caravan/nn/dispatch.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
 
@@ -21,67 +25,104 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
+/// The tokens, those of one id after another, each in order; and where each id begins.
+struct TokensById {
+  explicit TokensById(const at::Tensor& ids) : tokens(static_cast<size_t>(ids.numel())) {
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    std::iota(tokens.begin(), tokens.end(), int64_t{0});
+    std::stable_sort(tokens.begin(), tokens.end(), [=](int64_t a, int64_t b) { return id[a] < id[b]; });
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (i == 0 || id[tokens[i]] != id[tokens[i - 1]]) begins.push_back(static_cast<int64_t>(i));
+    }
+    begins.push_back(ids.numel());
+  }
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> begins;
+};
+
+/// sum[id] += sum of the rows of dy whose id it is: the same for any number of threads.
+void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
+  const at::ScalarType type = dy.scalar_type();
+  if (!sum.is_contiguous() || sum.scalar_type() != compute_type(type)) {
+    throw InternalError({"embedding", "", "the sum of the gradients is not contiguous, or not fp32", "", ""});
+  }
+  const int64_t width = dy.size(-1);
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  const TokensById by_id(ids);
+  with_dtype("embedding", type, [&](auto tag) {
+    using T = decltype(tag);
+    using C = kernels::Compute<T>;
+    const int64_t num_ids = static_cast<int64_t>(by_id.begins.size()) - 1;
+    at::parallel_for(0, num_ids, 1 + (int64_t{1} << 14) / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
+      std::vector<C> row(static_cast<size_t>(width));
+      for (int64_t i = begin; i < end; ++i) {
+        std::fill(row.begin(), row.end(), C{});
+        for (int64_t t = by_id.begins[i]; t < by_id.begins[i + 1]; ++t) {
+          kernels::accumulate(data_of<T>(dy) + by_id.tokens[t] * width, row.data(), width);
+        }
+        kernels::accumulate(row.data(), data_of<C>(sum) + id[by_id.tokens[by_id.begins[i]]] * width, width);
+      }
+    });
+  });
+}
+
 /// Not ATen's embedding, which has no meta kernel here and sums bf16 gradients in bf16.
 struct RowsOf : Function<RowsOf> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& ids, Parameter& weight) {
+    will_deposit(ctx, {&weight});
     ctx->save_for_backward({ids});
-    ctx->saved_data["rows"] = weight.size(0);
     std::vector<int64_t> shape = ids.sizes().vec();
-    shape.push_back(weight.size(1));
-    if (ids.is_meta()) return at::empty(shape, weight.options());
-    return at::index_select(weight, 0, ids.flatten()).view(shape);
+    shape.push_back(rows.size(1));
+    if (rows.is_meta()) return at::empty(shape, rows.options().requires_grad(false));
+    return at::index_select(rows, 0, ids.flatten()).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined() || !ctx->needs_input_grad(0)) return variable_list(3);
     const at::Tensor dy = grads[0].contiguous();
     const at::Tensor ids = ctx->get_saved_variables()[0].contiguous();
-    const int64_t rows = ctx->saved_data["rows"].toInt();
-    const int64_t width = dy.size(-1);
-    const at::Tensor sum = at::zeros({rows, width}, dy.options().dtype(compute_type(dy.scalar_type())));
-    if (!ids.is_meta()) {
-      const int64_t* id = ids.const_data_ptr<int64_t>();
-      with_dtype("embedding", dy.scalar_type(), [&](auto type) {
-        using T = decltype(type);
-        // Each thread owns a range of rows and scans all ids in order: no race, and the same sum for any thread count.
-        at::parallel_for(0, rows, 1 + (int64_t{1} << 16) / width, [&](int64_t begin, int64_t end) {
-          for (int64_t t = 0; t < ids.numel(); ++t) {
-            if (id[t] < begin || id[t] >= end) continue;
-            kernels::accumulate(data_of<T>(dy) + t * width, data_of<kernels::Compute<T>>(sum) + id[t] * width, width);
-          }
-        });
-      });
-    }
-    return {sum.to(dy.scalar_type()), {}};
+    deposits_of(ctx)[0]->deposit([&](at::Tensor& sum, bool is_empty) {
+      if (is_empty) sum.zero_();
+      if (!dy.is_meta()) add_rows(sum, ids, dy);
+    });
+    return variable_list(3);
   }
 };
 
-void check_ids(const at::Tensor& ids, int64_t rows, const std::string& name) {
+void check_ids(const at::Tensor& ids, int64_t rows, std::string_view what) {
   if (ids.is_meta()) return;
   const at::Tensor flat = ids.contiguous();
   const int64_t* begin = flat.const_data_ptr<int64_t>();
   const int64_t* end = begin + flat.numel();
   const int64_t* bad = std::find_if(begin, end, [&](int64_t id) { return id < 0 || id >= rows; });
   if (bad == end) return;
-  throw DataError({"embedding", name,
+  throw DataError({"embedding", std::string(what),
                    fmt::format("id {} at index {} is out of range: the table has {} rows", *bad, bad - begin, rows), "",
                    "use the tokenizer that the model was made for"});
 }
 
 }  // namespace
 
+at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what) {
+  const at::Tensor& rows = weight.compute();
+  if (ids.scalar_type() != at::kLong) {
+    throw UsageError({"embedding", std::string(what), fmt::format("ids are {}", c10::toString(ids.scalar_type())), "",
+                      "pass int64"});
+  }
+  check_device("embedding", rows);
+  check_ids(ids, rows.size(0), what);
+  return RowsOf::apply(rows, ids, weight);
+}
+
 Embedding::Embedding(int64_t rows, int64_t width)
     : weight_(register_parameter("weight",
                                  {.shape = {rows, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
 
-at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& /*context*/) {
-  const at::Tensor& weight = weight_.compute();
-  if (input.scalar_type() != at::kLong) {
-    throw UsageError(
-        {"embedding", name(), fmt::format("ids are {}", c10::toString(input.scalar_type())), "", "pass int64"});
-  }
-  check_device("embedding", weight);
-  check_ids(input, weight.size(0), name());
-  return RowsOf::apply(weight, input);
+at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& context) {
+  static const OpType kType{"bs,vf->bsf", "", {{1}}};
+  at::Tensor x = embedding(input, weight_, name());
+  record_layout(context, kType, x, {input, weight_}, name());
+  return x;
 }
 
 PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)
@@ -89,10 +130,13 @@ PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)
           "weight", {.shape = {context, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
 
 at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
-  const int64_t sequence = input.size(1);
-  int64_t first = piece_of(context, Dim::sequence, sequence).offset;
-  if (context.cache != nullptr) first += context.cache->advance(name(), sequence);
-  return input + weight_.compute().narrow(0, first, sequence);
+  static const OpType kType{"bsf,pf->bsf", "p", {{0, 1}}};
+  at::Tensor positions = token_positions(input, context, name());
+  const auto options = at::TensorOptions().dtype(at::kLong).device(input.device());
+  if (!positions.defined()) positions = at::arange(input.size(1), options);
+  at::Tensor x = input + embedding(positions, weight_, name());
+  record_layout(context, kType, x, {input, weight_}, name());
+  return x;
 }
 
 InputEmbedding::InputEmbedding(const ModelConfig& config)
@@ -109,16 +153,21 @@ Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {
     throw ShapeError(
         {"embedding", name(), fmt::format("ids are [{}]", join(ids.sizes())), "", "pass [batch, sequence]"});
   }
-  const int64_t cached = context.cache == nullptr ? 0 : context.cache->length();
-  const int64_t length = context.global(Dim::sequence, ids.size(1)) + cached;
-  if (length > context_) {
-    throw UsageError({"embedding", name(), fmt::format("{} positions, but the model's context is {}", length, context_),
-                      "", "use shorter sequences, or a model with a longer context"});
-  }
+  check_positions(ids, context);
   at::Tensor x = token_(ids, context);
   if (position_ != nullptr) x = (*position_)(x, context);
   inputs.front() = dropout_(x, context);
   return inputs;
+}
+
+void InputEmbedding::check_positions(const at::Tensor& ids, const ForwardContext& context) const {
+  const at::Tensor& given = context.positions;
+  if (given.defined() && (given.is_meta() || given.numel() == 0)) return;
+  const int64_t length = given.defined() ? given.max().item<int64_t>() + 1 : ids.size(1);
+  if (length > context_) {
+    throw UsageError({"embedding", name(), fmt::format("{} positions, but the model's context is {}", length, context_),
+                      "", "use shorter sequences, or a model with a longer context"});
+  }
 }
 
 }  // namespace caravan

@@ -1,12 +1,18 @@
 #pragma once
 
+#include <string_view>
+
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
 
 namespace caravan {
 
-/// Rows of a table [rows, width] by id. ids: int64, any shape. Throws DataError with the first id out of range.
+/// Rows of a table [rows, width] by id. ids: int64, any shape. The rows that occur are deposited, as sums in fp32 (fp64
+/// for fp64). Throws DataError naming `what` with the first id out of range.
+at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what);
+
+/// embedding of ids [batch, sequence].
 class Embedding final : public Layer {
  public:
   Embedding(int64_t rows, int64_t width);
@@ -19,7 +25,8 @@ class Embedding final : public Layer {
   Parameter& weight_;
 };
 
-/// Adds row `position` of a table [context, width] to every position of x [batch, sequence, width].
+/// x [batch, sequence, width] plus, for each token, the row of its position (see ForwardContext) in a table [context,
+/// width].
 class PositionEmbedding final : public Layer {
  public:
   PositionEmbedding(int64_t context, int64_t width);
@@ -32,8 +39,7 @@ class PositionEmbedding final : public Layer {
 };
 
 /// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows,
-/// learned positions (GPT-2), dropout. Throws UsageError if the sequence, plus what generation has cached, is longer
-/// than the context.
+/// learned positions (GPT-2), dropout. Throws UsageError if a position is outside of the model's context.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);
@@ -43,6 +49,8 @@ class InputEmbedding final : public Module {
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
+  void check_positions(const at::Tensor& ids, const ForwardContext& context) const;
+
   int64_t context_;
   Embedding& token_;
   PositionEmbedding* position_ = nullptr;

@@ -7,9 +7,10 @@
 namespace caravan {
 
 /// softmax(q k^T / sqrt(width)) v with torch's fused kernels: [batch, heads, queries, width] and [batch, kv heads,
-/// keys, width]; kv heads divide the heads. `mask`: bool [queries, keys], true where a query sees a key; or
-/// `is_causal`, for as many queries as keys. Differentiable once. bf16 on the CPU is computed in fp32 where
-/// products_in_use() says attention=fp32: torch's backward in bf16 is slower than that, even with bf16 instructions.
+/// keys, width]; kv heads divide the heads. `mask`: bool [queries, keys] or [batch, 1, queries, keys], true where a
+/// query sees a key; or `is_causal`, for as many queries as keys. Differentiable once. bf16 on the CPU is computed in
+/// fp32 where products_in_use() says attention=fp32: torch's backward in bf16 is slower than that, even with bf16
+/// instructions.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::optional<at::Tensor>& mask, bool is_causal);
 

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/norm.h"
+#include "caravan/nn/ops.h"
 #include "caravan/nn/product.h"
 
 namespace caravan {
@@ -17,16 +17,20 @@ Head::Head(const ModelConfig& config, Parameter* tied)
       weight_(tied != nullptr ? share_parameter(*tied)
                               : register_parameter("weight", {.shape = {config.vocabulary, config.width},
                                                               .init = {Init::Kind::normal, kInitStd},
-                                                              .decays = true})) {}
+                                                              .decays = true})),
+      loss_(register_module<CrossEntropy>("loss", weight_)) {}
 
 Tensors Head::forward(Tensors inputs, const ForwardContext& context) {
+  static const OpType kLogits{"bsf,vf->bsv", "", {{0}, {1}}};
   if (inputs.empty() || inputs.size() > 2) {
     throw InternalError(
         {"head", name(), fmt::format("takes a stream and perhaps labels, got {}", inputs.size()), "", ""});
   }
   const at::Tensor x = norm_(inputs[0], context);
-  if (inputs.size() == 1) return {linear_product(x, weight_.compute())};
-  return {fused_cross_entropy(x, weight_.compute(), inputs[1], context.loss_scale)};
+  if (inputs.size() == 2) return loss_.run({x, inputs[1]}, context);
+  at::Tensor logits = linear(x, weight_);
+  record_layout(context, kLogits, logits, {x, weight_}, name());
+  return {logits};
 }
 
 }  // namespace caravan

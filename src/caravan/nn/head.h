@@ -2,11 +2,12 @@
 
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
+#include "caravan/nn/cross_entropy.h"
 
 namespace caravan {
 
 /// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]};
-/// {stream, labels} -> {loss}, a scalar: the sum over the target tokens times the context's loss_scale.
+/// {stream, labels} -> {loss}, a scalar: that of the child "loss", which has the same weight.
 class Head final : public Module {
  public:
   /// `tied`: the token embedding's weight, or null for a weight of its own.
@@ -18,6 +19,7 @@ class Head final : public Module {
  private:
   Layer& norm_;
   Parameter& weight_;  ///< [vocabulary, width]
+  CrossEntropy& loss_;
 };
 
 }  // namespace caravan

@@ -7,8 +7,8 @@ namespace caravan {
 
 inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as in GPT-2
 
-/// y = x W^T + b. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row split: weight S(1) and output
-/// P: a pre-forward hook makes the bias P too (I -> P), or a post-forward hook reduces before the bias is added.
+/// y = x W^T + b. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row split: weight S(1), and P for
+/// the bias in compute (I -> P adds it once) and the output, which a hook then reduces.
 class Linear final : public Layer {
  public:
   struct Options {

@@ -1,6 +1,6 @@
 #include "caravan/nn/mlp.h"
 
-#include "caravan/nn/activation.h"
+#include "caravan/nn/ops.h"
 
 namespace caravan {
 
@@ -12,7 +12,7 @@ Mlp::Mlp(const ModelConfig& config)
       dropout_(register_module<Dropout>("dropout", config.dropout)) {}
 
 at::Tensor Mlp::forward(const at::Tensor& input, const ForwardContext& context) {
-  return dropout_(down_(tanh_gelu(up_(input, context)), context), context);
+  return dropout_(down_(tanh_gelu(up_(input, context), context, name()), context), context);
 }
 
 GatedMlp::GatedMlp(const ModelConfig& config)
@@ -27,7 +27,7 @@ GatedMlp::GatedMlp(const ModelConfig& config)
 
 at::Tensor GatedMlp::forward(const at::Tensor& input, const ForwardContext& context) {
   const at::Tensor gate = gate_(input, context);
-  return down_(swiglu(gate, up_(input, context)), context);
+  return down_(swiglu(gate, up_(input, context), context, name()), context);
 }
 
 }  // namespace caravan

@@ -9,7 +9,6 @@
 #include "caravan/nn/block.h"
 #include "caravan/nn/mlp.h"
 #include "caravan/nn/norm.h"
-#include "caravan/nn/ops.h"
 
 namespace caravan {
 namespace {
@@ -65,8 +64,10 @@ Tensors Model::forward(Tensors inputs, const ForwardContext& context) {
 }
 
 at::Tensor Model::next_logits(const at::Tensor& ids, const ForwardContext& context) {
-  const at::Tensor stream = blocks_.run(embedding_.run({ids}, context), context).front();
-  return head_(stream.narrow(1, stream.size(1) - 1, 1), context).squeeze(1);
+  const size_t head = blocks().size() - 1;
+  const at::Tensor stream = run_blocks(0, head, {ids}, context).front();
+  const at::Tensor last = stream.narrow(1, stream.size(1) - 1, 1);
+  return run_blocks(head, head + 1, {last}, context).front().squeeze(1);
 }
 
 std::unique_ptr<Model> make_model(const ModelConfig& config) { return std::make_unique<Model>(config); }

@@ -36,7 +36,8 @@ class Model final : public Module {
   const ModelConfig& config() const noexcept { return config_; }
   std::vector<Module*> blocks() override;
 
-  /// Logits [batch, vocabulary] of the token after the last of `ids`: run, with the head at the last position only.
+  /// Logits [batch, vocabulary] of the token after the last of `ids`: the head runs at the last position only. Hooks on
+  /// the model fire twice, as around two stages of a pipeline.
   at::Tensor next_logits(const at::Tensor& ids, const ForwardContext& context);
 
  protected:

@@ -1,12 +1,20 @@
 #include "caravan/nn/norm.h"
 
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <vector>
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/deposit.h"
+#include "caravan/nn/dispatch.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {
@@ -19,15 +27,49 @@ using torch::autograd::variable_list;
 /// Rows per partial sum of the weight gradient: constant, so the result does not depend on the number of threads.
 constexpr int64_t kRowsPerPart = 256;
 
-struct RmsNormalised : Function<RmsNormalised> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight_in,
-                            double epsilon) {
+struct NativeLayerNorm : Function<NativeLayerNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+                            double epsilon, Parameter& weight, Parameter& bias) {
+    will_deposit(ctx, {&weight, &bias});
+    if (x.is_meta()) {  // ATen has no meta kernel in C++
+      ctx->save_for_backward({x, w.detach(), b.detach()});
+      return at::empty_like(x);
+    }
+    auto [y, mean, rstd] = at::native_layer_norm(x, w.sizes(), w, b, epsilon);
+    ctx->save_for_backward({x, w.detach(), b.detach(), mean, rstd});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list gradients(6);
+    if (!grads[0].defined()) return gradients;
+    const variable_list saved = ctx->get_saved_variables();
+    const std::array<bool, 3> needed{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
+    std::tuple<at::Tensor, at::Tensor, at::Tensor> of;
+    if (saved[0].is_meta()) {
+      of = {at::empty_like(saved[0]), at::empty_like(saved[1]), at::empty_like(saved[2])};
+    } else {
+      of = at::native_layer_norm_backward(grads[0].contiguous(), saved[0], saved[1].sizes(), saved[3], saved[4],
+                                          saved[1], saved[2], needed);
+    }
+    gradients[0] = std::get<0>(of);
+    const std::vector<Parameter*> parameters = deposits_of(ctx);
+    if (needed[1]) parameters[0]->deposit(std::get<1>(of));
+    if (needed[2]) parameters[1]->deposit(std::get<2>(of));
+    return gradients;
+  }
+};
+
+struct NativeRmsNorm : Function<NativeRmsNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& w, double epsilon,
+                            Parameter& parameter) {
     const at::Tensor x = input.contiguous();
-    const at::Tensor weight = weight_in.contiguous();
+    const at::Tensor weight = w.detach().contiguous();
     const int64_t width = weight.numel();
-    const int64_t rows = x.numel() / width;
+    const int64_t rows = width == 0 ? 0 : x.numel() / width;
     at::Tensor rstd = at::empty({rows}, x.options().dtype(compute_type(x.scalar_type())));
     at::Tensor y = at::empty_like(x);
+    will_deposit(ctx, {&parameter});
     ctx->save_for_backward({x, weight, rstd});
     if (x.is_meta()) return y;
     with_dtype("rms_norm", x.scalar_type(), [&](auto type) {
@@ -41,15 +83,22 @@ struct RmsNormalised : Function<RmsNormalised> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const at::Tensor& x = saved[0];
-    const at::Tensor& weight = saved[1];
-    const at::Tensor& rstd = saved[2];
-    const at::Tensor dy = grads[0].contiguous();
+    if (!grads[0].defined()) return variable_list(4);
+    const variable_list saved = ctx->get_saved_variables();
+    at::Tensor dx = at::empty_like(saved[0]);
+    const at::Tensor dweight = both(grads[0].contiguous(), saved[0], saved[1], saved[2], dx);
+    if (ctx->needs_input_grad(1)) deposits_of(ctx)[0]->deposit(dweight);
+    return {dx, {}, {}, {}};
+  }
+
+ private:
+  /// Writes dx, returns the gradient of the weight.
+  static at::Tensor both(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
+                         const at::Tensor& dx) {
+    const at::ScalarType type = compute_type(weight.scalar_type());
+    if (x.is_meta()) return at::empty_like(weight, type);
     const int64_t width = weight.numel();
     const int64_t rows = rstd.numel();
-    at::Tensor dx = at::empty_like(x);
-    if (x.is_meta()) return {dx, at::empty_like(weight), {}};
     const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
     std::vector<double> dweight(static_cast<size_t>(std::max<int64_t>(parts, 1) * width), 0);
     with_dtype("rms_norm", x.scalar_type(), [&](auto type) {
@@ -69,21 +118,38 @@ struct RmsNormalised : Function<RmsNormalised> {
     }
     at::Tensor total = at::empty({width}, at::kDouble);
     std::copy_n(dweight.begin(), width, total.data_ptr<double>());
-    return {dx, total.to(weight.scalar_type()), {}};
+    return total.to(type);
   }
 };
 
+void check_norm(const char* op, const at::Tensor& x, const Parameter& parameter) {
+  check_device(op, x);
+  const at::Tensor& weight = parameter.compute();
+  if (weight.dim() == 1 && x.dim() >= 1 && x.size(-1) == weight.size(0) && x.scalar_type() == weight.scalar_type()) {
+    return;
+  }
+  throw ShapeError({op, parameter.name(),
+                    fmt::format("rows of {} {} and a weight of {} {}", x.dim() < 1 ? 0 : x.size(-1),
+                                c10::toString(x.scalar_type()), weight.numel(), c10::toString(weight.scalar_type())),
+                    "", "use the same width and dtype for both"});
+}
+
+/// The labels of a norm with `num_parameters`; it needs whole features unless their statistics are reduced.
+OpType norm_type(int num_parameters, bool is_split) {
+  const char* whole = is_split ? "" : "f";
+  return num_parameters == 2 ? OpType{"bsf,f,f->bsf", whole, {{1, 2}}} : OpType{"bsf,f->bsf", whole, {{1}}};
+}
+
 }  // namespace
 
-at::Tensor rms_normalised(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
-  check_device("rms_norm", x);
-  if (weight.dim() != 1 || x.dim() < 1 || x.size(-1) != weight.size(0) || x.scalar_type() != weight.scalar_type()) {
-    throw ShapeError({"rms_norm", "",
-                      fmt::format("rows of {} {} and a weight of {} {}", x.dim() < 1 ? 0 : x.size(-1),
-                                  c10::toString(x.scalar_type()), weight.numel(), c10::toString(weight.scalar_type())),
-                      "", "use the same width and dtype for both"});
-  }
-  return RmsNormalised::apply(x, weight, epsilon);
+at::Tensor layer_norm(const at::Tensor& x, Parameter& weight, Parameter& bias, double epsilon) {
+  check_norm("layer_norm", x, weight);
+  return NativeLayerNorm::apply(x, weight.compute(), bias.compute(), epsilon, weight, bias);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, Parameter& weight, double epsilon) {
+  check_norm("rms_norm", x, weight);
+  return NativeRmsNorm::apply(x, weight.compute(), epsilon, weight);
 }
 
 LayerNorm::LayerNorm(int64_t width, double epsilon)
@@ -91,18 +157,26 @@ LayerNorm::LayerNorm(int64_t width, double epsilon)
       weight_(register_parameter("weight", {.shape = {width}, .init = {Init::Kind::ones}, .decays = false})),
       bias_(register_parameter("bias", {.shape = {width}, .init = {Init::Kind::zeros}, .decays = false})) {}
 
-at::Tensor LayerNorm::forward(const at::Tensor& input, const ForwardContext& /*context*/) {
-  const at::Tensor& weight = weight_.compute();
-  if (input.is_meta()) return shape_only(input, weight, bias_.compute(), input.sizes());
-  return at::layer_norm(input, weight.sizes(), weight, bias_.compute(), epsilon_);
+at::Tensor LayerNorm::forward(const at::Tensor& input, const ForwardContext& context) {
+  at::Tensor y = reduction_ == nullptr ? layer_norm(input, weight_, bias_, epsilon_)
+                                       : split_norm(input, weight_, &bias_, epsilon_, reduction_);
+  if (context.layouts != nullptr) {
+    record_layout(context, norm_type(2, reduction_ != nullptr), y, {input, weight_, bias_}, name());
+  }
+  return y;
 }
 
 RmsNorm::RmsNorm(int64_t width, double epsilon)
     : epsilon_(epsilon),
       weight_(register_parameter("weight", {.shape = {width}, .init = {Init::Kind::ones}, .decays = false})) {}
 
-at::Tensor RmsNorm::forward(const at::Tensor& input, const ForwardContext& /*context*/) {
-  return rms_normalised(input, weight_.compute(), epsilon_);
+at::Tensor RmsNorm::forward(const at::Tensor& input, const ForwardContext& context) {
+  at::Tensor y = reduction_ == nullptr ? rms_norm(input, weight_, epsilon_)
+                                       : split_norm(input, weight_, nullptr, epsilon_, reduction_);
+  if (context.layouts != nullptr) {
+    record_layout(context, norm_type(1, reduction_ != nullptr), y, {input, weight_}, name());
+  }
+  return y;
 }
 
 }  // namespace caravan

@@ -1,47 +1,44 @@
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 
 #include <ATen/core/Tensor.h>
 
 #include "caravan/module/context.h"
-#include "caravan/nn/kernels.h"
+#include "caravan/module/layout_table.h"
 
 namespace caravan {
 
-/// This library's ops run on CPU and meta tensors. Throws UsageError for other devices.
-void check_device(std::string_view op, const at::Tensor& tensor);
+/// What stands between layers. Every function takes the context, which knows whether this is a dry run, and `what`: the
+/// name of the module that calls it, for messages. Activations are [batch, sequence, feature].
 
-/// The result of an op on meta tensors where ATen has no meta kernel in C++: an empty tensor of this shape and a's
-/// dtype, with gradients of the shapes of a, b and c.
-at::Tensor shape_only(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, at::IntArrayRef shape);
-
-[[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
-
-/// Calls f(T{}) with the C++ type for `type`: float, double or kernels::Bf16. Throws UsageError for any other.
-template <class F>
-void with_dtype(std::string_view op, at::ScalarType type, F f) {
-  switch (type) {
-    case at::kFloat: return f(float{});
-    case at::kDouble: return f(double{});
-    case at::kBFloat16: return f(kernels::Bf16{});
-    default: refuse_dtype(op, type);
-  }
+/// In a dry run: `result` is what `op` computes from the operands.
+inline void record_layout(const ForwardContext& context, const OpType& op, const at::Tensor& result,
+                          std::initializer_list<LayoutTable::Operand> operands, std::string_view what) {
+  if (context.layouts != nullptr) context.layouts->infer(op, result, operands, what);
 }
 
-/// The dtype of statistics of tensors of `type`: fp64 for fp64, else fp32.
-inline at::ScalarType compute_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
+at::Tensor add(const at::Tensor& a, const at::Tensor& b, const ForwardContext& context, std::string_view what);
 
-template <class T>
-T* data_of(const at::Tensor& contiguous) {
-  return static_cast<T*>(contiguous.data_ptr());
-}
+/// GELU in its tanh form, elementwise; the result is contiguous.
+at::Tensor tanh_gelu(const at::Tensor& x, const ForwardContext& context, std::string_view what);
 
-/// The position in the global tensor of `local_size` indices of `dim`. A tensor that holds the whole dim starts at 0
-/// even where the stream is split: a technique has gathered it.
-inline Piece piece_of(const ForwardContext& context, Dim dim, int64_t local_size) {
-  const int64_t global = context.global(dim, local_size);
-  return {.offset = local_size == global ? 0 : context.offset(dim), .global = global};
-}
+/// gate * sigmoid(gate) * up, elementwise on two tensors of the same shape; saves only its inputs for backward.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context, std::string_view what);
+
+/// [batch, sequence, feature] -> [batch, sequence, heads here, head_width]: a shard of the features is one of the
+/// heads. Throws ShapeError naming `what` for a shard that is not whole heads.
+at::Tensor split_heads(const at::Tensor& x, int64_t head_width, const ForwardContext& context, std::string_view what);
+/// The inverse.
+at::Tensor merge_heads(const at::Tensor& x, const ForwardContext& context, std::string_view what);
+
+/// The context's positions of the tokens of x [batch, sequence, ..], int64 [sequence] or [batch, sequence]; undefined
+/// means 0, 1, .. Throws ShapeError naming `what` if they are those of other tokens, or missing for a piece of a
+/// sequence.
+at::Tensor token_positions(const at::Tensor& x, const ForwardContext& context, std::string_view what);
+
+/// context[dim] of a tensor that has `local` elements along `dim`. Throws ShapeError naming `what` if it has not.
+const DimIndex& checked_index(const ForwardContext& context, Dim dim, int64_t local, std::string_view what);
 
 }  // namespace caravan

@@ -6,17 +6,22 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
 
 #include "caravan/base/cache_folder.h"
+#include "caravan/base/error.h"
 #include "caravan/base/processor.h"
+#include "caravan/base/text.h"
+#include "caravan/nn/deposit.h"
 
 namespace caravan {
 namespace {
@@ -28,10 +33,10 @@ using torch::autograd::variable_list;
 /// torch's entry to oneDNN's dense product. It is not among torch's C++ functions, only behind its dispatcher.
 using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                              c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
-using Entry = c10::TypedOperatorHandle<Signature>;
+using OnednnProduct = c10::TypedOperatorHandle<Signature>;
 
-const std::optional<Entry>& onednn() {
-  static const std::optional<Entry> entry = []() -> std::optional<Entry> {
+const std::optional<OnednnProduct>& onednn() {
+  static const std::optional<OnednnProduct> entry = []() -> std::optional<OnednnProduct> {
     const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
     if (!schema.has_value() || !schema->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
     return schema->typed<Signature>();
@@ -77,45 +82,61 @@ const Choices::Entry& in_use() {
 
 constexpr int64_t kFewRows = 16;  ///< below, preparing a call of oneDNN or widening the weight costs more than it wins
 
-/// Whether the choice decides about a product of this left operand.
-bool is_chosen(const at::Tensor& a, int64_t rows) {
-  if (!a.is_cpu() || rows < kFewRows || a.numel() == 0) return false;
+/// Whether the choice decides about a product of these operands on `rows` tokens.
+bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  if (!a.is_cpu() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
   return a.scalar_type() == at::kFloat ||
          (a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
 }
 
 at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is
 
-/// a b^T + bias of fp32 operands.
-at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias, ProductKind kind) {
+/// a b^T + bias, as chosen: in fp32.
+at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                              ProductKind kind) {
+  const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
   if (in_use().second.library(kind) == ProductLibrary::onednn) {
     at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
-    return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+    return onednn()->call(widened(a), widened(b), wide_bias, "none", c10::List<std::optional<at::Scalar>>(), "");
   }
+  return wide_bias.has_value() ? at::addmm(*wide_bias, widened(a), widened(b).t()) : at::mm(widened(a), widened(b).t());
+}
+
+/// a b^T + bias: as chosen, or as autograd has it for at::linear.
+at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                    ProductKind kind) {
+  if (chosen) return multiply_as_chosen(a, b, bias, kind);
   return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
 }
 
+/// x w^T + b of [rows, in].
 struct Linear2d : Function<Linear2d> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({x, weight});
-    ctx->saved_data["bias"] = bias.has_value();
-    const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
-    return multiply(widened(x), widened(weight), wide_bias, ProductKind::forward).to(x.scalar_type());
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& b, Parameter& weight, Parameter* bias) {
+    const bool chosen = is_chosen(x, w, x.size(0));
+    will_deposit(ctx, {&weight, bias});
+    ctx->save_for_backward({x, w.detach()});
+    ctx->saved_data["chosen"] = chosen;
+    return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type());
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const at::ScalarType type = saved[0].scalar_type();
-    const at::Tensor dy = widened(grads[0].contiguous());
-    variable_list gradients(3);
+    variable_list gradients(5);
+    if (!grads[0].defined()) return gradients;
+    const variable_list saved = ctx->get_saved_variables();
+    const bool chosen = ctx->saved_data["chosen"].toBool();
+    const at::Tensor dy = chosen ? widened(grads[0].contiguous()) : grads[0];
     if (ctx->needs_input_grad(0)) {
-      gradients[0] = multiply(dy, widened(saved[1]).t(), std::nullopt, ProductKind::dx).to(type);
+      gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(saved[0].scalar_type());
     }
-    if (ctx->needs_input_grad(1)) {
-      gradients[1] = multiply(dy.t(), widened(saved[0]).t(), std::nullopt, ProductKind::dw).to(type);
-    }
-    if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2)) gradients[2] = dy.sum(0).to(type);
+    const std::vector<Parameter*> parameters = deposits_of(ctx);
+    Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
+    Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
+    if (weight == nullptr && bias == nullptr) return gradients;
+    (weight != nullptr ? weight : bias)->deposit_later([=, dy = dy.detach(), x = saved[0].detach()] {
+      if (weight != nullptr) weight->deposit(multiply(chosen, dy.t(), x.t(), std::nullopt, ProductKind::dw));
+      if (bias != nullptr) bias->deposit(dy.sum(0));
+    });
     return gradients;
   }
 };
@@ -123,23 +144,27 @@ struct Linear2d : Function<Linear2d> {
 }  // namespace
 
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  if (!is_chosen(a, a.size(0)) || b.numel() == 0) return at::mm(a, b.t());
-  return multiply(widened(a), widened(b), std::nullopt, kind);
+  return multiply(is_chosen(a, b, a.size(0)), a, b, std::nullopt, kind);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   return unrounded_product(a, b, kind).to(a.scalar_type());
 }
 
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const int64_t width = weight.size(1);
-  const bool fits =
-      x.dim() >= 2 && x.size(-1) == width && weight.scalar_type() == x.scalar_type() && weight.numel() > 0 && width > 0;
-  if (!fits || !is_chosen(x, x.numel() / width)) return at::linear(x, weight, bias);
+at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
+  const at::Tensor& w = weight.compute();
+  if (x.dim() < 1 || w.dim() != 2 || x.size(-1) != w.size(1) || x.scalar_type() != w.scalar_type()) {
+    throw ShapeError({"linear", weight.name(),
+                      fmt::format("x [{}] {} and weight [{}] {}", join(x.sizes()), c10::toString(x.scalar_type()),
+                                  join(w.sizes()), c10::toString(w.scalar_type())),
+                      "", "use the same width and dtype for both"});
+  }
   std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
-  const std::optional<at::Tensor> given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return Linear2d::apply(x.reshape({-1, width}), weight, given).view(shape);
+  shape.pop_back();
+  const int64_t rows = c10::multiply_integers(shape);
+  shape.push_back(w.size(0));
+  const auto b = bias != nullptr ? std::optional(bias->compute()) : std::nullopt;
+  return Linear2d::apply(x.reshape({rows, w.size(1)}), w, b, weight, bias).view(shape);
 }
 
 std::vector<ProductLibrary> available_product_libraries() {

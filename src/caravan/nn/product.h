@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/module/parameter.h"
 #include "caravan/nn/product_choice.h"
 
 namespace caravan {
@@ -15,9 +16,12 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = 
 /// As `product`, but the result is fp32 where bf16 operands were multiplied in fp32: for sums of several products.
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
 
-/// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or undefined. Differentiable once; its three
-/// products are computed as by `product`.
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+/// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or null. Its three products are computed as by
+/// `product`, with the number of rows of x. Differentiable once.
+///   grad    of x is computed first, then those of weight and bias are handed to Parameter::deposit_later; where bf16
+///           was multiplied in fp32 they are not rounded
+///   throws  ShapeError naming the weight for a width or dtype that does not fit
+at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias = nullptr);
 
 /// What this process would choose: the rule for its class of processor, or what `caravan doctor --tune` measured for
 /// that class, changed by the words in CARAVAN_PRODUCTS. Complete (see to_text) and stable from run to run.

@@ -1,20 +1,30 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/module/context.h"
+
 namespace caravan {
 
-/// Cosines and sines of the rotary angles, computed on demand and shared by all layers of a model. Angles are computed
-/// in fp32, position x theta^(-2i/head_width), as in the training of the published Llamas.
+/// Cosines and sines, [rows, head_width / 2] each, fp32 (fp64 for fp64): a row for every position of a sequence, or for
+/// every token of a batch.
+struct RopeAngles {
+  at::Tensor cosine;
+  at::Tensor sine;
+};
+
+/// The rotary angles, computed on demand and shared by all layers of a model. Angles are computed in fp32, position x
+/// theta^(-2i/head_width), as in the training of the published Llamas.
 class RopeTable {
  public:
   RopeTable(int64_t head_width, double theta) : half_(head_width / 2), theta_(theta) {}
 
-  /// cos and sin, [count, head_width / 2] each, of positions first .. first + count - 1, in fp32 or fp64.
-  std::pair<at::Tensor, at::Tensor> rows(int64_t first, int64_t count, at::ScalarType type);
+  /// Those of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`. `type`: of the tensors to be rotated.
+  /// Throws DataError for a negative position.
+  RopeAngles angles(const at::Tensor& positions, int64_t count, at::ScalarType type);
 
  private:
   void grow(int64_t positions, at::ScalarType type);
@@ -25,8 +35,8 @@ class RopeTable {
   at::Tensor sine_;
 };
 
-/// Rotary position embedding: rotates the pairs (i, i + head_width / 2) of every head by the angle of their position.
-///   x  [batch, sequence, heads, head_width]; its first position is `first`
-at::Tensor rope(const at::Tensor& x, RopeTable& table, int64_t first);
+/// Rotary position embedding: rotates the pairs (i, i + head_width / 2) of every head by the angles of its token.
+///   x  [batch, sequence, heads, head_width]; a meta tensor needs no angles
+at::Tensor rope(const at::Tensor& x, const RopeAngles& angles, const ForwardContext& context, std::string_view what);
 
 }  // namespace caravan

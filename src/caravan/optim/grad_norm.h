@@ -10,7 +10,6 @@ namespace caravan {
 /// numbers of threads differ.
 ///
 /// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 8 bytes.
-/// Throws LayoutError for a parameter that rests in R or P: its gradient is not reduced yet.
 double grad_norm(const FlatState& state, const Mesh& mesh);
 
 /// Scales the gradients so that their norm is at most `max_norm`. `norm` is their grad_norm. No-op if max_norm <= 0.

@@ -18,10 +18,15 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// The two weight-decay groups of a flat buffer: with decay and without. Either may be empty.
-std::pair<at::Tensor, at::Tensor> groups(const at::Tensor& flat, const FlatLayout& layout) {
-  const int64_t decayed = layout.decayed_count();
-  return {flat.narrow(0, 0, decayed), flat.narrow(0, decayed, layout.count() - decayed)};
+/// Calls f(range) for each stretch that is treated alike.
+template <class F>
+void for_each_range(const FlatState& state, const F& f) {
+  if (state.values.is_meta()) return;
+  for (const FlatLayout::Range& range : state.layout.ranges()) f(range);
+}
+
+at::Tensor part(const at::Tensor& flat, const FlatLayout::Range& range) {
+  return flat.narrow(0, range.offset, range.count);
 }
 
 }  // namespace
@@ -30,6 +35,7 @@ void Optimizer::step(double lr) {
   const at::NoGradGuard no_grad;
   ++num_steps_;
   update(lr);
+  state_.bump_version();
 }
 
 AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
@@ -37,24 +43,18 @@ AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), 
   check_range("beta2", options.beta2, 0, 1, false);
   check_range("epsilon", options.epsilon, 0, 1, true);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  exp_avg_ = at::zeros_like(state.values);
-  exp_avg_sq_ = at::zeros_like(state.values);
+  exp_avg_ = at::zeros_like(state.gradients);
+  exp_avg_sq_ = at::zeros_like(state.gradients);
 }
 
 void AdamW::update(double lr) {
   const at::Tensor step = at::full({}, static_cast<double>(num_steps_), at::kFloat);
-  const auto values = groups(state_.values, state_.layout);
-  const auto gradients = groups(state_.gradients, state_.layout);
-  const auto exp_avg = groups(exp_avg_, state_.layout);
-  const auto exp_avg_sq = groups(exp_avg_sq_, state_.layout);
-  const auto run = [&](auto member, double weight_decay) {
-    if ((values.*member).numel() == 0 || state_.values.is_meta()) return;
-    at::_fused_adamw_({values.*member}, {gradients.*member}, {exp_avg.*member}, {exp_avg_sq.*member}, {}, {step}, lr,
-                      options_.beta1, options_.beta2, weight_decay, options_.epsilon, /*amsgrad=*/false,
+  for_each_range(state_, [&](const FlatLayout::Range& range) {
+    at::_fused_adamw_({part(state_.values, range)}, {part(state_.gradients, range)}, {part(exp_avg_, range)},
+                      {part(exp_avg_sq_, range)}, {}, {step}, lr, options_.beta1, options_.beta2,
+                      range.decays ? options_.weight_decay : 0.0, options_.epsilon, /*amsgrad=*/false,
                       /*maximize=*/false);
-  };
-  run(&std::pair<at::Tensor, at::Tensor>::first, options_.weight_decay);
-  run(&std::pair<at::Tensor, at::Tensor>::second, 0.0);
+  });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
@@ -64,17 +64,17 @@ std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
 Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), options_(options) {
   check_range("momentum", options.momentum, 0, 1, false);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  if (options.momentum > 0) momentum_ = at::zeros_like(state.values);
+  if (options.momentum > 0) momentum_ = at::zeros_like(state.gradients);
 }
 
 void Sgd::update(double lr) {
-  at::Tensor direction = state_.gradients;
-  if (options_.weight_decay > 0) {
-    direction = direction.clone();
-    groups(direction, state_.layout).first.add_(groups(state_.values, state_.layout).first, options_.weight_decay);
-  }
-  if (momentum_.defined()) direction = momentum_.mul_(options_.momentum).add_(direction);
-  state_.values.add_(direction, -lr);
+  for_each_range(state_, [&](const FlatLayout::Range& range) {
+    const at::Tensor values = part(state_.values, range);
+    at::Tensor direction = part(state_.gradients, range);
+    if (options_.weight_decay > 0 && range.decays) direction = direction.add(values, options_.weight_decay);
+    if (momentum_.defined()) direction = part(momentum_, range).mul_(options_.momentum).add_(direction);
+    values.add_(direction, -lr);
+  });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Sgd::state() const {

@@ -25,12 +25,13 @@ class Optimizer {
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
-  /// The flat state tensors under their names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
+  /// The flat state tensors themselves, to be read and written, under their names in a checkpoint: {"exp_avg", ..},
+  /// {"exp_avg_sq", ..}; {"momentum", ..}.
   virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
 
  protected:
-  /// `state` must outlive the optimizer.
-  explicit Optimizer(FlatState& state) : state_(state) {}
+  /// `state` must outlive the optimizer, whose updates are seen by torch's version counters.
+  explicit Optimizer(FlatState& state) : state_(state) { state.is_versioned = true; }
   virtual void update(double lr) = 0;
 
   FlatState& state_;

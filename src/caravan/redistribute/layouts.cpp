@@ -2,16 +2,11 @@
 #include <optional>
 
 #include "caravan/base/error.h"
+#include "caravan/redistribute/flat.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
 namespace {
-
-/// One redistribution along one axis.
-struct Step {
-  std::string axis;
-  Placement to;
-};
 
 bool is_minor(const Layout& layout, const std::string& axis, int dim) { return layout.sharding(dim).back() == axis; }
 
@@ -52,20 +47,20 @@ int rank_of(const Placement& from, const Placement& to) {
   return from.is_partial() ? 3 : from.is_whole() ? 4 : 5;
 }
 
-std::optional<Step> next_step(const Layout& now, const Layout& target) {
-  std::optional<Step> best;
-  std::optional<Step> detour;  // for two dims that swap axes: one axis goes through R
+std::optional<AxisMove> next_move(const Layout& now, const Layout& target) {
+  std::optional<AxisMove> best;
+  std::optional<AxisMove> detour;  // for two dims that swap axes: one axis goes through R
   int best_rank = 0;
   for (const auto& [axis, from] : now.entries()) {
     if (is_settled(now, target, axis)) continue;
     if (may_go(now, target, axis)) {
       const int rank = rank_of(from, target[axis]);
       if (!best || rank < best_rank) {
-        best = Step{axis, target[axis]};
+        best = AxisMove{axis, from, target[axis]};
         best_rank = rank;
       }
     } else if (!detour && from.is_shard() && is_minor(now, axis, from.dim())) {
-      detour = Step{axis, Replicate{}};
+      detour = AxisMove{axis, from, Replicate{}};
     }
   }
   return best ? best : detour;
@@ -84,14 +79,24 @@ void check_same_axes(const Layout& layout, const Layout& to, const Mesh& mesh, c
 
 }  // namespace
 
+std::vector<AxisMove> moves_between(const Layout& layout, const Layout& to) {
+  std::vector<AxisMove> moves;
+  Layout now = layout;
+  while (auto move = next_move(now, to)) {
+    now = now.moved(move->axis, move->to);
+    moves.push_back(std::move(*move));
+  }
+  return moves;
+}
+
 at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const Layout& to, const Mesh& mesh,
                         const Call& call) {
   check_same_axes(layout, to, mesh, call);
   at::Tensor result = x;
   Layout now = layout;
-  while (const auto step = next_step(now, to)) {
-    result = redistribute(result, now, mesh[step->axis], step->to, call);
-    now = now.moved(step->axis, step->to);
+  for (const AxisMove& move : moves_between(layout, to)) {
+    result = redistribute(result, now, mesh[move.axis], move.to, call);
+    now = now.moved(move.axis, move.to);
   }
   return result;
 }

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/operations.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/redistribute/cell.h"
 
@@ -20,13 +21,18 @@ namespace {
 
 /// One redistribution, kept by the autograd graph for its backward and for error messages.
 struct Move : torch::CustomClassHolder {
-  Move(MeshAxis axis_, Cell cell_, std::string what_, std::source_location where_)
-      : axis(std::move(axis_)), cell(std::move(cell_)), what(std::move(what_)), where(where_) {}
+  Move(MeshAxis axis_, Cell cell_, std::string what_, std::source_location where_, bool is_backward_ = false)
+      : axis(std::move(axis_)),
+        cell(std::move(cell_)),
+        what(std::move(what_)),
+        where(where_),
+        is_backward(is_backward_) {}
 
   MeshAxis axis;
   Cell cell;
   std::string what;
   std::source_location where;
+  bool is_backward;
 
   int coord() const { return axis.coord(); }
   Call call() const { return {what, where}; }
@@ -92,12 +98,21 @@ at::Tensor empty_result(const at::Tensor& x, const Move& move) {
   return at::empty(shape_after(move.cell, x.sizes(), move.coord()), x.options());
 }
 
+/// Weight gradients that can wait are computed while a collective of the backward pass is in flight.
+void run(const Move& move, Operation operation) {
+  Communicator& comm = move.axis.comm();
+  if (!move.is_backward || move.axis.deferred().empty()) return comm.run(std::move(operation));
+  Work work = comm.issue(std::move(operation));
+  move.axis.deferred().run_all();
+  work.wait();
+}
+
 // ---- the cells that move bytes, by collective ----
 
 at::Tensor all_reduce(const at::Tensor& x, const Move& move) {  // P -> R, P -> I
   const at::Tensor in = x.contiguous();
   const at::Tensor out = at::empty(x.sizes(), x.options());
-  move.axis.comm().all_reduce(buffer_of(in), buffer_of(out), ReduceOp::sum, move.call());
+  run(move, all_reduce_operation(buffer_of(in), buffer_of(out), ReduceOp::sum, move.call()));
   return out;
 }
 
@@ -107,14 +122,17 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Move& move) {  // P -> S
   const at::Tensor out = empty_result(x, move);
   Rows counts;  // empty: equal parts, the fast path of communicators
   if (!are_equal(move.cell.to_rows)) counts = counts_of(move.cell.to_rows, x.sizes(), dim);
-  move.axis.comm().reduce_scatter(buffer_of(in), buffer_of(out), ReduceOp::sum, counts, move.call());
+  run(move,
+      reduce_scatter_operation(buffer_of(in), buffer_of(out), ReduceOp::sum, counts, move.axis.size(), move.call()));
   return out;
 }
 
 at::Tensor reduce(const at::Tensor& x, const Move& move) {  // P -> S(d; on k)
   const at::Tensor in = x.contiguous();
   const at::Tensor out = empty_result(x, move);
-  move.axis.comm().reduce(buffer_of(in), buffer_of(out), ReduceOp::sum, move.cell.to.owner(), move.call());
+  const int root = move.cell.to.owner();
+  run(move, reduce_operation(buffer_of(in), move.coord() == root ? buffer_of(out) : Buffer{}, ReduceOp::sum, root,
+                             move.call()));
   return out;
 }
 
@@ -125,14 +143,14 @@ at::Tensor all_gather(const at::Tensor& x, const Move& move) {  // S -> R, S -> 
   const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
   Rows counts;
   if (!are_equal(move.cell.from_rows)) counts = counts_of(move.cell.from_rows, shape, dim);
-  move.axis.comm().all_gather(buffer_of(in), buffer_of(flat), counts, move.call());
+  run(move, all_gather_operation(buffer_of(in), buffer_of(flat), counts, move.axis.size(), move.call()));
   return unpack(flat, shape, dim, move.cell.from_rows);
 }
 
 at::Tensor broadcast(const at::Tensor& x, const Move& move) {  // S(d; on k) -> R, I
   const int owner = move.cell.from.owner();
   const at::Tensor out = move.coord() == owner ? x.contiguous() : empty_result(x, move);
-  move.axis.comm().broadcast(buffer_of(out), owner, move.call());
+  run(move, broadcast_operation(buffer_of(out), owner, move.call()));
   return out;
 }
 
@@ -149,7 +167,8 @@ at::Tensor all_to_all(const at::Tensor& x, const Move& move) {  // S -> S: anoth
     send_counts = counts_of(rows.send, x.sizes(), send_dim);
     receive_counts = counts_of(rows.receive, shape, receive_dim);
   }
-  move.axis.comm().all_to_all(buffer_of(in), buffer_of(flat), send_counts, receive_counts, move.call());
+  run(move,
+      all_to_all_operation(buffer_of(in), buffer_of(flat), send_counts, receive_counts, move.axis.size(), move.call()));
   return unpack(flat, shape, receive_dim, rows.receive);
 }
 
@@ -161,9 +180,9 @@ at::Tensor send_recv(const at::Tensor& x, const Move& move) {  // S(d; on i) -> 
   if (sender == receiver) return out;
   if (move.coord() == sender) {
     const at::Tensor in = x.contiguous();
-    move.axis.comm().send(buffer_of(in), receiver, move.call());
+    run(move, message_operation(Verb::send, buffer_of(in), {}, receiver, move.call()));
   } else if (move.coord() == receiver) {
-    move.axis.comm().recv(buffer_of(out), sender, move.call());
+    run(move, message_operation(Verb::recv, {}, buffer_of(out), sender, move.call()));
   }
   return out;
 }
@@ -210,7 +229,8 @@ struct Law : torch::autograd::Function<Law> {
     const auto holder = context->saved_data["move"].toCapsule();
     const auto& move = static_cast<const Move&>(*holder);
     const std::string what = move.what.empty() ? "gradient" : "gradient of " + move.what;
-    return {run_law(gradients[0], c10::make_intrusive<Move>(move.axis, move.cell.backward(), what, move.where)), {}};
+    return {run_law(gradients[0], c10::make_intrusive<Move>(move.axis, move.cell.backward(), what, move.where, true)),
+            {}};
   }
 };
 

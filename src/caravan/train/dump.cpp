@@ -25,7 +25,7 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
 void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
                const StepResult& result, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
-  const FlatState& flat = state.ddp().state();
+  const FlatState& flat = state.engine().state();
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {
     parameters.emplace_back(parameter->name(), whole(parameter->rest().detach(), *parameter, mesh));

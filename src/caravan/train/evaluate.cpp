@@ -5,9 +5,9 @@
 #include <numbers>
 #include <span>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "caravan/engine/stage_runner.h"
 #include "caravan/nn/cross_entropy.h"
 
 namespace caravan {
@@ -55,36 +55,60 @@ int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
 
 }  // namespace
 
-std::optional<Evaluation> evaluate(Module& model, const ValidationWindows& windows, const MeshAxis& axis,
+std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& windows, const EvaluationPart& part,
                                    const EvaluationOptions& options) {
-  const at::NoGradGuard no_grad;
-  ForwardContext forward;
-  forward.training = false;
   const int64_t bound = options.max_windows > 0 ? options.max_windows : windows.size();
   const Selection selection{.all = windows.size(), .count = std::min(bound, windows.size())};
-  const int64_t windows_per_round = axis.size() * options.rows;
+  const int64_t windows_per_round = part.num_parts * options.rows;
   const int64_t rounds = (selection.count + windows_per_round - 1) / windows_per_round;
   Rows rows(options.rows, windows.context());
   double nats = 0;
   int64_t num_targets = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     if (options.progress) options.progress(round, rounds);
-    const int64_t filled = rows.fill(windows, selection, (round * axis.size() + axis.coord()) * options.rows);
+    const int64_t filled = rows.fill(windows, selection, (round * part.num_parts + part.part) * options.rows);
     // A rank without a window computes one row of padding, so that all ranks make the same forward passes.
     const int64_t computed = std::max<int64_t>(filled, 1);
     const at::Tensor labels = rows.labels.narrow(0, 0, computed);
-    nats += model.run({rows.ids.narrow(0, 0, computed), labels}, forward).front().item<double>();
-    num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
+    nats += loss(rows.ids.narrow(0, 0, computed), labels);
+    if (part.counts) num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
     const bool stops = options.stop_requested && options.stop_requested();
-    if (sum_over(axis.comm(), stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
+    if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
   }
   double total = nats;
   const Buffer buffer{&total, 1, Dtype::fp64};
-  axis.comm().all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
-  num_targets = sum_over(axis.comm(), num_targets, "validation targets");
+  part.world.all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
+  num_targets = sum_over(part.world, num_targets, "validation targets");
   const double share = static_cast<double>(windows.num_targets()) / static_cast<double>(num_targets);
   return Evaluation{.loss = total / static_cast<double>(num_targets),
                     .bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};
+}
+
+std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& windows, const EvaluationOptions& options) {
+  const Mesh& mesh = engine.mesh();
+  const Strategy& strategy = engine.strategy();
+  EvaluationPart part{.world = mesh.world()};
+  for (const auto& [axis, placement] : strategy.batch_layout.entries()) {
+    if (!placement.is_shard(0)) continue;
+    part.part = part.part * mesh[axis].size() + mesh[axis].coord();
+    part.num_parts *= mesh[axis].size();
+  }
+  // Every element of the batch is counted by one rank: coordinate 0 of the axes over which it is whole.
+  bool loss_counts = true;
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.coord() == 0) continue;
+    part.counts &= strategy.batch_layout[axis.name()].is_shard();
+    loss_counts &= !strategy.loss_layout[axis.name()].is_invariant();
+  }
+  StageRunner runner(engine);
+  const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels) {
+    const at::Tensor output = runner.evaluate({ids, labels, {.phase = Phase::evaluate}});
+    return output.defined() && loss_counts ? output.item<double>() : 0.0;
+  };
+  engine.begin_evaluation();
+  auto result = evaluate(loss, windows, part, options);
+  engine.end_evaluation();
+  return result;
 }
 
 }  // namespace caravan

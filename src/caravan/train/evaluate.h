@@ -5,8 +5,7 @@
 #include <optional>
 
 #include "caravan/data/sampler.h"
-#include "caravan/mesh/mesh.h"
-#include "caravan/module/module.h"
+#include "caravan/engine/engine.h"
 
 namespace caravan {
 
@@ -22,11 +21,25 @@ struct EvaluationOptions {
   std::function<void(int64_t done, int64_t total)> progress = {};  ///< rounds of forward passes; may be empty
 };
 
-/// The loss of `model` over `windows`, split over the ranks of `axis`. Every rank of the axis calls it with equal
-/// sizes, makes the same number of forward passes, and gets the same bits. Nothing if stop_requested() was true on any
-/// rank, which is noticed after each forward pass. Of a part of the windows, bits_per_byte assumes that a token stands
-/// for as many bytes as on average in the whole text. Sends 8 bytes per forward pass, and 16.
-std::optional<Evaluation> evaluate(Module& model, const ValidationWindows& windows, const MeshAxis& axis,
+/// Which part of each round of windows this rank evaluates, and who takes part.
+struct EvaluationPart {
+  Communicator& world;
+  int64_t part = 0;
+  int64_t num_parts = 1;
+  bool counts = true;  ///< of the ranks that compute the same loss, one counts
+};
+
+/// This rank's summand of the loss of a batch; 0 where another one holds it.
+using LossOf = std::function<double(const at::Tensor& ids, const at::Tensor& labels)>;
+
+/// The loss over `windows`, split over the parts. Every rank of the world calls it with equal sizes, calls `loss`
+/// equally often, and gets the same bits. Nothing if stop_requested() was true on any rank, which is noticed after each
+/// forward pass. Of a part of the windows, bits_per_byte assumes that a token stands for as many bytes as on average in
+/// the whole text. Sends 8 bytes per forward pass, and 16.
+std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& windows, const EvaluationPart& part,
                                    const EvaluationOptions& options);
+
+/// The same of the engine's model: run({ids, labels}) -> {loss}.
+std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& windows, const EvaluationOptions& options);
 
 }  // namespace caravan

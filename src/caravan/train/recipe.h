@@ -11,6 +11,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
+#include "caravan/parallel/techniques.h"
 
 namespace caravan {
 
@@ -69,7 +70,7 @@ struct Recipe {
   } mesh;
 
   struct DataParallel {
-    std::string technique = "ddp";
+    std::string technique = data_parallel_techniques().front();
     int64_t bucket_bytes = int64_t{25} << 20;
   } data_parallel;
 

@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
+#include "caravan/parallel/make_strategy.h"
 
 namespace caravan {
 namespace {
@@ -47,12 +48,13 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
-  model_->materialise(mesh, {}, {.seed = static_cast<uint64_t>(recipe.train.seed)});
-  ddp_ = std::make_unique<Ddp>(
-      *model_, mesh["dp"],
-      DdpOptions{.bucket_bytes = recipe.data_parallel.bucket_bytes,
-                 .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat});
-  optimizer_ = make_optimizer(recipe.optimizer, ddp_->state());
+  const StrategyChoice choice{.data_parallel = recipe.data_parallel.technique,
+                              .bucket_bytes = recipe.data_parallel.bucket_bytes,
+                              .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat};
+  Strategy strategy = make_strategy(choice, *model_, mesh_);
+  engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
+                                     Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
+  optimizer_ = make_optimizer(recipe.optimizer, engine_->state());
 }
 
 std::vector<CheckpointPiece> RunState::pieces() {
@@ -60,9 +62,10 @@ std::vector<CheckpointPiece> RunState::pieces() {
   for (Parameter* parameter : model_->parameters()) {
     all.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh_));
   }
-  const FlatLayout& layout = ddp_->state().layout;
+  const FlatLayout& layout = engine_->state().layout;
   for (const auto& [state_name, flat] : optimizer_->state()) {
-    for (const auto& slot : layout.slots()) {
+    for (const Slot& slot : layout.slots()) {
+      if (!slot.parameter->requires_grad()) continue;
       all.push_back(checkpoint_piece("optimizer." + state_name + "." + slot.parameter->name(), *slot.parameter,
                                      layout.view(flat, *slot.parameter), mesh_));
     }
@@ -113,8 +116,10 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   if (info.optimizer_steps == 0 && !has_moments) wanted.resize(model_->parameters().size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> names;
   for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
+  reader.verify(mesh_.world());
   reader.check(names);
   for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
+  engine_->state().bump_version();
   optimizer_->set_num_steps(info.optimizer_steps);
   tokens_ = parse_special_tokens(info.model, folder.string());
   step = info.step;

@@ -10,11 +10,11 @@
 #include "caravan/checkpoint/text_settings.h"
 #include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
+#include "caravan/engine/engine.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/model.h"
 #include "caravan/optim/learning_rate.h"
 #include "caravan/optim/optimizer.h"
-#include "caravan/parallel/ddp.h"
 #include "caravan/train/recipe.h"
 #include "caravan/train/resume_check.h"
 #include "caravan/train/step.h"
@@ -41,7 +41,7 @@ class RunState {
   int64_t step = 0;  ///< optimizer steps done
 
   Model& model() noexcept { return *model_; }
-  Ddp& ddp() noexcept { return *ddp_; }
+  Engine& engine() noexcept { return *engine_; }
   Optimizer& optimizer() noexcept { return *optimizer_; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
@@ -66,7 +66,7 @@ class RunState {
   std::vector<ChangedKey> changed_keys_;
   LearningRate rate_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<Ddp> ddp_;
+  std::unique_ptr<Engine> engine_;
   std::unique_ptr<Optimizer> optimizer_;
 };
 

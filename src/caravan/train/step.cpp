@@ -9,13 +9,9 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/optim/grad_norm.h"
-#include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
 namespace {
-
-/// This rank's loss is its summand of the global one.
-Layout loss_layout(const Mesh& mesh) { return Layout::all(mesh, Partial{}); }
 
 /// With the digits of the log; "nan" and "inf" without a sign, which says nothing.
 std::string number_text(double value, int digits) {
@@ -23,17 +19,31 @@ std::string number_text(double value, int digits) {
   return std::isnan(value) ? "nan" : "inf";
 }
 
+/// Whether this rank's loss is a summand of the global one: where it is invariant, coordinate 0 counts.
+bool counts_here(const Layout& loss, const Mesh& mesh) {
+  for (const auto& [axis, placement] : loss.entries()) {
+    if (placement.is_invariant() && mesh[axis].coord() != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-TrainStep::TrainStep(Module& model, Ddp& ddp, Optimizer& optimizer, const Mesh& mesh, const Options& options)
-    : model_(model),
-      ddp_(ddp),
-      optimizer_(optimizer),
-      mesh_(mesh),
-      options_(options),
-      schedule_(accumulate(static_cast<int>(options.num_micro_batches), static_cast<int>(ddp.buckets().size()))) {
-  schedule_.validate(static_cast<int>(options.num_micro_batches), static_cast<int>(ddp.buckets().size()));
-  losses_.resize(static_cast<size_t>(options.num_micro_batches));
+TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& options)
+    : engine_(engine), optimizer_(optimizer), mesh_(engine.mesh()), options_(options), runner_(engine) {
+  engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
+}
+
+MicroBatch TrainStep::micro_batch(const TrainBatch& batch, int64_t step, int index) const {
+  const int64_t rows = batch.ids.size(0) / options_.num_micro_batches;
+  const int64_t first = index * rows;
+  MicroBatch part{batch.ids.narrow(0, first, rows), batch.labels.narrow(0, first, rows), {}};
+  part.context.seed = options_.seed;
+  part.context.step = step;
+  part.context.micro_batch = index;
+  part.context.loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
+  part.context.set(Dim::batch, DimIndex(batch.first_row + first, rows, batch.global_rows));
+  return part;
 }
 
 StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested,
@@ -44,94 +54,60 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
          fmt::format("{} rows do not split into {} micro-batches", batch.ids.size(0), options_.num_micro_batches),
          mesh_.where(), "give every rank a multiple of them"});
   }
-  batch_ = &batch;
-  inspect_ = &inspect;
-  lr_ = lr;
-  local_loss_ = 0;
-  result_ = {.loss = 0, .grad_norm = 0, .stop = stop_requested};
-  context_ = {};
-  context_.seed = options_.seed;
-  context_.step = step;
-  context_.loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
-  ddp_.begin_step();
-  execute(schedule_, *this);
-  return result_;
+  const auto source = [&](int index) { return micro_batch(batch, step, index); };
+  const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
+  StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested};
+  agree(local_loss, result);
+  result.grad_norm = grad_norm(engine_.state(), mesh_);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) name_bad_numbers(source, step, result);
+  if (inspect) inspect(result);
+  clip_grad_norm(engine_.state(), result.grad_norm, options_.clip_norm);
+  optimizer_.step(lr);
+  return result;
 }
 
-void TrainStep::forward(const Action& action) {
-  const int64_t rows = batch_->ids.size(0) / options_.num_micro_batches;
-  const int64_t first = action.micro_batch * rows;
-  ForwardContext context = context_;
-  context[Dim::batch] = {.offset = batch_->first_row + first, .global = batch_->global_rows};
-  losses_[static_cast<size_t>(action.micro_batch)] =
-      model_.run({batch_->ids.narrow(0, first, rows), batch_->labels.narrow(0, first, rows)}, context).front();
-}
-
-void TrainStep::backward(const Action& action) {
-  at::Tensor& loss = losses_[static_cast<size_t>(action.micro_batch)];
-  if (action.pays) ddp_.arm();
-  caravan::backward(loss, loss_layout(mesh_));
-  if (!loss.is_meta()) local_loss_ += loss.item<double>();
-  loss = at::Tensor();
-}
-
-void TrainStep::reduce(const Action& action) { ddp_.finish(ddp_.buckets()[static_cast<size_t>(action.bucket)]); }
-
-void TrainStep::agree() {
-  const at::Tensor sums = at::tensor({local_loss_, result_.stop ? 1.0 : 0.0}, at::kDouble);
+void TrainStep::agree(double local_loss, StepResult& result) const {
+  const double summand = counts_here(engine_.strategy().loss_layout, mesh_) ? local_loss : 0;
+  const at::Tensor sums = at::tensor({summand, result.stop ? 1.0 : 0.0}, at::kDouble);
   all_reduce_async(mesh_.world(), sums, sums, ReduceOp::sum, "loss").wait();
-  result_.loss = sums[0].item<double>();
-  result_.stop = sums[1].item<double>() > 0;
-}
-
-void TrainStep::update(const Action&) {
-  ddp_.finish_step();
-  agree();
-  result_.grad_norm = grad_norm(ddp_.state(), mesh_);
-  if (!std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm)) name_bad_numbers();
-  if (*inspect_) (*inspect_)(result_);
-  clip_grad_norm(ddp_.state(), result_.grad_norm, options_.clip_norm);
-  optimizer_.step(lr_);
+  result.loss = sums[0].item<double>();
+  result.stop = sums[1].item<double>() > 0;
 }
 
 /// The index of the first parameter whose gradient is not finite; their number if there is none.
-int64_t TrainStep::first_bad_gradient() const {
-  const FlatState& state = ddp_.state();
-  const std::vector<Parameter*> parameters = model_.parameters();
+int64_t TrainStep::first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const {
+  const std::vector<Parameter*> parameters = engine_.model().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!state.layout.has(*parameters[i])) continue;
-    const at::Tensor gradient = state.layout.view(state.gradients, *parameters[i]);
-    if (!at::isfinite(gradient).all().item<bool>()) return static_cast<int64_t>(i);
+    if (!parameters[i]->requires_grad()) continue;
+    const at::Tensor gradient = gradient_of(*parameters[i]);
+    if (gradient.defined() && !at::isfinite(gradient).all().item<bool>()) return static_cast<int64_t>(i);
   }
   return static_cast<int64_t>(parameters.size());
 }
 
-/// The sum hides whose summand was bad: every rank computes its own again, without paying, and they compare.
-void TrainStep::name_bad_numbers() {
-  const std::vector<Parameter*> parameters = model_.parameters();
+/// The sum hides whose summand was bad: every rank computes its own again, without reducing it, and they compare.
+void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step, const StepResult& result) {
+  const std::vector<Parameter*> parameters = engine_.model().parameters();
   const auto count = static_cast<int64_t>(parameters.size());
-  const int64_t bad_in_sum = first_bad_gradient();
-  ddp_.begin_step();
-  local_loss_ = 0;
-  for (int m = 0; m < options_.num_micro_batches; ++m) {
-    forward({.kind = Action::Kind::forward, .micro_batch = m});
-    backward({.kind = Action::Kind::backward, .micro_batch = m});
-  }
-  const int64_t bad = first_bad_gradient();
+  const FlatState& state = engine_.state();
+  const int64_t bad_in_sum =
+      first_bad_gradient([&](const Parameter& parameter) { return state.layout.view(state.gradients, parameter); });
+  const double local_loss = runner_.run_local_step(static_cast<int>(options_.num_micro_batches), source);
+  const int64_t bad = first_bad_gradient([&](const Parameter& parameter) { return engine_.local_gradient(parameter); });
   // The smallest of rank x (count + 1) + parameter over the ranks that have one.
   const int64_t none = int64_t{mesh_.size()} * (count + 1);
-  const bool is_bad = bad < count || !std::isfinite(local_loss_);
+  const bool is_bad = bad < count || !std::isfinite(local_loss);
   const at::Tensor first = at::tensor({is_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
   all_reduce_async(mesh_.world(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
   const int64_t index = found == none ? bad_in_sum : found % (count + 1);
   const std::string subject = index < count ? "gradient of " + parameters[static_cast<size_t>(index)]->name()
-                              : std::isfinite(result_.loss) ? "gradient norm"
-                                                            : "loss";
+                              : std::isfinite(result.loss) ? "gradient norm"
+                                                           : "loss";
   throw NumericsError(
       {"train", subject,
-       fmt::format("is not finite at step {} (loss {}, gradient norm {})", context_.step + 1,
-                   number_text(result_.loss, 4), number_text(result_.grad_norm, 3)),
+       fmt::format("is not finite at step {} (loss {}, gradient norm {})", step + 1, number_text(result.loss, 4),
+                   number_text(result.grad_norm, 3)),
        found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
        "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last checkpoint is "
        "untouched"});

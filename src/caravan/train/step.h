@@ -6,15 +6,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/engine/executor.h"
+#include "caravan/engine/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
 #include "caravan/optim/optimizer.h"
-#include "caravan/parallel/ddp.h"
 
 namespace caravan {
 
-/// What one rank trains on in a step: rows [first_row, first_row + rows) of the global batch.
+/// What one rank trains on in a step: its piece of the global batch, as Strategy::batch_layout lays it out.
 struct TrainBatch {
   at::Tensor ids;     ///< [rows, context] int64
   at::Tensor labels;  ///< the same; labels[b, t] is the target of ids[b, t], -100 none
@@ -29,9 +28,9 @@ struct StepResult {
   bool stop = false;     ///< some rank asked to stop after this step
 };
 
-/// One optimizer step of a model under data parallelism: the schedule's micro-batches, the gradients' sum, the norm,
+/// One optimizer step of a model under a strategy: the passes of the micro-batches with their reductions, the norm,
 /// clipping, the update. Every rank of the mesh calls `run` with its own batch.
-class TrainStep final : private ActionHandler {
+class TrainStep final {
  public:
   struct Options {
     uint64_t seed = 0;
@@ -41,43 +40,27 @@ class TrainStep final : private ActionHandler {
   /// Sees the reduced gradients, and the result, before they are clipped and used.
   using Inspect = std::function<void(const StepResult& result)>;
 
-  /// All of it outlives this. `model`: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
-  TrainStep(Module& model, Ddp& ddp, Optimizer& optimizer, const Mesh& mesh, const Options& options);
+  /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
+  TrainStep(Engine& engine, Optimizer& optimizer, const Options& options);
 
-  /// `step` counts from 0 and keys the random numbers. Sends the gradients (Ddp), the norm where it must, and 16 bytes.
+  /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, 8 bytes for the norm, and 16.
   /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite: it
   /// names the step, the first rank and its first bad parameter.
   StepResult run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested = false,
                  const Inspect& inspect = {});
 
-  const Schedule& schedule() const noexcept { return schedule_; }
-
  private:
-  void forward(const Action& action) override;
-  void backward(const Action& action) override;
-  void reduce(const Action& action) override;
-  void update(const Action& action) override;
+  MicroBatch micro_batch(const TrainBatch& batch, int64_t step, int index) const;
+  /// The global loss, and whether some rank asks to stop.
+  void agree(double local_loss, StepResult& result) const;
+  int64_t first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const;
+  [[noreturn]] void name_bad_numbers(const StageRunner::Source& source, int64_t step, const StepResult& result);
 
-  /// Sums the losses and the requests to stop over the ranks.
-  void agree();
-  int64_t first_bad_gradient() const;
-  [[noreturn]] void name_bad_numbers();
-
-  Module& model_;
-  Ddp& ddp_;
+  Engine& engine_;
   Optimizer& optimizer_;
   const Mesh& mesh_;
   Options options_;
-  Schedule schedule_;
-
-  // Of the step that runs.
-  const TrainBatch* batch_ = nullptr;
-  const Inspect* inspect_ = nullptr;
-  ForwardContext context_;
-  double lr_ = 0;
-  std::vector<at::Tensor> losses_;  ///< by micro-batch
-  double local_loss_ = 0;
-  StepResult result_;
+  StageRunner runner_;
 };
 
 }  // namespace caravan

@@ -127,7 +127,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_steps();
   check_dump_steps();
   check_sample();
-  train_step_ = std::make_unique<TrainStep>(state_->model(), state_->ddp(), state_->optimizer(), mesh_,
+  train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
                                             TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
                                                                .num_micro_batches = plan_.accumulation,
                                                                .clip_norm = recipe_.optimizer.clip_norm});
@@ -204,11 +204,13 @@ void Run::check_sample() const {
 }
 
 TrainBatch Run::batch(int64_t step) const {
-  const int64_t first = mesh_["dp"].coord() * plan_.rows();
-  TrainBatch batch = make_batch(dataset_.train, sampler_, step * recipe_.train.global_batch + first, plan_.rows());
-  batch.first_row = first;
-  batch.global_rows = recipe_.train.global_batch;
-  batch.num_targets = recipe_.train.global_batch * recipe_.model.context;
+  const int64_t global_rows = recipe_.train.global_batch;
+  const Box mine =
+      local_box({global_rows, recipe_.model.context}, state_->engine().strategy().batch_layout, mesh_, "batch");
+  TrainBatch batch = make_batch(dataset_.train, sampler_, step * global_rows + mine.offset[0], mine.size[0]);
+  batch.first_row = mine.offset[0];
+  batch.global_rows = global_rows;
+  batch.num_targets = global_rows * recipe_.model.context;
   return batch;
 }
 
@@ -250,9 +252,8 @@ StepMetrics Run::step() {
 /// Stopped on request: the metrics get no validation loss, and the run ends after this step.
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_->step);
-  state_->ddp().refresh_compute_copies();
   const std::optional<Evaluation> result =
-      evaluate(state_->model(), windows_, mesh_["dp"],
+      evaluate(state_->engine(), windows_,
                {.rows = plan_.micro_batch,
                 .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
                 .stop_requested = options_.stop_requested,
@@ -272,18 +273,18 @@ void Run::save() {
   if (!saved.warning.empty()) observer().warned(saved.warning);
 }
 
-/// By rank 0 alone: it holds the whole model.
+/// Every rank takes part in the forward passes. The first that holds the logits samples, and tells the others; rank 0
+/// shows the text.
 void Run::sample() {
-  if (!is_first() || recipe_.sample.tokens == 0) return;
-  state_->ddp().refresh_compute_copies();
-  observer().sampled(recipe_.sample.prompt);
+  if (recipe_.sample.tokens == 0) return;
+  if (is_first()) observer().sampled(recipe_.sample.prompt);
   const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
                                  .seed = static_cast<uint64_t>(recipe_.train.seed)};
-  generate(state_->model(), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
+  generate(TextModel(state_->engine()), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
            [&](std::string_view text) {
-             observer().sampled(text);
+             if (is_first()) observer().sampled(text);
              return !options_.stop_requested || !options_.stop_requested();
            });
 }

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "caravan/engine/schedule.h"
+#include "caravan/engine/strategy.h"
+
+namespace caravan {
+
+/// strategy.table for this rank, checked with those of the other stages. Throws UsageError as check(), and on every
+/// rank if two ranks have different tables. Every rank of `mesh` calls it.
+Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micro_batches, const Mesh& mesh);
+
+/// The table of a step whose events were recorded: gathers one event ahead, reductions as soon as gradients are
+/// complete. Throws UsageError on every rank if two ranks recorded different events. Every rank of `mesh` calls it.
+Schedule agreed_recording(const Schedule& events, const Units& units, const Strategy& strategy, const Mesh& mesh);
+
+}  // namespace caravan

@@ -1,0 +1,263 @@
+#include "caravan/engine/engine.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/engine/agreement.h"
+
+namespace caravan {
+
+Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options& options)
+    : model_(model),
+      mesh_(mesh),
+      strategy_(std::move(strategy)),
+      options_(options),
+      state_{.layout = FlatLayout(strategy_, mesh_), .values = {}, .gradients = {}} {
+  check_agreement();
+  take_parameters();
+  pool_ = std::make_unique<BufferPool>(mesh_.world(), state_.values.is_meta());
+  leaves_ = std::make_unique<Leaves>(state_, strategy_, *pool_, transfers_);
+  gradients_ = std::make_unique<GradientSums>(state_, strategy_, *pool_, transfers_);
+  for (const Slot& slot : state_.layout.slots()) {
+    if (slot.parameter->requires_grad()) trained_.push_back(slot.parameter);
+  }
+  for (Parameter* parameter : trained_) parameter->set_sink(this);
+  leaves_->refresh();
+  add_unit_hooks();
+}
+
+Engine::~Engine() {
+  mesh_.deferred().clear();
+  for (Parameter* parameter : trained_) parameter->set_sink(nullptr);
+}
+
+std::vector<at::Tensor> Engine::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const Slot& slot : state_.layout.slots()) {
+    if (slot.parameter->requires_grad()) all.push_back(slot.parameter->rest());
+  }
+  return all;
+}
+
+const Schedule& Engine::table(int num_micro_batches) {
+  const auto recorded = recorded_.find(num_micro_batches);
+  if (recorded != recorded_.end()) return recorded->second;
+  const auto [entry, is_new] = strategy_tables_.try_emplace(num_micro_batches);
+  if (is_new) entry->second = agreed_table(strategy_, state_.layout.units(), num_micro_batches, mesh_);
+  return entry->second;
+}
+
+int64_t Engine::bytes_per_rank() const noexcept {
+  return static_cast<int64_t>(state_.values.nbytes() + state_.gradients.nbytes()) + leaves_->bytes() + pool_->bytes();
+}
+
+// ---- a step ----
+
+void Engine::start(int num_micro_batches) {
+  if (num_micro_batches < 1) {
+    throw UsageError({strategy_.name, "begin_step", fmt::format("{} micro-batches", num_micro_batches), "",
+                      "give the number of backward passes of the step, at least 1"});
+  }
+  check_optimizer();
+  for (const Slot& slot : state_.layout.slots()) {
+    slot.parameter->rest().mutable_grad() = at::Tensor();
+    slot.parameter->leaf().mutable_grad() = at::Tensor();
+  }
+  num_micro_batches_ = num_micro_batches;
+  running_.clear();  // of a forward that threw
+  gather_for(-1);
+  mesh_.deferred().clear();
+  leaves_->refresh();
+  transfers_.clear();
+  gradients_->begin_step();
+  num_forwards_.assign(strategy_.units.size(), 0);
+  backwards_.clear();
+  num_deferred_ = num_run_ = 0;
+  position_ = 0;
+  passes_ = nullptr;
+}
+
+void Engine::begin_step(int num_micro_batches) {
+  start(num_micro_batches);
+  const auto recorded = recorded_.find(num_micro_batches);
+  if (recorded == recorded_.end()) {
+    mode_ = Mode::recording;
+    defers_ = false;
+    recording_.clear();
+    return;
+  }
+  begin_table(recorded->second);
+}
+
+void Engine::begin_table(const Schedule& table) {
+  mode_ = Mode::following;
+  table_ = &table;
+  defers_ =
+      std::any_of(table.begin(), table.end(), [](const Action& entry) { return entry.kind == Action::Kind::weight; });
+}
+
+void Engine::finish_step() {
+  if (mode_ == Mode::idle) {
+    throw UsageError({strategy_.name, "finish_step", "no step has begun", "", "call begin_step() first"});
+  }
+  mesh_.deferred().run_all();
+  if (mode_ == Mode::recording) {
+    finish_recording();
+  } else {
+    while (position_ < table_->size()) {
+      const Action& entry = (*table_)[position_];
+      if (is_reached(entry)) refuse(entry, "was never reached");
+      perform(entry);
+      ++position_;
+    }
+  }
+  end_step();
+}
+
+/// Every group's gradients are complete: they are reduced in the order of the groups, alike on every rank.
+void Engine::finish_recording() {
+  std::vector<int> num_backwards(strategy_.units.size(), 0);
+  for (const Action& event : recording_) {
+    if (event.kind == Action::Kind::backward) ++num_backwards[static_cast<size_t>(event.unit)];
+  }
+  const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
+  if (found < num_micro_batches_) {
+    mode_ = Mode::idle;
+    throw UsageError({strategy_.name, "finish_step",
+                      fmt::format("{} backward passes, but begin_step announced {}", found, num_micro_batches_),
+                      mesh_.where(), "give begin_step the number of backward passes of the step"});
+  }
+  const Units& units = state_.layout.units();
+  for (size_t group = 0; group < units.groups.size(); ++group) gradients_->reduce(static_cast<int>(group));
+  for (size_t group = 0; group < units.groups.size(); ++group) {
+    if (leaves_->is_gathered(static_cast<int>(group))) leaves_->free(static_cast<int>(group));
+  }
+  recorded_[num_micro_batches_] = agreed_recording(recording_, units, strategy_, mesh_);
+}
+
+void Engine::end_step() {
+  gradients_->finish();
+  mode_ = Mode::idle;
+  for (const Slot& slot : state_.layout.slots()) {
+    if (!slot.parameter->requires_grad()) continue;
+    // Detached: torch's zero_grad refuses views that autograd knows of.
+    slot.parameter->rest().mutable_grad() = state_.layout.view(state_.gradients, *slot.parameter).detach();
+  }
+  if (is_first_step_) values_before_ = sample_values();
+  is_first_step_ = false;
+}
+
+void Engine::run_step(int num_micro_batches, Passes& passes) {
+  start(num_micro_batches);
+  begin_table(table(num_micro_batches));
+  follow(passes);
+  end_step();
+}
+
+void Engine::run_local_step(int num_micro_batches, Passes& passes) {
+  start(num_micro_batches);
+  Schedule local = table(num_micro_batches);
+  std::erase_if(local, [](const Action& entry) { return entry.kind == Action::Kind::reduce; });
+  begin_table(local);
+  follow(passes);
+  table_ = nullptr;
+  mode_ = Mode::idle;
+}
+
+void Engine::follow(Passes& passes) {
+  passes_ = &passes;
+  while (position_ < table_->size()) {
+    const Action entry = (*table_)[position_];
+    if (!is_reached(entry)) {
+      perform(entry);
+      ++position_;
+      continue;
+    }
+    const int stage = state_.layout.units().units[static_cast<size_t>(entry.unit)].stage;
+    const size_t before = position_;
+    if (entry.kind == Action::Kind::forward) {
+      passes.forward(stage, entry.micro_batch);
+    } else {
+      passes.backward(stage, entry.micro_batch);
+      if (!defers_) mesh_.deferred().run_all();
+    }
+    if (position_ == before) refuse(entry, "was not reached by the pass that it begins");
+  }
+  passes_ = nullptr;
+}
+
+// ---- events ----
+
+bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.kind != Action::Kind::weight; }
+
+void Engine::reach(const Action& event) {
+  if (!defers_) mesh_.deferred().run_all();
+  if (event.kind == Action::Kind::backward) backwards_.emplace_back(event, num_deferred_);
+  if (mode_ == Mode::recording) {
+    gather_for(event.unit);
+    recording_.push_back(event);
+  } else if (mode_ == Mode::following) {
+    while (position_ < table_->size() && !is_reached((*table_)[position_])) perform((*table_)[position_++]);
+    if (position_ == table_->size() || !((*table_)[position_] == event)) refuse(event, "comes out of order");
+    ++position_;
+  }
+  for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) leaves_->wait(group);
+  transfers_.poll();
+}
+
+void Engine::perform(const Action& entry) {
+  switch (entry.kind) {
+    case Action::Kind::gather: leaves_->gather(entry.unit); break;
+    case Action::Kind::free: leaves_->free(entry.unit); break;
+    case Action::Kind::reduce:
+      leaves_->wait(entry.unit);
+      gradients_->reduce(entry.unit);
+      break;
+    case Action::Kind::weight: run_deferred(entry); break;
+    case Action::Kind::send:
+    case Action::Kind::recv: passes_->transfer(entry); break;
+    default: break;  // the update: whoever runs the step follows it with one
+  }
+}
+
+/// The pieces of work that the backward of the entry's unit and micro-batch has deferred, and those before them.
+void Engine::run_deferred(const Action& weight) {
+  const auto is_its = [&](const auto& backward) {
+    return backward.first.unit == weight.unit && backward.first.micro_batch == weight.micro_batch;
+  };
+  const auto found = std::find_if(backwards_.begin(), backwards_.end(), is_its);
+  if (found == backwards_.end()) refuse(weight, "comes before its backward");
+  const size_t until = found + 1 == backwards_.end() ? num_deferred_ : (found + 1)->second;
+  if (until > num_run_) mesh_.deferred().run(until - num_run_);
+}
+
+void Engine::defer(Parameter&, std::function<void()> work) {
+  if (mode_ == Mode::idle || !defers_) mesh_.deferred().run_all();
+  ++num_deferred_;
+  mesh_.deferred().push([this, work = std::move(work)] {
+    ++num_run_;
+    work();
+  });
+}
+
+GradientSink::Sum Engine::sum_of(Parameter& parameter) {
+  if (mode_ != Mode::idle) return gradients_->sum_of(parameter);
+  throw UsageError({strategy_.name, parameter.name(), "a gradient arrives outside of a step", "",
+                    "call begin_step() before the first backward of a step"});
+}
+
+void Engine::refuse(const Action& event, const char* fact) const {
+  const std::string& unit = state_.layout.units().units[static_cast<size_t>(event.unit)].name;
+  const bool has_next = table_ != nullptr && position_ < table_->size();
+  throw UsageError(
+      {strategy_.name, fmt::format("{} (unit '{}')", event.to_string(), unit), fact,
+       fmt::format("{}, entry {} of the table{}", mesh_.where(), position_,
+                   has_next ? ": expected " + (*table_)[position_].to_string() : ", its end"),
+       "run the units of every step in the same order; Phase::evaluate for passes that are not part of it"});
+}
+
+}  // namespace caravan

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/engine/gradient_sums.h"
+#include "caravan/engine/leaves.h"
+#include "caravan/mesh/deferred_work.h"
+#include "caravan/module/module.h"
+
+namespace caravan {
+
+/// What a step computes, for Engine::run_step.
+class Passes {
+ public:
+  virtual ~Passes() = default;
+  /// Runs the units of `stage` forward, each once and in order, on micro-batch `micro_batch`.
+  virtual void forward(int stage, int micro_batch) = 0;
+  /// Back-propagates what that forward made.
+  virtual void backward(int stage, int micro_batch) = 0;
+  /// A crossing between stages: `entry` is a send or recv of the table.
+  virtual void transfer(const Action& entry) = 0;
+};
+
+/// Runs a model by a strategy: owns the memory of parameters and gradients, and performs the actions of the table when
+/// the model reaches their positions.
+///
+/// Two ways to run a step, on every rank:
+///   begin_step(m); m forwards and backwards of the caller's own; finish_step(). The first such step gathers and
+///     reduces without overlap and records the order of events; the ranks compare it, and later steps follow the
+///     schedule made of it.
+///   run_step(m, passes): follows strategy.table.
+/// Then every parameter's gradient, summed over ranks and micro-batches, is in state().gradients, in the layout of the
+/// parameter at rest, and is the .grad of parameters(). A sum, not a mean: divide the loss by the global count
+/// (ForwardContext::loss_scale).
+///
+/// Forward passes outside of a step, or with Phase::evaluate, gather what they need and free it.
+class Engine : private GradientSink {
+ public:
+  struct Options {
+    uint64_t seed = 0;  ///< of the starting values of parameters that have no memory yet
+    at::Device device = at::kCPU;
+    at::ScalarType dtype = at::kFloat;  ///< at rest, of parameters that have no memory yet
+    bool initialise = true;             ///< false: their values are left to the caller
+  };
+
+  /// Every rank of `mesh` calls it with the same model and strategy. Parameters and buffers that have values become
+  /// those of coordinate 0 of the data axes. `model` outlives this.
+  /// Throws UsageError on every rank if names, shapes, dtypes, options or tables differ between ranks, or for a
+  /// strategy that does not work.
+  Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options& options);
+  Engine(Module& model, const Mesh& mesh, Strategy strategy) : Engine(model, mesh, std::move(strategy), Options{}) {}
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void begin_step(int num_micro_batches = 1);
+  void finish_step();
+  void run_step(int num_micro_batches, Passes& passes);
+  /// The same passes without any reduction: local_gradient() is this rank's summand until the next step begins.
+  void run_local_step(int num_micro_batches, Passes& passes);
+  at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
+
+  /// Around forward passes that all stages of a pipeline take part in: parameters that several of them share are
+  /// gathered in between. Every rank calls both.
+  void begin_evaluation();
+  void end_evaluation();
+
+  Module& model() noexcept { return model_; }
+  FlatState& state() noexcept { return state_; }
+  const FlatState& state() const noexcept { return state_; }
+  const Strategy& strategy() const noexcept { return strategy_; }
+  const Mesh& mesh() const noexcept { return mesh_; }
+  /// What an optimizer updates: the trained parameters at rest, with .grad after a step. An element-wise optimizer
+  /// only, where they are shards.
+  std::vector<at::Tensor> parameters() const;
+  /// The table of this rank for steps of so many micro-batches: the strategy's, or the recorded one.
+  const Schedule& table(int num_micro_batches);
+
+  /// Bytes of parameters, gradients and leaves on this rank, without activations; what a step sends.
+  int64_t bytes_per_rank() const noexcept;
+
+ private:
+  enum class Mode : uint8_t { idle, recording, following };
+
+  // GradientSink
+  Sum sum_of(Parameter& parameter) override;
+  void deposited(Parameter& parameter) override { gradients_->deposited(parameter); }
+  void defer(Parameter& parameter, std::function<void()> work) override;
+
+  // Setting up (engine_setup.cpp).
+  void check_agreement() const;
+  void take_parameters();
+  void take_values(const Slot& slot);
+  void share_values();
+  void add_unit_hooks();
+
+  // Units (engine_units.cpp).
+  Tensors run_unit(int unit, Module& module, Tensors inputs, const ForwardContext& context, const Next& next);
+  Tensors run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next);
+  Tensors run_aside(int unit, Tensors inputs, const ForwardContext& context, const Next& next);
+  void announce_backward(int unit, int micro_batch, const Tensors& outputs);
+  bool is_on_this_stage(int group) const;
+  /// Gathers what `unit` reads and frees what no unit that is running reads.
+  void gather_for(int unit);
+
+  void start(int num_micro_batches);
+  void begin_table(const Schedule& table);
+  void follow(Passes& passes);
+  static bool is_reached(const Action& entry);
+  /// The execution has come to `event`: performs what stands before it.
+  void reach(const Action& event);
+  void perform(const Action& entry);
+  void run_deferred(const Action& weight);
+  void finish_recording();
+  void end_step();
+  at::Tensor sample_values() const;
+  void check_optimizer();
+  [[noreturn]] void refuse(const Action& event, const char* fact) const;
+
+  Module& model_;
+  Mesh mesh_;
+  Strategy strategy_;
+  Options options_;
+  FlatState state_;
+  std::unique_ptr<BufferPool> pool_;
+  TransferQueue transfers_;
+  std::unique_ptr<Leaves> leaves_;
+  std::unique_ptr<GradientSums> gradients_;
+  std::vector<Parameter*> trained_;  ///< whose sink this is
+  std::vector<Hook> hooks_;
+  std::map<int, Schedule> strategy_tables_;  ///< by number of micro-batches
+  std::map<int, Schedule> recorded_;
+
+  Mode mode_ = Mode::idle;
+  int num_micro_batches_ = 0;
+  Schedule recording_;
+  const Schedule* table_ = nullptr;
+  size_t position_ = 0;
+  Passes* passes_ = nullptr;
+  bool defers_ = false;                               ///< the table has weight events
+  std::vector<int> num_forwards_;                     ///< of the step, by unit
+  std::vector<std::pair<Action, size_t>> backwards_;  ///< of the step, with the work that was deferred before each
+  size_t num_deferred_ = 0;
+  size_t num_run_ = 0;
+  std::vector<int> running_;  ///< units whose forward runs, or whose children's backward does
+  bool is_first_step_ = true;
+  at::Tensor values_before_;  ///< a sample after the first step
+};
+
+}  // namespace caravan

@@ -1,0 +1,132 @@
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+
+#include "caravan/engine/engine.h"
+
+namespace caravan {
+namespace {
+
+using Kind = Action::Kind;
+
+}  // namespace
+
+void Engine::add_unit_hooks() {
+  for (size_t u = 0; u < strategy_.units.size(); ++u) {
+    const auto run = [this, unit = static_cast<int>(u)](Module& module, Tensors inputs, const ForwardContext& context,
+                                                        const Next& next) {
+      return run_unit(unit, module, std::move(inputs), context, next);
+    };
+    hooks_.push_back(strategy_.units[u].module->add_hook(run, Module::Place::outermost));
+  }
+}
+
+Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const ForwardContext& context,
+                         const Next& next) {
+  const bool is_of_step = mode_ != Mode::idle && context.phase != Phase::evaluate && context.layouts == nullptr;
+  if (context.layouts != nullptr) return next(std::move(inputs), context);
+  struct Running {  // also if the forward throws
+    std::vector<int>& units;
+    ~Running() { units.pop_back(); }
+  };
+  running_.push_back(unit);
+  const Running running{running_};
+  Tensors outputs;
+  if (!is_of_step) {
+    return mode_ == Mode::idle ? run_alone(unit, std::move(inputs), context, next)
+                               : run_aside(unit, std::move(inputs), context, next);
+  }
+  const bool is_forward = context.phase == Phase::forward;
+  const int micro_batch = is_forward ? num_forwards_[static_cast<size_t>(unit)]++ : context.micro_batch;
+  reach({.kind = is_forward ? Kind::forward : Kind::recompute, .unit = unit, .micro_batch = micro_batch});
+  if (context.micro_batch == micro_batch) {
+    outputs = next(std::move(inputs), context);
+  } else {
+    ForwardContext own = context;
+    own.micro_batch = micro_batch;
+    outputs = next(std::move(inputs), own);
+  }
+  if (at::GradMode::is_enabled()) announce_backward(unit, micro_batch, outputs);
+  return outputs;
+}
+
+/// Outside of a step: whoever runs next gathers what it needs and frees the rest.
+Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
+  leaves_->refresh();
+  gather_for(unit);
+  for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
+  Tensors outputs = next(std::move(inputs), context);
+  if (running_.size() == 1) gather_for(-1);
+  return outputs;
+}
+
+/// An evaluation within a step: what the schedule has gathered stays.
+Tensors Engine::run_aside(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
+  std::vector<int> borrowed;
+  for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) {
+    if (!leaves_->is_there(group)) borrowed.push_back(group);
+    leaves_->gather(group);
+    leaves_->wait(group);
+  }
+  Tensors outputs = next(std::move(inputs), context);
+  for (const int group : borrowed) leaves_->free(group);
+  return outputs;
+}
+
+/// The gradient of the first output that has one comes after everything that used the unit's outputs.
+void Engine::announce_backward(int unit, int micro_batch, const Tensors& outputs) {
+  auto is_announced = std::make_shared<bool>(false);
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    output.register_hook([this, unit, micro_batch, is_announced](const at::Tensor&) {
+      if (!*is_announced && mode_ != Mode::idle)
+        reach({.kind = Kind::backward, .unit = unit, .micro_batch = micro_batch});
+      *is_announced = true;
+    });
+  }
+}
+
+void Engine::gather_for(int unit) {
+  const Units& units = state_.layout.units();
+  std::vector<int> needed;
+  for (int u = unit; u >= 0; u = units.units[static_cast<size_t>(u)].parent) {
+    const auto& groups = units.units[static_cast<size_t>(u)].groups;
+    needed.insert(needed.end(), groups.begin(), groups.end());
+  }
+  for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
+    const Units::Group& about = units.groups[static_cast<size_t>(group)];
+    if (!leaves_->is_gathered(group) || about.is_joint) continue;
+    const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
+    if (is_needed) leaves_->gather(group);
+    if (!is_needed && leaves_->is_there(group)) leaves_->free(group);
+  }
+}
+
+void Engine::begin_evaluation() {
+  leaves_->refresh();
+  const Units& units = state_.layout.units();
+  for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
+    if (units.groups[static_cast<size_t>(group)].is_joint && is_on_this_stage(group)) leaves_->gather(group);
+  }
+}
+
+void Engine::end_evaluation() {
+  const Units& units = state_.layout.units();
+  for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
+    if (units.groups[static_cast<size_t>(group)].is_joint && leaves_->is_there(group)) leaves_->free(group);
+  }
+}
+
+/// Joint groups are moved over the axis of the stages that share them, which the other stages do not have.
+bool Engine::is_on_this_stage(int group) const {
+  if (strategy_.pipeline_axis.empty()) return true;
+  const Units& units = state_.layout.units();
+  const int rank = mesh_[strategy_.pipeline_axis].coord();
+  return std::any_of(units.units.begin(), units.units.end(), [&](const Units::Unit& unit) {
+    const int holder =
+        strategy_.rank_of_stage.empty() ? unit.stage : strategy_.rank_of_stage[static_cast<size_t>(unit.stage)];
+    return holder == rank && std::find(unit.groups.begin(), unit.groups.end(), group) != unit.groups.end();
+  });
+}
+
+}  // namespace caravan

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/flat.h"
+#include "caravan/engine/pool.h"
+#include "caravan/engine/transfer.h"
+#include "caravan/module/gradients.h"
+
+namespace caravan {
+
+/// The gradients of a step: sums them as layers deposit them, and reduces those of a group, once they are complete, to
+/// where its parameters rest.
+class GradientSums {
+ public:
+  /// All outlive this.
+  GradientSums(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  void begin_step();
+  GradientSink::Sum sum_of(Parameter& parameter);
+  void deposited(Parameter& parameter);
+
+  /// The gradients of this group are complete, in this step or (accumulating at rest) in this micro-batch: takes them
+  /// through derivations to the leaves, and starts their reduction. A parameter without deposit counts as zero.
+  void reduce(int group);
+  /// Waits for every reduction: then state.gradients are those of the whole step, at rest. Throws UsageError for a
+  /// parameter without gradient.
+  void finish();
+
+  /// This rank's summand of the gradient of a parameter's leaf, before it is reduced; undefined if it got none.
+  at::Tensor local(const Parameter& parameter);
+
+ private:
+  struct OfSlot {
+    bool is_written = false;  ///< since the last reduction of its bucket
+    bool is_used = false;     ///< in this step
+    at::Tensor derived;       ///< sum in the shape of compute(), where that is not the leaf
+  };
+  struct OfBucket {
+    at::Tensor sums;  ///< flat, in the layout of the leaves; undefined until the first deposit
+    bool is_reduced = false;
+    TransferQueue::Ticket last{};  ///< reduction of the step
+  };
+
+  at::Tensor& sums_of(const Bucket& bucket);
+  at::Tensor leaf_sum(const Slot& slot);
+  void complete(const Bucket& bucket);
+  void complete(const Slot& slot);
+  std::vector<TransferQueue::Stage> stages_of(const Bucket& bucket);
+  /// Reductions in place of neighbouring buckets go out together.
+  void add_to_run(const Bucket& bucket);
+  void start_run();
+
+  FlatState& state_;
+  const Strategy& strategy_;
+  BufferPool& pool_;
+  TransferQueue& transfers_;
+  std::vector<OfSlot> slots_;
+  std::vector<OfBucket> buckets_;
+  const Bucket* run_ = nullptr;  ///< the first bucket of the run that has not gone out
+  int64_t run_count_ = 0;        ///< its elements
+};
+
+}  // namespace caravan

@@ -1,0 +1,173 @@
+#include "caravan/engine/groups.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+/// The innermost unit above or at each module.
+std::map<const Module*, int> unit_of_modules(const std::vector<Strategy::Unit>& units) {
+  std::map<const Module*, int> unit_of;
+  for (size_t u = 0; u < units.size(); ++u) {  // parents come before the units inside them, which overwrite
+    for (const Module* module : units[u].module->modules()) unit_of[module] = static_cast<int>(u);
+  }
+  return unit_of;
+}
+
+int parent_of(const std::vector<Strategy::Unit>& units, size_t unit) {
+  for (size_t other = unit; other-- > 0;) {
+    const std::vector<Module*> inside = units[other].module->modules();
+    if (std::find(inside.begin(), inside.end(), units[unit].module) != inside.end()) return static_cast<int>(other);
+  }
+  return -1;
+}
+
+/// The units that use each parameter, ascending; parameters in model order.
+std::vector<std::pair<Parameter*, std::set<int>>> users_of_parameters(const std::vector<Strategy::Unit>& units) {
+  std::vector<std::pair<Parameter*, std::set<int>>> users;
+  for (const auto& [module, unit] : unit_of_modules(units)) {
+    for (Parameter* parameter : module->own_parameters()) {
+      auto found =
+          std::find_if(users.begin(), users.end(), [&](const auto& entry) { return entry.first == parameter; });
+      if (found == users.end()) found = users.insert(users.end(), {parameter, {}});
+      found->second.insert(unit);
+    }
+  }
+  std::map<const Parameter*, size_t> order;
+  for (const auto& unit : units) {
+    for (const Parameter* parameter : unit.module->parameters()) order.emplace(parameter, order.size());
+  }
+  std::sort(users.begin(), users.end(),
+            [&](const auto& a, const auto& b) { return order.at(a.first) < order.at(b.first); });
+  return users;
+}
+
+/// `layout` with the axes that `leaf` names instead of the axes they are part of.
+Layout on_axes_of(const Layout& leaf, const Layout& layout, const Mesh& mesh) {
+  std::vector<Layout::Entry> entries;
+  for (const auto& [name, placement] : layout.entries()) {
+    const auto part = std::find_if(leaf.entries().begin(), leaf.entries().end(), [&, &whole = name](const auto& entry) {
+      return mesh.has(entry.first) && mesh[entry.first].parent() == whole;
+    });
+    if (leaf.has(name) || part == leaf.entries().end()) {
+      entries.emplace_back(name, placement);
+      continue;
+    }
+    const MeshAxis& axis = mesh[part->first];
+    Shard shard{.dim = placement.dim(), .owner = 0, .rows = placement.owner_rows()};
+    while (axis.parent_coord(shard.owner) != placement.owner()) ++shard.owner;
+    entries.emplace_back(part->first, shard);
+  }
+  return Layout(std::move(entries));
+}
+
+std::vector<AxisMove> without_idle(std::vector<AxisMove> moves, const Mesh& mesh) {
+  std::erase_if(moves, [&](const AxisMove& move) {
+    return mesh[move.axis].size() == 1 || (move.from.is_whole() && move.to.is_whole());
+  });
+  return moves;
+}
+
+/// Equal for parameters that may be moved together; sizes of shards may differ.
+std::string way_of(const Parameter& parameter, const Strategy& strategy, const Mesh& mesh) {
+  std::string way = parameter.requires_grad() ? "trained" : "frozen";
+  for (const AxisMove& move : reduce_moves(layouts_of(strategy, parameter), mesh)) {
+    way +=
+        fmt::format(" {}:{}{}", move.axis, static_cast<int>(move.to.kind()), move.to.is_shard() ? move.to.owner() : 0);
+  }
+  return way;
+}
+
+}  // namespace
+
+const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& parameter) {
+  const auto found = strategy.layouts.find(parameter.name());
+  if (found != strategy.layouts.end()) return found->second;
+  throw LayoutError({strategy.name, parameter.name(), "has no layout", "", "start from whole_model()"});
+}
+
+std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh) {
+  return without_idle(moves_between(on_axes_of(layouts.leaf, layouts.rest, mesh), layouts.leaf), mesh);
+}
+
+std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& mesh) {
+  return without_idle(moves_between(layouts.leaf.dual(), on_axes_of(layouts.leaf, layouts.rest, mesh)), mesh);
+}
+
+Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
+  Groups groups;
+  std::map<std::set<int>, int> group_of;
+  for (size_t u = 0; u < strategy.units.size(); ++u) {
+    const Strategy::Unit& unit = strategy.units[u];
+    groups.units.units.push_back({.name = unit.module->name(),
+                                  .stage = unit.stage,
+                                  .is_recomputed = unit.is_recomputed,
+                                  .parent = parent_of(strategy.units, u)});
+    groups.units.groups.push_back({.name = unit.module->name()});
+    group_of[{static_cast<int>(u)}] = static_cast<int>(u);
+  }
+  groups.parameters.resize(strategy.units.size());
+  for (const auto& [parameter, users] : users_of_parameters(strategy.units)) {
+    const auto [entry, is_new] = group_of.emplace(users, static_cast<int>(groups.parameters.size()));
+    if (is_new) {
+      groups.parameters.emplace_back();
+      groups.units.groups.push_back({.name = parameter->name()});
+    }
+    groups.parameters[static_cast<size_t>(entry->second)].push_back(parameter);
+  }
+  for (const auto& [users, group] : group_of) {
+    Units::Group& about = groups.units.groups[static_cast<size_t>(group)];
+    const auto& parameters = groups.parameters[static_cast<size_t>(group)];
+    about.is_trained =
+        std::any_of(parameters.begin(), parameters.end(), [](const auto* p) { return p->requires_grad(); });
+    about.is_gathered = std::any_of(parameters.begin(), parameters.end(), [&](const auto* parameter) {
+      return !fill_moves(layouts_of(strategy, *parameter), mesh).empty();
+    });
+    std::set<int> stages;
+    for (const int unit : users) {
+      stages.insert(groups.units.units[static_cast<size_t>(unit)].stage);
+      if (!parameters.empty()) groups.units.units[static_cast<size_t>(unit)].groups.push_back(group);
+    }
+    about.is_joint = stages.size() > 1;
+    about.is_gathered = about.is_gathered || about.is_joint;  // also on ranks that hold none of these stages
+  }
+  bool is_reached = false;  // backward goes down to the first unit that is trained
+  for (Units::Unit& unit : groups.units.units) {
+    std::sort(unit.groups.begin(), unit.groups.end());
+    for (const int group : unit.groups) is_reached |= groups.units.groups[static_cast<size_t>(group)].is_trained;
+    unit.has_backward = is_reached;
+  }
+  auto& units = groups.units.units;
+  for (size_t u = units.size(); u-- > 0;) {  // a parent's output has the gradient of its children's
+    if (units[u].has_backward && units[u].parent >= 0) units[static_cast<size_t>(units[u].parent)].has_backward = true;
+  }
+  return groups;
+}
+
+Units units_of(const Strategy& strategy, const Mesh& mesh) { return groups_of(strategy, mesh).units; }
+
+std::vector<std::vector<Parameter*>> by_way(const std::vector<Parameter*>& group, const Strategy& strategy,
+                                            const Mesh& mesh) {
+  std::vector<std::pair<std::string, std::vector<Parameter*>>> ways;
+  for (const bool decays : {true, false}) {
+    for (auto it = group.rbegin(); it != group.rend(); ++it) {
+      if ((*it)->spec().decays != decays) continue;
+      const std::string way = way_of(**it, strategy, mesh);
+      auto found = std::find_if(ways.begin(), ways.end(), [&](const auto& entry) { return entry.first == way; });
+      if (found == ways.end()) found = ways.insert(ways.end(), {way, {}});
+      found->second.push_back(*it);
+    }
+  }
+  std::stable_partition(ways.begin(), ways.end(), [](const auto& way) { return way.second.front()->requires_grad(); });
+  std::vector<std::vector<Parameter*>> sets;
+  for (auto& [way, parameters] : ways) sets.push_back(std::move(parameters));
+  return sets;
+}
+
+}  // namespace caravan

@@ -1,0 +1,177 @@
+#include "caravan/engine/leaves.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "caravan/engine/groups.h"
+
+namespace caravan {
+namespace {
+
+/// A tensor without memory, on a storage of its own: it gets memory by point_to.
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
+  at::Tensor tensor = at::empty({0}, options);
+  if (tensor.is_meta()) return at::empty(shape, options);
+  const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  const auto bytes = static_cast<size_t>(count) * tensor.element_size();
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, at::kCPU), nullptr, false);
+  return tensor.set_(storage, 0, shape);
+}
+
+void point_to(const at::Tensor& tensor, void* memory) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(c10::DataPtr(memory, at::kCPU));
+}
+
+void take_away(const at::Tensor& tensor, const std::string& reason) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
+}
+
+}  // namespace
+
+Leaves::Leaves(const FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
+    : state_(state),
+      strategy_(strategy),
+      pool_(pool),
+      transfers_(transfers),
+      groups_(state.layout.units().groups.size()) {
+  const at::NoGradGuard no_grad;
+  dtype_ = strategy.leaf_dtype == at::kFloat ? state.values.scalar_type() : strategy.leaf_dtype;
+  if (dtype_ != state.values.scalar_type()) {
+    const auto is_copied = [](const Bucket& bucket) { return bucket.is_at_rest(); };
+    const auto& buckets = state.layout.buckets();
+    if (std::any_of(buckets.begin(), buckets.end(), is_copied)) copies_ = at::empty_like(state.values, dtype_);
+  }
+  for (const Slot& slot : state.layout.slots()) {
+    const Bucket& bucket = state.layout.buckets()[static_cast<size_t>(slot.bucket)];
+    make_leaf(slot, bucket);
+    if (!bucket.is_at_rest()) groups_[static_cast<size_t>(bucket.group)].is_gathered = true;
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (groups_[group].is_gathered) free(static_cast<int>(group));
+  }
+}
+
+/// The tensor that the parameter has now is the leaf; what rests is it, or a tensor of its own.
+void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
+  Parameter& parameter = *slot.parameter;
+  const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
+  const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
+  at::Tensor memory = values;
+  if (!bucket.is_at_rest()) {
+    memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
+  } else if (copies_.defined()) {
+    memory = state_.layout.view(copies_, parameter).detach();
+  }
+  at::Tensor leaf = parameter.leaf();
+  if (leaf.defined()) {
+    leaf.set_data(memory);
+  } else {
+    leaf = memory;
+  }
+  leaf.set_requires_grad(parameter.requires_grad());
+  const bool is_one = bucket.is_at_rest() && !copies_.defined();
+  parameter.set_rest(is_one ? leaf : values, layouts.rest);
+  if (!is_one) values.set_requires_grad(false);
+  parameter.set_leaf(leaf, layouts.leaf);
+}
+
+at::Tensor Leaves::at_rest(const Bucket& bucket) const {
+  return state_.values.narrow(0, bucket.rest_offset, bucket.rest_count);
+}
+
+void Leaves::tell_change(const Bucket& bucket) {
+  for (size_t i = 0; i < bucket.num_slots; ++i) state_.layout.slots()[bucket.first_slot + i].parameter->leaf_changed();
+}
+
+void Leaves::refresh() {
+  const int64_t version = state_.values.is_meta() ? version_ + 1 : state_.version();
+  if (version == version_ && state_.is_versioned) return;
+  version_ = version;
+  const at::NoGradGuard no_grad;
+  if (copies_.defined()) copies_.copy_(state_.values);
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.is_at_rest()) tell_change(bucket);
+  }
+}
+
+TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffer) {
+  // This rank's part, then one gather after another, each into the part that the axes that are still cut leave.
+  std::vector<std::pair<int64_t, int64_t>> parts;  // offset and count before each cell
+  int64_t offset = 0;
+  for (auto cell = bucket.fill.rbegin(); cell != bucket.fill.rend(); ++cell) {
+    offset += cell->before();
+    parts.insert(parts.begin(), {offset, cell->own()});
+  }
+  const at::Tensor own = buffer.narrow(0, parts.front().first, parts.front().second);
+  own.copy_(at_rest(bucket));
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  std::vector<TransferQueue::Stage> stages;
+  for (size_t i = 0; i < bucket.fill.size(); ++i) {
+    const FlatCell& cell = bucket.fill[i];
+    if (cell.whole() == 0) continue;  // the owner of another axis has all of it
+    const int64_t begin = parts[i].first - cell.before();
+    const at::Tensor in = buffer.narrow(0, parts[i].first, parts[i].second);
+    const at::Tensor out = buffer.narrow(0, begin, cell.whole());
+    stages.emplace_back([&cell, in, out, &what] { return start(cell, in, out, what); });
+  }
+  return transfers_.add(std::move(stages));
+}
+
+void Leaves::point(const Bucket& bucket, const at::Tensor& buffer) {
+  if (buffer.is_meta()) return;
+  auto* base = static_cast<std::byte*>(buffer.data_ptr());
+  for (size_t i = 0; i < bucket.num_slots; ++i) {
+    const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
+    point_to(slot.parameter->leaf(), base + slot.leaf_offset * static_cast<int64_t>(buffer.element_size()));
+  }
+}
+
+void Leaves::gather(int group) {
+  Group& own = groups_[static_cast<size_t>(group)];
+  if (own.is_there) return;
+  const at::NoGradGuard no_grad;
+  own.is_there = true;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group != group || bucket.is_at_rest()) continue;
+    own.buffers.push_back(pool_.take(bucket.leaf_count, dtype_));
+    own.transfers.push_back(fill(bucket, own.buffers.back()));
+    point(bucket, own.buffers.back());
+    tell_change(bucket);
+  }
+}
+
+void Leaves::wait(int group) {
+  Group& own = groups_[static_cast<size_t>(group)];
+  for (const TransferQueue::Ticket& transfer : own.transfers) transfers_.wait(transfer);
+  own.transfers.clear();
+}
+
+void Leaves::free(int group) {
+  wait(group);
+  Group& own = groups_[static_cast<size_t>(group)];
+  const std::string& name = state_.layout.units().groups[static_cast<size_t>(group)].name;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group != group || bucket.is_at_rest()) continue;
+    tell_change(bucket);
+    if (state_.values.is_meta()) continue;
+    for (size_t i = 0; i < bucket.num_slots; ++i) {
+      const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
+      take_away(parameter.leaf(),
+                fmt::format("[parameter] {}: is read while it is sharded: unit '{}' does not run now. "
+                            "do: use it only in the forward of its unit, or read its shard at rest",
+                            parameter.name(), name));
+    }
+  }
+  own.buffers.clear();
+  own.is_there = false;
+}
+
+}  // namespace caravan

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/flat.h"
+#include "caravan/engine/pool.h"
+#include "caravan/engine/transfer.h"
+
+namespace caravan {
+
+/// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
+/// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
+/// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
+class Leaves {
+ public:
+  /// Sets rest and leaf of every parameter. A tensor that a parameter has as its leaf already keeps its identity. All
+  /// outlive this.
+  Leaves(const FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  /// Gives the leaves at rest and in copies the values at rest, if these may have changed.
+  void refresh();
+  /// Starts to fill the leaves of a group; no-op if they are there. wait() before they are used.
+  void gather(int group);
+  void wait(int group);
+  void free(int group);
+  bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
+  int64_t bytes() const noexcept { return copies_.defined() ? static_cast<int64_t>(copies_.nbytes()) : 0; }
+  bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
+
+ private:
+  struct Group {
+    bool is_gathered = false;
+    bool is_there = true;
+    std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they are there
+    std::vector<TransferQueue::Ticket> transfers;
+  };
+  void make_leaf(const Slot& slot, const Bucket& bucket);
+  TransferQueue::Ticket fill(const Bucket& bucket, const at::Tensor& buffer);
+  void point(const Bucket& bucket, const at::Tensor& buffer);
+  void tell_change(const Bucket& bucket);
+  at::Tensor at_rest(const Bucket& bucket) const;
+
+  const FlatState& state_;
+  const Strategy& strategy_;
+  BufferPool& pool_;
+  TransferQueue& transfers_;
+  at::ScalarType dtype_;
+  at::Tensor copies_;  ///< of the values, if leaves that are at rest have another dtype
+  int64_t version_ = -1;
+  std::vector<Group> groups_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/comm/communicator.h"
+
+namespace caravan {
+
+/// Flat buffers of Communicator::allocate that come and go within a step. Memory that is given back is kept for the
+/// next buffer of its size: returning it to the kernel would cost a page fault for each page, every step.
+class BufferPool {
+ public:
+  /// `comm` outlives the pool and its buffers.
+  BufferPool(Communicator& comm, bool is_meta) : comm_(comm), is_meta_(is_meta) {}
+
+  /// `count` elements; their contents are undefined. It goes back to the pool when the last reference to its storage is
+  /// gone.
+  at::Tensor take(int64_t count, at::ScalarType type);
+  /// Bytes of all buffers made so far.
+  int64_t bytes() const noexcept { return *bytes_; }
+
+ private:
+  using Free = std::multimap<int64_t, std::shared_ptr<void>>;  ///< by bytes
+
+  Communicator& comm_;
+  bool is_meta_;
+  std::shared_ptr<Free> free_ = std::make_shared<Free>();
+  std::shared_ptr<int64_t> bytes_ = std::make_shared<int64_t>(0);
+};
+
+}  // namespace caravan

@@ -1,0 +1,208 @@
+#include "caravan/engine/schedule_run.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+
+namespace {
+
+using Kind = Action::Kind;
+
+Pass::Kind pass_of(Kind event) {
+  if (event == Kind::forward) return Pass::Kind::forward;
+  return event == Kind::weight ? Pass::Kind::weight : Pass::Kind::backward;
+}
+
+}  // namespace
+
+void ScheduleRun::run() {
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      while (ranks_[rank].at < tables_[rank].size() && step(rank)) {
+        ++ranks_[rank].at;
+        moves = true;
+      }
+    }
+  }
+  refuse_waiting();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) finish(rank);  // with all inputs: nothing is left on its way
+  compare_joint();
+}
+
+bool ScheduleRun::step(size_t rank) {
+  const Action& next = entry(rank);
+  switch (next.kind) {
+    case Kind::forward:
+    case Kind::recompute:
+    case Kind::backward:
+    case Kind::weight: compute(rank, next); return true;
+    case Kind::gather: return gather(rank, next.unit);
+    case Kind::free: free(rank, next.unit); return true;
+    case Kind::reduce: reduce(rank, next); return true;
+    case Kind::send: send(rank, next); return true;
+    case Kind::recv: return recv(rank, next);
+    case Kind::update: update(rank); return true;
+  }
+  refuse(rank, "is of no known kind");
+}
+
+void ScheduleRun::begin_pass(size_t rank, const Action& event) {
+  const int stage = units_.units[event.unit].stage;
+  const int m = event.micro_batch;
+  if (rank_of_stage_[stage] != static_cast<int>(rank)) {
+    refuse(rank, fmt::format("stage {} is on rank {}", stage, rank_of_stage_[stage]));
+  }
+  if (event.kind == Kind::recompute) refuse(rank, "comes outside of a backward");
+  const Pass pass{pass_of(event.kind), m, stage};
+  const auto is_done = [&](Pass::Kind kind, int of) { return done_[static_cast<int>(kind)][of].contains(m); };
+  if (is_done(pass.kind, stage)) refuse(rank, "is there twice");
+  if (pass.kind == Pass::Kind::backward && !is_done(Pass::Kind::forward, stage)) {
+    refuse(rank, "comes before its forward");
+  }
+  if (pass.kind == Pass::Kind::weight && !is_done(Pass::Kind::backward, stage)) {
+    refuse(rank, "comes before its backward");
+  }
+  const int from = pass.kind == Pass::Kind::forward ? stage - 1 : stage + 1;
+  if (pass.kind != Pass::Kind::weight && from >= 0 && from < units_.num_stages()) {
+    const bool local = rank_of_stage_[from] == rank_of_stage_[stage];
+    if (local && !is_done(pass.kind, from)) refuse(rank, fmt::format("comes before that of stage {}", from));
+    if (!local && !received_[pass.kind == Pass::Kind::backward ? 1 : 0][stage].contains(m)) {
+      refuse(rank, fmt::format("has received nothing from stage {}", from));
+    }
+  }
+  ranks_[rank].pass = events_of(pass, units_);
+  ranks_[rank].num_done = 0;
+  if (ranks_[rank].pass.empty()) refuse(rank, fmt::format("stage {} has no backward", stage));
+}
+
+void ScheduleRun::compute(size_t rank, const Action& event) {
+  Rank& state = ranks_[rank];
+  if (state.pass.empty()) begin_pass(rank, event);
+  const Action& due = state.pass[state.num_done];
+  if (event.kind != due.kind || event.unit != due.unit || event.micro_batch != due.micro_batch) {
+    const auto end = state.pass.begin() + static_cast<std::ptrdiff_t>(state.num_done);
+    if (std::find(state.pass.begin(), end, event) != end) refuse(rank, "is there twice");
+    refuse(rank, fmt::format("{} is due: a pass goes through its units in order", due.to_string()));
+  }
+  for (const int group : units_.groups_of(event)) {
+    if (units_.groups[group].is_gathered && !state.is_there[group]) {
+      refuse(rank, fmt::format("reads {}, which is not gathered", group_text(group)));
+    }
+  }
+  for (const int group : state.changed[state.at]) --state.to_add[group][event.micro_batch];
+  if (++state.num_done < state.pass.size()) return;
+  const Pass::Kind kind = pass_of(state.pass.front().kind);
+  done_[static_cast<int>(kind)][units_.units[event.unit].stage].insert(event.micro_batch);
+  state.pass.clear();
+}
+
+bool ScheduleRun::gather(size_t rank, int group) {
+  Rank& state = ranks_[rank];
+  if (!units_.groups[group].is_gathered) refuse(rank, fmt::format("{} needs no gather", group_text(group)));
+  if (state.is_there[group]) refuse(rank, fmt::format("{} is gathered already", group_text(group)));
+  if (units_.groups[group].is_joint) {
+    if (!state.waits) {
+      if (state.has_gathered[group]) refuse(rank, "a joint group is gathered once a step");
+      state.has_gathered[group] = true;
+      state.of_joint.push_back(state.at);
+    }
+    state.waits = std::any_of(ranks_.begin(), ranks_.end(),
+                              [&](const Rank& other) { return other.holds[group] && !other.has_gathered[group]; });
+    if (state.waits) return false;
+  }
+  state.is_there[group] = true;
+  return true;
+}
+
+void ScheduleRun::free(size_t rank, int group) {
+  if (!ranks_[rank].is_there[group]) refuse(rank, fmt::format("{} is not gathered", group_text(group)));
+  ranks_[rank].is_there[group] = false;
+}
+
+void ScheduleRun::reduce(size_t rank, const Action& entry) {
+  Rank& state = ranks_[rank];
+  const int group = entry.unit;
+  if (!units_.groups[group].is_trained) refuse(rank, fmt::format("{} is not trained", group_text(group)));
+  if (units_.groups[group].is_gathered && !state.is_there[group]) {
+    refuse(rank, fmt::format("{} is not gathered", group_text(group)));
+  }
+  const std::map<int, int>& to_add = state.to_add[group];
+  const int num = state.num_reductions[group];
+  const bool each = num != 1;
+  if (to_add.empty()) refuse(rank, fmt::format("nothing adds to the gradient of {}", group_text(group)));
+  if (!state.has_reduced.insert({group, entry.micro_batch}).second) refuse(rank, "is there twice");
+  if (each && (num != static_cast<int>(to_add.size()) || units_.groups[group].is_joint)) {
+    refuse(rank, fmt::format("{} has {} reductions for {} micro-batches: one in all{} is right", group_text(group), num,
+                             to_add.size(), units_.groups[group].is_joint ? "" : " or one for each"));
+  }
+  if (each && !to_add.contains(entry.micro_batch)) refuse(rank, "nothing adds to the gradient in this micro-batch");
+  for (const auto& [m, left] : to_add) {
+    if (left == 0 || (each && m != entry.micro_batch)) continue;
+    refuse(rank, fmt::format("micro-batch {} has yet to add to the gradient of {}", m, group_text(group)));
+  }
+  if (units_.groups[group].is_joint) state.of_joint.push_back(state.at);
+}
+
+int ScheduleRun::check_crossing(size_t rank, const Action& entry, int here) const {
+  if (here < 0 || std::abs(here - entry.peer) != 1) {
+    refuse(rank, fmt::format("stage {} is no neighbour of stage {}", entry.peer, here));
+  }
+  const int later = std::max(here, entry.peer);
+  if (entry.unit != units_.first_unit(later)) {
+    refuse(rank, fmt::format("the input of stage {} is that of unit {}", later, units_.first_unit(later)));
+  }
+  if (rank_of_stage_[here] != static_cast<int>(rank)) {
+    refuse(rank, fmt::format("stage {} is on rank {}", here, rank_of_stage_[here]));
+  }
+  const int other = rank_of_stage_[entry.peer];
+  if (other == static_cast<int>(rank))
+    refuse(rank, fmt::format("stages {} and {} are both on this rank", here, entry.peer));
+  if (entry.is_gradient && !units_.has_backward(later - 1)) {
+    refuse(rank, fmt::format("stage {} has no backward", later - 1));
+  }
+  return other;
+}
+
+void ScheduleRun::send(size_t rank, const Action& entry) {
+  const int here = entry.is_gradient ? units_.units[entry.unit].stage : entry.peer - 1;
+  const size_t to = check_crossing(rank, entry, here);
+  const Pass::Kind made_by = entry.is_gradient ? Pass::Kind::backward : Pass::Kind::forward;
+  if (!done_[static_cast<int>(made_by)][here].contains(entry.micro_batch)) refuse(rank, "is not computed yet");
+  if (!sent_[entry.is_gradient ? 1 : 0][entry.peer].insert(entry.micro_batch).second) refuse(rank, "is there twice");
+  sends_[{rank, to}].emplace_back(entry, ranks_[rank].at);
+}
+
+bool ScheduleRun::recv(size_t rank, const Action& entry) {
+  const int here = entry.is_gradient ? entry.peer - 1 : units_.units[entry.unit].stage;
+  const size_t from = check_crossing(rank, entry, here);
+  std::set<int>& received = received_[entry.is_gradient ? 1 : 0][here];
+  if (received.contains(entry.micro_batch)) refuse(rank, "is there twice");
+  auto& sends = sends_[{from, rank}];
+  if (sends.empty()) return false;
+  const Action& sent = sends.front().first;
+  if (sent.unit != entry.unit || sent.micro_batch != entry.micro_batch || sent.is_gradient != entry.is_gradient) {
+    refuse(rank, fmt::format("the next message from rank {} is its entry {} ({})", from, sends.front().second,
+                             sent.to_string()));
+  }
+  sends.pop_front();
+  received.insert(entry.micro_batch);
+  return true;
+}
+
+void ScheduleRun::update(size_t rank) {
+  const Rank& state = ranks_[rank];
+  if (!trains_) refuse(rank, "there is no backward");
+  if (state.at + 1 != state.table->size()) refuse(rank, "an update is the last entry");
+  for (const auto& [group, to_add] : state.to_add) {
+    if (state.num_reductions.contains(group)) continue;
+    refuse(rank, fmt::format("{} has a gradient but no reduction", group_text(group)));
+  }
+}
+
+}  // namespace caravan

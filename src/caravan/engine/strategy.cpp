@@ -1,0 +1,195 @@
+#include "caravan/engine/strategy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "caravan/base/error.h"
+#include "caravan/engine/flat.h"
+#include "caravan/engine/groups.h"
+
+namespace caravan {
+namespace {
+
+/// `layout` with the placements of `plan` on the axes that it names: these are major to all others.
+Layout planned(const Layout& plan, const Layout& layout) {
+  std::vector<Layout::Entry> entries = plan.entries();
+  for (const auto& entry : layout.entries()) {
+    if (!plan.has(entry.first)) entries.push_back(entry);
+  }
+  return Layout(std::move(entries));
+}
+
+/// Rows of dim 0 that this rank holds at rest.
+int64_t rows_at_rest(const Parameter& parameter, const ParameterLayouts& layouts, const Mesh& mesh) {
+  return local_box(parameter.global_shape(), layouts.rest, mesh, parameter.name()).size.front();
+}
+
+/// Cuts the parameters, which follow each other in a buffer, into n parts that are equal up to a row. Returns the rows
+/// of each part for each parameter.
+std::vector<std::vector<int64_t>> equal_parts(const std::vector<std::pair<int64_t, int64_t>>& rows_and_row, int n) {
+  const auto padded = [](int64_t count) {
+    return (count + FlatLayout::kAlignment - 1) / FlatLayout::kAlignment * FlatLayout::kAlignment;
+  };
+  int64_t total = 0;
+  for (const auto& [rows, row] : rows_and_row) total += padded(rows * row);
+  std::vector<std::vector<int64_t>> sizes;
+  int64_t begin = 0;
+  for (const auto& [rows, row] : rows_and_row) {
+    std::vector<int64_t> own;
+    int64_t done = 0;
+    for (int k = 1; k <= n; ++k) {
+      const double cut = static_cast<double>(total) * k / n - static_cast<double>(begin);
+      const auto nearest = static_cast<int64_t>(std::llround(cut / static_cast<double>(std::max<int64_t>(row, 1))));
+      const int64_t end = k == n ? rows : std::clamp(nearest, done, rows);
+      own.push_back(end - done);
+      done = end;
+    }
+    sizes.push_back(std::move(own));
+    begin += padded(rows * row);
+  }
+  return sizes;
+}
+
+void check_stages(const std::vector<int>& stages, size_t num_units, const MeshAxis& axis) {
+  const auto refuse = [&](const std::string& fact) {
+    throw UsageError({"pipeline", "stages", fact, axis.where(), "give each unit a stage: 0, .., 0, 1, .., in order"});
+  };
+  if (stages.size() != num_units) refuse(fmt::format("{} stages for {} units", stages.size(), num_units));
+  int last = 0;
+  for (const int stage : stages) {
+    if (stage != last && stage != last + 1) refuse(fmt::format("stage {} follows stage {}", stage, last));
+    last = stage;
+  }
+  if (stages.front() != 0 || last + 1 != axis.size()) {
+    refuse(fmt::format("{} stages on axis {} of size {}", last + 1, axis.name(), axis.size()));
+  }
+}
+
+/// The stages whose units use each parameter.
+std::map<std::string, std::set<int>> stages_of_parameters(const Strategy& strategy, const Mesh& mesh) {
+  std::map<std::string, std::set<int>> stages;
+  const Groups groups = groups_of(strategy, mesh);
+  for (const Units::Unit& unit : groups.units.units) {
+    for (const int group : unit.groups) {
+      for (const Parameter* parameter : groups.parameters[static_cast<size_t>(group)]) {
+        stages[parameter->name()].insert(unit.stage);
+      }
+    }
+  }
+  return stages;
+}
+
+}  // namespace
+
+Strategy whole_model(Module& model, const Mesh& mesh) {
+  Strategy strategy;
+  strategy.name = "whole_model";
+  for (Module* block : model.blocks()) strategy.units.push_back({.module = block});
+  const Layout whole = Layout::all(mesh, Invariant{});
+  for (const Parameter* parameter : model.parameters()) {
+    const bool is_laid_out = parameter->rest().defined();
+    const Layout rest = is_laid_out ? parameter->rest_layout().completed(mesh, Invariant{}) : whole;
+    const Layout leaf = is_laid_out ? parameter->leaf_layout().completed(mesh, Invariant{}) : whole;
+    strategy.layouts.emplace(parameter->name(), ParameterLayouts{rest, leaf});
+  }
+  strategy.loss_layout = whole;
+  strategy.batch_layout = whole;
+  return strategy;
+}
+
+void add_plan(Strategy& strategy, const AppliedPlan& plan) {
+  for (const auto& [name, layouts] : plan.layouts()) {
+    ParameterLayouts& own = strategy.layouts.at(name);
+    own.rest = planned(layouts.rest, own.rest);
+    own.leaf = planned(layouts.leaf, own.leaf);
+  }
+  strategy.loss_layout = planned(plan.loss_layout(), strategy.loss_layout);
+}
+
+void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
+  (void)mesh[axis];  // throws for an axis that is not there
+  for (auto& [name, layouts] : strategy.layouts) layouts.leaf = layouts.leaf.moved(axis, Replicate{});
+  strategy.loss_layout = strategy.loss_layout.moved(axis, Partial{});
+  strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
+}
+
+void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
+  Strategy even = strategy;  // the order in the flat buffers does not depend on where they are cut
+  const Groups groups = groups_of(strategy, mesh);
+  for (const auto& group : groups.parameters) {
+    for (const Parameter* parameter : group) {
+      if (parameter->global_shape().empty()) continue;
+      ParameterLayouts& layouts = even.layouts.at(parameter->name());
+      layouts.rest = layouts.rest.moved(axis, Shard{0});
+    }
+  }
+  for (const auto& group : groups.parameters) {
+    for (auto set : by_way(group, even, mesh)) {
+      std::erase_if(set, [](const Parameter* parameter) { return parameter->global_shape().empty(); });
+      std::vector<std::pair<int64_t, int64_t>> rows_and_row;
+      for (const Parameter* parameter : set) {
+        const ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
+        const Box box = local_box(parameter->global_shape(), layouts.rest, mesh, parameter->name());
+        const int64_t rows = box.size.front();
+        rows_and_row.emplace_back(rows, rows == 0 ? 0 : box.num_elements() / rows);
+      }
+      const auto sizes = equal_parts(rows_and_row, mesh[axis].size());
+      for (size_t i = 0; i < set.size(); ++i) {
+        ParameterLayouts& layouts = strategy.layouts.at(set[i]->name());
+        layouts.rest = layouts.rest.moved(axis, Shard{0, sizes[i]});
+      }
+    }
+  }
+}
+
+void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit) {
+  check_stages(stage_of_unit, strategy.units.size(), mesh[axis]);
+  for (size_t u = 0; u < stage_of_unit.size(); ++u) strategy.units[u].stage = stage_of_unit[u];
+  strategy.pipeline_axis = axis;
+  strategy.loss_layout = strategy.loss_layout.moved(axis, Partial{});
+  const auto stages = stages_of_parameters(strategy, mesh);
+  std::map<std::vector<int>, std::string> joint;  // in sorted order: every rank makes the same communicators
+  for (const auto& [name, users] : stages) {
+    const std::vector<int> coords(users.begin(), users.end());
+    if (coords.size() > 1) joint.emplace(coords, axis);
+  }
+  for (auto& [coords, name] : joint) {
+    if (static_cast<int>(coords.size()) == mesh[axis].size()) continue;
+    mesh = mesh.part(axis, coords);
+    name = fmt::format("{}{{{}}}", axis, fmt::join(coords, ","));
+  }
+  for (const auto& unit : strategy.units) {
+    for (const Parameter* parameter : unit.module->parameters()) {
+      const std::set<int>& users = stages.at(parameter->name());
+      ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
+      if (layouts.rest[axis].is_shard()) continue;  // another unit of the same stages has it
+      if (parameter->global_shape().empty()) {
+        throw LayoutError(
+            {"pipeline", parameter->name(), "a scalar cannot rest on a stage", mesh.where(), "give it the shape [1]"});
+      }
+      const Shard on_stage{.dim = 0, .owner = *users.begin(), .rows = rows_at_rest(*parameter, layouts, mesh)};
+      layouts.rest = layouts.rest.moved(axis, on_stage);
+      if (users.size() == 1) {
+        layouts.leaf = layouts.leaf.moved(axis, on_stage);
+        continue;
+      }
+      const std::string& shared = joint.at({users.begin(), users.end()});
+      if (!mesh.has(shared)) {  // this rank holds none of the stages that share it
+        layouts.leaf = layouts.leaf.moved(axis, on_stage);
+        continue;
+      }
+      std::vector<Layout::Entry> entries;
+      for (const auto& entry : layouts.leaf.entries()) {
+        if (entry.first != axis) entries.push_back(entry);
+      }
+      entries.emplace_back(shared, Replicate{});
+      layouts.leaf = Layout(std::move(entries));
+    }
+  }
+}
+
+}  // namespace caravan

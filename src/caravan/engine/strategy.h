@@ -1,0 +1,82 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/schedule.h"
+#include "caravan/mesh/mesh.h"
+#include "caravan/module/plan.h"
+
+namespace caravan {
+
+/// How a model is run by many ranks, as data: each technique is a function that changes some of it, and an Engine
+/// carries it out. Techniques compose by changing the same strategy one after another: a tensor plan, pipeline stages,
+/// data parallelism.
+struct Strategy {
+  std::string name;  ///< of the techniques, for messages: "ddp"
+
+  /// A module whose forward and backward are events of the table; in forward order, a parent before the units inside
+  /// it. Every parameter belongs to a unit.
+  struct Unit {
+    Module* module = nullptr;
+    int stage = 0;
+    bool is_recomputed = false;
+  };
+  std::vector<Unit> units;
+
+  /// Of every parameter, on every axis of the mesh (rest: I or S; leaf: R where a data axis owes the gradient).
+  std::map<std::string, ParameterLayouts> layouts;
+
+  /// Of the leaves; kFloat: that of the parameters at rest, whatever it is. bf16: fp32 rests, bf16 is computed with.
+  at::ScalarType leaf_dtype = at::kFloat;
+
+  /// The table of a step for one coordinate of the pipeline axis (0 without one): a pure function. Default:
+  /// accumulation, gathers where leaves are not at rest, one reduction for each group; a pipeline has none.
+  std::function<Schedule(const Units& units, int num_micro_batches, int pipeline_rank)> table{};
+  /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
+  int64_t bucket_bytes = int64_t{25} << 20;
+
+  /// Pipeline: its axis, and the coordinate that holds each stage (default: stage i on coordinate i). "": none.
+  std::string pipeline_axis{};
+  std::vector<int> rank_of_stage{};
+
+  /// Of the loss: I or P on every axis.
+  Layout loss_layout{};
+  /// Of the batch, [rows, positions], on every axis: which rows this rank is given.
+  Layout batch_layout{};
+
+  /// A parameter without gradient in a step counts as zero; else it is an error that names it.
+  bool allow_unused = false;
+
+  int num_stages() const noexcept { return units.empty() ? 0 : units.back().stage + 1; }
+};
+
+/// One process's way: a unit for each of model.blocks(), every parameter I at rest and as a leaf (or as it is laid out,
+/// if it has memory), the loss I, the batch whole.
+Strategy whole_model(Module& model, const Mesh& mesh);
+
+/// Completes `strategy` with a tensor plan in force (module/plan.h).
+void add_plan(Strategy& strategy, const AppliedPlan& plan);
+
+/// Makes `axis` a data axis: rows of the batch are split over it, the loss becomes P, each leaf R; parameters stay
+/// invariant at rest. Data parallelism; what is left to decide is where they rest.
+void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis);
+
+/// Lets the parameters of each group rest in shards over a data axis: cut at rows of dim 0, in equal parts of the group
+/// up to a row, each parameter S(0; sizes) (some ranks may hold no row of it); scalars stay invariant. A gather of a
+/// group is then one contiguous buffer.
+void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis);
+
+/// Splits the units over the axis into stages: unit i is on stage stage_of_unit[i]. Parameters rest on their stage; one
+/// that several stages use rests on the first of them and is a leaf R on all of them.
+/// Throws UsageError if the stages are not 0, 1, .. in order, or are not as many as the axis has coordinates.
+void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit);
+
+/// The units and parameter groups of a strategy, as tables go by them.
+Units units_of(const Strategy& strategy, const Mesh& mesh);
+
+}  // namespace caravan

@@ -1,0 +1,48 @@
+#include "caravan/generate/text_model.h"
+
+#include <array>
+
+#include "caravan/base/error.h"
+#include "caravan/engine/stage_runner.h"
+
+namespace caravan {
+namespace {
+
+Model& model_of(Engine& engine) {
+  auto* model = dynamic_cast<Model*>(&engine.model());
+  if (model == nullptr) {
+    throw UsageError({"generate", "", "the engine runs a model that is no language model of this library", "", ""});
+  }
+  return *model;
+}
+
+/// The head computes the last position alone.
+Tensors at_last_position(Module& /*head*/, Tensors inputs, const ForwardContext& context, const Next& next) {
+  inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - 1, 1);
+  return next(std::move(inputs), context);
+}
+
+}  // namespace
+
+TextModel::TextModel(Model& of)
+    : model(of),
+      logits([&of](const at::Tensor& ids, const ForwardContext& context) { return of.run({ids}, context).front(); }),
+      agree([](const Choice& own) { return own; }),
+      last_position_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_last_position))) {}
+
+TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
+  engine.begin_evaluation();
+  evaluation_ = std::shared_ptr<void>(nullptr, [&engine](void*) { engine.end_evaluation(); });
+  const auto runner = std::make_shared<StageRunner>(engine);
+  logits = [runner](const at::Tensor& ids, const ForwardContext& context) {
+    return runner->evaluate({.ids = ids, .labels = {}, .context = context});
+  };
+  agree = [&engine](const Choice& own) {
+    std::array<int64_t, 2> numbers{own.token, own.stops ? 1 : 0};
+    const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
+    engine.mesh().world().all_reduce(buffer, buffer, ReduceOp::max, "sampled token");
+    return Choice{numbers[0], numbers[1] != 0};
+  };
+}
+
+}  // namespace caravan

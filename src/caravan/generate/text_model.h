@@ -1,0 +1,35 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/engine.h"
+#include "caravan/nn/model.h"
+
+namespace caravan {
+
+/// A model as generation sees it: on one rank, or on many that run it together.
+struct TextModel {
+  /// The model on this rank alone.
+  TextModel(Model& model);  // NOLINT: a model is a text model
+  /// The model as the engine runs it: every rank generates, with the same arguments, and all get the same tokens.
+  explicit TextModel(Engine& engine);
+
+  Model& model;
+  /// Logits of the last position of `ids`, [1, 1, vocabulary]; undefined on a rank that does not hold them.
+  std::function<at::Tensor(const at::Tensor& ids, const ForwardContext& context)> logits;
+  /// What the ranks agree on: the largest token (a rank without logits gives -1), and whether any of them stops.
+  struct Choice {
+    int64_t token = -1;
+    bool stops = false;
+  };
+  std::function<Choice(Choice own)> agree;
+
+ private:
+  std::shared_ptr<void> evaluation_;  ///< the engine's, as long as this lives
+  std::shared_ptr<Hook> last_position_;
+};
+
+}  // namespace caravan

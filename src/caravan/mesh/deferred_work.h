@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+
+namespace caravan {
+
+/// Work of one rank that may run later, first in, first out: weight gradients that nothing waits for yet, which are
+/// computed while the rank waits for a collective of the backward pass, or at a position that a schedule names. A mesh,
+/// the meshes derived from it and all their axes share one. Not thread-safe: one rank, one thread.
+class DeferredWork {
+ public:
+  /// `work` is kept, with all that it holds, until it has run or is cleared.
+  void push(std::function<void()> work) { queue_.push_back(std::move(work)); }
+
+  /// Runs everything in order, including what is pushed meanwhile. Work may itself push, clear and call run_all. If
+  /// some work throws, it is gone, what follows it stays queued, and the exception passes on.
+  void run_all();
+
+  /// Runs the first `count`, or all if there are fewer.
+  void run(size_t count);
+
+  bool empty() const noexcept { return queue_.empty(); }
+  size_t size() const noexcept { return queue_.size(); }
+  /// Drops everything without running it, such as after an error.
+  void clear() noexcept { queue_.clear(); }
+
+ private:
+  std::deque<std::function<void()>> queue_;
+};
+
+}  // namespace caravan

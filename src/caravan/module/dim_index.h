@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/mesh/layout.h"
+
+namespace caravan {
+
+/// Which elements of a global dim a local tensor has along it, in its order: runs of consecutive global indices. Random
+/// numbers go by these indices, so that no layout changes them.
+class DimIndex {
+ public:
+  struct Run {
+    int64_t first = 0;  ///< global index
+    int64_t count = 0;
+    bool operator==(const Run&) const noexcept = default;
+  };
+
+  /// The whole dim, whatever its size.
+  DimIndex() = default;
+  /// Elements [first, first + count) of `global`.
+  DimIndex(int64_t first, int64_t count, int64_t global);
+  /// Throws ShapeError for a run outside [0, global).
+  DimIndex(std::vector<Run> runs, int64_t global);
+  /// Of an int64 tensor with the global index of each local element: tokens after their dispatch to experts.
+  static DimIndex of(const at::Tensor& indices, int64_t global);
+  /// What this rank holds of dim `dim` of a global tensor laid out as `layout`.
+  static DimIndex of(const std::vector<int64_t>& global_shape, int dim, const Layout& layout, const Mesh& mesh);
+
+  bool is_whole() const noexcept { return global_ < 0; }
+  /// Global size of a dim that is `local` here. Throws ShapeError if the index does not have `local` elements: the
+  /// tensor is not what the index says.
+  int64_t global(int64_t local) const;
+  /// Throws as global().
+  std::vector<Run> runs(int64_t local) const;
+  /// Elements [begin, begin + count) of this one, of a dim that is `local` here.
+  DimIndex slice(int64_t begin, int64_t count, int64_t local) const;
+
+  bool operator==(const DimIndex&) const noexcept = default;
+
+ private:
+  std::vector<Run> runs_;
+  int64_t global_ = -1;
+};
+
+}  // namespace caravan

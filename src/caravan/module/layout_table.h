@@ -1,0 +1,55 @@
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/redistribute/infer.h"
+
+namespace caravan {
+
+class Parameter;
+
+/// The layouts of the activations of a dry run, by tensor. Layers and the typed functions of nn/ops tell it what they
+/// computed; it applies the typing rule (redistribute/infer.h), so that a plan is checked before anything runs.
+///
+/// It goes by the tensor object: a view, even of the same shape, is another tensor and needs an entry of its own.
+class LayoutTable {
+ public:
+  /// An operand: an activation, whose layout is looked up, or a parameter with that of its compute().
+  struct Operand {
+    Operand(const at::Tensor& tensor) : tensor(&tensor) {}          // NOLINT: an operand is a tensor
+    Operand(const Parameter& parameter) : parameter(&parameter) {}  // NOLINT: or a parameter
+    const at::Tensor* tensor = nullptr;
+    const Parameter* parameter = nullptr;
+  };
+
+  /// Replaces an earlier layout. `origin` says in messages where the tensor comes from: "input 0 of the model"; "": as
+  /// before.
+  void set(const at::Tensor& tensor, Layout layout, std::string origin = {});
+  bool has(const at::Tensor& tensor) const noexcept;
+  /// Throws LayoutError naming `what`, the module that takes it, for a tensor that no typed operation made.
+  const Layout& of(const at::Tensor& tensor, std::string_view what) const;
+  /// "the output of blocks.0.mlp"; of an unknown tensor its shape.
+  std::string origin(const at::Tensor& tensor) const;
+
+  /// `result` is what `op` computes from the operands in module `what`: it gets the layout that the typing rule infers.
+  /// It may be one of the operands. Integer and boolean tensors are constants. Throws LayoutError as of(), and where
+  /// operands do not fit: naming `what`, each operand's origin and layout, and the redistribution that would fix it;
+  /// InternalError if a tensor does not have a dim for each label.
+  void infer(const OpType& op, const at::Tensor& result, std::initializer_list<Operand> operands,
+             std::string_view what);
+
+ private:
+  struct Entry {
+    at::Tensor tensor;  ///< kept, so that its address stays its own
+    Layout layout;
+    std::string origin;
+  };
+  std::map<const void*, Entry> entries_;
+};
+
+}  // namespace caravan

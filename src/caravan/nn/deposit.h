@@ -1,0 +1,34 @@
+#pragma once
+
+#include <initializer_list>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "caravan/module/parameter.h"
+
+namespace caravan {
+
+/// For autograd functions that hand the gradients of parameters to Parameter::deposit instead of returning them.
+///
+/// Such a function takes parameter.compute() as an input, so that there is a graph and needs_input_grad is right; saves
+/// compute().detach(); and returns an undefined gradient for it. Hand a gradient that can wait over in
+/// Parameter::deposit_later, capturing detached tensors only: what is deferred must not keep the graph alive.
+struct Deposits : torch::CustomClassHolder {
+  explicit Deposits(std::initializer_list<Parameter*> parameters_) : parameters(parameters_) {}
+  std::vector<Parameter*> parameters;
+};
+
+/// In forward: backward deposits into `parameters`, which outlive the graph, and sees undefined gradients as they are.
+inline void will_deposit(torch::autograd::AutogradContext* ctx, std::initializer_list<Parameter*> parameters) {
+  ctx->set_materialize_grads(false);
+  ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Deposits>(parameters));
+}
+
+/// In backward: the parameters, in that order.
+inline std::vector<Parameter*> deposits_of(torch::autograd::AutogradContext* ctx) {
+  return static_cast<const Deposits&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
+}
+
+}  // namespace caravan

@@ -1,0 +1,202 @@
+#include "caravan/prove/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include <ATen/ops/dot.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+/// Part of the largest gradient that is added to the norm of each.
+constexpr double kFloor = 1e-2;
+
+double rounding_at_rest(const ProveCase& what) {
+  return what.dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+}
+
+/// Gradients below this part of the largest are zero but for rounding, as those of key biases are: adding the same to
+/// every key changes no attention weight. In the models of shrunken() all others are above 1/20.
+double zero_part(const ProveCase& what) {
+  return what.compute_dtype == at::kBFloat16 ? std::ldexp(1, -8) : 8 * rounding_at_rest(what);
+}
+
+double length_of(const at::Tensor& x) { return x.norm().item<double>(); }
+
+/// The norm of a tensor of the shape of all[i] whose elements are on average as large as those of the largest one.
+double largest_length(const std::vector<at::Tensor>& all, size_t i) {
+  double largest = 0;
+  for (const at::Tensor& x : all) {
+    if (!x.defined() || x.numel() == 0) continue;
+    largest = std::max(largest, length_of(x) / std::sqrt(static_cast<double>(x.numel())));
+  }
+  return largest * std::sqrt(static_cast<double>(all[i].numel()));
+}
+
+double floor_of(const std::vector<at::Tensor>& all, size_t i, double zero) {
+  const double largest = largest_length(all, i);
+  return length_of(all[i]) <= zero * largest ? largest : kFloor * largest;
+}
+
+struct Verdict {
+  double error = 0;
+  std::optional<double> factor{};
+};
+
+Verdict judge(const at::Tensor& got, const at::Tensor& want, double floor, double tolerance) {
+  const double apart = length_of(got - want);
+  if (apart == 0) return {};
+  const double length = length_of(want);
+  Verdict verdict{.error = apart / (length + floor)};
+  if (length == 0) return verdict;
+  const double factor = at::dot(got.flatten(), want.flatten()).item<double>() / (length * length);
+  const bool is_multiple = length_of(got - want * factor) <= tolerance * (std::abs(factor) * length + floor);
+  if (is_multiple) verdict.factor = factor;
+  return verdict;
+}
+
+/// Goes through the steps in the order of the comparison, up to the first difference.
+class Comparison {
+ public:
+  Comparison(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what)
+      : ranks_(ranks), one_(one), tolerance_(tolerance), zero_(zero_part(what)), rounding_(4 * rounding_at_rest(what)) {
+    proof_.num_ranks = static_cast<int>(ranks.size());
+    proof_.num_parameters = static_cast<int>(one.names.size());
+    proof_.tolerance = tolerance;
+  }
+
+  Proof run() {
+    for (step_ = 0; step_ < one_.steps.size() && proof_.holds(); ++step_) compare_step();
+    return std::move(proof_);
+  }
+
+ private:
+  /// What is compared of a step.
+  using Part = std::function<at::Tensor(const StepTrace& step)>;
+
+  void compare_step() {
+    const StepTrace& want = one_.steps[step_];
+    proof_.steps.push_back({.loss = want.loss, .grad_norm = want.grad_norm});
+    const std::vector<std::function<void()>> parts{
+        [&] { compare_start(); }, [&] { compare_number("loss", &StepTrace::loss); }, [&] { compare_gradients(); },
+        [&] { compare_number("gradient norm", &StepTrace::grad_norm); }, [&] { compare_updates(); }};
+    for (const auto& compare_part : parts) {
+      compare_part();
+      if (!proof_.holds()) return;  // what follows from it differs too
+    }
+  }
+
+  void compare_start() {
+    for (size_t i = 0; step_ == 0 && i < one_.names.size(); ++i) {
+      compare(
+          "starting value of " + one_.names[i], [=](const StepTrace& step) { return step.before[i]; }, 0, 0);
+    }
+  }
+
+  void compare_number(const std::string& what, double StepTrace::*number) {
+    compare(
+        what, [=](const StepTrace& step) { return at::scalar_tensor(step.*number, at::kDouble); }, 0, tolerance_);
+  }
+
+  void compare_gradients() {
+    const std::vector<at::Tensor>& gradients = one_.steps[step_].gradients;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      compare(
+          "gradient of " + one_.names[i], [=](const StepTrace& step) { return step.gradients[i]; },
+          floor_of(gradients, i, zero_), tolerance_);
+    }
+  }
+
+  void compare_updates() {
+    const StepTrace& want = one_.steps[step_];
+    std::vector<at::Tensor> updates;
+    for (size_t i = 0; i < want.after.size(); ++i) updates.push_back(want.after[i] - want.before[i]);
+    for (size_t i = 0; i < updates.size(); ++i) {
+      // Where the update is small, the parameter's own rounding is no error.
+      const double floor = floor_of(updates, i, zero_) + rounding_ / tolerance_ * length_of(want.after[i]);
+      compare(
+          "update of " + one_.names[i], [=](const StepTrace& step) { return step.after[i] - step.before[i]; }, floor,
+          tolerance_);
+    }
+  }
+
+  void compare(const std::string& what, const Part& part, double floor, double tolerance) {
+    const at::Tensor want = part(one_.steps[step_]);
+    Proof::Step& line = proof_.steps.back();
+    for (const Trace& rank : ranks_) {
+      const Verdict verdict = judge(part(rank.steps[step_]), want, floor, tolerance);
+      if (!(verdict.error <= line.largest_error)) {
+        line.largest_error = verdict.error;
+        line.worst = what;
+      }
+      if (verdict.error <= tolerance) continue;
+      if (proof_.holds()) {
+        proof_.first = {.what = what,
+                        .step = static_cast<int>(step_),
+                        .where = rank.where,
+                        .error = verdict.error,
+                        .factor = verdict.factor};
+      } else if (proof_.first->what != what) {
+        ++proof_.first->num_others;
+      }
+      return;
+    }
+  }
+
+  const std::vector<Trace>& ranks_;
+  const Trace& one_;
+  double tolerance_;
+  double zero_;
+  double rounding_;
+  size_t step_ = 0;
+  Proof proof_;
+};
+
+}  // namespace
+
+double default_tolerance(const ProveCase& what, bool splits_products) {
+  const bool is_bf16 = what.compute_dtype == at::kBFloat16;
+  if (!is_bf16) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
+  if (!splits_products) return 2e-5;
+  // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8, in
+  // directions that do not depend on each other.
+  const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
+  return std::ldexp(std::sqrt(static_cast<double>(num_roundings)), -8);
+}
+
+void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) {
+  const std::vector<at::Tensor>& gradients = one.steps.front().gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const double zero = zero_part(what) * largest_length(gradients, i);
+    const double length = length_of(gradients[i]);
+    if (length <= zero) continue;
+    double least = length / 2;  // a factor of 2 differs by more
+    const char* fault = "a factor of 1/2";
+    for (const std::vector<at::Tensor>& summands : one.summands) {
+      const double summand = length_of(summands[i]);
+      if (summand <= zero || summand >= least) continue;
+      least = summand;
+      fault = "a missing summand";
+    }
+    const double error = least / (length + kFloor * largest_length(gradients, i));
+    if (error >= 10 * tolerance) continue;
+    throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance),
+                      fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than ten times as much",
+                                  fault, one.names[i], error),
+                      "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
+  }
+}
+
+Proof compare_traces(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what) {
+  return Comparison(ranks, one, tolerance, what).run();
+}
+
+}  // namespace caravan

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "caravan/prove/prove.h"
+#include "caravan/prove/trace.h"
+
+namespace caravan {
+
+/// Largest relative error that is a matter of rounding.
+double default_tolerance(const ProveCase& what, bool splits_products);
+
+/// Throws UsageError, naming the first gradient, if a factor of 1/2 or a missing summand would not exceed the tolerance
+/// tenfold. `one` has summands.
+void check_tolerance(const Trace& one, double tolerance, const ProveCase& what);
+
+/// Compares every rank's trace with that of one process; see prove.
+Proof compare_traces(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what);
+
+}  // namespace caravan

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "caravan/engine/strategy.h"
+#include "caravan/mesh/mesh.h"
+#include "caravan/nn/model.h"
+
+namespace caravan {
+
+struct Recipe;
+
+/// A strategy, and what it has put on the model (hooks, an AppliedPlan), which is kept as long as the model runs.
+struct Arrangement {
+  Arrangement(Strategy of, std::shared_ptr<void> kept = {})  // NOLINT: most strategies need nothing else
+      : strategy(std::move(of)), keep(std::move(kept)) {}
+  Strategy strategy;
+  std::shared_ptr<void> keep;
+};
+
+/// What prove compares with one process.
+struct ProveCase {
+  std::string name{};   ///< of the arrangement, for to_string()
+  ModelConfig model{};  ///< a small one: every element of every tensor is compared
+  std::vector<AxisSize> axes{};
+  /// Of a model without memory, on every rank of a mesh of these axes, to which it may add others. The strategy's
+  /// leaf_dtype becomes compute_dtype.
+  std::function<Arrangement(Model& model, Mesh& mesh)> arrange{};
+  int num_micro_batches = 1;
+  int64_t rows = 0;                           ///< sequences of a step, over all ranks; 0: 2 a rank and micro-batch
+  at::ScalarType dtype = at::kDouble;         ///< of parameters at rest: fp64; fp32, also for bf16
+  at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::leaf_dtype: kFloat is that at rest, whatever it is
+  std::optional<double> tolerance{};          ///< largest relative error; nothing: by the dtypes
+  int num_steps = 3;
+  double lr = 0.5;
+  double clip_norm = 0.5;  ///< below the norms of the models of shrunken(), so that every step clips
+  uint64_t seed = 1;
+
+  /// "ddp on dp=2: gpt2 with tied embeddings, .."
+  std::string to_string() const;
+};
+
+/// What prove found.
+struct Proof {
+  struct Step {
+    double loss = 0;  ///< of one process
+    double grad_norm = 0;
+    double largest_error = 0;
+    std::string worst{};  ///< where that is: "gradient of head.norm.weight"
+    std::string to_string() const;
+  };
+  struct Difference {
+    std::string what{};   ///< "loss", "gradient of blocks.0.mlp.up.weight"
+    int step = 0;         ///< from 0
+    std::string where{};  ///< "rank 1 of 2 (dp=1)"
+    double error = 0;
+    std::optional<double> factor{};  ///< k, if it is k times that of one process
+    int num_others = 0;              ///< more tensors that differ in the same step: gradients, if it is one
+    /// "is 2.000 times that of one process", "differs from that of one process by 34 % of its norm".
+    std::string fact() const;
+  };
+
+  int num_ranks = 0;
+  int num_parameters = 0;
+  double tolerance = 0;
+  std::vector<Step> steps{};          ///< up to the first difference
+  std::optional<Difference> first{};  ///< in the order of the comparison
+
+  bool holds() const noexcept { return !first.has_value(); }
+  double largest_error() const noexcept;
+  /// One line: what was compared, or the first difference.
+  std::string to_string() const;
+};
+
+/// Trains a model for some steps of clipped SGD as `what` arranges it, on ranks that are threads of this process, and
+/// on one rank without a technique, and compares everything. For tests of techniques, and for whoever writes one.
+///
+/// All parameters start from random values, biases too, since zeros hide faults; row r of the batch has r % 5 tokens
+/// without a target. Compared are, on every rank, tensor by tensor in model order: the starting values, bit by bit;
+/// then of each step the loss, the gradients before clipping, their norm, and the parameters' updates. The error is
+/// |a - b| / (|b| + floor) in 2-norms, with b of one process. The floor is 1 % of the largest gradient (by the mean of
+/// its elements), and all of it for a gradient that is zero but for rounding; the same for updates.
+///
+/// Tolerances:
+///   fp64  1e-10
+///   fp32  2e-5: the same sums in another order. Measured: up to 7e-6
+///   bf16  2e-5: one process runs the micro-batches that the ranks run, whose roundings are then the same. Every step
+///         starts from new values: weights that differ in the last bit of fp32 may be rounded apart, and then gradients
+///         differ by several per cent. Where the arrangement splits weights or sequences, other numbers are rounded:
+///         2^-8 times the square root of their count, 4e-2. Measured: up to 4e-2. That stands for few summands only:
+///         prove such an arrangement in fp64 and fp32
+/// One stands only if a factor of 1/2 in any gradient (2 is a larger error), and a missing summand (a micro-batch of a
+/// rank), exceed it tenfold.
+///
+/// Throws UsageError for a case that cannot be, and for a tolerance that does not stand; what the arrangement throws;
+/// CommError if a rank waits for 60 s.
+Proof prove(const ProveCase& what);
+
+/// The same kind of model with 2 layers of width 16, 4 heads (grouped where they are), 8 positions, 23 tokens, and
+/// dropout.
+ModelConfig shrunken(const ModelConfig& model);
+
+/// A recipe as a case: its model shrunken; its mesh with 2 in place of degrees above 3, on 2 ranks if it has none; its
+/// data-parallel technique; at most 3 of its micro-batches; its precision. Throws UsageError as plan_batch.
+ProveCase prove_case(const Recipe& recipe);
+
+}  // namespace caravan

@@ -1,0 +1,42 @@
+#include <algorithm>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+ModelConfig shrunken(const ModelConfig& model) {
+  const bool is_grouped = model.num_kv_heads() < model.heads;
+  ModelConfig small = model;
+  small.layers = 2;
+  small.width = 16;
+  small.heads = 4;
+  small.kv_heads = is_grouped ? 2 : 0;
+  small.hidden = 0;
+  small.context = 8;
+  small.vocabulary = 23;  // divides by nothing
+  small.dropout = 0.1;
+  return small;
+}
+
+ProveCase prove_case(const Recipe& recipe) {
+  const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : 2;
+  const bool is_bf16 = recipe.precision.compute == "bf16";
+  StrategyChoice choice{.data_parallel = recipe.data_parallel.technique,
+                        .bucket_bytes = std::min<int64_t>(recipe.data_parallel.bucket_bytes, 4096),  // several buckets
+                        .compute_dtype = is_bf16 ? at::kBFloat16 : at::kFloat};
+  ProveCase what{
+      .name = choice.data_parallel,
+      .model = shrunken(recipe.model),
+      .axes = mesh_axes(recipe, num_ranks),
+      .num_micro_batches = static_cast<int>(std::min<int64_t>(plan_batch(recipe, num_ranks).accumulation, 3)),
+      .dtype = at::kFloat,
+      .compute_dtype = choice.compute_dtype,
+      .seed = static_cast<uint64_t>(recipe.train.seed)};
+  for (AxisSize& axis : what.axes) axis.size = axis.size > 3 ? 2 : axis.size;
+  what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
+  return what;
+}
+
+}  // namespace caravan

@@ -1,0 +1,196 @@
+#include "caravan/prove/trace.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "caravan/base/random.h"
+#include "caravan/module/initialise.h"
+#include "caravan/nn/cross_entropy.h"
+#include "caravan/redistribute/redistribute.h"
+#include "caravan/train/step.h"
+
+namespace caravan {
+namespace {
+
+/// Of the starting values. Gradients of all parameters then have about the same size; with the 0.02 that models start
+/// from, those of queries and keys are hardly there.
+constexpr double kStd = 0.25;
+
+Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) {
+  arrangement.strategy.leaf_dtype = compute_dtype;
+  return arrangement;
+}
+
+/// True if a rank multiplies with a part of a weight, or knows a part of a sequence.
+bool splits_products(const Strategy& strategy) {
+  const auto is_cut = [](const auto& entry) { return entry.second.is_shard() && entry.second.owner() < 0; };
+  const auto is_cut_leaf = [&](const auto& layouts) {
+    return std::ranges::any_of(layouts.second.leaf.entries(), is_cut);
+  };
+  return std::ranges::any_of(strategy.layouts, is_cut_leaf) || !strategy.batch_layout.sharding(1).empty();
+}
+
+TrainBatch rows_of_batch(const TrainBatch& whole, const Box& box) {
+  TrainBatch part = whole;
+  for (at::Tensor* tensor : {&part.ids, &part.labels}) {
+    *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
+  }
+  part.first_row = box.offset[0];
+  return part;
+}
+
+class CaseRun {
+ public:
+  using Arrange = std::function<Arrangement(Model& model, Mesh& mesh)>;
+
+  CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
+          const Arrange& arrange);
+  Trace steps(int num_micro_batches);
+  std::vector<std::vector<at::Tensor>> summands(int64_t slice_rows);
+  int64_t rows() const noexcept { return rows_; }
+
+ private:
+  void fill(uint64_t seed);
+  at::Tensor whole(const at::Tensor& flat, const Parameter& parameter) const;
+  std::vector<at::Tensor> values() const;
+  std::vector<at::Tensor> gradients() const;
+  TrainBatch batch(int64_t step) const;
+
+  const ProveCase& what_;
+  int64_t rows_;
+  Mesh mesh_;
+  Model model_;
+  Arrangement arrangement_;
+  Engine engine_;
+  Sgd optimizer_;
+};
+
+CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
+                 const Arrange& arrange)
+    : what_(what),
+      rows_(what.rows),
+      mesh_(Mesh::create(world, axes)),
+      model_(what.model),
+      arrangement_(computing_in(what.compute_dtype, arrange(model_, mesh_))),
+      engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = false}),
+      optimizer_(engine_.state()) {
+  if (rows_ > 0) return;
+  rows_ = 2 * what.num_micro_batches;
+  for (const AxisSize& axis : what.axes) rows_ *= axis.size;
+}
+
+/// Element i of a parameter depends on (seed, name, i) alone, wherever it rests. Norms start around 1.
+void CaseRun::fill(uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  for (const Parameter* parameter : model_.parameters()) {
+    const std::vector<int64_t>& shape = parameter->global_shape();
+    const Box box = local_box(shape, parameter->rest_layout(), engine_.mesh(), parameter->name());
+    if (box.num_elements() == 0) continue;
+    at::Tensor piece = at::empty(box.size, engine_.state().values.options());
+    const Parameter random(parameter->name(), {.shape = shape, .init = {Init::Kind::normal, kStd}});
+    initialise(piece, random, box, seed);
+    if (parameter->spec().init.kind == Init::Kind::ones) piece.add_(1);
+    engine_.state().layout.view(engine_.state().values, *parameter).copy_(piece);
+  }
+}
+
+/// The global tensor of what lies in a flat buffer, by the law and not by the engine.
+at::Tensor CaseRun::whole(const at::Tensor& flat, const Parameter& parameter) const {
+  std::vector<Layout::Entry> everywhere = parameter.rest_layout().entries();
+  for (auto& entry : everywhere) entry.second = Invariant{};
+  const at::Tensor all = redistribute(engine_.state().layout.view(flat, parameter), parameter.rest_layout(),
+                                      Layout(std::move(everywhere)), engine_.mesh(), parameter.name());
+  return all.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+}
+
+std::vector<at::Tensor> CaseRun::values() const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (const Parameter* parameter : model_.parameters()) all.push_back(whole(engine_.state().values, *parameter));
+  return all;
+}
+
+std::vector<at::Tensor> CaseRun::gradients() const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (const Parameter* parameter : model_.parameters()) {
+    all.push_back(parameter->requires_grad() ? whole(engine_.state().gradients, *parameter) : at::Tensor());
+  }
+  return all;
+}
+
+/// The global batch of a step: random tokens, each the target of the one before; in row r the first r % 5 have none.
+TrainBatch CaseRun::batch(int64_t step) const {
+  const int64_t length = what_.model.context;
+  const at::Tensor tokens = at::empty({rows_, length + 1}, at::kLong);
+  const RandomStream stream(what_.seed, "prove.tokens", step);
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(static_cast<uint64_t>(i)) % what_.model.vocabulary;
+  }
+  TrainBatch whole{.ids = tokens.narrow(1, 0, length).contiguous(),
+                   .labels = tokens.narrow(1, 1, length).contiguous(),
+                   .global_rows = rows_};
+  for (int64_t row = 0; row < rows_; ++row) {
+    whole.labels[row].narrow(0, 0, std::min(row % 5, length - 1)).fill_(kIgnoredLabel);
+  }
+  whole.num_targets = whole.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  return whole;
+}
+
+Trace CaseRun::steps(int num_micro_batches) {
+  Trace trace{.where = engine_.mesh().where()};
+  for (const Parameter* parameter : model_.parameters()) trace.names.push_back(parameter->name());
+  const Strategy& strategy = engine_.strategy();
+  const Box mine = local_box({rows_, what_.model.context}, strategy.batch_layout, engine_.mesh(), "batch");
+  trace.slice_rows = std::max<int64_t>(1, mine.size[0] / num_micro_batches);
+  trace.splits_products = splits_products(strategy);
+  TrainStep train_step(engine_, optimizer_,
+                       {.seed = what_.seed, .num_micro_batches = num_micro_batches, .clip_norm = what_.clip_norm});
+  const bool starts_anew = what_.compute_dtype == at::kBFloat16;
+  for (int step = 0; step < what_.num_steps; ++step) {
+    if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
+    StepTrace& own = trace.steps.emplace_back();
+    own.before = values();
+    const StepResult result = train_step.run(rows_of_batch(batch(step), mine), step, what_.lr, false,
+                                             [&](const StepResult&) { own.gradients = gradients(); });
+    own.loss = result.loss;
+    own.grad_norm = result.grad_norm;
+    own.after = values();
+  }
+  return trace;
+}
+
+std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
+  fill(what_.seed);
+  std::vector<std::vector<at::Tensor>> all;
+  const TrainBatch whole = batch(0);
+  TrainStep train_step(engine_, optimizer_, {.seed = what_.seed});
+  for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
+    const Box slice{{first, 0}, {slice_rows, what_.model.context}};
+    train_step.run(rows_of_batch(whole, slice), 0, /*lr=*/0, false,
+                   [&](const StepResult&) { all.push_back(gradients()); });
+  }
+  return all;
+}
+
+}  // namespace
+
+Trace trace_on_ranks(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
+  return CaseRun(what, world, what.axes, what.arrange).steps(what.num_micro_batches);
+}
+
+Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged) {
+  std::vector<AxisSize> axes = what.axes;
+  for (AxisSize& axis : axes) axis.size = 1;
+  CaseRun run(what, world, axes, [](Model& model, Mesh& mesh) { return Arrangement(whole_model(model, mesh)); });
+  std::vector<std::vector<at::Tensor>> summands = run.summands(arranged.slice_rows);
+  // All rows at once, which needs no accumulation; in bf16 with the roundings of the ranks.
+  const bool in_slices = what.compute_dtype == at::kBFloat16 && run.rows() % arranged.slice_rows == 0;
+  Trace trace = run.steps(in_slices ? static_cast<int>(run.rows() / arranged.slice_rows) : 1);
+  trace.summands = std::move(summands);
+  return trace;
+}
+
+}  // namespace caravan

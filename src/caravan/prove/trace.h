@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/prove/prove.h"
+
+namespace caravan {
+
+/// The numbers of one step: whole tensors in fp64, of all parameters in model order.
+struct StepTrace {
+  double loss = 0;
+  double grad_norm = 0;
+  std::vector<at::Tensor> before;     ///< parameters
+  std::vector<at::Tensor> gradients;  ///< not clipped; undefined for a frozen parameter
+  std::vector<at::Tensor> after;      ///< parameters
+};
+
+/// What one rank saw of a case.
+struct Trace {
+  std::string where;
+  std::vector<std::string> names{};  ///< of the parameters
+  std::vector<StepTrace> steps{};
+  int64_t slice_rows = 0;        ///< of a micro-batch of this rank
+  bool splits_products = false;  ///< its arithmetic is not that of one process on the same rows
+  /// Of one process: the gradients of the first step, of each slice of the batch alone.
+  std::vector<std::vector<at::Tensor>> summands{};
+};
+
+/// Runs the case on this rank. Every rank of `world` calls it.
+Trace trace_on_ranks(const ProveCase& what, const std::shared_ptr<Communicator>& world);
+
+/// Runs the case on one rank, whose `world` this is, without its arrangement. `arranged`: of a rank.
+Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged);
+
+}  // namespace caravan

@@ -1,0 +1,607 @@
+/// Engine's own: the order of events and what is performed between them, with a chain of fake units. That its gradients
+/// are right under every layout is payment_test.cpp's.
+
+#include "caravan/engine/engine.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "caravan/engine/stage_runner.h"
+#include "caravan/optim/optimizer.h"
+#include "caravan/redistribute/redistribute.h"
+#include "tests/engine/parameters.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using LayOut = std::function<void(Strategy& strategy, Mesh& mesh)>;
+
+void data(Strategy& strategy, Mesh& mesh) { add_data_axis(strategy, mesh, "dp"); }
+void rows(Strategy& strategy, Mesh& mesh) {
+  add_data_axis(strategy, mesh, "dp");
+  shard_at_rows(strategy, mesh, "dp");
+}
+
+std::vector<std::vector<Parameters::Spec>> three_units() {
+  return {{{"w", {5, 2}}, {"b", {3}, false}}, {{"w", {1, 4}}, {"v", {2, 3}}}, {{"w", {7}}}};
+}
+
+/// A chain, in fp64 unless told otherwise, under a strategy, and a step of it: micro-batch m of rank r has the input r
+/// + m + 1.
+struct Fake {
+  Fake(const Mesh& given, const LayOut& lay_out, const std::function<void(Strategy&)>& change = {},
+       const std::function<void(Chain&)>& prepare = {}, at::ScalarType dtype = at::kDouble)
+      : mesh(given), type(dtype) {
+    if (prepare) prepare(model);
+    Strategy strategy = whole_model(model, mesh);
+    strategy.name = "test";
+    strategy.bucket_bytes = 1;
+    lay_out(strategy, mesh);
+    if (change) change(strategy);
+    engine = std::make_unique<Engine>(model, mesh, std::move(strategy), Engine::Options{.seed = 3, .dtype = dtype});
+  }
+
+  at::Tensor forward(int micro_batch, const ForwardContext& context = {}) {
+    const at::Tensor x = at::full({}, mesh.rank() + micro_batch + 1.0, type);
+    return model.run({x}, context)[0];
+  }
+  void step(int num_micro_batches = 1) {
+    engine->begin_step(num_micro_batches);
+    for (int m = 0; m < num_micro_batches; ++m) forward(m).backward();
+    engine->finish_step();
+  }
+  int64_t calls(Verb verb) const { return mesh["dp"].comm().traffic().calls[static_cast<size_t>(verb)]; }
+  std::string schedule(int num_micro_batches = 1) { return to_string(engine->table(num_micro_batches)); }
+
+  Mesh mesh;
+  at::ScalarType type;
+  Chain model{three_units()};
+  std::unique_ptr<Engine> engine;
+};
+
+void on_ranks(int n, const std::function<void(const Mesh&)>& body) { on_mesh({{"dp", n}}, body); }
+
+// ---- gradients ----
+
+/// Values at the start, and the gradients of each of three steps of SGD, of all ranks' inputs on one.
+std::vector<std::map<std::string, at::Tensor>> one_process(int ranks, int num_micro_batches) {
+  std::vector<std::map<std::string, at::Tensor>> steps;
+  on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    for (int step = 0; step < 3; ++step) {
+      fake.engine->begin_step(ranks * num_micro_batches);
+      for (int rank = 0; rank < ranks; ++rank) {
+        for (int m = 0; m < num_micro_batches; ++m) fake.forward(rank + m).backward();
+      }
+      fake.engine->finish_step();
+      std::map<std::string, at::Tensor> gradients;
+      for (const Parameter* parameter : fake.model.parameters()) {
+        gradients[parameter->name()] = parameter->rest().grad().clone();
+      }
+      steps.push_back(gradients);
+      Sgd(fake.engine->state()).step(1e-3);
+    }
+  });
+  return steps;
+}
+
+/// The first step is recorded, the others follow: both are right, on any ranks, wherever parameters rest.
+TEST(Engine, GradientsAreThoseOfOneProcessInEveryStep) {
+  for (const int n : {1, 2, 3, 4}) {
+    for (const int num_micro_batches : {1, 3}) {
+      const auto want = one_process(n, num_micro_batches);
+      for (const auto& [name, lay_out] : std::map<std::string, LayOut>{{"data", data}, {"rows", rows}}) {
+        on_ranks(n, [&, name = name, lay_out = lay_out](const Mesh& mesh) {
+          Fake fake(mesh, lay_out);
+          for (size_t step = 0; step < want.size(); ++step) {
+            fake.step(num_micro_batches);
+            for (const Parameter* parameter : fake.model.parameters()) {
+              const at::Tensor piece = piece_of(want[step].at(parameter->name()), parameter->rest_layout(), mesh);
+              EXPECT_TRUE(is_close(parameter->rest().grad(), piece))
+                  << name << ", " << parameter->name() << ", step " << step << ", " << mesh.where();
+            }
+            Sgd(fake.engine->state()).step(1e-3);
+          }
+        });
+      }
+    }
+  }
+}
+
+/// What has memory already starts from coordinate 0's values, whole or in shards; frozen parameters and buffers too.
+TEST(Engine, StartsFromTheValuesOfCoordinate0) {
+  for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
+    on_ranks(3, [&](const Mesh& mesh) {
+      std::map<std::string, at::Tensor> first;
+      {
+        Chain model(three_units());
+        model.materialise(mesh, {}, {.seed = 100});
+        for (const Parameter* parameter : model.parameters()) first[parameter->name()] = parameter->rest().detach();
+      }
+      const Fake fake(mesh, lay_out, {}, [&](Chain& model) {
+        model.materialise(mesh, {}, {.seed = 100 + static_cast<uint64_t>(mesh.rank())});
+        model.unit(1).at("v").set_requires_grad(false);
+      });
+      for (const Parameter* parameter : fake.model.parameters()) {
+        const at::Tensor want = piece_of(first.at(parameter->name()), parameter->rest_layout(), mesh);
+        EXPECT_TRUE(same_bits(parameter->rest().detach(), want)) << parameter->name();
+      }
+    });
+  }
+}
+
+// ---- order ----
+
+TEST(Engine, TheFirstStepIsRecordedAndLaterOnesReduceWhileBackwardRuns) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    std::vector<int64_t> during;  // reductions before the backward of u2, u1, u0
+    for (size_t unit = 0; unit < 3; ++unit) {
+      fake.model.unit(unit).in_backward = [&] { during.push_back(fake.calls(Verb::all_reduce)); };
+    }
+    for (int step = 0; step < 3; ++step) {
+      during.clear();
+      const int64_t before = fake.calls(Verb::all_reduce);
+      fake.engine->begin_step();
+      const at::Tensor loss = fake.forward(0);
+      loss.backward();
+      const int64_t after = fake.calls(Verb::all_reduce) - before;
+      fake.engine->finish_step();
+      for (int64_t& calls : during) calls -= before;
+      // bucket_bytes is 1: a collective for each group. That of u0 has no event after it.
+      EXPECT_THAT(during, step == 0 ? ElementsAre(0, 0, 0) : ElementsAre(0, 1, 2));
+      EXPECT_EQ(after, step == 0 ? 0 : 2);
+      EXPECT_EQ(fake.calls(Verb::all_reduce) - before, 3);
+    }
+    EXPECT_EQ(fake.schedule(), "F0.0 F1.0 F2.0 B2.0 R2.0 B1.0 R1.0 B0.0 R0.0 U");
+  });
+}
+
+TEST(Engine, MicroBatchesAccumulateAndEachNumberOfThemHasItsSchedule) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    for (const int num_micro_batches : {2, 1, 2, 1}) {
+      const int64_t before = fake.calls(Verb::all_reduce);
+      fake.step(num_micro_batches);
+      EXPECT_EQ(fake.calls(Verb::all_reduce) - before, 3);
+    }
+    EXPECT_EQ(fake.schedule(1), "F0.0 F1.0 F2.0 B2.0 R2.0 B1.0 R1.0 B0.0 R0.0 U");
+    EXPECT_EQ(fake.schedule(2), "F0.0 F1.0 F2.0 B2.0 B1.0 B0.0 F0.1 F1.1 F2.1 B2.1 R2.1 B1.1 R1.1 B0.1 R0.1 U");
+  });
+}
+
+TEST(Engine, GathersOneEventAhead) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    fake.step();
+    EXPECT_EQ(fake.schedule(), "G0 G1 F0.0 X0 G2 F1.0 X1 F2.0 G1 B2.0 R2.0 X2 G0 B1.0 R1.0 X1 B0.0 R0.0 X0 U");
+    for (int step = 0; step < 2; ++step) {
+      const int64_t gathers = fake.calls(Verb::all_gather);
+      const int64_t reductions = fake.calls(Verb::reduce_scatter);
+      fake.step();
+      EXPECT_EQ(fake.calls(Verb::all_gather) - gathers, 5) << "u2 stays there between forward and backward";
+      EXPECT_EQ(fake.calls(Verb::reduce_scatter) - reductions, 3);
+    }
+  });
+}
+
+TEST(Engine, AnEventOutOfOrderIsRefused) {
+  on_ranks(1, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    fake.step();
+    fake.engine->begin_step();
+    fake.model.order = {1, 0, 2};
+    EXPECT_THAT(message_of<UsageError>([&] { fake.forward(0); }),
+                AllOf(HasSubstr("F1.0 (unit 'u1'): comes out of order"), HasSubstr("expected F0.0")));
+    fake.engine->begin_step();
+    fake.model.order = {0, 1};
+    const at::Tensor loss = fake.forward(0);
+    EXPECT_THAT(message_of<UsageError>([&] { loss.backward(); }),
+                AllOf(HasSubstr("B1.0 (unit 'u1'): comes out of order"), HasSubstr("expected F2.0")));
+    fake.engine->begin_step();
+    fake.model.order = {};
+    fake.forward(0);
+    EXPECT_THAT(message_of<UsageError>([&] { fake.engine->finish_step(); }), HasSubstr("was never reached"));
+    fake.engine->begin_step();
+    fake.forward(0).backward();
+    EXPECT_THAT(message_of<UsageError>([&] { fake.forward(1); }), HasSubstr("F0.1 (unit 'u0'): comes out of order"));
+    fake.step();
+    EXPECT_TRUE(fake.model.unit(0).at("w").rest().grad().defined()) << "after errors steps go on";
+  });
+}
+
+TEST(Engine, RanksThatRecordOtherOrdersAreAllTold) {
+  std::vector<std::string> messages(3);
+  on_ranks(3, [&](const Mesh& mesh) {
+    Fake fake(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    if (mesh.rank() == 1) fake.model.order = {1, 0, 2};
+    messages[static_cast<size_t>(mesh.rank())] = message_of<UsageError>([&] { fake.step(); });
+  });
+  EXPECT_THAT(messages, Each(AllOf(HasSubstr("order of units in the step"), HasSubstr("on rank 1"))));
+}
+
+TEST(Engine, StepsAndGradientsHaveTheirPlace) {
+  on_ranks(1, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    EXPECT_THAT(message_of<UsageError>([&] { fake.engine->finish_step(); }), HasSubstr("no step has begun"));
+    EXPECT_THAT(message_of<UsageError>([&] { fake.engine->begin_step(0); }), HasSubstr("0 micro-batches"));
+    EXPECT_THAT(message_of<UsageError>([&] { fake.forward(0).backward(); }),
+                HasSubstr("a gradient arrives outside of a step"));
+    EXPECT_NO_THROW(fake.step());
+  });
+}
+
+/// Else the first step would decide for all others what begin_step(3) means.
+TEST(Engine, AsManyBackwardsAsAnnouncedAreRecorded) {
+  on_ranks(1, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    fake.engine->begin_step(3);
+    for (int m = 0; m < 2; ++m) fake.forward(m).backward();
+    EXPECT_THAT(message_of<UsageError>([&] { fake.engine->finish_step(); }), HasSubstr("3"));
+  });
+}
+
+/// As attention over pieces of a sequence does: the ranks of cp exchange activations during backward, and owe gradients
+/// to each other. Whatever order reductions complete in, all of them must call the collectives of cp in one order.
+TEST(Engine, TheModelMayUseTheAxesOnWhichGradientsAreReduced) {
+  for (const Axes& axes : std::vector<Axes>{{{"dp", 2}, {"cp", 2}}, {{"cp", 2}, {"dp", 2}}}) {
+    for (int repetition = 0; repetition < 20; ++repetition) {
+      on_mesh(axes, [&](const Mesh& mesh) {
+        const auto over_both = [](Strategy& strategy, Mesh& on) {
+          for (const char* axis : {"dp", "cp"}) add_data_axis(strategy, on, axis);
+        };
+        Fake fake(mesh, over_both);
+        for (size_t unit = 0; unit < 3; ++unit) {
+          fake.model.unit(unit).in_backward = [&] {
+            const at::Tensor sum = redistribute(at::ones({32}), {{"cp", Partial{}}}, mesh["cp"], Invariant{});
+            EXPECT_TRUE(at::equal(sum, at::full({32}, 2.0F))) << "an activation";
+          };
+        }
+        for (int step = 0; step < 3; ++step) fake.step();
+      });
+    }
+  }
+}
+
+// ---- parameters without gradient ----
+
+TEST(Engine, AUnitThatIsNotRunIsNamedOrCountsAsZero) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake strict(mesh, data);
+    strict.model.order = {0, 2};
+    EXPECT_THAT(message_of<UsageError>([&] { strict.step(); }),
+                AllOf(HasSubstr("[test] u1."), HasSubstr("got no gradient in this step")));
+    Fake tolerant(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    tolerant.model.order = {0, 2};
+    for (int step = 0; step < 3; ++step) {
+      tolerant.step();
+      EXPECT_EQ(tolerant.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0);
+      EXPECT_GT(tolerant.model.unit(0).at("w").rest().grad().abs().max().item<double>(), 0);
+    }
+  });
+}
+
+TEST(Engine, AGradientOfAnEarlierStepIsNotKeptForAnUnusedUnit) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    for (int round = 0; round < 2; ++round) {
+      fake.model.order = {};
+      fake.step(2);
+      EXPECT_GT(fake.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0);
+      fake.model.order = {0, 2};
+      fake.step(1);
+      EXPECT_EQ(fake.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0) << "round " << round;
+    }
+  });
+}
+
+TEST(Engine, AFrozenUnitIsPassedAndOneAtTheStartEndsBackward) {
+  on_ranks(2, [](const Mesh& mesh) {
+    for (const size_t frozen : {0, 1}) {
+      for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
+        Fake fake(mesh, lay_out, {}, [&](Chain& model) {
+          for (Parameter* parameter : model.unit(frozen).parameters()) parameter->set_requires_grad(false);
+        });
+        const at::Tensor before = fake.model.unit(frozen).at("w").rest().clone();
+        for (int step = 0; step < 2; ++step) fake.step();
+        const std::string schedule = fake.schedule();
+        EXPECT_THAT(schedule, ::testing::Not(HasSubstr("R" + std::to_string(frozen))));
+        EXPECT_EQ(schedule.find("B0.0") == std::string::npos, frozen == 0);
+        EXPECT_FALSE(fake.model.unit(frozen).at("w").rest().grad().defined());
+        EXPECT_TRUE(fake.model.unit(2).at("w").rest().grad().defined());
+        Sgd(fake.engine->state()).step(1);
+        EXPECT_TRUE(same_bits(fake.model.unit(frozen).at("w").rest(), before));
+      }
+    }
+  });
+}
+
+// ---- gathered groups ----
+
+std::string refusal_to_read(const at::Tensor& leaf) {
+  return message_of<std::exception>([&] { (void)leaf.sum(); });
+}
+
+TEST(Engine, AGatheredLeafIsThereForItsUnitOnlyAndStaysTheSameTensor) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    const at::Tensor leaf = fake.model.unit(1).at("v").leaf();
+    std::vector<at::Tensor> seen;
+    const auto note = [&] { seen.push_back(leaf.detach().clone()); };
+    fake.model.unit(1).in_forward = fake.model.unit(1).in_backward = note;
+    std::string in_the_first;
+    fake.model.unit(0).in_forward = [&] { in_the_first = refusal_to_read(fake.model.unit(2).at("w").leaf()); };
+    for (int step = 0; step < 3; ++step) {
+      const std::string told = refusal_to_read(leaf);
+      EXPECT_THAT(told, AllOf(HasSubstr("u1.v: is read while it is sharded"), HasSubstr("unit 'u1' does not run now")));
+      seen.clear();
+      fake.step();
+      EXPECT_THAT(in_the_first, HasSubstr("u2.w: is read while it is sharded: unit 'u2' does not run now"));
+      ASSERT_EQ(seen.size(), 2U) << "in forward and backward";
+      EXPECT_TRUE(same_bits(seen[0], seen[1]));
+      EXPECT_EQ(seen[0].sizes(), at::IntArrayRef({2, 3}));
+      const Parameter& parameter = fake.model.unit(1).at("v");
+      EXPECT_TRUE(same_bits(piece_of(seen[0], parameter.rest_layout(), mesh), parameter.rest().detach()));
+      EXPECT_TRUE(parameter.leaf().is_same(leaf));
+      fake.engine->state().values.mul_(0.5);  // the next step gathers what rests then
+    }
+  });
+}
+
+TEST(Engine, EvaluationGathersAndFrees) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    Fake whole(mesh, data);
+    const ForwardContext evaluate{.phase = Phase::evaluate};
+    const auto compare = [&](const char* when) {
+      EXPECT_TRUE(is_close(fake.forward(0, evaluate), whole.forward(0, evaluate))) << when;
+      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").leaf()), HasSubstr("u2.w: is read")) << when;
+    };
+    compare("before the first step");
+    for (int step = 0; step < 3; ++step) {
+      fake.step();
+      whole.step();
+      for (const Fake* one : {&fake, &whole}) Sgd(one->engine->state()).step(1e-3);
+      compare("between steps");
+    }
+  });
+}
+
+/// A validation batch between two micro-batches: it is not part of the step.
+TEST(Engine, EvaluationWithinAStepDoesNotDisturbIt) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    Fake other(mesh, rows);
+    for (int step = 0; step < 3; ++step) {
+      other.step(2);
+      fake.engine->begin_step(2);
+      for (int m = 0; m < 2; ++m) {
+        fake.forward(5, {.phase = Phase::evaluate});
+        const at::Tensor loss = fake.forward(m);
+        fake.forward(7, {.phase = Phase::evaluate});
+        loss.backward();
+      }
+      fake.engine->finish_step();
+      EXPECT_TRUE(same_bits(fake.engine->state().gradients, other.engine->state().gradients)) << step;
+    }
+  });
+}
+
+/// A forward that throws leaves units that run and leaves that are there: nothing of it may be in the next step.
+TEST(Engine, AfterAForwardThatThrewTheNextStepIsRight) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    Fake other(mesh, rows);
+    for (int step = 0; step < 3; ++step) {
+      fake.engine->begin_step();
+      fake.model.unit(1).in_forward = [] { throw DataError({.op = "test", .fact = "bad data"}); };
+      EXPECT_THROW(fake.forward(0), DataError);
+      fake.model.unit(1).in_forward = {};
+      for (const Fake* one : {&fake, &other}) one->engine->state().values.mul_(0.5);
+      fake.step();
+      other.step();
+      EXPECT_TRUE(same_bits(fake.engine->state().gradients, other.engine->state().gradients)) << step;
+      fake.forward(0, {.phase = Phase::evaluate});
+      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").leaf()), HasSubstr("u2.w: is read")) << step;
+    }
+  });
+}
+
+/// On a world where every collective is complete at once: otherwise it depends on the clock how many are in flight.
+TEST(Engine, TakesNoMoreMemoryAfterTheSecondStep) {
+  Fake fake(Mesh::create(make_record_world(1, 3), {{"dp", 3}}), rows);
+  std::vector<int64_t> bytes;
+  for (int step = 0; step < 6; ++step) {
+    fake.step(2);
+    bytes.push_back(fake.engine->bytes_per_rank());
+  }
+  EXPECT_GT(bytes[0], fake.engine->state().values.numel() * 16) << "leaves and sums beside values and gradients";
+  EXPECT_THAT(std::vector<int64_t>(bytes.begin() + 2, bytes.end()), Each(bytes[1]));
+}
+
+/// Whoever changes what rests: an optimizer of ours, torch's, or a checkpoint that is loaded. Not all of them count it
+/// as a version of the tensor.
+TEST(Engine, Bf16LeavesAreRoundedFromWhatRests) {
+  using Change = std::function<void(Engine&)>;
+  const std::map<std::string, Change> changes{
+      {"Sgd", [](Engine& engine) { Sgd(engine.state()).step(0.01); }},
+      {"AdamW", [](Engine& engine) { AdamW(engine.state()).step(0.01); }},
+      {"torch::optim::SGD", [](Engine& engine) { torch::optim::SGD(engine.parameters(), 0.01).step(); }},
+      {"a copy", [](Engine& engine) {
+         const at::NoGradGuard no_grad;
+         for (at::Tensor& parameter : engine.parameters()) parameter.copy_(parameter + 1);
+       }}};
+  for (const auto& [who, change] : changes) {
+    for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
+      on_ranks(2, [&, who = who, change = change](const Mesh& mesh) {
+        Fake fake(
+            mesh, lay_out, [](Strategy& strategy) { strategy.leaf_dtype = at::kBFloat16; }, {}, at::kFloat);
+        const Parameter& parameter = fake.model.unit(1).at("v");
+        at::Tensor seen;
+        fake.model.unit(1).in_forward = [&] { seen = parameter.leaf().detach().clone(); };
+        const auto compare = [&] {
+          const at::Tensor rounded = parameter.rest().detach().to(at::kBFloat16);
+          EXPECT_TRUE(same_bits(piece_of(seen, parameter.rest_layout(), mesh), rounded)) << who;
+        };
+        for (int step = 0; step < 3; ++step) {
+          fake.step();
+          compare();
+          EXPECT_EQ(parameter.rest().scalar_type(), at::kFloat);
+          EXPECT_EQ(parameter.rest().grad().scalar_type(), at::kFloat);
+          change(*fake.engine);
+          fake.forward(0, {.phase = Phase::evaluate});
+          compare();
+        }
+      });
+    }
+  }
+}
+
+// ---- work that waits ----
+
+/// y = x w; the gradient of w is deposited later.
+class Later final : public Module {
+ public:
+  std::vector<std::string>* order = nullptr;
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext&) override {
+    const at::Tensor x = inputs.at(0).detach();
+    const at::Tensor w = weight_.compute().detach();
+    const at::Tensor y = at::mul(inputs.at(0).requires_grad() ? inputs[0] : inputs[0].detach().requires_grad_(), w);
+    y.register_hook([this, x](const at::Tensor& gradient) {
+      if (order != nullptr) order->push_back("backward of " + name());
+      weight_.deposit_later([this, x, gradient = gradient.detach()] {
+        if (order != nullptr) order->push_back("weight of " + name());
+        weight_.deposit(gradient * x);
+      });
+    });
+    return {y};
+  }
+
+ private:
+  Parameter& weight_ = register_parameter("w", {.shape = {}, .init = {Init::Kind::normal, 1}});
+};
+
+class LaterChain final : public Module {
+ public:
+  LaterChain() {
+    for (const char* name : {"u0", "u1", "u2"}) units_.push_back(&register_module<Later>(name));
+  }
+  std::vector<Module*> blocks() override { return units_; }
+  void note(std::vector<std::string>* order) {
+    for (Module* unit : units_) static_cast<Later*>(unit)->order = order;
+  }
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override {
+    inputs.resize(1);
+    for (Module* unit : units_) inputs = unit->run(std::move(inputs), context);
+    return inputs;
+  }
+
+ private:
+  std::vector<Module*> units_;
+};
+
+TEST(Engine, WorkThatWaitsIsDoneBeforeItsReduction) {
+  on_ranks(2, [](const Mesh& mesh) {
+    LaterChain model;
+    Strategy strategy = whole_model(model, mesh);
+    add_data_axis(strategy, mesh, "dp");
+    Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
+    std::vector<double> w;
+    for (const Parameter* parameter : model.parameters()) w.push_back(parameter->rest().item<double>());
+    for (int step = 0; step < 3; ++step) {
+      engine.begin_step();
+      model.run({at::full({}, mesh.rank() + 1.0, at::kDouble)}, {})[0].backward();
+      engine.finish_step();
+      for (size_t i = 0; i < 3; ++i) {  // the inputs of both ranks add up to 3
+        const double want = 3 * w[(i + 1) % 3] * w[(i + 2) % 3];
+        EXPECT_NEAR(model.parameters()[i]->rest().grad().item<double>() / want, 1, 1e-12) << i;
+      }
+    }
+  });
+}
+
+/// A table with W events decides when weight gradients are computed: a pipeline fills its bubbles with them.
+TEST(Engine, WeightEventsSayWhenItIsDone) {
+  on_ranks(1, [](const Mesh& mesh) {
+    LaterChain model;
+    Strategy strategy = whole_model(model, mesh);
+    strategy.table = [](const Units& units, int num_micro_batches, int) {
+      PassOrder order;
+      for (int m = 0; m < num_micro_batches; ++m) {
+        order.push_back({Pass::Kind::forward, m, 0});
+        order.push_back({Pass::Kind::backward, m, 0});
+        if (m > 0) order.push_back({Pass::Kind::weight, m - 1, 0});
+      }
+      order.push_back({Pass::Kind::weight, num_micro_batches - 1, 0});
+      return with_update(with_reductions(expand(order, units), units));
+    };
+    Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
+    std::vector<std::string> order;
+    model.note(&order);
+    StageRunner runner(engine);
+    const auto source = [&](int m) { return MicroBatch{.ids = at::full({}, m + 1.0, at::kDouble)}; };
+    EXPECT_GT(std::abs(runner.run_step(2, source)), 0);
+    const std::vector<std::string> backward{"backward of u2", "backward of u1", "backward of u0"};
+    const std::vector<std::string> weight{"weight of u2", "weight of u1", "weight of u0"};
+    std::vector<std::string> want = backward;
+    for (const auto* part : {&backward, &weight, &weight}) want.insert(want.end(), part->begin(), part->end());
+    EXPECT_EQ(order, want);
+    const double w1 = model.parameters()[1]->rest().item<double>();
+    const double w2 = model.parameters()[2]->rest().item<double>();
+    EXPECT_NEAR(model.parameters()[0]->rest().grad().item<double>() / (3 * w1 * w2), 1, 1e-12);
+  });
+}
+
+// ---- one owner ----
+
+TEST(Engine, ASecondOneIsRefusedAndTheFirstGoesOn) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    fake.step();
+    const at::Tensor before = fake.engine->state().gradients.clone();
+    Strategy again = whole_model(fake.model, mesh);
+    EXPECT_THAT(message_of<UsageError>([&] { Engine(fake.model, fake.mesh, again); }),
+                HasSubstr("its gradient hook is taken"));
+    fake.engine->state().values.mul_(0.5);
+    EXPECT_TRUE(is_close(fake.model.unit(2).at("w").leaf(),
+                         fake.engine->state().layout.view(fake.engine->state().values, fake.model.unit(2).at("w"))))
+        << "its parameters are still in its memory";
+    fake.engine->state().values.mul_(2);
+    fake.step();
+    EXPECT_TRUE(is_close(fake.engine->state().gradients, before));
+  });
+}
+
+TEST(Engine, LeavesNothingBehind) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Chain model(three_units());
+    model.materialise(mesh, {}, {});
+    for (int round = 0; round < 2; ++round) {
+      Strategy strategy = whole_model(model, mesh);
+      add_data_axis(strategy, mesh, "dp");
+      Engine engine(model, mesh, strategy);
+      engine.begin_step();
+      model.run({at::ones({})}, {})[0].backward();
+      engine.finish_step();
+    }
+    for (Parameter* parameter : model.parameters()) parameter->rest().mutable_grad() = at::Tensor();
+    model.run({at::ones({})}, {})[0].backward();  // the memory of the parameters outlives the engine
+    EXPECT_TRUE(model.unit(0).at("w").rest().grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing

@@ -1,0 +1,244 @@
+#include "caravan/module/parameter.h"
+
+#include <gmock/gmock.h>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "caravan/base/error.h"
+#include "caravan/module/gradients.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Sums in fp64, and notes what it was asked.
+class Sums final : public GradientSink {
+ public:
+  Sum sum_of(Parameter& parameter) override {
+    if (is_full) throw NumericsError({.op = "sink", .subject = parameter.name(), .fact = "is full"});
+    at::Tensor& sum = of[parameter.name()];
+    const bool is_empty = !sum.defined();
+    if (is_empty) sum = at::full(parameter.compute().sizes(), 99, at::kDouble);  // undefined contents
+    return {sum, is_empty};
+  }
+  void deposited(Parameter& parameter) override { ++num_deposits[parameter.name()]; }
+  void defer(Parameter&, std::function<void()> work) override { deferred.push_back(std::move(work)); }
+
+  std::map<std::string, at::Tensor> of;
+  std::map<std::string, int> num_deposits;
+  std::vector<std::function<void()>> deferred;
+  bool is_full = false;
+};
+
+struct Slots : ::testing::Test {
+  Slots() {
+    a.set_rest(random_tensor({3, 2}, 1).requires_grad_(), {});
+    b.set_rest(random_tensor({2}, 2).requires_grad_(), {});
+  }
+  ~Slots() override {
+    for (Parameter* parameter : {&a, &b}) parameter->set_sink(nullptr);
+  }
+  at::Tensor loss() const { return (a.compute().square() + a.compute() * b.compute()).sum(); }
+  at::Tensor gradient_of_a() const { return (2 * a.leaf() + b.leaf()).detach(); }
+
+  Sums sums;
+  Parameter a{"a", {.shape = {3, 2}}};
+  Parameter b{"b", {.shape = {2}}};
+};
+
+// ---- levels ----
+
+TEST_F(Slots, LeafAndComputeAreWhatRestsUnlessToldOtherwise) {
+  EXPECT_TRUE(a.leaf().is_same(a.rest()) && a.compute().is_same(a.rest()));
+  const at::Tensor copy = a.rest().detach().to(at::kFloat).requires_grad_();
+  a.set_leaf(copy, {{"dp", Replicate{}}});
+  EXPECT_TRUE(a.compute().is_same(copy));
+  EXPECT_FALSE(a.rest().is_same(copy));
+  EXPECT_TRUE(a.compute_layout()["dp"].is_replicate());
+  EXPECT_TRUE(a.rest_layout().empty());
+  a.set_rest(at::zeros({3, 2}), {{"dp", Invariant{}}});
+  EXPECT_TRUE(a.leaf().is_same(a.rest())) << "new memory at rest is the leaf too";
+}
+
+TEST(Parameter, WithoutMemoryIsNamedWhenItIsUsed) {
+  const Parameter parameter("blocks.3.weight", {.shape = {2}});
+  EXPECT_THAT(message_of<InternalError>([&] { (void)parameter.compute(); }),
+              HasSubstr("blocks.3.weight: used before it has memory"));
+}
+
+TEST_F(Slots, ADerivedTensorIsMadeAtItsFirstUseAndOnceUntilTheLeafChanges) {
+  int num_derivations = 0;
+  a.set_derivation(
+      [&](const at::Tensor& leaf) {
+        ++num_derivations;
+        EXPECT_TRUE(at::GradMode::is_enabled());
+        return leaf * 5;
+      },
+      {{"tp", Partial{}}});
+  EXPECT_EQ(num_derivations, 0);
+  EXPECT_TRUE(a.is_derived());
+  EXPECT_TRUE(a.compute_layout()["tp"].is_partial());
+  const at::NoGradGuard no_grad;
+  const at::Tensor derived = a.compute();
+  EXPECT_TRUE(a.compute().is_same(derived));
+  EXPECT_EQ(num_derivations, 1);
+  EXPECT_TRUE(derived.is_leaf() && derived.requires_grad()) << "autograd stops there";
+  EXPECT_TRUE(at::equal(derived, a.leaf() * 5));
+  a.rest().zero_();
+  EXPECT_TRUE(a.compute().is_same(derived)) << "nobody has said so";
+  a.leaf_changed();
+  EXPECT_EQ(a.compute().abs().max().item<double>(), 0);
+  EXPECT_EQ(num_derivations, 2);
+}
+
+TEST_F(Slots, DerivationsStandOnTopOfEachOther) {
+  a.set_derivation([](const at::Tensor& leaf) { return leaf + 1; }, {});
+  EXPECT_TRUE(at::equal(a.compute(), a.leaf() + 1));
+  a.set_derivation([](const at::Tensor& derived) { return derived * 10; }, {});
+  EXPECT_TRUE(at::equal(a.compute(), (a.leaf() + 1) * 10));
+  a.set_derivation({}, {});
+  EXPECT_TRUE(a.compute().is_same(a.leaf()));
+  EXPECT_FALSE(a.is_derived());
+}
+
+// ---- deposits without a sink: as autograd ----
+
+TEST_F(Slots, WithoutASinkDepositsAddToTheLeafsGrad) {
+  const at::Tensor summand = at::ones({3, 2}, at::kDouble);
+  a.deposit(summand);
+  a.deposit([](at::Tensor& sum, bool is_empty) {
+    EXPECT_TRUE(is_empty);
+    sum.fill_(2);
+  });
+  bool is_done = false;
+  a.deposit_later([&] { is_done = true; });
+  EXPECT_TRUE(is_done) << "at once";
+  loss().backward();
+  EXPECT_TRUE(is_close(a.rest().grad(), gradient_of_a() + 3));
+  EXPECT_EQ(summand.max().item<double>(), 1) << "a summand is not kept";
+}
+
+TEST_F(Slots, WithoutASinkDepositsGoThroughTheDerivation) {
+  a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
+  a.deposit(at::full({3}, 2, at::kDouble));
+  a.deposit(at::full({3}, 3, at::kFloat));
+  EXPECT_TRUE(is_close(a.leaf().grad(), (2 * 5 * a.leaf()).detach()));
+}
+
+// ---- with one ----
+
+TEST_F(Slots, ASinkGetsEachSummandOnceAndTheLeafKeepsNone) {
+  for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
+  loss().backward();
+  EXPECT_EQ(sums.num_deposits["a"], 1) << "two uses, one deposit of what autograd has added up";
+  EXPECT_TRUE(is_close(sums.of["a"], gradient_of_a()));
+  EXPECT_TRUE(is_close(sums.of["b"], a.rest().detach().sum(0)));
+  EXPECT_FALSE(a.rest().grad().defined() || b.rest().grad().defined());
+  loss().backward();
+  EXPECT_TRUE(is_close(sums.of["a"], 2 * gradient_of_a()));
+  a.deposit(at::ones({3, 2}, at::kBFloat16));
+  a.deposit([](at::Tensor& sum, bool is_empty) {
+    EXPECT_FALSE(is_empty);
+    sum.add_(1);
+  });
+  EXPECT_TRUE(is_close(sums.of["a"], 2 * gradient_of_a() + 2));
+  EXPECT_EQ(sums.num_deposits["a"], 4);
+}
+
+TEST_F(Slots, ASinkDecidesWhenWorkIsDone) {
+  a.set_sink(&sums);
+  a.deposit_later([this] { a.deposit(at::ones({3, 2})); });
+  EXPECT_EQ(sums.num_deposits["a"], 0);
+  ASSERT_EQ(sums.deferred.size(), 1U);
+  sums.deferred[0]();
+  EXPECT_TRUE(at::equal(sums.of["a"], at::ones({3, 2}, at::kDouble)));
+}
+
+TEST_F(Slots, AutogradsGradientsOfADerivedTensorAreDepositedToo) {
+  a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
+  a.set_sink(&sums);
+  (a.compute() * at::arange(3)).sum().backward();
+  a.deposit(at::ones({3}));
+  const at::Tensor of_compute = at::arange(3, at::kDouble) + 1;
+  EXPECT_TRUE(is_close(sums.of["a"], of_compute)) << "of compute(), in its shape";
+  EXPECT_TRUE(is_close(a.leaf_gradient(sums.of["a"]), (2 * a.leaf() * of_compute.unsqueeze(1)).detach()));
+  EXPECT_FALSE(a.leaf().grad().defined());
+  const at::NoGradGuard no_grad;
+  a.rest().mul_(2);
+  a.leaf_changed();
+  EXPECT_TRUE(is_close(a.leaf_gradient(sums.of["a"]), (2 * a.leaf() * of_compute.unsqueeze(1)).detach()));
+}
+
+TEST_F(Slots, TheGradientOfALeafHasItsDtype) {
+  a.set_leaf(a.rest().detach().to(at::kBFloat16).requires_grad_(), {});
+  EXPECT_EQ(a.leaf_gradient(at::ones({3, 2})).scalar_type(), at::kBFloat16);
+  a.set_derivation([](const at::Tensor& leaf) { return leaf.to(at::kFloat) * 3; }, {});
+  const at::Tensor gradient = a.leaf_gradient(at::ones({3, 2}, at::kDouble));
+  EXPECT_EQ(gradient.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(gradient, at::full({3, 2}, 3, at::kBFloat16)));
+}
+
+TEST_F(Slots, WhatIsFrozenIsNotAsked) {
+  b.set_requires_grad(false);
+  for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
+  loss().backward();
+  EXPECT_EQ(sums.num_deposits["a"], 1);
+  EXPECT_FALSE(sums.num_deposits.contains("b"));
+}
+
+TEST_F(Slots, NothingIsDepositedByGrad) {
+  for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
+  torch::autograd::grad({loss()}, {a.rest()});
+  EXPECT_TRUE(sums.num_deposits.empty());
+}
+
+TEST_F(Slots, GradientsHaveOneOwner) {
+  a.set_sink(&sums);
+  Sums other;
+  EXPECT_THAT(message_of<UsageError>([&] { a.set_sink(&other); }), HasSubstr("a: its gradient hook is taken"));
+  loss().backward();
+  EXPECT_EQ(sums.num_deposits["a"], 1) << "the first has them still";
+  a.set_sink(nullptr);
+  loss().backward();
+  EXPECT_EQ(sums.num_deposits["a"], 1);
+  EXPECT_TRUE(a.rest().grad().defined()) << "autograd has them again";
+  EXPECT_NO_THROW(a.set_sink(&other));
+}
+
+/// A user's tensor outlives its slot.
+TEST(Parameter, LeavesNoHookBehind) {
+  const at::Tensor tensor = at::ones({2}).requires_grad_();
+  Sums sums;
+  {
+    Parameter parameter("a", {.shape = {2}});
+    parameter.set_rest(tensor, {});
+    parameter.set_sink(&sums);
+  }
+  tensor.sum().backward();
+  EXPECT_TRUE(tensor.grad().defined());
+}
+
+TEST_F(Slots, WhatASinkThrowsReachesTheCallerOfBackward) {
+  a.set_sink(&sums);
+  sums.is_full = true;
+  EXPECT_THROW(loss().backward(), NumericsError);
+}
+
+TEST_F(Slots, ANewLeafTakesTheHookWithIt) {
+  a.set_sink(&sums);
+  const at::Tensor before = a.leaf();
+  a.set_leaf(at::ones({3, 2}, at::kDouble).requires_grad_(), {});
+  loss().backward();
+  EXPECT_TRUE(is_close(sums.of["a"], gradient_of_a()));
+  before.sum().backward();
+  EXPECT_TRUE(before.grad().defined());
+  EXPECT_EQ(sums.num_deposits["a"], 1);
+}
+
+}  // namespace
+}  // namespace caravan::testing

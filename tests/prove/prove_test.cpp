@@ -1,0 +1,304 @@
+#include "caravan/prove/prove.h"
+
+#include <array>
+#include <filesystem>
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/parallel/ddp.h"
+#include "caravan/redistribute/redistribute.h"
+#include "caravan/train/recipe.h"
+#include "tests/mesh/refusal.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// GPT-2 with tied embeddings, or Llama with grouped heads and embeddings of its own.
+ModelConfig model_of(ModelKind kind) {
+  const bool is_gpt2 = kind == ModelKind::gpt2;
+  return shrunken({.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2});
+}
+
+/// At rest, and of the arithmetic: fp64, fp32, bf16.
+constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
+    {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
+
+/// Small buckets: several reductions a step.
+Strategy small_ddp(Model& model, Mesh& mesh) { return ddp(model, mesh, {.bucket_bytes = 2048}); }
+
+ProveCase case_of(ModelKind kind, int ranks) {
+  return {.name = "ddp", .model = model_of(kind), .axes = {{"dp", ranks}}, .arrange = small_ddp};
+}
+
+// ---- what holds ----
+
+class ProveDdp : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ProveDdp, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(ProveDdp, Holds) {
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const int num_micro_batches : {1, 3}) {
+      for (const auto& [dtype, compute_dtype] : kDtypes) {
+        ProveCase what = case_of(kind, GetParam());
+        what.num_micro_batches = num_micro_batches;
+        what.dtype = dtype;
+        what.compute_dtype = compute_dtype;
+        SCOPED_TRACE(what.to_string());
+        const Proof proof = prove(what);
+        EXPECT_TRUE(proof.holds()) << proof.to_string();
+        EXPECT_EQ(proof.num_ranks, GetParam());
+        ASSERT_EQ(proof.steps.size(), 3U);
+        for (const Proof::Step& step : proof.steps) EXPECT_GT(step.grad_norm, what.clip_norm) << "does not clip";
+      }
+    }
+  }
+}
+
+TEST(Prove, ReadsAsWhatItHasCompared) {
+  const ProveCase what = case_of(ModelKind::gpt2, 2);
+  EXPECT_EQ(what.to_string(),
+            "ddp on dp=2: gpt2 with tied embeddings, 2 layers of width 16, fp64, 1 micro-batch, 3 clipped SGD steps");
+  EXPECT_THAT(prove(what).to_string(),
+              AllOf(StartsWith("holds: loss, norm, gradients and updates of 36 parameters, 3 steps, 2 ranks; "),
+                    HasSubstr("tolerance 1.0e-10")));
+}
+
+/// Forward and backward of each micro-batch in turn, on each stage.
+Schedule one_by_one(const Units& units, int num_micro_batches, int stage) {
+  const Schedule passes = expand(accumulate(num_micro_batches, stage), units);
+  return with_update(with_reductions(with_gathers(passes, units), units));
+}
+
+/// Embedding and first block on one rank, second block and head on the other: a tied weight rests on the first.
+Strategy two_stages(Model& model, Mesh& mesh) {
+  Strategy strategy = whole_model(model, mesh);
+  add_stages(strategy, mesh, "pp", {0, 0, 1, 1});
+  strategy.table = one_by_one;
+  return strategy;
+}
+
+TEST(Prove, HoldsForStagesOnTwoRanks) {
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    ProveCase what = case_of(kind, 2);
+    what.axes = {{"dp", 2}, {"pp", 2}};
+    what.num_micro_batches = 3;
+    what.arrange = [](Model& model, Mesh& mesh) {
+      Strategy strategy = two_stages(model, mesh);
+      add_ddp(strategy, mesh);
+      return strategy;
+    };
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+/// The columns of the first matrices of every MLP and the rows of the last over axis tp. The plan's hooks are kept.
+Arrangement split_mlp(Model& model, Mesh& mesh) {
+  const auto tp = [](const Placement& placement) { return Layout{{"tp", placement}}; };
+  const bool has_bias = model.config().kind == ModelKind::gpt2;
+  Plan plan{
+      .name = "split_mlp",
+      .axes = {"tp"},
+      .rows = {{.pattern = "*.mlp", .inputs = {tp(Replicate{})}},
+               {.pattern = "*.mlp.up", .parameters = {{"weight", tp(Shard{0})}}},
+               {.pattern = "*.mlp.down", .parameters = {{"weight", tp(Shard{1})}}, .outputs = {tp(Invariant{})}}}};
+  if (has_bias) {
+    plan.rows[1].parameters.push_back({"bias", tp(Shard{0})});
+    plan.rows[2].parameters.push_back({"bias", tp(Invariant{}), tp(Invariant{}), tp(Partial{})});
+  } else {
+    plan.rows.push_back({.pattern = "*.mlp.gate", .parameters = {{"weight", tp(Shard{0})}}});
+  }
+  const std::vector<int64_t> shape{2, model.config().context};
+  auto applied = std::make_shared<AppliedPlan>(apply(plan, model, mesh, {shape, shape}));
+  Strategy strategy = whole_model(model, mesh);
+  add_plan(strategy, *applied);
+  add_ddp(strategy, mesh);
+  return {strategy, applied};
+}
+
+TEST(Prove, HoldsForSplitWeights) {
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      ProveCase what = case_of(kind, 2);
+      what.axes = {{"dp", 2}, {"tp", 2}};
+      what.num_micro_batches = 2;
+      what.arrange = split_mlp;
+      what.dtype = dtype;
+      SCOPED_TRACE(what.to_string());
+      const Proof proof = prove(what);
+      EXPECT_TRUE(proof.holds()) << proof.to_string();
+    }
+  }
+}
+
+/// Roundings that are not those of one process hide the lack of one summand of many.
+TEST(Prove, RefusesSplitWeightsInBf16WithManySummands) {
+  ProveCase what = case_of(ModelKind::llama, 2);
+  what.axes = {{"dp", 2}, {"tp", 2}};
+  what.num_micro_batches = 3;
+  what.arrange = split_mlp;
+  what.dtype = at::kFloat;
+  what.compute_dtype = at::kBFloat16;
+  EXPECT_THAT(refusal<UsageError>([&] { (void)prove(what); }), HasSubstr("a missing summand in the gradient of"));
+}
+
+// ---- recipes ----
+
+TEST(Prove, HoldsForEveryRecipe) {
+  int num_recipes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(CARAVAN_SOURCE_DIR "/recipes")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++num_recipes;
+    for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+      const ProveCase what = prove_case(load_recipe(entry.path(), {precision}));
+      const Proof proof = prove(what);
+      EXPECT_TRUE(proof.holds()) << entry.path() << ", " << what.to_string() << ": " << proof.to_string();
+    }
+  }
+  EXPECT_GT(num_recipes, 0);
+}
+
+TEST(Prove, ShrinksARecipe) {
+  const auto shrinks = [](const std::vector<std::string>& overrides) {
+    return prove_case(load_recipe("", overrides)).to_string();
+  };
+  EXPECT_EQ(shrinks({}),
+            "ddp on dp=2: gpt2 with tied embeddings, 2 layers of width 16, fp32, 1 micro-batch, 3 clipped SGD steps");
+  EXPECT_EQ(shrinks({"mesh.dp=8", "train.global_batch=64", "train.micro_batch=2", "precision.compute=bf16",
+                     "model.kind=llama", "model.kv_heads=2", "model.tie_embeddings=false"}),
+            "ddp on dp=2: llama, 2 layers of width 16, bf16, 3 micro-batches, 3 clipped SGD steps");
+  EXPECT_EQ(prove_case(load_recipe("", {"mesh.dp=3"})).axes.front().size, 3);
+  EXPECT_EQ(shrunken({.kind = ModelKind::llama, .heads = 8, .kv_heads = 2}).num_kv_heads(), 2);
+  EXPECT_THAT(refusal<UsageError>([&] { shrinks({"mesh.dp=5"}); }), HasSubstr("has no solution"));
+}
+
+// ---- wrong techniques ----
+
+Parameter& parameter_of(Model& model, const std::string& name) {
+  for (Parameter* parameter : model.parameters()) {
+    if (parameter->name() == name) return *parameter;
+  }
+  throw InternalError({"test", name, "no parameter has this name", "", ""});
+}
+
+/// The leaf is whole and counts once; the layers take it as R: backward sums its gradient over the axis.
+void sum_over(const MeshAxis& axis, Parameter& parameter) {
+  const Layout once{{axis.name(), Invariant{}}};
+  parameter.set_derivation([axis, once](const at::Tensor& leaf) { return redistribute(leaf, once, axis, Replicate{}); },
+                           once.moved(axis.name(), Replicate{}));
+}
+
+TEST(ProveFinds, AReductionDoneTwice) {
+  ProveCase what = case_of(ModelKind::gpt2, 2);
+  what.num_micro_batches = 2;
+  what.arrange = [](Model& model, Mesh& mesh) {
+    sum_over(mesh["dp"], parameter_of(model, "blocks.1.mlp.up.weight"));
+    return small_ddp(model, mesh);
+  };
+  const Proof proof = prove(what);
+  EXPECT_EQ(proof.to_string(),
+            "step 1: gradient of blocks.1.mlp.up.weight is 2.000 times that of one process on rank 0 of 2 (dp=0)");
+  EXPECT_EQ(proof.steps.size(), 1U);
+  EXPECT_EQ(proof.steps[0].worst, "gradient of blocks.1.mlp.up.weight");
+}
+
+/// Also in bf16, within a tolerance that is of its own arithmetic.
+TEST(ProveFinds, AReductionThatIsMissing) {
+  for (const at::ScalarType compute_dtype : {at::kFloat, at::kBFloat16}) {
+    ProveCase what = case_of(ModelKind::llama, 3);
+    what.dtype = at::kFloat;
+    what.compute_dtype = compute_dtype;
+    what.arrange = [](Model& model, Mesh& mesh) {
+      Strategy strategy = small_ddp(model, mesh);
+      Layout& leaf = strategy.layouts.at("blocks.0.attention.key.weight").leaf;
+      leaf = leaf.moved("dp", Invariant{});
+      return strategy;
+    };
+    const Proof proof = prove(what);
+    ASSERT_FALSE(proof.holds());
+    EXPECT_EQ(proof.first->what, "gradient of blocks.0.attention.key.weight");
+    EXPECT_EQ(proof.first->num_others, 0);
+    EXPECT_FALSE(proof.first->factor.has_value());
+    EXPECT_GT(proof.first->error, 0.1);
+    EXPECT_THAT(proof.to_string(), HasSubstr("key.weight differs from that of one process by "));
+  }
+}
+
+TEST(ProveFinds, AMeanInPlaceOfASum) {
+  ProveCase what = case_of(ModelKind::llama, 2);
+  what.arrange = [](Model& model, Mesh& mesh) {
+    const auto mean = [ranks = mesh.size()](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+      ForwardContext own = context;
+      own.loss_scale /= ranks;
+      return next(std::move(inputs), own);
+    };
+    return Arrangement(small_ddp(model, mesh), std::make_shared<Hook>(model.add_hook(mean)));
+  };
+  EXPECT_THAT(prove(what).to_string(), StartsWith("step 1: loss is 0.500 times that of one process"));
+
+  what.arrange = [](Model& model, Mesh& mesh) {  // the loss is right, the gradients are not
+    for (Parameter* parameter : model.parameters()) {
+      parameter->set_derivation([](const at::Tensor& leaf) { return leaf * 0.5 + leaf.detach() * 0.5; },
+                                Layout::all(mesh, Replicate{}));
+    }
+    return small_ddp(model, mesh);
+  };
+  const Proof proof = prove(what);
+  EXPECT_THAT(proof.to_string(),
+              AllOf(StartsWith("step 1: gradient of embedding.token.weight is 0.500 times that of one process"),
+                    HasSubstr("and " + std::to_string(proof.num_parameters - 1) + " more differ")));
+}
+
+/// The stages of both uses reduce it: once by the engine, once more between weight and use.
+TEST(ProveFinds, ATiedWeightThatIsSummedTwice) {
+  ProveCase what = case_of(ModelKind::gpt2, 2);
+  what.axes = {{"pp", 2}};
+  what.arrange = [](Model& model, Mesh& mesh) {
+    sum_over(mesh["pp"], parameter_of(model, "embedding.token.weight"));
+    return two_stages(model, mesh);
+  };
+  const Proof proof = prove(what);
+  ASSERT_FALSE(proof.holds());
+  EXPECT_EQ(proof.first->what, "gradient of embedding.token.weight");
+  ASSERT_TRUE(proof.first->factor.has_value());
+  EXPECT_NEAR(*proof.first->factor, 2, 1e-9);
+}
+
+// ---- what cannot be proved ----
+
+TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
+  ProveCase what = case_of(ModelKind::gpt2, 2);
+  what.tolerance = 1e-3;
+  EXPECT_TRUE(prove(what).holds());
+  what.tolerance = 0.06;
+  EXPECT_THAT(refusal<UsageError>([&] { (void)prove(what); }),
+              AllOf(HasSubstr("tolerance 0.06"), HasSubstr("less than ten times")));
+}
+
+TEST(Prove, RefusesACaseThatCannotBe) {
+  const auto refusal_of = [](const ProveCase& what) { return refusal<UsageError>([&] { (void)prove(what); }); };
+  ProveCase what = case_of(ModelKind::gpt2, 2);
+  what.num_steps = 0;
+  EXPECT_THAT(refusal_of(what), HasSubstr("0 steps of 1 micro-batches"));
+  what = case_of(ModelKind::gpt2, 2);
+  what.dtype = at::kHalf;
+  EXPECT_THAT(refusal_of(what), HasSubstr("use fp64 or fp32"));
+  what.dtype = at::kDouble;
+  what.compute_dtype = at::kBFloat16;
+  EXPECT_THAT(refusal_of(what), HasSubstr("let parameters rest in fp32"));
+  what = case_of(ModelKind::gpt2, 2);
+  what.rows = 7;
+  EXPECT_THAT(refusal_of(what), HasSubstr("batch"));
+  EXPECT_THAT(refusal_of({.axes = {{"dp", 2}}}), HasSubstr("arrange: is not given"));
+}
+
+}  // namespace
+}  // namespace caravan::testing
