@@ -95,16 +95,16 @@ def peer(arguments, size, dtype, environment):
     return statistics.median(json.loads(run(command, environment)))
 
 
-def ours(arguments, size, dtype, environment):
+def ours(arguments, size, dtype, environment, ranks=1):
     layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
-                    "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"', "train.global_batch": batch,
+                    "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"', "train.global_batch": batch * ranks,
                     "train.steps": steps + WARM_UP, "train.eval_every": 0, "train.eval_batches": 1,
                     "optimizer.clip_norm": 0, "checkpoint.every": 0, "sample.tokens": 0,
                     "precision.compute": f'"{dtype}"',
                     "comm.threads_per_rank": 1, "checkpoint.dir": f'"{folder}/run"'}
-        command = [arguments.caravan, "train", "--ranks", "1"]
+        command = [arguments.caravan, "train", "--ranks", str(ranks)]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
         run(command, environment)

@@ -119,6 +119,7 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
     const Sums sums(mesh, 1);
     struct Forward final : GradientSink {
       explicit Forward(GradientSums& sums_) : sums(sums_) {}
+      int64_t open_step() const noexcept override { return 0; }
       Sum sum_of(Parameter& parameter) override { return sums.sum_of(parameter); }
       void deposited(Parameter& parameter) override { sums.deposited(parameter); }
       void defer(Parameter&, std::function<void()> work) override { work(); }

@@ -85,6 +85,7 @@ class Sums final : public GradientSink {
   ~Sums() override {
     for (Parameter* parameter : model_.parameters()) parameter->set_sink(nullptr);
   }
+  int64_t open_step() const noexcept override { return 0; }
   Sum sum_of(Parameter& parameter) override {
     at::Tensor& sum = sums_[&parameter];
     const bool is_empty = !sum.defined();

@@ -23,6 +23,7 @@ using testing::Slots;
 /// Sums what is deposited; keeps deferred work until run().
 class FakeSink final : public GradientSink {
  public:
+  int64_t open_step() const noexcept override { return 0; }
   Sum sum_of(Parameter& parameter) override {
     at::Tensor& sum = sums[parameter.name()];
     if (sum.defined()) return {sum, false};

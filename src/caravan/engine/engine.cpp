@@ -24,6 +24,10 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   gradients_ = std::make_unique<GradientSums>(state_, strategy_, *pool_, transfers_);
   for (const Slot& slot : state_.layout.slots()) {
     if (slot.parameter->requires_grad()) trained_.push_back(slot.parameter);
+    // Detached: torch's zero_grad refuses views that autograd knows of.
+    const bool is_trained = slot.parameter->requires_grad();
+    gradients_at_rest_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
+                                            : at::Tensor());
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
   leaves_->refresh();
@@ -31,7 +35,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
 }
 
 Engine::~Engine() {
-  mesh_.deferred().clear();
+  mesh_.deferred().clear(this);
   for (Parameter* parameter : trained_) parameter->set_sink(nullptr);
 }
 
@@ -44,11 +48,14 @@ std::vector<at::Tensor> Engine::parameters() const {
 }
 
 const Schedule& Engine::table(int num_micro_batches) {
-  const auto recorded = recorded_.find(num_micro_batches);
-  if (recorded != recorded_.end()) return recorded->second;
   const auto [entry, is_new] = strategy_tables_.try_emplace(num_micro_batches);
   if (is_new) entry->second = agreed_table(strategy_, state_.layout.units(), num_micro_batches, mesh_);
   return entry->second;
+}
+
+const Schedule* Engine::recorded(int num_micro_batches) const {
+  const auto found = recorded_.find(num_micro_batches);
+  return found == recorded_.end() ? nullptr : &found->second;
 }
 
 int64_t Engine::bytes_per_rank() const noexcept {
@@ -62,17 +69,20 @@ void Engine::start(int num_micro_batches) {
     throw UsageError({strategy_.name, "begin_step", fmt::format("{} micro-batches", num_micro_batches), "",
                       "give the number of backward passes of the step, at least 1"});
   }
-  check_optimizer();
   for (const Slot& slot : state_.layout.slots()) {
     slot.parameter->rest().mutable_grad() = at::Tensor();
     slot.parameter->leaf().mutable_grad() = at::Tensor();
   }
   num_micro_batches_ = num_micro_batches;
   running_.clear();  // of a forward that threw
-  gather_for(-1);
-  mesh_.deferred().clear();
-  leaves_->refresh();
+  for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
+    if (leaves_->is_gathered(group) && leaves_->is_there(group)) leaves_->free(group);
+  }
+  ++num_steps_;
   transfers_.clear();
+  mesh_.deferred().clear(this);
+  is_deferring_ = false;
+  leaves_->refresh();
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
   backwards_.clear();
@@ -82,11 +92,16 @@ void Engine::start(int num_micro_batches) {
 }
 
 void Engine::begin_step(int num_micro_batches) {
+  if (strategy_.num_stages() > 1) {
+    throw UsageError({strategy_.name, "begin_step", "a pipeline does not run as one forward and one backward", "",
+                      "call run_step() with a StageRunner"});
+  }
+  check_optimizer();
   start(num_micro_batches);
   const auto recorded = recorded_.find(num_micro_batches);
   if (recorded == recorded_.end()) {
     mode_ = Mode::recording;
-    defers_ = false;
+    with_weight_.clear();
     recording_.clear();
     return;
   }
@@ -96,8 +111,10 @@ void Engine::begin_step(int num_micro_batches) {
 void Engine::begin_table(const Schedule& table) {
   mode_ = Mode::following;
   table_ = &table;
-  defers_ =
-      std::any_of(table.begin(), table.end(), [](const Action& entry) { return entry.kind == Action::Kind::weight; });
+  with_weight_.clear();
+  for (const Action& action : table) {
+    if (action.kind == Action::Kind::weight) with_weight_.emplace(action.unit, action.micro_batch);
+  }
 }
 
 void Engine::finish_step() {
@@ -118,42 +135,54 @@ void Engine::finish_step() {
   end_step();
 }
 
-/// Every group's gradients are complete: they are reduced in the order of the groups, alike on every rank.
 void Engine::finish_recording() {
   std::vector<int> num_backwards(strategy_.units.size(), 0);
   for (const Action& event : recording_) {
     if (event.kind == Action::Kind::backward) ++num_backwards[static_cast<size_t>(event.unit)];
   }
   const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
+  const Units& units = state_.layout.units();
+  Schedule schedule = agreed_recording(recording_, units, strategy_, mesh_);  // before any rank waits for a reduction
   if (found < num_micro_batches_) {
     mode_ = Mode::idle;
     throw UsageError({strategy_.name, "finish_step",
                       fmt::format("{} backward passes, but begin_step announced {}", found, num_micro_batches_),
                       mesh_.where(), "give begin_step the number of backward passes of the step"});
   }
-  const Units& units = state_.layout.units();
+  // In the order of the groups, alike on every rank.
   for (size_t group = 0; group < units.groups.size(); ++group) gradients_->reduce(static_cast<int>(group));
   for (size_t group = 0; group < units.groups.size(); ++group) {
     if (leaves_->is_gathered(static_cast<int>(group))) leaves_->free(static_cast<int>(group));
   }
-  recorded_[num_micro_batches_] = agreed_recording(recording_, units, strategy_, mesh_);
+  recorded_[num_micro_batches_] = std::move(schedule);
 }
 
 void Engine::end_step() {
   gradients_->finish();
   mode_ = Mode::idle;
-  for (const Slot& slot : state_.layout.slots()) {
-    if (!slot.parameter->requires_grad()) continue;
-    // Detached: torch's zero_grad refuses views that autograd knows of.
-    slot.parameter->rest().mutable_grad() = state_.layout.view(state_.gradients, *slot.parameter).detach();
+  last_alone_ = -1;
+  for (size_t i = 0; i < gradients_at_rest_.size(); ++i) {
+    if (!gradients_at_rest_[i].defined()) continue;
+    state_.layout.slots()[i].parameter->rest().mutable_grad() = gradients_at_rest_[i];
   }
   if (is_first_step_) values_before_ = sample_values();
   is_first_step_ = false;
 }
 
+/// Between steps again, also if a pass throws.
+struct Engine::Reset {
+  Engine& engine;
+  ~Reset() {
+    engine.mode_ = Mode::idle;
+    engine.table_ = nullptr;
+    engine.passes_ = nullptr;
+  }
+};
+
 void Engine::run_step(int num_micro_batches, Passes& passes) {
   start(num_micro_batches);
   begin_table(table(num_micro_batches));
+  const Reset reset{*this};
   follow(passes);
   end_step();
 }
@@ -163,9 +192,8 @@ void Engine::run_local_step(int num_micro_batches, Passes& passes) {
   Schedule local = table(num_micro_batches);
   std::erase_if(local, [](const Action& entry) { return entry.kind == Action::Kind::reduce; });
   begin_table(local);
+  const Reset reset{*this};
   follow(passes);
-  table_ = nullptr;
-  mode_ = Mode::idle;
 }
 
 void Engine::follow(Passes& passes) {
@@ -183,7 +211,7 @@ void Engine::follow(Passes& passes) {
       passes.forward(stage, entry.micro_batch);
     } else {
       passes.backward(stage, entry.micro_batch);
-      if (!defers_) mesh_.deferred().run_all();
+      if (!is_deferring_) mesh_.deferred().run_all();
     }
     if (position_ == before) refuse(entry, "was not reached by the pass that it begins");
   }
@@ -195,13 +223,16 @@ void Engine::follow(Passes& passes) {
 bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.kind != Action::Kind::weight; }
 
 void Engine::reach(const Action& event) {
-  if (!defers_) mesh_.deferred().run_all();
-  if (event.kind == Action::Kind::backward) backwards_.emplace_back(event, num_deferred_);
+  if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
+  if (event.kind == Action::Kind::backward) {
+    backwards_.emplace_back(event, num_deferred_);
+    is_deferring_ = with_weight_.contains({event.unit, event.micro_batch});
+  }
   if (mode_ == Mode::recording) {
     gather_for(event.unit);
     recording_.push_back(event);
   } else if (mode_ == Mode::following) {
-    while (position_ < table_->size() && !is_reached((*table_)[position_])) perform((*table_)[position_++]);
+    for (; position_ < table_->size() && !is_reached((*table_)[position_]); ++position_) perform((*table_)[position_]);
     if (position_ == table_->size() || !((*table_)[position_] == event)) refuse(event, "comes out of order");
     ++position_;
   }
@@ -215,13 +246,22 @@ void Engine::perform(const Action& entry) {
     case Action::Kind::free: leaves_->free(entry.unit); break;
     case Action::Kind::reduce:
       leaves_->wait(entry.unit);
-      gradients_->reduce(entry.unit);
+      gradients_->reduce(entry.unit, is_last_reduction(entry));
       break;
-    case Action::Kind::weight: run_deferred(entry); break;
+    case Action::Kind::weight:
+      for (const int group : state_.layout.units().groups_of(entry)) leaves_->wait(group);
+      run_deferred(entry);
+      break;
     case Action::Kind::send:
     case Action::Kind::recv: passes_->transfer(entry); break;
     default: break;  // the update: whoever runs the step follows it with one
   }
+}
+
+bool Engine::is_last_reduction(const Action& action) const {
+  if (mode_ != Mode::following) return true;
+  return std::none_of(table_->begin() + static_cast<std::ptrdiff_t>(position_) + 1, table_->end(),
+                      [&](const Action& later) { return later.kind == action.kind && later.unit == action.unit; });
 }
 
 /// The pieces of work that the backward of the entry's unit and micro-batch has deferred, and those before them.
@@ -236,12 +276,14 @@ void Engine::run_deferred(const Action& weight) {
 }
 
 void Engine::defer(Parameter&, std::function<void()> work) {
-  if (mode_ == Mode::idle || !defers_) mesh_.deferred().run_all();
+  if (!is_deferring_) mesh_.deferred().run_all();
   ++num_deferred_;
-  mesh_.deferred().push([this, work = std::move(work)] {
-    ++num_run_;
-    work();
-  });
+  mesh_.deferred().push(
+      [this, work = std::move(work)] {
+        ++num_run_;
+        work();
+      },
+      this);
 }
 
 GradientSink::Sum Engine::sum_of(Parameter& parameter) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -76,16 +77,19 @@ class Engine : private GradientSink {
   /// What an optimizer updates: the trained parameters at rest, with .grad after a step. An element-wise optimizer
   /// only, where they are shards.
   std::vector<at::Tensor> parameters() const;
-  /// The table of this rank for steps of so many micro-batches: the strategy's, or the recorded one.
+  /// The schedule of this rank in run_step with so many micro-batches: the strategy's. Collective when first asked for.
   const Schedule& table(int num_micro_batches);
+  /// What begin_step and finish_step follow with so many micro-batches, recorded in the first such step; null before.
+  const Schedule* recorded(int num_micro_batches) const;
 
-  /// Bytes of parameters, gradients and leaves on this rank, without activations; what a step sends.
+  /// Bytes of parameters, gradients and leaves that this rank has allocated so far, without activations.
   int64_t bytes_per_rank() const noexcept;
 
  private:
   enum class Mode : uint8_t { idle, recording, following };
 
   // GradientSink
+  int64_t open_step() const noexcept override { return mode_ == Mode::idle ? 0 : num_steps_; }
   Sum sum_of(Parameter& parameter) override;
   void deposited(Parameter& parameter) override { gradients_->deposited(parameter); }
   void defer(Parameter& parameter, std::function<void()> work) override;
@@ -114,6 +118,8 @@ class Engine : private GradientSink {
   void reach(const Action& event);
   void perform(const Action& entry);
   void run_deferred(const Action& weight);
+  bool is_last_reduction(const Action& action) const;
+  struct Reset;
   void finish_recording();
   void end_step();
   at::Tensor sample_values() const;
@@ -129,7 +135,8 @@ class Engine : private GradientSink {
   TransferQueue transfers_;
   std::unique_ptr<Leaves> leaves_;
   std::unique_ptr<GradientSums> gradients_;
-  std::vector<Parameter*> trained_;  ///< whose sink this is
+  std::vector<Parameter*> trained_;            ///< whose sink this is
+  std::vector<at::Tensor> gradients_at_rest_;  ///< by slot; what becomes .grad
   std::vector<Hook> hooks_;
   std::map<int, Schedule> strategy_tables_;  ///< by number of micro-batches
   std::map<int, Schedule> recorded_;
@@ -140,12 +147,16 @@ class Engine : private GradientSink {
   const Schedule* table_ = nullptr;
   size_t position_ = 0;
   Passes* passes_ = nullptr;
-  bool defers_ = false;                               ///< the table has weight events
+  std::set<std::pair<int, int>> with_weight_;         ///< unit and micro-batch of the table's weight events
+  bool is_deferring_ = false;                         ///< the last backward has one
   std::vector<int> num_forwards_;                     ///< of the step, by unit
   std::vector<std::pair<Action, size_t>> backwards_;  ///< of the step, with the work that was deferred before each
   size_t num_deferred_ = 0;
   size_t num_run_ = 0;
-  std::vector<int> running_;  ///< units whose forward runs, or whose children's backward does
+  std::vector<int> running_;                                       ///< units whose forward runs, outermost first
+  int last_alone_ = -1;                                            ///< the last unit that ran outside of a step
+  std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);  ///< for hooks in graphs that outlive this
+  int64_t num_steps_ = 0;                                          ///< begun
   bool is_first_step_ = true;
   at::Tensor values_before_;  ///< a sample after the first step
 };

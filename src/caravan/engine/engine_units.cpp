@@ -31,13 +31,16 @@ Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const For
   };
   running_.push_back(unit);
   const Running running{running_};
+  std::vector<const void*> given;
+  for (const at::Tensor& input : inputs) given.push_back(input.unsafeGetTensorImpl());
   Tensors outputs;
   if (!is_of_step) {
     return mode_ == Mode::idle ? run_alone(unit, std::move(inputs), context, next)
                                : run_aside(unit, std::move(inputs), context, next);
   }
   const bool is_forward = context.phase == Phase::forward;
-  const int micro_batch = is_forward ? num_forwards_[static_cast<size_t>(unit)]++ : context.micro_batch;
+  const bool is_counted = is_forward && passes_ == nullptr;
+  const int micro_batch = is_counted ? num_forwards_[static_cast<size_t>(unit)]++ : context.micro_batch;
   reach({.kind = is_forward ? Kind::forward : Kind::recompute, .unit = unit, .micro_batch = micro_batch});
   if (context.micro_batch == micro_batch) {
     outputs = next(std::move(inputs), context);
@@ -46,13 +49,19 @@ Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const For
     own.micro_batch = micro_batch;
     outputs = next(std::move(inputs), own);
   }
+  for (at::Tensor& output : outputs) {  // of a unit that passes it on: the hook must be this unit's
+    if (std::find(given.begin(), given.end(), output.unsafeGetTensorImpl()) == given.end()) continue;
+    if (at::GradMode::is_enabled() && output.requires_grad()) output = output.view_as(output);
+  }
   if (at::GradMode::is_enabled()) announce_backward(unit, micro_batch, outputs);
   return outputs;
 }
 
 /// Outside of a step: whoever runs next gathers what it needs and frees the rest.
 Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
-  leaves_->refresh();
+  // Where nobody tells of updates, once for each forward.
+  if (state_.is_versioned || unit <= last_alone_ || last_alone_ < 0) leaves_->refresh();
+  last_alone_ = unit;
   gather_for(unit);
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
   Tensors outputs = next(std::move(inputs), context);
@@ -78,7 +87,8 @@ void Engine::announce_backward(int unit, int micro_batch, const Tensors& outputs
   auto is_announced = std::make_shared<bool>(false);
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    output.register_hook([this, unit, micro_batch, is_announced](const at::Tensor&) {
+    output.register_hook([this, unit, micro_batch, is_announced, alive = std::weak_ptr(is_alive_)](const at::Tensor&) {
+      if (alive.expired()) return;
       if (!*is_announced && mode_ != Mode::idle)
         reach({.kind = Kind::backward, .unit = unit, .micro_batch = micro_batch});
       *is_announced = true;

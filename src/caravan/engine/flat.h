@@ -49,7 +49,8 @@ struct Bucket {
 /// moments. Built from layouts: no parameter needs memory.
 class FlatLayout {
  public:
-  /// Offsets are multiples of this many elements: 64 bytes in bf16, 128 in fp32. The gaps stay zero in every buffer.
+  /// Offsets of buckets, and of parameters in leaf buffers, are multiples of this many elements: 64 bytes in bf16, 128
+  /// in fp32. The gaps stay zero in every buffer.
   static constexpr int64_t kAlignment = 32;
 
   /// A stretch of the buffers that the optimizer treats alike.
@@ -105,6 +106,11 @@ struct FlatState {
   int64_t version() const;
   /// For what writes values through plain pointers: a checkpoint that is read, a fused kernel.
   void bump_version() const;
+
+  /// The values in the dtype of the leaves, where leaves at rest have another; else undefined. An optimizer may write
+  /// them together with the values: then copied_version is version().
+  at::Tensor copies{};
+  int64_t copied_version = -1;
 };
 
 }  // namespace caravan

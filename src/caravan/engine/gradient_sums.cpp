@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -29,7 +30,10 @@ GradientSums::GradientSums(FlatState& state, const Strategy& strategy, BufferPoo
       buckets_(state.layout.buckets().size()) {}
 
 void GradientSums::begin_step() {
-  for (OfSlot& slot : slots_) slot = {};
+  for (OfSlot& slot : slots_) {
+    slot.is_written = slot.is_used = false;
+    slot.derived = at::Tensor();
+  }
   for (OfBucket& bucket : buckets_) bucket = {};
   run_ = nullptr;
   run_count_ = 0;
@@ -55,7 +59,13 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
 
 at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   const Bucket& bucket = state_.layout.buckets()[static_cast<size_t>(slot.bucket)];
-  return sums_of(bucket).narrow(0, slot.leaf_offset, slot.leaf_count()).view(slot.leaf_shape);
+  const auto make = [&] {
+    return sums_of(bucket).narrow(0, slot.leaf_offset, slot.leaf_count()).view(slot.leaf_shape);
+  };
+  if (!bucket.reduces_in_place()) return make();
+  at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
+  if (!once.defined()) once = make();
+  return once;
 }
 
 GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
@@ -69,8 +79,8 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
   if (!own.derived.defined()) {
-    own.derived = pool_.take(parameter.compute().numel(), state_.gradients.scalar_type());
-    own.derived = own.derived.view(parameter.compute().sizes());
+    const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the leaf may be gone by now
+    own.derived = pool_.take(c10::multiply_integers(shape), state_.gradients.scalar_type()).view(shape);
   }
   return {own.derived, !own.is_written};
 }
@@ -98,11 +108,12 @@ void GradientSums::complete(const Bucket& bucket) {
   for (size_t i = 0; i < bucket.num_slots; ++i) complete(state_.layout.slots()[bucket.first_slot + i]);
 }
 
-void GradientSums::reduce(int group) {
+void GradientSums::reduce(int group, bool is_last) {
   const at::NoGradGuard no_grad;
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.is_trained) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    if (bucket.reduces_in_place() && !is_last) continue;  // its summands stay unreduced until all are there
     complete(bucket);
     if (bucket.reduces_in_place()) {
       add_to_run(bucket);

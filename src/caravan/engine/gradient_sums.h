@@ -23,8 +23,9 @@ class GradientSums {
   void deposited(Parameter& parameter);
 
   /// The gradients of this group are complete, in this step or (accumulating at rest) in this micro-batch: takes them
-  /// through derivations to the leaves, and starts their reduction. A parameter without deposit counts as zero.
-  void reduce(int group);
+  /// through derivations to the leaves, and starts their reduction. `is_last`: no other reduction of the group follows
+  /// in this step. A parameter without deposit counts as zero.
+  void reduce(int group, bool is_last = true);
   /// Waits for every reduction: then state.gradients are those of the whole step, at rest. Throws UsageError for a
   /// parameter without gradient.
   void finish();
@@ -36,6 +37,7 @@ class GradientSums {
   struct OfSlot {
     bool is_written = false;  ///< since the last reduction of its bucket
     bool is_used = false;     ///< in this step
+    at::Tensor in_place;      ///< its sum, where that is reduced where it lies: made once
     at::Tensor derived;       ///< sum in the shape of compute(), where that is not the leaf
   };
   struct OfBucket {

@@ -36,7 +36,7 @@ void take_away(const at::Tensor& tensor, const std::string& reason) {
 
 }  // namespace
 
-Leaves::Leaves(const FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
+Leaves::Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
     : state_(state),
       strategy_(strategy),
       pool_(pool),
@@ -47,7 +47,7 @@ Leaves::Leaves(const FlatState& state, const Strategy& strategy, BufferPool& poo
   if (dtype_ != state.values.scalar_type()) {
     const auto is_copied = [](const Bucket& bucket) { return bucket.is_at_rest(); };
     const auto& buckets = state.layout.buckets();
-    if (std::any_of(buckets.begin(), buckets.end(), is_copied)) copies_ = at::empty_like(state.values, dtype_);
+    if (std::any_of(buckets.begin(), buckets.end(), is_copied)) state_.copies = at::empty_like(state.values, dtype_);
   }
   for (const Slot& slot : state.layout.slots()) {
     const Bucket& bucket = state.layout.buckets()[static_cast<size_t>(slot.bucket)];
@@ -59,6 +59,12 @@ Leaves::Leaves(const FlatState& state, const Strategy& strategy, BufferPool& poo
   }
 }
 
+Leaves::~Leaves() {
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (!bucket.is_at_rest()) take_memory(bucket);
+  }
+}
+
 /// The tensor that the parameter has now is the leaf; what rests is it, or a tensor of its own.
 void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
@@ -67,8 +73,8 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
   at::Tensor memory = values;
   if (!bucket.is_at_rest()) {
     memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
-  } else if (copies_.defined()) {
-    memory = state_.layout.view(copies_, parameter).detach();
+  } else if (state_.copies.defined()) {
+    memory = state_.layout.view(state_.copies, parameter).detach();
   }
   at::Tensor leaf = parameter.leaf();
   if (leaf.defined()) {
@@ -77,7 +83,7 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
     leaf = memory;
   }
   leaf.set_requires_grad(parameter.requires_grad());
-  const bool is_one = bucket.is_at_rest() && !copies_.defined();
+  const bool is_one = bucket.is_at_rest() && !state_.copies.defined();
   parameter.set_rest(is_one ? leaf : values, layouts.rest);
   if (!is_one) values.set_requires_grad(false);
   parameter.set_leaf(leaf, layouts.leaf);
@@ -96,7 +102,11 @@ void Leaves::refresh() {
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  if (copies_.defined()) copies_.copy_(state_.values);
+  const bool is_fresh = state_.is_versioned && state_.copied_version == version && !state_.values.is_meta();
+  if (state_.copies.defined() && !is_fresh) {
+    state_.copies.copy_(state_.values);
+    state_.copied_version = version;
+  }
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.is_at_rest()) tell_change(bucket);
   }
@@ -154,21 +164,23 @@ void Leaves::wait(int group) {
   own.transfers.clear();
 }
 
+void Leaves::take_memory(const Bucket& bucket) {
+  tell_change(bucket);
+  if (state_.values.is_meta()) return;
+  const std::string& unit = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  for (size_t i = 0; i < bucket.num_slots; ++i) {
+    const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
+    take_away(parameter.leaf(), fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
+                                            "do: use it only in the forward of its unit, or read its shard at rest",
+                                            parameter.name(), unit));
+  }
+}
+
 void Leaves::free(int group) {
   wait(group);
   Group& own = groups_[static_cast<size_t>(group)];
-  const std::string& name = state_.layout.units().groups[static_cast<size_t>(group)].name;
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (bucket.group != group || bucket.is_at_rest()) continue;
-    tell_change(bucket);
-    if (state_.values.is_meta()) continue;
-    for (size_t i = 0; i < bucket.num_slots; ++i) {
-      const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
-      take_away(parameter.leaf(),
-                fmt::format("[parameter] {}: is read while it is sharded: unit '{}' does not run now. "
-                            "do: use it only in the forward of its unit, or read its shard at rest",
-                            parameter.name(), name));
-    }
+    if (bucket.group == group && !bucket.is_at_rest()) take_memory(bucket);
   }
   own.buffers.clear();
   own.is_there = false;

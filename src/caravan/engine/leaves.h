@@ -17,7 +17,11 @@ class Leaves {
  public:
   /// Sets rest and leaf of every parameter. A tensor that a parameter has as its leaf already keeps its identity. All
   /// outlive this.
-  Leaves(const FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+  Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  ~Leaves();
+  Leaves(const Leaves&) = delete;
+  Leaves& operator=(const Leaves&) = delete;
 
   /// Gives the leaves at rest and in copies the values at rest, if these may have changed.
   void refresh();
@@ -26,7 +30,7 @@ class Leaves {
   void wait(int group);
   void free(int group);
   bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
-  int64_t bytes() const noexcept { return copies_.defined() ? static_cast<int64_t>(copies_.nbytes()) : 0; }
+  int64_t bytes() const noexcept { return state_.copies.defined() ? static_cast<int64_t>(state_.copies.nbytes()) : 0; }
   bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
 
  private:
@@ -39,15 +43,15 @@ class Leaves {
   void make_leaf(const Slot& slot, const Bucket& bucket);
   TransferQueue::Ticket fill(const Bucket& bucket, const at::Tensor& buffer);
   void point(const Bucket& bucket, const at::Tensor& buffer);
+  void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
   at::Tensor at_rest(const Bucket& bucket) const;
 
-  const FlatState& state_;
+  FlatState& state_;
   const Strategy& strategy_;
   BufferPool& pool_;
   TransferQueue& transfers_;
   at::ScalarType dtype_;
-  at::Tensor copies_;  ///< of the values, if leaves that are at rest have another dtype
   int64_t version_ = -1;
   std::vector<Group> groups_;
 };

@@ -52,11 +52,6 @@ int StageRunner::rank_of(int stage) const {
   return ranks.empty() ? stage : ranks[static_cast<size_t>(stage)];
 }
 
-bool StageRunner::holds_last_stage() const noexcept {
-  const std::string& axis = engine_.strategy().pipeline_axis;
-  return axis.empty() || engine_.mesh()[axis].coord() == rank_of(num_stages_ - 1);
-}
-
 double StageRunner::run_step(int num_micro_batches, Source source) {
   return run(num_micro_batches, std::move(source), false);
 }
@@ -97,8 +92,11 @@ void StageRunner::forward(int stage, int micro_batch) {
   if (stage > 0 && !inputs_.contains(key)) {  // the stage before is on this rank too
     inputs_[key] = outputs_.at({stage - 1, micro_batch}).detach();
   }
-  const at::Tensor input = stage == 0 ? at::Tensor() : inputs_.at(key).requires_grad_();
+  const Units& units = engine_.state().layout.units();
+  at::Tensor input;
+  if (stage > 0) input = inputs_.at(key).requires_grad_(units.has_backward(stage - 1));
   outputs_[key] = run_stage(stage, input, batch).front();
+  if (stage > 0 && !units.has_backward(stage - 1)) inputs_.erase(key);  // nothing will ask for its gradient
 }
 
 void StageRunner::backward(int stage, int micro_batch) {
@@ -140,6 +138,10 @@ void StageRunner::transfer(const Action& entry) {
 
 void StageRunner::send(const at::Tensor& tensor, int from_rank, int to_rank, const Call& call) {
   const FlatCell cell = crossing(engine_.mesh()[engine_.strategy().pipeline_axis], from_rank, to_rank);
+  if (tensor.dim() > kMostDims) {
+    throw ShapeError({"pipeline", "activation", fmt::format("has {} dims", tensor.dim()), engine_.mesh().where(),
+                      fmt::format("pass a tensor of at most {} dims from stage to stage", kMostDims)});
+  }
   const at::Tensor flat = tensor.contiguous().view({-1});
   const at::Tensor header = at::empty({kHeader}, at::kLong);
   auto* numbers = header.mutable_data_ptr<int64_t>();

@@ -34,7 +34,6 @@ class StageRunner final : public Passes {
   /// A forward pass without gradients, between engine.begin_evaluation() and end_evaluation(). Every rank calls it.
   /// Returns the output of the model on the ranks of its last stage, undefined on the others.
   at::Tensor evaluate(const MicroBatch& batch);
-  bool holds_last_stage() const noexcept;
 
  private:
   using Key = std::pair<int, int>;  ///< stage, micro-batch

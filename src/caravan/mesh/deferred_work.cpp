@@ -10,7 +10,7 @@ void DeferredWork::run_all() {
 
 void DeferredWork::run(size_t count) {
   for (; count > 0 && !queue_.empty(); --count) {
-    const std::function<void()> work = std::move(queue_.front());
+    const std::function<void()> work = std::move(queue_.front().work);
     queue_.pop_front();  // before it runs: it may push, clear or throw
     work();
   }

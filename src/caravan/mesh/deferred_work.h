@@ -12,7 +12,7 @@ namespace caravan {
 class DeferredWork {
  public:
   /// `work` is kept, with all that it holds, until it has run or is cleared.
-  void push(std::function<void()> work) { queue_.push_back(std::move(work)); }
+  void push(std::function<void()> work, const void* owner = nullptr) { queue_.push_back({owner, std::move(work)}); }
 
   /// Runs everything in order, including what is pushed meanwhile. Work may itself push, clear and call run_all. If
   /// some work throws, it is gone, what follows it stays queued, and the exception passes on.
@@ -23,11 +23,17 @@ class DeferredWork {
 
   bool empty() const noexcept { return queue_.empty(); }
   size_t size() const noexcept { return queue_.size(); }
-  /// Drops everything without running it, such as after an error.
-  void clear() noexcept { queue_.clear(); }
+  /// Drops what this owner has pushed without running it, such as after an error.
+  void clear(const void* owner = nullptr) noexcept {
+    std::erase_if(queue_, [&](const Piece& piece) { return piece.owner == owner; });
+  }
 
  private:
-  std::deque<std::function<void()>> queue_;
+  struct Piece {
+    const void* owner;
+    std::function<void()> work;
+  };
+  std::deque<Piece> queue_;
 };
 
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,8 @@ class GradientSink {
   };
 
   virtual ~GradientSink() = default;
+  /// The number of the step that is under way, from 1; 0 between steps: then nothing is summed.
+  virtual int64_t open_step() const noexcept = 0;
   /// The caller adds one summand to the returned tensor, then calls deposited(). Throws UsageError if the gradient of
   /// this step is complete already.
   virtual Sum sum_of(Parameter& parameter) = 0;

@@ -75,10 +75,17 @@ const at::Tensor& Parameter::compute() const {
   if (!cut_.defined()) {
     const at::AutoGradMode grad(true);
     derived_ = derivation_(leaf_);
+    derived_shape_ = derived_.sizes().vec();
     cut_ = derived_.detach().requires_grad_(derived_.requires_grad());
     const_cast<Parameter*>(this)->hook(cut_);
   }
   return cut_;
+}
+
+at::IntArrayRef Parameter::compute_shape() const {
+  if (!derivation_) return leaf_.sizes();
+  if (!derived_shape_) compute();
+  return *derived_shape_;
 }
 
 void Parameter::set_derivation(Derivation derivation, Layout layout) {
@@ -89,6 +96,7 @@ void Parameter::set_derivation(Derivation derivation, Layout layout) {
   }
   derivation_ = std::move(derivation);
   compute_layout_ = std::move(layout);
+  derived_shape_.reset();
   leaf_changed();
 }
 

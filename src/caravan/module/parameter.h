@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,8 @@ class Parameter {
   /// What layers read; a leaf of autograd. A derived one is computed at its first use after the leaf has changed.
   /// Throws InternalError naming the parameter if there is no memory yet.
   const at::Tensor& compute() const;
+  /// Its shape; also while the leaf has no memory, if the parameter was used before.
+  at::IntArrayRef compute_shape() const;
   const Layout& compute_layout() const noexcept { return derivation_ ? compute_layout_ : leaf_layout_; }
   /// A differentiable function; called with gradients enabled. It must not return a tensor that does not depend on its
   /// argument. Collective if it communicates: then every rank uses the parameter, in the same order.
@@ -91,6 +94,12 @@ class Parameter {
   void deposit(const at::Tensor& gradient);
   /// The same for a summand that can be added in place: `add` gets the sum and whether to overwrite it.
   void deposit(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
+  /// For a summand that is computed before its backward: the sum itself, to which the caller adds, and then calls
+  /// deposited() in backward. Only while a step is open.
+  GradientSink::Sum early_sum() { return sink_->sum_of(*this); }
+  void deposited() { sink_->deposited(*this); }
+  /// The step of the sink that is under way; 0: none, or no sink.
+  int64_t open_step() const noexcept { return sink_ == nullptr ? 0 : sink_->open_step(); }
   /// Runs `work`, which deposits, now or when the sink finds time for it.
   void deposit_later(std::function<void()> work);
   /// The gradient of the leaf for a gradient of compute(): the backward of the derivation, in the leaf's dtype.
@@ -118,7 +127,8 @@ class Parameter {
   Derivation derivation_;
   Layout compute_layout_;
   mutable at::Tensor derived_;  ///< derivation_(leaf_), with its graph
-  mutable at::Tensor cut_;      ///< the same without: a leaf of its own
+  mutable std::optional<std::vector<int64_t>> derived_shape_;
+  mutable at::Tensor cut_;  ///< the same without: a leaf of its own
   GradientSink* sink_ = nullptr;
 };
 

@@ -93,14 +93,16 @@ at::Tensor visible_keys(const at::Tensor& order, int64_t keys, const at::Tensor&
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsnw,btnw,btnw->bsnw", "tw", {{2}}};
   check_inputs(inputs, context, name());
-  at::Tensor out = inputs[0].is_meta() ? AttentionOnMeta::apply(inputs[0], inputs[1], inputs[2])
-                                       : attend(inputs, context).transpose(1, 2);
+  at::Tensor out =
+      inputs[0].is_meta() ? AttentionOnMeta::apply(inputs[0], inputs[1], inputs[2]) : attend(inputs, context);
   record_layout(context, kType, out, {inputs[0], inputs[1], inputs[2]}, name());
   return {out};
 }
 
-/// [batch, heads, queries, width].
 at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
+  const bool drops = context.is_training() && dropout_ > 0;
+  if (inputs.size() == 3 && !context.documents.defined() && !drops)
+    return causal_attention(inputs[0], inputs[1], inputs[2]);
   const int64_t queries = inputs[0].size(1);
   const at::Tensor in_order = at::arange(queries, inputs[0].options().dtype(at::kLong).requires_grad(false));
   const at::Tensor order = inputs.size() == 4 ? inputs[3] : in_order;
@@ -108,14 +110,14 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
   const at::Tensor q = inputs[0].transpose(1, 2);
   const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
   const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
-  if (context.is_training() && dropout_ > 0) {
-    return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context);
+  if (drops) {
+    return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context).transpose(1, 2);
   }
   const bool has_documents = context.documents.defined();
   const bool is_causal = !has_documents && queries == keys && order.equal(in_order);
   const bool sees_all = !has_documents && queries == 1;
-  if (is_causal || sees_all) return fused_attention(q, k, v, std::nullopt, is_causal);
-  return fused_attention(q, k, v, visible_keys(order, keys, context.documents), false);
+  if (is_causal || sees_all) return fused_attention(q, k, v, std::nullopt, is_causal).transpose(1, 2);
+  return fused_attention(q, k, v, visible_keys(order, keys, context.documents), false).transpose(1, 2);
 }
 
 /// The fused CPU kernels do not support dropout. This path materialises the weights, [batch, heads, queries, keys].

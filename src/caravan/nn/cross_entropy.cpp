@@ -116,7 +116,8 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
     at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
     if (hidden.is_meta()) {
-      if (task.share != nullptr) task.share->add(at::empty_like(weight));
+      if (task.share != nullptr)
+        task.share->add_product(hidden.new_empty({weight.size(0), 1}), hidden.new_empty({weight.size(1), 1}));
     } else {
       loss.fill_(run(hidden, weight, labels_in.reshape({-1}).contiguous(), task, hidden_gradient) * task.scale);
     }
@@ -157,7 +158,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       if (task.grad_hidden) {
         hidden_gradient.narrow(0, first, count).copy_(unrounded_product(logits, weight.t(), ProductKind::dx));
       }
-      if (task.share != nullptr) task.share->add(unrounded_product(logits.t(), rows.t(), ProductKind::dw));
+      if (task.share != nullptr) task.share->add_product(logits.t(), rows.t());
     }
     return loss;
   }

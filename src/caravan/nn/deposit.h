@@ -27,7 +27,7 @@ inline void will_deposit(torch::autograd::AutogradContext* ctx, std::initializer
 }
 
 /// In backward: the parameters, in that order.
-inline std::vector<Parameter*> deposits_of(torch::autograd::AutogradContext* ctx) {
+inline const std::vector<Parameter*>& deposits_of(torch::autograd::AutogradContext* ctx) {
   return static_cast<const Deposits&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
 }
 

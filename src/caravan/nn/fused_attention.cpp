@@ -52,6 +52,26 @@ struct AttentionInFp32 : Function<AttentionInFp32> {
   }
 };
 
+/// The kernel that scaled_dot_product_attention chooses for the CPU.
+struct CausalAttention : Function<CausalAttention> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(q.transpose(1, 2), k.transpose(1, 2),
+                                                                              v.transpose(1, 2), 0.0, true);
+    out = out.transpose(1, 2);
+    ctx->save_for_backward({q, k, v, out, log_sum_exp});
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        by_head(grads[0]), by_head(saved[0]), by_head(saved[1]), by_head(saved[2]), by_head(saved[3]), saved[4], 0.0,
+        true);
+    return {by_head(dq), by_head(dk), by_head(dv)};
+  }
+};
+
 /// torch's fused kernel takes a mask only as numbers that are added to the scores.
 at::Tensor added_to_scores(const at::Tensor& mask) {
   const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(at::kFloat));
@@ -85,6 +105,12 @@ struct ProductInFp32 : Function<ProductInFp32> {
 
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
   return attends_in_fp32(a) ? ProductInFp32::apply(a, b) : at::matmul(a, b);
+}
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const bool is_flash = q.is_cpu() && !attends_in_fp32(q) && q.size(2) == k.size(2) && q.numel() > 0;
+  if (is_flash) return CausalAttention::apply(q, k, v);
+  return fused_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), std::nullopt, true).transpose(1, 2);
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -14,6 +14,11 @@ namespace caravan {
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::optional<at::Tensor>& mask, bool is_causal);
 
+/// Causal attention of a whole sequence, with the layout of the layers: [batch, positions, heads, width] and [batch,
+/// positions, kv heads, width] -> [batch, positions, heads, width]. The same numbers as fused_attention on transposed
+/// tensors, without the views that autograd would pay for.
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
 /// a b of [batch, heads, m, k] and [batch, heads, k, n], for attention that is not fused. Differentiable once. bf16 in
 /// the same arithmetic as above; saves its operands in bf16.
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b);

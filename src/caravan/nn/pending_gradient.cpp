@@ -2,32 +2,44 @@
 
 #include <utility>
 
-#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "caravan/base/error.h"
 #include "caravan/nn/dispatch.h"
+#include "caravan/nn/product.h"
 
 namespace caravan {
 
 struct PendingGradient::Sum {
-  at::Tensor tensor;         ///< fp32 (fp64 for fp64); undefined: no summand yet
+  at::Tensor tensor;  ///< fp32 (fp64 for fp64); undefined: no summand yet
+  bool is_empty = true;
+  int64_t step = 0;          ///< the step whose own sum it is; 0: a buffer of its own
+  bool began_empty = true;   ///< what was added can be forgotten
   int64_t num_forwards = 0;  ///< that have a share of it
   int64_t num_waiting = 0;   ///< of them: those that wait for their backward
-  bool is_spoilt = false;    ///< a share that is mixed with others was dropped
-  uint64_t epoch = 0;        ///< counts the sums: a share of an earlier one has no part in this
+  int64_t num_deposited = 0;
+  bool is_spoilt = false;  ///< a share that is mixed with others was dropped
+  uint64_t epoch = 0;      ///< counts the sums: a share of an earlier one has no part in this
 
   void restart() {
-    tensor = at::Tensor();
-    num_forwards = num_waiting = 0;
-    is_spoilt = false;
-    ++epoch;
+    const uint64_t next = epoch + 1;
+    *this = {};
+    epoch = next;
   }
 };
 
 PendingGradient::PendingGradient(Parameter& parameter) : parameter_(parameter), sum_(std::make_shared<Sum>()) {}
 
 PendingGradient::SharePtr PendingGradient::begin() {
+  const int64_t step = parameter_.open_step();
+  if (step != sum_->step) sum_->restart();
+  if (step > 0 && sum_->num_forwards == 0) {
+    const GradientSink::Sum direct = parameter_.early_sum();
+    sum_->tensor = direct.tensor;
+    sum_->is_empty = sum_->began_empty = direct.is_empty;
+    sum_->step = step;
+  }
   ++sum_->num_forwards;
   ++sum_->num_waiting;
   return c10::make_intrusive<Share>(parameter_, sum_);
@@ -38,27 +50,17 @@ PendingGradient::Share::Share(Parameter& parameter, std::shared_ptr<Sum> sum)
 
 PendingGradient::Share::~Share() {
   if (is_deposited_ || epoch_ != sum_->epoch) return;
-  if (sum_->num_forwards == 1) {
-    sum_->restart();
-  } else {
-    --sum_->num_waiting;
-    sum_->is_spoilt = true;
-  }
+  --sum_->num_waiting;
+  sum_->is_spoilt = true;
+  if (sum_->num_waiting == 0 && sum_->num_deposited == 0 && sum_->began_empty) sum_->restart();  // all were dropped
 }
 
-void PendingGradient::Share::add(const at::Tensor& summand) {
-  at::Tensor& sum = sum_->tensor;
-  if (!sum.defined() || summand.is_meta()) {
-    sum = summand.to(compute_type(summand.scalar_type()));
-    return;
+void PendingGradient::Share::add_product(const at::Tensor& a, const at::Tensor& b) {
+  if (!sum_->tensor.defined()) {
+    sum_->tensor = at::empty({a.size(0), b.size(0)}, a.options().dtype(compute_type(a.scalar_type())));
   }
-  const at::Tensor part = summand.contiguous();
-  with_dtype("gradient", part.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    at::parallel_for(0, part.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
-      kernels::accumulate(data_of<T>(part) + begin, data_of<kernels::Compute<T>>(sum) + begin, end - begin);
-    });
-  });
+  caravan::add_product(sum_->tensor, sum_->is_empty, a, b, ProductKind::dw);
+  sum_->is_empty = false;
 }
 
 void PendingGradient::Share::deposit() {
@@ -73,10 +75,17 @@ void PendingGradient::Share::deposit() {
                       "evaluate under a NoGradGuard"});
   }
   is_deposited_ = true;
+  ++sum_->num_deposited;
   if (--sum_->num_waiting > 0) return;
-  const at::Tensor total = std::move(sum_->tensor);
+  const Sum total = *sum_;
   sum_->restart();
-  parameter_.deposit(total.defined() ? total : at::zeros_like(parameter_.compute()));
+  if (total.is_empty) {  // no token at all
+    parameter_.deposit(at::zeros_like(parameter_.compute()));
+  } else if (total.step > 0) {
+    parameter_.deposited();
+  } else {
+    parameter_.deposit(total.tensor);
+  }
 }
 
 }  // namespace caravan

@@ -12,7 +12,7 @@ namespace caravan {
 
 /// The gradient of a parameter that forward passes compute, until their backward deposits it. Forwards that are in
 /// flight at the same time (of a pipeline) add to one sum, so that m of them do not hold m gradients; the last backward
-/// among them deposits it.
+/// among them deposits it. In a step of an engine that is the sum of the step itself, and nothing is copied.
 class PendingGradient {
  public:
   explicit PendingGradient(Parameter& parameter);
@@ -34,8 +34,8 @@ class PendingGradient::Share final : public torch::CustomClassHolder {
   Share(Parameter& parameter, std::shared_ptr<Sum> sum);
   ~Share() override;
 
-  /// A summand of any floating dtype; in forward.
-  void add(const at::Tensor& summand);
+  /// Adds a b^T, in forward: [rows, k] and [columns, k] for a parameter of [rows, columns].
+  void add_product(const at::Tensor& a, const at::Tensor& b);
   /// In backward. Throws UsageError if summands of a forward that will have no backward are mixed into the sum, or if
   /// this was called before.
   void deposit();

@@ -14,6 +14,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
@@ -22,6 +23,11 @@
 #include "caravan/base/processor.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/deposit.h"
+
+/// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
+extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
+                                                     float alpha, const void* a, int lda, const void* b, int ldb,
+                                                     float beta, float* c, int ldc);
 
 namespace caravan {
 namespace {
@@ -109,33 +115,91 @@ at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const
   return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
 }
 
-/// x w^T + b of [rows, in].
-struct Linear2d : Function<Linear2d> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
+  if (is_empty) {
+    sum.copy_(summand);
+  } else {
+    sum.add_(summand);
+  }
+}
+
+/// sum (+)= a b^T of transposed bf16 matrices in fp32 arithmetic, without widening them. False if it cannot be.
+bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
+  const bool is_bf16 = a.scalar_type() == at::kBFloat16 && b.scalar_type() == at::kBFloat16;
+  const bool fits = is_bf16 && a.is_cpu() && a.t().is_contiguous() && b.t().is_contiguous() && sum.is_contiguous() &&
+                    sum.scalar_type() == at::kFloat && a.numel() > 0 && b.numel() > 0;
+  const bool is_chosen = in_use().second.library(ProductKind::dw) == ProductLibrary::mkl;
+  if (cblas_gemm_bf16bf16f32 == nullptr || !is_chosen || !fits) return false;
+  constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
+  const auto m = static_cast<int>(a.size(0));
+  const auto n = static_cast<int>(b.size(0));
+  const auto k = static_cast<int>(a.size(1));
+  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kPlain, m, n, k, 1, a.const_data_ptr(), m, b.const_data_ptr(), n,
+                         is_empty ? 0 : 1, sum.mutable_data_ptr<float>(), n);
+  return true;
+}
+
+void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
+                    ProductKind kind) {
+  if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
+  const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
+  const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();
+  if (!is_blas || !is_wide || sum.is_meta()) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
+  const auto operand = [&](const at::Tensor& x) { return chosen ? widened(x) : x; };
+  if (is_empty) {
+    at::mm_out(sum, operand(a), operand(b).t());
+  } else {
+    sum.addmm_(operand(a), operand(b).t());
+  }
+}
+
+/// sum (+)= the sum of the rows of dy, which is not rounded to bf16.
+void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
+  if (is_empty) {
+    at::sum_out(sum, dy, at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type());
+  } else {
+    sum.add_(dy.sum(at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type()));
+  }
+}
+
+/// x w^T + b. Flattened inside: autograd would pay for each view.
+struct LinearFunction : Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& w,
                             const std::optional<at::Tensor>& b, Parameter& weight, Parameter* bias) {
-    const bool chosen = is_chosen(x, w, x.size(0));
+    std::vector<int64_t> shape = input.sizes().vec();
+    shape.pop_back();
+    const int64_t rows = c10::multiply_integers(shape);
+    shape.push_back(w.size(0));
+    const at::Tensor x = input.reshape({rows, w.size(1)});
+    const bool chosen = is_chosen(x, w, rows);
     will_deposit(ctx, {&weight, bias});
-    ctx->save_for_backward({x, w.detach()});
-    ctx->saved_data["chosen"] = chosen;
-    return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type());
+    ctx->save_for_backward({input, w.detach()});
+    return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type()).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list gradients(5);
     if (!grads[0].defined()) return gradients;
     const variable_list saved = ctx->get_saved_variables();
-    const bool chosen = ctx->saved_data["chosen"].toBool();
-    const at::Tensor dy = chosen ? widened(grads[0].contiguous()) : grads[0];
+    const int64_t rows = c10::multiply_integers(saved[0].sizes().slice(0, saved[0].dim() - 1));
+    const at::Tensor x = saved[0].detach().reshape({rows, saved[0].size(-1)});
+    const bool chosen = is_chosen(x, saved[1], rows);
+    const at::Tensor dy = grads[0].reshape({rows, saved[1].size(0)}).contiguous();
     if (ctx->needs_input_grad(0)) {
-      gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(saved[0].scalar_type());
+      gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(x.scalar_type());
+      gradients[0] = gradients[0].view(saved[0].sizes());
     }
-    const std::vector<Parameter*> parameters = deposits_of(ctx);
+    const std::vector<Parameter*>& parameters = deposits_of(ctx);
     Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
     Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
     if (weight == nullptr && bias == nullptr) return gradients;
-    (weight != nullptr ? weight : bias)->deposit_later([=, dy = dy.detach(), x = saved[0].detach()] {
-      if (weight != nullptr) weight->deposit(multiply(chosen, dy.t(), x.t(), std::nullopt, ProductKind::dw));
-      if (bias != nullptr) bias->deposit(dy.sum(0));
+    (weight != nullptr ? weight : bias)->deposit_later([=] {
+      if (weight != nullptr) {
+        weight->deposit([&](at::Tensor& sum, bool is_empty) {
+          add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw);
+        });
+      }
+      if (bias != nullptr) bias->deposit([&](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
     });
     return gradients;
   }
@@ -151,6 +215,10 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   return unrounded_product(a, b, kind).to(a.scalar_type());
 }
 
+void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  add_product_to(is_chosen(a, b, a.size(0)), sum, is_empty, a, b, kind);
+}
+
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
   const at::Tensor& w = weight.compute();
   if (x.dim() < 1 || w.dim() != 2 || x.size(-1) != w.size(1) || x.scalar_type() != w.scalar_type()) {
@@ -159,12 +227,8 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
                                   join(w.sizes()), c10::toString(w.scalar_type())),
                       "", "use the same width and dtype for both"});
   }
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.pop_back();
-  const int64_t rows = c10::multiply_integers(shape);
-  shape.push_back(w.size(0));
   const auto b = bias != nullptr ? std::optional(bias->compute()) : std::nullopt;
-  return Linear2d::apply(x.reshape({rows, w.size(1)}), w, b, weight, bias).view(shape);
+  return LinearFunction::apply(x, w, b, weight, bias);
 }
 
 std::vector<ProductLibrary> available_product_libraries() {

@@ -16,6 +16,10 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = 
 /// As `product`, but the result is fp32 where bf16 operands were multiplied in fp32: for sums of several products.
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
 
+/// sum = a b^T, or sum += a b^T unless it is empty: in place where the chosen library can. `sum` [m, n] is contiguous,
+/// fp32 (fp64 for fp64 operands).
+void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind);
+
 /// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or null. Its three products are computed as by
 /// `product`, with the number of rows of x. Differentiable once.
 ///   grad    of x is computed first, then those of weight and bias are handed to Parameter::deposit_later; where bf16

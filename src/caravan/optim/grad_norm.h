@@ -12,7 +12,10 @@ namespace caravan {
 /// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 8 bytes.
 double grad_norm(const FlatState& state, const Mesh& mesh);
 
-/// Scales the gradients so that their norm is at most `max_norm`. `norm` is their grad_norm. No-op if max_norm <= 0.
+/// What the gradients must be multiplied by so that their norm is at most `max_norm`: Optimizer::step takes it. `norm`
+/// is their grad_norm. 1 if max_norm <= 0.
+double clip_scale(double norm, double max_norm);
+/// The same in place, for an optimizer that takes no scale.
 void clip_grad_norm(FlatState& state, double norm, double max_norm);
 
 }  // namespace caravan

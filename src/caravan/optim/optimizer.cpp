@@ -1,12 +1,14 @@
 #include "caravan/optim/optimizer.h"
 
+#include <cmath>
+
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/optim/kernels.h"
 
 namespace caravan {
 namespace {
@@ -31,11 +33,12 @@ at::Tensor part(const at::Tensor& flat, const FlatLayout::Range& range) {
 
 }  // namespace
 
-void Optimizer::step(double lr) {
+void Optimizer::step(double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
   ++num_steps_;
-  update(lr);
+  const bool has_copied = update(lr, gradient_scale);
   state_.bump_version();
+  if (has_copied) state_.copied_version = state_.version();
 }
 
 AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
@@ -47,14 +50,42 @@ AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), 
   exp_avg_sq_ = at::zeros_like(state.gradients);
 }
 
-void AdamW::update(double lr) {
-  const at::Tensor step = at::full({}, static_cast<double>(num_steps_), at::kFloat);
+void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
+                const AdamWPart& part) {
+  const auto t = static_cast<double>(step);
+  const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
+                                   .decay = decays ? 1 - lr * options.weight_decay : 1,
+                                   .beta1 = options.beta1,
+                                   .beta2 = options.beta2,
+                                   .epsilon = options.epsilon,
+                                   .step_size = lr / (1 - std::pow(options.beta1, t)),
+                                   .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
+  const auto sweep = [&](auto type) {
+    using T = decltype(type);
+    const auto data = [](const at::Tensor& flat) { return static_cast<T*>(flat.data_ptr()); };
+    auto* copies = part.copies.defined() ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
+    at::parallel_for(0, part.values.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+      kernels::adamw(data(part.values) + begin, data(part.gradients) + begin, data(part.exp_avg) + begin,
+                     data(part.exp_avg_sq) + begin, copies == nullptr ? nullptr : copies + begin, end - begin, numbers);
+    });
+  };
+  if (part.values.scalar_type() == at::kDouble) {
+    sweep(double{});
+  } else {
+    sweep(float{});
+  }
+}
+
+bool AdamW::update(double lr, double gradient_scale) {
+  // Written in the same sweep if all of the values are.
+  const bool copies = state_.copies.defined() && state_.copies.scalar_type() == at::kBFloat16 &&
+                      state_.layout.count() == state_.layout.trained_count();
   for_each_range(state_, [&](const FlatLayout::Range& range) {
-    at::_fused_adamw_({part(state_.values, range)}, {part(state_.gradients, range)}, {part(exp_avg_, range)},
-                      {part(exp_avg_sq_, range)}, {}, {step}, lr, options_.beta1, options_.beta2,
-                      range.decays ? options_.weight_decay : 0.0, options_.epsilon, /*amsgrad=*/false,
-                      /*maximize=*/false);
+    adamw_step(options_, num_steps_, lr, gradient_scale, range.decays,
+               {part(state_.values, range), part(state_.gradients, range), part(exp_avg_, range),
+                part(exp_avg_sq_, range), copies ? part(state_.copies, range) : at::Tensor()});
   });
+  return copies;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
@@ -67,14 +98,16 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), option
   if (options.momentum > 0) momentum_ = at::zeros_like(state.gradients);
 }
 
-void Sgd::update(double lr) {
+bool Sgd::update(double lr, double gradient_scale) {
   for_each_range(state_, [&](const FlatLayout::Range& range) {
     const at::Tensor values = part(state_.values, range);
     at::Tensor direction = part(state_.gradients, range);
+    if (gradient_scale != 1) direction = direction * gradient_scale;
     if (options_.weight_decay > 0 && range.decays) direction = direction.add(values, options_.weight_decay);
     if (momentum_.defined()) direction = part(momentum_, range).mul_(options_.momentum).add_(direction);
     values.add_(direction, -lr);
   });
+  return false;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Sgd::state() const {

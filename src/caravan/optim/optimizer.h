@@ -20,8 +20,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One step with learning rate `lr`. Reads the gradients and keeps no reference to them.
-  void step(double lr);
+  /// One step with learning rate `lr`, of the gradients times `gradient_scale` (of clipping). Reads the gradients and
+  /// keeps no reference to them.
+  void step(double lr, double gradient_scale = 1);
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
@@ -32,7 +33,8 @@ class Optimizer {
  protected:
   /// `state` must outlive the optimizer, whose updates are seen by torch's version counters.
   explicit Optimizer(FlatState& state) : state_(state) { state.is_versioned = true; }
-  virtual void update(double lr) = 0;
+  /// True if it has written state.copies too.
+  virtual bool update(double lr, double gradient_scale) = 0;
 
   FlatState& state_;
   int64_t num_steps_ = 0;
@@ -45,8 +47,22 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< for parameters that decay
 };
 
-/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. Uses torch's fused kernel on the flat
-/// buffers.
+/// Flat tensors of equal size: a stretch of the state.
+struct AdamWPart {
+  at::Tensor values;
+  at::Tensor gradients;
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+  at::Tensor copies{};  ///< of the values, bf16; undefined: none
+};
+
+/// Step number `step`, from 1, of one stretch: one sweep, the same bits however the state is cut. For optimizers whose
+/// state lies elsewhere.
+void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
+                const AdamWPart& part);
+
+/// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. One sweep over values,
+/// gradients and moments, which also writes the copies that layers compute with.
 class AdamW final : public Optimizer {
  public:
   /// Throws UsageError for an option outside its range.
@@ -54,7 +70,7 @@ class AdamW final : public Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
-  void update(double lr) override;
+  bool update(double lr, double gradient_scale) override;
 
   AdamWOptions options_;
   at::Tensor exp_avg_;
@@ -74,7 +90,7 @@ class Sgd final : public Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
-  void update(double lr) override;
+  bool update(double lr, double gradient_scale) override;
 
   SgdOptions options_;
   at::Tensor momentum_;  ///< undefined without momentum

@@ -40,7 +40,6 @@ int64_t FlatCell::own() const { return counts.empty() ? 0 : counts[static_cast<s
 int64_t FlatCell::before() const {
   return counts.empty() ? 0 : sum_of({counts.data(), static_cast<size_t>(axis.coord())});
 }
-bool FlatCell::is_same_data() const noexcept { return axis.size() == 1 || (from.is_whole() && to.is_whole()); }
 
 Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, const Call& call) {
   if (cell.from.is_shard() && cell.to.is_shard() && cell.from.owner() >= 0 && cell.to.owner() >= 0) {

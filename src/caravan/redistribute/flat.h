@@ -30,10 +30,9 @@ struct FlatCell {
   /// a buffer of several tensors is sharded at cuts, each tensor as S(0; sizes) with some sizes 0.
   std::vector<int64_t> counts{};
 
-  int64_t whole() const;               ///< elements of the side that is not a shard; 0 if none is
-  int64_t own() const;                 ///< elements of this coordinate's part
-  int64_t before() const;              ///< elements of the parts before it
-  bool is_same_data() const noexcept;  ///< nothing moves
+  int64_t whole() const;   ///< elements of the side that is not a shard; 0 if none is
+  int64_t own() const;     ///< elements of this coordinate's part
+  int64_t before() const;  ///< elements of the parts before it
 };
 
 /// Starts the cell: P -> R, P -> I (may be in place), P -> S, S -> R, S -> I, with even, uneven or owned shards, and

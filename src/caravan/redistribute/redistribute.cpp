@@ -103,7 +103,12 @@ void run(const Move& move, Operation operation) {
   Communicator& comm = move.axis.comm();
   if (!move.is_backward || move.axis.deferred().empty()) return comm.run(std::move(operation));
   Work work = comm.issue(std::move(operation));
-  move.axis.deferred().run_all();
+  try {
+    move.axis.deferred().run_all();
+  } catch (...) {
+    while (!work.done()) comm.progress();  // the operation still uses the caller's buffers
+    throw;
+  }
   work.wait();
 }
 

@@ -7,6 +7,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/error.h"
 #include "caravan/engine/stage_runner.h"
 #include "caravan/nn/cross_entropy.h"
 
@@ -100,15 +101,22 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     part.counts &= strategy.batch_layout[axis.name()].is_shard();
     loss_counts &= !strategy.loss_layout[axis.name()].is_invariant();
   }
+  if (!strategy.batch_layout.sharding(1).empty()) {
+    throw UsageError({"evaluate", strategy.name, "shards sequences, but windows are evaluated whole",
+                      mesh.where() + ", batch " + strategy.batch_layout.to_string(), "evaluate with a StageRunner"});
+  }
   StageRunner runner(engine);
   const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels) {
     const at::Tensor output = runner.evaluate({ids, labels, {.phase = Phase::evaluate}});
     return output.defined() && loss_counts ? output.item<double>() : 0.0;
   };
-  engine.begin_evaluation();
-  auto result = evaluate(loss, windows, part, options);
-  engine.end_evaluation();
-  return result;
+  struct Scope {  // also if a pass throws
+    explicit Scope(Engine& of) : engine(of) { engine.begin_evaluation(); }
+    ~Scope() { engine.end_evaluation(); }
+    Engine& engine;
+  };
+  const Scope scope(engine);
+  return evaluate(loss, windows, part, options);
 }
 
 }  // namespace caravan

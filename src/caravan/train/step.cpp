@@ -61,8 +61,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   result.grad_norm = grad_norm(engine_.state(), mesh_);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) name_bad_numbers(source, step, result);
   if (inspect) inspect(result);
-  clip_grad_norm(engine_.state(), result.grad_norm, options_.clip_norm);
-  optimizer_.step(lr);
+  optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm));
   return result;
 }
 

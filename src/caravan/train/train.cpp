@@ -208,6 +208,9 @@ TrainBatch Run::batch(int64_t step) const {
   const Box mine =
       local_box({global_rows, recipe_.model.context}, state_->engine().strategy().batch_layout, mesh_, "batch");
   TrainBatch batch = make_batch(dataset_.train, sampler_, step * global_rows + mine.offset[0], mine.size[0]);
+  for (at::Tensor* tokens : {&batch.ids, &batch.labels}) {
+    *tokens = tokens->narrow(1, mine.offset[1], mine.size[1]).contiguous();
+  }
   batch.first_row = mine.offset[0];
   batch.global_rows = global_rows;
   batch.num_targets = global_rows * recipe_.model.context;

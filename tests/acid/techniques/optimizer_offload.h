@@ -17,9 +17,7 @@ class OffloadedAdamW final : public Optimizer {
  public:
   OffloadedAdamW(FlatState& state, const AdamWOptions& options, std::filesystem::path file, int64_t buffer_elems)
       : Optimizer(state), options_(options), path_(std::move(file)) {
-    // Pieces begin where vectors of the kernel begin: the same bits as in one piece.
-    const int64_t unit = FlatLayout::kAlignment;
-    buffer_ = at::empty({2, (buffer_elems + unit - 1) / unit * unit}, state.gradients.options());
+    buffer_ = at::empty({2, buffer_elems}, state.gradients.options());
     file_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file_ || ::ftruncate(file_.get(), 2 * bytes(state.gradients.numel())) != 0) refuse("cannot be made");
   }
@@ -32,21 +30,20 @@ class OffloadedAdamW final : public Optimizer {
   }
 
  private:
-  void update(double lr) override {
-    const at::Tensor step = at::full({}, static_cast<double>(num_steps_), at::kFloat);
+  bool update(double lr, double gradient_scale) override {
     for (const FlatLayout::Range& range : state_.layout.ranges()) {
       for (int64_t done = 0; done < range.count; done += buffer_.size(1)) {
         const int64_t first = range.offset + done;
         const int64_t count = std::min(buffer_.size(1), range.count - done);
         const at::Tensor moments = buffer_.narrow(1, 0, count);
         move(::pread, moments, first, "cannot be read");
-        at::_fused_adamw_({state_.values.narrow(0, first, count)}, {state_.gradients.narrow(0, first, count)},
-                          {moments[0]}, {moments[1]}, {}, {step}, lr, options_.beta1, options_.beta2,
-                          range.decays ? options_.weight_decay : 0.0, options_.epsilon, /*amsgrad=*/false,
-                          /*maximize=*/false);
+        adamw_step(
+            options_, num_steps_, lr, gradient_scale, range.decays,
+            {state_.values.narrow(0, first, count), state_.gradients.narrow(0, first, count), moments[0], moments[1]});
         move(::pwrite, moments, first, "cannot be written");
       }
     }
+    return false;
   }
 
   /// Elements `first`, .. of both moments.

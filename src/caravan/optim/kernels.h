@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "caravan/nn/kernels.h"
+
+namespace caravan::kernels {
+
+/// The numbers of one AdamW step, the same for every element.
+struct AdamWStep {
+  double gradient_scale = 1;  ///< of clipping
+  double decay = 1;           ///< 1 - lr * weight decay
+  double beta1 = 0;
+  double beta2 = 0;
+  double epsilon = 0;
+  double step_size = 0;        ///< lr / (1 - beta1^t)
+  double root_correction = 1;  ///< sqrt(1 - beta2^t)
+};
+
+/// One sweep over `count` elements: reads gradients; updates values and both moments; with `copies`, also writes the
+/// new values rounded to bf16. T is float or double. Single-threaded; the same bits on every machine.
+template <class T>
+void adamw(T* values, const T* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copies, int64_t count,
+           const AdamWStep& step);
+
+/// The sum of the squares of `count` numbers: in lanes of the type over stretches that keep its digits, these in fp64.
+/// T is float or double. The same bits on every machine.
+template <class T>
+double sum_of_squares(const T* x, int64_t count);
+
+}  // namespace caravan::kernels
