@@ -1,9 +1,8 @@
 #include "caravan/engine/flat.h"
 
-#include <functional>
 #include <map>
-#include <numeric>
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -11,14 +10,6 @@
 
 namespace caravan {
 namespace {
-
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-int64_t aligned(int64_t count) {
-  return (count + FlatLayout::kAlignment - 1) / FlatLayout::kAlignment * FlatLayout::kAlignment;
-}
 
 /// The shape of the local piece of a leaf. Its layout may name part of an axis, on which it is whole.
 std::vector<int64_t> leaf_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
@@ -91,8 +82,8 @@ bool counts_here(const Parameter& parameter, const Layout& rest, const Mesh& mes
 
 }  // namespace
 
-int64_t Slot::rest_count() const noexcept { return product(rest_shape); }
-int64_t Slot::leaf_count() const noexcept { return product(leaf_shape); }
+int64_t Slot::rest_count() const noexcept { return c10::multiply_integers(rest_shape); }
+int64_t Slot::leaf_count() const noexcept { return c10::multiply_integers(leaf_shape); }
 
 bool Bucket::reduces_in_place() const noexcept {
   for (const FlatCell& cell : reduce) {

@@ -52,6 +52,10 @@ class FlatLayout {
   /// Offsets of buckets, and of parameters in leaf buffers, are multiples of this many elements: 64 bytes in bf16, 128
   /// in fp32. The gaps stay zero in every buffer.
   static constexpr int64_t kAlignment = 32;
+  /// `count` rounded up to kAlignment.
+  static constexpr int64_t aligned(int64_t count) noexcept {
+    return (count + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   /// A stretch of the buffers that the optimizer treats alike.
   struct Range {

@@ -1,10 +1,8 @@
 #include "caravan/engine/gradient_sums.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -68,14 +66,18 @@ at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   return once;
 }
 
+void GradientSums::refuse_late(const Parameter& parameter) const {
+  throw UsageError({strategy_.name, parameter.name(), "a gradient arrives after it was reduced", "",
+                    "call begin_step() before the next step, with the number of its backward passes"});
+}
+
 GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   const size_t index = state_.layout.index(parameter);
   const Slot& slot = state_.layout.slots()[index];
   OfSlot& own = slots_[index];
   if (buckets_[static_cast<size_t>(slot.bucket)].is_reduced &&
       state_.layout.buckets()[static_cast<size_t>(slot.bucket)].reduces_in_place()) {
-    throw UsageError({strategy_.name, parameter.name(), "a gradient arrives after it was reduced", "",
-                      "begin_step() before the next step, with the number of its backward passes"});
+    refuse_late(parameter);
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
   if (!own.derived.defined()) {
@@ -189,8 +191,7 @@ void GradientSums::finish() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = state_.layout.slots()[i];
     if (!slots_[i].is_written || !buckets_[static_cast<size_t>(slot.bucket)].is_reduced) continue;
-    throw UsageError({strategy_.name, slot.parameter->name(), "a gradient arrives after it was reduced", "",
-                      "begin_step() before the next step, with the number of its backward passes"});
+    refuse_late(*slot.parameter);
   }
   for (const Bucket& bucket : state_.layout.buckets()) {  // of units that did not run
     if (!bucket.is_trained || buckets_[static_cast<size_t>(bucket.index)].is_reduced) continue;

@@ -34,6 +34,8 @@ class GradientSums {
   at::Tensor local(const Parameter& parameter);
 
  private:
+  [[noreturn]] void refuse_late(const Parameter& parameter) const;
+
   struct OfSlot {
     bool is_written = false;  ///< since the last reduction of its bucket
     bool is_used = false;     ///< in this step

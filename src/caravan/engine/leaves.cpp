@@ -1,10 +1,10 @@
 #include "caravan/engine/leaves.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "caravan/engine/groups.h"
@@ -16,7 +16,7 @@ namespace {
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
   at::Tensor tensor = at::empty({0}, options);
   if (tensor.is_meta()) return at::empty(shape, options);
-  const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  const int64_t count = c10::multiply_integers(shape);
   const auto bytes = static_cast<size_t>(count) * tensor.element_size();
   const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, at::kCPU), nullptr, false);
   return tensor.set_(storage, 0, shape);

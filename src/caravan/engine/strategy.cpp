@@ -31,11 +31,8 @@ int64_t rows_at_rest(const Parameter& parameter, const ParameterLayouts& layouts
 /// Cuts the parameters, which follow each other in a buffer, into n parts that are equal up to a row. Returns the rows
 /// of each part for each parameter.
 std::vector<std::vector<int64_t>> equal_parts(const std::vector<std::pair<int64_t, int64_t>>& rows_and_row, int n) {
-  const auto padded = [](int64_t count) {
-    return (count + FlatLayout::kAlignment - 1) / FlatLayout::kAlignment * FlatLayout::kAlignment;
-  };
   int64_t total = 0;
-  for (const auto& [rows, row] : rows_and_row) total += padded(rows * row);
+  for (const auto& [rows, row] : rows_and_row) total += FlatLayout::aligned(rows * row);
   std::vector<std::vector<int64_t>> sizes;
   int64_t begin = 0;
   for (const auto& [rows, row] : rows_and_row) {
@@ -49,7 +46,7 @@ std::vector<std::vector<int64_t>> equal_parts(const std::vector<std::pair<int64_
       done = end;
     }
     sizes.push_back(std::move(own));
-    begin += padded(rows * row);
+    begin += FlatLayout::aligned(rows * row);
   }
   return sizes;
 }
@@ -84,6 +81,12 @@ std::map<std::string, std::set<int>> stages_of_parameters(const Strategy& strate
 }
 
 }  // namespace
+
+bool Strategy::counts_loss(const Mesh& mesh) const {
+  return std::ranges::all_of(loss_layout.entries(), [&](const Layout::Entry& entry) {
+    return !entry.second.is_invariant() || mesh[entry.first].coord() == 0;
+  });
+}
 
 Strategy whole_model(Module& model, const Mesh& mesh) {
   Strategy strategy;

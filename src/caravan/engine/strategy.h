@@ -46,6 +46,8 @@ struct Strategy {
 
   /// Of the loss: I or P on every axis.
   Layout loss_layout{};
+  /// Whether this rank's loss is a summand of the global one: where it is invariant, coordinate 0 counts.
+  bool counts_loss(const Mesh& mesh) const;
   /// Of the batch, [rows, positions], on every axis: which rows this rank is given.
   Layout batch_layout{};
 

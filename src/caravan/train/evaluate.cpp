@@ -95,11 +95,9 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     part.num_parts *= mesh[axis].size();
   }
   // Every element of the batch is counted by one rank: coordinate 0 of the axes over which it is whole.
-  bool loss_counts = true;
+  const bool loss_counts = strategy.counts_loss(mesh);
   for (const MeshAxis& axis : mesh.axes()) {
-    if (axis.coord() == 0) continue;
-    part.counts &= strategy.batch_layout[axis.name()].is_shard();
-    loss_counts &= !strategy.loss_layout[axis.name()].is_invariant();
+    if (axis.coord() != 0) part.counts &= strategy.batch_layout[axis.name()].is_shard();
   }
   if (!strategy.batch_layout.sharding(1).empty()) {
     throw UsageError({"evaluate", strategy.name, "shards sequences, but windows are evaluated whole",

@@ -19,14 +19,6 @@ std::string number_text(double value, int digits) {
   return std::isnan(value) ? "nan" : "inf";
 }
 
-/// Whether this rank's loss is a summand of the global one: where it is invariant, coordinate 0 counts.
-bool counts_here(const Layout& loss, const Mesh& mesh) {
-  for (const auto& [axis, placement] : loss.entries()) {
-    if (placement.is_invariant() && mesh[axis].coord() != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& options)
@@ -66,7 +58,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
 }
 
 void TrainStep::agree(double local_loss, StepResult& result) const {
-  const double summand = counts_here(engine_.strategy().loss_layout, mesh_) ? local_loss : 0;
+  const double summand = engine_.strategy().counts_loss(mesh_) ? local_loss : 0;
   const at::Tensor sums = at::tensor({summand, result.stop ? 1.0 : 0.0}, at::kDouble);
   all_reduce_async(mesh_.world(), sums, sums, ReduceOp::sum, "loss").wait();
   result.loss = sums[0].item<double>();
