@@ -6,7 +6,7 @@ set(CARAVAN_PUBLIC_HEADERS
   comm/communicator.h comm/options.h comm/record.h comm/shared/thread_ranks.h comm/store/rendezvous.h comm/tensor.h
   comm/world.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
-  engine/stage_runner.h module/adapter.h module/module.h module/plan.h parallel/ddp.h
+  engine/stage_runner.h memory/recompute.h module/adapter.h module/module.h module/plan.h parallel/ddp.h parallel/zero.h
   parallel/make_strategy.h prove/prove.h
   nn/model.h optim/grad_norm.h optim/learning_rate.h optim/optimizer.h
   data/corpus.h data/sampler.h data/tokenizer.h

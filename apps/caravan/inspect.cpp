@@ -13,7 +13,6 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/communicator.h"
 #include "caravan/data/corpus.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/train/micro_batch.h"
@@ -68,14 +67,44 @@ std::string bytes_line(double bytes) {
 
 void print_memory(const MemoryPlan& plan) {
   const MemoryShape& shape = plan.shape;
-  const auto layers = static_cast<double>(shape.model.layers);
   fmt::print("memory per rank, estimated for {} sequences at a time\n", shape.sequences);
-  print("parameters and optimizer", bytes_line(state_bytes(shape)));
-  print("activations", bytes_line(layers * layer_activation_bytes(shape)));
+  const StateShape of = state_of(shape);
+  const StateBytes state = state_bytes(of);
+  print(of.is_shared() ? "parameters (shared memory)" : "parameters", bytes_line(state.parameters));
+  print("gradients", bytes_line(state.gradients));
+  print("optimizer", bytes_line(state.optimizer));
+  if (state.buffers > 0) print("units in flight", bytes_line(state.buffers));
+  print("activations", bytes_line(kept_activation_bytes(shape)));
+  const bool recomputes = shape.num_recomputed + shape.num_recomputed_cores > 0;
+  if (recomputes) print("recomputed at once", bytes_line(recomputed_bytes(shape)));
   print("logits, gradients, batch",
         bytes_line(batch_bytes(shape) + std::max(head_bytes(shape), layer_backward_bytes(shape))));
   print("total", bytes_line(plan.peak_bytes));
   if (plan.limit_bytes > 0) print("available per rank", bytes_line(static_cast<double>(plan.limit_bytes)));
+}
+
+void print_traffic(const StateShape& shape, double link_gbit_s) {
+  const StateTraffic traffic = state_traffic(shape);
+  fmt::print("sent per rank and step, {}\n", shape.choice.technique);
+  print("parameters gathered", fmt::format("{:>14.0f} elements", traffic.gathered));
+  print("gradients reduced", fmt::format("{:>14.0f} elements", traffic.reduced));
+  print("sent", fmt::format("{:>14.0f} elements", traffic.elements));
+  print("bytes sent", bytes_line(traffic.bytes));
+  if (link_gbit_s > 0) {
+    print(fmt::format("at {:g} Gbit/s", link_gbit_s), fmt::format("{:>14.3f} s", traffic.bytes * 8e-9 / link_gbit_s));
+  }
+  if (!shape.choice.shards_gradients()) return;
+  StateShape other = shape;  // where gradients add up
+  other.choice.accumulate = shape.choice.accumulate == "full" ? "sharded" : "full";
+  print(fmt::format("accumulate = \"{}\"", other.choice.accumulate),
+        bytes_line(state_traffic(other).bytes) +
+            fmt::format(", memory {}", format_bytes(static_cast<int64_t>(state_bytes(other).total()))));
+}
+
+/// What allocate_shared will find.
+bool shares_memory(const Recipe& recipe, bool is_local) {
+  const std::string& backend = recipe.comm.backend;
+  return backend == "thread" || (is_local && (backend == "shm" || backend == "auto"));
 }
 
 }  // namespace
@@ -93,7 +122,8 @@ int inspect(const InspectArguments& arguments) {
   // Ranks that can be started here share this host's memory; that of other hosts is unknown.
   const bool is_local = ranks.num_ranks <= most_local_ranks();
   const int64_t limit = is_local ? memory_share(usable_memory_bytes(), ranks.num_ranks) : 0;
-  const MemoryPlan memory = plan_memory(recipe, vocabulary.size, ranks.num_ranks, limit);
+  const MemoryPlan memory =
+      plan_memory(recipe, vocabulary.size, ranks.num_ranks, limit, 0, shares_memory(recipe, is_local));
   ModelConfig model = recipe.model;
   model.vocabulary = vocabulary.size;
   const int64_t parameters = model.num_parameters();
@@ -117,9 +147,7 @@ int inspect(const InspectArguments& arguments) {
   print("per step and rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(memory);
-  fmt::print("bytes sent per rank and step\n");
-  print("gradients (all-reduce)", bytes_line(static_cast<double>(wire_bytes(
-                                      Verb::all_reduce, 0, static_cast<int>(plan.dp), 4 * parameters, 0, 0))));
+  print_traffic(state_of(memory.shape), arguments.link_gbit_s);
   std::vector<std::string> notes = recipe_notes(recipe);
   if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
   for (const std::string& note : notes) fmt::print("note      {}\n", note);

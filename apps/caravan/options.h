@@ -52,6 +52,7 @@ struct InspectArguments {
   std::string recipe;         ///< a recipe file, a run folder or a checkpoint; "": the default recipe
   std::optional<int> ranks;
   std::vector<std::string> overrides;
+  double link_gbit_s = 0;  ///< 0: no times
 };
 
 struct TokenizerArguments {

@@ -110,6 +110,11 @@ void Progress::planned(const TrainPlan& plan) {
 void Progress::started(const TrainStart& start) {
   first_step_ = step_ = start.first_step;
   last_step_ = start.last_step;
+  const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
+  const StateBytes &state = start.state, &planned = start.planned_state;
+  line(fmt::format("state     parameters {}, gradients {}, optimizer {} (formula {}, {}, {})", bytes(state.parameters),
+                   bytes(state.gradients), bytes(state.optimizer), bytes(planned.parameters), bytes(planned.gradients),
+                   bytes(planned.optimizer)));
   for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();

@@ -6,12 +6,12 @@
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/generate/generate.h"
+#include "caravan/memory/recompute.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/train/step.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
-#include "tests/acid/techniques/recompute.h"
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/data/support.h"
 #include "tests/redistribute/denote.h"
@@ -212,8 +212,7 @@ std::vector<Found> many_ranks(const Acid& acid, const std::filesystem::path& fol
     const AppliedPlan plan = apply(fitted(column_row("tp"), model), model, mesh, {part, part});
     Strategy strategy = whole_model(model, mesh);
     add_plan(strategy, plan);
-    const std::vector<Module*> blocks = model.find("blocks").children();
-    const std::vector<Hook> regions = recompute(strategy, blocks);
+    add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
     add_stages(strategy, mesh, "pp", {0, 0, 0, 1, 1});
     run_one_f_one_b(strategy);
     shard_everything(strategy, mesh, "dp");

@@ -63,7 +63,7 @@ std::vector<Found> train(int num_ranks, const Arrange& arrange, const Make& make
       found.peak_bytes = memory.peak_bytes() - live;
       if (after) after(i, optimizer, engine.state(), mesh.rank());
     }
-    found.values = engine.state().values.clone();
+    found.values = engine.state().values.to_tensor();
     for (const auto& [name, moment] : optimizer->state()) found.moments.emplace_back(name, moment.clone());
     mesh.world().barrier();
   });

@@ -4,11 +4,11 @@
 
 #include "caravan/data/tokenizer.h"
 #include "caravan/generate/generate.h"
+#include "caravan/memory/recompute.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/step.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
-#include "tests/acid/techniques/recompute.h"
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/redistribute/denote.h"
 
@@ -39,11 +39,11 @@ Arrangement everything(Model& model, Mesh& mesh) {
   const auto plan = std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}));
   Strategy strategy = whole_model(model, mesh);
   add_plan(strategy, *plan);
-  const auto hooks = std::make_shared<Hooks>(recompute(strategy, model.find("blocks").children()));
+  add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
   add_stages(strategy, mesh, "pp", {0, 0, 1, 1});
   run_one_f_one_b(strategy);
   shard_everything(strategy, mesh, "cp");
-  for (Hook& hook : ring_attention(strategy, model, mesh, "cp")) hooks->push_back(std::move(hook));
+  const auto hooks = std::make_shared<Hooks>(ring_attention(strategy, model, mesh, "cp"));
   return {std::move(strategy), std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(plan, hooks)};
 }
 

@@ -355,7 +355,7 @@ TEST(Engine, AGatheredLeafIsThereForItsUnitOnlyAndStaysTheSameTensor) {
       const Parameter& parameter = fake.model.unit(1).at("v");
       EXPECT_TRUE(same_bits(piece_of(seen[0], parameter.rest_layout(), mesh), parameter.rest().detach()));
       EXPECT_TRUE(parameter.leaf().is_same(leaf));
-      fake.engine->state().values.mul_(0.5);  // the next step gathers what rests then
+      fake.engine->state().values.pieces().front().memory.mul_(0.5);  // the next step gathers what rests then
     }
   });
 }
@@ -394,7 +394,8 @@ TEST(Engine, EvaluationWithinAStepDoesNotDisturbIt) {
         loss.backward();
       }
       fake.engine->finish_step();
-      EXPECT_TRUE(same_bits(fake.engine->state().gradients, other.engine->state().gradients)) << step;
+      EXPECT_TRUE(same_bits(fake.engine->state().gradients.to_tensor(), other.engine->state().gradients.to_tensor()))
+          << step;
     }
   });
 }
@@ -409,13 +410,83 @@ TEST(Engine, AfterAForwardThatThrewTheNextStepIsRight) {
       fake.model.unit(1).in_forward = [] { throw DataError({.op = "test", .fact = "bad data"}); };
       EXPECT_THROW(fake.forward(0), DataError);
       fake.model.unit(1).in_forward = {};
-      for (const Fake* one : {&fake, &other}) one->engine->state().values.mul_(0.5);
+      for (const Fake* one : {&fake, &other}) one->engine->state().values.pieces().front().memory.mul_(0.5);
       fake.step();
       other.step();
-      EXPECT_TRUE(same_bits(fake.engine->state().gradients, other.engine->state().gradients)) << step;
+      EXPECT_TRUE(same_bits(fake.engine->state().gradients.to_tensor(), other.engine->state().gradients.to_tensor()))
+          << step;
       fake.forward(0, {.phase = Phase::evaluate});
       EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").leaf()), HasSubstr("u2.w: is read")) << step;
     }
+  });
+}
+
+/// What a forward that threw has gathered is not read after an update.
+TEST(Engine, AnEvaluationThatThrewLeavesNothingGathered) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, rows);
+    fake.step();
+    Parameter& parameter = fake.model.unit(0).at("w");
+    at::Tensor seen;
+    bool throws = true;
+    fake.model.unit(0).in_forward = [&] {
+      seen = parameter.leaf().detach().clone();
+      if (throws) throw std::runtime_error("a user's mistake");
+    };
+    const at::NoGradGuard no_grad;
+    EXPECT_THROW(fake.forward(0, {.phase = Phase::evaluate}), std::runtime_error);
+    const at::Tensor before = seen;
+    throws = false;
+    for (const auto& piece : fake.engine->state().values.pieces()) piece.memory.mul_(0.5);
+    fake.forward(0, {.phase = Phase::evaluate});
+    EXPECT_TRUE(same_bits(seen, before * 0.5));
+  });
+}
+
+TEST(Engine, ATableThatWasRefusedStaysRefused) {
+  on_ranks(1, [](const Mesh& mesh) {
+    const Fake fake(mesh, data, [](Strategy& strategy) {
+      strategy.table = [](const Units& units, int micros, int) { return expand(accumulate(micros), units); };
+    });
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(fake.engine->table(1), UsageError);
+  });
+}
+
+/// torch::load and Module::to give a module's tensors other memory.
+TEST(Engine, ALeafWithOtherMemoryIsNamed) {
+  for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
+    on_ranks(2, [&](const Mesh& mesh) {
+      const Fake fake(mesh, lay_out);
+      at::Tensor leaf = fake.model.unit(1).at("v").leaf();
+      leaf.set_data(at::ones({2, 3}, at::kDouble));
+      EXPECT_THAT(message_of<UsageError>([&] { fake.engine->begin_step(); }),
+                  AllOf(HasSubstr("v: has been given other memory"), HasSubstr("before it is wrapped")));
+    });
+  }
+}
+
+TEST(Engine, RanksThatAnnounceOtherNumbersOfBackwardsAreAllTold) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Fake fake(mesh, data);
+    fake.engine->begin_step(1 + mesh.rank());
+    fake.forward(0).backward();
+    EXPECT_THAT(message_of<UsageError>([&] { fake.engine->finish_step(); }),
+                HasSubstr("micro-batches of begin_step: is 1 on rank 0 and 2 on rank 1"));
+  });
+}
+
+TEST(Engine, RanksWithOtherOptionsAreAllTold) {
+  on_ranks(2, [](const Mesh& mesh) {
+    Chain model(three_units());
+    const auto told = [&](const Engine::Options& options) {
+      return message_of<UsageError>([&] {
+        Strategy strategy = whole_model(model, mesh);
+        add_data_axis(strategy, mesh, "dp");
+        const Engine engine(model, mesh, strategy, options);
+      });
+    };
+    EXPECT_THAT(told({.initialise = mesh.rank() == 0}), HasSubstr("initialise: is true on rank 0 and false on rank 1"));
+    EXPECT_THAT(told({.dtype = mesh.rank() == 0 ? at::kFloat : at::kDouble}), HasSubstr("dtype: is Float on rank 0"));
   });
 }
 
@@ -427,7 +498,8 @@ TEST(Engine, TakesNoMoreMemoryAfterTheSecondStep) {
     fake.step(2);
     bytes.push_back(fake.engine->bytes_per_rank());
   }
-  EXPECT_GT(bytes[0], fake.engine->state().values.numel() * 16) << "leaves and sums beside values and gradients";
+  EXPECT_GT(bytes[0], fake.engine->state().values.to_tensor().numel() * 16)
+      << "leaves and sums beside values and gradients";
   EXPECT_THAT(std::vector<int64_t>(bytes.begin() + 2, bytes.end()), Each(bytes[1]));
 }
 
@@ -574,17 +646,17 @@ TEST(Engine, ASecondOneIsRefusedAndTheFirstGoesOn) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, data);
     fake.step();
-    const at::Tensor before = fake.engine->state().gradients.clone();
+    const at::Tensor before = fake.engine->state().gradients.to_tensor();
     Strategy again = whole_model(fake.model, mesh);
     EXPECT_THAT(message_of<UsageError>([&] { Engine(fake.model, fake.mesh, again); }),
                 HasSubstr("its gradient hook is taken"));
-    fake.engine->state().values.mul_(0.5);
+    fake.engine->state().values.pieces().front().memory.mul_(0.5);
     EXPECT_TRUE(is_close(fake.model.unit(2).at("w").leaf(),
                          fake.engine->state().layout.view(fake.engine->state().values, fake.model.unit(2).at("w"))))
         << "its parameters are still in its memory";
-    fake.engine->state().values.mul_(2);
+    fake.engine->state().values.pieces().front().memory.mul_(2);
     fake.step();
-    EXPECT_TRUE(is_close(fake.engine->state().gradients, before));
+    EXPECT_TRUE(is_close(fake.engine->state().gradients.to_tensor(), before));
   });
 }
 

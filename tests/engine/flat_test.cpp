@@ -194,10 +194,10 @@ TEST(FlatState, EveryHandleSeesTheNewMemory) {
     Engine engine(model, mesh, whole_model(model, mesh));
     FlatState& state = engine.state();
     EXPECT_TRUE(at::equal(handle, before));
-    EXPECT_EQ(handle.data_ptr(), state.values.data_ptr());
+    EXPECT_EQ(handle.data_ptr(), state.values.pieces().front().memory.data_ptr());
     EXPECT_TRUE(handle.is_leaf() && handle.requires_grad());
     EXPECT_TRUE(model.at("a").compute().is_same(handle));
-    state.values.fill_(4);
+    state.values.narrow(0, state.layout.count()).fill_(4);
     EXPECT_TRUE(at::equal(model.at("b").compute(), at::full({7}, 4.0F)));
     EXPECT_THAT(engine.parameters(), ::testing::SizeIs(2));
   });
@@ -226,18 +226,20 @@ TEST(FlatState, EveryTensorStandsOn64BytesAndGapsAreZero) {
     Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {1}, true}, {"d", {100}, false}};
     const Engine engine(model, mesh, whole_model(model, mesh));
     const FlatState& state = engine.state();
-    const at::Tensor half = state.values.to(at::kBFloat16);
-    at::Tensor gaps = state.values.clone();
+    const at::Tensor values = state.values.narrow(0, state.layout.count());
+    const at::Tensor gradients = state.gradients.narrow(0, state.layout.trained_count());
+    const at::Tensor half = values.to(at::kBFloat16);
+    at::Tensor gaps = values.clone();
     for (const Parameter* parameter : model.parameters()) {
       EXPECT_EQ(parameter->rest().sizes(), at::IntArrayRef(parameter->global_shape()));
-      for (const at::Tensor& flat : {state.values, state.gradients, half}) {
+      for (const at::Tensor& flat : {values, gradients, half}) {
         const auto address = reinterpret_cast<uintptr_t>(state.layout.view(flat, *parameter).data_ptr());
         EXPECT_EQ(address % 64, 0U) << parameter->name() << " in " << c10::toString(flat.scalar_type());
       }
       state.layout.view(gaps, *parameter).zero_();
     }
     EXPECT_EQ(gaps.abs().max().item<double>(), 0);
-    EXPECT_EQ(state.gradients.abs().max().item<double>(), 0);
+    EXPECT_EQ(gradients.abs().max().item<double>(), 0);
   });
 }
 
@@ -246,7 +248,7 @@ TEST(FlatState, OnMetaIsShapesOnly) {
   Mesh mesh = record_mesh(5, {{"dp", 8}});
   const Engine engine(model, mesh, sharded(model, mesh), {.device = at::kMeta});
   EXPECT_TRUE(engine.state().values.is_meta());
-  EXPECT_EQ(engine.state().values.numel(), engine.state().layout.count());
+  EXPECT_EQ(engine.state().values.to_tensor().numel(), engine.state().layout.count());
   EXPECT_EQ(model.unit(0).at("odd").leaf().sizes(), at::IntArrayRef({7, 3}));
   EXPECT_LE(model.unit(0).at("odd").rest().size(0), 2);
 }

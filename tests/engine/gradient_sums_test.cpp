@@ -26,9 +26,9 @@ struct Sums {
     strategy.bucket_bytes = bucket_bytes;
     if (lay_out) lay_out(strategy);
     state.layout = FlatLayout(strategy, mesh);
-    state.values = allocate_flat(mesh.world(), state.layout.count(), at::kFloat);
-    state.gradients = allocate_flat(mesh.world(), state.layout.trained_count(), at::kFloat);
-    state.gradients.fill_(99);  // of the step before: overwritten, not added to
+    state.allocate(strategy, mesh, at::kFloat, at::kCPU);
+    for (const auto& piece : state.gradients.pieces())
+      piece.memory.fill_(99);  // of the step before: overwritten, not added to
     sums = std::make_unique<GradientSums>(state, strategy, pool, transfers);
     sums->begin_step();
   }
@@ -122,6 +122,9 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
       int64_t open_step() const noexcept override { return 0; }
       Sum sum_of(Parameter& parameter) override { return sums.sum_of(parameter); }
       void deposited(Parameter& parameter) override { sums.deposited(parameter); }
+      void added_early(Parameter&) override {}
+      void confirmed(Parameter&) override {}
+      void withdrawn(Parameter&) override {}
       void defer(Parameter&, std::function<void()> work) override { work(); }
       GradientSums& sums;
     } sink(*sums.sums);

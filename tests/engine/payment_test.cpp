@@ -18,11 +18,8 @@ namespace {
 /// What an engine makes of a strategy, without the passes.
 struct Parts {
   Parts(Strategy strategy_, const Mesh& mesh, const std::map<std::string, at::Tensor>& values)
-      : strategy(std::move(strategy_)),
-        state{.layout = FlatLayout(strategy, mesh), .values = {}, .gradients = {}},
-        pool(mesh.world(), false) {
-    state.values = allocate_flat(mesh.world(), state.layout.count(), at::kFloat);
-    state.gradients = allocate_flat(mesh.world(), state.layout.trained_count(), at::kFloat);
+      : strategy(std::move(strategy_)), state{.layout = FlatLayout(strategy, mesh)}, pool(mesh.world(), false) {
+    state.allocate(strategy, mesh, at::kFloat, at::kCPU);
     for (const Slot& slot : state.layout.slots()) {
       const std::string& name = slot.parameter->name();
       state.layout.view(state.values, *slot.parameter)
@@ -197,7 +194,7 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
   });
   for (const int group : groups) parts.sums->reduce(group);
   parts.sums->finish();
-  at::Tensor gaps = parts.state.gradients.clone();
+  at::Tensor gaps = parts.state.gradients.to_tensor();
   for (const auto& [parameter, tensor] : paid) {
     const at::Tensor got = parts.state.layout.view(parts.state.gradients, *parameter);
     EXPECT_TRUE(same_bits(got, tensor)) << "gradient of " << parameter->name() << ", " << mesh.where();

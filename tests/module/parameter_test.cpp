@@ -28,6 +28,9 @@ class Sums final : public GradientSink {
     return {sum, is_empty};
   }
   void deposited(Parameter& parameter) override { ++num_deposits[parameter.name()]; }
+  void added_early(Parameter&) override {}
+  void confirmed(Parameter&) override {}
+  void withdrawn(Parameter&) override {}
   void defer(Parameter&, std::function<void()> work) override { deferred.push_back(std::move(work)); }
 
   std::map<std::string, at::Tensor> of;

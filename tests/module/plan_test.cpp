@@ -93,6 +93,9 @@ class Sums final : public GradientSink {
     return {sum, is_empty};
   }
   void deposited(Parameter&) override {}
+  void added_early(Parameter&) override {}
+  void confirmed(Parameter&) override {}
+  void withdrawn(Parameter&) override {}
   void defer(Parameter&, std::function<void()> work) override { work(); }
   /// On the way of an engine: through the derivation to the leaf, from the leaf to rest.
   at::Tensor at_rest(Parameter& parameter, const Mesh& mesh) {

@@ -33,6 +33,9 @@ class FakeSink final : public GradientSink {
     return {sum, true};
   }
   void deposited(Parameter& parameter) override { ++counts[parameter.name()]; }
+  void added_early(Parameter&) override {}
+  void confirmed(Parameter&) override {}
+  void withdrawn(Parameter&) override {}
   void defer(Parameter& parameter, std::function<void()> work) override {
     deferred.emplace_back(parameter.name(), std::move(work));
   }

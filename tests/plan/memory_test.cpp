@@ -5,6 +5,7 @@
 
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
+#include "caravan/memory/recompute.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/train/step.h"
@@ -14,42 +15,48 @@ namespace {
 
 /// The peak of a rank's tensors over two real steps of this shape. The flat buffers come from the communicator and are
 /// not counted as tensors, so they are added.
-double measured_peak(const MemoryShape& shape) {
+double measured_peak(const MemoryShape& shape, const RecomputeChoice& choice) {
   MemoryCounter& counter = MemoryCounter::current();
   const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   const int64_t before = counter.live_bytes();
   Model model(shape.model);
   model.materialise(mesh, {}, {.seed = 1});
-  Ddp ddp(model, mesh, {.compute_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat});
-  AdamW optimizer(ddp.state());
+  Strategy strategy = ddp(model, mesh, {.compute_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat});
+  add_recompute(strategy, model, choice);
+  Engine engine(model, mesh, strategy);
+  AdamW optimizer(engine.state());
   const int64_t num_micro_batches = shape.rows / shape.sequences;
-  TrainStep step(ddp, optimizer, {.seed = 1, .num_micro_batches = num_micro_batches, .clip_norm = 1});
+  TrainStep step(engine, optimizer, {.seed = 1, .num_micro_batches = num_micro_batches, .clip_norm = 1});
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.rows, shape.model.context}, at::kLong);
   const TrainBatch batch{.ids = ids,
                          .labels = ids.roll({-1}, {1}),
                          .global_rows = shape.rows,
                          .num_targets = shape.rows * shape.model.context};
-  const FlatState& state = ddp.state();
+  const FlatState& state = engine.state();
   const bool counts_flat = counter.live_bytes() - before >= 4 * 4 * shape.model.num_parameters();
-  const int64_t flat = counts_flat ? 0 : (state.values.numel() + state.gradients.numel()) * 4;
+  const int64_t flat = counts_flat ? 0 : (state.layout.count() + state.layout.trained_count()) * 4;
   counter.reset_peak();  // what making the model took is over before the steps
   for (int64_t i = 0; i < 2; ++i) step.run(batch, i, 1e-3);
   return static_cast<double>(counter.peak_bytes() - before + flat);
 }
 
+using Kind = RecomputeChoice::Kind;
+
 struct Case {
   const char* name;
   MemoryShape shape;
+  RecomputeChoice recompute = {};
 };
 
 class MemoryEstimate : public ::testing::TestWithParam<Case> {};
 
 /// The estimate must not be too low, or the choice ends in the kernel's OOM killer, and not much too high.
 TEST_P(MemoryEstimate, IsNearTheMeasuredPeak) {
-  const MemoryShape& shape = GetParam().shape;
-  const double measured = measured_peak(shape);
+  MemoryShape shape = GetParam().shape;
+  count_recomputed(shape, GetParam().recompute);
+  const double measured = measured_peak(shape, GetParam().recompute);
   const double estimated = peak_bytes(shape);
-  const double layers = static_cast<double>(shape.model.layers) * layer_activation_bytes(shape);
+  const double layers = kept_activation_bytes(shape);
   EXPECT_GT(estimated / measured, 0.95) << "estimated " << estimated << ", measured " << measured << ", state "
                                         << state_bytes(shape) << ", layers " << layers << ", head " << head_bytes(shape)
                                         << ", backward " << layer_backward_bytes(shape);
@@ -92,8 +99,32 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"LlamaFp32", shape(llama(0), 8, 8, 4)}, Case{"LlamaFp32Dropout", shape(llama(0.1), 8, 8, 4)},
                       Case{"LlamaBf16", shape(llama(0), 8, 8, 2)}, Case{"LlamaBf16Dropout", shape(llama(0.1), 8, 8, 2)},
                       Case{"LlamaNoGroups", shape(llama(0, 6), 8, 8, 4)},
-                      Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)}),
+                      Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)},
+                      Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), {Kind::full}},
+                      Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), {Kind::full}},
+                      Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), {Kind::full}},
+                      Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), {Kind::full}},
+                      Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), {Kind::selective}},
+                      Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), {Kind::selective}},
+                      Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), {Kind::selective}},
+                      Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4), {Kind::modules, {"blocks.1", "blocks.4*"}}}),
     [](const auto& info) { return info.param.name; });
+
+TEST(CountRecomputed, GoesByTheNamesOfLayers) {
+  MemoryShape sizes = shape(gpt2(0.1), 1, 1, 4);
+  const auto count = [&](const RecomputeChoice& choice) {
+    count_recomputed(sizes, choice);
+    return std::pair(sizes.num_recomputed, sizes.num_recomputed_cores);
+  };
+  using Counts = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(count({}), Counts(0, 0));
+  EXPECT_EQ(count({Kind::full}), Counts(6, 0));
+  EXPECT_EQ(count({Kind::selective}), Counts(0, 6));
+  EXPECT_EQ(count({Kind::modules, {"blocks.*"}}), Counts(6, 0));
+  EXPECT_EQ(count({Kind::modules, {"blocks.2", "blocks.5"}}), Counts(2, 0));
+  EXPECT_EQ(count({Kind::modules, {"blocks.0", "blocks.3.attention", "blocks.4.*core"}}), Counts(1, 2));
+  EXPECT_EQ(count({Kind::modules, {"*.mlp", "head"}}), Counts(0, 0)) << "counts as kept";
+}
 
 TEST(LargestMicroBatch, IsTheLargestDivisorThatFits) {
   MemoryShape sizes = shape(gpt2(0), 1, 12, 4);

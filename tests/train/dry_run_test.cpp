@@ -23,7 +23,7 @@ void step_of(int rank, const ModelConfig& config, at::ScalarType compute, bool a
   } else {
     optimizer = std::make_unique<Sgd>(engine.state(), SgdOptions{.momentum = 0.9, .weight_decay = 0.1});
   }
-  const int64_t flat_bytes = engine.state().values.numel() * 4;
+  const int64_t flat_bytes = engine.state().layout.count() * 4;
   EXPECT_GE(flat_bytes, config.num_parameters() * 4);
   EXPECT_LT(flat_bytes, config.num_parameters() * 4 + 1'000'000);                  // alignment
   const int64_t agreement = wire_bytes(Verb::all_gather, rank, kWorld, 16, 0, 0);  // of one digest

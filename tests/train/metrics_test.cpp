@@ -32,6 +32,8 @@ TEST(StepMetrics, HaveTheKeysOfTheLog) {
                                 "comm_ms",
                                 "bytes_sent",
                                 "peak_memory_bytes",
+                                "state_bytes",
+                                "planned_state_bytes",
                                 "model_flops_per_second"};
   EXPECT_EQ(keys(metrics), want);
   metrics.val_loss = 2.5;

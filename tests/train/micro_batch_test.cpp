@@ -33,6 +33,19 @@ TEST(MicroBatch, AutoIsTheLargestThatFits) {
   EXPECT_EQ(plan_memory(recipe, kVocabulary, 2, 0).shape.sequences, 12) << "no limit is known";
 }
 
+TEST(MicroBatch, RecomputeLetsMoreFit) {
+  const auto chosen = [](const std::string& recompute, double limit) {
+    const Recipe recipe =
+        with({"train.global_batch=24", "model.context=512", "model.dropout=0.1", "memory.recompute=" + recompute});
+    return plan_memory(recipe, kVocabulary, 2, static_cast<int64_t>(limit));
+  };
+  const double limit = chosen("none", 0).peak_bytes;  // of 12 at once, of which 80 % is used
+  EXPECT_EQ(chosen("none", limit).shape.sequences, 6);
+  EXPECT_EQ(chosen("selective", limit).shape.sequences, 12);
+  EXPECT_EQ(chosen("full", limit).shape.sequences, 12);
+  EXPECT_EQ(chosen("[\"blocks.*\"]", 0).peak_bytes, chosen("full", 0).peak_bytes);
+}
+
 TEST(MicroBatch, ANumberIsTakenAsItIsIfAnyCanFit) {
   const Recipe recipe = with({"train.global_batch=24", "train.micro_batch=6"});
   const auto states = static_cast<int64_t>(state_bytes(plan_memory(recipe, kVocabulary, 2, 0).shape));

@@ -123,6 +123,23 @@ TEST_P(Parity, Bf16IsNearFp32) {
   }
 }
 
+/// What is computed again has the bits of the first time, dropout included.
+TEST_P(Parity, RecomputeChangesNoLoss) {
+  int num_runs = 0;
+  const auto run = [&](const std::string& recompute) {
+    const std::string dir = "recompute" + std::to_string(num_runs++);
+    train_on(2, {.recipe = runs_.recipe(GetParam(), dir,
+                                        {"memory.recompute=" + recompute, "model.dropout=0.1", "train.steps=5"}),
+                 .folders = runs_.folders()});
+    return losses(runs_ / dir);
+  };
+  const std::vector<double> want = run("none");
+  ASSERT_EQ(want.size(), 5U);
+  for (const char* recompute : {"full", "selective", "[\"blocks.1\", \"blocks.0.mlp\"]"}) {
+    EXPECT_EQ(run(recompute), want) << recompute;
+  }
+}
+
 TEST_P(Parity, TheDumpHasHuggingFaceNamesAndGradientsBeforeClipping) {
   const fs::path dump = runs_ / "dump";
   train_on(2, {.recipe = runs_.recipe(GetParam(), "run", {"train.steps=3", "optimizer.clip_norm=1e-3"}),

@@ -112,6 +112,23 @@ TEST(Recipe, EverySectionIsRead) {
   EXPECT_EQ(parse_recipe("[data]\ntext = \"one\"\ntokenizer = \"bytes\"", "r").data.tokenizer, "bytes");
 }
 
+TEST(Recipe, RecomputeIsAKindOrAListOfModules) {
+  using Kind = RecomputeChoice::Kind;
+  const auto choice = [](const std::string& value) {
+    const Recipe recipe = parse_recipe("", "r", {"memory.recompute=" + value});
+    EXPECT_EQ(parse_recipe(to_toml(recipe), "r").memory.recompute, recipe.memory.recompute)
+        << "is printed as it is read";
+    return recipe.memory.recompute;
+  };
+  EXPECT_EQ(parse_recipe("", "r").memory.recompute, RecomputeChoice{});
+  EXPECT_EQ(choice("none"), RecomputeChoice{});
+  EXPECT_EQ(choice("selective"), RecomputeChoice{.kind = Kind::selective});
+  EXPECT_EQ(choice("full"), RecomputeChoice{.kind = Kind::full});
+  EXPECT_EQ(choice("[\"blocks.0\", \"*.mlp\"]"), (RecomputeChoice{Kind::modules, {"blocks.0", "*.mlp"}}));
+  EXPECT_TRUE(recipe_notes(parse_recipe("", "r", {"memory.recompute=full"})).empty());
+  EXPECT_THAT(join(recipe_notes(parse_recipe("", "r", {"memory.recompute=selective"}))), HasSubstr("model.dropout"));
+}
+
 TEST(Recipe, WhatIsUnknownIsNamedWithItsLineAndTheNearest) {
   EXPECT_THAT(refusal("[train]\nsteps = 3\nstep = 4"), AllOf(HasSubstr("train.step:"), HasSubstr("no such key"),
                                                              HasSubstr("r.toml:3"), HasSubstr("train.steps")));
@@ -145,7 +162,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\ndropout = 1.5", "1.5 is too large, must be at most 0.99"},
       {"[precision]\ncompute = \"fp16\"", "'fp16' is not one of fp32, bf16", "r.toml:2"},
       {"[comm]\nbackend = \"infiniband\"", "not one of auto, thread, shm, gloo"},
-      {"[data_parallel]\ntechnique = \"zero1\"", "the nearest is 'ddp'"},
+      {"[data_parallel]\ntechnique = \"zero4\"", "the nearest is 'zero1'"},
       {"[mesh]\ntp = 2", "mesh.tp", "2 is not supported yet", "r.toml:2"},
       {"[mesh]\ndp = -2", "mesh.dp"},
       {"[data]\ntext = []", "names no file"},
@@ -158,6 +175,12 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
        "use heads = 5 or 10, or a width that is a multiple of 6, such as 102"},
       {"[train]\nmicro_batch = \"all\"", "train.micro_batch", "\"all\" is not a whole number or \"auto\""},
       {"[train]\nmicro_batch = -1", "train.micro_batch", "-1 is too small"},
+      {"[memory]\nrecompute = \"ful\"", "memory.recompute", "'ful' is not one of none, selective, full",
+       "nor a list of modules", "the nearest is 'full'", "r.toml:2"},
+      {"[memory]\nrecompute = []", "names no module"},
+      {"[memory]\nrecompute = [\"blocks.0\", \"\"]", "names a module \"\""},
+      {"[memory]\nrecompute = [\"full\", \"blocks.0\"]", "\"full\" is no pattern of modules", "use \"full\" alone"},
+      {"[memory]\nrecompute = 2", "2 is not a string or a list of modules"},
       {"[train]\nsteps = ten", "ten is not a value of TOML", "r.toml:2", "in quotes: \"ten\""},
       {"[data]\ntext = my.txt # mine", "my.txt is not a value of TOML", "in quotes: \"my.txt\""},
       {"[model]\nkind = \"gpt2\"\nkv_heads = 2", "kv_heads", "r.toml:3"},

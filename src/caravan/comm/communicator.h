@@ -134,6 +134,8 @@ class Communicator {
   /// Later writes may be visible to the other ranks at once, so write again only after a barrier or any other
   /// collective that follows the last read.
   virtual std::shared_ptr<void> allocate_shared(size_t bytes) { return allocate(bytes); }
+  /// Whether allocate_shared makes one buffer for all ranks.
+  virtual bool shares_memory() const noexcept { return false; }
 
   /// Makes some progress on everything outstanding, without waiting. Call it between pieces of computation.
   virtual void progress() = 0;

@@ -117,7 +117,10 @@ Work recv_async(Communicator& comm, const at::Tensor& out, int peer, const Call&
   return with(comm.recv_async(buffer_of(out, call.what), peer, call), {out});
 }
 
-at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type) {
+namespace {
+
+at::Tensor allocate_with(std::shared_ptr<void> (Communicator::*allocate)(size_t), Communicator& comm, int64_t count,
+                         at::ScalarType type) {
   const int64_t element_bytes = size_bytes(to_dtype(type));
   if (count < 0 || count > std::numeric_limits<int64_t>::max() / element_bytes) {
     throw ShapeError({.op = "allocate_flat",
@@ -125,10 +128,20 @@ at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type)
                       .fact = fmt::format("there is no buffer of {} elements", count),
                       .action = "give 0 or more elements"});
   }
-  std::shared_ptr<void> memory = comm.allocate(static_cast<size_t>(count * element_bytes));
+  std::shared_ptr<void> memory = (comm.*allocate)(static_cast<size_t>(count * element_bytes));
   void* data = memory.get();
   return at::from_blob(
       data, {count}, [memory = std::move(memory)](void*) mutable { memory.reset(); }, at::TensorOptions(type));
+}
+
+}  // namespace
+
+at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type) {
+  return allocate_with(&Communicator::allocate, comm, count, type);
+}
+
+at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type) {
+  return allocate_with(&Communicator::allocate_shared, comm, count, type);
 }
 
 }  // namespace caravan

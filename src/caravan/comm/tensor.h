@@ -32,5 +32,7 @@ Work recv_async(Communicator& comm, const at::Tensor& out, int peer, const Call&
 
 /// A flat, zeroed tensor of `count` elements from Communicator::allocate.
 at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type);
+/// The same from Communicator::allocate_shared. Every rank calls it with the same count.
+at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type);
 
 }  // namespace caravan

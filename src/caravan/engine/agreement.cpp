@@ -7,8 +7,9 @@
 namespace caravan {
 namespace {
 
-Schedule default_table(const Units& units, int num_micro_batches) {
-  return with_update(with_reductions(with_gathers(expand(accumulate(num_micro_batches), units), units), units));
+Schedule with_actions(const Schedule& events, const Units& units, const Strategy& strategy) {
+  return with_update(
+      with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.reduces_each_micro_batch));
 }
 
 /// A table as a fact: short, but the first entries help to see what differs.
@@ -27,7 +28,7 @@ Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micr
   std::vector<SharedFact> facts{{"micro-batches", std::to_string(num_micro_batches)}};
   for (int rank = 0; rank < num_ranks; ++rank) {
     tables.push_back(strategy.table ? strategy.table(units, num_micro_batches, rank)
-                                    : default_table(units, num_micro_batches));
+                                    : with_actions(expand(accumulate(num_micro_batches), units), units, strategy));
     facts.push_back({fmt::format("table of stage {}", rank), text_of(tables.back())});
   }
   check_same_on_all_ranks(mesh.world(), strategy.name, facts, "tables");
@@ -35,9 +36,12 @@ Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micr
   return std::move(tables[static_cast<size_t>(has_stages ? mesh[strategy.pipeline_axis].coord() : 0)]);
 }
 
-Schedule agreed_recording(const Schedule& events, const Units& units, const Strategy& strategy, const Mesh& mesh) {
-  check_same_on_all_ranks(mesh.world(), strategy.name, {{"order of units in the step", text_of(events)}}, "tables");
-  return with_update(with_reductions(with_gathers(events, units, {.prefetch = 1}), units));
+Schedule agreed_recording(const Schedule& events, int num_micro_batches, const Units& units, const Strategy& strategy,
+                          const Mesh& mesh) {
+  const std::vector<SharedFact> facts{{"micro-batches of begin_step", std::to_string(num_micro_batches)},
+                                      {"order of units in the step", text_of(events)}};
+  check_same_on_all_ranks(mesh.world(), strategy.name, facts, "tables");
+  return with_actions(events, units, strategy);
 }
 
 }  // namespace caravan

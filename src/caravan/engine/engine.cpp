@@ -10,13 +10,27 @@
 #include "caravan/engine/agreement.h"
 
 namespace caravan {
+namespace {
+
+/// What stands in .grad of a tensor of the user's module that an optimizer must not have: an optimizer that has it
+/// nevertheless would find no gradient and do nothing. Reading it throws.
+at::Tensor no_gradient(const Parameter& parameter) {
+  if (!parameter.is_external() || parameter.leaf().is_same(parameter.rest()) || parameter.leaf().is_meta()) return {};
+  at::Tensor none = without_memory(parameter.leaf().sizes().vec(), parameter.leaf().options().requires_grad(false));
+  take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of what rests elsewhere. "
+                              "do: give the optimizer engine.parameters() instead of module->parameters()",
+                              parameter.name()));
+  return none;
+}
+
+}  // namespace
 
 Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options& options)
     : model_(model),
       mesh_(mesh),
       strategy_(std::move(strategy)),
       options_(options),
-      state_{.layout = FlatLayout(strategy_, mesh_), .values = {}, .gradients = {}} {
+      state_{.layout = FlatLayout(strategy_, mesh_)} {
   check_agreement();
   take_parameters();
   pool_ = std::make_unique<BufferPool>(mesh_.world(), state_.values.is_meta());
@@ -28,6 +42,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
     const bool is_trained = slot.parameter->requires_grad();
     gradients_at_rest_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
                                             : at::Tensor());
+    no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
   leaves_->refresh();
@@ -48,9 +63,12 @@ std::vector<at::Tensor> Engine::parameters() const {
 }
 
 const Schedule& Engine::table(int num_micro_batches) {
-  const auto [entry, is_new] = strategy_tables_.try_emplace(num_micro_batches);
-  if (is_new) entry->second = agreed_table(strategy_, state_.layout.units(), num_micro_batches, mesh_);
-  return entry->second;
+  auto found = strategy_tables_.find(num_micro_batches);
+  if (found == strategy_tables_.end()) {
+    Schedule table = agreed_table(strategy_, state_.layout.units(), num_micro_batches, mesh_);
+    found = strategy_tables_.emplace(num_micro_batches, std::move(table)).first;
+  }
+  return found->second;
 }
 
 const Schedule* Engine::recorded(int num_micro_batches) const {
@@ -59,7 +77,7 @@ const Schedule* Engine::recorded(int num_micro_batches) const {
 }
 
 int64_t Engine::bytes_per_rank() const noexcept {
-  return static_cast<int64_t>(state_.values.nbytes() + state_.gradients.nbytes()) + leaves_->bytes() + pool_->bytes();
+  return state_.parameter_bytes + state_.gradient_bytes + pool_->bytes();
 }
 
 // ---- a step ----
@@ -75,9 +93,8 @@ void Engine::start(int num_micro_batches) {
   }
   num_micro_batches_ = num_micro_batches;
   running_.clear();  // of a forward that threw
-  for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
-    if (leaves_->is_gathered(group) && leaves_->is_there(group)) leaves_->free(group);
-  }
+  leaves_->check_memory();
+  free_all();
   ++num_steps_;
   transfers_.clear();
   mesh_.deferred().clear(this);
@@ -96,7 +113,6 @@ void Engine::begin_step(int num_micro_batches) {
     throw UsageError({strategy_.name, "begin_step", "a pipeline does not run as one forward and one backward", "",
                       "call run_step() with a StageRunner"});
   }
-  check_optimizer();
   start(num_micro_batches);
   const auto recorded = recorded_.find(num_micro_batches);
   if (recorded == recorded_.end()) {
@@ -142,7 +158,8 @@ void Engine::finish_recording() {
   }
   const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
   const Units& units = state_.layout.units();
-  Schedule schedule = agreed_recording(recording_, units, strategy_, mesh_);  // before any rank waits for a reduction
+  Schedule schedule = agreed_recording(recording_, num_micro_batches_, units, strategy_,
+                                       mesh_);  // before any rank waits for a reduction
   if (found < num_micro_batches_) {
     mode_ = Mode::idle;
     throw UsageError({strategy_.name, "finish_step",
@@ -159,14 +176,15 @@ void Engine::finish_recording() {
 
 void Engine::end_step() {
   gradients_->finish();
+  end_reading();
   mode_ = Mode::idle;
   last_alone_ = -1;
   for (size_t i = 0; i < gradients_at_rest_.size(); ++i) {
     if (!gradients_at_rest_[i].defined()) continue;
-    state_.layout.slots()[i].parameter->rest().mutable_grad() = gradients_at_rest_[i];
+    Parameter& parameter = *state_.layout.slots()[i].parameter;
+    parameter.rest().mutable_grad() = gradients_at_rest_[i];
+    if (no_gradients_[i].defined()) parameter.leaf().mutable_grad() = no_gradients_[i];
   }
-  if (is_first_step_) values_before_ = sample_values();
-  is_first_step_ = false;
 }
 
 /// Between steps again, also if a pass throws.

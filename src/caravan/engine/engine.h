@@ -64,8 +64,8 @@ class Engine : private GradientSink {
   void run_local_step(int num_micro_batches, Passes& passes);
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
-  /// Around forward passes that all stages of a pipeline take part in: parameters that several of them share are
-  /// gathered in between. Every rank calls both.
+  /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
+  /// between, and leaves that keep their memory (Strategy::keeps_leaves) are gathered once. Every rank calls both.
   void begin_evaluation();
   void end_evaluation();
 
@@ -84,6 +84,8 @@ class Engine : private GradientSink {
 
   /// Bytes of parameters, gradients and leaves that this rank has allocated so far, without activations.
   int64_t bytes_per_rank() const noexcept;
+  /// Of them, those of buffers that come and go within a step.
+  int64_t buffer_bytes() const noexcept { return pool_->bytes(); }
 
  private:
   enum class Mode : uint8_t { idle, recording, following };
@@ -92,6 +94,9 @@ class Engine : private GradientSink {
   int64_t open_step() const noexcept override { return mode_ == Mode::idle ? 0 : num_steps_; }
   Sum sum_of(Parameter& parameter) override;
   void deposited(Parameter& parameter) override { gradients_->deposited(parameter); }
+  void added_early(Parameter& parameter) override { gradients_->added_early(parameter); }
+  void confirmed(Parameter& parameter) override { gradients_->confirmed(parameter); }
+  void withdrawn(Parameter& parameter) override { gradients_->withdrawn(parameter); }
   void defer(Parameter& parameter, std::function<void()> work) override;
 
   // Setting up (engine_setup.cpp).
@@ -109,6 +114,9 @@ class Engine : private GradientSink {
   bool is_on_this_stage(int group) const;
   /// Gathers what `unit` reads and frees what no unit that is running reads.
   void gather_for(int unit);
+  void free_all();
+  /// After the last read of leaves that other ranks read in place too: returns when these have been read by all.
+  void end_reading();
 
   void start(int num_micro_batches);
   void begin_table(const Schedule& table);
@@ -122,8 +130,6 @@ class Engine : private GradientSink {
   struct Reset;
   void finish_recording();
   void end_step();
-  at::Tensor sample_values() const;
-  void check_optimizer();
   [[noreturn]] void refuse(const Action& event, const char* fact) const;
 
   Module& model_;
@@ -137,11 +143,13 @@ class Engine : private GradientSink {
   std::unique_ptr<GradientSums> gradients_;
   std::vector<Parameter*> trained_;            ///< whose sink this is
   std::vector<at::Tensor> gradients_at_rest_;  ///< by slot; what becomes .grad
+  std::vector<at::Tensor> no_gradients_;       ///< by slot; the .grad of leaves of outside code that do not rest
   std::vector<Hook> hooks_;
   std::map<int, Schedule> strategy_tables_;  ///< by number of micro-batches
   std::map<int, Schedule> recorded_;
 
   Mode mode_ = Mode::idle;
+  bool is_evaluating_ = false;
   int num_micro_batches_ = 0;
   Schedule recording_;
   const Schedule* table_ = nullptr;
@@ -157,8 +165,6 @@ class Engine : private GradientSink {
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step
   std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);  ///< for hooks in graphs that outlive this
   int64_t num_steps_ = 0;                                          ///< begun
-  bool is_first_step_ = true;
-  at::Tensor values_before_;  ///< a sample after the first step
 };
 
 }  // namespace caravan

@@ -24,6 +24,15 @@ std::string describe(const at::Tensor& tensor, at::IntArrayRef shape) {
   return fmt::format("{} [{}]", dtype, fmt::join(shape, ", "));
 }
 
+/// "dp=S tp=I": sizes of shards may depend on the rank.
+std::string kinds_of(const Layout& layout) {
+  std::string kinds;
+  for (const auto& [axis, placement] : layout.entries()) {
+    kinds += fmt::format("{}{}={}", kinds.empty() ? "" : " ", axis, placement.is_shard() ? "S" : placement.to_string());
+  }
+  return kinds;
+}
+
 /// Axes over which this parameter's gradient is reduced: before, the ranks may have had different values.
 std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
   std::vector<std::string> axes;
@@ -52,14 +61,29 @@ void share(const at::Tensor& tensor, const std::vector<std::string>& axes, const
 }  // namespace
 
 void Engine::check_agreement() const {
-  std::vector<SharedFact> facts{{"strategy", strategy_.name},
-                                {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
-                                {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
-                                {"allow_unused", strategy_.allow_unused ? "true" : "false"},
-                                {"seed", std::to_string(options_.seed)}};
+  std::vector<SharedFact> facts{
+      {"strategy", strategy_.name},
+      {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
+      {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
+      {"allow_unused", strategy_.allow_unused ? "true" : "false"},
+      {"gathers", fmt::format("{} {} {}", strategy_.gathers.free_after_forward, strategy_.gathers.prefetch,
+                              strategy_.keeps_leaves)},
+      {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
+      {"layout of the loss", strategy_.loss_layout.to_string()},
+      {"layout of the batch", strategy_.batch_layout.to_string()},
+      {"dtype", c10::toString(options_.dtype)},
+      {"initialise", options_.initialise ? "true" : "false"},
+      {"seed", std::to_string(options_.seed)}};
+  for (const Units::Unit& unit : state_.layout.units().units) {
+    facts.push_back({"unit " + unit.name, fmt::format("stage {}", unit.stage)});
+  }
+  const auto& recomputed = strategy_.recomputed;
+  facts.push_back({"recompute", fmt::format("{} modules: {}", recomputed.size(), fmt::join(recomputed, " "))});
   for (const Parameter* parameter : model_.parameters()) {
     facts.push_back({parameter->name(), describe(parameter->rest(), parameter->global_shape()) +
                                             (parameter->requires_grad() ? "" : ", frozen")});
+    facts.push_back({parameter->name() + " at rest", kinds_of(layouts_of(strategy_, *parameter).rest) +
+                                                         (parameter->spec().decays ? "" : ", without decay")});
   }
   for (const auto& [name, buffer] : model_.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
   check_same_on_all_ranks(mesh_.world(), strategy_.name, facts, "parameters and options");
@@ -112,12 +136,7 @@ void Engine::take_parameters() {
     throw UsageError({strategy_.name, "compute_dtype", "parameters rest in fp64, but are computed with in bf16", "",
                       "let them rest in fp32"});
   }
-  const auto allocate = [&](int64_t count) {
-    if (device.is_meta()) return at::empty({count}, at::TensorOptions().dtype(dtype).device(device));
-    return allocate_flat(mesh_.world(), count, dtype);
-  };
-  state_.values = allocate(state_.layout.count());
-  state_.gradients = allocate(state_.layout.trained_count());
+  state_.allocate(strategy_, mesh_, dtype, device);
   for (const Slot& slot : state_.layout.slots()) take_values(slot);
   share_values();
 }
@@ -139,7 +158,9 @@ void Engine::take_values(const Slot& slot) {
     piece.copy_(rest);
     return;
   }
-  share(rest, debt_axes(layouts, mesh_), mesh_, parameter.name());
+  std::vector<std::string> axes = debt_axes(layouts, mesh_);
+  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // of an earlier engine
+  share(rest, axes, mesh_, parameter.name());
   piece.copy_(redistribute(rest, before, layouts.rest, mesh_, parameter.name()));
 }
 
@@ -151,34 +172,9 @@ void Engine::share_values() {
     const std::vector<std::string> axes = debt_axes(layouts_of(strategy_, parameter), mesh_);
     all.insert(axes.begin(), axes.end());
     if (!parameter.rest().defined() || !bucket.is_at_rest()) continue;
-    share(state_.values.narrow(0, bucket.rest_offset, bucket.rest_count), axes, mesh_, "parameters");
+    share(state_.values.narrow(bucket.rest_offset, bucket.rest_count), axes, mesh_, "parameters");
   }
   for (const auto& [name, buffer] : model_.buffers()) share(buffer, {all.begin(), all.end()}, mesh_, name);
-}
-
-/// The first elements of each trained parameter at rest, where leaves of outside code are others.
-at::Tensor Engine::sample_values() const {
-  constexpr int64_t kMost = 256;
-  std::vector<at::Tensor> parts;
-  for (const Slot& slot : state_.layout.slots()) {
-    const Parameter& parameter = *slot.parameter;
-    if (!parameter.is_external() || !parameter.requires_grad() || parameter.leaf().is_same(parameter.rest())) continue;
-    parts.push_back(state_.values.narrow(0, slot.rest_offset, std::min(slot.rest_count(), kMost)));
-  }
-  return parts.empty() || state_.values.is_meta() ? at::Tensor() : at::cat(parts);
-}
-
-/// A user's optimizer that has the leaves would update them in vain.
-void Engine::check_optimizer() {
-  if (!values_before_.defined()) return;
-  const at::Tensor before = std::move(values_before_);
-  values_before_ = at::Tensor();
-  if (before.numel() == 0 || !at::equal(before, sample_values())) return;
-  throw UsageError(
-      {strategy_.name, "optimizer",
-       "no parameter has changed since the last step: it has those of the module, which are not what rests "
-       "here",
-       mesh_.where(), "give the optimizer engine.parameters() instead of module->parameters()"});
 }
 
 }  // namespace caravan

@@ -59,13 +59,17 @@ Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const For
 
 /// Outside of a step: whoever runs next gathers what it needs and frees the rest.
 Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
+  if (running_.size() == 1 && !is_evaluating_) gather_for(-1);  // what a forward that threw has left
   // Where nobody tells of updates, once for each forward.
   if (state_.is_versioned || unit <= last_alone_ || last_alone_ < 0) leaves_->refresh();
   last_alone_ = unit;
   gather_for(unit);
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
   Tensors outputs = next(std::move(inputs), context);
-  if (running_.size() == 1) gather_for(-1);
+  if (running_.size() == 1) {
+    gather_for(-1);
+    if (!is_evaluating_) end_reading();
+  }
   return outputs;
 }
 
@@ -108,11 +112,23 @@ void Engine::gather_for(int unit) {
     if (!leaves_->is_gathered(group) || about.is_joint) continue;
     const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
     if (is_needed) leaves_->gather(group);
-    if (!is_needed && leaves_->is_there(group)) leaves_->free(group);
+    if (!is_needed && leaves_->is_there(group) && !(is_evaluating_ && strategy_.keeps_leaves)) leaves_->free(group);
   }
 }
 
+void Engine::free_all() {
+  for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
+    if (leaves_->is_gathered(group) && leaves_->is_there(group)) leaves_->free(group);
+  }
+}
+
+void Engine::end_reading() {
+  for (const MeshAxis& axis : state_.shared_axes) axis.comm().barrier("parameters were read");
+}
+
 void Engine::begin_evaluation() {
+  free_all();
+  is_evaluating_ = true;
   leaves_->refresh();
   const Units& units = state_.layout.units();
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
@@ -121,10 +137,9 @@ void Engine::begin_evaluation() {
 }
 
 void Engine::end_evaluation() {
-  const Units& units = state_.layout.units();
-  for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
-    if (units.groups[static_cast<size_t>(group)].is_joint && leaves_->is_there(group)) leaves_->free(group);
-  }
+  is_evaluating_ = false;
+  free_all();
+  end_reading();
 }
 
 /// Joint groups are moved over the axis of the stages that share them, which the other stages do not have.

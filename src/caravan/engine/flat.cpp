@@ -1,5 +1,6 @@
 #include "caravan/engine/flat.h"
 
+#include <algorithm>
 #include <map>
 
 #include <c10/util/accumulate.h>
@@ -118,7 +119,14 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .is_trained = parameters.front()->requires_grad(),
                 .first_slot = slots_.size(),
                 .num_slots = parameters.size(),
-                .rest_offset = count_};
+                .rest_offset = count_,
+                .keeps_leaf = strategy.keeps_leaves && !fill.empty()};
+  bucket.rests_in_leaf = bucket.keeps_leaf && strategy.leaf_dtype == at::kFloat;
+  bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
+  const auto before = std::find_if(buckets_.rbegin(), buckets_.rend(),
+                                   [](const Bucket& other) { return other.is_trained && other.rest_count > 0; });
+  bool follows =
+      before != buckets_.rend() && !bucket.is_apart() && !before->is_apart() && before->is_at_rest() == fill.empty();
   std::map<std::string, Level> levels;
   for (const AxisMove& move : fill) {
     const MeshAxis& axis = mesh[move.axis];
@@ -141,31 +149,35 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     }
     slot.rest_offset = bucket.rest_offset + bucket.rest_count;
     bucket.rest_count += stretch.count();
-    add_range({.offset = slot.rest_offset,
-               .count = stretch.count(),
-               .decays = parameter->spec().decays,
-               .is_counted = counts_here(*parameter, layouts.rest, mesh)},
-              bucket.is_trained);
+    const Range range{.offset = slot.rest_offset,
+                      .count = stretch.count(),
+                      .decays = parameter->spec().decays,
+                      .is_counted = counts_here(*parameter, layouts.rest, mesh)};
+    if (bucket.is_trained && range.count > 0) {
+      add_range(range, follows);
+      follows = true;
+    }
     index_.emplace(parameter, slots_.size());
     slots_.push_back(std::move(slot));
   }
-  for (const AxisMove& move : fill)
+  for (const AxisMove& move : fill) {
     bucket.fill.push_back({mesh[move.axis], move.from, move.to, levels.at(move.axis).counts});
+    bucket.own_offset += bucket.fill.back().before();
+  }
   for (const AxisMove& move : reduce_moves(example, mesh)) {
     const auto level = levels.find(move.axis);
     bucket.reduce.push_back(
         {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
   }
   count_ = bucket.rest_offset + aligned(bucket.rest_count);
-  if (bucket.is_trained && !ranges_.empty()) {  // the gap is zero: no one need leave it out
+  if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero: no one need leave it out
     ranges_.back().count += count_ - bucket.rest_offset - bucket.rest_count;
   }
   buckets_.push_back(std::move(bucket));
 }
 
-void FlatLayout::add_range(Range range, bool is_trained) {
-  if (!is_trained || range.count == 0) return;
-  if (!ranges_.empty()) {
+void FlatLayout::add_range(Range range, bool may_join) {
+  if (!ranges_.empty() && may_join) {
     Range& before = ranges_.back();
     const bool follows = before.offset + before.count == range.offset && before.decays == range.decays &&
                          before.is_counted == range.is_counted;
@@ -177,18 +189,14 @@ void FlatLayout::add_range(Range range, bool is_trained) {
   ranges_.push_back(range);
 }
 
-int64_t FlatState::version() const {
-  if (values.is_meta()) return 0;
-  auto version = static_cast<int64_t>(values._version());
-  for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->rest()._version());
-  return version;
-}
-
-void FlatState::bump_version() const { values.unsafeGetTensorImpl()->bump_version(); }
-
 at::Tensor FlatLayout::view(const at::Tensor& flat, const Parameter& parameter) const {
   const Slot& at = slot(parameter);
   return flat.narrow(0, at.rest_offset, at.rest_count()).view(at.rest_shape);
+}
+
+at::Tensor FlatLayout::view(const FlatMemory& flat, const Parameter& parameter) const {
+  const Slot& at = slot(parameter);
+  return flat.narrow(at.rest_offset, at.rest_count()).view(at.rest_shape);
 }
 
 }  // namespace caravan

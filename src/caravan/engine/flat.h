@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/flat_memory.h"
 #include "caravan/engine/strategy.h"
 #include "caravan/redistribute/flat.h"
 
@@ -35,12 +36,20 @@ struct Bucket {
   int64_t rest_offset = 0;
   int64_t rest_count = 0;
   int64_t leaf_count = 0;
+  int64_t own_offset = 0;          ///< in a leaf buffer: where the part that rests here begins
+  bool keeps_leaf = false;         ///< see Strategy::keeps_leaves
+  bool rests_in_leaf = false;      ///< the values are this rank's part of the leaf buffer
+  bool keeps_gradient = false;     ///< see Strategy::keeps_gradients: at rest they are this rank's part of the sums
   std::vector<FlatCell> fill{};    ///< rest -> leaf, without the cells that move nothing
   std::vector<FlatCell> reduce{};  ///< gradient of the leaf -> at rest: {debt axes, from, to}
   /// The leaf is the tensor at rest, or a copy in another dtype of the same elements.
   bool is_at_rest() const noexcept { return fill.empty(); }
   /// The gradient is reduced where it lies.
   bool reduces_in_place() const noexcept;
+  /// The sums of a step stay where they are, and are reduced there once.
+  bool stays() const noexcept { return keeps_gradient || reduces_in_place(); }
+  /// Values, their copies or gradients are not in the common buffers.
+  bool is_apart() const noexcept { return keeps_leaf || keeps_gradient; }
 };
 
 /// Where the pieces of a model's parameters lie in one flat buffer: values, gradients and each optimizer moment use the
@@ -82,10 +91,11 @@ class FlatLayout {
   int64_t trained_count() const noexcept { return trained_count_; }  ///< of gradients and moments: the first of them
   /// The local piece of `parameter` in a flat buffer, in its shape at rest.
   at::Tensor view(const at::Tensor& flat, const Parameter& parameter) const;
+  at::Tensor view(const FlatMemory& flat, const Parameter& parameter) const;
 
  private:
   void place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy, const Mesh& mesh);
-  void add_range(Range range, bool is_trained);
+  void add_range(Range range, bool may_join);
 
   Units units_;
   std::vector<Slot> slots_;
@@ -99,8 +109,17 @@ class FlatLayout {
 /// A model's values and gradients on this rank, flat.
 struct FlatState {
   FlatLayout layout;
-  at::Tensor values;     ///< every rest tensor is a view of it; fp32 (fp64 for fp64 parameters)
-  at::Tensor gradients;  ///< the same dtype; trained_count elements
+  FlatMemory values{};     ///< every rest tensor is a view of it; fp32 (fp64 for fp64 parameters)
+  FlatMemory gradients{};  ///< the same dtype; of the trained parameters
+  /// By bucket, in the layout of the leaves, zero in the gaps; undefined where they come and go.
+  std::vector<at::Tensor> kept_leaves{};
+  std::vector<at::Tensor> kept_sums{};
+  std::vector<MeshAxis> shared_axes{};  ///< whose ranks read each other's kept leaves in place
+  int64_t parameter_bytes = 0;          ///< values, kept leaves and copies; of a shared buffer this rank's part
+  int64_t gradient_bytes = 0;
+
+  /// Makes the memory of all. Every rank of `mesh` calls it.
+  void allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device);
 
   /// An Optimizer of this library updates the values, and torch's version counters tell it. torch::optim writes past
   /// them.
@@ -111,10 +130,11 @@ struct FlatState {
   /// For what writes values through plain pointers: a checkpoint that is read, a fused kernel.
   void bump_version() const;
 
-  /// The values in the dtype of the leaves, where leaves at rest have another; else undefined. An optimizer may write
-  /// them together with the values: then copied_version is version().
-  at::Tensor copies{};
+  /// The values in the dtype of the leaves, where that is another and the leaves are at rest or kept. An optimizer may
+  /// write them together with the values: then copied_version is version().
+  FlatMemory copies{};
   int64_t copied_version = -1;
+  bool has_copied() const { return is_versioned && !values.is_meta() && copied_version == version(); }
 };
 
 }  // namespace caravan

@@ -12,6 +12,9 @@
 namespace caravan {
 namespace {
 
+/// Sums on their way while others are added up: so many buffers, and one, are the most that a step needs.
+constexpr size_t kMostInFlight = 2;
+
 bool take_the_same_way(const Bucket& a, const Bucket& b) {
   return std::equal(a.reduce.begin(), a.reduce.end(), b.reduce.begin(), b.reduce.end(),
                     [](const FlatCell& x, const FlatCell& y) { return x.axis == y.axis && x.to == y.to; });
@@ -29,10 +32,12 @@ GradientSums::GradientSums(FlatState& state, const Strategy& strategy, BufferPoo
 
 void GradientSums::begin_step() {
   for (OfSlot& slot : slots_) {
-    slot.is_written = slot.is_used = false;
-    slot.derived = at::Tensor();
+    const at::Tensor in_place = slot.in_place;
+    slot = {};
+    slot.in_place = in_place;
   }
   for (OfBucket& bucket : buckets_) bucket = {};
+  in_flight_.clear();
   run_ = nullptr;
   run_count_ = 0;
 }
@@ -41,9 +46,10 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
   if (sums.defined()) return sums;
   if (bucket.reduces_in_place()) {
-    sums = state_.gradients.narrow(0, bucket.rest_offset, bucket.rest_count);
+    sums = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
     return sums;
   }
+  if (bucket.keeps_gradient) return sums = state_.kept_sums[static_cast<size_t>(bucket.index)];
   sums = pool_.take(bucket.leaf_count, state_.gradients.scalar_type());
   for (size_t i = 0; i < bucket.num_slots; ++i) {  // gaps are summed too
     const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
@@ -60,7 +66,7 @@ at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   const auto make = [&] {
     return sums_of(bucket).narrow(0, slot.leaf_offset, slot.leaf_count()).view(slot.leaf_shape);
   };
-  if (!bucket.reduces_in_place()) return make();
+  if (!bucket.stays()) return make();
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
   if (!once.defined()) once = make();
   return once;
@@ -76,7 +82,7 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   const Slot& slot = state_.layout.slots()[index];
   OfSlot& own = slots_[index];
   if (buckets_[static_cast<size_t>(slot.bucket)].is_reduced &&
-      state_.layout.buckets()[static_cast<size_t>(slot.bucket)].reduces_in_place()) {
+      state_.layout.buckets()[static_cast<size_t>(slot.bucket)].stays()) {
     refuse_late(parameter);
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
@@ -90,6 +96,40 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
 void GradientSums::deposited(Parameter& parameter) {
   OfSlot& own = slots_[state_.layout.index(parameter)];
   own.is_written = own.is_used = true;
+  ++own.num_summands;
+}
+
+void GradientSums::added_early(const Parameter& parameter) {
+  OfSlot& own = slots_[state_.layout.index(parameter)];
+  own.is_written = true;
+  ++own.num_early;
+  ++own.num_summands;
+}
+
+void GradientSums::confirmed(const Parameter& parameter) {
+  OfSlot& own = slots_[state_.layout.index(parameter)];
+  own.is_used = true;
+  --own.num_early;
+}
+
+void GradientSums::withdrawn(const Parameter& parameter) {
+  OfSlot& own = slots_[state_.layout.index(parameter)];
+  --own.num_early;
+  if (own.num_summands == 1) {  // nothing else is in the sum: the next summand overwrites it
+    own.is_written = false;
+    own.num_summands = 0;
+  } else {
+    own.is_spoilt = true;
+  }
+}
+
+void GradientSums::check_early() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].num_early == 0 && !slots_[i].is_spoilt) continue;
+    throw UsageError({strategy_.name, state_.layout.slots()[i].parameter->name(),
+                      "a loss was computed with gradients in this step and never back-propagated", "",
+                      "evaluate under a NoGradGuard, outside of the step or with Phase::evaluate"});
+  }
 }
 
 void GradientSums::complete(const Slot& slot) {
@@ -104,6 +144,7 @@ void GradientSums::complete(const Slot& slot) {
     sum.zero_();
   }
   own.is_written = false;
+  own.num_summands = 0;
 }
 
 void GradientSums::complete(const Bucket& bucket) {
@@ -115,13 +156,18 @@ void GradientSums::reduce(int group, bool is_last) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.is_trained) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    if (bucket.reduces_in_place() && !is_last) continue;  // its summands stay unreduced until all are there
+    if (bucket.stays() && !is_last) continue;  // its summands stay unreduced until all are there
     complete(bucket);
     if (bucket.reduces_in_place()) {
       add_to_run(bucket);
     } else {
       transfers_.wait(own.last);  // of an earlier micro-batch: this one adds to its result
+      if (in_flight_.size() == kMostInFlight) {
+        transfers_.wait(in_flight_.front());
+        in_flight_.pop_front();
+      }
       own.last = transfers_.add(stages_of(bucket));
+      in_flight_.push_back(own.last);
       own.sums = at::Tensor();  // the transfer has it
     }
     own.is_reduced = true;
@@ -129,9 +175,9 @@ void GradientSums::reduce(int group, bool is_last) {
 }
 
 std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) {
-  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  const at::Tensor sums = own.sums;
-  const at::Tensor at_rest = state_.gradients.narrow(0, bucket.rest_offset, bucket.rest_count);
+  const OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  const at::Tensor sums = sums_of(bucket);
+  const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
   // What accumulates at rest is added there; the first reduction of a step writes.
   const at::Tensor target = own.is_reduced ? pool_.take(bucket.rest_count, sums.scalar_type()) : at_rest;
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
@@ -169,12 +215,13 @@ void GradientSums::add_to_run(const Bucket& bucket) {
   if (!follows) start_run();
   if (run_ == nullptr) run_ = &bucket;
   run_count_ = bucket.rest_offset + bucket.rest_count - run_->rest_offset;
-  if (run_count_ * static_cast<int64_t>(state_.gradients.element_size()) >= strategy_.bucket_bytes) start_run();
+  if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= strategy_.bucket_bytes)
+    start_run();
 }
 
 void GradientSums::start_run() {
   if (run_ == nullptr) return;
-  const at::Tensor range = state_.gradients.narrow(0, run_->rest_offset, run_count_);
+  const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;
   std::vector<TransferQueue::Stage> stages;
   for (const FlatCell& cell : run_->reduce) {
@@ -188,6 +235,7 @@ void GradientSums::start_run() {
 void GradientSums::finish() {
   const at::NoGradGuard no_grad;
   start_run();
+  check_early();
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = state_.layout.slots()[i];
     if (!slots_[i].is_written || !buckets_[static_cast<size_t>(slot.bucket)].is_reduced) continue;
@@ -195,7 +243,7 @@ void GradientSums::finish() {
   }
   for (const Bucket& bucket : state_.layout.buckets()) {  // of units that did not run
     if (!bucket.is_trained || buckets_[static_cast<size_t>(bucket.index)].is_reduced) continue;
-    state_.gradients.narrow(0, bucket.rest_offset, bucket.rest_count).zero_();
+    state_.gradients.narrow(bucket.rest_offset, bucket.rest_count).zero_();
   }
   for (size_t i = 0; i < slots_.size() && !strategy_.allow_unused; ++i) {
     const Slot& slot = state_.layout.slots()[i];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +22,9 @@ class GradientSums {
   void begin_step();
   GradientSink::Sum sum_of(Parameter& parameter);
   void deposited(Parameter& parameter);
+  void added_early(const Parameter& parameter);
+  void confirmed(const Parameter& parameter);
+  void withdrawn(const Parameter& parameter);
 
   /// The gradients of this group are complete, in this step or (accumulating at rest) in this micro-batch: takes them
   /// through derivations to the leaves, and starts their reduction. `is_last`: no other reduction of the group follows
@@ -39,6 +43,9 @@ class GradientSums {
   struct OfSlot {
     bool is_written = false;  ///< since the last reduction of its bucket
     bool is_used = false;     ///< in this step
+    bool is_spoilt = false;   ///< has a summand that was withdrawn
+    int num_early = 0;        ///< summands that their backward has not confirmed
+    int num_summands = 0;     ///< since the last reduction
     at::Tensor in_place;      ///< its sum, where that is reduced where it lies: made once
     at::Tensor derived;       ///< sum in the shape of compute(), where that is not the leaf
   };
@@ -50,6 +57,7 @@ class GradientSums {
 
   at::Tensor& sums_of(const Bucket& bucket);
   at::Tensor leaf_sum(const Slot& slot);
+  void check_early() const;
   void complete(const Bucket& bucket);
   void complete(const Slot& slot);
   std::vector<TransferQueue::Stage> stages_of(const Bucket& bucket);
@@ -63,8 +71,9 @@ class GradientSums {
   TransferQueue& transfers_;
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
-  const Bucket* run_ = nullptr;  ///< the first bucket of the run that has not gone out
-  int64_t run_count_ = 0;        ///< its elements
+  std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of sums that come and go
+  const Bucket* run_ = nullptr;                  ///< the first bucket of the run that has not gone out
+  int64_t run_count_ = 0;                        ///< its elements
 };
 
 }  // namespace caravan

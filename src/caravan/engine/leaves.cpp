@@ -7,12 +7,20 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
+#include "caravan/base/error.h"
 #include "caravan/engine/groups.h"
 
 namespace caravan {
 namespace {
 
-/// A tensor without memory, on a storage of its own: it gets memory by point_to.
+void point_to(const at::Tensor& tensor, void* memory) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(c10::DataPtr(memory, at::kCPU));
+}
+
+}  // namespace
+
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
   at::Tensor tensor = at::empty({0}, options);
   if (tensor.is_meta()) return at::empty(shape, options);
@@ -22,19 +30,11 @@ at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions o
   return tensor.set_(storage, 0, shape);
 }
 
-void point_to(const at::Tensor& tensor, void* memory) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->clear_data_ptr_access_error_msg_();
-  storage->set_data_ptr_noswap(c10::DataPtr(memory, at::kCPU));
-}
-
 void take_away(const at::Tensor& tensor, const std::string& reason) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
 }
-
-}  // namespace
 
 Leaves::Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
     : state_(state),
@@ -44,14 +44,10 @@ Leaves::Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, Tra
       groups_(state.layout.units().groups.size()) {
   const at::NoGradGuard no_grad;
   dtype_ = strategy.leaf_dtype == at::kFloat ? state.values.scalar_type() : strategy.leaf_dtype;
-  if (dtype_ != state.values.scalar_type()) {
-    const auto is_copied = [](const Bucket& bucket) { return bucket.is_at_rest(); };
-    const auto& buckets = state.layout.buckets();
-    if (std::any_of(buckets.begin(), buckets.end(), is_copied)) state_.copies = at::empty_like(state.values, dtype_);
-  }
   for (const Slot& slot : state.layout.slots()) {
     const Bucket& bucket = state.layout.buckets()[static_cast<size_t>(slot.bucket)];
     make_leaf(slot, bucket);
+    storages_.push_back(slot.parameter->leaf().storage().unsafeGetStorageImpl());
     if (!bucket.is_at_rest()) groups_[static_cast<size_t>(bucket.group)].is_gathered = true;
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -70,10 +66,11 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
+  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type();
   at::Tensor memory = values;
   if (!bucket.is_at_rest()) {
     memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
-  } else if (state_.copies.defined()) {
+  } else if (!is_one) {
     memory = state_.layout.view(state_.copies, parameter).detach();
   }
   at::Tensor leaf = parameter.leaf();
@@ -83,14 +80,26 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
     leaf = memory;
   }
   leaf.set_requires_grad(parameter.requires_grad());
-  const bool is_one = bucket.is_at_rest() && !state_.copies.defined();
   parameter.set_rest(is_one ? leaf : values, layouts.rest);
   if (!is_one) values.set_requires_grad(false);
   parameter.set_leaf(leaf, layouts.leaf);
 }
 
+void Leaves::check_memory() const {
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    const Parameter& parameter = *state_.layout.slots()[i].parameter;
+    if (parameter.leaf().storage().unsafeGetStorageImpl() == storages_[i]) continue;
+    throw UsageError({strategy_.name, parameter.name(), "has been given other memory", "",
+                      "load and convert the module before it is wrapped; afterwards copy into engine.parameters()"});
+  }
+}
+
 at::Tensor Leaves::at_rest(const Bucket& bucket) const {
-  return state_.values.narrow(0, bucket.rest_offset, bucket.rest_count);
+  return state_.values.narrow(bucket.rest_offset, bucket.rest_count);
+}
+
+void Leaves::copy(const Bucket& bucket) {
+  state_.copies.narrow(bucket.rest_offset, bucket.rest_count).copy_(at_rest(bucket));
 }
 
 void Leaves::tell_change(const Bucket& bucket) {
@@ -102,14 +111,13 @@ void Leaves::refresh() {
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  const bool is_fresh = state_.is_versioned && state_.copied_version == version && !state_.values.is_meta();
-  if (state_.copies.defined() && !is_fresh) {
-    state_.copies.copy_(state_.values);
-    state_.copied_version = version;
-  }
+  const bool has_copies = dtype_ != state_.values.scalar_type();
+  const bool is_fresh = state_.has_copied();
   for (const Bucket& bucket : state_.layout.buckets()) {
+    if (has_copies && !is_fresh && (bucket.is_at_rest() || bucket.keeps_leaf)) copy(bucket);
     if (bucket.is_at_rest()) tell_change(bucket);
   }
+  state_.copied_version = version;
 }
 
 TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffer) {
@@ -120,8 +128,7 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
     offset += cell->before();
     parts.insert(parts.begin(), {offset, cell->own()});
   }
-  const at::Tensor own = buffer.narrow(0, parts.front().first, parts.front().second);
-  own.copy_(at_rest(bucket));
+  if (!bucket.keeps_leaf) buffer.narrow(0, bucket.own_offset, bucket.rest_count).copy_(at_rest(bucket));
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   std::vector<TransferQueue::Stage> stages;
   for (size_t i = 0; i < bucket.fill.size(); ++i) {
@@ -151,7 +158,8 @@ void Leaves::gather(int group) {
   own.is_there = true;
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || bucket.is_at_rest()) continue;
-    own.buffers.push_back(pool_.take(bucket.leaf_count, dtype_));
+    const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
+    own.buffers.push_back(kept.defined() ? kept : pool_.take(bucket.leaf_count, dtype_));
     own.transfers.push_back(fill(bucket, own.buffers.back()));
     point(bucket, own.buffers.back());
     tell_change(bucket);

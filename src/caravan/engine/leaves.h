@@ -10,6 +10,11 @@
 
 namespace caravan {
 
+/// A tensor on a storage of its own that has no memory.
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
+/// Takes the memory of such a tensor away: reading it throws `reason`.
+void take_away(const at::Tensor& tensor, const std::string& reason);
+
 /// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
 /// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
 /// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
@@ -23,6 +28,8 @@ class Leaves {
   Leaves(const Leaves&) = delete;
   Leaves& operator=(const Leaves&) = delete;
 
+  /// Throws UsageError if a leaf has other memory than this gave it.
+  void check_memory() const;
   /// Gives the leaves at rest and in copies the values at rest, if these may have changed.
   void refresh();
   /// Starts to fill the leaves of a group; no-op if they are there. wait() before they are used.
@@ -30,7 +37,6 @@ class Leaves {
   void wait(int group);
   void free(int group);
   bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
-  int64_t bytes() const noexcept { return state_.copies.defined() ? static_cast<int64_t>(state_.copies.nbytes()) : 0; }
   bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
 
  private:
@@ -42,6 +48,7 @@ class Leaves {
   };
   void make_leaf(const Slot& slot, const Bucket& bucket);
   TransferQueue::Ticket fill(const Bucket& bucket, const at::Tensor& buffer);
+  void copy(const Bucket& bucket);
   void point(const Bucket& bucket, const at::Tensor& buffer);
   void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
@@ -53,6 +60,7 @@ class Leaves {
   TransferQueue& transfers_;
   at::ScalarType dtype_;
   int64_t version_ = -1;
+  std::vector<const c10::StorageImpl*> storages_;  ///< of the leaves, by slot
   std::vector<Group> groups_;
 };
 

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/pattern.h"
 #include "caravan/engine/flat.h"
 #include "caravan/engine/groups.h"
 
@@ -120,6 +121,48 @@ void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis
   strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
 }
 
+void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis,
+                     const std::string& technique) {
+  for (const auto& [name, layouts] : strategy.layouts) {
+    // A shard of another wrapping is gathered and cut again; one that is computed with belongs to a plan.
+    if (mesh[axis].size() == 1 || layouts.rest[axis].is_invariant() || layouts.leaf[axis].is_replicate()) continue;
+    throw LayoutError({technique, name, "does not rest invariant on axis " + axis,
+                       mesh.where() + ", layout " + layouts.rest.to_string(),
+                       "leave axis " + axis + " out of its layout"});
+  }
+}
+
+void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
+  std::set<std::string> unused(patterns.begin(), patterns.end());
+  const auto fits = [&](const Module& module) {
+    return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+      const bool is_match = matches_pattern(pattern, module.name());
+      if (is_match) unused.erase(pattern);
+      return is_match;
+    });
+  };
+  std::vector<std::string> names;
+  std::vector<Strategy::Unit> units;
+  for (const Strategy::Unit& unit : strategy.units) {
+    units.push_back(unit);
+    const bool is_inside_a_match = fits(*unit.module);
+    names.push_back(unit.module->name());
+    const std::vector<Module*> modules = unit.module->modules();
+    std::set<const Module*> inside;
+    for (size_t i = 1; i < modules.size(); ++i) {
+      names.push_back(modules[i]->name());
+      if (!fits(*modules[i]) || is_inside_a_match || inside.contains(modules[i])) continue;
+      for (const Module* below : modules[i]->modules()) inside.insert(below);
+      units.push_back({.module = modules[i], .stage = unit.stage});
+    }
+  }
+  if (!unused.empty()) {
+    throw UsageError({strategy.name, "units", "no module's name fits the pattern '" + *unused.begin() + "'", "",
+                      "the nearest is '" + nearest_pattern(*unused.begin(), names) + "'"});
+  }
+  strategy.units = std::move(units);
+}
+
 void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
   Strategy even = strategy;  // the order in the flat buffers does not depend on where they are cut
   const Groups groups = groups_of(strategy, mesh);
@@ -136,7 +179,8 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
       std::vector<std::pair<int64_t, int64_t>> rows_and_row;
       for (const Parameter* parameter : set) {
         const ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
-        const Box box = local_box(parameter->global_shape(), layouts.rest, mesh, parameter->name());
+        const Layout whole = layouts.rest.moved(axis, Invariant{});
+        const Box box = local_box(parameter->global_shape(), whole, mesh, parameter->name());
         const int64_t rows = box.size.front();
         rows_and_row.emplace_back(rows, rows == 0 ? 0 : box.num_elements() / rows);
       }

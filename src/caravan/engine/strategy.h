@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,21 @@ struct Strategy {
   at::ScalarType leaf_dtype = at::kFloat;
 
   /// The table of a step for one coordinate of the pipeline axis (0 without one): a pure function. Default:
-  /// accumulation, gathers where leaves are not at rest, one reduction for each group; a pipeline has none.
+  /// accumulation, `gathers` where leaves are not at rest, reductions; a pipeline has none.
   std::function<Schedule(const Units& units, int num_micro_batches, int pipeline_rank)> table{};
+  GatherOptions gathers{.prefetch = 1};
+  /// The gradients of a group are reduced once for each micro-batch, and add up where they rest; else once a step, and
+  /// add up in the layout of the leaves.
+  bool reduces_each_micro_batch = false;
+
+  /// The leaves that are not at rest keep their memory when they are freed; where they have the dtype of what rests,
+  /// parameters rest inside it.
+  bool keeps_leaves = false;
+  /// Kept leaves are one buffer for all ranks of the axis that gathers them (Communicator::allocate_shared), which then
+  /// copies nothing; where several axes do, or memory is not shared, each rank has its own.
+  bool shares_leaves = false;
+  /// Sums of gradients in the layout of the leaves keep their memory, and at rest are inside it.
+  bool keeps_gradients = false;
   /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
   int64_t bucket_bytes = int64_t{25} << 20;
 
@@ -54,6 +68,11 @@ struct Strategy {
   /// A parameter without gradient in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;
 
+  /// Modules whose forward is run again in backward, by name (memory/recompute.h).
+  std::vector<std::string> recomputed{};
+  /// What techniques have put on the model: in place as long as a copy of this lives, such as that of an Engine.
+  std::vector<std::shared_ptr<const Hook>> hooks{};
+
   int num_stages() const noexcept { return units.empty() ? 0 : units.back().stage + 1; }
 };
 
@@ -67,6 +86,14 @@ void add_plan(Strategy& strategy, const AppliedPlan& plan);
 /// Makes `axis` a data axis: rows of the batch are split over it, the loss becomes P, each leaf R; parameters stay
 /// invariant at rest. Data parallelism; what is left to decide is where they rest.
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis);
+
+/// Throws LayoutError, naming `technique`, for a parameter that does not rest invariant on `axis`.
+void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis, const std::string& technique);
+
+/// Makes modules inside the units units of their own: those whose name fits one of `patterns` (* stands for any
+/// characters), but not those inside another that fits. Throws UsageError for a pattern that fits no module, naming the
+/// nearest.
+void split_units(Strategy& strategy, const std::vector<std::string>& patterns);
 
 /// Lets the parameters of each group rest in shards over a data axis: cut at rows of dim 0, in equal parts of the group
 /// up to a row, each parameter S(0; sizes) (some ranks may hold no row of it); scalars stay invariant. A gather of a

@@ -10,7 +10,11 @@ class TransferQueue::Transfer {
   explicit Transfer(std::vector<Stage> stages) : stages_(std::move(stages)) { start_next(); }
 
   bool has_stages_left() const noexcept { return next_ < stages_.size(); }
-  bool is_complete() { return !has_stages_left() && current_.done(); }
+  bool is_complete() {
+    if (has_stages_left() || !current_.done()) return false;
+    if (current_.error() == nullptr) current_ = Work();  // and its buffers, whoever holds a ticket
+    return true;
+  }
   void poll() { current_.done(); }
 
   /// Waits for the stage in flight, and starts the next.
@@ -20,7 +24,14 @@ class TransferQueue::Transfer {
   }
 
  private:
-  void start_next() { current_ = has_stages_left() ? stages_[next_++]() : Work(); }
+  void start_next() {
+    if (!has_stages_left()) {
+      current_ = Work();
+      return;
+    }
+    const Stage stage = std::move(stages_[next_++]);  // it holds the buffers of its operation, which keeps them itself
+    current_ = stage();
+  }
 
   std::vector<Stage> stages_;
   size_t next_ = 0;

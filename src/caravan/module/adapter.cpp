@@ -34,13 +34,23 @@ std::vector<ModuleAdapter::Unit> units_of_sequential(const std::shared_ptr<torch
 /// One unit: shares the slots of the adapter.
 class ModuleAdapter::UnitModule final : public Module {
  public:
-  UnitModule(Forward forward, const std::vector<Parameter*>& parameters) : forward_(std::move(forward)) {
+  UnitModule(Unit unit, const std::vector<Parameter*>& parameters) : unit_(std::move(unit)) {
     for (Parameter* parameter : parameters) share_parameter(*parameter);
   }
 
+  std::vector<std::pair<std::string, at::Tensor>> buffers() override {
+    std::vector<std::pair<std::string, at::Tensor>> all;
+    for (const auto& part : unit_.modules) {
+      for (const auto& item : part->named_buffers()) all.emplace_back(unit_.name + "." + item.key(), item.value());
+    }
+    return all;
+  }
+
  private:
-  Tensors forward(Tensors inputs, const ForwardContext& /*context*/) override { return forward_(std::move(inputs)); }
-  Forward forward_;
+  Tensors forward(Tensors inputs, const ForwardContext& /*context*/) override {
+    return unit_.forward(std::move(inputs));
+  }
+  Unit unit_;
 };
 
 ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh)
@@ -91,7 +101,7 @@ void ModuleAdapter::register_units(std::vector<Unit> units) {
       }
     }
     placed.insert(placed.end(), own.begin(), own.end());
-    units_.push_back(&register_module<UnitModule>(unit.name, std::move(unit.forward), own));
+    units_.push_back(&register_module<UnitModule>(unit.name, unit, own));
   }
   for (const Parameter* parameter : own_parameters()) {
     if (std::find(placed.begin(), placed.end(), parameter) != placed.end()) continue;

@@ -25,6 +25,11 @@ class GradientSink {
   /// this step is complete already.
   virtual Sum sum_of(Parameter& parameter) = 0;
   virtual void deposited(Parameter& parameter) = 0;
+  /// A forward that computes the gradient already adds it to sum_of() and calls added_early(), in an open step. Its
+  /// backward calls confirmed(); if there will be none, withdrawn() is called instead.
+  virtual void added_early(Parameter& parameter) = 0;
+  virtual void confirmed(Parameter& parameter) = 0;
+  virtual void withdrawn(Parameter& parameter) = 0;
   /// Runs `work`, which deposits a gradient of `parameter`, now or later; in order.
   virtual void defer(Parameter& parameter, std::function<void()> work) = 0;
 };

@@ -94,10 +94,11 @@ class Parameter {
   void deposit(const at::Tensor& gradient);
   /// The same for a summand that can be added in place: `add` gets the sum and whether to overwrite it.
   void deposit(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
-  /// For a summand that is computed before its backward: the sum itself, to which the caller adds, and then calls
-  /// deposited() in backward. Only while a step is open.
+  /// For a summand that forward computes, while a step is open: see GradientSink::added_early.
   GradientSink::Sum early_sum() { return sink_->sum_of(*this); }
-  void deposited() { sink_->deposited(*this); }
+  void added_early() { sink_->added_early(*this); }
+  void confirmed() { sink_->confirmed(*this); }
+  void withdrawn() { sink_->withdrawn(*this); }
   /// The step of the sink that is under way; 0: none, or no sink.
   int64_t open_step() const noexcept { return sink_ == nullptr ? 0 : sink_->open_step(); }
   /// Runs `work`, which deposits, now or when the sink finds time for it.

@@ -1,49 +1,15 @@
 #include "caravan/module/plan_rows.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
 namespace {
-
-/// * stands for any characters.
-bool matches(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == pattern.npos) return pattern == name;
-  if (!name.starts_with(pattern.substr(0, star))) return false;
-  for (size_t end = star; end <= name.size(); ++end) {
-    if (matches(pattern.substr(star + 1), name.substr(end))) return true;
-  }
-  return false;
-}
-
-/// The end of `name` from its dot number `num_dots`, counted from the end; from behind its last one for 0.
-std::string_view ending(std::string_view name, int64_t num_dots) {
-  size_t dot = name.size();
-  for (int64_t i = 0; i < std::max<int64_t>(num_dots, 1); ++i) {
-    dot = dot == 0 ? name.npos : name.rfind('.', dot - 1);
-    if (dot == name.npos) return num_dots == 0 ? name : "";
-  }
-  return name.substr(num_dots == 0 ? dot + 1 : dot);
-}
-
-/// The pattern that was meant: what follows the last star is compared with the ends of the names.
-std::string nearest_pattern(const std::string& pattern, const std::vector<std::string>& names) {
-  const size_t star = pattern.rfind('*');
-  if (star == pattern.npos || star + 1 == pattern.size()) return nearest(pattern, names);
-  const std::string end = pattern.substr(star + 1);
-  std::vector<std::string> ends;
-  for (const std::string& name : names) {
-    const std::string_view its_end = ending(name, std::count(end.begin(), end.end(), '.'));
-    if (!its_end.empty()) ends.emplace_back(its_end);
-  }
-  return ends.empty() ? nearest(pattern, names) : pattern.substr(0, star + 1) + nearest(end, ends);
-}
 
 class Resolver {
  public:
@@ -84,7 +50,7 @@ class Resolver {
     bool is_used = false;
     for (Module* module : model_.modules()) {
       names.push_back(module->name());
-      if (!matches(row.pattern, module->name())) continue;
+      if (!matches_pattern(row.pattern, module->name())) continue;
       is_used = true;
       for (const Plan::ParameterRow& parameter : row.parameters) add(parameter, *module);
       PlanRows::OfModule& its = result_.modules[module->name()];

@@ -10,15 +10,18 @@
 
 namespace caravan {
 
-/// The gradient of a parameter that forward passes compute, until their backward deposits it. Forwards that are in
-/// flight at the same time (of a pipeline) add to one sum, so that m of them do not hold m gradients; the last backward
-/// among them deposits it. In a step of an engine that is the sum of the step itself, and nothing is copied.
+/// The gradient of a parameter that forward passes compute, until their backward deposits it. In a step of an engine it
+/// is added to the sum of the step itself, and nothing is copied. Outside of one, forwards that are in flight at the
+/// same time add to one sum, so that m of them do not hold m gradients; the last backward among them deposits it.
 class PendingGradient {
  public:
   explicit PendingGradient(Parameter& parameter);
+  ~PendingGradient();
+  PendingGradient(const PendingGradient&) = delete;
+  PendingGradient& operator=(const PendingGradient&) = delete;
 
   /// The share of one forward. Its graph owns it; one that is destroyed without backward takes its summands out if they
-  /// are alone in the sum, else the next deposit throws. May outlive the PendingGradient.
+  /// are alone in the sum, else the next deposit, or the end of the step, throws. May outlive the PendingGradient.
   class Share;
   using SharePtr = c10::intrusive_ptr<Share>;
   SharePtr begin();
@@ -36,14 +39,19 @@ class PendingGradient::Share final : public torch::CustomClassHolder {
 
   /// Adds a b^T, in forward: [rows, k] and [columns, k] for a parameter of [rows, columns].
   void add_product(const at::Tensor& a, const at::Tensor& b);
-  /// In backward. Throws UsageError if summands of a forward that will have no backward are mixed into the sum, or if
-  /// this was called before.
+  /// In backward. Throws UsageError if summands of a forward that will have no backward are mixed into the sum, if the
+  /// step of the forward is over, or if this was called before.
   void deposit();
 
  private:
+  bool is_in_its_step() const;
+  void deposit_sum();
+
   Parameter& parameter_;
   std::shared_ptr<Sum> sum_;
   uint64_t epoch_;
+  int64_t step_;  ///< of the engine, to whose sum it adds; 0: to sum_
+  bool is_empty_ = true;
   bool is_deposited_ = false;
 };
 

@@ -9,12 +9,10 @@
 namespace caravan {
 namespace {
 
-double sum_of_squares(const at::Tensor& flat, const FlatLayout::Range& range) {
+double sum_of_squares(const at::Tensor& flat) {
   if (flat.is_meta()) return 0;
-  if (flat.scalar_type() == at::kDouble) {
-    return kernels::sum_of_squares(flat.const_data_ptr<double>() + range.offset, range.count);
-  }
-  return kernels::sum_of_squares(flat.const_data_ptr<float>() + range.offset, range.count);
+  if (flat.scalar_type() == at::kDouble) return kernels::sum_of_squares(flat.const_data_ptr<double>(), flat.numel());
+  return kernels::sum_of_squares(flat.const_data_ptr<float>(), flat.numel());
 }
 
 }  // namespace
@@ -22,7 +20,7 @@ double sum_of_squares(const at::Tensor& flat, const FlatLayout::Range& range) {
 double grad_norm(const FlatState& state, const Mesh& mesh) {
   double own = 0;
   for (const FlatLayout::Range& range : state.layout.ranges()) {
-    if (range.is_counted) own += sum_of_squares(state.gradients, range);
+    if (range.is_counted) own += sum_of_squares(state.gradients.narrow(range.offset, range.count));
   }
   double sum = own;
   if (mesh.size() > 1) {
@@ -35,7 +33,9 @@ double clip_scale(double norm, double max_norm) { return max_norm > 0 && norm > 
 
 void clip_grad_norm(FlatState& state, double norm, double max_norm) {
   const at::NoGradGuard no_grad;
-  if (const double scale = clip_scale(norm, max_norm); scale != 1) state.gradients.mul_(scale);
+  const double scale = clip_scale(norm, max_norm);
+  if (scale == 1) return;
+  for (const FlatMemory::Piece& piece : state.gradients.pieces()) piece.memory.mul_(scale);
 }
 
 }  // namespace caravan

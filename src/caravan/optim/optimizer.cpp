@@ -4,7 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -27,8 +27,16 @@ void for_each_range(const FlatState& state, const F& f) {
   for (const FlatLayout::Range& range : state.layout.ranges()) f(range);
 }
 
+at::Tensor part(const FlatMemory& flat, const FlatLayout::Range& range) {
+  return flat.narrow(range.offset, range.count);
+}
+
 at::Tensor part(const at::Tensor& flat, const FlatLayout::Range& range) {
   return flat.narrow(0, range.offset, range.count);
+}
+
+at::Tensor zeros_for(const FlatState& state) {
+  return at::zeros({state.layout.trained_count()}, state.gradients.options());
 }
 
 }  // namespace
@@ -46,8 +54,8 @@ AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), 
   check_range("beta2", options.beta2, 0, 1, false);
   check_range("epsilon", options.epsilon, 0, 1, true);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  exp_avg_ = at::zeros_like(state.gradients);
-  exp_avg_sq_ = at::zeros_like(state.gradients);
+  exp_avg_ = zeros_for(state);
+  exp_avg_sq_ = zeros_for(state);
 }
 
 void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
@@ -77,15 +85,14 @@ void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gra
 }
 
 bool AdamW::update(double lr, double gradient_scale) {
-  // Written in the same sweep if all of the values are.
-  const bool copies = state_.copies.defined() && state_.copies.scalar_type() == at::kBFloat16 &&
-                      state_.layout.count() == state_.layout.trained_count();
+  const bool writes = state_.copies.defined() && state_.copies.scalar_type() == at::kBFloat16;
   for_each_range(state_, [&](const FlatLayout::Range& range) {
-    adamw_step(options_, num_steps_, lr, gradient_scale, range.decays,
-               {part(state_.values, range), part(state_.gradients, range), part(exp_avg_, range),
-                part(exp_avg_sq_, range), copies ? part(state_.copies, range) : at::Tensor()});
+    adamw_step(
+        options_, num_steps_, lr, gradient_scale, range.decays,
+        {part(state_.values, range), part(state_.gradients, range), part(exp_avg_, range), part(exp_avg_sq_, range),
+         writes && state_.copies.has(range.offset) ? part(state_.copies, range) : at::Tensor()});
   });
-  return copies;
+  return writes && state_.layout.count() == state_.layout.trained_count();  // else frozen values are not written
 }
 
 std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
@@ -95,7 +102,7 @@ std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
 Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), options_(options) {
   check_range("momentum", options.momentum, 0, 1, false);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  if (options.momentum > 0) momentum_ = at::zeros_like(state.gradients);
+  if (options.momentum > 0) momentum_ = zeros_for(state);
 }
 
 bool Sgd::update(double lr, double gradient_scale) {

@@ -1,17 +1,11 @@
 #include "caravan/parallel/ddp.h"
 
-#include "caravan/base/error.h"
-
 namespace caravan {
 
 void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
-  for (const auto& [name, layouts] : strategy.layouts) {
-    if (mesh[options.axis].size() == 1 || layouts.rest[options.axis].is_invariant()) continue;
-    throw LayoutError({"ddp", name, "does not rest invariant on axis " + options.axis,
-                       mesh.where() + ", layout " + layouts.rest.to_string(),
-                       "leave axis " + options.axis + " out of its layout"});
-  }
+  check_invariant(strategy, mesh, options.axis, "ddp");
   add_data_axis(strategy, mesh, options.axis);
+  for (auto& [name, layouts] : strategy.layouts) layouts.rest = layouts.rest.moved(options.axis, Invariant{});
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
   strategy.leaf_dtype = options.compute_dtype;

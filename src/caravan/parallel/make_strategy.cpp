@@ -2,17 +2,81 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
-#include "caravan/parallel/techniques.h"
+#include "caravan/parallel/zero.h"
 
 namespace caravan {
+namespace {
+
+constexpr const char* kAxis = "dp";
+
+Share share_of(const std::string& name) {
+  if (name == "auto") return Share::automatic;
+  if (name == "on") return Share::on;
+  if (name == "off") return Share::off;
+  throw UsageError({"strategy", "share", "'" + name + "' is not auto, on or off", "",
+                    "use '" + nearest(name, std::vector<std::string>{"auto", "on", "off"}) + "'"});
+}
+
+Accumulate accumulate_of(const std::string& name) {
+  if (name == "sharded") return Accumulate::at_rest;
+  if (name == "full") return Accumulate::full;
+  throw UsageError({"strategy", "accumulate", "'" + name + "' is not sharded or full", "",
+                    "use '" + nearest(name, std::vector<std::string>{"sharded", "full"}) + "'"});
+}
+
+/// Splits the axis into replicas of groups that share one set of shards.
+void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
+  const int64_t dp = mesh[kAxis].size();
+  if (const std::string wrong = choice.wrong_with_shard(dp); !wrong.empty()) {
+    throw UsageError({"strategy", "shard", wrong, mesh.where(), choice.instead_of_shard(dp)});
+  }
+  mesh = mesh.factor(kAxis,
+                     {{"replicate", static_cast<int>(dp / choice.shard)}, {"shard", static_cast<int>(choice.shard)}});
+}
+
+Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
+  const DataParallelChoice& choice = all.data_parallel;
+  if (choice.technique == "ddp") {
+    return ddp(model, mesh, {.bucket_bytes = choice.bucket_bytes, .compute_dtype = all.compute_dtype});
+  }
+  if (choice.technique == "zero1" || choice.technique == "zero2") {
+    const bool is_first = choice.technique == "zero1";
+    ZeroOptions options{.stage = is_first ? 1 : 2,
+                        .units = choice.units,
+                        .prefetch = static_cast<int>(choice.prefetch),
+                        .share = share_of(choice.share),
+                        .compute_dtype = all.compute_dtype};
+    if (!is_first) options.accumulate = accumulate_of(choice.accumulate);
+    return zero(model, mesh, options);
+  }
+  if (choice.frees_parameters()) {
+    FsdpOptions options{.axis = kAxis,
+                        .units = choice.units,
+                        .reshard_after_forward = choice.reshard_after_forward,
+                        .prefetch = static_cast<int>(choice.prefetch),
+                        .accumulate = accumulate_of(choice.accumulate),
+                        .share = share_of(choice.share),
+                        .compute_dtype = all.compute_dtype};
+    if (choice.has_groups()) {
+      factor_into_groups(mesh, choice);
+      options.axis = "shard";
+      options.replicate_axis = "replicate";
+    }
+    return fsdp(model, mesh, options);
+  }
+  throw UsageError({"strategy", choice.technique, "is not a data-parallel technique", "",
+                    "use '" + nearest(choice.technique, data_parallel_techniques()) + "'"});
+}
+
+}  // namespace
 
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) {
-  if (choice.data_parallel == "ddp") {
-    return ddp(model, mesh, {.bucket_bytes = choice.bucket_bytes, .compute_dtype = choice.compute_dtype});
-  }
-  throw UsageError({"strategy", choice.data_parallel, "is no data-parallel technique", "",
-                    "use '" + nearest(choice.data_parallel, data_parallel_techniques()) + "'"});
+  Strategy strategy = data_parallel(choice, model, mesh);
+  strategy.bucket_bytes = choice.data_parallel.bucket_bytes;
+  add_recompute(strategy, model, choice.recompute);
+  return strategy;
 }
 
 }  // namespace caravan

@@ -1,20 +1,20 @@
 #pragma once
 
-#include <string>
-
 #include "caravan/engine/strategy.h"
+#include "caravan/memory/recompute_choice.h"
+#include "caravan/parallel/techniques.h"
 
 namespace caravan {
 
 /// What a recipe says about parallelism.
 struct StrategyChoice {
-  std::string data_parallel;  ///< one of data_parallel_techniques()
-  int64_t bucket_bytes = int64_t{25} << 20;
+  DataParallelChoice data_parallel{};
   at::ScalarType compute_dtype = at::kFloat;
+  RecomputeChoice recompute{};
 };
 
 /// The one place where names of techniques become strategies. `mesh` may get further axes. Every rank calls it. Throws
-/// UsageError, naming the nearest, for a name that is none.
+/// UsageError, naming the nearest valid choice, for a name or a number that is not one, and as add_recompute.
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh);
 
 }  // namespace caravan

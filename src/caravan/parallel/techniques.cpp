@@ -1,9 +1,34 @@
 #include "caravan/parallel/techniques.h"
 
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+
 namespace caravan {
 
 const std::vector<std::string>& data_parallel_techniques() {
-  static const std::vector<std::string> names{"ddp"};
+  static const std::vector<std::string> names{"ddp", "zero1", "zero2", "zero3", "hsdp"};
+  return names;
+}
+
+std::string DataParallelChoice::wrong_with_shard(int64_t dp) const {
+  if (!has_groups() || (shard > 1 && shard < dp && dp % shard == 0)) return "";
+  return fmt::format("{} cuts shards over groups of {} of {} data-parallel ranks", technique, shard, dp);
+}
+
+std::string DataParallelChoice::instead_of_shard(int64_t dp) const {
+  std::vector<int64_t> valid;
+  for (int64_t k = 2; k < dp; ++k) {
+    if (dp % k == 0) valid.push_back(k);
+  }
+  return valid.empty() ? "no size of a group divides them: use \"zero3\" or \"ddp\"" : "use one of " + join(valid);
+}
+
+std::vector<std::string> techniques_where(bool (DataParallelChoice::*holds)() const) {
+  std::vector<std::string> names;
+  for (const std::string& name : data_parallel_techniques()) {
+    if ((DataParallelChoice{.technique = name}.*holds)()) names.push_back(name);
+  }
   return names;
 }
 

@@ -1,6 +1,9 @@
 #include "caravan/plan/memory.h"
 
 #include <algorithm>
+#include <string>
+
+#include "caravan/base/pattern.h"
 
 namespace caravan {
 namespace {
@@ -33,11 +36,18 @@ struct Sizes {
 
 }  // namespace
 
-double state_bytes(const MemoryShape& shape) noexcept {
-  const auto parameters = static_cast<double>(shape.model.num_parameters());
-  const double copies = shape.compute_bytes < 4 ? static_cast<double>(shape.compute_bytes) : 0;
-  return parameters * (4 * static_cast<double>(2 + shape.num_moments) + copies);
+StateShape state_of(const MemoryShape& shape) noexcept {
+  StateShape state{.choice = shape.data_parallel,
+                   .ranks = shape.ranks,
+                   .shares_memory = shape.shares_memory,
+                   .compute_bytes = shape.compute_bytes,
+                   .num_moments = shape.num_moments,
+                   .num_micro_batches = shape.rows / shape.sequences};
+  state.count(shape.model);
+  return state;
 }
+
+double state_bytes(const MemoryShape& shape) noexcept { return state_bytes(state_of(shape)).total(); }
 
 double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
@@ -48,6 +58,46 @@ double layer_activation_bytes(const MemoryShape& shape) noexcept {
   // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.
   const double statistics = 4 * s.tokens * (4 + s.heads);
   return s.element * (s.tokens * (stream + s.mlp_tensors * s.hidden) + weights) + statistics;
+}
+
+double selective_activation_bytes(const MemoryShape& shape) noexcept {
+  const Sizes s(shape);
+  return s.element * s.tokens * (6 * s.width + 2 * s.kv_width + s.mlp_tensors * s.hidden) + 4 * 4 * s.tokens;
+}
+
+double full_activation_bytes(const MemoryShape& shape) noexcept {
+  const Sizes s(shape);
+  return s.element * s.tokens * s.width;
+}
+
+double kept_activation_bytes(const MemoryShape& shape) noexcept {
+  const auto layers = static_cast<double>(shape.model.layers - shape.num_recomputed - shape.num_recomputed_cores);
+  return layers * layer_activation_bytes(shape) +
+         static_cast<double>(shape.num_recomputed) * full_activation_bytes(shape) +
+         static_cast<double>(shape.num_recomputed_cores) * selective_activation_bytes(shape);
+}
+
+double recomputed_bytes(const MemoryShape& shape) noexcept {
+  const double layer = shape.num_recomputed > 0 ? layer_activation_bytes(shape) - full_activation_bytes(shape) : 0;
+  const double core = layer_activation_bytes(shape) - selective_activation_bytes(shape);
+  return std::max(layer, shape.num_recomputed_cores > 0 ? core : 0);
+}
+
+void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice) {
+  using enum RecomputeChoice::Kind;
+  shape.num_recomputed = choice.kind == full ? shape.model.layers : 0;
+  shape.num_recomputed_cores = choice.kind == selective ? shape.model.layers : 0;
+  const auto is_chosen = [&](const std::string& name) {
+    return std::ranges::any_of(choice.patterns, [&](const auto& pattern) { return matches_pattern(pattern, name); });
+  };
+  for (int64_t layer = 0; choice.kind == modules && layer < shape.model.layers; ++layer) {
+    const std::string block = "blocks." + std::to_string(layer);
+    if (is_chosen(block)) {
+      ++shape.num_recomputed;
+    } else if (is_chosen(block + ".attention") || is_chosen(block + ".attention.core")) {
+      ++shape.num_recomputed_cores;
+    }
+  }
 }
 
 double head_bytes(const MemoryShape& shape) noexcept {
@@ -76,9 +126,8 @@ double batch_bytes(const MemoryShape& shape) noexcept {
 }
 
 double peak_bytes(const MemoryShape& shape) noexcept {
-  const auto layers = static_cast<double>(shape.model.layers);
-  return state_bytes(shape) + batch_bytes(shape) + layers * layer_activation_bytes(shape) +
-         std::max(head_bytes(shape), layer_backward_bytes(shape));
+  return state_bytes(shape) + batch_bytes(shape) + kept_activation_bytes(shape) +
+         std::max(head_bytes(shape), recomputed_bytes(shape) + layer_backward_bytes(shape));
 }
 
 int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) noexcept {

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 
+#include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
+#include "caravan/plan/state.h"
 
 namespace caravan {
 
@@ -13,6 +15,11 @@ struct MemoryShape {
   int64_t rows = 1;           ///< sequences of this rank in a step
   int64_t compute_bytes = 4;  ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t num_moments = 2;    ///< fp32 values the optimizer keeps for each parameter
+  DataParallelChoice data_parallel{};
+  int64_t ranks = 1;                 ///< data-parallel
+  bool shares_memory = false;        ///< see StateShape
+  int64_t num_recomputed = 0;        ///< layers that keep their input alone (memory/recompute.h)
+  int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
 
   double tokens() const noexcept { return static_cast<double>(sequences) * static_cast<double>(model.context); }
 };
@@ -21,8 +28,8 @@ struct MemoryShape {
 // literature: s context, b sequences, h width, f MLP width, V vocabulary, a heads, L layers; T = s b tokens. Each is a
 // count of the tensors that the layers of nn/ really keep.
 
-/// Parameters in fp32, their gradients and the optimizer's moments; with bf16, the copies that the layers compute with.
-/// ZeRO (arXiv 1910.02054), section 3.1, with fp32 gradients: (4 + 4 + 4 moments) P, + 2 P.
+/// Parameters, gradients and the optimizer's moments, by kind (plan/state.h).
+StateShape state_of(const MemoryShape& shape) noexcept;
 double state_bytes(const MemoryShape& shape) noexcept;
 
 /// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
@@ -30,6 +37,20 @@ double state_bytes(const MemoryShape& shape) noexcept;
 /// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With dropout the attention weights are also kept:
 /// 2 a s T.
 double layer_activation_bytes(const MemoryShape& shape) noexcept;
+
+/// The same of a layer whose attention core is recomputed: no attention weights and no log-sum-exp, but queries, keys
+/// and values as the core gets them. And of a layer that is recomputed as a whole: its input, T h.
+double selective_activation_bytes(const MemoryShape& shape) noexcept;
+double full_activation_bytes(const MemoryShape& shape) noexcept;
+
+/// What all layers keep, some of them recomputed; and the most that is computed again at once: the activations of one
+/// layer, or the attention weights of one core.
+double kept_activation_bytes(const MemoryShape& shape) noexcept;
+double recomputed_bytes(const MemoryShape& shape) noexcept;
+
+/// Counts the layers of `shape.model` that the choice recomputes. A choice of parts of a layer counts if it covers
+/// attention's core; otherwise the layer counts as if all were kept.
+void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice);
 
 /// The most that the head holds at once: the stream, its normalised form and the gradient of that, a chunk of logits,
 /// and the gradient of the token embedding (fused_cross_entropy computes gradients during forward).
@@ -42,8 +63,9 @@ double layer_backward_bytes(const MemoryShape& shape) noexcept;
 /// Ids and labels of a step.
 double batch_bytes(const MemoryShape& shape) noexcept;
 
-/// The estimated peak of a rank's tensors: state, batch, the activations of all layers, and the larger of what the head
-/// and the backward pass of a layer need in addition. Within -10 and +35 % of measured peaks (tests/plan).
+/// The estimated peak of a rank's tensors: state, batch, what all layers keep, and the larger of what the head and the
+/// backward pass of a layer, with what it computes again, need in addition. Within -10 and +35 % of measured peaks
+/// (tests/plan).
 double peak_bytes(const MemoryShape& shape) noexcept;
 
 /// The largest number of sequences that divides `shape.rows` and whose peak is at most `limit_bytes`; 0 if there is

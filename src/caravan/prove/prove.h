@@ -107,7 +107,8 @@ Proof prove(const ProveCase& what);
 ModelConfig shrunken(const ModelConfig& model);
 
 /// A recipe as a case: its model shrunken; its mesh with 2 in place of degrees above 3, on 2 ranks if it has none; its
-/// data-parallel technique; at most 3 of its micro-batches; its precision. Throws UsageError as plan_batch.
+/// data-parallel technique; at most 3 of its micro-batches; its precision; its recompute, with all of its layers if
+/// that is a list of modules. Throws UsageError as plan_batch.
 ProveCase prove_case(const Recipe& recipe);
 
 }  // namespace caravan

@@ -23,18 +23,33 @@ ModelConfig shrunken(const ModelConfig& model) {
 ProveCase prove_case(const Recipe& recipe) {
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : 2;
   const bool is_bf16 = recipe.precision.compute == "bf16";
-  StrategyChoice choice{.data_parallel = recipe.data_parallel.technique,
-                        .bucket_bytes = std::min<int64_t>(recipe.data_parallel.bucket_bytes, 4096),  // several buckets
-                        .compute_dtype = is_bf16 ? at::kBFloat16 : at::kFloat};
+  StrategyChoice choice{.data_parallel = recipe.data_parallel,
+                        .compute_dtype = is_bf16 ? at::kBFloat16 : at::kFloat,
+                        .recompute = recipe.memory.recompute};
+  choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
-      .name = choice.data_parallel,
+      .name = choice.data_parallel.technique,
       .model = shrunken(recipe.model),
       .axes = mesh_axes(recipe, num_ranks),
       .num_micro_batches = static_cast<int>(std::min<int64_t>(plan_batch(recipe, num_ranks).accumulation, 3)),
       .dtype = at::kFloat,
       .compute_dtype = choice.compute_dtype,
       .seed = static_cast<uint64_t>(recipe.train.seed)};
-  for (AxisSize& axis : what.axes) axis.size = axis.size > 3 ? 2 : axis.size;
+  if (choice.recompute.kind != RecomputeChoice::Kind::none)
+    what.name += " with recompute " + choice.recompute.to_string();
+  const bool names_modules = choice.recompute.kind == RecomputeChoice::Kind::modules;
+  if (names_modules) what.model.layers = recipe.model.layers;  // "blocks.7" is there
+  const auto shrink = [](int64_t degree) { return degree > 3 ? 2 : degree; };
+  for (AxisSize& axis : what.axes) {
+    int64_t& shard = choice.data_parallel.shard;
+    if (shard == 0 || axis.name != "dp") {
+      axis.size = static_cast<int>(shrink(axis.size));
+      continue;
+    }
+    const int64_t replicas = shrink(axis.size / shard);
+    shard = shrink(shard);
+    axis.size = static_cast<int>(replicas * shard);
+  }
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
 }

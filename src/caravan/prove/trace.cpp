@@ -53,7 +53,7 @@ class CaseRun {
 
  private:
   void fill(uint64_t seed);
-  at::Tensor whole(const at::Tensor& flat, const Parameter& parameter) const;
+  at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
   std::vector<at::Tensor> values() const;
   std::vector<at::Tensor> gradients() const;
   TrainBatch batch(int64_t step) const;
@@ -97,7 +97,7 @@ void CaseRun::fill(uint64_t seed) {
 }
 
 /// The global tensor of what lies in a flat buffer, by the law and not by the engine.
-at::Tensor CaseRun::whole(const at::Tensor& flat, const Parameter& parameter) const {
+at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) const {
   std::vector<Layout::Entry> everywhere = parameter.rest_layout().entries();
   for (auto& entry : everywhere) entry.second = Invariant{};
   const at::Tensor all = redistribute(engine_.state().layout.view(flat, parameter), parameter.rest_layout(),

@@ -23,8 +23,9 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
 }  // namespace
 
 void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
-               const StepResult& result, const Mesh& mesh) {
+               const StepResult& result) {
   const at::NoGradGuard no_grad;
+  const Mesh& mesh = state.engine().mesh();
   const FlatState& flat = state.engine().state();
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "caravan/mesh/mesh.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/step.h"
 
@@ -18,6 +17,6 @@ namespace caravan {
 ///   metrics.json             step, loss, grad_norm
 /// Every rank calls it, after the gradients are reduced and before the update; rank 0 writes. Throws ResourceError.
 void dump_step(const std::filesystem::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
-               const StepResult& result, const Mesh& mesh);
+               const StepResult& result);
 
 }  // namespace caravan

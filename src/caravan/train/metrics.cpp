@@ -44,6 +44,8 @@ std::string StepMetrics::to_json() const {
                               {"comm_ms", comm_ms},
                               {"bytes_sent", bytes_sent},
                               {"peak_memory_bytes", peak_memory_bytes},
+                              {"state_bytes", state_bytes},
+                              {"planned_state_bytes", planned_state_bytes},
                               {"model_flops_per_second", model_flops_per_second}};
   if (val_loss) line["val_loss"] = *val_loss;
   if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;

@@ -23,6 +23,8 @@ struct StepMetrics {
   double comm_ms = 0;                 ///< that this rank spent waiting for its peers
   int64_t bytes_sent = 0;             ///< by this rank in this step
   int64_t peak_memory_bytes = 0;      ///< of this rank's tensors, since the start
+  int64_t state_bytes = 0;            ///< of this rank's parameters, gradients and optimizer state
+  int64_t planned_state_bytes = 0;    ///< the same by formula
   double model_flops_per_second = 0;  ///< of all ranks
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};

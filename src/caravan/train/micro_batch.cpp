@@ -27,14 +27,18 @@ int64_t num_moments(const Recipe::Optimizer& optimizer) {
   return optimizer.momentum > 0 ? 1 : 0;
 }
 
-MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks) {
+MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bool shares_memory) {
   const BatchPlan plan = plan_batch(recipe, num_ranks);
   MemoryShape shape{.model = recipe.model,
                     .sequences = plan.micro_batch,
                     .rows = plan.rows(),
                     .compute_bytes = recipe.precision.compute == "bf16" ? 2 : 4,
-                    .num_moments = num_moments(recipe.optimizer)};
+                    .num_moments = num_moments(recipe.optimizer),
+                    .data_parallel = recipe.data_parallel,
+                    .ranks = plan.dp,
+                    .shares_memory = shares_memory};
   if (shape.model.vocabulary == 0) shape.model.vocabulary = vocabulary;
+  count_recomputed(shape, recipe.memory.recompute);
   return shape;
 }
 
@@ -87,8 +91,9 @@ std::string memory_text(const MemoryPlan& plan) {
   return fmt::format("about {}{} per rank{}{}", text_of(plan.peak_bytes), of, note.empty() ? "" : ": ", note);
 }
 
-MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes, int64_t before) {
-  MemoryPlan plan{.shape = shape_of(recipe, vocabulary, num_ranks),
+MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes, int64_t before,
+                       bool shares_memory) {
+  MemoryPlan plan{.shape = shape_of(recipe, vocabulary, num_ranks, shares_memory),
                   .limit_bytes = limit_bytes,
                   .is_chosen = recipe.train.micro_batch == kAutoMicroBatch};
   if (plan.is_chosen && before > 0 && plan.shape.rows % before == 0 && fits(plan.shape, before, limit_bytes)) {
@@ -113,7 +118,8 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
   world.all_reduce(buffer, buffer, ReduceOp::min, "memory of the ranks");
   const auto [least, minus_before] = numbers;
-  MemoryPlan plan = plan_memory(recipe, vocabulary, world.size(), least == kUnknown ? 0 : least, -minus_before);
+  MemoryPlan plan = plan_memory(recipe, vocabulary, world.size(), least == kUnknown ? 0 : least, -minus_before,
+                                world.shares_memory());
   recipe.train.micro_batch = plan.shape.sequences;
   return plan;
 }

@@ -38,6 +38,11 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
+  if (recipe.memory.recompute.kind == RecomputeChoice::Kind::selective && recipe.model.dropout == 0) {
+    notes.push_back(
+        "memory.recompute = \"selective\" saves next to nothing without model.dropout: the fused attention keeps no "
+        "weights");
+  }
   return notes;
 }
 
@@ -56,6 +61,13 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
          .fact = fmt::format("dp {} = {} ranks, but {} are started", recipe.mesh.dp, recipe.mesh.dp, num_ranks),
          .where = recipe.where("mesh.dp"),
          .action = fmt::format("use --ranks {}, or leave mesh.dp out", recipe.mesh.dp)});
+  }
+  if (const std::string wrong = recipe.data_parallel.wrong_with_shard(num_ranks); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "data_parallel.shard",
+                      .fact = wrong,
+                      .where = recipe.where("data_parallel.shard"),
+                      .action = recipe.data_parallel.instead_of_shard(num_ranks)});
   }
   return {{"dp", num_ranks}};
 }

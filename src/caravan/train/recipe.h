@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "caravan/memory/recompute_choice.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
@@ -69,10 +70,11 @@ struct Recipe {
     int64_t dp = 0;  ///< 0: ranks / the product of the other axes
   } mesh;
 
-  struct DataParallel {
-    std::string technique = data_parallel_techniques().front();
-    int64_t bucket_bytes = int64_t{25} << 20;
-  } data_parallel;
+  DataParallelChoice data_parallel;
+
+  struct Memory {
+    RecomputeChoice recompute;
+  } memory;
 
   struct Checkpoint {
     std::string dir;      ///< "": runs/<recipe name>-N, a new N each time

@@ -125,6 +125,28 @@ RecipeKey for_optimizer(const std::string& kind, RecipeKey key) {
       "is used with optimizer.kind = \"" + kind + "\" only");
 }
 
+RecipeKey for_technique(bool (DataParallelChoice::*holds)() const, RecipeKey key) {
+  return only_with(
+      std::move(key), [holds](const Recipe& recipe) { return (recipe.data_parallel.*holds)(); },
+      fmt::format("is used with data_parallel.technique = \"{}\" only", join(techniques_where(holds), "\", \"")));
+}
+
+RecipeKey data_parallel_units() {
+  return {"data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
+          [](const Recipe& recipe) -> RecipeValue { return recipe.data_parallel.units; },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              recipe.data_parallel.units = {*one};
+            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
+              recipe.data_parallel.units = *many;
+            } else {
+              return is_not(value, "a pattern or a list of patterns");
+            }
+            const auto& units = recipe.data_parallel.units;
+            return std::find(units.begin(), units.end(), "") != units.end() ? "names no module" : "";
+          }};
+}
+
 RecipeKey model_kind() {
   return {"model.kind", "the architecture",
           [](const Recipe& recipe) { return RecipeValue{std::string(name(recipe.model.kind))}; },
@@ -177,6 +199,35 @@ RecipeKey micro_batch() {
             if (!is_auto && number == nullptr) return is_not(value, "a whole number or \"auto\"");
             const std::string wrong = is_auto ? "" : out_of({0, 1 << 30}, static_cast<double>(*number));
             if (wrong.empty()) recipe.train.micro_batch = is_auto ? kAutoMicroBatch : *number;
+            return wrong;
+          }};
+}
+
+RecipeKey memory_recompute() {
+  return {"memory.recompute", "computed again in backward: none, selective, full, or a list of modules",
+          [](const Recipe& recipe) -> RecipeValue {
+            const RecomputeChoice& choice = recipe.memory.recompute;
+            if (choice.kind == RecomputeChoice::Kind::modules) return choice.patterns;
+            return choice.to_string();
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const std::vector<std::string>& kinds = recompute_kinds();
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              const auto kind = std::find(kinds.begin(), kinds.end(), *one);
+              if (kind == kinds.end()) {
+                return fmt::format(
+                    "'{}' is not one of {}, nor a list of modules such as [\"blocks.*\"]; the nearest is '{}'", *one,
+                    join(kinds), nearest(*one, kinds));
+              }
+              recipe.memory.recompute = {.kind = static_cast<RecomputeChoice::Kind>(kind - kinds.begin())};
+              return "";
+            }
+            const auto* patterns = std::get_if<std::vector<std::string>>(&value);
+            if (patterns == nullptr) return is_not(value, "a string or a list of modules");
+            const std::string wrong = wrong_with_patterns(*patterns);
+            if (wrong.empty()) {
+              recipe.memory.recompute = {.kind = RecomputeChoice::Kind::modules, .patterns = *patterns};
+            }
             return wrong;
           }};
 }
@@ -310,6 +361,25 @@ std::vector<RecipeKey> system_keys() {
              data_parallel_techniques()),
       integer("data_parallel.bucket_bytes", "bytes of gradients per all-reduce", FIELD(data_parallel.bucket_bytes),
               {1}),
+      for_technique(&DataParallelChoice::is_sharded, data_parallel_units()),
+      for_technique(&DataParallelChoice::has_groups,
+                    integer("data_parallel.shard", "ranks that share one set of shards; a divisor of dp",
+                            FIELD(data_parallel.shard), {0, 1 << 20})),
+      for_technique(&DataParallelChoice::frees_parameters,
+                    boolean("data_parallel.reshard_after_forward",
+                            "free parameters after forward, gather them again for backward; false: once a step",
+                            FIELD(data_parallel.reshard_after_forward))),
+      for_technique(&DataParallelChoice::is_sharded, integer("data_parallel.prefetch", "units whose gather runs ahead",
+                                                             FIELD(data_parallel.prefetch), {0, 2})),
+      for_technique(&DataParallelChoice::shards_gradients,
+                    choice("data_parallel.accumulate",
+                           "gradients of micro-batches add up \"sharded\", or \"full\" with one reduction a step",
+                           FIELD(data_parallel.accumulate), {"sharded", "full"})),
+      for_technique(&DataParallelChoice::is_sharded,
+                    choice("data_parallel.share",
+                           "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
+                           FIELD(data_parallel.share), {"auto", "on", "off"})),
+      memory_recompute(),
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),
       integer("checkpoint.keep", "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),

@@ -48,13 +48,21 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
-  const StrategyChoice choice{.data_parallel = recipe.data_parallel.technique,
-                              .bucket_bytes = recipe.data_parallel.bucket_bytes,
-                              .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat};
+  const StrategyChoice choice{.data_parallel = recipe.data_parallel,
+                              .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat,
+                              .recompute = recipe.memory.recompute};
   Strategy strategy = make_strategy(choice, *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
   optimizer_ = make_optimizer(recipe.optimizer, engine_->state());
+}
+
+StateBytes RunState::bytes() const {
+  StateBytes bytes{.parameters = static_cast<double>(engine_->state().parameter_bytes),
+                   .gradients = static_cast<double>(engine_->state().gradient_bytes),
+                   .buffers = static_cast<double>(engine_->buffer_bytes())};
+  for (const auto& [name, flat] : optimizer_->state()) bytes.optimizer += static_cast<double>(flat.nbytes());
+  return bytes;
 }
 
 std::vector<CheckpointPiece> RunState::pieces() {

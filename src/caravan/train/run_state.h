@@ -15,6 +15,7 @@
 #include "caravan/nn/model.h"
 #include "caravan/optim/learning_rate.h"
 #include "caravan/optim/optimizer.h"
+#include "caravan/plan/state.h"
 #include "caravan/train/recipe.h"
 #include "caravan/train/resume_check.h"
 #include "caravan/train/step.h"
@@ -42,6 +43,8 @@ class RunState {
 
   Model& model() noexcept { return *model_; }
   Engine& engine() noexcept { return *engine_; }
+  /// Parameters, gradients, optimizer state and unit buffers that this rank has allocated.
+  StateBytes bytes() const;
   Optimizer& optimizer() noexcept { return *optimizer_; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }

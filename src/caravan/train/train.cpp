@@ -205,8 +205,8 @@ void Run::check_sample() const {
 
 TrainBatch Run::batch(int64_t step) const {
   const int64_t global_rows = recipe_.train.global_batch;
-  const Box mine =
-      local_box({global_rows, recipe_.model.context}, state_->engine().strategy().batch_layout, mesh_, "batch");
+  const Box mine = local_box({global_rows, recipe_.model.context}, state_->engine().strategy().batch_layout,
+                             state_->engine().mesh(), "batch");
   TrainBatch batch = make_batch(dataset_.train, sampler_, step * global_rows + mine.offset[0], mine.size[0]);
   for (at::Tensor* tokens : {&batch.ids, &batch.labels}) {
     *tokens = tokens->narrow(1, mine.offset[1], mine.size[1]).contiguous();
@@ -227,7 +227,7 @@ StepMetrics Run::step() {
     inspect = [&](const StepResult& result) {
       const TrainBatch whole =
           make_batch(dataset_.train, sampler_, state_->step * recipe_.train.global_batch, recipe_.train.global_batch);
-      dump_step(options_.dump_dir, state_->step, *state_, whole, result, mesh_);
+      dump_step(options_.dump_dir, state_->step, *state_, whole, result);
     };
   }
   StepMetrics metrics;
@@ -247,6 +247,8 @@ StepMetrics Run::step() {
   metrics.comm_ms = mesh_.wait_ms() - waited;
   metrics.bytes_sent = mesh_.bytes_sent() - sent;
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
+  metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
+  metrics.planned_state_bytes = static_cast<int64_t>(state_bytes(state_of(memory_.shape)).at_rest());
   metrics.model_flops_per_second =
       state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
   return metrics;
@@ -293,7 +295,11 @@ void Run::sample() {
 }
 
 void Run::go() {
-  observer().started({.first_step = state_->step, .last_step = end_, .notes = place_.notes});
+  observer().started({.first_step = state_->step,
+                      .last_step = end_,
+                      .notes = place_.notes,
+                      .state = state_->bytes(),
+                      .planned_state = state_bytes(state_of(memory_.shape))});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {

@@ -19,12 +19,12 @@ class OffloadedAdamW final : public Optimizer {
       : Optimizer(state), options_(options), path_(std::move(file)) {
     buffer_ = at::empty({2, buffer_elems}, state.gradients.options());
     file_ = Fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (!file_ || ::ftruncate(file_.get(), 2 * bytes(state.gradients.numel())) != 0) refuse("cannot be made");
+    if (!file_ || ::ftruncate(file_.get(), 2 * bytes(state.layout.trained_count())) != 0) refuse("cannot be made");
   }
 
   /// The file, mapped: what is written to these tensors, from a checkpoint, is in the file.
   std::vector<std::pair<std::string, at::Tensor>> state() const override {
-    const int64_t count = state_.gradients.numel();
+    const int64_t count = state_.layout.trained_count();
     const at::Tensor both = at::from_file(path_.string(), /*shared=*/true, 2 * count, state_.gradients.options());
     return {{"exp_avg", both.narrow(0, 0, count)}, {"exp_avg_sq", both.narrow(0, count, count)}};
   }
@@ -37,9 +37,8 @@ class OffloadedAdamW final : public Optimizer {
         const int64_t count = std::min(buffer_.size(1), range.count - done);
         const at::Tensor moments = buffer_.narrow(1, 0, count);
         move(::pread, moments, first, "cannot be read");
-        adamw_step(
-            options_, num_steps_, lr, gradient_scale, range.decays,
-            {state_.values.narrow(0, first, count), state_.gradients.narrow(0, first, count), moments[0], moments[1]});
+        adamw_step(options_, num_steps_, lr, gradient_scale, range.decays,
+                   {state_.values.narrow(first, count), state_.gradients.narrow(first, count), moments[0], moments[1]});
         move(::pwrite, moments, first, "cannot be written");
       }
     }
@@ -51,7 +50,7 @@ class OffloadedAdamW final : public Optimizer {
   void move(const Call& call, const at::Tensor& moments, int64_t first, const char* fact) const {
     for (const int64_t which : {0, 1}) {
       auto* data = static_cast<std::byte*>(moments[which].mutable_data_ptr());
-      const int64_t begin = bytes(which * state_.gradients.numel() + first);
+      const int64_t begin = bytes(which * state_.layout.trained_count() + first);
       for (int64_t done = 0, all = bytes(moments.size(1)); done < all;) {
         const ssize_t moved = call(file_.get(), data + done, static_cast<size_t>(all - done), begin + done);
         if (moved <= 0) refuse(fact);
@@ -59,7 +58,9 @@ class OffloadedAdamW final : public Optimizer {
       }
     }
   }
-  int64_t bytes(int64_t elems) const { return elems * static_cast<int64_t>(state_.gradients.element_size()); }
+  int64_t bytes(int64_t elems) const {
+    return elems * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type()));
+  }
   [[noreturn]] void refuse(const char* fact) const { throw_file_error("optimizer", path_, fact, errno); }
 
   AdamWOptions options_;

@@ -32,6 +32,7 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override { return engine_->local().allocate(bytes); }
   std::shared_ptr<void> allocate_shared(size_t bytes) override;
+  bool shares_memory() const noexcept override { return levels_.topology.has_one_host(); }
   void progress() override;
   void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override;

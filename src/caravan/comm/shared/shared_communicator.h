@@ -29,6 +29,7 @@ class SharedCommunicator final : public Level {
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override;
   std::shared_ptr<void> allocate_shared(size_t bytes) override;
+  bool shares_memory() const noexcept override { return true; }
   void progress() override { engine_->poll(); }
   std::optional<bool> has_message(int peer) override;
 

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <vector>
+
+#include "caravan/module/module.h"
+
+namespace caravan {
+
+/// Copies of what a module's forward may read and change besides its inputs: the buffers of the module and those in it,
+/// and torch's default generator of the CPU.
+class HiddenState {
+ public:
+  /// As they are. `draws`: the forward may draw from the generator.
+  HiddenState(Module& module, bool draws);
+  /// Forgets what has not changed since.
+  void keep_changed();
+  /// What is remembered here, as it is now.
+  HiddenState now() const;
+  void restore() const;
+
+ private:
+  struct Buffer {
+    at::Tensor of;
+    at::Tensor values;
+  };
+  std::vector<Buffer> buffers_;
+  at::Tensor generator_;  ///< its state; undefined: not remembered
+};
+
+/// Brings back a state, and then the state there was before.
+class Rewound {
+ public:
+  explicit Rewound(const HiddenState& state) : before_(state.now()) { state.restore(); }
+  ~Rewound() { before_.restore(); }
+  Rewound(const Rewound&) = delete;
+  Rewound& operator=(const Rewound&) = delete;
+
+ private:
+  HiddenState before_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,120 @@
+#include "caravan/memory/recompute.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/pattern.h"
+#include "caravan/base/text.h"
+#include "caravan/memory/region.h"
+
+namespace caravan {
+namespace {
+
+[[noreturn]] void refuse_recompute(const std::string& subject, const std::string& fact, const std::string& action) {
+  throw UsageError({"recompute", subject.empty() ? "the model" : subject, fact, "", action});
+}
+
+bool holds(Module& outer, const Module* inner) {
+  const std::vector<Module*> inside = outer.modules();
+  return &outer != inner && std::ranges::find(inside, inner) != inside.end();
+}
+
+/// Adds `module`, unless it is there or inside one that the same pattern has matched.
+void add_outermost(std::vector<Module*>& modules, Module* module) {
+  const auto covers = [&](Module* other) { return other == module || holds(*other, module); };
+  if (std::ranges::none_of(modules, covers)) modules.push_back(module);
+}
+
+std::vector<Module*> matching(const std::string& pattern, Module& model, const std::string& hint) {
+  std::vector<std::string> names;
+  std::vector<Module*> found;
+  for (Module* module : model.modules()) {
+    names.push_back(module->name());
+    if (matches_pattern(pattern, module->name())) add_outermost(found, module);
+  }
+  if (!found.empty()) return found;
+  refuse_recompute(pattern, "no module has such a name",
+                   hint.empty() ? fmt::format("the nearest is '{}'", nearest_pattern(pattern, names)) : hint);
+}
+
+std::vector<Module*> listed_blocks(Module& model) {
+  std::vector<Module*> found;
+  for (Module* module : model.modules()) {
+    const std::vector<Module*> blocks = module->blocks();
+    if (module == &model || (blocks.size() == 1 && blocks.front() == module)) continue;
+    for (Module* block : blocks) add_outermost(found, block);
+  }
+  return found.empty() ? model.blocks() : found;
+}
+
+std::vector<Module*> matching_all(const std::vector<std::string>& patterns, Module& model) {
+  const std::string wrong = wrong_with_patterns(patterns);
+  if (!wrong.empty()) refuse_recompute("patterns", wrong, "name modules of the model");
+  std::vector<Module*> all;
+  for (const std::string& pattern : patterns) {
+    for (Module* module : matching(pattern, model, "")) {
+      if (std::ranges::find(all, module) == all.end()) all.push_back(module);
+    }
+  }
+  return all;
+}
+
+std::vector<Module*> chosen_modules(const RecomputeChoice& choice, Module& model) {
+  using enum RecomputeChoice::Kind;
+  switch (choice.kind) {
+    case none: return {};
+    case selective:
+      return matching(kAttentionCores, model, "name the modules that are to be recomputed, or use \"full\"");
+    case full: return listed_blocks(model);
+    case modules: return matching_all(choice.patterns, model);
+  }
+  return {};
+}
+
+void check_alone(Module& module, const std::vector<Module*>& others) {
+  for (Module* outer : others) {
+    if (!holds(*outer, &module)) continue;
+    const std::string around = outer->name().empty() ? "the model" : outer->name();
+    refuse_recompute(module.name(), fmt::format("is inside {}, which is recomputed as a whole", around),
+                     "recompute one of the two");
+  }
+}
+
+void check_units(Module& module, const Strategy& strategy) {
+  std::vector<std::string> inside;
+  for (const Strategy::Unit& unit : strategy.units) {
+    if (unit.module == &module) return;
+    if (holds(module, unit.module)) inside.push_back(unit.module->name());
+  }
+  if (inside.empty()) return;
+  refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is none", inside.size()),
+                   fmt::format("recompute the units instead: {}", join(inside)));
+}
+
+}  // namespace
+
+void add_recompute(Strategy& strategy, Module& model, const RecomputeChoice& choice) {
+  const std::vector<Module*> modules = chosen_modules(choice, model);
+  std::vector<Module*> all = modules;
+  for (const std::string& name : strategy.recomputed) all.push_back(name.empty() ? &model : &model.find(name));
+  for (Module* module : all) {
+    check_alone(*module, all);
+    check_units(*module, strategy);
+  }
+  const bool draws = std::ranges::any_of(model.parameters(), [](const auto* slot) { return slot->is_external(); });
+  const auto around = [draws](Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+    return run_region(module, std::move(inputs), context, next, draws);
+  };
+  for (Module* module : modules) {
+    if (std::ranges::find(strategy.recomputed, module->name()) != strategy.recomputed.end()) continue;
+    strategy.recomputed.push_back(module->name());
+    strategy.hooks.push_back(std::make_shared<const Hook>(module->add_hook(around, Module::Place::outermost)));
+  }
+  for (Strategy::Unit& unit : strategy.units) {
+    unit.is_recomputed = unit.is_recomputed || std::ranges::find(modules, unit.module) != modules.end();
+  }
+}
+
+}  // namespace caravan

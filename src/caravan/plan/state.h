@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+
+#include "caravan/nn/config.h"
+#include "caravan/parallel/techniques.h"
+
+namespace caravan {
+
+/// What a data-parallel technique lays out over the ranks of a run.
+struct StateShape {
+  DataParallelChoice choice;
+  int64_t ranks = 1;           ///< data-parallel
+  bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
+  double parameters = 0;       ///< elements
+  double largest_unit = 0;     ///< elements of the unit with the most
+  int64_t compute_bytes = 4;   ///< of an element that layers compute with: fp32 4, bf16 2
+  int64_t num_moments = 2;     ///< fp32 values the optimizer keeps for each parameter
+  int64_t num_micro_batches = 1;
+
+  /// Ranks over which parameters are cut.
+  int64_t shards() const noexcept { return !choice.is_sharded() ? 1 : choice.shard > 1 ? choice.shard : ranks; }
+  /// Sets parameters and largest_unit: the units are the embedding, each layer, the head, and a weight that the two
+  /// share.
+  void count(const ModelConfig& model) noexcept;
+  bool is_shared() const noexcept { return shards() > 1 && shares_memory && choice.share != "off"; }
+  /// Gradients are reduced once for each micro-batch.
+  bool reduces_each() const noexcept;
+};
+
+/// Bytes of one rank between steps, and the buffers that come and go in a step. Reals, because products of legal sizes
+/// exceed 63 bits. With p parameters, n shards, k = 4 or 2 bytes to compute with, m moments:
+///
+///              parameters (fp32 | bf16)    gradients     optimizer
+///   ddp        4p | 6p                     4p            4mp
+///   zero1      4p | 2p + 4p/n              4p            4mp/n
+///   zero2      4p | 2p + 4p/n              4p/n          4mp/n
+///   zero3      4p/n                        4p/n          4mp/n
+///   in memory that the n ranks share: zero1 to zero3: 4p/n | 2p/n + 4p/n
+///
+/// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add up
+/// in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward).
+/// (Rajbhandari et al., arXiv 1910.02054, section 3; with fp32 gradients.)
+struct StateBytes {
+  double parameters = 0;
+  double gradients = 0;
+  double optimizer = 0;
+  double buffers = 0;
+  double at_rest() const noexcept { return parameters + gradients + optimizer; }
+  double total() const noexcept { return at_rest() + buffers; }
+};
+StateBytes state_bytes(const StateShape& shape) noexcept;
+
+/// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
+/// that stay from forward to backward make them less. Over shared memory a gather sends nothing.
+struct StateTraffic {
+  double gathered = 0;  ///< elements of whole parameters that are gathered
+  double reduced = 0;   ///< elements of whole gradients that are reduced
+  double elements = 0;  ///< sent
+  double bytes = 0;     ///< sent
+};
+StateTraffic state_traffic(const StateShape& shape) noexcept;
+
+}  // namespace caravan

@@ -1,0 +1,292 @@
+/// What sharding promises beside right gradients (tests/prove): the same bits as ddp, bytes as in plan/state.h, and
+/// errors for what is impossible.
+
+#include "caravan/parallel/zero.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "caravan/optim/optimizer.h"
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/plan/state.h"
+#include "caravan/redistribute/redistribute.h"
+#include "caravan/train/step.h"
+#include "tests/mesh/refusal.h"
+#include "tests/parallel/one_process.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Strategy strategy_of(const DataParallelChoice& choice, Model& model, Mesh& mesh, at::ScalarType compute = at::kFloat) {
+  return make_strategy({.data_parallel = choice, .compute_dtype = compute}, model, mesh);
+}
+
+// ---- the same bits ----
+
+struct Trained {
+  Named first_gradients;
+  Named values;
+};
+
+at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
+  const Layout& rest = parameter.rest_layout();
+  return redistribute(piece, rest, Layout::all(mesh, Invariant{}), mesh, parameter.name()).clone();
+}
+
+/// 20 steps of AdamW without clipping, in fp32.
+Trained trained(const DataParallelChoice& choice, int num_ranks, int num_micro_batches, at::ScalarType compute) {
+  const Problem problem(ModelKind::gpt2);
+  Trained result;
+  on_mesh({{"dp", num_ranks}}, [&](const Mesh& world) {
+    Mesh mesh = world;
+    Model model(problem.config);
+    const Strategy strategy = strategy_of(choice, model, mesh, compute);
+    Engine engine(model, mesh, strategy, {.seed = 5});
+    AdamW optimizer(engine.state());
+    for (int step = 0; step < 20; ++step) {
+      const Problem::Batch batch = problem.batch(step);
+      engine.begin_step(num_micro_batches);
+      for (int micro = 0; micro < num_micro_batches; ++micro) {
+        const Problem::Batch part = problem.part(batch, mesh.rank(), num_ranks, micro, num_micro_batches);
+        backward(model.run({part.ids, part.labels}, part.context)[0], strategy.loss_layout);
+      }
+      engine.finish_step();
+      const at::NoGradGuard no_grad;
+      for (const Parameter* parameter : model.parameters()) {
+        if (step != 0) continue;
+        const at::Tensor all = whole(parameter->rest().grad(), *parameter, mesh);
+        if (mesh.rank() == 0) result.first_gradients[parameter->name()] = all;
+      }
+      optimizer.step(0.01);
+    }
+    const at::NoGradGuard no_grad;
+    for (const Parameter* parameter : model.parameters()) {
+      const at::Tensor all = whole(parameter->rest().detach(), *parameter, mesh);
+      if (mesh.rank() == 0) result.values[parameter->name()] = all;
+    }
+  });
+  return result;
+}
+
+void expect_same(const Named& got, const Named& want) {
+  for (const auto& [name, tensor] : want) EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
+}
+
+class SameBits : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SameBits, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(SameBits, AsDdp) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const int micros : {1, 3}) {
+      const Trained want = trained({}, GetParam(), micros, compute);
+      for (const char* technique : {"zero1", "zero2", "zero3"}) {
+        for (const char* share : {"auto", "off"}) {
+          SCOPED_TRACE(std::string(technique) + ", share " + share + ", " + std::to_string(micros));
+          // Sums in the order of ddp: over micro-batches, then over ranks.
+          const Trained got =
+              trained({.technique = technique, .accumulate = "full", .share = share}, GetParam(), micros, compute);
+          expect_same(got.first_gradients, want.first_gradients);
+          expect_same(got.values, want.values);
+        }
+      }
+    }
+  }
+}
+
+// ---- bytes ----
+
+const ModelConfig kLarger{.kind = ModelKind::llama,
+                          .layers = 6,
+                          .width = 256,
+                          .heads = 4,
+                          .context = 64,
+                          .vocabulary = 1000,
+                          .tie_embeddings = false};
+
+StateShape shape_of(const DataParallelChoice& choice, int ranks, at::ScalarType compute, bool shares) {
+  StateShape shape{
+      .choice = choice, .ranks = ranks, .shares_memory = shares, .compute_bytes = compute == at::kBFloat16 ? 2 : 4};
+  shape.count(kLarger);
+  return shape;
+}
+
+/// What this rank has allocated is what the formula says, within 3 %: alignment, and cuts at rows.
+void expect_formula(const Engine& engine, const StateShape& shape, const std::string& what) {
+  AdamW optimizer(const_cast<Engine&>(engine).state());
+  double moments = 0;
+  for (const auto& [name, flat] : optimizer.state()) moments += static_cast<double>(flat.nbytes());
+  const StateBytes want = state_bytes(shape);
+  EXPECT_NEAR(static_cast<double>(engine.state().parameter_bytes) / want.parameters, 1, 0.03) << what;
+  EXPECT_NEAR(static_cast<double>(engine.state().gradient_bytes) / want.gradients, 1, 0.03) << what;
+  EXPECT_NEAR(moments / want.optimizer, 1, 0.03) << what;
+}
+
+TEST(StateOfARank, IsTheFormula) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const char* technique : {"ddp", "zero1", "zero2", "zero3"}) {
+      for (const int ranks : {1, 2, 3, 4}) {
+        const DataParallelChoice choice{.technique = technique};
+        for (int rank = 0; rank < ranks; ++rank) {  // nothing is shared
+          Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
+          Model model(kLarger);
+          const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
+          expect_formula(engine, shape_of(choice, ranks, compute, false), technique + std::to_string(ranks));
+        }
+        on_mesh({{"dp", ranks}}, [&](const Mesh& world) {  // threads share memory
+          Mesh mesh = world;
+          Model model(kLarger);
+          const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.initialise = false});
+          expect_formula(engine, shape_of(choice, ranks, compute, true), technique + std::string(" shared"));
+        });
+      }
+    }
+  }
+}
+
+struct Sent {
+  double bytes = 0;  ///< the mean over ranks
+  int64_t elements = 0;
+  Schedule table;
+  Units units;
+};
+
+/// Of one step, with meta tensors; less the two sums of the loss and the norm.
+Sent sent_in_a_step(const DataParallelChoice& choice, int ranks, int num_micro_batches, const ModelConfig& config,
+                    at::ScalarType compute = at::kFloat, const std::vector<int>& of_ranks = {}) {
+  std::vector<int> measured = of_ranks;
+  for (int rank = 0; of_ranks.empty() && rank < ranks; ++rank) measured.push_back(rank);
+  Sent sent;
+  for (const int rank : measured) {
+    Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
+    Model model(config);
+    Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
+    Sgd optimizer(engine.state());
+    TrainStep step(engine, optimizer, {.num_micro_batches = num_micro_batches, .clip_norm = 1});
+    const at::Tensor ids =
+        at::empty({num_micro_batches, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
+    const TrainBatch batch{.ids = ids,
+                           .labels = at::empty_like(ids),
+                           .first_row = rank * num_micro_batches,
+                           .global_rows = int64_t{ranks} * num_micro_batches,
+                           .num_targets = int64_t{ranks} * num_micro_batches * config.context};
+    engine.table(num_micro_batches);
+    const int64_t before = mesh.bytes_sent();
+    step.run(batch, 0, 1e-3);
+    const int64_t scalars =
+        wire_bytes(Verb::all_reduce, rank, ranks, 16, 0, 0) + wire_bytes(Verb::all_reduce, rank, ranks, 8, 0, 0);
+    sent.bytes += static_cast<double>(mesh.bytes_sent() - before - scalars) / static_cast<double>(measured.size());
+    sent.table = engine.table(num_micro_batches);
+    sent.units = engine.state().layout.units();
+    sent.elements = 0;
+    for (const Bucket& bucket : engine.state().layout.buckets()) sent.elements += bucket.leaf_count;
+  }
+  return sent;
+}
+
+TEST(BytesOfAStep, AreTheFormula) {
+  for (const int ranks : {2, 3, 4}) {
+    const double share = static_cast<double>(ranks - 1) / ranks;
+    for (const int micros : {1, 3}) {
+      const auto of = [&](const DataParallelChoice& choice, at::ScalarType compute = at::kFloat) {
+        const Sent sent = sent_in_a_step(choice, ranks, micros, kLarger, compute);
+        return sent.bytes / (share * static_cast<double>(sent.elements));
+      };
+      // Ring all-reduces round up to a chunk for each rank.
+      EXPECT_NEAR(of({}), 8, 0.01);
+      EXPECT_NEAR(of({.technique = "zero1"}), 8, 1e-9);
+      EXPECT_NEAR(of({.technique = "zero1"}, at::kBFloat16), 6, 1e-9);
+      EXPECT_NEAR(of({.technique = "zero2"}), 4 * micros + 4, 1e-9);
+      EXPECT_NEAR(of({.technique = "zero2", .accumulate = "full"}), 8, 1e-9);
+      EXPECT_NEAR(of({.technique = "zero3", .reshard_after_forward = false, .accumulate = "full"}), 8, 1e-9);
+      // All units are gathered twice in a micro-batch, but what backward needs first, and the next forward.
+      const double twice = of({.technique = "zero3", .prefetch = 0});
+      EXPECT_LE(twice, 12 * micros);
+      EXPECT_GT(twice, 12 * micros - 4 * micros * 0.5) << "the head and the embedding stay";
+    }
+  }
+}
+
+TEST(BytesOfAStep, OfAThousandRanks) {
+  const ModelConfig llama7b{.kind = ModelKind::llama,
+                            .layers = 32,
+                            .width = 4096,
+                            .heads = 32,
+                            .context = 2048,
+                            .vocabulary = 32000,
+                            .hidden = 11008,
+                            .tie_embeddings = false};
+  const double parameters = static_cast<double>(llama7b.num_parameters());
+  EXPECT_NEAR(parameters, 6.74e9, 0.01e9);
+  for (const DataParallelChoice& choice :
+       {DataParallelChoice{.technique = "zero3"}, DataParallelChoice{.technique = "hsdp", .shard = 64}}) {
+    const Sent sent = sent_in_a_step(choice, 1024, 1, llama7b, at::kBFloat16, {17});
+    StateShape shape{.choice = choice, .ranks = 1024, .compute_bytes = 2};
+    shape.count(llama7b);
+    const StateTraffic want = state_traffic(shape);
+    EXPECT_NEAR(sent.bytes / want.bytes, 1, 0.05) << choice.technique;  // shards are cut at rows; the head stays
+  }
+}
+
+/// 65e9 parameters, one micro-batch: 3 x 65e9 elements a rank, in fp16 390 GB.
+TEST(BytesOfAStep, AWellKnownSum) {
+  const StateTraffic traffic =
+      state_traffic({.choice = {.technique = "zero3"}, .ranks = 1 << 20, .parameters = 65e9, .compute_bytes = 2});
+  EXPECT_NEAR(traffic.gathered + traffic.reduced, 195e9, 1);
+  EXPECT_NEAR(traffic.elements, 195e9, 1e6);
+}
+
+// ---- what is refused ----
+
+TEST(ShardingRefuses, WhatIsImpossible) {
+  on_mesh({{"dp", 2}}, [](const Mesh& world) {
+    const Problem problem(ModelKind::gpt2);
+    const auto message = [&](const DataParallelChoice& choice) {
+      Mesh mesh = world;
+      Model model(problem.config);
+      return message_of<UsageError>([&] { strategy_of(choice, model, mesh); });
+    };
+    EXPECT_THAT(message({.technique = "zero4"}), HasSubstr("use 'zero1'"));
+    EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mpl"}}),
+                AllOf(HasSubstr("no module's name fits the pattern 'blocks.*.mpl'"), HasSubstr("blocks.*.mlp")));
+    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("use 0 or more"));
+    EXPECT_THAT(message({.technique = "zero3", .accumulate = "half"}), HasSubstr("is not sharded or full"));
+    EXPECT_THAT(message({.technique = "hsdp", .shard = 2}),
+                AllOf(HasSubstr("groups of 2 of 2"), HasSubstr("use \"zero3\"")));
+    Mesh mesh = world;
+    Model model(problem.config);
+    EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 3}); }), HasSubstr("stage 3 is fsdp()"));
+    EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 1, .accumulate = Accumulate::at_rest}); }),
+                HasSubstr("use stage 2"));
+  });
+}
+
+/// A sharded model is wrapped again, by any technique.
+TEST(Sharding, CanBeWrappedAgain) {
+  on_mesh({{"dp", 3}}, [](const Mesh& world) {
+    const Problem problem(ModelKind::gpt2);
+    Model model(problem.config);
+    Named want;
+    for (const char* technique : {"zero3", "zero2", "ddp", "zero1", "zero3"}) {
+      Mesh mesh = world;
+      const Engine engine(model, mesh, strategy_of({.technique = technique}, model, mesh), {.seed = 5});
+      const at::NoGradGuard no_grad;
+      Named got;
+      for (const Parameter* parameter : model.parameters()) {
+        got[parameter->name()] = whole(parameter->rest().detach(), *parameter, mesh);
+      }
+      if (want.empty()) want = got;
+      expect_same(got, want);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing

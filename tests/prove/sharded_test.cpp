@@ -1,0 +1,79 @@
+/// The sharding techniques against one process, pairwise: technique and its options x model x dtypes x ranks x
+/// accumulation. One micro-batch and three, records nothing, since StageRunner follows the strategy's table.
+
+#include <array>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan::testing {
+namespace {
+
+struct Variant {
+  const char* name;
+  DataParallelChoice choice;
+};
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all{
+      {"zero1", {.technique = "zero1", .share = "off"}},
+      {"zero1_shared", {.technique = "zero1", .prefetch = 2, .share = "on"}},
+      {"zero2", {.technique = "zero2", .prefetch = 0, .share = "off"}},
+      {"zero2_full_shared", {.technique = "zero2", .accumulate = "full", .share = "on"}},
+      {"zero3", {.technique = "zero3", .share = "off"}},
+      {"zero3_kept", {.technique = "zero3", .reshard_after_forward = false, .prefetch = 0, .share = "off"}},
+      {"zero3_small_units", {.technique = "zero3", .units = {"blocks.*.mlp"}, .prefetch = 2, .share = "off"}},
+      {"zero3_full", {.technique = "zero3", .prefetch = 0, .accumulate = "full", .share = "off"}},
+      {"zero3_shared", {.technique = "zero3", .share = "on"}},
+      {"hsdp", {.technique = "hsdp", .shard = 2, .share = "off"}},
+      {"hsdp_shared", {.technique = "hsdp", .shard = 2, .accumulate = "full", .share = "on"}},
+  };
+  return all;
+}
+
+ModelConfig model_of(ModelKind kind) {
+  const bool is_gpt2 = kind == ModelKind::gpt2;
+  return shrunken({.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2});
+}
+
+/// At rest, and of the arithmetic: fp64, fp32, bf16.
+constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
+    {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
+
+class Sharded : public ::testing::TestWithParam<Variant> {};
+
+INSTANTIATE_TEST_SUITE_P(Techniques, Sharded, ::testing::ValuesIn(variants()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Sharded, Holds) {
+  const DataParallelChoice& choice = GetParam().choice;
+  size_t which = 0;
+  for (const int ranks : {1, 2, 3, 4}) {
+    if (choice.technique == "hsdp" && ranks != 4) continue;
+    for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+      for (const int num_micro_batches : {1, 3}) {
+        const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];
+        const ProveCase what{.name = GetParam().name,
+                             .model = model_of(kind),
+                             .axes = {{"dp", ranks}},
+                             .arrange =
+                                 [&choice](Model& model, Mesh& mesh) {
+                                   return Arrangement(make_strategy({.data_parallel = choice}, model, mesh));
+                                 },
+                             .num_micro_batches = num_micro_batches,
+                             .dtype = dtype,
+                             .compute_dtype = compute_dtype};
+        SCOPED_TRACE(what.to_string());
+        const Proof proof = prove(what);
+        EXPECT_TRUE(proof.holds()) << proof.to_string();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
