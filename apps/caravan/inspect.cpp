@@ -83,7 +83,8 @@ void print_memory(const MemoryPlan& plan) {
   if (plan.limit_bytes > 0) print("available per rank", bytes_line(static_cast<double>(plan.limit_bytes)));
 }
 
-void print_traffic(const StateShape& shape, double link_gbit_s) {
+void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
+  const StateShape shape = state_of(plan.shape);
   const StateTraffic traffic = state_traffic(shape);
   fmt::print("sent per rank and step, {}\n", shape.choice.technique);
   print("parameters gathered", fmt::format("{:>14.0f} elements", traffic.gathered));
@@ -98,7 +99,8 @@ void print_traffic(const StateShape& shape, double link_gbit_s) {
   other.choice.accumulate = shape.choice.accumulate == "full" ? "sharded" : "full";
   print(fmt::format("accumulate = \"{}\"", other.choice.accumulate),
         bytes_line(state_traffic(other).bytes) +
-            fmt::format(", memory {}", format_bytes(static_cast<int64_t>(state_bytes(other).total()))));
+            fmt::format(", memory {}", format_bytes(static_cast<int64_t>(plan.peak_bytes - state_bytes(shape).total() +
+                                                                         state_bytes(other).total()))));
 }
 
 /// What allocate_shared will find.
@@ -147,7 +149,7 @@ int inspect(const InspectArguments& arguments) {
   print("per step and rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(memory);
-  print_traffic(state_of(memory.shape), arguments.link_gbit_s);
+  print_traffic(memory, arguments.link_gbit_s);
   std::vector<std::string> notes = recipe_notes(recipe);
   if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
   for (const std::string& note : notes) fmt::print("note      {}\n", note);

@@ -14,6 +14,7 @@
 #include "caravan/plan/state.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/train/step.h"
+#include "tests/engine/parameters.h"
 #include "tests/mesh/refusal.h"
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
@@ -266,6 +267,45 @@ TEST(ShardingRefuses, WhatIsImpossible) {
     EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 1, .accumulate = Accumulate::at_rest}); }),
                 HasSubstr("use stage 2"));
   });
+}
+
+/// Units of which most ranks hold nothing but a scalar: every rank starts the same collectives.
+TEST(Sharding, RanksWithoutRowsTakePart) {
+  for (const Share share : {Share::on, Share::off}) {
+    for (const bool frees : {false, true}) {
+      on_mesh({{"dp", 4}}, [&](const Mesh& mesh) {
+        Chain model({{{"s", {}, false}, {"w", {1, 2}}}, {{"s", {}, false}, {"w", {1, 2}}}, {{"w", {3, 32}}}});
+        Strategy strategy = frees ? fsdp(model, mesh, {.share = share}) : zero(model, mesh, {.share = share});
+        Engine engine(model, mesh, std::move(strategy), {.seed = 3});
+        AdamW optimizer(engine.state());
+        for (int step = 0; step < 3; ++step) {
+          engine.begin_step();
+          model.run({at::full({}, mesh.rank() + 1.0F)}, {})[0].backward();
+          EXPECT_NO_THROW(engine.finish_step());
+          EXPECT_NO_THROW(optimizer.step(0.1));
+          engine.begin_evaluation();
+          EXPECT_THAT(message_of<UsageError>([&] { engine.begin_step(); }), HasSubstr("an evaluation is open"));
+          engine.end_evaluation();
+        }
+      });
+    }
+  }
+}
+
+/// The first step of a loop of one's own holds the gradients of all units; it does not keep their memory.
+TEST(Sharding, BuffersOfARecordedStepAreReturned) {
+  std::vector<int64_t> bytes;
+  Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});
+  std::vector<std::vector<Parameters::Spec>> units(20, {{"w", {64, 64}}});
+  Chain model(units);
+  Engine engine(model, mesh, fsdp(model, mesh, {.prefetch = 0}), {.seed = 3});
+  for (int step = 0; step < 3; ++step) {
+    engine.begin_step();
+    model.run({at::full({}, 1.0F)}, {})[0].backward();
+    engine.finish_step();
+    bytes.push_back(engine.buffer_bytes());
+  }
+  EXPECT_LE(bytes.back(), 8 * 64 * 64 * 4) << "a few units of 20";
 }
 
 /// A sharded model is wrapped again, by any technique.

@@ -9,7 +9,7 @@ namespace caravan {
 /// rank if two ranks have different tables. Every rank of `mesh` calls it.
 Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micro_batches, const Mesh& mesh);
 
-/// The table of a step whose events were recorded: gathers one event ahead, reductions as soon as gradients are
+/// The table of a step whose events were recorded: gathers by Strategy::gathers, reductions as soon as gradients are
 /// complete. Throws UsageError on every rank if two ranks recorded different events or announced different numbers of
 /// micro-batches. Every rank of `mesh` calls it.
 Schedule agreed_recording(const Schedule& events, int num_micro_batches, const Units& units, const Strategy& strategy,

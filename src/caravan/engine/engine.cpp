@@ -87,6 +87,10 @@ void Engine::start(int num_micro_batches) {
     throw UsageError({strategy_.name, "begin_step", fmt::format("{} micro-batches", num_micro_batches), "",
                       "give the number of backward passes of the step, at least 1"});
   }
+  if (is_evaluating_) {
+    throw UsageError({strategy_.name, "begin_step", "an evaluation is open", "",
+                      "call end_evaluation() first; a TextModel of the engine keeps one open"});
+  }
   for (const Slot& slot : state_.layout.slots()) {
     slot.parameter->rest().mutable_grad() = at::Tensor();
     slot.parameter->leaf().mutable_grad() = at::Tensor();
@@ -177,6 +181,7 @@ void Engine::finish_recording() {
 void Engine::end_step() {
   gradients_->finish();
   end_reading();
+  if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
   mode_ = Mode::idle;
   last_alone_ = -1;
   for (size_t i = 0; i < gradients_at_rest_.size(); ++i) {
@@ -212,6 +217,7 @@ void Engine::run_local_step(int num_micro_batches, Passes& passes) {
   begin_table(local);
   const Reset reset{*this};
   follow(passes);
+  end_reading();
 }
 
 void Engine::follow(Passes& passes) {

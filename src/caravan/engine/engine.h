@@ -65,9 +65,10 @@ class Engine : private GradientSink {
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
   /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
-  /// between, and leaves that keep their memory (Strategy::keeps_leaves) are gathered once. Every rank calls both.
+  /// between, and leaves that keep their memory (Strategy::keeps_leaves) are gathered once: parameters must not change.
+  /// Every rank calls both. The error of a lost peer in end_evaluation() is that of the next call.
   void begin_evaluation();
-  void end_evaluation();
+  void end_evaluation() noexcept;
 
   Module& model() noexcept { return model_; }
   FlatState& state() noexcept { return state_; }
@@ -150,6 +151,7 @@ class Engine : private GradientSink {
 
   Mode mode_ = Mode::idle;
   bool is_evaluating_ = false;
+  int num_exceptions_ = 0;  ///< in flight when the evaluation began
   int num_micro_batches_ = 0;
   Schedule recording_;
   const Schedule* table_ = nullptr;

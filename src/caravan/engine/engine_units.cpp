@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 
 #include <ATen/core/grad_mode.h>
 
@@ -61,7 +62,8 @@ Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const For
 Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
   if (running_.size() == 1 && !is_evaluating_) gather_for(-1);  // what a forward that threw has left
   // Where nobody tells of updates, once for each forward.
-  if (state_.is_versioned || unit <= last_alone_ || last_alone_ < 0) leaves_->refresh();
+  const bool may_have_changed = state_.is_versioned || unit <= last_alone_ || last_alone_ < 0;
+  if (may_have_changed && running_.size() == 1 && !is_evaluating_) leaves_->refresh();
   last_alone_ = unit;
   gather_for(unit);
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
@@ -127,6 +129,7 @@ void Engine::end_reading() {
 }
 
 void Engine::begin_evaluation() {
+  num_exceptions_ = std::uncaught_exceptions();
   free_all();
   is_evaluating_ = true;
   leaves_->refresh();
@@ -136,10 +139,13 @@ void Engine::begin_evaluation() {
   }
 }
 
-void Engine::end_evaluation() {
+void Engine::end_evaluation() noexcept {
   is_evaluating_ = false;
-  free_all();
-  end_reading();
+  try {
+    free_all();
+    if (std::uncaught_exceptions() == num_exceptions_) end_reading();  // else the peers may be elsewhere
+  } catch (const std::exception&) {  // a peer is lost: the next collective throws the same
+  }
 }
 
 /// Joint groups are moved over the axis of the stages that share them, which the other stages do not have.

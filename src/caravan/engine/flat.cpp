@@ -1,7 +1,7 @@
 #include "caravan/engine/flat.h"
 
-#include <algorithm>
 #include <map>
+#include <utility>
 
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -123,10 +123,9 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .keeps_leaf = strategy.keeps_leaves && !fill.empty()};
   bucket.rests_in_leaf = bucket.keeps_leaf && strategy.leaf_dtype == at::kFloat;
   bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
-  const auto before = std::find_if(buckets_.rbegin(), buckets_.rend(),
-                                   [](const Bucket& other) { return other.is_trained && other.rest_count > 0; });
-  bool follows =
-      before != buckets_.rend() && !bucket.is_apart() && !before->is_apart() && before->is_at_rest() == fill.empty();
+  const bool follows = !buckets_.empty() && !bucket.is_apart() && !buckets_.back().is_apart() &&
+                       buckets_.back().is_at_rest() == fill.empty();
+  if (!follows) ++run_;
   std::map<std::string, Level> levels;
   for (const AxisMove& move : fill) {
     const MeshAxis& axis = mesh[move.axis];
@@ -153,10 +152,7 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                       .count = stretch.count(),
                       .decays = parameter->spec().decays,
                       .is_counted = counts_here(*parameter, layouts.rest, mesh)};
-    if (bucket.is_trained && range.count > 0) {
-      add_range(range, follows);
-      follows = true;
-    }
+    if (bucket.is_trained && range.count > 0) add_range(range);
     index_.emplace(parameter, slots_.size());
     slots_.push_back(std::move(slot));
   }
@@ -176,8 +172,8 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
   buckets_.push_back(std::move(bucket));
 }
 
-void FlatLayout::add_range(Range range, bool may_join) {
-  if (!ranges_.empty() && may_join) {
+void FlatLayout::add_range(Range range) {
+  if (std::exchange(run_of_range_, run_) == run_) {
     Range& before = ranges_.back();
     const bool follows = before.offset + before.count == range.offset && before.decays == range.decays &&
                          before.is_counted == range.is_counted;

@@ -95,7 +95,7 @@ class FlatLayout {
 
  private:
   void place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy, const Mesh& mesh);
-  void add_range(Range range, bool may_join);
+  void add_range(Range range);
 
   Units units_;
   std::vector<Slot> slots_;
@@ -104,6 +104,8 @@ class FlatLayout {
   std::unordered_map<const Parameter*, size_t> index_;
   int64_t count_ = 0;
   int64_t trained_count_ = 0;
+  int run_ = 0;            ///< of buckets that lie in memory one after another: ranges do not cross runs
+  int run_of_range_ = -1;  ///< of the last range; -1: none
 };
 
 /// A model's values and gradients on this rank, flat.

@@ -51,8 +51,9 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     return allocate_flat(mesh.world(), count, type);
   };
   const auto make_leaf = [&](const Bucket& bucket) {
-    if (!strategy.shares_leaves || bucket.fill.size() != 1 || device.is_meta())
+    if (!strategy.shares_leaves || bucket.fill.size() != 1 || device.is_meta()) {
       return make(bucket.leaf_count, leaf_dtype, parameter_bytes);
+    }
     const FlatCell& cell = bucket.fill.front();
     const auto is_its = [&](const MeshAxis& axis) { return axis.name() == cell.axis.name(); };
     if (std::ranges::none_of(shared_axes, is_its)) shared_axes.push_back(cell.axis);

@@ -12,7 +12,7 @@
 namespace caravan {
 namespace {
 
-/// Sums on their way while others are added up: so many buffers, and one, are the most that a step needs.
+/// At most this many reductions are in flight; with the sum that is being added up, three full buffers.
 constexpr size_t kMostInFlight = 2;
 
 bool take_the_same_way(const Bucket& a, const Bucket& b) {
@@ -210,10 +210,11 @@ std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) 
 }
 
 void GradientSums::add_to_run(const Bucket& bucket) {
-  const bool follows =
-      run_ != nullptr && run_->rest_offset + run_count_ == bucket.rest_offset && take_the_same_way(*run_, bucket);
+  // By the order of buckets, not by offsets: a rank may hold nothing of one in between.
+  const bool follows = run_ != nullptr && bucket.index == run_last_ + 1 && take_the_same_way(*run_, bucket);
   if (!follows) start_run();
   if (run_ == nullptr) run_ = &bucket;
+  run_last_ = bucket.index;
   run_count_ = bucket.rest_offset + bucket.rest_count - run_->rest_offset;
   if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= strategy_.bucket_bytes)
     start_run();

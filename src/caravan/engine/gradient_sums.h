@@ -73,6 +73,7 @@ class GradientSums {
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of sums that come and go
   const Bucket* run_ = nullptr;                  ///< the first bucket of the run that has not gone out
+  int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements
 };
 

@@ -22,7 +22,9 @@ class BufferPool {
   /// `count` elements; their contents are undefined. It goes back to the pool when the last reference to its storage is
   /// gone.
   at::Tensor take(int64_t count, at::ScalarType type);
-  /// Bytes of all buffers made so far.
+  /// Returns the memory of buffers that nobody has to the communicator.
+  void trim();
+  /// Bytes of all buffers that there are.
   int64_t bytes() const noexcept { return *bytes_; }
 
  private:

@@ -12,7 +12,8 @@ class TransferQueue::Transfer {
   bool has_stages_left() const noexcept { return next_ < stages_.size(); }
   bool is_complete() {
     if (has_stages_left() || !current_.done()) return false;
-    if (current_.error() == nullptr) current_ = Work();  // and its buffers, whoever holds a ticket
+    if (current_.error() != nullptr) return false;  // wait() throws it
+    current_ = Work();                              // and its buffers, whoever holds a ticket
     return true;
   }
   void poll() { current_.done(); }

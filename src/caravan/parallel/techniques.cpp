@@ -13,6 +13,7 @@ const std::vector<std::string>& data_parallel_techniques() {
 
 std::string DataParallelChoice::wrong_with_shard(int64_t dp) const {
   if (!has_groups() || (shard > 1 && shard < dp && dp % shard == 0)) return "";
+  if (shard == 0) return fmt::format("is needed by {}: how many of {} ranks share one set of shards", technique, dp);
   return fmt::format("{} cuts shards over groups of {} of {} data-parallel ranks", technique, shard, dp);
 }
 
@@ -21,7 +22,7 @@ std::string DataParallelChoice::instead_of_shard(int64_t dp) const {
   for (int64_t k = 2; k < dp; ++k) {
     if (dp % k == 0) valid.push_back(k);
   }
-  return valid.empty() ? "no size of a group divides them: use \"zero3\" or \"ddp\"" : "use one of " + join(valid);
+  return valid.empty() ? "no group smaller than all of them divides them: use \"zero3\"" : "use one of " + join(valid);
 }
 
 std::vector<std::string> techniques_where(bool (DataParallelChoice::*holds)() const) {

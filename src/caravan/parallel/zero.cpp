@@ -12,13 +12,17 @@ void check_prefetch(const std::string& name, int prefetch) {
   throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", "use 0 or more"});
 }
 
-bool is_shared(const std::string& name, const MeshAxis& axis, Share share) {
-  const bool can = axis.size() > 1 && axis.comm().shares_memory();
-  if (share == Share::on && !can && axis.size() > 1) {
+/// The same on every rank of the mesh. Collective unless `share` is off.
+bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, Share share) {
+  if (share == Share::off || axis.size() == 1) return false;
+  int64_t can = axis.comm().shares_memory() ? 1 : 0;
+  const Buffer buffer{&can, 1, Dtype::int64};
+  mesh.world().all_reduce(buffer, buffer, ReduceOp::min, "shared memory");
+  if (share == Share::on && can == 0) {
     throw UsageError({name, "share", fmt::format("the ranks of axis {} do not share memory", axis.name()), axis.where(),
                       "use \"auto\" or \"off\", or ranks of one host with comm.backend = \"shm\""});
   }
-  return can && share != Share::off;
+  return can == 1;
 }
 
 /// What ZeRO and FSDP have in common.
@@ -47,7 +51,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   shard(strategy, mesh, name, options.axis);
   strategy.gathers = {.free_after_forward = false, .prefetch = options.prefetch};
   strategy.keeps_leaves = true;
-  strategy.shares_leaves = is_shared(name, mesh[options.axis], options.share);
+  strategy.shares_leaves = is_shared(name, mesh, mesh[options.axis], options.share);
   strategy.keeps_gradients = options.stage == 1;
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
   strategy.leaf_dtype = options.compute_dtype;
@@ -63,7 +67,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
     add_data_axis(strategy, mesh, options.replicate_axis);
   }
   shard(strategy, mesh, name, options.axis);
-  strategy.shares_leaves = strategy.keeps_leaves = is_shared(name, mesh[options.axis], options.share);
+  strategy.shares_leaves = strategy.keeps_leaves = is_shared(name, mesh, mesh[options.axis], options.share);
   // In shared memory a second gather would find what is still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !strategy.keeps_leaves,
                       .prefetch = options.prefetch};

@@ -59,7 +59,7 @@ StateTraffic state_traffic(const StateShape& shape) noexcept {
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();
     traffic.gathered = p * (is_freed ? 2 * steps : 1);
-    gathered = shape.is_shared() ? 0 : traffic.gathered * (n - 1) / n;
+    gathered = traffic.gathered * (n - 1) / n;
   }
   traffic.elements = reduced + gathered;
   traffic.bytes = kGradientBytes * reduced + static_cast<double>(shape.compute_bytes) * gathered;

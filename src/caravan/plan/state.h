@@ -19,7 +19,7 @@ struct StateShape {
   int64_t num_micro_batches = 1;
 
   /// Ranks over which parameters are cut.
-  int64_t shards() const noexcept { return !choice.is_sharded() ? 1 : choice.shard > 1 ? choice.shard : ranks; }
+  int64_t shards() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
   /// Sets parameters and largest_unit: the units are the embedding, each layer, the head, and a weight that the two
   /// share.
   void count(const ModelConfig& model) noexcept;
@@ -52,7 +52,8 @@ struct StateBytes {
 StateBytes state_bytes(const StateShape& shape) noexcept;
 
 /// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
-/// that stay from forward to backward make them less. Over shared memory a gather sends nothing.
+/// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes count as sent
+/// over shared memory too, where the other ranks read them in place.
 struct StateTraffic {
   double gathered = 0;  ///< elements of whole parameters that are gathered
   double reduced = 0;   ///< elements of whole gradients that are reduced

@@ -21,7 +21,8 @@ ModelConfig shrunken(const ModelConfig& model) {
 }
 
 ProveCase prove_case(const Recipe& recipe) {
-  const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : 2;
+  const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
+  const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
   const bool is_bf16 = recipe.precision.compute == "bf16";
   StrategyChoice choice{.data_parallel = recipe.data_parallel,
                         .compute_dtype = is_bf16 ? at::kBFloat16 : at::kFloat,
@@ -37,7 +38,8 @@ ProveCase prove_case(const Recipe& recipe) {
       .seed = static_cast<uint64_t>(recipe.train.seed)};
   if (choice.recompute.kind != RecomputeChoice::Kind::none)
     what.name += " with recompute " + choice.recompute.to_string();
-  const bool names_modules = choice.recompute.kind == RecomputeChoice::Kind::modules;
+  const bool names_modules =
+      choice.recompute.kind == RecomputeChoice::Kind::modules || !choice.data_parallel.units.empty();
   if (names_modules) what.model.layers = recipe.model.layers;  // "blocks.7" is there
   const auto shrink = [](int64_t degree) { return degree > 3 ? 2 : degree; };
   for (AxisSize& axis : what.axes) {

@@ -1,97 +1,13 @@
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
 #include "caravan/comm/world.h"
-#include "caravan/train/recipe.h"
+#include "caravan/train/key_kinds.h"
 
 namespace caravan {
 namespace {
-
-template <typename T>
-using Field = std::function<T&(Recipe&)>;
-
-template <typename T>
-T read(const Field<T>& field, const Recipe& recipe) {
-  return field(const_cast<Recipe&>(recipe));  // NOLINT: only read
-}
-
-struct Range {
-  double low;
-  double high = std::numeric_limits<double>::max();
-};
-
-/// What is wrong with a number; "" if nothing.
-std::string out_of(const Range& range, double value) {
-  if (!std::isfinite(value)) return fmt::format("{} is not a finite number", value);
-  const bool has_high = range.high < std::numeric_limits<double>::max();
-  if (value < range.low) return fmt::format("{} is too small, must be at least {}", value, range.low);
-  if (has_high && value > range.high) return fmt::format("{} is too large, must be at most {}", value, range.high);
-  return "";
-}
-
-std::string is_not(const RecipeValue& value, std::string_view kind) {
-  return fmt::format("{} is not {}", to_toml(value), kind);
-}
-
-RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* number = std::get_if<int64_t>(&value);
-            if (number == nullptr) return is_not(value, "a whole number");
-            const std::string wrong = out_of(range, static_cast<double>(*number));
-            if (wrong.empty()) field(recipe) = *number;
-            return wrong;
-          }};
-}
-
-RecipeKey real(std::string name, std::string help, Field<double> field, Range range) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* whole = std::get_if<int64_t>(&value);
-            const auto* number = std::get_if<double>(&value);
-            if (whole == nullptr && number == nullptr) return is_not(value, "a number");
-            const double given = whole != nullptr ? static_cast<double>(*whole) : *number;
-            const std::string wrong = out_of(range, given);
-            if (wrong.empty()) field(recipe) = given;
-            return wrong;
-          }};
-}
-
-RecipeKey boolean(std::string name, std::string help, Field<bool> field) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* given = std::get_if<bool>(&value);
-            if (given == nullptr) return is_not(value, "true or false");
-            field(recipe) = *given;
-            return "";
-          }};
-}
-
-RecipeKey text(std::string name, std::string help, Field<std::string> field) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return is_not(value, "a string");
-            field(recipe) = *given;
-            return "";
-          }};
-}
-
-RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices) {
-  RecipeKey key = text(std::move(name), std::move(help), field);
-  key.set = [set = key.set, choices](Recipe& recipe, const RecipeValue& value) -> std::string {
-    const auto* given = std::get_if<std::string>(&value);
-    if (given != nullptr && std::find(choices.begin(), choices.end(), *given) == choices.end()) {
-      return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(choices), nearest(*given, choices));
-    }
-    return set(recipe, value);
-  };
-  return key;
-}
 
 /// An axis of a technique that does not exist yet: any size but 1 is refused.
 RecipeKey future_axis(const std::string& name, const std::string& help) {
@@ -103,13 +19,6 @@ RecipeKey future_axis(const std::string& name, const std::string& help) {
                                       : fmt::format("{} is not supported yet, must be 1; mesh.dp takes ranks", *number);
                 }};
   key.is_printed = false;
-  return key;
-}
-
-RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason) {
-  key.idle = [condition = std::move(condition), reason = std::move(reason)](const Recipe& recipe) {
-    return condition(recipe) ? std::string() : reason;
-  };
   return key;
 }
 

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+// The kinds of keys that a recipe has (recipe_keys.cpp).
+
+/// Gives a field of a recipe, for reading and writing.
+template <typename T>
+using Field = std::function<T&(Recipe&)>;
+
+struct Range {
+  double low;
+  double high = std::numeric_limits<double>::max();
+};
+
+/// What is wrong with a number; "" if nothing.
+std::string out_of(const Range& range, double value);
+/// "3 is not a string"
+std::string is_not(const RecipeValue& value, std::string_view kind);
+
+RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range);
+RecipeKey real(std::string name, std::string help, Field<double> field, Range range);
+RecipeKey boolean(std::string name, std::string help, Field<bool> field);
+RecipeKey text(std::string name, std::string help, Field<std::string> field);
+/// A text that is one of `choices`.
+RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices);
+
+/// `key`, which is used where `condition` holds; else giving it is an error with this reason.
+RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
+
+}  // namespace caravan
