@@ -12,8 +12,8 @@
 namespace caravan {
 namespace {
 
-/// What stands in .grad of a tensor of the user's module that an optimizer must not have: an optimizer that has it
-/// nevertheless would find no gradient and do nothing. Reading it throws.
+/// The .grad of a user's tensor that no optimizer may update, because what rests is elsewhere. Without it, an optimizer
+/// that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
 at::Tensor no_gradient(const Parameter& parameter) {
   if (!parameter.is_external() || parameter.leaf().is_same(parameter.rest()) || parameter.leaf().is_meta()) return {};
   at::Tensor none = without_memory(parameter.leaf().sizes().vec(), parameter.leaf().options().requires_grad(false));
@@ -37,9 +37,9 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   leaves_ = std::make_unique<Leaves>(state_, strategy_, *pool_, transfers_);
   gradients_ = std::make_unique<GradientSums>(state_, strategy_, *pool_, transfers_);
   for (const Slot& slot : state_.layout.slots()) {
-    if (slot.parameter->requires_grad()) trained_.push_back(slot.parameter);
-    // Detached: torch's zero_grad refuses views that autograd knows of.
     const bool is_trained = slot.parameter->requires_grad();
+    if (is_trained) trained_.push_back(slot.parameter);
+    // Detached: torch's zero_grad refuses views that autograd knows of.
     gradients_at_rest_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
                                             : at::Tensor());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
@@ -162,8 +162,8 @@ void Engine::finish_recording() {
   }
   const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
   const Units& units = state_.layout.units();
-  Schedule schedule = agreed_recording(recording_, num_micro_batches_, units, strategy_,
-                                       mesh_);  // before any rank waits for a reduction
+  // Before any rank waits for a reduction.
+  Schedule schedule = agreed_recording(recording_, num_micro_batches_, units, strategy_, mesh_);
   if (found < num_micro_batches_) {
     mode_ = Mode::idle;
     throw UsageError({strategy_.name, "finish_step",
@@ -172,9 +172,7 @@ void Engine::finish_recording() {
   }
   // In the order of the groups, alike on every rank.
   for (size_t group = 0; group < units.groups.size(); ++group) gradients_->reduce(static_cast<int>(group));
-  for (size_t group = 0; group < units.groups.size(); ++group) {
-    if (leaves_->is_gathered(static_cast<int>(group))) leaves_->free(static_cast<int>(group));
-  }
+  free_all();
   recorded_[num_micro_batches_] = std::move(schedule);
 }
 

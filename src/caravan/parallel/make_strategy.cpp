@@ -39,7 +39,7 @@ void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
 Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
   const DataParallelChoice& choice = all.data_parallel;
   if (choice.technique == "ddp") {
-    return ddp(model, mesh, {.bucket_bytes = choice.bucket_bytes, .compute_dtype = all.compute_dtype});
+    return ddp(model, mesh, {.compute_dtype = all.compute_dtype});
   }
   if (choice.technique == "zero1" || choice.technique == "zero2") {
     const bool is_first = choice.technique == "zero1";

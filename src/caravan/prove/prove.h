@@ -106,9 +106,9 @@ Proof prove(const ProveCase& what);
 /// dropout.
 ModelConfig shrunken(const ModelConfig& model);
 
-/// A recipe as a case: its model shrunken; its mesh with 2 in place of degrees above 3, on 2 ranks if it has none; its
-/// data-parallel technique; at most 3 of its micro-batches; its precision; its recompute, with all of its layers if
-/// that is a list of modules. Throws UsageError as plan_batch.
+/// A recipe as a case: its model shrunken; its mesh with 2 in place of degrees above 3, on 2 ranks (or 2 groups of
+/// shards) if it has none; its data-parallel technique; at most 3 of its micro-batches; its precision; its recompute.
+/// All of its layers, if the recipe names modules. Throws UsageError as plan_batch.
 ProveCase prove_case(const Recipe& recipe);
 
 }  // namespace caravan

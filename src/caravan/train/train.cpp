@@ -63,6 +63,8 @@ class Run {
   MemoryPlan memory_;
   BatchPlan plan_;
   std::unique_ptr<RunState> state_;
+  StateBytes allocated_;  ///< by state_
+  StateBytes planned_;    ///< the same by formula
   std::unique_ptr<TrainStep> train_step_;
   std::unique_ptr<MetricsLog> log_;
   int64_t end_ = 0;
@@ -123,6 +125,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
+  allocated_ = state_->bytes();
+  planned_ = state_bytes(state_of(memory_.shape));
   if (options.resumes()) resume();
   check_steps();
   check_dump_steps();
@@ -247,8 +251,8 @@ StepMetrics Run::step() {
   metrics.comm_ms = mesh_.wait_ms() - waited;
   metrics.bytes_sent = mesh_.bytes_sent() - sent;
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
-  metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
-  metrics.planned_state_bytes = static_cast<int64_t>(state_bytes(state_of(memory_.shape)).at_rest());
+  metrics.state_bytes = static_cast<int64_t>(allocated_.at_rest());
+  metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
   metrics.model_flops_per_second =
       state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
   return metrics;
@@ -298,8 +302,8 @@ void Run::go() {
   observer().started({.first_step = state_->step,
                       .last_step = end_,
                       .notes = place_.notes,
-                      .state = state_->bytes(),
-                      .planned_state = state_bytes(state_of(memory_.shape))});
+                      .state = allocated_,
+                      .planned_state = planned_});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
