@@ -31,8 +31,9 @@ struct Tolerance {
   at::ScalarType type;
   double value;
 };
-/// For one op: a few roundings in fp64 and fp32; bf16 is rounded to 8 bits at the end.
-inline constexpr Tolerance kTolerances[] = {{at::kDouble, 1e-14}, {at::kFloat, 4e-7}, {at::kBFloat16, 4e-3}};
+/// For one op: a few roundings in fp64 and fp32; bf16 and fp16 are rounded to 8 and 11 bits at the end.
+inline constexpr Tolerance kTolerances[] = {
+    {at::kDouble, 1e-14}, {at::kFloat, 4e-7}, {at::kBFloat16, 4e-3}, {at::kHalf, 6e-4}};
 
 /// Compares value and gradients of `ours` with `reference` in fp64 on the same (rounded) inputs. `sums` scales the
 /// tolerance for sums of many products.

@@ -69,7 +69,7 @@ TEST_P(Norms, rmsNormIsItsFormula) {
 /// at::layer_norm's autograd, bit for bit.
 TEST_P(Norms, layerNormIsAtens) {
   const auto [rows, width] = GetParam();
-  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     Slots slots;
     Tensors ours{normal({rows, 2, width}, 5).to(type), normal({width}, 6).to(type), normal({width}, 7).to(type)};
     Tensors theirs;

@@ -14,8 +14,8 @@ void check_device(std::string_view op, const at::Tensor& tensor) {
 }
 
 void refuse_dtype(std::string_view op, at::ScalarType type) {
-  throw UsageError(
-      {std::string(op), "", fmt::format("does not support {}", c10::toString(type)), "", "compute in fp32 or bf16"});
+  throw UsageError({std::string(op), "", fmt::format("does not support {}", c10::toString(type)), "",
+                    "compute in fp32, bf16 or fp16"});
 }
 
 }  // namespace caravan

@@ -13,13 +13,14 @@ void check_device(std::string_view op, const at::Tensor& tensor);
 
 [[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
 
-/// Calls f(T{}) with the C++ type for `type`: float, double or kernels::Bf16. Throws UsageError for any other.
+/// Calls f(T{}) with the C++ type for `type`: float, double, kernels::Bf16 or kernels::Fp16. Throws UsageError for any other.
 template <class F>
 void with_dtype(std::string_view op, at::ScalarType type, F f) {
   switch (type) {
     case at::kFloat: return f(float{});
     case at::kDouble: return f(double{});
     case at::kBFloat16: return f(kernels::Bf16{});
+    case at::kHalf: return f(kernels::Fp16{});
     default: refuse_dtype(op, type);
   }
 }

@@ -20,7 +20,6 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 at::Tensor to_fp32(const at::Tensor& x) { return x.to(at::kFloat); }
-at::Tensor rounded(const at::Tensor& x) { return x.to(at::kBFloat16); }
 
 /// Heads that share keys and values read copies; torch's kernel wants equal numbers of heads.
 at::Tensor repeated(const at::Tensor& x, int64_t group) { return group == 1 ? x : x.repeat_interleave(group, 1); }
@@ -28,14 +27,14 @@ at::Tensor summed(const at::Tensor& dx, int64_t group) {
   return group == 1 ? dx : dx.unflatten(1, {dx.size(1) / group, group}).sum(2);
 }
 
-/// bf16 in and out, and saved; fp32 in between.
+/// 16 bits in and out, and saved; fp32 in between.
 struct AttentionInFp32 : Function<AttentionInFp32> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::optional<at::Tensor>& bias, bool is_causal) {
     const int64_t group = q.size(1) / k.size(1);
     auto [wide, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
         to_fp32(q), repeated(to_fp32(k), group), repeated(to_fp32(v), group), 0.0, is_causal, bias);
-    at::Tensor out = rounded(wide);
+    at::Tensor out = wide.to(q.scalar_type());
     ctx->save_for_backward({q, k, v, out, log_sum_exp, bias.value_or(at::Tensor())});
     ctx->saved_data["is_causal"] = is_causal;
     return out;
@@ -48,6 +47,7 @@ struct AttentionInFp32 : Function<AttentionInFp32> {
     const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         to_fp32(grads[0]), to_fp32(saved[0]), repeated(to_fp32(saved[1]), group), repeated(to_fp32(saved[2]), group),
         to_fp32(saved[3]), saved[4], 0.0, ctx->saved_data["is_causal"].toBool(), bias);
+    const auto rounded = [type = saved[0].scalar_type()](const at::Tensor& x) { return x.to(type); };
     return {rounded(dq), rounded(summed(dk, group)), rounded(summed(dv, group)), {}, {}};
   }
 };
@@ -79,7 +79,9 @@ at::Tensor added_to_scores(const at::Tensor& mask) {
 }
 
 bool attends_in_fp32(const at::Tensor& q) {
-  return q.is_cpu() && q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32;
+  if (!q.is_cpu()) return false;
+  return q.scalar_type() == at::kHalf ||
+         (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
 
 /// a b, one sequence of the batch at a time: the widened operands of all would take as much memory again as attention's

@@ -16,6 +16,7 @@ namespace caravan::kernels {
 CARAVAN_INLINE float load(float x) { return x; }
 CARAVAN_INLINE double load(double x) { return x; }
 CARAVAN_INLINE float load(Bf16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+CARAVAN_INLINE float load(Fp16 x) { return static_cast<float>(x); }
 
 CARAVAN_INLINE void store(float value, float& to) { to = value; }
 CARAVAN_INLINE void store(double value, double& to) { to = value; }
@@ -25,6 +26,7 @@ CARAVAN_INLINE void store(float value, Bf16& to) {
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   to.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
+CARAVAN_INLINE void store(float value, Fp16& to) { to = static_cast<Fp16>(value); }
 
 /// e^x to 2 units in the last place; below -87.3 the least normal number, above 88 the value at 88; NaN stays NaN.
 CARAVAN_INLINE float exponential(float x) {

@@ -128,7 +128,7 @@ struct Rotate {
 template <class T>
 struct CrossEntropyRow {
   using C = Compute<T>;
-  /// fp32 and fp64 store the exponentials in the row. bf16 would round them, so it computes them twice.
+  /// fp32 and fp64 store the exponentials in the row. 16 bits would round them, so they compute them twice.
   static constexpr bool kKeeps = sizeof(T) == sizeof(C);
   static constexpr int64_t kStretch = 1024;
 
@@ -246,5 +246,6 @@ double cross_entropy_row(T* logits, int64_t vocabulary, int64_t label, double sc
 CARAVAN_INSTANTIATE(float)
 CARAVAN_INSTANTIATE(double)
 CARAVAN_INSTANTIATE(Bf16)
+CARAVAN_INSTANTIATE(Fp16)
 
 }  // namespace caravan::kernels

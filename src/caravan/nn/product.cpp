@@ -91,8 +91,9 @@ constexpr int64_t kFewRows = 16;  ///< below, preparing a call of oneDNN or wide
 /// Whether the choice decides about a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (!a.is_cpu() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
-  return a.scalar_type() == at::kFloat ||
-         (a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
+  const at::ScalarType type = a.scalar_type();
+  return type == at::kFloat || type == at::kHalf ||
+         (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
 }
 
 at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is

@@ -10,10 +10,11 @@
 namespace caravan {
 
 /// a b^T: [m, k] and [n, k] -> [m, n], any strides. Not differentiable: for use inside autograd functions. On the CPU
-/// fp32 and bf16 are multiplied as products_in_use() says; everything else, and fewer than 16 rows, as torch does it.
+/// fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; everything else, and fewer than 16 rows, as
+/// torch does it.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
 
-/// As `product`, but the result is fp32 where bf16 operands were multiplied in fp32: for sums of several products.
+/// As `product`, but the result is fp32 where operands of 16 bits were multiplied in fp32: for sums of several products.
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
 
 /// sum = a b^T, or sum += a b^T unless it is empty: in place where the chosen library can. `sum` [m, n] is contiguous,
