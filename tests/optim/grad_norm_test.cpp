@@ -80,10 +80,10 @@ TEST(GradNorm, IsThatOfTheWholeModelForEveryRestLayout) {
   }
 }
 
-TEST(GradNorm, SendsOneScalar) {
+TEST(GradNorm, SendsOneExactSum) {
   EXPECT_EQ(norms({{"a", 1}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 0);
-  EXPECT_EQ(norms({{"a", 2}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 8);  // 2 (n - 1) / n of 8 bytes
-  EXPECT_EQ(norms({{"a", 2}}, {{{"a", Shard{0}}}}).bytes, 8);
+  EXPECT_EQ(norms({{"a", 2}, {"b", 1}}, {{{"a", kI}, {"b", Shard{0}}}}).bytes, 560);  // 2 (n - 1) / n of 560 bytes
+  EXPECT_EQ(norms({{"a", 2}}, {{{"a", Shard{0}}}}).bytes, 560);
 }
 
 /// The sums of unlike processors differ in their last bits; here rank 1 has another gradient in their stead.

@@ -148,10 +148,8 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     }
     slot.rest_offset = bucket.rest_offset + bucket.rest_count;
     bucket.rest_count += stretch.count();
-    const Range range{.offset = slot.rest_offset,
-                      .count = stretch.count(),
-                      .decays = parameter->spec().decays,
-                      .is_counted = counts_here(*parameter, layouts.rest, mesh)};
+    slot.is_counted = bucket.is_trained && counts_here(*parameter, layouts.rest, mesh);
+    const Range range{.offset = slot.rest_offset, .count = stretch.count(), .decays = parameter->spec().decays};
     if (bucket.is_trained && range.count > 0) add_range(range);
     index_.emplace(parameter, slots_.size());
     slots_.push_back(std::move(slot));
@@ -175,9 +173,7 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
 void FlatLayout::add_range(Range range) {
   if (std::exchange(run_of_range_, run_) == run_) {
     Range& before = ranges_.back();
-    const bool follows = before.offset + before.count == range.offset && before.decays == range.decays &&
-                         before.is_counted == range.is_counted;
-    if (follows) {
+    if (before.offset + before.count == range.offset && before.decays == range.decays) {
       before.count += range.count;
       return;
     }

@@ -21,6 +21,7 @@ struct Slot {
   std::vector<int64_t> leaf_shape{};
   int64_t rest_offset = 0;  ///< in elements, in the buffers of the whole model
   int64_t leaf_offset = 0;  ///< in the leaf buffer of its bucket
+  bool is_counted = false;  ///< trained, and in the gradient norm here: where an axis is invariant, on coordinate 0
   int64_t rest_count() const noexcept;
   int64_t leaf_count() const noexcept;
 };
@@ -71,7 +72,6 @@ class FlatLayout {
     int64_t offset = 0;
     int64_t count = 0;
     bool decays = true;
-    bool is_counted = true;  ///< in the gradient norm: on an axis where it is invariant, by coordinate 0 alone
   };
 
   FlatLayout() = default;
@@ -112,7 +112,7 @@ class FlatLayout {
 struct FlatState {
   FlatLayout layout;
   FlatMemory values{};     ///< every rest tensor is a view of it; fp32 (fp64 for fp64 parameters)
-  FlatMemory gradients{};  ///< the same dtype; of the trained parameters
+  FlatMemory gradients{};  ///< of the trained parameters; of Strategy::gradient_dtype
   /// By bucket, in the layout of the leaves, zero in the gaps; undefined where they come and go.
   std::vector<at::Tensor> kept_leaves{};
   std::vector<at::Tensor> kept_sums{};

@@ -1,32 +1,58 @@
 #include "caravan/optim/grad_norm.h"
 
+#include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <vector>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include "caravan/optim/exact_sum.h"
 #include "caravan/optim/kernels.h"
 
 namespace caravan {
 namespace {
 
-double sum_of_squares(const at::Tensor& flat) {
-  if (flat.is_meta()) return 0;
-  if (flat.scalar_type() == at::kDouble) return kernels::sum_of_squares(flat.const_data_ptr<double>(), flat.numel());
-  return kernels::sum_of_squares(flat.const_data_ptr<float>(), flat.numel());
+void add_squares(ExactSum& sum, const at::Tensor& gradient) {
+  if (gradient.is_meta() || gradient.numel() == 0) return;
+  const int64_t rows = gradient.dim() == 0 ? 1 : gradient.size(0);
+  const int64_t row = gradient.numel() / rows;
+  constexpr int64_t kAtOnce = 256;  // rows
+  std::mutex mutex;
+  at::parallel_for(0, rows, std::max<int64_t>(1, (int64_t{1} << 16) / row), [&](int64_t begin, int64_t end) {
+    ExactSum part;
+    std::vector<double> squares(static_cast<size_t>(std::min(kAtOnce, end - begin)));
+    for (int64_t first = begin; first < end; first += kAtOnce) {
+      const int64_t count = std::min(kAtOnce, end - first);
+      const auto of_rows = [&](const auto* x) {
+        kernels::sums_of_squares(x + first * row, count, row, squares.data());
+      };
+      switch (gradient.scalar_type()) {
+        case at::kDouble: of_rows(gradient.const_data_ptr<double>()); break;
+        case at::kBFloat16: of_rows(static_cast<const kernels::Bf16*>(gradient.const_data_ptr())); break;
+        default: of_rows(gradient.const_data_ptr<float>());
+      }
+      for (int64_t i = 0; i < count; ++i) part.add(squares[static_cast<size_t>(i)]);
+    }
+    const std::lock_guard lock(mutex);
+    for (size_t i = 0; i < part.words().size(); ++i) sum.words()[i] += part.words()[i];
+  });
 }
 
 }  // namespace
 
 double grad_norm(const FlatState& state, const Mesh& mesh) {
-  double own = 0;
-  for (const FlatLayout::Range& range : state.layout.ranges()) {
-    if (range.is_counted) own += sum_of_squares(state.gradients.narrow(range.offset, range.count));
+  ExactSum sum;
+  for (const Slot& slot : state.layout.slots()) {
+    if (slot.is_counted) add_squares(sum, state.layout.view(state.gradients, *slot.parameter));
   }
-  double sum = own;
   if (mesh.size() > 1) {
-    mesh.world().all_reduce({&own, 1, Dtype::fp64}, {&sum, 1, Dtype::fp64}, ReduceOp::sum, "gradient norm");
+    auto& words = sum.words();
+    const Buffer all{words.data(), static_cast<int64_t>(words.size()), Dtype::int64};
+    mesh.world().all_reduce(all, all, ReduceOp::sum, "gradient norm");
   }
-  return std::sqrt(sum);
+  return std::sqrt(sum.value());
 }
 
 double clip_scale(double norm, double max_norm) { return max_norm > 0 && norm > max_norm ? max_norm / norm : 1; }

@@ -18,14 +18,14 @@ struct AdamWStep {
 };
 
 /// One sweep over `count` elements: reads gradients; updates values and both moments; with `copies`, also writes the
-/// new values rounded to bf16. T is float or double. Single-threaded; the same bits on every machine.
-template <class T>
-void adamw(T* values, const T* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copies, int64_t count,
+/// new values rounded to bf16. T is float or double; G is T, or Bf16. Single-threaded; the same bits on every machine.
+template <class T, class G>
+void adamw(T* values, const G* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copies, int64_t count,
            const AdamWStep& step);
 
-/// The sum of the squares of `count` numbers: in lanes of the type over stretches that keep its digits, these in fp64.
-/// T is float or double. The same bits on every machine.
+/// The sum of squares of each of `rows` rows of `row` numbers: in the compute type over short stretches, then in fp64. T
+/// is float, double or Bf16. The same bits on every machine.
 template <class T>
-double sum_of_squares(const T* x, int64_t count);
+void sums_of_squares(const T* x, int64_t rows, int64_t row, double* sums);
 
 }  // namespace caravan::kernels

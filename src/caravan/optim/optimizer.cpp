@@ -36,7 +36,7 @@ at::Tensor part(const at::Tensor& flat, const FlatLayout::Range& range) {
 }
 
 at::Tensor zeros_for(const FlatState& state) {
-  return at::zeros({state.layout.trained_count()}, state.gradients.options());
+  return at::zeros({state.layout.trained_count()}, state.values.options());
 }
 
 }  // namespace
@@ -68,19 +68,21 @@ void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gra
                                    .epsilon = options.epsilon,
                                    .step_size = lr / (1 - std::pow(options.beta1, t)),
                                    .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
-  const auto sweep = [&](auto type) {
-    using T = decltype(type);
+  const auto sweep = [&]<class T, class G>(T, G) {
     const auto data = [](const at::Tensor& flat) { return static_cast<T*>(flat.data_ptr()); };
+    const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
     auto* copies = part.copies.defined() ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
     at::parallel_for(0, part.values.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
-      kernels::adamw(data(part.values) + begin, data(part.gradients) + begin, data(part.exp_avg) + begin,
+      kernels::adamw(data(part.values) + begin, gradients + begin, data(part.exp_avg) + begin,
                      data(part.exp_avg_sq) + begin, copies == nullptr ? nullptr : copies + begin, end - begin, numbers);
     });
   };
   if (part.values.scalar_type() == at::kDouble) {
-    sweep(double{});
+    sweep(double{}, double{});
+  } else if (part.gradients.scalar_type() == at::kBFloat16) {
+    sweep(float{}, kernels::Bf16{});
   } else {
-    sweep(float{});
+    sweep(float{}, float{});
   }
 }
 
@@ -108,7 +110,7 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), option
 bool Sgd::update(double lr, double gradient_scale) {
   for_each_range(state_, [&](const FlatLayout::Range& range) {
     const at::Tensor values = part(state_.values, range);
-    at::Tensor direction = part(state_.gradients, range);
+    at::Tensor direction = part(state_.gradients, range).to(values.scalar_type());
     if (gradient_scale != 1) direction = direction * gradient_scale;
     if (options_.weight_decay > 0 && range.decays) direction = direction.add(values, options_.weight_decay);
     if (momentum_.defined()) direction = part(momentum_, range).mul_(options_.momentum).add_(direction);

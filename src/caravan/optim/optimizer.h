@@ -50,7 +50,7 @@ struct AdamWOptions {
 /// Flat tensors of equal size: a stretch of the state.
 struct AdamWPart {
   at::Tensor values;
-  at::Tensor gradients;
+  at::Tensor gradients;  ///< of the dtype of the values, or bf16
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
   at::Tensor copies{};  ///< of the values, bf16; undefined: none
