@@ -73,6 +73,7 @@ void print_memory(const MemoryPlan& plan) {
   print(of.is_shared() ? "parameters (shared memory)" : "parameters", bytes_line(state.parameters));
   print("gradients", bytes_line(state.gradients));
   print("optimizer", bytes_line(state.optimizer));
+  if (state.hook > 0) print("hook " + of.choice.hook, bytes_line(state.hook));
   if (state.buffers > 0) print("units in flight", bytes_line(state.buffers));
   print("activations", bytes_line(kept_activation_bytes(shape)));
   const bool recomputes = shape.num_recomputed + shape.num_recomputed_cores > 0;

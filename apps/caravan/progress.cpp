@@ -112,9 +112,11 @@ void Progress::started(const TrainStart& start) {
   last_step_ = start.last_step;
   const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
   const StateBytes &state = start.state, &planned = start.planned_state;
+  line("dtypes    " + start.dtypes);
   line(fmt::format("state     parameters {}, gradients {}, optimizer {} (formula {}, {}, {})", bytes(state.parameters),
                    bytes(state.gradients), bytes(state.optimizer), bytes(planned.parameters), bytes(planned.gradients),
                    bytes(planned.optimizer)));
+  if (state.hook > 0) line(fmt::format("hook      {} (formula {})", bytes(state.hook), bytes(planned.hook)));
   for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();
@@ -126,6 +128,8 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
     std::string text = fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} ms  {} tokens/s",
                                    metrics.step, last_step_, metrics.loss, metrics.grad_norm, metrics.lr,
                                    metrics.step_ms, format_count(metrics.tokens_per_second));
+    if (metrics.loss_scale)
+      text += fmt::format("  scale {:g}, skipped {}", *metrics.loss_scale, *metrics.skipped_steps);
     if (metrics.val_loss) {
       text +=
           fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);

@@ -84,7 +84,11 @@ TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
   recipe("[model]\nwidth = 64\nheads = 3\n", {"3 heads do not divide width 64", "my.toml:3"});
   recipe("[train\n", {"my.toml:1"});
   recipe("\xff\xfe", {"my.toml:1"});
-  recipe("[precision]\ncompute = \"fp16\"\n", {"precision.compute: 'fp16'", "fp32"});
+  recipe("[precision]\ncompute = \"fp17\"\n", {"precision.compute: 'fp17'", "fp16"});
+  recipe("[precision]\nloss_scale = 8\n", {"precision.loss_scale", "precision.compute = \"fp16\""});
+  recipe("[data_parallel]\nhook = \"powersdg\"\n", {"data_parallel.hook: 'powersdg'", "powersgd"});
+  recipe("[data_parallel]\nhook = \"topk\"\ntechnique = \"zero2\"\n", {"data_parallel.hook", "zero2", "ddp or hsdp"});
+  recipe("[data_parallel]\nhook = \"bf16\"\n[precision]\nreduce = \"fp16\"\n", {"data_parallel.hook", "contradicts"});
   for (const std::string& name : {folder().string(), path("nothere.toml")}) {
     expect_refusal(caravan({"train", name}), 2, {name + ": cannot be read"});
   }

@@ -48,7 +48,7 @@ void step_of(int rank, const ModelConfig& config, at::ScalarType compute, bool a
     const int64_t reduced = traffic.total_bytes() - reduced_before;
     const int64_t calls = traffic.calls[static_cast<size_t>(Verb::all_reduce)] - calls_before;
     int64_t want = wire_bytes(Verb::all_reduce, rank, kWorld, 16, 0, 0);  // loss and stop request
-    want += wire_bytes(Verb::all_reduce, rank, kWorld, 8, 0, 0);          // gradient norm
+    want += wire_bytes(Verb::all_reduce, rank, kWorld, 560, 0, 0);        // gradient norm
     EXPECT_EQ(mesh.bytes_sent() - before, want + reduced);
     // A ring sends 2 (n - 1) / n of the gradients, each call rounded up to a chunk for each rank.
     const double ring = 2.0 * (kWorld - 1) / kWorld * static_cast<double>(flat_bytes);

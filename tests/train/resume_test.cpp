@@ -96,6 +96,48 @@ TEST_P(Resume, OnOtherRanksIsTheSameRunWithinRounding) {
   }
 }
 
+/// Residuals, factors and the loss scale go on where they were.
+TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
+  const TinyRuns runs;
+  const std::vector<std::vector<std::string>> choices{
+      {"data_parallel.hook=topk", "data_parallel.hook_fraction=0.05"},
+      {"data_parallel.hook=powersgd", "data_parallel.hook_rank=1"},
+      {"data_parallel.hook=powersgd", "data_parallel.hook_rank=2", "data_parallel.technique=hsdp",
+       "data_parallel.shard=2", "data_parallel.accumulate=full"},
+      {"precision.compute=fp16", "data_parallel.technique=zero2"}};
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const auto options = [&](const std::string& dir, bool resume, std::optional<int64_t> stop_after) {
+      return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir + std::to_string(i), choices[i]),
+                          .folders = runs.folders(),
+                          .resume = resume,
+                          .stop_after = stop_after};
+    };
+    train_on(4, options("whole", false, std::nullopt));
+    train_on(4, options("parts", false, 3));
+    train_on(4, options("parts", true, std::nullopt));
+    const auto want = checkpoint_tensors(runs / ("whole" + std::to_string(i)));
+    EXPECT_EQ(first_difference(checkpoint_tensors(runs / ("parts" + std::to_string(i))), want), "") << choices[i][0];
+    EXPECT_TRUE(std::ranges::any_of(want, [](const auto& tensor) {
+      return tensor.first.starts_with("hook.residual.") || tensor.first == "loss_scale";
+    }));
+  }
+}
+
+TEST(Resuming, WithAnotherHookBeginsItAnew) {
+  const TinyRuns runs;
+  const auto train_until = [&](int64_t stop_after, bool resume, const std::string& hook) {
+    train_on(2, {.recipe = runs.recipe(ModelKind::gpt2, "run", {"data_parallel.hook=" + hook}),
+                 .folders = runs.folders(),
+                 .resume = resume,
+                 .stop_after = stop_after});
+  };
+  train_until(2, false, "topk");
+  train_until(3, true, "none");
+  for (const auto& [name, tensor] : checkpoint_tensors(runs / "run")) EXPECT_FALSE(name.starts_with("hook.")) << name;
+  train_until(4, true, "powersgd");
+  EXPECT_TRUE(checkpoint_tensors(runs / "run").contains("hook.residual.embedding.token.weight"));
+}
+
 class StepCounter final : public TrainObserver {
  public:
   int steps = 0;

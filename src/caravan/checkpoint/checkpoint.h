@@ -27,9 +27,10 @@ struct CheckpointPiece {
 };
 
 /// The piece of `parameter` that this rank of `mesh` holds in the rest layout. `tensor` has the data: its values, or an
-/// optimizer moment of the same layout.
+/// optimizer moment of the same layout. With `own_axis`, an axis on which the parameter rests invariant, each of its
+/// coordinates has data of its own: they are one tensor with a dim 0 more.
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
-                                 const Mesh& mesh);
+                                 const Mesh& mesh, const std::string& own_axis = "");
 
 struct SavedCheckpoint {
   std::filesystem::path folder;

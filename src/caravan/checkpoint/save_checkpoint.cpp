@@ -150,16 +150,23 @@ std::vector<MeshAxis> replica_axes(const Layout& layout, const Mesh& mesh) {
 }  // namespace
 
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
-                                 const Mesh& mesh) {
+                                 const Mesh& mesh, const std::string& own_axis) {
   CheckpointPiece piece{.name = std::move(name),
                         .shape = parameter.global_shape(),
                         .box = local_box(parameter.global_shape(), parameter.rest_layout(), mesh, parameter.name()),
                         .tensor = tensor};
   for (const MeshAxis& axis : replica_axes(parameter.rest_layout(), mesh)) {
+    if (axis.name() == own_axis) continue;
     piece.replica = piece.replica * axis.size() + axis.coord();
     piece.num_replicas *= axis.size();
     piece.replica_axes += (piece.replica_axes.empty() ? "" : " ") + axis.name();
   }
+  if (own_axis.empty()) return piece;
+  const MeshAxis& axis = mesh[own_axis];
+  piece.shape.insert(piece.shape.begin(), axis.size());
+  piece.box.offset.insert(piece.box.offset.begin(), axis.coord());
+  piece.box.size.insert(piece.box.size.begin(), 1);
+  piece.tensor = piece.tensor.unsqueeze(0);
   return piece;
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 Schedule with_actions(const Schedule& events, const Units& units, const Strategy& strategy) {
   return with_update(
-      with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.reduces_each_micro_batch));
+      with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.completes_each_micro_batch()));
 }
 
 /// A table as a fact: short, but the first entries help to see what differs.

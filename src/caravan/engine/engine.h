@@ -83,6 +83,9 @@ class Engine : private GradientSink {
   /// What begin_step and finish_step follow with so many micro-batches, recorded in the first such step; null before.
   const Schedule* recorded(int num_micro_batches) const;
 
+  /// In which gradients are reduced.
+  at::ScalarType reduce_dtype() const noexcept { return gradients_->reduce_dtype(); }
+
   /// Bytes of parameters, gradients and leaves that this rank has allocated so far, without activations.
   int64_t bytes_per_rank() const noexcept;
   /// Of them, those of buffers that come and go within a step.
@@ -102,6 +105,7 @@ class Engine : private GradientSink {
 
   // Setting up (engine_setup.cpp).
   void check_agreement() const;
+  void check_dtypes() const;
   void take_parameters();
   void take_values(const Slot& slot);
   void share_values();

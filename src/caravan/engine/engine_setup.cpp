@@ -65,6 +65,9 @@ void Engine::check_agreement() const {
       {"strategy", strategy_.name},
       {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
       {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
+      {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
+      {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
+      {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name()},
       {"allow_unused", strategy_.allow_unused ? "true" : "false"},
       {"gathers", fmt::format("{} {} {} {}", strategy_.shares_leaves, strategy_.gathers.free_after_forward,
                               strategy_.gathers.prefetch, strategy_.keeps_leaves)},
@@ -94,10 +97,7 @@ void Engine::check_agreement() const {
     throw UsageError({strategy_.name, "bucket_bytes", fmt::format("{} bytes hold no gradient", strategy_.bucket_bytes),
                       "", "use 1 or more"});
   }
-  if (strategy_.leaf_dtype != at::kFloat && strategy_.leaf_dtype != at::kBFloat16) {
-    throw UsageError({strategy_.name, "compute_dtype",
-                      fmt::format("{} is not supported", c10::toString(strategy_.leaf_dtype)), "", "use fp32 or bf16"});
-  }
+  check_dtypes();
   if (strategy_.num_stages() > 1 && !strategy_.table) {
     throw UsageError(
         {strategy_.name, "table", "a pipeline has no default order of its passes", "", "set Strategy::table"});
@@ -110,6 +110,16 @@ void Engine::check_agreement() const {
   if (state_.layout.trained_count() == 0 && mesh_.size() == 1) {
     throw UsageError({strategy_.name, "model", "no parameter requires a gradient", "", "train at least one"});
   }
+}
+
+void Engine::check_dtypes() const {
+  const auto check = [&](const char* option, at::ScalarType type, bool has_half, const char* valid) {
+    if (type == at::kFloat || type == at::kBFloat16 || (has_half && type == at::kHalf)) return;
+    throw UsageError({strategy_.name, option, fmt::format("{} is not supported", c10::toString(type)), "", valid});
+  };
+  check("compute_dtype", strategy_.leaf_dtype, true, "use fp32, bf16 or fp16");
+  check("gradient_dtype", strategy_.gradient_dtype, false, "use fp32 or bf16");
+  check("reduce_dtype", strategy_.reduce_dtype.value_or(at::kFloat), true, "use fp32, bf16 or fp16");
 }
 
 /// Moves the parameters into flat buffers, or makes them there.
@@ -132,11 +142,16 @@ void Engine::take_parameters() {
                                   rest.device().str(), first->name(), c10::toString(dtype), device.str()),
                       "", "let all parameters rest in one dtype on one device"});
   }
-  if (dtype == at::kDouble && strategy_.leaf_dtype != at::kFloat) {
-    throw UsageError({strategy_.name, "compute_dtype", "parameters rest in fp64, but are computed with in bf16", "",
-                      "let them rest in fp32"});
+  if (dtype == at::kDouble && (strategy_.leaf_dtype != at::kFloat || strategy_.gradient_dtype != at::kFloat)) {
+    const bool is_leaf = strategy_.leaf_dtype != at::kFloat;
+    throw UsageError({strategy_.name, is_leaf ? "compute_dtype" : "gradient_dtype",
+                      fmt::format("parameters rest in fp64, but {} {}",
+                                  is_leaf ? "are computed with in" : "their gradients are kept in",
+                                  c10::toString(is_leaf ? strategy_.leaf_dtype : strategy_.gradient_dtype)),
+                      "", "let them rest in fp32"});
   }
   state_.allocate(strategy_, mesh_, dtype, device);
+  if (strategy_.hook != nullptr) strategy_.hook->prepare(state_.layout.trained_count(), state_.gradients.options());
   for (const Slot& slot : state_.layout.slots()) take_values(slot);
   share_values();
 }

@@ -45,6 +45,7 @@ class Pieces {
 
 void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device) {
   const at::ScalarType leaf_dtype = strategy.leaf_dtype == at::kFloat ? dtype : strategy.leaf_dtype;
+  const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {
     bytes += count * static_cast<int64_t>(c10::elementSize(type));
     if (device.is_meta()) return at::empty({count}, at::TensorOptions().dtype(type).device(device));
@@ -62,14 +63,14 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   };
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   Pieces all_values(of(dtype), [&](int64_t count) { return make(count, dtype, parameter_bytes); });
-  Pieces all_gradients(of(dtype), [&](int64_t count) { return make(count, dtype, gradient_bytes); });
+  Pieces all_gradients(of(gradient_dtype), [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
   Pieces all_copies(of(leaf_dtype), [&](int64_t count) { return make(count, leaf_dtype, parameter_bytes); });
   kept_leaves.resize(layout.buckets().size());
   kept_sums.resize(layout.buckets().size());
   for (const Bucket& bucket : layout.buckets()) {
     const auto index = static_cast<size_t>(bucket.index);
     if (bucket.keeps_leaf) kept_leaves[index] = make_leaf(bucket);
-    if (bucket.keeps_gradient) kept_sums[index] = make(bucket.leaf_count, dtype, gradient_bytes);
+    if (bucket.keeps_gradient) kept_sums[index] = make(bucket.leaf_count, gradient_dtype, gradient_bytes);
     bucket.rests_in_leaf ? all_values.add_inside(bucket, kept_leaves[index]) : all_values.add_own(bucket);
     if (bucket.is_trained) {
       bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);

@@ -27,6 +27,9 @@ GradientSums::GradientSums(FlatState& state, const Strategy& strategy, BufferPoo
       strategy_(strategy),
       pool_(pool),
       transfers_(transfers),
+      sum_dtype_(state.values.scalar_type()),
+      wire_dtype_(strategy.reduce_dtype.value_or(state.gradients.scalar_type())),
+      rounds_(state.gradients.scalar_type() != sum_dtype_),
       slots_(state.layout.slots().size()),
       buckets_(state.layout.buckets().size()) {}
 
@@ -45,12 +48,8 @@ void GradientSums::begin_step() {
 at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
   if (sums.defined()) return sums;
-  if (bucket.reduces_in_place()) {
-    sums = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
-    return sums;
-  }
-  if (bucket.keeps_gradient) return sums = state_.kept_sums[static_cast<size_t>(bucket.index)];
-  sums = pool_.take(bucket.leaf_count, state_.gradients.scalar_type());
+  if (sums_in_place(bucket)) return sums = kept(bucket);
+  sums = pool_.take(bucket.leaf_count, sum_dtype_);
   for (size_t i = 0; i < bucket.num_slots; ++i) {  // gaps are summed too
     const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
     const int64_t end = slot.leaf_offset + slot.leaf_count();
@@ -61,12 +60,17 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   return sums;
 }
 
+at::Tensor GradientSums::kept(const Bucket& bucket) const {
+  if (bucket.keeps_gradient) return state_.kept_sums[static_cast<size_t>(bucket.index)];
+  return state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
+}
+
 at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   const Bucket& bucket = state_.layout.buckets()[static_cast<size_t>(slot.bucket)];
   const auto make = [&] {
     return sums_of(bucket).narrow(0, slot.leaf_offset, slot.leaf_count()).view(slot.leaf_shape);
   };
-  if (!bucket.stays()) return make();
+  if (!sums_in_place(bucket)) return make();
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
   if (!once.defined()) once = make();
   return once;
@@ -88,7 +92,7 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
   if (!own.derived.defined()) {
     const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the leaf may be gone by now
-    own.derived = pool_.take(c10::multiply_integers(shape), state_.gradients.scalar_type()).view(shape);
+    own.derived = pool_.take(c10::multiply_integers(shape), sum_dtype_).view(shape);
   }
   return {own.derived, !own.is_written};
 }
@@ -156,8 +160,12 @@ void GradientSums::reduce(int group, bool is_last) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.is_trained) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    if (bucket.stays() && !is_last) continue;  // its summands stay unreduced until all are there
+    if (sums_in_place(bucket) && !is_last) continue;  // its summands stay unreduced until all are there
     complete(bucket);
+    if (bucket.stays() && rounds_) {
+      fold(bucket);
+      if (!is_last) continue;
+    }
     if (bucket.reduces_in_place()) {
       add_to_run(bucket);
     } else {
@@ -166,30 +174,44 @@ void GradientSums::reduce(int group, bool is_last) {
         transfers_.wait(in_flight_.front());
         in_flight_.pop_front();
       }
-      own.last = transfers_.add(stages_of(bucket));
+      own.last = start_reduction(bucket);
       in_flight_.push_back(own.last);
-      own.sums = at::Tensor();  // the transfer has it
     }
     own.is_reduced = true;
   }
 }
 
-std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) {
-  const OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  const at::Tensor sums = sums_of(bucket);
+void GradientSums::fold(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  own.is_folded ? kept(bucket).add_(own.sums) : kept(bucket).copy_(own.sums);
+  own.is_folded = true;
+  own.sums = at::Tensor();
+}
+
+at::Tensor GradientSums::on_wire(const at::Tensor& values) const {
+  if (values.scalar_type() == wire_dtype_) return values;
+  return pool_.take(values.numel(), wire_dtype_).copy_(values);
+}
+
+TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
   const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
   // What accumulates at rest is added there; the first reduction of a step writes.
-  const at::Tensor target = own.is_reduced ? pool_.take(bucket.rest_count, sums.scalar_type()) : at_rest;
+  const bool adds = own.is_reduced;
+  const bool is_apart = adds || at_rest.scalar_type() != wire_dtype_;
+  const at::Tensor target = is_apart ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
+  const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
+  own.sums = at::Tensor();  // the transfer has it
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   const auto is_shard = [](const FlatCell& cell) { return cell.to.is_shard(); };
   const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
-  std::vector<TransferQueue::Stage> stages;
+  TransferStages stages;
   int64_t begin = 0;
   int64_t count = bucket.leaf_count;
   for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
     if (!cell->to.is_shard()) {
       const at::Tensor part = cell < last ? sums.narrow(0, begin, count) : target;
-      stages.emplace_back([cell = *cell, part, &what] { return start(cell, part, part, what); });
+      add_all_reduce(stages, *cell, part, bucket.rest_offset, what);
       continue;
     }
     const int64_t whole = cell->whole();
@@ -198,15 +220,25 @@ std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) 
     count = cell->own();
     const at::Tensor out = cell == last ? target : sums.narrow(0, begin, count);
     if (whole == 0) continue;
-    stages.emplace_back([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
+    stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
   }
-  if (own.is_reduced) {
-    stages.emplace_back([at_rest, target] {
-      at_rest.add_(target);
-      return Work();
-    });
+  if (is_apart) stages.add_local([at_rest, target, adds] { adds ? at_rest.add_(target) : at_rest.copy_(target); });
+  return transfers_.add(std::move(stages));
+}
+
+void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
+                                  const std::string& what) const {
+  if (strategy_.hook == nullptr || cell.axis.name() != strategy_.hook_axis) {
+    stages.add([cell, part, &what] { return start(cell, part, part, what); });
+    return;
   }
-  return stages;
+  GradientRange range{.axis = cell.axis, .values = part, .offset = offset};
+  for (const Slot& slot : state_.layout.slots()) {
+    const int64_t begin = slot.rest_offset - offset;
+    if (begin < 0 || begin + slot.rest_count() > part.numel() || slot.rest_count() == 0) continue;
+    range.pieces.push_back({slot.parameter->name(), begin, slot.rest_shape});
+  }
+  strategy_.hook->reduce(range, stages);
 }
 
 void GradientSums::add_to_run(const Bucket& bucket) {
@@ -223,11 +255,11 @@ void GradientSums::add_to_run(const Bucket& bucket) {
 void GradientSums::start_run() {
   if (run_ == nullptr) return;
   const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
+  const at::Tensor part = on_wire(range);
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;
-  std::vector<TransferQueue::Stage> stages;
-  for (const FlatCell& cell : run_->reduce) {
-    stages.emplace_back([&cell, range, &what] { return start(cell, range, range, what); });
-  }
+  TransferStages stages;
+  for (const FlatCell& cell : run_->reduce) add_all_reduce(stages, cell, part, run_->rest_offset, what);
+  if (!part.is_same(range)) stages.add_local([range, part] { range.copy_(part); });
   transfers_.add(std::move(stages));
   run_ = nullptr;
   run_count_ = 0;

@@ -34,6 +34,8 @@ class GradientSums {
   /// parameter without gradient.
   void finish();
 
+  at::ScalarType reduce_dtype() const noexcept { return wire_dtype_; }
+
   /// This rank's summand of the gradient of a parameter's leaf, before it is reduced; undefined if it got none.
   at::Tensor local(const Parameter& parameter);
 
@@ -50,7 +52,8 @@ class GradientSums {
     at::Tensor derived;       ///< sum in the shape of compute(), where that is not the leaf
   };
   struct OfBucket {
-    at::Tensor sums;  ///< flat, in the layout of the leaves; undefined until the first deposit
+    at::Tensor sums;         ///< flat, in the layout of the leaves; undefined until the first deposit
+    bool is_folded = false;  ///< what is kept has summands of this step, rounded
     bool is_reduced = false;
     TransferQueue::Ticket last{};  ///< reduction of the step
   };
@@ -60,7 +63,17 @@ class GradientSums {
   void check_early() const;
   void complete(const Bucket& bucket);
   void complete(const Slot& slot);
-  std::vector<TransferQueue::Stage> stages_of(const Bucket& bucket);
+  /// Whether sums lie where they are kept: in their dtype.
+  bool sums_in_place(const Bucket& bucket) const noexcept { return bucket.stays() && !rounds_; }
+  at::Tensor kept(const Bucket& bucket) const;
+  /// Rounds the sums of a micro-batch into what is kept of the step.
+  void fold(const Bucket& bucket);
+  TransferQueue::Ticket start_reduction(const Bucket& bucket);
+  /// Appends an all-reduce of `part`, which is at `offset` of the flat gradients, by the hook if it is one of its axis.
+  void add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
+                      const std::string& what) const;
+  /// This rank's buffer of `values` in the dtype of reductions: they themselves where they have it.
+  at::Tensor on_wire(const at::Tensor& values) const;
   /// Reductions in place of neighbouring buckets go out together.
   void add_to_run(const Bucket& bucket);
   void start_run();
@@ -69,6 +82,9 @@ class GradientSums {
   const Strategy& strategy_;
   BufferPool& pool_;
   TransferQueue& transfers_;
+  at::ScalarType sum_dtype_;   ///< of sums within a micro-batch: that of the parameters at rest
+  at::ScalarType wire_dtype_;  ///< of reductions
+  bool rounds_;                ///< gradients are kept in another dtype
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of sums that come and go

@@ -130,14 +130,14 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
   }
   if (!bucket.keeps_leaf) buffer.narrow(0, bucket.own_offset, bucket.rest_count).copy_(at_rest(bucket));
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
-  std::vector<TransferQueue::Stage> stages;
+  TransferStages stages;
   for (size_t i = 0; i < bucket.fill.size(); ++i) {
     const FlatCell& cell = bucket.fill[i];
     if (cell.whole() == 0) continue;  // the owner of another axis has all of it
     const int64_t begin = parts[i].first - cell.before();
     const at::Tensor in = buffer.narrow(0, parts[i].first, parts[i].second);
     const at::Tensor out = buffer.narrow(0, begin, cell.whole());
-    stages.emplace_back([&cell, in, out, &what] { return start(cell, in, out, what); });
+    stages.add([&cell, in, out, &what] { return start(cell, in, out, what); });
   }
   return transfers_.add(std::move(stages));
 }

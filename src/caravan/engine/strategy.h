@@ -3,11 +3,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/reduction_hook.h"
 #include "caravan/engine/schedule.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan.h"
@@ -32,8 +34,17 @@ struct Strategy {
   /// Of every parameter, on every axis of the mesh (rest: I or S; leaf: R where a data axis owes the gradient).
   std::map<std::string, ParameterLayouts> layouts;
 
-  /// Of the leaves; kFloat: that of the parameters at rest, whatever it is. bf16: fp32 rests, bf16 is computed with.
+  /// Of the leaves; kFloat: that of the parameters at rest, whatever it is. bf16, fp16: fp32 rests, this is computed
+  /// with.
   at::ScalarType leaf_dtype = at::kFloat;
+  /// Of the gradients that are kept; kFloat: that of the parameters at rest. bf16: those of one micro-batch add up in
+  /// fp32 and are rounded when their group is complete.
+  at::ScalarType gradient_dtype = at::kFloat;
+  /// In which gradients are reduced; none: in which they are kept.
+  std::optional<at::ScalarType> reduce_dtype{};
+  /// Sums gradients over an axis in place of all-reduces; null: none.
+  std::shared_ptr<ReductionHook> hook{};
+  std::string hook_axis{};
 
   /// The table of a step for one coordinate of the pipeline axis (0 without one): a pure function. Default:
   /// accumulation, `gathers` where leaves are not at rest, reductions; a pipeline has none.
@@ -42,6 +53,8 @@ struct Strategy {
   /// The gradients of a group are reduced once for each micro-batch, and add up where they rest; else once a step, and
   /// add up in the layout of the leaves.
   bool reduces_each_micro_batch = false;
+  /// The table has a reduction of each group for each micro-batch: they reduce, or round to gradient_dtype.
+  bool completes_each_micro_batch() const noexcept { return reduces_each_micro_batch || gradient_dtype != at::kFloat; }
 
   /// The leaves that are not at rest keep their memory when they are freed; where they have the dtype of what rests,
   /// parameters rest inside it.

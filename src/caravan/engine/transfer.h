@@ -8,6 +8,23 @@
 
 namespace caravan {
 
+/// What one transfer does: asynchronous stages, each of which starts when the one before is complete, and local work
+/// between them and after the last.
+class TransferStages {
+ public:
+  /// Starts something and returns its handle.
+  using Stage = std::function<Work()>;
+
+  void add(Stage stage);
+  /// Runs once everything that was added before is complete.
+  void add_local(std::function<void()> work);
+
+ private:
+  friend class TransferQueue;
+  std::vector<Stage> stages_;
+  std::function<void()> finish_;  ///< after the last stage
+};
+
 /// The transfers of a step, each a sequence of asynchronous stages: a stage starts when the one before is complete,
 /// such as an all-reduce after a reduce-scatter.
 ///
@@ -16,13 +33,12 @@ namespace caravan {
 /// which stand at positions of the schedule, equal on those ranks.
 class TransferQueue {
  public:
-  /// Starts something and returns its handle; one that is complete for local work.
-  using Stage = std::function<Work()>;
   class Transfer;
   using Ticket = std::shared_ptr<Transfer>;
 
-  /// Takes each earlier transfer one stage further, then starts the first stage of this one.
-  Ticket add(std::vector<Stage> stages);
+  /// Takes each earlier transfer one stage further, then starts the first stage of this one. Local work after the last
+  /// stage runs in any call that finds it complete.
+  Ticket add(TransferStages stages);
   /// Returns when this transfer is complete; null: at once. Throws what a stage throws.
   void wait(const Ticket& ticket);
   void wait_all();

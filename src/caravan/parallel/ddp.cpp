@@ -9,6 +9,10 @@ void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
   strategy.leaf_dtype = options.compute_dtype;
+  strategy.gradient_dtype = options.gradient_dtype;
+  strategy.reduce_dtype = options.reduce_dtype;
+  strategy.hook = options.hook;
+  strategy.hook_axis = options.axis;
   strategy.allow_unused = options.allow_unused;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "caravan/engine/engine.h"
@@ -12,6 +14,12 @@ struct DdpOptions {
   /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 parameters rest); kFloat: with
   /// the parameters themselves, whatever they are. fp32 or bf16.
   at::ScalarType compute_dtype = at::kFloat;
+  /// In which gradients are kept, and reduced: see Strategy.
+  at::ScalarType gradient_dtype = at::kFloat;
+  std::optional<at::ScalarType> reduce_dtype{};
+  /// Sums gradients in place of all-reduces (parallel/power_sgd.h, top_k.h, compress_hook.h); null: none. One object for
+  /// each engine; the same kind on every rank.
+  std::shared_ptr<ReductionHook> hook{};
   /// A parameter that took no part in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;
 };

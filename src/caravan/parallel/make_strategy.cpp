@@ -4,6 +4,8 @@
 #include "caravan/base/text.h"
 #include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/parallel/power_sgd.h"
+#include "caravan/parallel/top_k.h"
 #include "caravan/parallel/zero.h"
 
 namespace caravan {
@@ -26,6 +28,27 @@ Accumulate accumulate_of(const std::string& name) {
                     "use '" + nearest(name, std::vector<std::string>{"sharded", "full"}) + "'"});
 }
 
+at::ScalarType dtype_of(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  throw UsageError({"strategy", "precision", "'" + name + "' is not a dtype to compute in", "",
+                    "use '" + nearest(name, std::vector<std::string>{"fp32", "bf16", "fp16"}) + "'"});
+}
+
+std::shared_ptr<ReductionHook> make_hook(const DataParallelChoice& choice) {
+  if (choice.hook == "powersgd") return std::make_shared<PowerSgdHook>(choice.hook_rank);
+  if (choice.hook == "topk") return std::make_shared<TopKHook>(choice.hook_fraction);
+  return nullptr;
+}
+
+template <class Options>
+void set_dtypes(Options& options, const StrategyChoice& choice) {
+  options.compute_dtype = choice.compute_dtype;
+  options.gradient_dtype = choice.gradient_dtype;
+  options.reduce_dtype = choice.reduce_dtype;
+}
+
 /// Splits the axis into replicas of groups that share one set of shards.
 void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
   const int64_t dp = mesh[kAxis].size();
@@ -39,15 +62,17 @@ void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
 Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
   const DataParallelChoice& choice = all.data_parallel;
   if (choice.technique == "ddp") {
-    return ddp(model, mesh, {.compute_dtype = all.compute_dtype});
+    DdpOptions options{.hook = make_hook(choice)};
+    set_dtypes(options, all);
+    return ddp(model, mesh, options);
   }
   if (choice.technique == "zero1" || choice.technique == "zero2") {
     const bool is_first = choice.technique == "zero1";
     ZeroOptions options{.stage = is_first ? 1 : 2,
                         .units = choice.units,
                         .prefetch = static_cast<int>(choice.prefetch),
-                        .share = share_of(choice.share),
-                        .compute_dtype = all.compute_dtype};
+                        .share = share_of(choice.share)};
+    set_dtypes(options, all);
     if (!is_first) options.accumulate = accumulate_of(choice.accumulate);
     return zero(model, mesh, options);
   }
@@ -58,7 +83,8 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
                         .prefetch = static_cast<int>(choice.prefetch),
                         .accumulate = accumulate_of(choice.accumulate),
                         .share = share_of(choice.share),
-                        .compute_dtype = all.compute_dtype};
+                        .hook = make_hook(choice)};
+    set_dtypes(options, all);
     if (choice.has_groups()) {
       factor_into_groups(mesh, choice);
       options.axis = "shard";
@@ -71,6 +97,20 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
 }
 
 }  // namespace
+
+StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
+                               const RecomputeChoice& recompute) {
+  if (const std::string wrong = wrong_with_hook(data_parallel, precision); !wrong.empty()) {
+    throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
+  }
+  StrategyChoice choice{.data_parallel = data_parallel,
+                        .compute_dtype = dtype_of(precision.compute),
+                        .gradient_dtype = dtype_of(precision.gradients),
+                        .recompute = recompute};
+  const std::string& reduce = reduced_in(data_parallel, precision);
+  if (reduce != precision.gradients) choice.reduce_dtype = dtype_of(reduce);
+  return choice;
+}
 
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) {
   Strategy strategy = data_parallel(choice, model, mesh);

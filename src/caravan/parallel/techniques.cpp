@@ -11,6 +11,36 @@ const std::vector<std::string>& data_parallel_techniques() {
   return names;
 }
 
+const std::vector<std::string>& communication_hooks() {
+  static const std::vector<std::string> names{"none", "bf16", "fp16", "powersgd", "topk"};
+  return names;
+}
+
+std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionChoice& precision) {
+  if (choice.has_residual() && !choice.all_reduces()) {
+    return fmt::format(
+        "'{}' keeps 4 bytes a parameter on every rank, which {} is there to save; use \"bf16\", or the technique {}",
+        choice.hook, choice.technique, join(techniques_where(&DataParallelChoice::all_reduces), " or "));
+  }
+  if (choice.has_residual() && precision.reduced_in() != "fp32") {
+    return fmt::format("'{}' sends fp32 factors or entries; leave precision.reduce and precision.gradients at fp32",
+                       choice.hook);
+  }
+  if (choice.has_residual() && precision.scales_loss()) {
+    return fmt::format("'{}' would carry the loss scale of one step into the next; use precision.compute = \"bf16\"",
+                       choice.hook);
+  }
+  const bool is_dtype = choice.hook == "bf16" || choice.hook == "fp16";
+  if (is_dtype && precision.reduce != "auto" && precision.reduce != choice.hook) {
+    return fmt::format("'{}' contradicts precision.reduce = \"{}\"; give one of them", choice.hook, precision.reduce);
+  }
+  return "";
+}
+
+const std::string& reduced_in(const DataParallelChoice& choice, const PrecisionChoice& precision) {
+  return choice.hook == "bf16" || choice.hook == "fp16" ? choice.hook : precision.reduced_in();
+}
+
 std::string DataParallelChoice::wrong_with_shard(int64_t dp) const {
   if (!has_groups() || (shard > 1 && shard < dp && dp % shard == 0)) return "";
   if (shard == 0) return fmt::format("is needed by {}: how many of {} ranks share one set of shards", technique, dp);

@@ -25,6 +25,13 @@ bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, 
   return can == 1;
 }
 
+template <class Options>
+void set_dtypes(Strategy& strategy, const Options& options) {
+  strategy.leaf_dtype = options.compute_dtype;
+  strategy.gradient_dtype = options.gradient_dtype;
+  strategy.reduce_dtype = options.reduce_dtype;
+}
+
 /// What ZeRO and FSDP have in common.
 void shard(Strategy& strategy, const Mesh& mesh, const std::string& name, const std::string& axis) {
   check_invariant(strategy, mesh, axis, name);
@@ -54,13 +61,19 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   strategy.shares_leaves = is_shared(name, mesh, mesh[options.axis], options.share);
   strategy.keeps_gradients = options.stage == 1;
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
-  strategy.leaf_dtype = options.compute_dtype;
+  set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;
 }
 
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) {
   const std::string name = options.replicate_axis.empty() ? "zero3" : "hsdp";
   check_prefetch(name, options.prefetch);
+  if (options.hook != nullptr && options.replicate_axis.empty()) {
+    throw UsageError({name, "hook", options.hook->name() + " takes the place of all-reduces, and there are none", "",
+                      "set reduce_dtype, or replicate_axis: hsdp all-reduces between replicas"});
+  }
+  strategy.hook = options.hook;
+  strategy.hook_axis = options.replicate_axis;
   split_units(strategy, options.units);
   if (!options.replicate_axis.empty()) {
     check_invariant(strategy, mesh, options.replicate_axis, name);
@@ -72,7 +85,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !strategy.keeps_leaves,
                       .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
-  strategy.leaf_dtype = options.compute_dtype;
+  set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;
 }
 

@@ -37,7 +37,9 @@ struct ZeroOptions {
   int prefetch = 1;                        ///< units of forward whose gather runs ahead
   std::optional<Accumulate> accumulate{};  ///< stage 1: full; stage 2: at_rest by default
   Share share = Share::automatic;
-  at::ScalarType compute_dtype = at::kFloat;  ///< as DdpOptions::compute_dtype
+  at::ScalarType compute_dtype = at::kFloat;  ///< this and the next two: as in DdpOptions
+  at::ScalarType gradient_dtype = at::kFloat;
+  std::optional<at::ScalarType> reduce_dtype{};
   bool allow_unused = false;
 };
 
@@ -62,6 +64,9 @@ struct FsdpOptions {
   Accumulate accumulate = Accumulate::at_rest;
   Share share = Share::automatic;
   at::ScalarType compute_dtype = at::kFloat;
+  at::ScalarType gradient_dtype = at::kFloat;
+  std::optional<at::ScalarType> reduce_dtype{};
+  std::shared_ptr<ReductionHook> hook{};  ///< of the all-reduces over replicate_axis
   bool allow_unused = false;
 };
 

@@ -36,18 +36,20 @@ struct Sizes {
 
 }  // namespace
 
-StateShape state_of(const MemoryShape& shape) noexcept {
+StateShape state_of(const MemoryShape& shape) {
   StateShape state{.choice = shape.data_parallel,
                    .ranks = shape.ranks,
                    .shares_memory = shape.shares_memory,
                    .compute_bytes = shape.compute_bytes,
+                   .gradient_bytes = shape.gradient_bytes,
+                   .reduce_bytes = shape.reduce_bytes,
                    .num_moments = shape.num_moments,
                    .num_micro_batches = shape.rows / shape.sequences};
   state.count(shape.model);
   return state;
 }
 
-double state_bytes(const MemoryShape& shape) noexcept { return state_bytes(state_of(shape)).total(); }
+double state_bytes(const MemoryShape& shape) { return state_bytes(state_of(shape)).total(); }
 
 double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
@@ -125,12 +127,12 @@ double batch_bytes(const MemoryShape& shape) noexcept {
   return kIdAndLabel * static_cast<double>(shape.rows) * static_cast<double>(shape.model.context);
 }
 
-double peak_bytes(const MemoryShape& shape) noexcept {
+double peak_bytes(const MemoryShape& shape) {
   return state_bytes(shape) + batch_bytes(shape) + kept_activation_bytes(shape) +
          std::max(head_bytes(shape), recomputed_bytes(shape) + layer_backward_bytes(shape));
 }
 
-int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) noexcept {
+int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) {
   for (int64_t parts = 1; parts <= shape.rows; ++parts) {
     if (shape.rows % parts != 0) continue;
     shape.sequences = shape.rows / parts;

@@ -10,11 +10,13 @@ namespace caravan {
 
 /// What one rank keeps and computes in a training step under data parallelism.
 struct MemoryShape {
-  ModelConfig model;          ///< with its vocabulary
-  int64_t sequences = 1;      ///< of a micro-batch
-  int64_t rows = 1;           ///< sequences of this rank in a step
-  int64_t compute_bytes = 4;  ///< of an element of the layers' arithmetic: fp32 4, bf16 2
-  int64_t num_moments = 2;    ///< fp32 values the optimizer keeps for each parameter
+  ModelConfig model;           ///< with its vocabulary
+  int64_t sequences = 1;       ///< of a micro-batch
+  int64_t rows = 1;            ///< sequences of this rank in a step
+  int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
+  int64_t gradient_bytes = 4;  ///< see StateShape
+  int64_t reduce_bytes = 4;
+  int64_t num_moments = 2;  ///< fp32 values the optimizer keeps for each parameter
   DataParallelChoice data_parallel{};
   int64_t ranks = 1;                 ///< data-parallel
   bool shares_memory = false;        ///< see StateShape
@@ -29,8 +31,8 @@ struct MemoryShape {
 // count of the tensors that the layers of nn/ really keep.
 
 /// Parameters, gradients and the optimizer's moments, by kind (plan/state.h).
-StateShape state_of(const MemoryShape& shape) noexcept;
-double state_bytes(const MemoryShape& shape) noexcept;
+StateShape state_of(const MemoryShape& shape);
+double state_bytes(const MemoryShape& shape);
 
 /// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
 /// Transformer Models" (arXiv 2205.05198), section 4.1, for flash attention: T (6 h + 2 f) and the keys and values for
@@ -66,10 +68,10 @@ double batch_bytes(const MemoryShape& shape) noexcept;
 /// The estimated peak of a rank's tensors: state, batch, what all layers keep, and the larger of what the head and the
 /// backward pass of a layer, with what it computes again, need in addition. Within -10 and +35 % of measured peaks
 /// (tests/plan).
-double peak_bytes(const MemoryShape& shape) noexcept;
+double peak_bytes(const MemoryShape& shape);
 
 /// The largest number of sequences that divides `shape.rows` and whose peak is at most `limit_bytes`; 0 if there is
 /// none. `shape.sequences` is not used.
-int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) noexcept;
+int64_t largest_micro_batch(MemoryShape shape, double limit_bytes);
 
 }  // namespace caravan

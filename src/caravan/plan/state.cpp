@@ -6,24 +6,77 @@ namespace caravan {
 namespace {
 
 constexpr double kRestBytes = 4;
-constexpr double kGradientBytes = 4;
-/// Gradients of units that are being summed, and two that are on their way (GradientSums).
-constexpr double kGradientBuffers = 3;
+constexpr double kSumBytes = 4;  ///< of the gradients of one micro-batch
+/// Gradients of units that are being summed, and those that are on their way (GradientSums).
+constexpr double kUnitsSummed = 1;
+constexpr double kUnitsInFlight = 2;
+
+/// As PowerSgdHook: matrices whose factors are smaller.
+std::vector<HookMatrix> compressed(const StateShape& shape) {
+  std::vector<HookMatrix> all;
+  const auto rank = static_cast<double>(shape.choice.hook_rank);
+  if (shape.choice.hook != "powersgd") return all;
+  for (HookMatrix matrix : shape.matrices) {
+    matrix.rows /= static_cast<double>(shape.shards());
+    if (rank * (matrix.rows + matrix.columns) < matrix.rows * matrix.columns) all.push_back(matrix);
+  }
+  return all;
+}
+
+double hook_bytes(const StateShape& shape) {
+  if (!shape.choice.has_residual()) return 0;
+  double factors = 0;
+  for (const HookMatrix& matrix : compressed(shape)) {
+    factors += static_cast<double>(shape.choice.hook_rank) * matrix.columns * matrix.count;
+  }
+  return kSumBytes * (shape.parameters / static_cast<double>(shape.shards()) + factors);
+}
+
+/// Elements and bytes that the all-reduces of the gradients of a step send, of p elements over `ranks` ranks.
+struct AllReduced {
+  double elements = 0;
+  double bytes = 0;
+};
+
+AllReduced all_reduced(const StateShape& shape, double p, double ranks) {
+  const double part = 2 * (ranks - 1) / ranks;
+  if (shape.choice.hook == "topk") {
+    const double chosen = (ranks - 1) * shape.choice.hook_fraction * p;
+    return {chosen, 8 * chosen};
+  }
+  double message = p;
+  for (const HookMatrix& matrix : compressed(shape)) {
+    const double factors = static_cast<double>(shape.choice.hook_rank) * (matrix.rows + matrix.columns);
+    message -= matrix.count * (matrix.rows * matrix.columns - factors);
+  }
+  return {part * message, part * message * static_cast<double>(shape.reduce_bytes)};
+}
 
 }  // namespace
 
-void StateShape::count(const ModelConfig& model) noexcept {
+void StateShape::count(const ModelConfig& model) {
   parameters = static_cast<double>(model.num_parameters());
   const double embedding = static_cast<double>(model.vocabulary) * static_cast<double>(model.width);
   ModelConfig bare = model;
   bare.layers = 0;
   const double layers = parameters - static_cast<double>(bare.num_parameters());
   largest_unit = std::max(embedding, layers / static_cast<double>(std::max<int64_t>(model.layers, 1)));
+  const auto of = [](int64_t rows, int64_t columns, int64_t count) {
+    return HookMatrix{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(count)};
+  };
+  const int64_t kv_width = model.num_kv_heads() * model.head_width();
+  const bool is_gpt2 = model.kind == ModelKind::gpt2;
+  matrices = {of(model.vocabulary, model.width, model.tie_embeddings ? 1 : 2),
+              of(model.context, model.width, is_gpt2 ? 1 : 0),
+              of(model.width, model.width, 2 * model.layers),
+              of(kv_width, model.width, 2 * model.layers),
+              of(model.hidden_width(), model.width, (is_gpt2 ? 1 : 2) * model.layers),
+              of(model.width, model.hidden_width(), model.layers)};
 }
 
 bool StateShape::reduces_each() const noexcept { return choice.shards_gradients() && choice.accumulate == "sharded"; }
 
-StateBytes state_bytes(const StateShape& shape) noexcept {
+StateBytes state_bytes(const StateShape& shape) {
   const double p = shape.parameters;
   const auto n = static_cast<double>(shape.shards());
   const auto leaf = static_cast<double>(shape.compute_bytes);
@@ -32,37 +85,46 @@ StateBytes state_bytes(const StateShape& shape) noexcept {
   const double leaves = shape.is_shared() ? leaf * p / n : keeps_all ? leaf * p : 0;
   const double rests = is_copied || leaves == 0 ? kRestBytes * p / n : 0;
   const bool is_reduced_in_place = n == 1 || !shape.choice.shards_gradients();
+  const auto gradient = static_cast<double>(shape.gradient_bytes);
+  const auto reduced = static_cast<double>(shape.reduce_bytes);
   StateBytes bytes{.parameters = leaves + rests,
-                   .gradients = kGradientBytes * (is_reduced_in_place ? p : p / n),
-                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * p / n};
-  if (n == 1) return bytes;
-  if (leaves == 0) {
-    const double units = static_cast<double>(2 + shape.choice.prefetch) * shape.largest_unit;
-    bytes.buffers += leaf * (shape.choice.reshard_after_forward ? std::min(units, p) : p);
+                   .gradients = gradient * (is_reduced_in_place ? p : p / n),
+                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * p / n,
+                   .hook = hook_bytes(shape)};
+  const auto units = [&](double count) { return std::min(count * shape.largest_unit, p); };
+  if (n > 1 && leaves == 0) {
+    const auto gathered = static_cast<double>(2 + shape.choice.prefetch);
+    bytes.buffers += leaf * (shape.choice.reshard_after_forward ? units(gathered) : p);
   }
-  if (!is_reduced_in_place) {
-    bytes.buffers += kGradientBytes * (shape.reduces_each() ? std::min(kGradientBuffers * shape.largest_unit, p) : p);
+  if (is_reduced_in_place) {
+    if (gradient != kSumBytes) bytes.buffers += kSumBytes * units(kUnitsSummed);
+    const double buckets = static_cast<double>(shape.choice.bucket_bytes) / gradient + shape.largest_unit;
+    if (reduced != gradient && shape.ranks > 1) bytes.buffers += reduced * std::min(kUnitsInFlight * buckets, p);
+    return bytes;
   }
+  bytes.buffers +=
+      shape.reduces_each() ? kSumBytes * units(kUnitsSummed) + reduced * units(kUnitsInFlight) : kSumBytes * p;
   return bytes;
 }
 
-StateTraffic state_traffic(const StateShape& shape) noexcept {
+StateTraffic state_traffic(const StateShape& shape) {
   const double p = shape.parameters;
   const auto n = static_cast<double>(shape.shards());
   const double replicas = static_cast<double>(shape.ranks) / n;
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
   traffic.reduced = p * (shape.reduces_each() ? steps : 1);
-  // Over shards: half of an all-reduce. Over replicas, of what is left: a whole one.
-  const double reduced = traffic.reduced * ((n - 1) / n + 2 * (replicas - 1) / replicas / n);
+  const double scattered = traffic.reduced * (n - 1) / n;
+  const AllReduced replicated = all_reduced(shape, traffic.reduced / n, replicas);
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();
     traffic.gathered = p * (is_freed ? 2 * steps : 1);
     gathered = traffic.gathered * (n - 1) / n;
   }
-  traffic.elements = reduced + gathered;
-  traffic.bytes = kGradientBytes * reduced + static_cast<double>(shape.compute_bytes) * gathered;
+  traffic.elements = scattered + replicated.elements + gathered;
+  traffic.bytes = static_cast<double>(shape.reduce_bytes) * scattered + replicated.bytes +
+                  static_cast<double>(shape.compute_bytes) * gathered;
   return traffic;
 }
 

@@ -1,11 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "caravan/nn/config.h"
 #include "caravan/parallel/techniques.h"
 
 namespace caravan {
+
+/// Matrices of one shape, as a hook compresses them.
+struct HookMatrix {
+  double rows = 0;
+  double columns = 0;
+  double count = 1;
+};
 
 /// What a data-parallel technique lays out over the ranks of a run.
 struct StateShape {
@@ -14,15 +22,18 @@ struct StateShape {
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
   double largest_unit = 0;     ///< elements of the unit with the most
-  int64_t compute_bytes = 4;   ///< of an element that layers compute with: fp32 4, bf16 2
-  int64_t num_moments = 2;     ///< fp32 values the optimizer keeps for each parameter
+  int64_t compute_bytes = 4;   ///< of an element that layers compute with: fp32 4, bf16 and fp16 2
+  int64_t gradient_bytes = 4;  ///< of an element of the gradients that are kept, and that are reduced
+  int64_t reduce_bytes = 4;
+  std::vector<HookMatrix> matrices{};  ///< with the hook powersgd
+  int64_t num_moments = 2;             ///< fp32 values the optimizer keeps for each parameter
   int64_t num_micro_batches = 1;
 
   /// Ranks over which parameters are cut.
   int64_t shards() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
-  /// Sets parameters and largest_unit: the units are the embedding, each layer, the head, and a weight that the two
-  /// share.
-  void count(const ModelConfig& model) noexcept;
+  /// Sets parameters, largest_unit and matrices: the units are the embedding, each layer, the head, and a weight that
+  /// the two share.
+  void count(const ModelConfig& model);
   bool is_shared() const noexcept { return shards() > 1 && shares_memory && choice.share != "off"; }
   /// Gradients are reduced once for each micro-batch.
   bool reduces_each() const noexcept;
@@ -31,25 +42,28 @@ struct StateShape {
 /// Bytes of one rank between steps, and the buffers that come and go in a step. Reals, because products of legal sizes
 /// exceed 63 bits. With p parameters, n shards, k = 4 or 2 bytes to compute with, m moments:
 ///
-///              parameters (fp32 | bf16)    gradients     optimizer
-///   ddp        4p | 6p                     4p            4mp
-///   zero1      4p | 2p + 4p/n              4p            4mp/n
-///   zero2      4p | 2p + 4p/n              4p/n          4mp/n
-///   zero3      4p/n                        4p/n          4mp/n
+///              parameters (fp32 | bf16)    gradients (g bytes)    optimizer
+///   ddp        4p | 6p                     gp                     4mp
+///   zero1      4p | 2p + 4p/n              gp                     4mp/n
+///   zero2      4p | 2p + 4p/n              gp/n                   4mp/n
+///   zero3      4p/n                        gp/n                   4mp/n
 ///   in memory that the n ranks share: zero1 to zero3: 4p/n | 2p/n + 4p/n
 ///
 /// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add up
 /// in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward).
-/// (Rajbhandari et al., arXiv 1910.02054, section 3; with fp32 gradients.)
+/// Gradients that are kept or reduced in another dtype than fp32 take buffers of a unit, or of a bucket, in both. A hook
+/// with error feedback keeps 4p/n, and its factors.
+/// (Rajbhandari et al., arXiv 1910.02054, section 3.)
 struct StateBytes {
   double parameters = 0;
   double gradients = 0;
   double optimizer = 0;
+  double hook = 0;
   double buffers = 0;
-  double at_rest() const noexcept { return parameters + gradients + optimizer; }
+  double at_rest() const noexcept { return parameters + gradients + optimizer + hook; }
   double total() const noexcept { return at_rest() + buffers; }
 };
-StateBytes state_bytes(const StateShape& shape) noexcept;
+StateBytes state_bytes(const StateShape& shape);
 
 /// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
 /// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes count as sent
@@ -57,9 +71,9 @@ StateBytes state_bytes(const StateShape& shape) noexcept;
 struct StateTraffic {
   double gathered = 0;  ///< elements of whole parameters that are gathered
   double reduced = 0;   ///< elements of whole gradients that are reduced
-  double elements = 0;  ///< sent
+  double elements = 0;  ///< sent; of gradients those of messages of the hook
   double bytes = 0;     ///< sent
 };
-StateTraffic state_traffic(const StateShape& shape) noexcept;
+StateTraffic state_traffic(const StateShape& shape);
 
 }  // namespace caravan

@@ -23,10 +23,7 @@ ModelConfig shrunken(const ModelConfig& model) {
 ProveCase prove_case(const Recipe& recipe) {
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
-  const bool is_bf16 = recipe.precision.compute == "bf16";
-  StrategyChoice choice{.data_parallel = recipe.data_parallel,
-                        .compute_dtype = is_bf16 ? at::kBFloat16 : at::kFloat,
-                        .recompute = recipe.memory.recompute};
+  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute);
   choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
       .name = choice.data_parallel.technique,

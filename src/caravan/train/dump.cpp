@@ -30,7 +30,8 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {
     parameters.emplace_back(parameter->name(), whole(parameter->rest().detach(), *parameter, mesh));
-    gradients.emplace_back(parameter->name(), whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh));
+    const at::Tensor gradient = whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh);
+    gradients.emplace_back(parameter->name(), gradient.to(parameter->rest().scalar_type()) / result.loss_scale);
   }
   if (mesh.rank() != 0) return;
   const ModelConfig& config = state.model().config();

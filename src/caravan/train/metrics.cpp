@@ -47,6 +47,8 @@ std::string StepMetrics::to_json() const {
                               {"state_bytes", state_bytes},
                               {"planned_state_bytes", planned_state_bytes},
                               {"model_flops_per_second", model_flops_per_second}};
+  if (loss_scale) line["loss_scale"] = *loss_scale;
+  if (skipped_steps) line["skipped_steps"] = *skipped_steps;
   if (val_loss) line["val_loss"] = *val_loss;
   if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;
   return line.dump();

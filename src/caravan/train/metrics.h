@@ -19,13 +19,15 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;  ///< trained on since the start of the run, all ranks
   double step_ms = 0;
-  double tokens_per_second = 0;       ///< of all ranks
-  double comm_ms = 0;                 ///< that this rank spent waiting for its peers
-  int64_t bytes_sent = 0;             ///< by this rank in this step
-  int64_t peak_memory_bytes = 0;      ///< of this rank's tensors, since the start
-  int64_t state_bytes = 0;            ///< of this rank's parameters, gradients and optimizer state
-  int64_t planned_state_bytes = 0;    ///< the same by formula
-  double model_flops_per_second = 0;  ///< of all ranks
+  double tokens_per_second = 0;            ///< of all ranks
+  double comm_ms = 0;                      ///< that this rank spent waiting for its peers
+  int64_t bytes_sent = 0;                  ///< by this rank in this step
+  int64_t peak_memory_bytes = 0;           ///< of this rank's tensors, since the start
+  int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
+  int64_t planned_state_bytes = 0;         ///< the same by formula
+  double model_flops_per_second = 0;       ///< of all ranks
+  std::optional<double> loss_scale{};      ///< of fp16: of the gradients of this step
+  std::optional<int64_t> skipped_steps{};  ///< of fp16: whose gradients overflowed, since the start of the run
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};
 

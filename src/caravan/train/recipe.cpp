@@ -69,6 +69,13 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
                       .where = recipe.where("data_parallel.shard"),
                       .action = recipe.data_parallel.instead_of_shard(num_ranks)});
   }
+  if (const std::string wrong = wrong_with_hook(recipe.data_parallel, recipe.precision); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "data_parallel.hook",
+                      .fact = wrong,
+                      .where = recipe.where("data_parallel.hook"),
+                      .action = "use \"none\""});
+  }
   return {{"dp", num_ranks}};
 }
 

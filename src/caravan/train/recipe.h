@@ -54,9 +54,7 @@ struct Recipe {
     double momentum = 0;
   } optimizer;
 
-  struct Precision {
-    std::string compute = "fp32";
-  } precision;
+  PrecisionChoice precision;
 
   struct Comm {
     std::string backend = "auto";

@@ -112,6 +112,30 @@ RecipeKey micro_batch() {
           }};
 }
 
+RecipeKey loss_scale() {
+  RecipeKey key{"precision.loss_scale",
+                "what the loss is multiplied by: a number, or \"dynamic\": adapted to the gradients",
+                [](const Recipe& recipe) -> RecipeValue {
+                  if (recipe.precision.loss_scale == 0) return std::string("dynamic");
+                  return recipe.precision.loss_scale;
+                },
+                [](Recipe& recipe, const RecipeValue& value) -> std::string {
+                  const auto* text = std::get_if<std::string>(&value);
+                  const bool is_dynamic = text != nullptr && *text == "dynamic";
+                  const auto* whole = std::get_if<int64_t>(&value);
+                  const auto* real = std::get_if<double>(&value);
+                  if (!is_dynamic && whole == nullptr && real == nullptr)
+                    return is_not(value, "a number or \"dynamic\"");
+                  const double scale = is_dynamic ? 0 : whole != nullptr ? static_cast<double>(*whole) : *real;
+                  const std::string wrong = is_dynamic ? "" : out_of({1, 1 << 24}, scale);
+                  if (wrong.empty()) recipe.precision.loss_scale = scale;
+                  return wrong;
+                }};
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.precision.scales_loss(); },
+      "is used with precision.compute = \"fp16\" only");
+}
+
 RecipeKey memory_recompute() {
   return {"memory.recompute", "computed again in backward: none, selective, full, or a list of modules",
           [](const Recipe& recipe) -> RecipeValue {
@@ -248,7 +272,11 @@ std::vector<RecipeKey> training_keys() {
       for_optimizer("adamw", real("optimizer.epsilon", "added to the denominator", FIELD(optimizer.epsilon), {0, 1})),
       for_optimizer("sgd", real("optimizer.momentum", "momentum", FIELD(optimizer.momentum), {0, 0.999999})),
       choice("precision.compute", "dtype of the layers' arithmetic; parameters and moments are fp32",
-             FIELD(precision.compute), {"fp32", "bf16"}),
+             FIELD(precision.compute), {"fp32", "bf16", "fp16"}),
+      choice("precision.gradients", "dtype in which gradients are kept", FIELD(precision.gradients), {"fp32", "bf16"}),
+      choice("precision.reduce", "dtype in which gradients are reduced; auto: in which they are kept",
+             FIELD(precision.reduce), {"auto", "fp32", "bf16", "fp16"}),
+      loss_scale(),
   };
 }
 
@@ -288,6 +316,18 @@ std::vector<RecipeKey> system_keys() {
                     choice("data_parallel.share",
                            "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
                            FIELD(data_parallel.share), {"auto", "on", "off"})),
+      choice("data_parallel.hook", "sum gradients with fewer bytes: none, bf16, fp16, powersgd, topk",
+             FIELD(data_parallel.hook), communication_hooks()),
+      only_with(
+          integer("data_parallel.hook_rank", "powersgd: columns of the factors of a matrix",
+                  FIELD(data_parallel.hook_rank), {1, 1 << 16}),
+          [](const Recipe& recipe) { return recipe.data_parallel.hook == "powersgd"; },
+          "is used with data_parallel.hook = \"powersgd\" only"),
+      only_with(
+          real("data_parallel.hook_fraction", "topk: the fraction of gradients that is sent",
+               FIELD(data_parallel.hook_fraction), {1e-6, 1}),
+          [](const Recipe& recipe) { return recipe.data_parallel.hook == "topk"; },
+          "is used with data_parallel.hook = \"topk\" only"),
       memory_recompute(),
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),

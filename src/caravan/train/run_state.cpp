@@ -4,17 +4,31 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/parallel/make_strategy.h"
+#include "caravan/train/hook_state.h"
 
 namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kLossScale = "loss_scale";
+
+std::string name_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return "fp32";
+    case at::kDouble: return "fp64";
+    case at::kBFloat16: return "bf16";
+    case at::kHalf: return "fp16";
+    default: return c10::toString(type);
+  }
+}
 
 std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatState& state) {
   if (recipe.kind == "sgd") {
@@ -48,13 +62,12 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
-  const StrategyChoice choice{.data_parallel = recipe.data_parallel,
-                              .compute_dtype = recipe.precision.compute == "bf16" ? at::kBFloat16 : at::kFloat,
-                              .recompute = recipe.memory.recompute};
+  const StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute);
   Strategy strategy = make_strategy(choice, *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
   optimizer_ = make_optimizer(recipe.optimizer, engine_->state());
+  if (recipe.precision.scales_loss()) loss_scale_.emplace(recipe.precision.loss_scale);
 }
 
 StateBytes RunState::bytes() const {
@@ -62,7 +75,25 @@ StateBytes RunState::bytes() const {
                    .gradients = static_cast<double>(engine_->state().gradient_bytes),
                    .buffers = static_cast<double>(engine_->buffer_bytes())};
   for (const auto& [name, flat] : optimizer_->state()) bytes.optimizer += static_cast<double>(flat.nbytes());
+  bytes.hook = hook_bytes(*engine_);
   return bytes;
+}
+
+std::string RunState::dtypes() const {
+  const FlatState& state = engine_->state();
+  const at::Tensor leaf = state.layout.slots().front().parameter->leaf();
+  const auto moments = optimizer_->state();
+  return fmt::format("parameters {}, compute {}, gradients {}, reduction {}{}", name_of(state.values.scalar_type()),
+                     name_of(leaf.scalar_type()), name_of(state.gradients.scalar_type()),
+                     name_of(engine_->reduce_dtype()),
+                     moments.empty() ? "" : ", optimizer " + name_of(moments.front().second.scalar_type()));
+}
+
+/// A tensor, as checkpoints keep tensors.
+at::Tensor RunState::loss_scale_numbers() const {
+  const LossScale::State& state = loss_scale_->state();
+  return at::tensor({state.value, static_cast<double>(state.num_good), static_cast<double>(state.num_skipped)},
+                    at::kDouble);
 }
 
 std::vector<CheckpointPiece> RunState::pieces() {
@@ -78,6 +109,16 @@ std::vector<CheckpointPiece> RunState::pieces() {
                                      layout.view(flat, *slot.parameter), mesh_));
     }
   }
+  if (loss_scale_) {
+    const at::Tensor numbers = loss_scale_numbers();
+    all.push_back({.name = kLossScale,
+                   .shape = numbers.sizes().vec(),
+                   .box = {{0}, numbers.sizes().vec()},
+                   .tensor = numbers,
+                   .replica = mesh_.rank(),
+                   .num_replicas = mesh_.size(),
+                   .replica_axes = "world"});
+  }
   return all;
 }
 
@@ -91,7 +132,9 @@ SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler&
                             .train_hash = origin_.train_hash,
                             .validation_hash = origin_.validation_hash,
                             .numerics = origin_.numerics};
-  return save_checkpoint(run, info, pieces(), mesh_.world(), keep);
+  std::vector<CheckpointPiece> all = pieces();
+  for (CheckpointPiece& piece : hook_pieces(*engine_)) all.push_back(std::move(piece));
+  return save_checkpoint(run, info, all, mesh_.world(), keep);
 }
 
 void RunState::load(const fs::path& folder, const Sampler& sampler) {
@@ -124,9 +167,21 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   if (info.optimizer_steps == 0 && !has_moments) wanted.resize(model_->parameters().size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> names;
   for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
+  for (const auto& [name, tensor] : reader.manifest().tensors) {  // what this run's hook has no use for is left out
+    if (is_of_hook(name)) names.emplace_back(name, tensor.shape);
+  }
   reader.verify(mesh_.world());
   reader.check(names);
   for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
+  read_hook(*engine_, reader);
+  if (loss_scale_ && wanted.back().name == kLossScale) {
+    const at::Tensor& numbers = wanted.back().tensor;
+    if (loss_scale_->is_dynamic()) {
+      loss_scale_->set_state({.value = numbers[0].item<double>(),
+                              .num_good = static_cast<int64_t>(numbers[1].item<double>()),
+                              .num_skipped = static_cast<int64_t>(numbers[2].item<double>())});
+    }
+  }
   engine_->state().bump_version();
   optimizer_->set_num_steps(info.optimizer_steps);
   tokens_ = parse_special_tokens(info.model, folder.string());

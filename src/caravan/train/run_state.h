@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/model.h"
 #include "caravan/optim/learning_rate.h"
+#include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/plan/state.h"
 #include "caravan/train/recipe.h"
@@ -45,7 +47,11 @@ class RunState {
   Engine& engine() noexcept { return *engine_; }
   /// Parameters, gradients, optimizer state and unit buffers that this rank has allocated.
   StateBytes bytes() const;
+  /// The dtypes of what is there: "parameters fp32, compute bf16, gradients fp32, reduction fp32, optimizer fp32".
+  std::string dtypes() const;
   Optimizer& optimizer() noexcept { return *optimizer_; }
+  /// Null unless the run computes in fp16.
+  LossScale* loss_scale() noexcept { return loss_scale_ ? &*loss_scale_ : nullptr; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
@@ -60,6 +66,7 @@ class RunState {
  private:
   void read(const std::filesystem::path& folder, const Sampler& sampler);
   std::vector<CheckpointPiece> pieces();
+  at::Tensor loss_scale_numbers() const;
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;
@@ -71,6 +78,7 @@ class RunState {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::optional<LossScale> loss_scale_;
 };
 
 /// Rows of the training text: row r is sample first_sample + r.

@@ -33,7 +33,7 @@ MicroBatch TrainStep::micro_batch(const TrainBatch& batch, int64_t step, int ind
   part.context.seed = options_.seed;
   part.context.step = step;
   part.context.micro_batch = index;
-  part.context.loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
+  part.context.loss_scale = scale() / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
   part.context.set(Dim::batch, DimIndex(batch.first_row + first, rows, batch.global_rows));
   return part;
 }
@@ -48,12 +48,16 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   }
   const auto source = [&](int index) { return micro_batch(batch, step, index); };
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
-  StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested};
-  agree(local_loss, result);
-  result.grad_norm = grad_norm(engine_.state(), mesh_);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) name_bad_numbers(source, step, result);
+  StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
+  agree(local_loss / result.loss_scale, result);
+  result.grad_norm = grad_norm(engine_.state(), mesh_) / result.loss_scale;
+  const bool is_finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (options_.loss_scale != nullptr && !options_.loss_scale->update(is_finite)) {
+    result.is_skipped = options_.loss_scale->has_backed_off();
+  }
+  if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
   if (inspect) inspect(result);
-  optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm));
+  if (!result.is_skipped) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "caravan/engine/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
+#include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
 
 namespace caravan {
@@ -23,9 +24,11 @@ struct TrainBatch {
 };
 
 struct StepResult {
-  double loss = 0;       ///< mean over the target tokens of the global batch, before the update
-  double grad_norm = 0;  ///< before clipping
-  bool stop = false;     ///< some rank asked to stop after this step
+  double loss = 0;          ///< mean over the target tokens of the global batch, before the update
+  double grad_norm = 0;     ///< before clipping
+  bool stop = false;        ///< some rank asked to stop after this step
+  double loss_scale = 1;    ///< that the gradients are multiplied by
+  bool is_skipped = false;  ///< they overflowed: no update, and a smaller scale from now on
 };
 
 /// One optimizer step of a model under a strategy: the passes of the micro-batches with their reductions, the norm,
@@ -36,20 +39,22 @@ class TrainStep final {
     uint64_t seed = 0;
     int64_t num_micro_batches = 1;
     double clip_norm = 0;
+    LossScale* loss_scale = nullptr;  ///< outlives the step; null: none
   };
-  /// Sees the reduced gradients, and the result, before they are clipped and used.
+  /// Sees the reduced gradients (times StepResult::loss_scale), and the result, before they are clipped and used.
   using Inspect = std::function<void(const StepResult& result)>;
 
   /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
   TrainStep(Engine& engine, Optimizer& optimizer, const Options& options);
 
-  /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, 8 bytes for the norm, and 16.
-  /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite: it
-  /// names the step, the first rank and its first bad parameter.
+  /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, the norm's 560 bytes, and 16.
+  /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite and no
+  /// smaller loss scale helps: it names the step, the first rank and its first bad parameter.
   StepResult run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested = false,
                  const Inspect& inspect = {});
 
  private:
+  double scale() const { return options_.loss_scale == nullptr ? 1 : options_.loss_scale->value(); }
   MicroBatch micro_batch(const TrainBatch& batch, int64_t step, int index) const;
   /// The global loss, and whether some rank asks to stop.
   void agree(double local_loss, StepResult& result) const;

@@ -134,7 +134,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
                                             TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
                                                                .num_micro_batches = plan_.accumulation,
-                                                               .clip_norm = recipe_.optimizer.clip_norm});
+                                                               .clip_norm = recipe_.optimizer.clip_norm,
+                                                               .loss_scale = state_->loss_scale()});
   if (is_first()) {
     for (const fs::path& later :
          abandon_later_checkpoints(place_.folder, options.resumes() ? state_->step : INT64_MAX)) {
@@ -244,6 +245,10 @@ StepMetrics Run::step() {
   metrics.step = state_->step;
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
+  if (LossScale* scale = state_->loss_scale()) {
+    metrics.loss_scale = result.loss_scale;
+    metrics.skipped_steps = scale->num_skipped();
+  }
   metrics.step_ms = ms_since(begin);
   const auto tokens = static_cast<double>(mine.num_targets);
   metrics.tokens = state_->step * mine.num_targets;
@@ -302,6 +307,7 @@ void Run::go() {
   observer().started({.first_step = state_->step,
                       .last_step = end_,
                       .notes = place_.notes,
+                      .dtypes = state_->dtypes(),
                       .state = allocated_,
                       .planned_state = planned_});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };

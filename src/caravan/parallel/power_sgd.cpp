@@ -1,0 +1,129 @@
+#include "caravan/parallel/power_sgd.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/random.h"
+#include "caravan/comm/tensor.h"
+
+namespace caravan {
+
+/// A gradient that is compressed, as a matrix.
+struct PowerSgdHook::Matrix {
+  at::Tensor values;     ///< [a, b]: this rank's summand; in the end the sum
+  at::Tensor residual;   ///< [a, b]: this rank's summand and what earlier steps left out; in the end what is left out
+  at::Tensor left{};     ///< [a, rank], in a message
+  at::Tensor right{};    ///< [b, rank], in a message
+  at::Tensor* factor{};  ///< [b, rank], of the last step
+};
+
+/// What a range of gradients is turned into.
+struct PowerSgdHook::Message {
+  std::vector<Matrix> matrices;
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  ///< values, and their place in the first message
+  at::Tensor first;                                      ///< left factors, and gradients that are not compressed
+  at::Tensor second;                                     ///< right factors
+};
+
+PowerSgdHook::PowerSgdHook(int64_t rank, uint64_t seed) : rank_(rank), seed_(seed) {
+  if (rank >= 1) return;
+  throw UsageError({"powersgd", "rank", fmt::format("{} columns", rank), "", "use 1 or more"});
+}
+
+std::string PowerSgdHook::name() const { return fmt::format("powersgd {}", rank_); }
+
+void PowerSgdHook::prepare(int64_t count, const at::TensorOptions& options) { residual_ = at::zeros({count}, options); }
+
+at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
+  at::Tensor& factor = factors_[piece.name];
+  if (factor.defined()) return factor;
+  factor = at::empty({columns, rank_}, residual_.options());
+  if (factor.is_meta()) return factor;
+  at::Tensor numbers = at::empty({columns, rank_}, at::kFloat);
+  RandomStream(seed_, "powersgd " + piece.name)
+      .normal(0, {numbers.mutable_data_ptr<float>(), static_cast<size_t>(numbers.numel())});
+  factor.copy_(numbers);
+  return factor;
+}
+
+void PowerSgdHook::reduce(const GradientRange& range, TransferStages& stages) {
+  auto message = std::make_shared<Message>();
+  int64_t first_count = 0;
+  int64_t second_count = 0;
+  for (const GradientRange::Piece& piece : range.pieces) {
+    const int64_t count = c10::multiply_integers(piece.shape);
+    const int64_t rows = piece.shape.empty() ? 1 : piece.shape.front();
+    const int64_t columns = count / rows;
+    const at::Tensor values = range.values.narrow(0, piece.offset, count);
+    if (rank_ * (rows + columns) >= count) {
+      message->plain.emplace_back(values, at::Tensor());
+      first_count += count;
+      continue;
+    }
+    const at::Tensor residual = residual_.narrow(0, range.offset + piece.offset, count);
+    message->matrices.push_back({.values = values.view({rows, columns}),
+                                 .residual = residual.view({rows, columns}),
+                                 .factor = &factor_of(piece, columns)});
+    first_count += rank_ * rows;
+    second_count += rank_ * columns;
+  }
+  stages.add([this, range, message, first_count, second_count] {
+    message->first = at::empty({first_count}, range.values.options());
+    message->second = at::empty({second_count}, range.values.options());
+    int64_t first = 0;
+    int64_t second = 0;
+    const auto take = [](const at::Tensor& buffer, int64_t& offset, int64_t count) {
+      offset += count;
+      return buffer.narrow(0, offset - count, count);
+    };
+    for (Matrix& matrix : message->matrices) {
+      matrix.left = take(message->first, first, rank_ * matrix.values.size(0)).view({-1, rank_});
+      matrix.right = take(message->second, second, rank_ * matrix.values.size(1)).view({-1, rank_});
+      matrix.residual.add_(matrix.values);
+      at::mm_out(matrix.left, matrix.residual, *matrix.factor);
+    }
+    for (auto& [values, place] : message->plain) {
+      place = take(message->first, first, values.numel());
+      place.copy_(values);
+    }
+    return all_reduce_async(range.axis.comm(), message->first, message->first, ReduceOp::sum, name());
+  });
+  if (message->matrices.empty()) {
+    stages.add_local([message] {
+      for (const auto& [values, place] : message->plain) values.copy_(place);
+    });
+    return;
+  }
+  stages.add([this, range, message] {
+    for (Matrix& matrix : message->matrices) {
+      matrix.left.copy_(std::get<0>(at::linalg_qr(matrix.left)));  // orthonormal columns
+      at::mm_out(matrix.right, matrix.residual.t(), matrix.left);
+      // What this rank's summand has outside of these columns: the residuals add up to what the sum lacks.
+      matrix.residual.addmm_(matrix.left, matrix.right.t(), 1, -1);
+    }
+    return all_reduce_async(range.axis.comm(), message->second, message->second, ReduceOp::sum, name());
+  });
+  stages.add_local([message] {
+    for (Matrix& matrix : message->matrices) {
+      at::mm_out(matrix.values, matrix.left, matrix.right.t());
+      matrix.factor->copy_(matrix.right);
+    }
+    for (const auto& [values, place] : message->plain) values.copy_(place);
+    *message = {};
+  });
+}
+
+std::vector<std::pair<std::string, at::Tensor>> PowerSgdHook::shared() const {
+  return {factors_.begin(), factors_.end()};
+}
+
+void PowerSgdHook::set_shared(const std::string& name, const at::Tensor& value) {
+  if (value.dim() == 2 && value.size(1) == rank_) factors_[name] = value.clone();
+}
+
+}  // namespace caravan

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "caravan/engine/reduction_hook.h"
+
+namespace caravan {
+
+/// Of each bucket, every rank sends the entries of largest magnitude; the others wait in a residual that is added to the
+/// next gradients (error feedback).
+/// (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified SGD with memory", NeurIPS 2018.)
+///
+///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value)
+///   memory: 4 bytes a parameter for the residual
+class TopKHook final : public ReductionHook {
+ public:
+  /// `fraction` of the entries of a bucket are sent, at least one: above 0, at most 1. Throws UsageError.
+  explicit TopKHook(double fraction = 0.01);
+
+  std::string name() const override;
+  void prepare(int64_t count, const at::TensorOptions& options) override;
+  void reduce(const GradientRange& range, TransferStages& stages) override;
+  std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }
+
+ private:
+  double fraction_;
+  at::Tensor residual_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,206 @@
+/// Communication hooks: what they leave out comes later, they send what they promise, and every rank gets the same sums.
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "caravan/parallel/compress_hook.h"
+#include "caravan/parallel/ddp.h"
+#include "caravan/parallel/power_sgd.h"
+#include "caravan/parallel/top_k.h"
+#include "caravan/parallel/zero.h"
+#include "caravan/plan/state.h"
+#include "tests/engine/parameters.h"
+#include "tests/parallel/steps.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using MakeHook = std::function<std::shared_ptr<ReductionHook>()>;
+
+at::Tensor flat_of(const Engine& engine) { return engine.state().gradients.to_tensor().to(at::kDouble); }
+
+at::Tensor summed(const at::Tensor& mine, const Mesh& mesh) {
+  at::Tensor sum = mine.clone();
+  all_reduce_async(mesh.world(), sum, sum, ReduceOp::sum, "sum").wait();
+  return sum;
+}
+
+/// Over `steps` steps with the same weights: the sums that arrived and the residuals that are left are together what
+/// plain sums would have been.
+void expect_nothing_is_lost(const MakeHook& make, int num_ranks, int num_micro_batches) {
+  const Problem problem(ModelKind::gpt2);
+  constexpr int kSteps = 4;
+  at::Tensor want;
+  on_mesh({{"dp", num_ranks}}, [&](const Mesh& mesh) {
+    Model model(problem.config);
+    Engine engine(model, mesh, ddp(model, mesh, {.bucket_bytes = 3000}), {.seed = 5});
+    at::Tensor total;
+    for (int step = 0; step < kSteps; ++step) {
+      run_passes(engine, model, problem, step, num_micro_batches);
+      total = total.defined() ? total + flat_of(engine) : flat_of(engine);
+    }
+    if (mesh.rank() == 0) want = total;
+  });
+  on_mesh({{"dp", num_ranks}}, [&](const Mesh& mesh) {
+    Model model(problem.config);
+    const std::shared_ptr<ReductionHook> hook = make();
+    Engine engine(model, mesh, ddp(model, mesh, {.bucket_bytes = 3000, .hook = hook}), {.seed = 5});
+    at::Tensor total;
+    for (int step = 0; step < kSteps; ++step) {
+      run_passes(engine, model, problem, step, num_micro_batches);
+      const at::Tensor one = flat_of(engine);
+      EXPECT_TRUE(at::equal(summed(one, mesh), one * mesh.size())) << "the ranks have different sums";
+      total = total.defined() ? total + one : one;
+    }
+    const at::Tensor left = summed(hook->summands().front().second.to(at::kDouble), mesh);
+    const double scale = want.abs().max().item<double>();
+    EXPECT_GT((total - want).abs().max().item<double>() / scale, 0.01) << "nothing was left out";
+    EXPECT_LT((total + left - want).abs().max().item<double>() / scale, 1e-5);
+  });
+}
+
+TEST(TopKHook, SendsLaterWhatItLeavesOut) {
+  for (const int ranks : {2, 3, 4}) expect_nothing_is_lost([] { return std::make_shared<TopKHook>(0.05); }, ranks, 1);
+  expect_nothing_is_lost([] { return std::make_shared<TopKHook>(0.05); }, 2, 3);
+}
+
+TEST(PowerSgdHook, SendsLaterWhatItLeavesOut) {
+  for (const int ranks : {2, 3, 4}) {
+    expect_nothing_is_lost([] { return std::make_shared<PowerSgdHook>(1); }, ranks, 1);
+    expect_nothing_is_lost([] { return std::make_shared<PowerSgdHook>(3); }, ranks, 3);
+  }
+}
+
+/// Everything is sent, in another order of sums.
+TEST(TopKHook, OfAllEntriesIsThePlainSum) {
+  const Problem problem(ModelKind::llama);
+  for (const int ranks : {1, 2, 3, 4}) {
+    StrategyChoice choice{.data_parallel = {.hook = "topk", .hook_fraction = 1}};
+    EXPECT_LT(distance(first_gradients(choice, problem, ranks), first_gradients({}, problem, ranks)).first, 1e-5);
+  }
+}
+
+/// A gradient of rank 1 is found by power iteration of one column at once.
+TEST(PowerSgdHook, FindsAMatrixOfLowRank) {
+  on_mesh({{"dp", 3}}, [](const Mesh& mesh) {
+    PowerSgdHook hook(2);
+    const at::TensorOptions options = at::kFloat;
+    hook.prepare(40 * 30 + 7, options);
+    const at::Tensor left = at::arange(40, at::kFloat).sin().view({40, 1});
+    const at::Tensor right = at::arange(30, at::kFloat).cos().view({1, 30});
+    at::Tensor flat = at::cat({(left * right).flatten() * (mesh.rank() + 1), at::full({7}, mesh.rank() + 1.0F)});
+    const at::Tensor want = at::cat({(left * right).flatten() * 6, at::full({7}, 6.0F)});
+    TransferStages stages;
+    hook.reduce({.axis = mesh["dp"], .values = flat, .offset = 0, .pieces = {{"w", 0, {40, 30}}, {"b", 1200, {7}}}},
+                stages);
+    TransferQueue queue;
+    queue.add(std::move(stages));
+    queue.wait_all();
+    EXPECT_LT((flat - want).abs().max().item<double>(), 1e-4);
+  });
+}
+
+/// In parts of a matrix that fit into no factor, vectors, and steps of shards between replicas.
+TEST(CommunicationHooks, ServeHsdpBetweenReplicas) {
+  const Problem problem(ModelKind::gpt2);
+  const Named want = first_gradients({}, problem, 4);
+  for (const char* hook : {"topk", "powersgd"}) {
+    // So much is sent that little is left out: entries all, factors of 6 columns for 16.
+    const StrategyChoice choice{
+        .data_parallel = {
+            .technique = "hsdp", .shard = 2, .accumulate = "full", .hook = hook, .hook_rank = 6, .hook_fraction = 1}};
+    const double apart = distance(first_gradients(choice, problem, 4), want).first;
+    EXPECT_LT(apart, std::string(hook) == "topk" ? 1e-5 : 0.9) << hook;
+    EXPECT_EQ(apart > 1e-4, std::string(hook) == "powersgd") << "something was left out";
+  }
+}
+
+const ModelConfig kLarger{
+    .kind = ModelKind::gpt2, .layers = 6, .width = 256, .heads = 4, .context = 64, .vocabulary = 1000};
+
+TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
+  for (const int ranks : {2, 4}) {
+    for (const char* hook : {"none", "bf16", "powersgd", "topk"}) {
+      for (const char* technique : {"ddp", "hsdp"}) {
+        if (std::string(technique) == "hsdp" && ranks == 2) continue;
+        const DataParallelChoice data_parallel{.technique = technique,
+                                               .shard = std::string(technique) == "hsdp" ? 2 : 0,
+                                               .reshard_after_forward = false,
+                                               .hook = hook,
+                                               .hook_fraction = 0.02};
+        const StrategyChoice choice = strategy_choice(data_parallel, {}, {});
+        StateShape shape{.choice = data_parallel, .ranks = ranks, .reduce_bytes = std::string(hook) == "bf16" ? 2 : 4};
+        shape.count(kLarger);
+        double sent = 0;
+        for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLarger, rank, ranks) / ranks;
+        // Tied weights are gathered with another unit too; shards are cut at rows.
+        EXPECT_NEAR(sent / state_traffic(shape).bytes, 1, std::string(technique) == "hsdp" ? 0.12 : 0.01)
+            << hook << " " << technique << " " << ranks;
+      }
+    }
+  }
+}
+
+// ---- a hook of one's own ----
+
+TEST(CompressHook, SumsInAnotherForm) {
+  const Problem problem(ModelKind::gpt2);
+  const Named want = first_gradients({}, problem, 3);
+  on_mesh({{"dp", 3}}, [&](const Mesh& mesh) {
+    Model model(problem.config);
+    const auto hook = std::make_shared<CompressHook>(
+        "halved", [](const at::Tensor& flat) { return flat.to(at::kDouble).div(2); },
+        [](const at::Tensor& message) { return message.mul(2); });
+    Engine engine(model, mesh, ddp(model, mesh, {.hook = hook}), {.seed = 5});
+    run_passes(engine, model, problem, 0, 1);
+    EXPECT_LT(distance(whole_gradients(engine, model), want).first, 1e-5);
+  });
+}
+
+TEST(CompressHook, ThatChangesAShapeIsNamedWithAParameter) {
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    Parameters model{{"w", {4, 4}}};
+    const auto hook = std::make_shared<CompressHook>(
+        "cut", [](const at::Tensor& flat) { return flat.narrow(0, 0, 3); },
+        [](const at::Tensor& message) { return message; });
+    Engine engine(model, mesh, ddp(model, mesh, {.hook = hook}));
+    const std::string message = message_of<UsageError>([&] {
+      engine.begin_step();
+      model.run({at::full({}, 1.0F)}, {})[0].backward();
+      engine.finish_step();
+    });
+    EXPECT_THAT(message, AllOf(HasSubstr("[cut] w: the hook returns [3] for gradients of [32]"),
+                               HasSubstr("the shape that compress is given")));
+  });
+}
+
+TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
+  EXPECT_THAT(message_of<UsageError>([] { TopKHook hook(0); }), HasSubstr("(0, 1]"));
+  EXPECT_THAT(message_of<UsageError>([] { PowerSgdHook hook(0); }), HasSubstr("use 1 or more"));
+  const auto refusal = [](const DataParallelChoice& choice, const PrecisionChoice& precision = {}) {
+    return message_of<UsageError>([&] { strategy_choice(choice, precision, {}); });
+  };
+  EXPECT_THAT(refusal({.technique = "zero2", .hook = "topk"}), HasSubstr("use \"bf16\", or the technique ddp or hsdp"));
+  EXPECT_THAT(refusal({.hook = "powersgd"}, {.compute = "fp16"}), HasSubstr("loss scale"));
+  EXPECT_THAT(refusal({.hook = "powersgd"}, {.gradients = "bf16"}), HasSubstr("precision.gradients at fp32"));
+  EXPECT_THAT(refusal({.hook = "fp16"}, {.reduce = "bf16"}), HasSubstr("contradicts"));
+  EXPECT_EQ(refusal({.technique = "zero3", .hook = "bf16"}), "");
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    Parameters model{{"w", {4, 4}}};
+    EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.hook = std::make_shared<TopKHook>()}); }),
+                HasSubstr("set reduce_dtype, or replicate_axis"));
+    // Ranks with different hooks are told before anything is reduced.
+    const auto hook = std::make_shared<PowerSgdHook>(1 + mesh.rank());
+    EXPECT_THAT(message_of<UsageError>([&] { const Engine engine(model, mesh, ddp(model, mesh, {.hook = hook})); }),
+                AllOf(HasSubstr("hook"), HasSubstr("powersgd 2")));
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing

@@ -1,0 +1,68 @@
+#include "caravan/train/hook_state.h"
+
+#include <gtest/gtest.h>
+
+#include "caravan/comm/tensor.h"
+#include "tests/data/support.h"
+#include "tests/parallel/steps.h"
+
+namespace caravan::testing {
+namespace {
+
+/// The sum over the coordinates of the hook's axis of what each parameter's residual is, whole.
+Named residuals(const Engine& engine) {
+  const at::NoGradGuard no_grad;
+  const FlatLayout& layout = engine.state().layout;
+  const at::Tensor flat = engine.strategy().hook->summands().front().second;
+  Named all;
+  for (const Slot& slot : layout.slots()) {
+    at::Tensor sum = layout.view(flat, *slot.parameter).clone();
+    const MeshAxis axis = engine.mesh()[engine.strategy().hook_axis];
+    all_reduce_async(axis.comm(), sum, sum, ReduceOp::sum, "residuals").wait();
+    all[slot.parameter->name()] = whole_of(sum, *slot.parameter, engine.mesh());
+  }
+  return all;
+}
+
+struct Case {
+  int before, after;
+  DataParallelChoice choice_before, choice_after;
+};
+
+/// Whatever the ranks and groups, together the residuals are what they were. Where the axis is the same, each
+/// coordinate has its own again; else coordinate 0 has all.
+TEST(HookState, IsKeptInSumForAnyNumberOfRanks) {
+  const Problem problem(ModelKind::gpt2);
+  const DataParallelChoice topk{.hook = "topk", .hook_fraction = 0.05};
+  const DataParallelChoice powersgd{.hook = "powersgd", .hook_rank = 1};
+  DataParallelChoice hsdp = powersgd;
+  hsdp.technique = "hsdp";
+  hsdp.shard = 2;
+  hsdp.accumulate = "full";
+  for (const Case& one : {Case{3, 2, topk, topk}, Case{2, 2, topk, topk}, Case{4, 3, hsdp, powersgd},
+                          Case{2, 4, powersgd, hsdp}, Case{3, 1, powersgd, powersgd}}) {
+    const TemporaryFolder folder;
+    Named want;
+    with_engine({.data_parallel = one.choice_before}, problem, one.before, [&](Engine& engine, Model& model) {
+      for (int step = 0; step < 2; ++step) run_passes(engine, model, problem, step, 1);
+      const Named all = residuals(engine);
+      if (engine.mesh().rank() == 0) want = all;
+      save_checkpoint(folder.path(), {.step = 2}, hook_pieces(engine), engine.mesh().world(), 0);
+    });
+    with_engine({.data_parallel = one.choice_after}, problem, one.after, [&](Engine& engine, Model&) {
+      CheckpointReader reader(folder / "step_000002");
+      read_hook(engine, reader);
+      const Named got = residuals(engine);
+      for (const auto& [name, tensor] : want) {
+        EXPECT_TRUE(at::allclose(got.at(name), tensor, 1e-6, 1e-9)) << name << " " << one.before << one.after;
+        EXPECT_GT(tensor.abs().max().item<double>() + (tensor.dim() < 2 ? 1 : 0), 0) << name;
+      }
+      const MeshAxis axis = engine.mesh()[engine.strategy().hook_axis];
+      const at::Tensor own = engine.strategy().hook->summands().front().second;
+      EXPECT_EQ(own.abs().max().item<double>() > 0, one.before == one.after || axis.coord() == 0);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
