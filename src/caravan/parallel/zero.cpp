@@ -56,6 +56,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
   strategy.leaf_dtype = options.compute_dtype;
   strategy.allow_unused = options.allow_unused;
+  strategy.buffers = options.buffers;
 }
 
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) {
@@ -74,6 +75,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
   strategy.leaf_dtype = options.compute_dtype;
   strategy.allow_unused = options.allow_unused;
+  strategy.buffers = options.buffers;
 }
 
 Strategy zero(Module& model, const Mesh& mesh, const ZeroOptions& options) {

@@ -39,6 +39,7 @@ struct ZeroOptions {
   Share share = Share::automatic;
   at::ScalarType compute_dtype = at::kFloat;  ///< as DdpOptions::compute_dtype
   bool allow_unused = false;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Parameters, gradients and optimizer state are sharded over an axis: ZeRO-3. A unit is gathered before its forward,
@@ -63,6 +64,7 @@ struct FsdpOptions {
   Share share = Share::automatic;
   at::ScalarType compute_dtype = at::kFloat;
   bool allow_unused = false;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Throw UsageError for an option that is impossible, LayoutError if parameters do not rest invariant on the axis.
