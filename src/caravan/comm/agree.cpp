@@ -29,4 +29,9 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::string& tex
   return texts;
 }
 
+void take_maxima(Communicator& comm, std::span<int64_t> values, const Call& call) {
+  const Buffer buffer{values.data(), static_cast<int64_t>(values.size()), Dtype::int64};
+  comm.all_reduce(buffer, buffer, ReduceOp::max, call);
+}
+
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,5 +13,8 @@ std::string broadcast_text(Communicator& comm, const std::string& text, int root
 
 /// Returns the texts of all ranks, in rank order, on every rank. Every rank calls it. Sends 8 bytes, then the texts.
 std::vector<std::string> gather_texts(Communicator& comm, const std::string& text, const Call& call = {});
+
+/// Each value becomes the largest that any rank has. Every rank calls it with as many. Sends one all-reduce of them.
+void take_maxima(Communicator& comm, std::span<int64_t> values, const Call& call = {});
 
 }  // namespace caravan

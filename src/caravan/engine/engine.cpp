@@ -36,6 +36,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   pool_ = std::make_unique<BufferPool>(mesh_.world(), state_.values.is_meta());
   leaves_ = std::make_unique<Leaves>(state_, strategy_, *pool_, transfers_);
   gradients_ = std::make_unique<GradientSums>(state_, strategy_, *pool_, transfers_);
+  buffers_ = std::make_unique<ModelBuffers>(model_, strategy_, mesh_);
   for (const Slot& slot : state_.layout.slots()) {
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
@@ -63,6 +64,10 @@ std::vector<at::Tensor> Engine::parameters() const {
 }
 
 const Schedule& Engine::table(int num_micro_batches) {
+  if (!strategy_.is_static) {
+    throw UsageError({strategy_.name, "is_static", "there is no table of steps that may differ", mesh_.where(),
+                      "use begin_step() and finish_step(), or set is_static"});
+  }
   auto found = strategy_tables_.find(num_micro_batches);
   if (found == strategy_tables_.end()) {
     Schedule table = agreed_table(strategy_, state_.layout.units(), num_micro_batches, mesh_);
@@ -96,6 +101,7 @@ void Engine::start(int num_micro_batches) {
     slot.parameter->leaf().mutable_grad() = at::Tensor();
   }
   num_micro_batches_ = num_micro_batches;
+  attendance_ = everybody(strategy_, mesh_);
   running_.clear();  // of a forward that threw
   leaves_->check_memory();
   free_all();
@@ -144,6 +150,8 @@ void Engine::finish_step() {
   mesh_.deferred().run_all();
   if (mode_ == Mode::recording) {
     finish_recording();
+  } else if (!attendance_.is_here) {
+    follow_absent();
   } else {
     while (position_ < table_->size()) {
       const Action& entry = (*table_)[position_];
@@ -155,28 +163,9 @@ void Engine::finish_step() {
   end_step();
 }
 
-void Engine::finish_recording() {
-  std::vector<int> num_backwards(strategy_.units.size(), 0);
-  for (const Action& event : recording_) {
-    if (event.kind == Action::Kind::backward) ++num_backwards[static_cast<size_t>(event.unit)];
-  }
-  const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
-  const Units& units = state_.layout.units();
-  // Before any rank waits for a reduction.
-  Schedule schedule = agreed_recording(recording_, num_micro_batches_, units, strategy_, mesh_);
-  if (found < num_micro_batches_) {
-    mode_ = Mode::idle;
-    throw UsageError({strategy_.name, "finish_step",
-                      fmt::format("{} backward passes, but begin_step announced {}", found, num_micro_batches_),
-                      mesh_.where(), "give begin_step the number of backward passes of the step"});
-  }
-  // In the order of the groups, alike on every rank.
-  for (size_t group = 0; group < units.groups.size(); ++group) gradients_->reduce(static_cast<int>(group));
-  free_all();
-  recorded_[num_micro_batches_] = std::move(schedule);
-}
-
 void Engine::end_step() {
+  buffers_->start(transfers_, attendance_);
+  if (!strategy_.is_static || !attendance_.is_full()) agree_on_used();
   gradients_->finish();
   end_reading();
   if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
@@ -245,6 +234,7 @@ void Engine::follow(Passes& passes) {
 bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.kind != Action::Kind::weight; }
 
 void Engine::reach(const Action& event) {
+  check_present();
   if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
   if (event.kind == Action::Kind::backward) {
     backwards_.emplace_back(event, num_deferred_);

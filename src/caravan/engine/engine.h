@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "caravan/engine/attendance.h"
 #include "caravan/engine/gradient_sums.h"
 #include "caravan/engine/leaves.h"
+#include "caravan/engine/model_buffers.h"
 #include "caravan/mesh/deferred_work.h"
 #include "caravan/module/module.h"
 
@@ -59,6 +61,18 @@ class Engine : private GradientSink {
 
   void begin_step(int num_micro_batches = 1);
   void finish_step();
+  /// begin_step() for ranks that run out of batches at different times:
+  ///   while (engine.begin_joint_step(has_batch)) { if (has_batch) forwards and backwards; finish_step(); update; }
+  /// Returns false, on every rank, when no rank has a batch: then no step has begun. A rank without one runs no unit;
+  /// it takes part in gathers and reductions, with gradients of zero, and its `num_micro_batches` does not matter.
+  /// Divide the loss by the count over the ranks that have a batch (num_joined()), not over all. Sends an all-reduce
+  /// of 24 + 16 x (data-parallel ranks) bytes a step; the first step, if a rank has no batch in it, gathers all units
+  /// at once. (As torch.distributed.algorithms.join.)
+  /// Throws UsageError on every rank if those with a batch announce different numbers of micro-batches, or ranks that
+  /// share one batch differ.
+  bool begin_joint_step(bool has_batch, int num_micro_batches = 1);
+  /// In a step: how many parts of the batch there are, one for each data-parallel rank that has one.
+  int num_joined() const noexcept { return attendance_.num_here; }
   void run_step(int num_micro_batches, Passes& passes);
   /// The same passes without any reduction: local_gradient() is this rank's summand until the next step begins.
   void run_local_step(int num_micro_batches, Passes& passes);
@@ -133,9 +147,16 @@ class Engine : private GradientSink {
   void run_deferred(const Action& weight);
   bool is_last_reduction(const Action& action) const;
   struct Reset;
-  void finish_recording();
   void end_step();
   [[noreturn]] void refuse(const Action& event, const char* fact) const;
+
+  // Recorded and joint steps (engine_record.cpp).
+  void finish_recording();
+  void agree_on_events();
+  void agree_on_used();
+  void follow_absent();
+  bool holds_all() const noexcept { return mode_ == Mode::recording && !attendance_.is_full(); }
+  void check_present() const;
 
   Module& model_;
   Mesh mesh_;
@@ -146,6 +167,7 @@ class Engine : private GradientSink {
   TransferQueue transfers_;
   std::unique_ptr<Leaves> leaves_;
   std::unique_ptr<GradientSums> gradients_;
+  std::unique_ptr<ModelBuffers> buffers_;
   std::vector<Parameter*> trained_;            ///< whose sink this is
   std::vector<at::Tensor> gradients_at_rest_;  ///< by slot; what becomes .grad
   std::vector<at::Tensor> no_gradients_;       ///< by slot; the .grad of leaves of outside code that do not rest
@@ -154,6 +176,7 @@ class Engine : private GradientSink {
   std::map<int, Schedule> recorded_;
 
   Mode mode_ = Mode::idle;
+  Attendance attendance_;
   bool is_evaluating_ = false;
   int num_exceptions_ = 0;  ///< in flight when the evaluation began
   int num_micro_batches_ = 0;

@@ -42,11 +42,12 @@ std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& 
 
 /// Everything becomes what coordinate 0 of the axis has.
 Work take_from_coordinate_0(const at::Tensor& flat, const MeshAxis& axis, const Call& call) {
-  const Shard on_0{.dim = 0, .owner = 0, .rows = flat.numel()};
+  const at::Tensor bytes = flat.view(at::kByte);  // of any dtype
+  const Shard on_0{.dim = 0, .owner = 0, .rows = bytes.numel()};
   std::vector<int64_t> counts(static_cast<size_t>(axis.size()), 0);
-  counts.front() = flat.numel();
+  counts.front() = bytes.numel();
   const FlatCell cell{axis, on_0, Invariant{}, counts};
-  return start(cell, axis.coord() == 0 ? flat : flat.narrow(0, 0, 0), flat, call);
+  return start(cell, axis.coord() == 0 ? bytes : bytes.narrow(0, 0, 0), bytes, call);
 }
 
 void share(const at::Tensor& tensor, const std::vector<std::string>& axes, const Mesh& mesh, const Call& call) {
@@ -64,11 +65,14 @@ void Engine::check_agreement() const {
   std::vector<SharedFact> facts{
       {"strategy", strategy_.name},
       {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
+      {"first_bucket_bytes", std::to_string(strategy_.first_bucket_bytes)},
       {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
       {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
       {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
       {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name()},
       {"allow_unused", strategy_.allow_unused ? "true" : "false"},
+      {"is_static", strategy_.is_static ? "true" : "false"},
+      {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
       {"gathers", fmt::format("{} {} {} {}", strategy_.shares_leaves, strategy_.gathers.free_after_forward,
                               strategy_.gathers.prefetch, strategy_.keeps_leaves)},
       {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
@@ -93,9 +97,17 @@ void Engine::check_agreement() const {
   for (const Parameter* parameter : model_.parameters()) {
     if (parameter->requires_grad()) parameter->check_no_sink();
   }
-  if (strategy_.bucket_bytes < 1) {
-    throw UsageError({strategy_.name, "bucket_bytes", fmt::format("{} bytes hold no gradient", strategy_.bucket_bytes),
-                      "", "use 1 or more"});
+  for (const auto& [name, bytes] : {std::pair("bucket_bytes", strategy_.bucket_bytes),
+                                    std::pair("first_bucket_bytes", strategy_.first_bucket_bytes)}) {
+    if (bytes >= 1) continue;
+    throw UsageError({strategy_.name, name, fmt::format("{} bytes hold no gradient", bytes), "", "use 1 or more"});
+  }
+  for (const Units::Group& group : state_.layout.units().groups) {
+    if (strategy_.is_static || !group.is_gathered) continue;
+    throw UsageError({strategy_.name, "is_static",
+                      "every rank takes part in the gathers of '" + group.name +
+                          "', so all run the units in one order, which may not change",
+                      "", "leave is_static true, or use ddp, which gathers nothing"});
   }
   check_dtypes();
   if (strategy_.num_stages() > 1 && !strategy_.table) {
@@ -168,7 +180,7 @@ void Engine::take_values(const Slot& slot) {
     return;
   }
   const at::Tensor rest = parameter.rest().detach();
-  const Layout before = parameter.rest_layout().completed(mesh_, Invariant{});
+  const Layout before = on_listed_axes(parameter.rest_layout(), mesh_);
   if (before == layouts.rest) {
     piece.copy_(rest);
     return;

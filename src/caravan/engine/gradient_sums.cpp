@@ -43,6 +43,7 @@ void GradientSums::begin_step() {
   in_flight_.clear();
   run_ = nullptr;
   run_count_ = 0;
+  is_first_run_ = true;
 }
 
 at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
@@ -248,8 +249,9 @@ void GradientSums::add_to_run(const Bucket& bucket) {
   if (run_ == nullptr) run_ = &bucket;
   run_last_ = bucket.index;
   run_count_ = bucket.rest_offset + bucket.rest_count - run_->rest_offset;
-  if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= strategy_.bucket_bytes)
-    start_run();
+  const int64_t enough =
+      is_first_run_ ? std::min(strategy_.first_bucket_bytes, strategy_.bucket_bytes) : strategy_.bucket_bytes;
+  if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= enough) start_run();
 }
 
 void GradientSums::start_run() {
@@ -263,6 +265,7 @@ void GradientSums::start_run() {
   transfers_.add(std::move(stages));
   run_ = nullptr;
   run_count_ = 0;
+  is_first_run_ = false;
 }
 
 void GradientSums::finish() {
@@ -285,6 +288,16 @@ void GradientSums::finish() {
                       "use it in the forward pass, freeze it before wrapping, or set allow_unused"});
   }
   transfers_.wait_all();
+}
+
+std::vector<int64_t> GradientSums::used() const {
+  std::vector<int64_t> used;
+  for (const OfSlot& slot : slots_) used.push_back(slot.is_used ? 1 : 0);
+  return used;
+}
+
+void GradientSums::set_used(const std::vector<int64_t>& used) {
+  for (size_t i = 0; i < slots_.size(); ++i) slots_[i].is_used = used[i] != 0;
 }
 
 at::Tensor GradientSums::local(const Parameter& parameter) {

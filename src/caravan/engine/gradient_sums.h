@@ -36,6 +36,10 @@ class GradientSums {
 
   at::ScalarType reduce_dtype() const noexcept { return wire_dtype_; }
 
+  /// By slot: 1 for a parameter that got a gradient in this step; and the same of all ranks, for finish().
+  std::vector<int64_t> used() const;
+  void set_used(const std::vector<int64_t>& used);
+
   /// This rank's summand of the gradient of a parameter's leaf, before it is reduced; undefined if it got none.
   at::Tensor local(const Parameter& parameter);
 
@@ -91,6 +95,7 @@ class GradientSums {
   const Bucket* run_ = nullptr;                  ///< the first bucket of the run that has not gone out
   int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements
+  bool is_first_run_ = true;                     ///< of the step
 };
 
 }  // namespace caravan

@@ -92,6 +92,16 @@ const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& pa
   throw LayoutError({strategy.name, parameter.name(), "has no layout", "", "start from whole_model()"});
 }
 
+Layout on_listed_axes(const Layout& layout, const Mesh& mesh) {
+  std::vector<Layout::Entry> entries;
+  for (const auto& entry : layout.entries()) {
+    const auto is_it = [&](const MeshAxis& axis) { return axis.name() == entry.first; };
+    const bool is_factored = mesh.has(entry.first) && std::ranges::none_of(mesh.axes(), is_it);
+    if (!is_factored || !entry.second.is_invariant()) entries.push_back(entry);
+  }
+  return Layout(std::move(entries)).completed(mesh, Invariant{});
+}
+
 std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh) {
   return without_idle(moves_between(on_axes_of(layouts.leaf, layouts.rest, mesh), layouts.leaf), mesh);
 }

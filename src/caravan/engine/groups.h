@@ -26,6 +26,10 @@ std::vector<std::vector<Parameter*>> by_way(const std::vector<Parameter*>& group
 /// The layouts of a parameter. Throws LayoutError if the strategy has none, or one that cannot be.
 const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& parameter);
 
+/// `layout` on every axis of `mesh`: invariant on those that it does not place. One that is invariant on an axis that
+/// `mesh` has factored is invariant on its parts.
+Layout on_listed_axes(const Layout& layout, const Mesh& mesh);
+
 /// The moves that fill the leaf from rest, and those that take the leaf's gradient to rest; without those that move
 /// nothing. An axis of the leaf's layout that is part of one at rest ("pp{0,3}") stands for it.
 std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh);

@@ -96,8 +96,8 @@ Strategy whole_model(Module& model, const Mesh& mesh) {
   const Layout whole = Layout::all(mesh, Invariant{});
   for (const Parameter* parameter : model.parameters()) {
     const bool is_laid_out = parameter->rest().defined();
-    const Layout rest = is_laid_out ? parameter->rest_layout().completed(mesh, Invariant{}) : whole;
-    const Layout leaf = is_laid_out ? parameter->leaf_layout().completed(mesh, Invariant{}) : whole;
+    const Layout rest = is_laid_out ? on_listed_axes(parameter->rest_layout(), mesh) : whole;
+    const Layout leaf = is_laid_out ? on_listed_axes(parameter->leaf_layout(), mesh) : whole;
     strategy.layouts.emplace(parameter->name(), ParameterLayouts{rest, leaf});
   }
   strategy.loss_layout = whole;

@@ -16,6 +16,9 @@
 
 namespace caravan {
 
+/// How the buffers of a model (running statistics of batch norm) stay equal over the data axes: see model_buffers.h.
+enum class Buffers : uint8_t { broadcast, average, local };
+
 /// How a model is run by many ranks, as data: each technique is a function that changes some of it, and an Engine
 /// carries it out. Techniques compose by changing the same strategy one after another: a tensor plan, pipeline stages,
 /// data parallelism.
@@ -66,6 +69,8 @@ struct Strategy {
   bool keeps_gradients = false;
   /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
   int64_t bucket_bytes = int64_t{25} << 20;
+  /// The same for the first collective of a step, if this is less: a small one starts early.
+  int64_t first_bucket_bytes = int64_t{1} << 20;
 
   /// Pipeline: its axis, and the coordinate that holds each stage (default: stage i on coordinate i). "": none.
   std::string pipeline_axis{};
@@ -80,6 +85,10 @@ struct Strategy {
 
   /// A parameter without gradient in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;
+  /// Every step runs the same units in the same order, on every rank, as its table says. false: steps of begin_step()
+  /// may differ, and so may ranks; gradients are reduced when all are complete, in the order of the groups.
+  bool is_static = true;
+  Buffers buffers = Buffers::broadcast;
 
   /// Modules whose forward is run again in backward, by name (memory/recompute.h).
   std::vector<std::string> recomputed{};

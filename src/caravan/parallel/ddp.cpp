@@ -8,12 +8,15 @@ void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
   for (auto& [name, layouts] : strategy.layouts) layouts.rest = layouts.rest.moved(options.axis, Invariant{});
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
+  strategy.first_bucket_bytes = options.first_bucket_bytes;
   strategy.leaf_dtype = options.compute_dtype;
   strategy.gradient_dtype = options.gradient_dtype;
   strategy.reduce_dtype = options.reduce_dtype;
   strategy.hook = options.hook;
   strategy.hook_axis = options.axis;
   strategy.allow_unused = options.allow_unused;
+  strategy.is_static = options.is_static;
+  strategy.buffers = options.buffers;
 }
 
 Strategy ddp(Module& model, const Mesh& mesh, const DdpOptions& options) {

@@ -10,7 +10,10 @@ namespace caravan {
 
 struct DdpOptions {
   std::string axis = "dp";
+  /// Gradients of neighbouring units are all-reduced together, in collectives of at least this size; the first one of
+  /// a step may be smaller, so that communication starts early.
   int64_t bucket_bytes = int64_t{25} << 20;
+  int64_t first_bucket_bytes = int64_t{1} << 20;
   /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 parameters rest); kFloat: with
   /// the parameters themselves, whatever they are. fp32 or bf16.
   at::ScalarType compute_dtype = at::kFloat;
@@ -22,6 +25,12 @@ struct DdpOptions {
   std::shared_ptr<ReductionHook> hook{};
   /// A parameter that took no part in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;
+  /// Every step runs the same units in the same order, on every rank (PyTorch's static_graph). false: the units that
+  /// run, and their order, may differ from step to step and between ranks. Nothing is then reduced before
+  /// finish_step(), and allow_unused is about parameters that no rank used: 8 bytes more for each parameter are
+  /// all-reduced a step.
+  bool is_static = true;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Distributed data parallel: every rank of an axis holds the whole model and a part of the batch.

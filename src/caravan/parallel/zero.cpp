@@ -63,6 +63,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;
+  strategy.buffers = options.buffers;
 }
 
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) {
@@ -87,6 +88,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;
+  strategy.buffers = options.buffers;
 }
 
 Strategy zero(Module& model, const Mesh& mesh, const ZeroOptions& options) {

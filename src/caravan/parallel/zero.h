@@ -41,6 +41,7 @@ struct ZeroOptions {
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
   bool allow_unused = false;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Parameters, gradients and optimizer state are sharded over an axis: ZeRO-3. A unit is gathered before its forward,
@@ -68,6 +69,7 @@ struct FsdpOptions {
   std::optional<at::ScalarType> reduce_dtype{};
   std::shared_ptr<ReductionHook> hook{};  ///< of the all-reduces over replicate_axis
   bool allow_unused = false;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Throw UsageError for an option that is impossible, LayoutError if parameters do not rest invariant on the axis.

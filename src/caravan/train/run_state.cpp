@@ -93,7 +93,7 @@ std::string RunState::dtypes() const {
 at::Tensor RunState::loss_scale_numbers() const {
   const LossScale::State& state = loss_scale_->state();
   return at::tensor({state.value, static_cast<double>(state.num_good), static_cast<double>(state.num_skipped)},
-                    at::kDouble);
+                    at::kFloat);
 }
 
 std::vector<CheckpointPiece> RunState::pieces() {
@@ -177,9 +177,9 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   if (loss_scale_ && wanted.back().name == kLossScale) {
     const at::Tensor& numbers = wanted.back().tensor;
     if (loss_scale_->is_dynamic()) {
-      loss_scale_->set_state({.value = numbers[0].item<double>(),
-                              .num_good = static_cast<int64_t>(numbers[1].item<double>()),
-                              .num_skipped = static_cast<int64_t>(numbers[2].item<double>())});
+      loss_scale_->set_state({.value = numbers[0].item<float>(),
+                              .num_good = static_cast<int64_t>(numbers[1].item<float>()),
+                              .num_skipped = static_cast<int64_t>(numbers[2].item<float>())});
     }
   }
   engine_->state().bump_version();

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "caravan/engine/strategy.h"
+
+namespace caravan {
+
+/// The axes of `mesh` over which the batch of a step is split, larger than 1: each of their coordinates has a part.
+std::vector<MeshAxis> data_axes(const Strategy& strategy, const Mesh& mesh);
+
+/// Which data-parallel ranks have a part of the batch of a step.
+struct Attendance {
+  bool is_here = true;       ///< this rank has one
+  int num_here = 1;          ///< coordinates on the data axes that have one
+  int num_coords = 1;        ///< all of them
+  int first_rank = 0;        ///< the lowest rank of the mesh that has one
+  std::vector<int> first{};  ///< by data axis: the coordinate of that rank
+  int num_micro_batches = 0;
+
+  bool is_full() const noexcept { return num_here == num_coords; }
+};
+
+/// Every rank has a part.
+Attendance everybody(const Strategy& strategy, const Mesh& mesh);
+
+/// The ranks tell each other. Every rank of `mesh` calls it; all get the same but for is_here. num_here is 0 if none
+/// has one. Sends one all-reduce of 24 + 16 x num_coords bytes. Throws as Engine::begin_joint_step.
+Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool has_batch, int num_micro_batches);
+
+}  // namespace caravan

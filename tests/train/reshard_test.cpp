@@ -1,0 +1,112 @@
+/// A checkpoint of every data-parallel technique under every other, on other numbers of ranks; and what saving and
+/// loading add to the memory of a rank.
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/memory_counter.h"
+#include "caravan/parallel/techniques.h"
+#include "caravan/train/run_state.h"
+#include "tests/train/tiny_run.h"
+
+namespace caravan::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> keys_of(const std::string& technique, int ranks) {
+  std::vector<std::string> keys{"mesh.dp=" + std::to_string(ranks), "data_parallel.technique=" + technique};
+  if (technique == "hsdp") keys.push_back("data_parallel.shard=2");
+  if (technique != "ddp") keys.push_back("data_parallel.share=off");
+  return keys;
+}
+
+/// The state of a run of `recipe` on thread ranks.
+void on_state(const TinyRuns& runs, const Recipe& recipe, int ranks, const RunOrigin& origin,
+              const std::function<void(RunState&, const Sampler&, const Mesh&)>& body) {
+  const Dataset data = open_dataset(recipe.data, runs.folders());
+  run_thread_ranks(
+      ranks,
+      [&](const std::shared_ptr<Communicator>& world) {
+        const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+        RunState state(recipe, data.tokenizer, mesh, origin);
+        body(state, Sampler(data.train.size(), recipe.model.context, static_cast<uint64_t>(recipe.train.seed)), mesh);
+      },
+      {.timeout = std::chrono::seconds(20)});
+}
+
+/// Every ordered pair of techniques, and of numbers of ranks.
+TEST(Reshard, EveryTechniqueLoadsWhatEveryOtherHasSaved) {
+  const TinyRuns runs;
+  const std::vector<std::string>& techniques = data_parallel_techniques();
+  const auto ranks_of = [](const std::string& technique, size_t i) {
+    return technique == "hsdp" ? 4 : 1 + static_cast<int>(i % 4);
+  };
+  size_t num = 0;
+  for (size_t w = 0; w < techniques.size(); ++w) {
+    const std::string& writer = techniques[w];
+    const int ranks = ranks_of(writer, w);
+    const ModelKind kind = w % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
+    std::vector<std::string> keys = keys_of(writer, ranks);
+    keys.emplace_back("train.steps=2");
+    train_on(ranks, {.recipe = runs.recipe(kind, writer, keys), .folders = runs.folders()});
+    const auto want = checkpoint_tensors(runs / writer);
+    const CheckpointInfo info = CheckpointReader(find_checkpoint(runs / writer)).info();
+    const RunOrigin origin{
+        .train_hash = info.train_hash, .validation_hash = info.validation_hash, .numerics = info.numerics};
+    for (const std::string& reader : techniques) {
+      for (const int later : {1, 2, 3, 4}) {
+        if (reader == "hsdp" && later != 4) continue;
+        const std::string again = "again" + std::to_string(++num);
+        SCOPED_TRACE(writer + " on " + std::to_string(ranks) + " ranks, then " + reader + " on " +
+                     std::to_string(later));
+        std::vector<std::string> its = keys_of(reader, later);
+        its.emplace_back("train.steps=2");
+        on_state(runs, runs.recipe(kind, again, its), later, origin,
+                 [&](RunState& state, const Sampler& sampler, const Mesh&) {
+                   state.load(find_checkpoint(runs / writer), sampler);
+                   state.save(runs / again, 1, sampler);
+                 });
+        EXPECT_EQ(first_difference(checkpoint_tensors(runs / again), want), "");
+      }
+    }
+  }
+}
+
+/// What is read, hashed and written goes straight between files and the tensors of the run: nothing is copied, so what
+/// is added is far less than the largest unit.
+TEST(Reshard, AddsLittleToTheMemoryOfARank) {
+  constexpr int64_t kLittle = int64_t{64} << 10;
+  const TinyRuns runs;
+  for (const char* writer : {"ddp", "zero3"}) {
+    for (const char* reader : {"ddp", "zero3"}) {
+      const std::string dir = std::string(writer) + "_" + reader;
+      const auto recipe = [&](const char* technique) {
+        std::vector<std::string> keys = keys_of(technique, 2);
+        keys.insert(keys.end(), {"model.layers=6", "model.width=128", "train.steps=2"});
+        return runs.recipe(ModelKind::llama, dir, keys);
+      };
+      const auto peak_of = [](const std::function<void()>& body) {
+        MemoryCounter& memory = MemoryCounter::current();
+        const int64_t before = memory.live_bytes();
+        memory.reset_peak();
+        body();
+        return memory.peak_bytes() - before;
+      };
+      fs::create_directories(runs / dir);
+      on_state(runs, recipe(writer), 2, {}, [&](RunState& state, const Sampler& sampler, const Mesh& mesh) {
+        ASSERT_GT(state.bytes().at_rest(), 10 * kLittle) << "a copy would not be noticed";
+        ASSERT_GE(MemoryCounter::current().live_bytes(), static_cast<int64_t>(state.bytes().parameters / 2));
+        state.step = 1;
+        const int64_t added = peak_of([&] { state.save(runs / dir, 1, sampler); });
+        EXPECT_LE(added, kLittle) << writer << " saves, " << mesh.where();
+      });
+      on_state(runs, recipe(reader), 2, {}, [&](RunState& state, const Sampler& sampler, const Mesh& mesh) {
+        const int64_t added = peak_of([&] { state.load(find_checkpoint(runs / dir), sampler); });
+        EXPECT_LE(added, kLittle) << reader << " loads, " << mesh.where();
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
