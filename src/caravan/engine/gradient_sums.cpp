@@ -160,6 +160,9 @@ void GradientSums::reduce(int group, bool is_last) {
     complete(bucket);
     if (bucket.reduces_in_place()) {
       add_to_run(bucket);
+    } else if (exchange_ != nullptr) {
+      exchange_->push(bucket, sums_of(bucket));
+      own.sums = at::Tensor();
     } else {
       transfers_.wait(own.last);  // of an earlier micro-batch: this one adds to its result
       if (in_flight_.size() == kMostInFlight) {

@@ -1,9 +1,15 @@
 #include "caravan/parallel/make_strategy.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/parallel/param_server.h"
+#include "caravan/parallel/replicas.h"
 #include "caravan/parallel/zero.h"
 
 namespace caravan {
@@ -24,6 +30,29 @@ Accumulate accumulate_of(const std::string& name) {
   if (name == "full") return Accumulate::full;
   throw UsageError({"strategy", "accumulate", "'" + name + "' is not sharded or full", "",
                     "use '" + nearest(name, std::vector<std::string>{"sharded", "full"}) + "'"});
+}
+
+Strategy with_servers(const StrategyChoice& all, Module& model, const Mesh& mesh) {
+  const DataParallelChoice& choice = all.data_parallel;
+  const auto& modes = server_modes();
+  if (std::ranges::find(modes, choice.mode) == modes.end()) {
+    throw UsageError({"strategy", "mode", "'" + choice.mode + "' is not one of " + join(modes), "",
+                      "use '" + nearest(choice.mode, modes) + "'"});
+  }
+  if (choice.staleness < 0 || choice.drain < 1) {
+    throw UsageError({"strategy", choice.drain < 1 ? "drain" : "staleness",
+                      fmt::format("{} steps", choice.drain < 1 ? choice.drain : choice.staleness), mesh.where(),
+                      choice.drain < 1 ? "use 1 or more" : "use 0 or more"});
+  }
+  return param_server(model, mesh,
+                      {.axis = kAxis,
+                       .servers = static_cast<int>(choice.servers),
+                       .is_synchronous = !choice.is_asynchronous(),
+                       .units = choice.units,
+                       .prefetch = static_cast<int>(choice.prefetch),
+                       .accumulate = accumulate_of(choice.accumulate),
+                       .share = share_of(choice.share),
+                       .compute_dtype = all.compute_dtype});
 }
 
 /// Splits the axis into replicas of groups that share one set of shards.
@@ -65,6 +94,15 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
       options.replicate_axis = "replicate";
     }
     return fsdp(model, mesh, options);
+  }
+  if (choice.has_servers()) return with_servers(all, model, mesh);
+  if (choice.is_replicated()) {
+    return replicas(model, mesh,
+                    {.axis = kAxis,
+                     .prefetch = static_cast<int>(choice.prefetch),
+                     .accumulate = accumulate_of(choice.accumulate),
+                     .units = choice.units,
+                     .compute_dtype = all.compute_dtype});
   }
   throw UsageError({"strategy", choice.technique, "is not a data-parallel technique", "",
                     "use '" + nearest(choice.technique, data_parallel_techniques()) + "'"});

@@ -20,11 +20,33 @@ struct DataParallelChoice {
   int64_t prefetch = 1;
   std::string accumulate = "sharded";  ///< zero2, zero3, hsdp: or "full"
   std::string share = "auto";          ///< "auto", "on", "off"
+  int64_t servers = 0;                 ///< param_server: the first so many ranks hold the shards; 0: all
+  std::string mode = "sync";           ///< param_server: or "async", "bounded"
+  int64_t staleness = 1;               ///< bounded: steps that a worker may be ahead of the slowest
+  int64_t drain = 50;                  ///< async, bounded: steps between drains
 
-  /// What rests in shards is gathered: units, prefetch and share have a meaning.
+  /// What rests in shards is gathered: units have a meaning.
   bool is_sharded() const { return technique != "ddp"; }
-  /// Gradients rest in shards too: accumulate has a meaning.
+  /// Gradients rest in shards too.
   bool shards_gradients() const { return is_sharded() && technique != "zero1"; }
+  /// All ranks gather and reduce together: prefetch has a meaning, and if gradients rest in shards, accumulate.
+  bool is_gathered() const { return is_sharded() && !is_asynchronous(); }
+  bool accumulates() const { return shards_gradients() && !is_asynchronous(); }
+  /// What is gathered may lie in memory that the ranks share: share has a meaning.
+  bool may_share() const { return is_gathered() && !is_replicated(); }
+  /// The first ranks are servers: servers and mode have a meaning.
+  bool has_servers() const { return technique == "param_server"; }
+  /// Workers do not wait for each other: drain has a meaning, with a bound staleness too.
+  bool is_asynchronous() const { return has_servers() && mode != "sync"; }
+  bool is_bounded() const { return has_servers() && mode == "bounded"; }
+  /// One process, the first rank its controller: it has the batch, and gives each replica its rows.
+  bool is_replicated() const { return technique == "replicas"; }
+  /// Some ranks may hold no shard.
+  bool has_holders() const { return has_servers() || is_replicated(); }
+  /// Ranks that hold shards, of the `ranks` that gather them.
+  int64_t holders(int64_t ranks) const {
+    return is_replicated() ? 1 : servers == 0 || !has_servers() ? ranks : servers;
+  }
   /// Parameters are freed between uses, where they do not lie in shared memory: reshard_after_forward has a meaning.
   bool frees_parameters() const { return technique == "zero3" || technique == "hsdp"; }
   /// Shards are cut inside groups of ranks: shard has a meaning.
@@ -33,7 +55,14 @@ struct DataParallelChoice {
   /// What is wrong with `shard` on an axis of `dp` ranks; "" if nothing. And what to use instead.
   std::string wrong_with_shard(int64_t dp) const;
   std::string instead_of_shard(int64_t dp) const;
+  /// What is wrong with `servers` on an axis of `dp` ranks; "" if nothing. Use at most `dp`.
+  std::string wrong_with_servers(int64_t dp) const;
+  /// What is wrong with the back-end of this name; "" if nothing.
+  std::string wrong_with_backend(const std::string& backend) const;
 };
+
+/// The choices of `mode`, the default first.
+const std::vector<std::string>& server_modes();
 
 /// The names of the techniques of which `holds` is true: {"zero3", "hsdp"}.
 std::vector<std::string> techniques_where(bool (DataParallelChoice::*holds)() const);

@@ -21,22 +21,30 @@ void StateShape::count(const ModelConfig& model) noexcept {
   largest_unit = std::max(embedding, layers / static_cast<double>(std::max<int64_t>(model.layers, 1)));
 }
 
-bool StateShape::reduces_each() const noexcept { return choice.shards_gradients() && choice.accumulate == "sharded"; }
+bool StateShape::reduces_each() const noexcept { return choice.accumulates() && choice.accumulate == "sharded"; }
 
 StateBytes state_bytes(const StateShape& shape) noexcept {
   const double p = shape.parameters;
-  const auto n = static_cast<double>(shape.shards());
+  const bool is_alone = shape.members() == 1;
+  const bool holds = is_alone || shape.is_server || !shape.choice.has_holders();
+  const double part = holds ? p / static_cast<double>(shape.shards()) : 0;  // that rests here
   const auto leaf = static_cast<double>(shape.compute_bytes);
-  const bool is_copied = leaf != kRestBytes;
-  const bool keeps_all = shape.shards() == 1 || !shape.choice.frees_parameters();
-  const double leaves = shape.is_shared() ? leaf * p / n : keeps_all ? leaf * p : 0;
-  const double rests = is_copied || leaves == 0 ? kRestBytes * p / n : 0;
-  const bool is_reduced_in_place = n == 1 || !shape.choice.shards_gradients();
+  const bool has_versions = !is_alone && shape.choice.is_asynchronous();
+  const bool is_copied = leaf != kRestBytes || has_versions;
+  const bool keeps_all = is_alone || !shape.choice.frees_parameters();
+  const double leaves = shape.is_shared() ? leaf * part : keeps_all ? leaf * p : 0;
+  const double rests = is_copied || !(keeps_all || shape.is_shared()) ? kRestBytes * part : 0;
+  const bool is_reduced_in_place = is_alone || !shape.choice.shards_gradients();
   StateBytes bytes{.parameters = leaves + rests,
-                   .gradients = kGradientBytes * (is_reduced_in_place ? p : p / n),
-                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * p / n};
-  if (n == 1) return bytes;
-  if (leaves == 0) {
+                   .gradients = kGradientBytes * (is_reduced_in_place ? p : part),
+                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * part};
+  if (is_alone) return bytes;
+  if (has_versions) {
+    const double others = static_cast<double>(shape.members() - 1) * part;
+    bytes.buffers = kGradientBytes * p + (kGradientBytes + leaf) * others;
+    return bytes;
+  }
+  if (!keeps_all && !shape.is_shared()) {
     const double units = static_cast<double>(2 + shape.choice.prefetch) * shape.largest_unit;
     bytes.buffers += leaf * (shape.choice.reshard_after_forward ? std::min(units, p) : p);
   }
@@ -48,7 +56,7 @@ StateBytes state_bytes(const StateShape& shape) noexcept {
 
 StateTraffic state_traffic(const StateShape& shape) noexcept {
   const double p = shape.parameters;
-  const auto n = static_cast<double>(shape.shards());
+  const auto n = static_cast<double>(shape.members());
   const double replicas = static_cast<double>(shape.ranks) / n;
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
@@ -63,6 +71,14 @@ StateTraffic state_traffic(const StateShape& shape) noexcept {
   }
   traffic.elements = reduced + gathered;
   traffic.bytes = kGradientBytes * reduced + static_cast<double>(shape.compute_bytes) * gathered;
+  traffic.busiest = traffic.bytes;
+  if (n > 1 && shape.choice.has_holders()) {
+    const auto k = static_cast<double>(shape.shards());
+    const double server = kGradientBytes * traffic.reduced * (k - 1) / k +
+                          static_cast<double>(shape.compute_bytes) * traffic.gathered * (n - 1) / k;
+    const double worker = k < n ? kGradientBytes * traffic.reduced : 0;
+    traffic.busiest = std::max(server, worker);
+  }
   return traffic;
 }
 
