@@ -91,16 +91,23 @@ TEST_P(SameBits, AsDdp) {
     for (const int micros : {1, 3}) {
       const double clip = micros == 3 ? 0.05 : 0;
       const Trained want = trained({}, GetParam(), micros, compute, clip);
+      const auto expect = [&](DataParallelChoice choice, const char* share) {
+        SCOPED_TRACE(choice.technique + std::to_string(choice.servers) + ", share " + share + ", " +
+                     std::to_string(micros));
+        // Sums in the order of ddp: over micro-batches, then over ranks.
+        choice.accumulate = "full";
+        choice.share = share;
+        const Trained got = trained(choice, GetParam(), micros, compute, clip);
+        expect_same(got.first_gradients, want.first_gradients);
+        expect_same(got.values, want.values);
+      };
       for (const char* technique : {"zero1", "zero2", "zero3"}) {
-        for (const char* share : {"auto", "off"}) {
-          SCOPED_TRACE(std::string(technique) + ", share " + share + ", " + std::to_string(micros));
-          // Sums in the order of ddp: over micro-batches, then over ranks.
-          const Trained got = trained({.technique = technique, .accumulate = "full", .share = share}, GetParam(),
-                                      micros, compute, clip);
-          expect_same(got.first_gradients, want.first_gradients);
-          expect_same(got.values, want.values);
-        }
+        for (const char* share : {"auto", "off"}) expect({.technique = technique}, share);
       }
+      expect({.technique = "param_server", .servers = 1}, "auto");
+      expect({.technique = "param_server", .servers = std::min(GetParam(), 2)}, "off");
+      expect({.technique = "param_server", .servers = 1, .mode = "async"}, "off");  // with collectives, by an Engine
+      expect({.technique = "replicas"}, "off");
     }
   }
 }
@@ -128,9 +135,12 @@ void expect_formula(const Engine& engine, const StateShape& shape, const std::st
   double moments = 0;
   for (const auto& [name, flat] : optimizer.state()) moments += static_cast<double>(flat.nbytes());
   const StateBytes want = state_bytes(shape);
-  EXPECT_NEAR(static_cast<double>(engine.state().parameter_bytes) / want.parameters, 1, 0.03) << what;
-  EXPECT_NEAR(static_cast<double>(engine.state().gradient_bytes) / want.gradients, 1, 0.03) << what;
-  EXPECT_NEAR(moments / want.optimizer, 1, 0.03) << what;
+  const auto expect = [&](double found, double formula, const char* kind) {
+    EXPECT_NEAR(found, formula, 0.03 * formula) << kind << " of " << what;
+  };
+  expect(static_cast<double>(engine.state().parameter_bytes), want.parameters, "parameters");
+  expect(static_cast<double>(engine.state().gradient_bytes), want.gradients, "gradients");
+  expect(moments, want.optimizer, "optimizer");
 }
 
 TEST(StateOfARank, IsTheFormula) {
@@ -155,8 +165,38 @@ TEST(StateOfARank, IsTheFormula) {
   }
 }
 
+/// Of servers and of the other workers.
+TEST(StateOfARank, OfServersIsTheFormula) {
+  constexpr int kRanks = 4;
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const int servers : {0, 1, 3}) {
+      for (const char* mode : {"sync", "async"}) {
+        const DataParallelChoice choice{.technique = "param_server", .servers = servers, .mode = mode};
+        const auto of_rank = [&](int rank, bool shares) {
+          StateShape shape = shape_of(choice, kRanks, compute, shares);
+          shape.is_server = servers == 0 || rank < servers;
+          return shape;
+        };
+        for (int rank = 0; rank < kRanks; ++rank) {
+          Mesh mesh = Mesh::create(make_record_world(rank, kRanks), {{"dp", kRanks}});
+          Model model(kLarger);
+          const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
+          expect_formula(engine, of_rank(rank, false), mode + std::to_string(rank));
+        }
+        on_mesh({{"dp", kRanks}}, [&](const Mesh& world) {
+          Mesh mesh = world;
+          Model model(kLarger);
+          const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.initialise = false});
+          expect_formula(engine, of_rank(mesh.rank(), true), mode + std::string(" shared"));
+        });
+      }
+    }
+  }
+}
+
 struct Sent {
   double bytes = 0;  ///< the mean over ranks
+  double most = 0;   ///< by one rank
   int64_t elements = 0;
   Schedule table;
   Units units;
@@ -186,7 +226,9 @@ Sent sent_in_a_step(const DataParallelChoice& choice, int ranks, int num_micro_b
     step.run(batch, 0, 1e-3);
     const int64_t scalars =
         wire_bytes(Verb::all_reduce, rank, ranks, 16, 0, 0) + wire_bytes(Verb::all_reduce, rank, ranks, 560, 0, 0);
-    sent.bytes += static_cast<double>(mesh.bytes_sent() - before - scalars) / static_cast<double>(measured.size());
+    const auto bytes = static_cast<double>(mesh.bytes_sent() - before - scalars);
+    sent.bytes += bytes / static_cast<double>(measured.size());
+    sent.most = std::max(sent.most, bytes);
     sent.table = engine.table(num_micro_batches);
     sent.units = engine.state().layout.units();
     sent.elements = 0;
@@ -214,6 +256,24 @@ TEST(BytesOfAStep, AreTheFormula) {
       const double twice = of({.technique = "zero3", .prefetch = 0});
       EXPECT_LE(twice, 12 * micros);
       EXPECT_GT(twice, 12 * micros - 4 * micros * 0.5) << "the head and the embedding stay";
+    }
+  }
+}
+
+/// Together the ranks send what they send in zero2; the busiest is a server, or a worker that is none.
+TEST(BytesOfAStep, OfServersAreTheFormula) {
+  constexpr int kRanks = 4;
+  for (const DataParallelChoice& choice :
+       {DataParallelChoice{.technique = "param_server"}, DataParallelChoice{.technique = "param_server", .servers = 1},
+        DataParallelChoice{.technique = "param_server", .servers = 3}, DataParallelChoice{.technique = "replicas"}}) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(choice.technique + std::to_string(choice.servers));
+      const Sent sent = sent_in_a_step(choice, kRanks, 1, kLarger, compute);
+      StateShape shape = shape_of(choice, kRanks, compute, false);
+      shape.parameters = static_cast<double>(sent.elements);
+      const StateTraffic want = state_traffic(shape);
+      EXPECT_NEAR(sent.bytes / want.bytes, 1, 1e-9);
+      EXPECT_NEAR(sent.most / want.busiest, 1, 0.01) << "shards are cut at rows";
     }
   }
 }
@@ -258,6 +318,13 @@ TEST(ShardingRefuses, WhatIsImpossible) {
       return message_of<UsageError>([&] { strategy_of(choice, model, mesh); });
     };
     EXPECT_THAT(message({.technique = "zero4"}), HasSubstr("use 'zero1'"));
+    EXPECT_THAT(message({.technique = "param_server", .servers = 3}),
+                AllOf(HasSubstr("3 servers on axis dp of 2 ranks"), HasSubstr("use 2")));
+    EXPECT_THAT(message({.technique = "param_server", .servers = -1}), HasSubstr("use 1"));
+    EXPECT_THAT(message({.technique = "param_server", .mode = "bound"}), HasSubstr("use 'bounded'"));
+    EXPECT_THAT(message({.technique = "param_server", .mode = "bounded", .staleness = -1}),
+                AllOf(HasSubstr("staleness: -1 steps"), HasSubstr("use 0 or more")));
+    EXPECT_THAT(message({.technique = "param_server", .mode = "async", .drain = 0}), HasSubstr("use 1 or more"));
     EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mpl"}}),
                 AllOf(HasSubstr("no module's name fits the pattern 'blocks.*.mpl'"), HasSubstr("blocks.*.mlp")));
     EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("use 0 or more"));

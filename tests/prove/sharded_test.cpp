@@ -29,6 +29,9 @@ const std::vector<Variant>& variants() {
       {"zero3_small_units", {.technique = "zero3", .units = {"blocks.*.mlp"}, .prefetch = 2, .share = "off"}},
       {"zero3_full", {.technique = "zero3", .prefetch = 0, .accumulate = "full", .share = "off"}},
       {"zero3_shared", {.technique = "zero3", .share = "on"}},
+      {"one_server", {.technique = "param_server", .share = "off", .servers = 1}},
+      {"servers_shared", {.technique = "param_server", .accumulate = "full", .share = "on"}},
+      {"replicas", {.technique = "replicas"}},
       {"hsdp", {.technique = "hsdp", .shard = 2, .share = "off"}},
       {"hsdp_shared", {.technique = "hsdp", .shard = 2, .accumulate = "full", .share = "on"}},
   };

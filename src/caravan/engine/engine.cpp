@@ -186,13 +186,25 @@ struct Engine::Reset {
     engine.mode_ = Mode::idle;
     engine.table_ = nullptr;
     engine.passes_ = nullptr;
+    engine.set_exchange(nullptr);
   }
 };
 
-void Engine::run_step(int num_micro_batches, Passes& passes) {
+void Engine::set_exchange(StepExchange* exchange) noexcept {
+  exchange_ = exchange;
+  leaves_->set_exchange(exchange);
+  gradients_->set_exchange(exchange);
+}
+
+void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* exchange) {
+  if (exchange != nullptr && (!strategy_.keeps_versions || strategy_.reduces_each_micro_batch)) {
+    throw InternalError({strategy_.name, "run_step", "an exchange needs leaves that are versions, reduced once a step",
+                         mesh_.where(), ""});
+  }
   start(num_micro_batches);
   begin_table(table(num_micro_batches));
   const Reset reset{*this};
+  set_exchange(exchange);
   follow(passes);
   end_step();
 }
@@ -250,6 +262,7 @@ void Engine::reach(const Action& event) {
   }
   for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) leaves_->wait(group);
   transfers_.poll();
+  if (exchange_ != nullptr) exchange_->poll();
 }
 
 void Engine::perform(const Action& entry) {

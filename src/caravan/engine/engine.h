@@ -73,10 +73,16 @@ class Engine : private GradientSink {
   bool begin_joint_step(bool has_batch, int num_micro_batches = 1);
   /// In a step: how many parts of the batch there are, one for each data-parallel rank that has one.
   int num_joined() const noexcept { return attendance_.num_here; }
-  void run_step(int num_micro_batches, Passes& passes);
+  /// With `exchange`, for a strategy that keeps versions, nothing is gathered or reduced by collectives: `exchange`
+  /// moves gradients and values, and no gradient is at rest afterwards. Then the step is this rank's own; it must
+  /// reduce each group once.
+  void run_step(int num_micro_batches, Passes& passes, StepExchange* exchange = nullptr);
   /// The same passes without any reduction: local_gradient() is this rank's summand until the next step begins.
   void run_local_step(int num_micro_batches, Passes& passes);
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
+
+  /// Fills the leaves that keep their memory with the values of all ranks. Every rank calls it, between steps.
+  void fill_leaves();
 
   /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
   /// between, and leaves that keep their memory (Strategy::keeps_leaves) are gathered once: parameters must not change.
@@ -139,6 +145,7 @@ class Engine : private GradientSink {
 
   void start(int num_micro_batches);
   void begin_table(const Schedule& table);
+  void set_exchange(StepExchange* exchange) noexcept;
   void follow(Passes& passes);
   static bool is_reached(const Action& entry);
   /// The execution has come to `event`: performs what stands before it.
@@ -184,6 +191,7 @@ class Engine : private GradientSink {
   const Schedule* table_ = nullptr;
   size_t position_ = 0;
   Passes* passes_ = nullptr;
+  StepExchange* exchange_ = nullptr;
   std::set<std::pair<int, int>> with_weight_;         ///< unit and micro-batch of the table's weight events
   bool is_deferring_ = false;                         ///< the last backward has one
   std::vector<int> num_forwards_;                     ///< of the step, by unit

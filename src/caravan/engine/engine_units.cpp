@@ -125,6 +125,14 @@ void Engine::free_all() {
   }
 }
 
+void Engine::fill_leaves() {
+  free_all();
+  for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
+    if (leaves_->is_gathered(group)) leaves_->gather(group);
+  }
+  free_all();
+}
+
 void Engine::end_reading() {
   for (const MeshAxis& axis : state_.shared_axes) axis.comm().barrier("parameters were read");
 }

@@ -76,7 +76,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
       bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
     }
     if (leaf_dtype == dtype) continue;
-    if (bucket.keeps_leaf) all_copies.add_inside(bucket, kept_leaves[index]);
+    if (bucket.keeps_leaf && !bucket.keeps_version) all_copies.add_inside(bucket, kept_leaves[index]);
     if (bucket.is_at_rest()) all_copies.add_own(bucket);
   }
   values = all_values.finish();

@@ -169,6 +169,9 @@ void GradientSums::reduce(int group, bool is_last) {
     }
     if (bucket.reduces_in_place()) {
       add_to_run(bucket);
+    } else if (exchange_ != nullptr) {
+      exchange_->push(bucket, sums_of(bucket));
+      own.sums = at::Tensor();
     } else {
       transfers_.wait(own.last);  // of an earlier micro-batch: this one adds to its result
       if (in_flight_.size() == kMostInFlight) {

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/exchange.h"
 #include "caravan/engine/flat.h"
 #include "caravan/engine/pool.h"
 #include "caravan/engine/transfer.h"
@@ -18,6 +19,9 @@ class GradientSums {
  public:
   /// All outlive this.
   GradientSums(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  /// Sums that are not reduced in place go to `exchange` instead of reductions; null: to reductions.
+  void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
   void begin_step();
   GradientSink::Sum sum_of(Parameter& parameter);
@@ -89,6 +93,7 @@ class GradientSums {
   at::ScalarType sum_dtype_;   ///< of sums within a micro-batch: that of the parameters at rest
   at::ScalarType wire_dtype_;  ///< of reductions
   bool rounds_;                ///< gradients are kept in another dtype
+  StepExchange* exchange_ = nullptr;
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of sums that come and go

@@ -114,7 +114,8 @@ void Leaves::refresh() {
   const bool has_copies = dtype_ != state_.values.scalar_type();
   const bool is_fresh = state_.has_copied();
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (has_copies && !is_fresh && (bucket.is_at_rest() || bucket.keeps_leaf)) copy(bucket);
+    const bool is_copied = bucket.is_at_rest() || (bucket.keeps_leaf && !bucket.keeps_version);
+    if (has_copies && !is_fresh && is_copied) copy(bucket);
     if (bucket.is_at_rest()) tell_change(bucket);
   }
   state_.copied_version = version;
@@ -128,7 +129,8 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
     offset += cell->before();
     parts.insert(parts.begin(), {offset, cell->own()});
   }
-  if (!bucket.keeps_leaf) buffer.narrow(0, bucket.own_offset, bucket.rest_count).copy_(at_rest(bucket));
+  if (!bucket.keeps_leaf || bucket.keeps_version)
+    buffer.narrow(0, bucket.own_offset, bucket.rest_count).copy_(at_rest(bucket));
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   TransferStages stages;
   for (size_t i = 0; i < bucket.fill.size(); ++i) {
@@ -160,7 +162,11 @@ void Leaves::gather(int group) {
     if (bucket.group != group || bucket.is_at_rest()) continue;
     const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
     own.buffers.push_back(kept.defined() ? kept : pool_.take(bucket.leaf_count, dtype_));
-    own.transfers.push_back(fill(bucket, own.buffers.back()));
+    if (exchange_ != nullptr) {
+      exchange_->pull(bucket);
+    } else {
+      own.transfers.push_back(fill(bucket, own.buffers.back()));
+    }
     point(bucket, own.buffers.back());
     tell_change(bucket);
   }

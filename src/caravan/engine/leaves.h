@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/exchange.h"
 #include "caravan/engine/flat.h"
 #include "caravan/engine/pool.h"
 #include "caravan/engine/transfer.h"
@@ -27,6 +28,9 @@ class Leaves {
   ~Leaves();
   Leaves(const Leaves&) = delete;
   Leaves& operator=(const Leaves&) = delete;
+
+  /// Kept leaves are filled by `exchange` instead of gathers; null: by gathers.
+  void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
   /// Throws UsageError if a leaf has other memory than this gave it.
   void check_memory() const;
@@ -58,6 +62,7 @@ class Leaves {
   const Strategy& strategy_;
   BufferPool& pool_;
   TransferQueue& transfers_;
+  StepExchange* exchange_ = nullptr;
   at::ScalarType dtype_;
   int64_t version_ = -1;
   std::vector<const c10::StorageImpl*> storages_;  ///< of the leaves, by slot

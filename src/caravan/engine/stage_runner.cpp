@@ -52,25 +52,22 @@ int StageRunner::rank_of(int stage) const {
   return ranks.empty() ? stage : ranks[static_cast<size_t>(stage)];
 }
 
-double StageRunner::run_step(int num_micro_batches, Source source) {
-  return run(num_micro_batches, std::move(source), false);
+double StageRunner::run_step(int num_micro_batches, Source source, StepExchange* exchange) {
+  return run(std::move(source), [&] { engine_.run_step(num_micro_batches, *this, exchange); });
 }
 
 double StageRunner::run_local_step(int num_micro_batches, Source source) {
-  return run(num_micro_batches, std::move(source), true);
+  return run(std::move(source), [&] { engine_.run_local_step(num_micro_batches, *this); });
 }
 
-double StageRunner::run(int num_micro_batches, Source source, bool is_local) {
+template <class Run>
+double StageRunner::run(Source source, const Run& run_engine) {
   source_ = std::move(source);
   loss_ = 0;
   inputs_.clear();
   outputs_.clear();
   gradients_.clear();
-  if (is_local) {
-    engine_.run_local_step(num_micro_batches, *this);
-  } else {
-    engine_.run_step(num_micro_batches, *this);
-  }
+  run_engine();
   for (Work& work : sends_) work.wait();
   sends_.clear();
   source_ = nullptr;

@@ -27,7 +27,7 @@ class StageRunner final : public Passes {
 
   /// One step of the engine; `source` is asked for each micro-batch before its forward. Returns this rank's summand of
   /// the loss: 0 unless it holds the last stage.
-  double run_step(int num_micro_batches, Source source);
+  double run_step(int num_micro_batches, Source source, StepExchange* exchange = nullptr);
   /// The same without reductions: see Engine::run_local_step.
   double run_local_step(int num_micro_batches, Source source);
 
@@ -42,7 +42,8 @@ class StageRunner final : public Passes {
   void backward(int stage, int micro_batch) override;
   void transfer(const Action& entry) override;
 
-  double run(int num_micro_batches, Source source, bool is_local);
+  template <class Run>
+  double run(Source source, const Run& run_engine);
   Tensors run_stage(int stage, const at::Tensor& input, const MicroBatch& batch);
   int rank_of(int stage) const;
   void send(const at::Tensor& tensor, int from_rank, int to_rank, const Call& call);

@@ -163,7 +163,8 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
   strategy.units = std::move(units);
 }
 
-void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
+void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts) {
+  const int num_ranks = mesh[axis].size();
   Strategy even = strategy;  // the order in the flat buffers does not depend on where they are cut
   const Groups groups = groups_of(strategy, mesh);
   for (const auto& group : groups.parameters) {
@@ -184,8 +185,9 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
         const int64_t rows = box.size.front();
         rows_and_row.emplace_back(rows, rows == 0 ? 0 : box.num_elements() / rows);
       }
-      const auto sizes = equal_parts(rows_and_row, mesh[axis].size());
+      auto sizes = equal_parts(rows_and_row, num_parts == 0 ? num_ranks : num_parts);
       for (size_t i = 0; i < set.size(); ++i) {
+        sizes[i].resize(static_cast<size_t>(num_ranks), 0);
         ParameterLayouts& layouts = strategy.layouts.at(set[i]->name());
         layouts.rest = layouts.rest.moved(axis, Shard{0, sizes[i]});
       }

@@ -65,6 +65,9 @@ struct Strategy {
   /// Kept leaves are one buffer for all ranks of the axis that gathers them (Communicator::allocate_shared), which then
   /// copies nothing; where several axes do, or memory is not shared, each rank has its own.
   bool shares_leaves = false;
+  /// Kept leaves are this rank's own version of the values, never their memory: an StepExchange may change the values
+  /// during a step. Excludes shares_leaves.
+  bool keeps_versions = false;
   /// Sums of gradients in the layout of the leaves keep their memory, and at rest are inside it.
   bool keeps_gradients = false;
   /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
@@ -119,8 +122,9 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns);
 
 /// Lets the parameters of each group rest in shards over a data axis: cut at rows of dim 0, in equal parts of the group
 /// up to a row, each parameter S(0; sizes) (some ranks may hold no row of it); scalars stay invariant. A gather of a
-/// group is then one contiguous buffer.
-void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis);
+/// group is then one contiguous buffer. The first `num_parts` ranks of the axis hold a part each, the others none; 0:
+/// all ranks do.
+void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts = 0);
 
 /// Splits the units over the axis into stages: unit i is on stage stage_of_unit[i]. Parameters rest on their stage; one
 /// that several stages use rests on the first of them and is a leaf R on all of them.

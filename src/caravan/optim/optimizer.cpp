@@ -20,18 +20,20 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// Calls f(range) for each stretch that is treated alike.
-template <class F>
-void for_each_range(const FlatState& state, const F& f) {
+/// Calls f(range) for each stretch of `part` that is treated alike.
+template <class Part, class F>
+void for_each_range(const FlatState& state, const Part& part, const F& f) {
   if (state.values.is_meta()) return;
-  for (const FlatLayout::Range& range : state.layout.ranges()) f(range);
+  for (const FlatLayout::Range& range : state.layout.ranges()) {
+    if (part.covers(range)) f(range);
+  }
 }
 
-at::Tensor part(const FlatMemory& flat, const FlatLayout::Range& range) {
+at::Tensor cut(const FlatMemory& flat, const FlatLayout::Range& range) {
   return flat.narrow(range.offset, range.count);
 }
 
-at::Tensor part(const at::Tensor& flat, const FlatLayout::Range& range) {
+at::Tensor cut(const at::Tensor& flat, const FlatLayout::Range& range) {
   return flat.narrow(0, range.offset, range.count);
 }
 
@@ -44,9 +46,16 @@ at::Tensor zeros_for(const FlatState& state) {
 void Optimizer::step(double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
   ++num_steps_;
-  const bool has_copied = update(lr, gradient_scale);
+  const Part all{.count = state_.layout.trained_count(), .number = num_steps_};
+  const bool has_copied = update(all, lr, gradient_scale);
   state_.bump_version();
   if (has_copied) state_.copied_version = state_.version();
+}
+
+void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
+  const at::NoGradGuard no_grad;
+  update({.offset = bucket.rest_offset, .count = bucket.rest_count, .number = number}, lr, gradient_scale);
+  state_.bump_version();
 }
 
 AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
@@ -86,13 +95,12 @@ void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gra
   }
 }
 
-bool AdamW::update(double lr, double gradient_scale) {
+bool AdamW::update(const Part& part, double lr, double gradient_scale) {
   const bool writes = state_.copies.defined() && state_.copies.scalar_type() == at::kBFloat16;
-  for_each_range(state_, [&](const FlatLayout::Range& range) {
-    adamw_step(
-        options_, num_steps_, lr, gradient_scale, range.decays,
-        {part(state_.values, range), part(state_.gradients, range), part(exp_avg_, range), part(exp_avg_sq_, range),
-         writes && state_.copies.has(range.offset) ? part(state_.copies, range) : at::Tensor()});
+  for_each_range(state_, part, [&](const FlatLayout::Range& range) {
+    adamw_step(options_, part.number, lr, gradient_scale, range.decays,
+               {cut(state_.values, range), cut(state_.gradients, range), cut(exp_avg_, range), cut(exp_avg_sq_, range),
+                writes && state_.copies.has(range.offset) ? cut(state_.copies, range) : at::Tensor()});
   });
   return writes && state_.layout.count() == state_.layout.trained_count();  // else frozen values are not written
 }
@@ -107,13 +115,13 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), option
   if (options.momentum > 0) momentum_ = zeros_for(state);
 }
 
-bool Sgd::update(double lr, double gradient_scale) {
-  for_each_range(state_, [&](const FlatLayout::Range& range) {
-    const at::Tensor values = part(state_.values, range);
-    at::Tensor direction = part(state_.gradients, range).to(values.scalar_type());
+bool Sgd::update(const Part& part, double lr, double gradient_scale) {
+  for_each_range(state_, part, [&](const FlatLayout::Range& range) {
+    const at::Tensor values = cut(state_.values, range);
+    at::Tensor direction = cut(state_.gradients, range).to(values.scalar_type());
     if (gradient_scale != 1) direction = direction * gradient_scale;
     if (options_.weight_decay > 0 && range.decays) direction = direction.add(values, options_.weight_decay);
-    if (momentum_.defined()) direction = part(momentum_, range).mul_(options_.momentum).add_(direction);
+    if (momentum_.defined()) direction = cut(momentum_, range).mul_(options_.momentum).add_(direction);
     values.add_(direction, -lr);
   });
   return false;

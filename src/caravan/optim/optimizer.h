@@ -23,6 +23,9 @@ class Optimizer {
   /// One step with learning rate `lr`, of the gradients times `gradient_scale` (of clipping). Reads the gradients and
   /// keeps no reference to them.
   void step(double lr, double gradient_scale = 1);
+  /// Step number `number`, from 1, of the elements of one bucket that rest here. num_steps() stays: who updates buckets
+  /// one by one sets it.
+  void step(const Bucket& bucket, int64_t number, double lr, double gradient_scale = 1);
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
@@ -33,8 +36,17 @@ class Optimizer {
  protected:
   /// `state` must outlive the optimizer, whose updates are seen by torch's version counters.
   explicit Optimizer(FlatState& state) : state_(state) { state.is_versioned = true; }
-  /// True if it has written state.copies too.
-  virtual bool update(double lr, double gradient_scale) = 0;
+  /// What one update covers: elements of the flat state. No range of the layout lies partly inside.
+  struct Part {
+    int64_t offset = 0;
+    int64_t count = 0;
+    int64_t number = 1;  ///< of the step, from 1
+    bool covers(const FlatLayout::Range& range) const noexcept {
+      return range.offset >= offset && range.offset + range.count <= offset + count;
+    }
+  };
+  /// True if it has written state.copies of this part too.
+  virtual bool update(const Part& part, double lr, double gradient_scale) = 0;
 
   FlatState& state_;
   int64_t num_steps_ = 0;
@@ -70,7 +82,7 @@ class AdamW final : public Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
-  bool update(double lr, double gradient_scale) override;
+  bool update(const Part& part, double lr, double gradient_scale) override;
 
   AdamWOptions options_;
   at::Tensor exp_avg_;
@@ -90,7 +102,7 @@ class Sgd final : public Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
-  bool update(double lr, double gradient_scale) override;
+  bool update(const Part& part, double lr, double gradient_scale) override;
 
   SgdOptions options_;
   at::Tensor momentum_;  ///< undefined without momentum

@@ -1,10 +1,16 @@
 #include "caravan/parallel/make_strategy.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/parallel/param_server.h"
 #include "caravan/parallel/power_sgd.h"
+#include "caravan/parallel/replicas.h"
 #include "caravan/parallel/top_k.h"
 #include "caravan/parallel/zero.h"
 
@@ -49,6 +55,29 @@ void set_dtypes(Options& options, const StrategyChoice& choice) {
   options.reduce_dtype = choice.reduce_dtype;
 }
 
+Strategy with_servers(const StrategyChoice& all, Module& model, const Mesh& mesh) {
+  const DataParallelChoice& choice = all.data_parallel;
+  const auto& modes = server_modes();
+  if (std::ranges::find(modes, choice.mode) == modes.end()) {
+    throw UsageError({"strategy", "mode", "'" + choice.mode + "' is not one of " + join(modes), "",
+                      "use '" + nearest(choice.mode, modes) + "'"});
+  }
+  if (choice.staleness < 0 || choice.drain < 1) {
+    throw UsageError({"strategy", choice.drain < 1 ? "drain" : "staleness",
+                      fmt::format("{} steps", choice.drain < 1 ? choice.drain : choice.staleness), mesh.where(),
+                      choice.drain < 1 ? "use 1 or more" : "use 0 or more"});
+  }
+  ParameterServerOptions options{.axis = kAxis,
+                                 .servers = static_cast<int>(choice.servers),
+                                 .is_synchronous = !choice.is_asynchronous(),
+                                 .units = choice.units,
+                                 .prefetch = static_cast<int>(choice.prefetch),
+                                 .accumulate = accumulate_of(choice.accumulate),
+                                 .share = share_of(choice.share)};
+  set_dtypes(options, all);
+  return param_server(model, mesh, options);
+}
+
 /// Splits the axis into replicas of groups that share one set of shards.
 void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
   const int64_t dp = mesh[kAxis].size();
@@ -91,6 +120,15 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
       options.replicate_axis = "replicate";
     }
     return fsdp(model, mesh, options);
+  }
+  if (choice.has_servers()) return with_servers(all, model, mesh);
+  if (choice.is_replicated()) {
+    ReplicasOptions options{.axis = kAxis,
+                            .prefetch = static_cast<int>(choice.prefetch),
+                            .accumulate = accumulate_of(choice.accumulate),
+                            .units = choice.units};
+    set_dtypes(options, all);
+    return replicas(model, mesh, options);
   }
   throw UsageError({"strategy", choice.technique, "is not a data-parallel technique", "",
                     "use '" + nearest(choice.technique, data_parallel_techniques()) + "'"});

@@ -7,7 +7,7 @@
 namespace caravan {
 
 const std::vector<std::string>& data_parallel_techniques() {
-  static const std::vector<std::string> names{"ddp", "zero1", "zero2", "zero3", "hsdp"};
+  static const std::vector<std::string> names{"ddp", "zero1", "zero2", "zero3", "hsdp", "param_server", "replicas"};
   return names;
 }
 
@@ -31,14 +31,33 @@ std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionCho
                        choice.hook);
   }
   const bool is_dtype = choice.hook == "bf16" || choice.hook == "fp16";
+  if (is_dtype && choice.is_asynchronous()) {
+    return fmt::format(
+        "'{}' reduces, and workers that do not wait for each other push fp32; use \"none\", or mode sync", choice.hook);
+  }
   if (is_dtype && precision.reduce != "auto" && precision.reduce != choice.hook) {
     return fmt::format("'{}' contradicts precision.reduce = \"{}\"; give one of them", choice.hook, precision.reduce);
   }
   return "";
 }
 
+std::string wrong_with_precision(const DataParallelChoice& choice, const PrecisionChoice& precision) {
+  if (!choice.is_asynchronous()) return "";
+  if (precision.scales_loss())
+    return "compute in fp16 needs one loss scale for all, and workers take steps of their own";
+  if (precision.gradients != "fp32" || precision.reduced_in() != "fp32") {
+    return "gradients are pushed in fp32 by workers that do not wait for each other";
+  }
+  return "";
+}
+
 const std::string& reduced_in(const DataParallelChoice& choice, const PrecisionChoice& precision) {
   return choice.hook == "bf16" || choice.hook == "fp16" ? choice.hook : precision.reduced_in();
+}
+
+const std::vector<std::string>& server_modes() {
+  static const std::vector<std::string> modes{"sync", "async", "bounded"};
+  return modes;
 }
 
 std::string DataParallelChoice::wrong_with_shard(int64_t dp) const {
@@ -53,6 +72,16 @@ std::string DataParallelChoice::instead_of_shard(int64_t dp) const {
     if (dp % k == 0) valid.push_back(k);
   }
   return valid.empty() ? "no group smaller than all of them divides them: use \"zero3\"" : "use one of " + join(valid);
+}
+
+std::string DataParallelChoice::wrong_with_servers(int64_t dp) const {
+  if (!has_servers() || (servers >= 0 && servers <= dp)) return "";
+  return fmt::format("{} servers among {} data-parallel ranks", servers, dp);
+}
+
+std::string DataParallelChoice::wrong_with_backend(const std::string& backend) const {
+  if (!is_replicated() || backend == "thread") return "";
+  return fmt::format("{} runs its replicas as threads of one process, but the back-end is {}", technique, backend);
 }
 
 std::vector<std::string> techniques_where(bool (DataParallelChoice::*holds)() const) {

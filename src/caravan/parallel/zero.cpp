@@ -3,34 +3,10 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/parallel/sharded.h"
 
 namespace caravan {
 namespace {
-
-void check_prefetch(const std::string& name, int prefetch) {
-  if (prefetch >= 0) return;
-  throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", "use 0 or more"});
-}
-
-/// The same on every rank of the mesh. Collective unless `share` is off.
-bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, Share share) {
-  if (share == Share::off || axis.size() == 1) return false;
-  int64_t can = axis.comm().shares_memory() ? 1 : 0;
-  const Buffer buffer{&can, 1, Dtype::int64};
-  mesh.world().all_reduce(buffer, buffer, ReduceOp::min, "shared memory");
-  if (share == Share::on && can == 0) {
-    throw UsageError({name, "share", fmt::format("the ranks of axis {} do not share memory", axis.name()), axis.where(),
-                      "use \"auto\" or \"off\", or ranks of one host with comm.backend = \"shm\""});
-  }
-  return can == 1;
-}
-
-template <class Options>
-void set_dtypes(Strategy& strategy, const Options& options) {
-  strategy.leaf_dtype = options.compute_dtype;
-  strategy.gradient_dtype = options.gradient_dtype;
-  strategy.reduce_dtype = options.reduce_dtype;
-}
 
 /// What ZeRO and FSDP have in common.
 void shard(Strategy& strategy, const Mesh& mesh, const std::string& name, const std::string& axis) {

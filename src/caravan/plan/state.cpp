@@ -74,25 +74,33 @@ void StateShape::count(const ModelConfig& model) {
               of(model.width, model.hidden_width(), model.layers)};
 }
 
-bool StateShape::reduces_each() const noexcept { return choice.shards_gradients() && choice.accumulate == "sharded"; }
+bool StateShape::reduces_each() const noexcept { return choice.accumulates() && choice.accumulate == "sharded"; }
 
 StateBytes state_bytes(const StateShape& shape) {
   const double p = shape.parameters;
-  const auto n = static_cast<double>(shape.shards());
+  const bool is_alone = shape.members() == 1;
+  const bool holds = is_alone || shape.is_server || !shape.choice.has_holders();
+  const double part = holds ? p / static_cast<double>(shape.shards()) : 0;  // that rests here
   const auto leaf = static_cast<double>(shape.compute_bytes);
-  const bool is_copied = leaf != kRestBytes;
-  const bool keeps_all = shape.shards() == 1 || !shape.choice.frees_parameters();
-  const double leaves = shape.is_shared() ? leaf * p / n : keeps_all ? leaf * p : 0;
-  const double rests = is_copied || leaves == 0 ? kRestBytes * p / n : 0;
-  const bool is_reduced_in_place = n == 1 || !shape.choice.shards_gradients();
+  const bool has_versions = !is_alone && shape.choice.is_asynchronous();
+  const bool is_copied = leaf != kRestBytes || has_versions;
+  const bool keeps_all = is_alone || !shape.choice.frees_parameters();
+  const double leaves = shape.is_shared() ? leaf * part : keeps_all ? leaf * p : 0;
+  const double rests = is_copied || !(keeps_all || shape.is_shared()) ? kRestBytes * part : 0;
+  const bool is_reduced_in_place = is_alone || !shape.choice.shards_gradients();
   const auto gradient = static_cast<double>(shape.gradient_bytes);
   const auto reduced = static_cast<double>(shape.reduce_bytes);
   StateBytes bytes{.parameters = leaves + rests,
-                   .gradients = gradient * (is_reduced_in_place ? p : p / n),
-                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * p / n,
+                   .gradients = gradient * (is_reduced_in_place ? p : part),
+                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * part,
                    .hook = hook_bytes(shape)};
+  if (has_versions) {
+    const double others = static_cast<double>(shape.members() - 1) * part;
+    bytes.buffers = kSumBytes * p + (kSumBytes + leaf) * others;
+    return bytes;
+  }
   const auto units = [&](double count) { return std::min(count * shape.largest_unit, p); };
-  if (n > 1 && leaves == 0) {
+  if (!keeps_all && !shape.is_shared()) {
     const auto gathered = static_cast<double>(2 + shape.choice.prefetch);
     bytes.buffers += leaf * (shape.choice.reshard_after_forward ? units(gathered) : p);
   }
@@ -109,7 +117,7 @@ StateBytes state_bytes(const StateShape& shape) {
 
 StateTraffic state_traffic(const StateShape& shape) {
   const double p = shape.parameters;
-  const auto n = static_cast<double>(shape.shards());
+  const auto n = static_cast<double>(shape.members());
   const double replicas = static_cast<double>(shape.ranks) / n;
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
@@ -125,6 +133,15 @@ StateTraffic state_traffic(const StateShape& shape) {
   traffic.elements = scattered + replicated.elements + gathered;
   traffic.bytes = static_cast<double>(shape.reduce_bytes) * scattered + replicated.bytes +
                   static_cast<double>(shape.compute_bytes) * gathered;
+  traffic.busiest = traffic.bytes;
+  if (n > 1 && shape.choice.has_holders()) {
+    const auto k = static_cast<double>(shape.shards());
+    const auto reduced = static_cast<double>(shape.reduce_bytes) * traffic.reduced;
+    const double server =
+        reduced * (k - 1) / k + static_cast<double>(shape.compute_bytes) * traffic.gathered * (n - 1) / k;
+    const double worker = k < n ? reduced : 0;
+    traffic.busiest = std::max(server, worker);
+  }
   return traffic;
 }
 

@@ -19,6 +19,7 @@ struct HookMatrix {
 struct StateShape {
   DataParallelChoice choice;
   int64_t ranks = 1;           ///< data-parallel
+  bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
   double largest_unit = 0;     ///< elements of the unit with the most
@@ -29,12 +30,15 @@ struct StateShape {
   int64_t num_moments = 2;             ///< fp32 values the optimizer keeps for each parameter
   int64_t num_micro_batches = 1;
 
-  /// Ranks over which parameters are cut.
-  int64_t shards() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
+  /// Ranks that gather parameters from each other, and those of them that hold a shard.
+  int64_t members() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
+  int64_t shards() const { return choice.holders(members()); }
   /// Sets parameters, largest_unit and matrices: the units are the embedding, each layer, the head, and a weight that
   /// the two share.
   void count(const ModelConfig& model);
-  bool is_shared() const noexcept { return shards() > 1 && shares_memory && choice.share != "off"; }
+  bool is_shared() const noexcept {
+    return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";
+  }
   /// Gradients are reduced once for each micro-batch.
   bool reduces_each() const noexcept;
 };
@@ -48,9 +52,13 @@ struct StateShape {
 ///   zero2      4p | 2p + 4p/n              gp/n                   4mp/n
 ///   zero3      4p/n                        gp/n                   4mp/n
 ///   in memory that the n ranks share: zero1 to zero3: 4p/n | 2p/n + 4p/n
+///   param_server: zero2 with k servers in place of n on a server; 4p | 2p, 0, 0 on a worker, nothing in shared memory
+///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its leaves are a version of their own
+///   replicas: param_server with one server, never in shared memory
 ///
 /// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add up
-/// in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward).
+/// in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward). async and bounded: all
+/// gradients that are pushed, and on a server the values and gradients on their way from and to n-1 workers.
 /// Gradients that are kept or reduced in another dtype than fp32 take buffers of a unit, or of a bucket, in both. A hook
 /// with error feedback keeps 4p/n, and its factors.
 /// (Rajbhandari et al., arXiv 1910.02054, section 3.)
@@ -73,6 +81,7 @@ struct StateTraffic {
   double reduced = 0;   ///< elements of whole gradients that are reduced
   double elements = 0;  ///< sent; of gradients those of messages of the hook
   double bytes = 0;     ///< sent
+  double busiest = 0;   ///< bytes sent by the rank that sends most: a server
 };
 StateTraffic state_traffic(const StateShape& shape);
 

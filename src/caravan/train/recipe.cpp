@@ -69,12 +69,34 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
                       .where = recipe.where("data_parallel.shard"),
                       .action = recipe.data_parallel.instead_of_shard(num_ranks)});
   }
+  if (const std::string wrong = wrong_with_precision(recipe.data_parallel, recipe.precision); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "precision",
+                      .fact = wrong,
+                      .where = recipe.where("data_parallel.mode"),
+                      .action = "use data_parallel.mode = \"sync\", or compute in bf16 and leave the rest at fp32"});
+  }
   if (const std::string wrong = wrong_with_hook(recipe.data_parallel, recipe.precision); !wrong.empty()) {
     throw UsageError({.op = "recipe",
                       .subject = "data_parallel.hook",
                       .fact = wrong,
                       .where = recipe.where("data_parallel.hook"),
                       .action = "use \"none\""});
+  }
+  if (const std::string wrong = recipe.data_parallel.wrong_with_servers(num_ranks); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "data_parallel.servers",
+                      .fact = wrong,
+                      .where = recipe.where("data_parallel.servers"),
+                      .action = fmt::format("use {}, or \"all\"", num_ranks)});
+  }
+  if (const std::string wrong = recipe.data_parallel.wrong_with_backend(recipe.comm.backend); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "comm.backend",
+                      .fact = wrong,
+                      .where = recipe.where("comm.backend"),
+                      .action = "use comm.backend = \"thread\", or data_parallel.technique = \"" +
+                                data_parallel_techniques().front() + "\" over processes"});
   }
   return {{"dp", num_ranks}};
 }

@@ -30,14 +30,15 @@ class OffloadedAdamW final : public Optimizer {
   }
 
  private:
-  bool update(double lr, double gradient_scale) override {
+  bool update(const Part& part, double lr, double gradient_scale) override {
     for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      if (!part.covers(range)) continue;
       for (int64_t done = 0; done < range.count; done += buffer_.size(1)) {
         const int64_t first = range.offset + done;
         const int64_t count = std::min(buffer_.size(1), range.count - done);
         const at::Tensor moments = buffer_.narrow(1, 0, count);
         move(::pread, moments, first, "cannot be read");
-        adamw_step(options_, num_steps_, lr, gradient_scale, range.decays,
+        adamw_step(options_, part.number, lr, gradient_scale, range.decays,
                    {state_.values.narrow(first, count), state_.gradients.narrow(first, count), moments[0], moments[1]});
         move(::pwrite, moments, first, "cannot be written");
       }
