@@ -215,6 +215,15 @@ TEST(BytesOfAStep, AreTheFormula) {
   }
 }
 
+/// Two replicas of two shards: gradients are summed between replicas once a step.
+TEST(BytesOfAStep, OfReplicas) {
+  for (const int micros : {1, 3}) {
+    const DataParallelChoice choice{.technique = "hsdp", .shard = 2, .reshard_after_forward = false};
+    const Sent sent = sent_in_a_step(choice, 4, micros, kLarger);
+    EXPECT_NEAR(sent.bytes / static_cast<double>(sent.elements), 2 * micros + 2 + 2, 0.01);
+  }
+}
+
 TEST(BytesOfAStep, OfAThousandRanks) {
   const ModelConfig llama7b{.kind = ModelKind::llama,
                             .layers = 32,

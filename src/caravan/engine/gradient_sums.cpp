@@ -167,7 +167,7 @@ void GradientSums::reduce(int group, bool is_last) {
         transfers_.wait(in_flight_.front());
         in_flight_.pop_front();
       }
-      own.last = transfers_.add(stages_of(bucket));
+      own.last = transfers_.add(stages_of(bucket, is_last));
       in_flight_.push_back(own.last);
       own.sums = at::Tensor();  // the transfer has it
     }
@@ -175,7 +175,7 @@ void GradientSums::reduce(int group, bool is_last) {
   }
 }
 
-std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) {
+std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket, bool is_last) {
   const OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
   const at::Tensor sums = sums_of(bucket);
   const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
@@ -184,12 +184,17 @@ std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) 
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   const auto is_shard = [](const FlatCell& cell) { return cell.to.is_shard(); };
   const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
+  const auto add = [at_rest, target] {
+    at_rest.add_(target);
+    return Work();
+  };
   std::vector<TransferQueue::Stage> stages;
   int64_t begin = 0;
   int64_t count = bucket.leaf_count;
   for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
     if (!cell->to.is_shard()) {
-      const at::Tensor part = cell < last ? sums.narrow(0, begin, count) : target;
+      if (cell > last && !is_last) break;  // what adds up at rest is summed over replicas once a step
+      const at::Tensor part = cell < last ? sums.narrow(0, begin, count) : at_rest;
       stages.emplace_back([cell = *cell, part, &what] { return start(cell, part, part, what); });
       continue;
     }
@@ -198,14 +203,8 @@ std::vector<TransferQueue::Stage> GradientSums::stages_of(const Bucket& bucket) 
     begin += cell->before();
     count = cell->own();
     const at::Tensor out = cell == last ? target : sums.narrow(0, begin, count);
-    if (whole == 0) continue;
-    stages.emplace_back([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
-  }
-  if (own.is_reduced) {
-    stages.emplace_back([at_rest, target] {
-      at_rest.add_(target);
-      return Work();
-    });
+    if (whole > 0) stages.emplace_back([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
+    if (cell == last && own.is_reduced) stages.emplace_back(add);
   }
   return stages;
 }

@@ -64,7 +64,7 @@ class GradientSums {
   void check_early() const;
   void complete(const Bucket& bucket);
   void complete(const Slot& slot);
-  std::vector<TransferQueue::Stage> stages_of(const Bucket& bucket);
+  std::vector<TransferQueue::Stage> stages_of(const Bucket& bucket, bool is_last);
   /// Reductions in place of neighbouring buckets go out together.
   void add_to_run(const Bucket& bucket);
   void start_run();

@@ -53,8 +53,9 @@ StateTraffic state_traffic(const StateShape& shape) noexcept {
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
   traffic.reduced = p * (shape.reduces_each() ? steps : 1);
-  // Over shards: half of an all-reduce. Over replicas, of what is left: a whole one.
-  const double reduced = traffic.reduced * ((n - 1) / n + 2 * (replicas - 1) / replicas / n);
+  // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
+  // a whole one, once a step.
+  const double reduced = traffic.reduced * (n - 1) / n + p * 2 * (replicas - 1) / replicas / n;
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();
