@@ -266,7 +266,10 @@ TEST(ShardingRefuses, WhatIsImpossible) {
     EXPECT_THAT(message({.technique = "zero4"}), HasSubstr("use 'zero1'"));
     EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mpl"}}),
                 AllOf(HasSubstr("no module's name fits the pattern 'blocks.*.mpl'"), HasSubstr("blocks.*.mlp")));
-    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("use 0 or more"));
+    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("-1 units\n  do: use 0"));
+    EXPECT_THAT(message({.technique = "zero3", .prefetch = 3}), HasSubstr("3 units\n  do: use 2"));
+    EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mlp", "blocks.1"}}),
+                HasSubstr("the pattern 'blocks.1' fits only modules that are units already"));
     EXPECT_THAT(message({.technique = "zero3", .accumulate = "half"}), HasSubstr("is not sharded or full"));
     EXPECT_THAT(message({.technique = "hsdp", .shard = 2}),
                 AllOf(HasSubstr("groups of 2 of 2"), HasSubstr("use \"zero3\"")));

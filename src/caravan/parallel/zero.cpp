@@ -8,8 +8,8 @@ namespace caravan {
 namespace {
 
 void check_prefetch(const std::string& name, int prefetch) {
-  if (prefetch >= 0) return;
-  throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", "use 0 or more"});
+  if (prefetch >= 0 && prefetch <= 2) return;
+  throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", prefetch < 0 ? "use 0" : "use 2"});
 }
 
 /// The same on every rank of the mesh. Collective unless `share` is off.
