@@ -278,6 +278,15 @@ TEST(BytesOfAStep, OfServersAreTheFormula) {
   }
 }
 
+/// Two replicas of two shards: gradients are summed between replicas once a step.
+TEST(BytesOfAStep, OfReplicas) {
+  for (const int micros : {1, 3}) {
+    const DataParallelChoice choice{.technique = "hsdp", .shard = 2, .reshard_after_forward = false};
+    const Sent sent = sent_in_a_step(choice, 4, micros, kLarger);
+    EXPECT_NEAR(sent.bytes / static_cast<double>(sent.elements), 2 * micros + 2 + 2, 0.01);
+  }
+}
+
 TEST(BytesOfAStep, OfAThousandRanks) {
   const ModelConfig llama7b{.kind = ModelKind::llama,
                             .layers = 32,
@@ -327,7 +336,10 @@ TEST(ShardingRefuses, WhatIsImpossible) {
     EXPECT_THAT(message({.technique = "param_server", .mode = "async", .drain = 0}), HasSubstr("use 1 or more"));
     EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mpl"}}),
                 AllOf(HasSubstr("no module's name fits the pattern 'blocks.*.mpl'"), HasSubstr("blocks.*.mlp")));
-    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("use 0 or more"));
+    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("-1 units\n  do: use 0"));
+    EXPECT_THAT(message({.technique = "zero3", .prefetch = 3}), HasSubstr("3 units\n  do: use 2"));
+    EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mlp", "blocks.1"}}),
+                HasSubstr("the pattern 'blocks.1' fits only modules that are units already"));
     EXPECT_THAT(message({.technique = "zero3", .accumulate = "half"}), HasSubstr("is not sharded or full"));
     EXPECT_THAT(message({.technique = "hsdp", .shard = 2}),
                 AllOf(HasSubstr("groups of 2 of 2"), HasSubstr("use \"zero3\"")));

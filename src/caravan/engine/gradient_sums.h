@@ -76,7 +76,10 @@ class GradientSums {
   at::Tensor kept(const Bucket& bucket) const;
   /// Rounds the sums of a micro-batch into what is kept of the step.
   void fold(const Bucket& bucket);
-  TransferQueue::Ticket start_reduction(const Bucket& bucket);
+  /// `is_last`: of the step.
+  TransferQueue::Ticket start_reduction(const Bucket& bucket, bool is_last);
+  /// Appends an all-reduce of the gradients at rest.
+  void reduce_at_rest(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
   /// Appends an all-reduce of `part`, which is at `offset` of the flat gradients, by the hook if it is one of its axis.
   void add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
                       const std::string& what) const;

@@ -134,24 +134,29 @@ void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::stri
 
 void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
   std::set<std::string> unused(patterns.begin(), patterns.end());
-  const auto fits = [&](const Module& module) {
-    return std::ranges::any_of(patterns, [&](const std::string& pattern) {
-      const bool is_match = matches_pattern(pattern, module.name());
-      if (is_match) unused.erase(pattern);
-      return is_match;
-    });
+  std::set<std::string> idle = unused;  // fit nothing but units that there are
+  const auto fits = [&](const Module& module, bool is_unit) {
+    bool is_match = false;
+    for (const std::string& pattern : patterns) {
+      if (!matches_pattern(pattern, module.name())) continue;
+      is_match = true;
+      unused.erase(pattern);
+      if (!is_unit) idle.erase(pattern);
+    }
+    return is_match;
   };
   std::vector<std::string> names;
   std::vector<Strategy::Unit> units;
   for (const Strategy::Unit& unit : strategy.units) {
     units.push_back(unit);
-    const bool is_inside_a_match = fits(*unit.module);
+    const bool is_inside_a_match = fits(*unit.module, /*is_unit=*/true);
     names.push_back(unit.module->name());
     const std::vector<Module*> modules = unit.module->modules();
     std::set<const Module*> inside;
     for (size_t i = 1; i < modules.size(); ++i) {
       names.push_back(modules[i]->name());
-      if (!fits(*modules[i]) || is_inside_a_match || inside.contains(modules[i])) continue;
+      if (!fits(*modules[i], /*is_unit=*/is_inside_a_match) || is_inside_a_match || inside.contains(modules[i]))
+        continue;
       for (const Module* below : modules[i]->modules()) inside.insert(below);
       units.push_back({.module = modules[i], .stage = unit.stage});
     }
@@ -159,6 +164,11 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
   if (!unused.empty()) {
     throw UsageError({strategy.name, "units", "no module's name fits the pattern '" + *unused.begin() + "'", "",
                       "the nearest is '" + nearest_pattern(*unused.begin(), names) + "'"});
+  }
+  if (!idle.empty()) {
+    throw UsageError({strategy.name, "units",
+                      "the pattern '" + *idle.begin() + "' fits only modules that are units already", "",
+                      "leave it out: without it they are the same units"});
   }
   strategy.units = std::move(units);
 }

@@ -7,8 +7,8 @@
 namespace caravan {
 
 void check_prefetch(const std::string& name, int prefetch) {
-  if (prefetch >= 0) return;
-  throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", "use 0 or more"});
+  if (prefetch >= 0 && prefetch <= 2) return;
+  throw UsageError({name, "prefetch", fmt::format("{} units", prefetch), "", prefetch < 0 ? "use 0" : "use 2"});
 }
 
 bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, Share share) {

@@ -55,7 +55,7 @@ struct ZeroOptions {
 ///   never freed, and gathers copy nothing: 16/n, with bf16 leaves 18/n
 ///
 /// With `replicate_axis` it is HSDP: sharded over `axis`, replicated over the other; gradients are reduced to shards,
-/// then all-reduced between the replicas.
+/// then all-reduced between the replicas, once a step: 2(r-1)/r x (bytes of the shard) over r replicas.
 struct FsdpOptions {
   std::string axis = "dp";
   std::string replicate_axis{};

@@ -122,8 +122,10 @@ StateTraffic state_traffic(const StateShape& shape) {
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
   traffic.reduced = p * (shape.reduces_each() ? steps : 1);
+  // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
+  // a whole one, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
-  const AllReduced replicated = all_reduced(shape, traffic.reduced / n, replicas);
+  const AllReduced replicated = all_reduced(shape, p / n, replicas);
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();

@@ -36,4 +36,8 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
 /// `key`, which is used where `condition` holds; else giving it is an error with this reason.
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
 
+/// The keys of dtypes; and those of the mesh, data parallelism and memory.
+std::vector<RecipeKey> precision_keys();
+std::vector<RecipeKey> parallel_keys();
+
 }  // namespace caravan

@@ -1,0 +1,204 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+#include "caravan/train/key_kinds.h"
+
+namespace caravan {
+namespace {
+
+/// An axis of a technique that does not exist yet: any size but 1 is refused.
+RecipeKey future_axis(const std::string& name, const std::string& help) {
+  RecipeKey key{"mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
+                [](Recipe&, const RecipeValue& value) -> std::string {
+                  const auto* number = std::get_if<int64_t>(&value);
+                  if (number == nullptr) return is_not(value, "a whole number");
+                  return *number == 1 ? ""
+                                      : fmt::format("{} is not supported yet, must be 1; mesh.dp takes ranks", *number);
+                }};
+  key.is_printed = false;
+  return key;
+}
+
+RecipeKey for_technique(bool (DataParallelChoice::*holds)() const, RecipeKey key) {
+  const std::string names = join(techniques_where(holds), "\", \"");
+  key.idle = [holds, names](const Recipe& recipe) -> std::string {
+    DataParallelChoice choice = recipe.data_parallel;
+    if ((choice.*holds)()) return "";
+    choice.mode = server_modes().front();
+    if ((choice.*holds)()) return "is used with data_parallel.mode = \"" + choice.mode + "\" only";
+    return fmt::format("is used with data_parallel.technique = \"{}\" only", names);
+  };
+  return key;
+}
+
+RecipeKey for_mode(bool (DataParallelChoice::*holds)() const, const std::string& modes, RecipeKey key) {
+  return only_with(
+      std::move(key), [holds](const Recipe& recipe) { return (recipe.data_parallel.*holds)(); },
+      "is used with data_parallel.mode = " + modes + " only");
+}
+
+RecipeKey data_parallel_servers() {
+  return {"data_parallel.servers", "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
+          [](const Recipe& recipe) -> RecipeValue {
+            if (recipe.data_parallel.servers == 0) return std::string("all");
+            return recipe.data_parallel.servers;
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* text = std::get_if<std::string>(&value);
+            const auto* number = std::get_if<int64_t>(&value);
+            const bool is_all = text != nullptr && *text == "all";
+            if (!is_all && number == nullptr) return is_not(value, "a whole number or \"all\"");
+            const std::string wrong = is_all ? "" : out_of({1, 1 << 20}, static_cast<double>(*number));
+            if (wrong.empty()) recipe.data_parallel.servers = is_all ? 0 : *number;
+            return wrong;
+          }};
+}
+
+RecipeKey data_parallel_units() {
+  return {"data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
+          [](const Recipe& recipe) -> RecipeValue { return recipe.data_parallel.units; },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              recipe.data_parallel.units = {*one};
+            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
+              recipe.data_parallel.units = *many;
+            } else {
+              return is_not(value, "a pattern or a list of patterns");
+            }
+            const auto& units = recipe.data_parallel.units;
+            return std::find(units.begin(), units.end(), "") != units.end() ? "names no module" : "";
+          }};
+}
+
+RecipeKey loss_scale() {
+  RecipeKey key{"precision.loss_scale",
+                "what the loss is multiplied by: a number, or \"dynamic\": adapted to the gradients",
+                [](const Recipe& recipe) -> RecipeValue {
+                  if (recipe.precision.loss_scale == 0) return std::string("dynamic");
+                  return recipe.precision.loss_scale;
+                },
+                [](Recipe& recipe, const RecipeValue& value) -> std::string {
+                  const auto* text = std::get_if<std::string>(&value);
+                  const bool is_dynamic = text != nullptr && *text == "dynamic";
+                  const auto* whole = std::get_if<int64_t>(&value);
+                  const auto* real = std::get_if<double>(&value);
+                  if (!is_dynamic && whole == nullptr && real == nullptr)
+                    return is_not(value, "a number or \"dynamic\"");
+                  const double scale = is_dynamic ? 0 : whole != nullptr ? static_cast<double>(*whole) : *real;
+                  const std::string wrong = is_dynamic ? "" : out_of({1, 1 << 24}, scale);
+                  if (wrong.empty()) recipe.precision.loss_scale = scale;
+                  return wrong;
+                }};
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.precision.scales_loss(); },
+      "is used with precision.compute = \"fp16\" only");
+}
+
+RecipeKey memory_recompute() {
+  return {"memory.recompute", "computed again in backward: none, selective, full, or a list of modules",
+          [](const Recipe& recipe) -> RecipeValue {
+            const RecomputeChoice& choice = recipe.memory.recompute;
+            if (choice.kind == RecomputeChoice::Kind::modules) return choice.patterns;
+            return choice.to_string();
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const std::vector<std::string>& kinds = recompute_kinds();
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              const auto kind = std::find(kinds.begin(), kinds.end(), *one);
+              if (kind == kinds.end()) {
+                return fmt::format(
+                    "'{}' is not one of {}, nor a list of modules such as [\"blocks.*\"]; the nearest is '{}'", *one,
+                    join(kinds), nearest(*one, kinds));
+              }
+              recipe.memory.recompute = {.kind = static_cast<RecomputeChoice::Kind>(kind - kinds.begin())};
+              return "";
+            }
+            const auto* patterns = std::get_if<std::vector<std::string>>(&value);
+            if (patterns == nullptr) return is_not(value, "a string or a list of modules");
+            const std::string wrong = wrong_with_patterns(*patterns);
+            if (wrong.empty()) {
+              recipe.memory.recompute = {.kind = RecomputeChoice::Kind::modules, .patterns = *patterns};
+            }
+            return wrong;
+          }};
+}
+
+// Gives a field of the recipe, for reading and writing.
+#define FIELD(member) \
+  [](Recipe & recipe) -> auto& { return recipe.member; }
+
+}  // namespace
+
+std::vector<RecipeKey> precision_keys() {
+  return {
+      choice("precision.compute", "dtype of the layers' arithmetic; parameters and moments are fp32",
+             FIELD(precision.compute), {"fp32", "bf16", "fp16"}),
+      choice("precision.gradients", "dtype in which gradients are kept", FIELD(precision.gradients), {"fp32", "bf16"}),
+      choice("precision.reduce", "dtype in which gradients are reduced; auto: in which they are kept",
+             FIELD(precision.reduce), {"auto", "fp32", "bf16", "fp16"}),
+      loss_scale(),
+  };
+}
+
+std::vector<RecipeKey> parallel_keys() {
+  return {
+      integer("mesh.dp", "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
+      future_axis("tp", "tensor parallelism"),
+      future_axis("pp", "pipeline parallelism"),
+      future_axis("cp", "context parallelism"),
+      future_axis("ep", "expert parallelism"),
+      choice("data_parallel.technique", "data-parallel technique", FIELD(data_parallel.technique),
+             data_parallel_techniques()),
+      integer("data_parallel.bucket_bytes", "bytes of gradients per all-reduce", FIELD(data_parallel.bucket_bytes),
+              {1}),
+      for_technique(&DataParallelChoice::is_sharded, data_parallel_units()),
+      for_technique(&DataParallelChoice::has_groups,
+                    integer("data_parallel.shard", "ranks that share one set of shards; a divisor of dp",
+                            FIELD(data_parallel.shard), {0, 1 << 20})),
+      for_technique(&DataParallelChoice::frees_parameters,
+                    boolean("data_parallel.reshard_after_forward",
+                            "free parameters after forward, gather them again for backward; false: once a step",
+                            FIELD(data_parallel.reshard_after_forward))),
+      for_technique(&DataParallelChoice::is_gathered, integer("data_parallel.prefetch", "units whose gather runs ahead",
+                                                              FIELD(data_parallel.prefetch), {0, 2})),
+      for_technique(&DataParallelChoice::accumulates,
+                    choice("data_parallel.accumulate",
+                           "gradients of micro-batches add up \"sharded\", or \"full\" with one reduction a step",
+                           FIELD(data_parallel.accumulate), {"sharded", "full"})),
+      for_technique(&DataParallelChoice::may_share,
+                    choice("data_parallel.share",
+                           "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
+                           FIELD(data_parallel.share), {"auto", "on", "off"})),
+      choice("data_parallel.hook", "sum gradients with fewer bytes: none, bf16, fp16, powersgd, topk",
+             FIELD(data_parallel.hook), communication_hooks()),
+      only_with(
+          integer("data_parallel.hook_rank", "powersgd: columns of the factors of a matrix",
+                  FIELD(data_parallel.hook_rank), {1, 1 << 16}),
+          [](const Recipe& recipe) { return recipe.data_parallel.hook == "powersgd"; },
+          "is used with data_parallel.hook = \"powersgd\" only"),
+      only_with(
+          real("data_parallel.hook_fraction", "topk: the fraction of gradients that is sent",
+               FIELD(data_parallel.hook_fraction), {1e-6, 1}),
+          [](const Recipe& recipe) { return recipe.data_parallel.hook == "topk"; },
+          "is used with data_parallel.hook = \"topk\" only"),
+      for_technique(&DataParallelChoice::has_servers, data_parallel_servers()),
+      for_technique(&DataParallelChoice::has_servers,
+                    choice("data_parallel.mode",
+                           "\"sync\": workers step together; \"async\": each at its own pace; \"bounded\": in limits",
+                           FIELD(data_parallel.mode), server_modes())),
+      for_mode(&DataParallelChoice::is_bounded, "\"bounded\"",
+               integer("data_parallel.staleness", "steps that a worker may be ahead of the slowest one",
+                       FIELD(data_parallel.staleness), {0, 1 << 20})),
+      for_mode(&DataParallelChoice::is_asynchronous, "\"async\" or \"bounded\"",
+               integer("data_parallel.drain",
+                       "steps of the slowest worker after which all stop for a line of the log, at the latest",
+                       FIELD(data_parallel.drain), {1, 1 << 20})),
+      memory_recompute(),
+  };
+}
+
+#undef FIELD
+
+}  // namespace caravan
