@@ -7,6 +7,7 @@ set(CARAVAN_PUBLIC_HEADERS
   comm/world.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
   engine/stage_runner.h memory/recompute.h module/adapter.h module/module.h module/plan.h parallel/ddp.h parallel/zero.h
+  parallel/param_server.h parallel/replicas.h server/async_trainer.h
   parallel/make_strategy.h prove/prove.h
   nn/model.h optim/grad_norm.h optim/learning_rate.h optim/optimizer.h
   data/corpus.h data/sampler.h data/tokenizer.h

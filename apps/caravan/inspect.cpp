@@ -65,15 +65,27 @@ std::string bytes_line(double bytes) {
   return fmt::format("{:>14.0f} bytes  ({})", bytes, format_bytes(static_cast<int64_t>(bytes)));
 }
 
-void print_memory(const MemoryPlan& plan) {
-  const MemoryShape& shape = plan.shape;
-  fmt::print("memory per rank, estimated for {} sequences at a time\n", shape.sequences);
-  const StateShape of = state_of(shape);
+void print_state(const StateShape& of) {
   const StateBytes state = state_bytes(of);
   print(of.is_shared() ? "parameters (shared memory)" : "parameters", bytes_line(state.parameters));
   print("gradients", bytes_line(state.gradients));
   print("optimizer", bytes_line(state.optimizer));
   if (state.buffers > 0) print("units in flight", bytes_line(state.buffers));
+}
+
+/// Ranks that hold no shard need less than the estimate, which is a server's.
+void print_workers(StateShape of) {
+  if (!of.choice.has_holders() || of.shards() == of.members()) return;
+  fmt::print("of these, {} of {} ranks hold no shard and have\n", of.members() - of.shards(), of.members());
+  of.is_server = false;
+  print_state(of);
+}
+
+void print_memory(const MemoryPlan& plan) {
+  const MemoryShape& shape = plan.shape;
+  fmt::print("memory per rank, estimated for {} sequences at a time\n", shape.sequences);
+  StateShape of = state_of(shape);
+  print_state(of);
   print("activations", bytes_line(kept_activation_bytes(shape)));
   const bool recomputes = shape.num_recomputed + shape.num_recomputed_cores > 0;
   if (recomputes) print("recomputed at once", bytes_line(recomputed_bytes(shape)));
@@ -81,6 +93,17 @@ void print_memory(const MemoryPlan& plan) {
         bytes_line(batch_bytes(shape) + std::max(head_bytes(shape), layer_backward_bytes(shape))));
   print("total", bytes_line(plan.peak_bytes));
   if (plan.limit_bytes > 0) print("available per rank", bytes_line(static_cast<double>(plan.limit_bytes)));
+  print_workers(of);
+}
+
+/// What the rank that sends most sends, beside the first technique of the list, where all send alike. A controller
+/// sends the batch too.
+void print_busiest(const StateShape& shape, double batch) {
+  const double others = shape.choice.is_replicated() ? batch * static_cast<double>(shape.ranks - 1) : 0;
+  print("the busiest rank", bytes_line(state_traffic(shape).busiest + others));
+  StateShape plain = shape;
+  plain.choice = {};
+  print("a rank of " + plain.choice.technique, bytes_line(state_traffic(plain).bytes));
 }
 
 void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
@@ -94,7 +117,8 @@ void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
   if (link_gbit_s > 0) {
     print(fmt::format("at {:g} Gbit/s", link_gbit_s), fmt::format("{:>14.3f} s", traffic.bytes * 8e-9 / link_gbit_s));
   }
-  if (!shape.choice.shards_gradients()) return;
+  if (shape.choice.has_holders()) print_busiest(shape, batch_bytes(plan.shape));
+  if (!shape.choice.accumulates()) return;
   StateShape other = shape;  // where gradients add up
   other.choice.accumulate = shape.choice.accumulate == "full" ? "sharded" : "full";
   print(fmt::format("accumulate = \"{}\"", other.choice.accumulate),

@@ -30,6 +30,11 @@ std::string threads_text(int64_t threads) {
   return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
 }
 
+std::string drain_text(const DrainReport& drain) {
+  return fmt::format("  |  workers at steps {} to {}, staleness {:.1f}", drain.slowest(),
+                     *std::max_element(drain.clocks.begin(), drain.clocks.end()), drain.staleness.mean());
+}
+
 }  // namespace
 
 Progress::Progress()
@@ -130,7 +135,12 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
       text +=
           fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
     }
+    if (metrics.drain) text += drain_text(*metrics.drain);
     line(text);
+  }
+  if (metrics.drain) {
+    staleness_ += metrics.drain->staleness;
+    if (step_ == last_step_) line("staleness in updates: gradients  " + staleness_.to_string());
   }
   draw_bar();
 }

@@ -163,6 +163,20 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[precision]\ncompute = \"fp16\"", "'fp16' is not one of fp32, bf16", "r.toml:2"},
       {"[comm]\nbackend = \"infiniband\"", "not one of auto, thread, shm, gloo"},
       {"[data_parallel]\ntechnique = \"zero4\"", "the nearest is 'zero1'"},
+      {"[data_parallel]\ntechnique = \"param_servers\"", "the nearest is 'param_server'"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nservers = 0", "servers: 0 is too small, must be at least 1"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nservers = \"al\"", "\"al\" is not a whole number or \"all\""},
+      {"[data_parallel]\nservers = 1", "data_parallel.technique = \"param_server\" only", "r.toml:2"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"bound\"", "the nearest is 'bounded'", "r.toml:3"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"bounded\"\nstaleness = -1",
+       "staleness: -1 is too small, must be at least 0", "r.toml:4"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\nstaleness = 1",
+       "data_parallel.mode = \"bounded\" only"},
+      {"[data_parallel]\ntechnique = \"param_server\"\ndrain = 5", "\"async\" or \"bounded\" only"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\ndrain = 0", "must be at least 1"},
+      {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\naccumulate = \"full\"",
+       "accumulate: is used with data_parallel.mode = \"sync\" only"},
+      {"[data_parallel]\ntechnique = \"replicas\"\nshare = \"on\"", "is used with data_parallel.technique"},
       {"[mesh]\ntp = 2", "mesh.tp", "2 is not supported yet", "r.toml:2"},
       {"[mesh]\ndp = -2", "mesh.dp"},
       {"[data]\ntext = []", "names no file"},
@@ -192,6 +206,20 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
     const std::string message = refusal(parts.front());
     for (size_t i = 1; i < parts.size(); ++i) EXPECT_THAT(message, HasSubstr(parts[i])) << parts.front();
   }
+}
+
+TEST(Recipe, ServersFitTheRanksAndReplicasTheBackend) {
+  const auto axes = [](const std::vector<std::string>& set) { mesh_axes(parse_recipe("", "r", set), 3); };
+  const auto refused = [&](const std::vector<std::string>& set) { return message_of<UsageError>([&] { axes(set); }); };
+  EXPECT_THAT(refused({"data_parallel.technique=param_server", "data_parallel.servers=4"}),
+              AllOf(HasSubstr("4 servers among 3"), HasSubstr("use 3, or \"all\"")));
+  EXPECT_NO_THROW(axes({"data_parallel.technique=param_server", "data_parallel.servers=3"}));
+  EXPECT_THAT(refused({"data_parallel.technique=replicas", "comm.backend=shm"}),
+              AllOf(HasSubstr("the back-end is shm"), HasSubstr("use comm.backend = \"thread\"")));
+  EXPECT_NO_THROW(axes({"data_parallel.technique=replicas", "comm.backend=thread"}));
+  const Recipe all = parse_recipe("", "r", {"data_parallel.technique=param_server", "data_parallel.servers=all"});
+  EXPECT_EQ(all.data_parallel.servers, 0);
+  EXPECT_THAT(to_toml(all), HasSubstr("servers = \"all\""));
 }
 
 TEST(Recipe, OverridesAreTomlOrElsePlainStrings) {

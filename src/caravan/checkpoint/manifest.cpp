@@ -171,6 +171,7 @@ std::string Manifest::to_json() const {
              {"products", info.numerics.products}}},
            {"tensors", json::object()},
            {"files", json::object()}};
+  if (!info.clocks.empty()) out["clocks"] = info.clocks;
   for (const auto& [name, tensor] : tensors) {
     json pieces = json::array();
     for (const ManifestPiece& piece : tensor.pieces) {
@@ -200,6 +201,7 @@ Manifest Manifest::read(const fs::path& folder) {
   std::vector<std::string> keys{"version", "step",           "position", "optimizer_steps", "recipe",
                                 "model",   "tokenizer_hash", "tensors",  "files",           "hash"};
   if (version > kOldestVersion) keys.insert(keys.end(), {"data", "numerics"});
+  if (root.contains("clocks")) keys.emplace_back("clocks");
   fields.check_keys(root, "the manifest", keys);
   const std::string hash = fields.text(root["hash"], "hash");
   root.erase("hash");
@@ -212,6 +214,7 @@ Manifest Manifest::read(const fs::path& folder) {
                    .recipe = fields.text(root["recipe"], "recipe"),
                    .model = fields.text(root["model"], "model"),
                    .tokenizer_hash = fields.text(root["tokenizer_hash"], "tokenizer_hash")};
+  if (root.contains("clocks")) manifest.info.clocks = fields.numbers(root["clocks"], "clocks");
   if (version > kOldestVersion) read_origin(fields, root, manifest.info);
   if (!root["files"].is_object() || !root["tensors"].is_object()) fields.refuse("files, tensors", "are not objects");
   for (const auto& [name, value] : root["files"].items()) {

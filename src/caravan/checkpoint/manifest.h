@@ -26,8 +26,10 @@ struct CheckpointInfo {
   int64_t step = 0;             ///< optimizer steps done
   int64_t position = 0;         ///< in the data: tokens consumed over all ranks
   int64_t optimizer_steps = 0;  ///< the optimizer's own count
-  std::string recipe{};         ///< of the run, as TOML
-  std::string model{};          ///< the model's config, in the form of a Hugging Face config.json
+  /// Steps that each rank has done, where ranks do not wait for each other (AsyncTrainer); `step` is the smallest.
+  std::vector<int64_t> clocks{};
+  std::string recipe{};  ///< of the run, as TOML
+  std::string model{};   ///< the model's config, in the form of a Hugging Face config.json
   std::string tokenizer_hash{};
   std::string train_hash{};       ///< of the training text and the tokenizer; "": not known
   std::string validation_hash{};  ///< of the validation text and the tokenizer

@@ -52,6 +52,7 @@ ProveCase prove_case(const Recipe& recipe) {
     shard = shrink(shard);
     axis.size = static_cast<int>(replicas * shard);
   }
+  choice.data_parallel.servers = std::min<int64_t>(choice.data_parallel.servers, what.axes.front().size);
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
 }

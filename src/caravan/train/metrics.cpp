@@ -49,6 +49,11 @@ std::string StepMetrics::to_json() const {
                               {"model_flops_per_second", model_flops_per_second}};
   if (val_loss) line["val_loss"] = *val_loss;
   if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;
+  if (drain) {
+    line["clocks"] = drain->clocks;
+    line["largest_lead"] = drain->largest_lead;
+    line["staleness"] = drain->staleness.used();
+  }
   return line.dump();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/server/drain_report.h"
 #include "caravan/train/resume_check.h"
 
 namespace caravan {
@@ -28,6 +29,10 @@ struct StepMetrics {
   double model_flops_per_second = 0;  ///< of all ranks
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};
+  /// Where ranks do not wait for each other (AsyncTrainer), a line is that of a drain: `step` is the slowest rank's;
+  /// loss and norm are the means over all steps of all ranks since the drain before, each of its own rows; step_ms,
+  /// comm_ms and bytes_sent are those of a step of this rank.
+  std::optional<DrainReport> drain{};
 
   std::string to_json() const;
 };

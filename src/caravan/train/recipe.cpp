@@ -69,6 +69,21 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
                       .where = recipe.where("data_parallel.shard"),
                       .action = recipe.data_parallel.instead_of_shard(num_ranks)});
   }
+  if (const std::string wrong = recipe.data_parallel.wrong_with_servers(num_ranks); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "data_parallel.servers",
+                      .fact = wrong,
+                      .where = recipe.where("data_parallel.servers"),
+                      .action = fmt::format("use {}, or \"all\"", num_ranks)});
+  }
+  if (const std::string wrong = recipe.data_parallel.wrong_with_backend(recipe.comm.backend); !wrong.empty()) {
+    throw UsageError({.op = "recipe",
+                      .subject = "comm.backend",
+                      .fact = wrong,
+                      .where = recipe.where("comm.backend"),
+                      .action = "use comm.backend = \"thread\", or data_parallel.technique = \"" +
+                                data_parallel_techniques().front() + "\" over processes"});
+  }
   return {{"dp", num_ranks}};
 }
 

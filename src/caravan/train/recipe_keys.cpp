@@ -35,9 +35,38 @@ RecipeKey for_optimizer(const std::string& kind, RecipeKey key) {
 }
 
 RecipeKey for_technique(bool (DataParallelChoice::*holds)() const, RecipeKey key) {
+  const std::string names = join(techniques_where(holds), "\", \"");
+  key.idle = [holds, names](const Recipe& recipe) -> std::string {
+    DataParallelChoice choice = recipe.data_parallel;
+    if ((choice.*holds)()) return "";
+    choice.mode = server_modes().front();
+    if ((choice.*holds)()) return "is used with data_parallel.mode = \"" + choice.mode + "\" only";
+    return fmt::format("is used with data_parallel.technique = \"{}\" only", names);
+  };
+  return key;
+}
+
+RecipeKey for_mode(bool (DataParallelChoice::*holds)() const, const std::string& modes, RecipeKey key) {
   return only_with(
       std::move(key), [holds](const Recipe& recipe) { return (recipe.data_parallel.*holds)(); },
-      fmt::format("is used with data_parallel.technique = \"{}\" only", join(techniques_where(holds), "\", \"")));
+      "is used with data_parallel.mode = " + modes + " only");
+}
+
+RecipeKey data_parallel_servers() {
+  return {"data_parallel.servers", "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
+          [](const Recipe& recipe) -> RecipeValue {
+            if (recipe.data_parallel.servers == 0) return std::string("all");
+            return recipe.data_parallel.servers;
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* text = std::get_if<std::string>(&value);
+            const auto* number = std::get_if<int64_t>(&value);
+            const bool is_all = text != nullptr && *text == "all";
+            if (!is_all && number == nullptr) return is_not(value, "a whole number or \"all\"");
+            const std::string wrong = is_all ? "" : out_of({1, 1 << 20}, static_cast<double>(*number));
+            if (wrong.empty()) recipe.data_parallel.servers = is_all ? 0 : *number;
+            return wrong;
+          }};
 }
 
 RecipeKey data_parallel_units() {
@@ -278,16 +307,28 @@ std::vector<RecipeKey> system_keys() {
                     boolean("data_parallel.reshard_after_forward",
                             "free parameters after forward, gather them again for backward; false: once a step",
                             FIELD(data_parallel.reshard_after_forward))),
-      for_technique(&DataParallelChoice::is_sharded, integer("data_parallel.prefetch", "units whose gather runs ahead",
-                                                             FIELD(data_parallel.prefetch), {0, 2})),
-      for_technique(&DataParallelChoice::shards_gradients,
+      for_technique(&DataParallelChoice::is_gathered, integer("data_parallel.prefetch", "units whose gather runs ahead",
+                                                              FIELD(data_parallel.prefetch), {0, 2})),
+      for_technique(&DataParallelChoice::accumulates,
                     choice("data_parallel.accumulate",
                            "gradients of micro-batches add up \"sharded\", or \"full\" with one reduction a step",
                            FIELD(data_parallel.accumulate), {"sharded", "full"})),
-      for_technique(&DataParallelChoice::is_sharded,
+      for_technique(&DataParallelChoice::may_share,
                     choice("data_parallel.share",
                            "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
                            FIELD(data_parallel.share), {"auto", "on", "off"})),
+      for_technique(&DataParallelChoice::has_servers, data_parallel_servers()),
+      for_technique(&DataParallelChoice::has_servers,
+                    choice("data_parallel.mode",
+                           "\"sync\": workers step together; \"async\": each at its own pace; \"bounded\": in limits",
+                           FIELD(data_parallel.mode), server_modes())),
+      for_mode(&DataParallelChoice::is_bounded, "\"bounded\"",
+               integer("data_parallel.staleness", "steps that a worker may be ahead of the slowest one",
+                       FIELD(data_parallel.staleness), {0, 1 << 20})),
+      for_mode(&DataParallelChoice::is_asynchronous, "\"async\" or \"bounded\"",
+               integer("data_parallel.drain",
+                       "steps of the slowest worker after which all stop for a line of the log, at the latest",
+                       FIELD(data_parallel.drain), {1, 1 << 20})),
       memory_recompute(),
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),

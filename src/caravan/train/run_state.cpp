@@ -10,6 +10,7 @@
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/parallel/make_strategy.h"
+#include "caravan/parallel/replicas.h"
 
 namespace caravan {
 namespace {
@@ -85,6 +86,7 @@ SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler&
   const CheckpointInfo info{.step = step,
                             .position = sampler.position(step * recipe_.train.global_batch),
                             .optimizer_steps = optimizer_->num_steps(),
+                            .clocks = clocks,
                             .recipe = to_toml(recipe_),
                             .model = huggingface_config(model_->config(), tokens_),
                             .tokenizer_hash = tokenizer_.hash().hex(),
@@ -131,6 +133,7 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   optimizer_->set_num_steps(info.optimizer_steps);
   tokens_ = parse_special_tokens(info.model, folder.string());
   step = info.step;
+  clocks = info.clocks;
 }
 
 TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows) {
@@ -142,6 +145,27 @@ TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t f
              {batch.labels.mutable_data_ptr<int64_t>(), count});
   batch.global_rows = rows;
   batch.num_targets = rows * sampler.context();
+  return batch;
+}
+
+TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
+                           int64_t step) {
+  const int64_t global_rows = recipe.train.global_batch;
+  const int64_t context = recipe.model.context;
+  const Mesh& mesh = engine.mesh();
+  const Box mine = local_box({global_rows, context}, engine.strategy().batch_layout, mesh, "batch");
+  const int64_t first = step * global_rows;
+  TrainBatch batch;
+  if (recipe.data_parallel.is_replicated()) {
+    batch = make_batch(tokens, sampler, first, mesh.rank() == 0 ? global_rows : 0);
+    for (at::Tensor* all : {&batch.ids, &batch.labels}) *all = scatter_rows(*all, global_rows, mesh);
+  } else {
+    batch = make_batch(tokens, sampler, first + mine.offset[0], mine.size[0]);
+  }
+  for (at::Tensor* all : {&batch.ids, &batch.labels}) *all = all->narrow(1, mine.offset[1], mine.size[1]).contiguous();
+  batch.first_row = mine.offset[0];
+  batch.global_rows = global_rows;
+  batch.num_targets = global_rows * context;
   return batch;
 }
 

@@ -39,7 +39,9 @@ class RunState {
   /// Makes the model of the recipe, which outlives this, for this tokenizer, with its starting weights, over `mesh`.
   RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin = {});
 
-  int64_t step = 0;  ///< optimizer steps done
+  int64_t step = 0;  ///< optimizer steps done; where ranks do not wait for each other, by the slowest
+  /// Steps done by each rank, where ranks do not wait for each other; else empty.
+  std::vector<int64_t> clocks{};
 
   Model& model() noexcept { return *model_; }
   Engine& engine() noexcept { return *engine_; }
@@ -75,6 +77,11 @@ class RunState {
 
 /// Rows of the training text: row r is sample first_sample + r.
 TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows);
+
+/// What this rank trains on in a step: its piece of the global batch, by Strategy::batch_layout. Where the first rank
+/// is the controller of replicas, it alone makes the batch, and every rank calls this.
+TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
+                           int64_t step);
 
 /// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);

@@ -26,11 +26,11 @@ TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& option
   engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
 }
 
-MicroBatch TrainStep::micro_batch(const TrainBatch& batch, int64_t step, int index) const {
-  const int64_t rows = batch.ids.size(0) / options_.num_micro_batches;
+MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step) {
+  const int64_t rows = batch.ids.size(0) / count;
   const int64_t first = index * rows;
   MicroBatch part{batch.ids.narrow(0, first, rows), batch.labels.narrow(0, first, rows), {}};
-  part.context.seed = options_.seed;
+  part.context.seed = seed;
   part.context.step = step;
   part.context.micro_batch = index;
   part.context.loss_scale = 1.0 / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
@@ -46,7 +46,9 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
          fmt::format("{} rows do not split into {} micro-batches", batch.ids.size(0), options_.num_micro_batches),
          mesh_.where(), "give every rank a multiple of them"});
   }
-  const auto source = [&](int index) { return micro_batch(batch, step, index); };
+  const auto source = [&](int index) {
+    return micro_batch_of(batch, options_.num_micro_batches, index, options_.seed, step);
+  };
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested};
   agree(local_loss, result);

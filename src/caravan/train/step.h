@@ -22,6 +22,9 @@ struct TrainBatch {
   int64_t num_targets = 0;  ///< labels that are not -100, over the whole global batch: what the loss is divided by
 };
 
+/// Micro-batch `index` of `count` equal ones. `step` counts from 0 and, with `seed`, keys the random numbers.
+MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step);
+
 struct StepResult {
   double loss = 0;       ///< mean over the target tokens of the global batch, before the update
   double grad_norm = 0;  ///< before clipping
@@ -50,7 +53,6 @@ class TrainStep final {
                  const Inspect& inspect = {});
 
  private:
-  MicroBatch micro_batch(const TrainBatch& batch, int64_t step, int index) const;
   /// The global loss, and whether some rank asks to stop.
   void agree(double local_loss, StepResult& result) const;
   int64_t first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const;

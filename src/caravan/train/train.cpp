@@ -14,6 +14,7 @@
 #include "caravan/comm/flight/dump.h"
 #include "caravan/generate/generate.h"
 #include "caravan/train/agreement.h"
+#include "caravan/train/async_run.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/numerics.h"
@@ -40,6 +41,10 @@ class Run {
   bool is_first() const { return mesh_.rank() == 0; }
   TrainBatch batch(int64_t step) const;
   StepMetrics step();
+  StepMetrics steps_to_drain();
+  StepMetrics metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const;
+  int64_t bytes_sent() const { return mesh_.bytes_sent() + (async_ ? async_->trainer().bytes_sent() : 0); }
+  double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
   void evaluate_into(StepMetrics& metrics);
   void save();
   void sample();
@@ -66,6 +71,7 @@ class Run {
   StateBytes allocated_;  ///< by state_
   StateBytes planned_;    ///< the same by formula
   std::unique_ptr<TrainStep> train_step_;
+  std::unique_ptr<AsyncRun> async_;  ///< instead, where ranks do not wait for each other
   std::unique_ptr<MetricsLog> log_;
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
@@ -131,10 +137,15 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_steps();
   check_dump_steps();
   check_sample();
-  train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
-                                            TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
-                                                               .num_micro_batches = plan_.accumulation,
-                                                               .clip_norm = recipe_.optimizer.clip_norm});
+  if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
+    async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
+  } else {
+    state_->clocks.clear();
+    train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
+                                              TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
+                                                                 .num_micro_batches = plan_.accumulation,
+                                                                 .clip_norm = recipe_.optimizer.clip_norm});
+  }
   if (is_first()) {
     for (const fs::path& later :
          abandon_later_checkpoints(place_.folder, options.resumes() ? state_->step : INT64_MAX)) {
@@ -190,6 +201,12 @@ void Run::check_steps() {
 }
 
 void Run::check_dump_steps() const {
+  if (!options_.dump_dir.empty() && recipe_.data_parallel.is_asynchronous()) {
+    throw UsageError(
+        {"train", "--dump",
+         "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
+         recipe_.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
+  }
   for (const int64_t step : options_.dump_steps) {
     if (options_.dump_dir.empty() || (step >= state_->step && step < end_)) continue;
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
@@ -208,23 +225,29 @@ void Run::check_sample() const {
 }
 
 TrainBatch Run::batch(int64_t step) const {
-  const int64_t global_rows = recipe_.train.global_batch;
-  const Box mine = local_box({global_rows, recipe_.model.context}, state_->engine().strategy().batch_layout,
-                             state_->engine().mesh(), "batch");
-  TrainBatch batch = make_batch(dataset_.train, sampler_, step * global_rows + mine.offset[0], mine.size[0]);
-  for (at::Tensor* tokens : {&batch.ids, &batch.labels}) {
-    *tokens = tokens->narrow(1, mine.offset[1], mine.size[1]).contiguous();
-  }
-  batch.first_row = mine.offset[0];
-  batch.global_rows = global_rows;
-  batch.num_targets = global_rows * recipe_.model.context;
-  return batch;
+  return make_rank_batch(state_->engine(), recipe_, dataset_.train, sampler_, step);
+}
+
+/// `tokens`: of all ranks since `begin`.
+StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const {
+  StepMetrics metrics;
+  metrics.step = state_->step;
+  metrics.step_ms = ms_since(begin);
+  metrics.tokens_per_second = static_cast<double>(tokens) / metrics.step_ms * 1e3;
+  metrics.comm_ms = wait_ms() - waited;
+  metrics.bytes_sent = bytes_sent() - sent;
+  metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
+  metrics.state_bytes = static_cast<int64_t>(allocated_.at_rest());
+  metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
+  metrics.model_flops_per_second =
+      state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
+  return metrics;
 }
 
 StepMetrics Run::step() {
   const auto begin = Clock::now();
-  const int64_t sent = mesh_.bytes_sent();
-  const double waited = mesh_.wait_ms();
+  const int64_t sent = bytes_sent();
+  const double waited = wait_ms();
   const TrainBatch mine = batch(state_->step);
   TrainStep::Inspect inspect;
   if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_->step)) {
@@ -234,27 +257,40 @@ StepMetrics Run::step() {
       dump_step(options_.dump_dir, state_->step, *state_, whole, result);
     };
   }
-  StepMetrics metrics;
-  metrics.lr = state_->learning_rate().at(state_->step);
+  const double lr = state_->learning_rate().at(state_->step);
   const bool wish = options_.stop_requested && options_.stop_requested();
-  const StepResult result = train_step_->run(mine, state_->step, metrics.lr, wish, inspect);
+  const StepResult result = train_step_->run(mine, state_->step, lr, wish, inspect);
   ++state_->step;
   if (result.stop) end_ = state_->step;
-
-  metrics.step = state_->step;
+  StepMetrics metrics = metrics_since(begin, sent, waited, mine.num_targets);
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
-  metrics.step_ms = ms_since(begin);
-  const auto tokens = static_cast<double>(mine.num_targets);
+  metrics.lr = lr;
   metrics.tokens = state_->step * mine.num_targets;
-  metrics.tokens_per_second = tokens / metrics.step_ms * 1e3;
-  metrics.comm_ms = mesh_.wait_ms() - waited;
-  metrics.bytes_sent = mesh_.bytes_sent() - sent;
-  metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
-  metrics.state_bytes = static_cast<int64_t>(allocated_.at_rest());
-  metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
-  metrics.model_flops_per_second =
-      state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
+  return metrics;
+}
+
+StepMetrics Run::steps_to_drain() {
+  const auto begin = Clock::now();
+  const int64_t sent = bytes_sent();
+  const double waited = wait_ms();
+  const auto own = static_cast<size_t>(mesh_.rank());
+  const std::vector<int64_t> before = state_->clocks;
+  const DrainReport report = async_->run(
+      end_, [this](int64_t step) { return batch(step); }, options_.stop_requested);
+  if (report.stop) end_ = state_->step;
+  const int64_t tokens = plan_.rows() * recipe_.model.context;  // of a worker's step
+  const int64_t pushes = report.pushes() - DrainReport{.clocks = before}.pushes();
+  StepMetrics metrics = metrics_since(begin, sent, waited, pushes * tokens);
+  const int64_t steps = std::max<int64_t>(report.clocks[own] - before[own], 1);
+  metrics.step_ms /= static_cast<double>(steps);
+  metrics.comm_ms /= static_cast<double>(steps);
+  metrics.bytes_sent /= steps;
+  metrics.loss = report.loss;
+  metrics.grad_norm = report.grad_norm;
+  metrics.lr = state_->learning_rate().at(std::max<int64_t>(state_->step - 1, 0));
+  metrics.tokens = report.pushes() * tokens;
+  metrics.drain = report;
   return metrics;
 }
 
@@ -307,11 +343,11 @@ void Run::go() {
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
-    StepMetrics metrics = step();
+    StepMetrics metrics = async_ ? steps_to_drain() : step();
     const bool is_last = state_->step == recipe_.train.steps;
     const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
     if (evaluates) evaluate_into(metrics);
-    const bool is_logged = evaluates || state_->step == end_ || is_due(state_->step, recipe_.train.log_every);
+    const bool is_logged = async_ || evaluates || state_->step == end_ || is_due(state_->step, recipe_.train.log_every);
     if (is_logged && log_) log_->write(metrics);
     observer().stepped(metrics, is_logged);
     if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {

@@ -1,0 +1,50 @@
+#include "caravan/train/async_run.h"
+
+#include <algorithm>
+
+namespace caravan {
+namespace {
+
+AsyncOptions async_options(const RunState& state, const Recipe& recipe, int64_t num_micro_batches) {
+  return {.staleness = recipe.data_parallel.is_bounded() ? recipe.data_parallel.staleness : kUnbounded,
+          .num_micro_batches = static_cast<int>(num_micro_batches),
+          .clip_norm = recipe.optimizer.clip_norm,
+          .learning_rate = [&state](int64_t step) { return state.learning_rate().at(step); },
+          .timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3))};
+}
+
+}  // namespace
+
+AsyncRun::AsyncRun(RunState& state, const Recipe& recipe, int64_t num_micro_batches)
+    : state_(state),
+      recipe_(recipe),
+      num_micro_batches_(num_micro_batches),
+      trainer_(state.engine(), state.optimizer(), async_options(state, recipe, num_micro_batches)) {
+  const auto ranks = static_cast<size_t>(state.engine().mesh().size());
+  if (state.clocks.size() != ranks) state.clocks.assign(ranks, state.step);
+  trainer_.set_clocks(state.clocks);
+}
+
+int64_t AsyncRun::next_drain(int64_t end) const {
+  int64_t next = end;
+  for (const int64_t every : {recipe_.data_parallel.drain, recipe_.train.eval_every, recipe_.checkpoint.every}) {
+    if (every > 0) next = std::min(next, (state_.step / every + 1) * every);
+  }
+  return next;
+}
+
+DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::function<bool()>& stop_requested) {
+  const auto rows = [&](int64_t step) -> StageRunner::Source {
+    TrainBatch batch = batch_of(step);
+    batch.num_targets = batch.ids.numel();  // the mean over this worker's own
+    return [this, batch, step](int index) {
+      return micro_batch_of(batch, num_micro_batches_, index, static_cast<uint64_t>(recipe_.train.seed), step);
+    };
+  };
+  DrainReport report = trainer_.run(next_drain(end), rows, stop_requested);
+  state_.clocks = report.clocks;
+  state_.step = report.slowest();
+  return report;
+}
+
+}  // namespace caravan
