@@ -70,7 +70,9 @@ def curve(arguments, mode, steps, goal):
         command = [arguments.caravan, "train", "--ranks", str(arguments.ranks)]
         for setting in settings:
             command += ["--set", setting]
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        errors = pathlib.Path(folder) / "errors"  # the launcher reports every signal
+        with errors.open("w") as stream:
+            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
         has_ended = threading.Event()
         helper = threading.Thread(target=slow_down, args=(run.pid, arguments.ranks - 1, arguments.slow, has_ended))
         log = pathlib.Path(folder) / "run" / "train.log"
@@ -96,9 +98,9 @@ def curve(arguments, mode, steps, goal):
         has_ended.set()
         if helper.is_alive():
             helper.join()
-        error = run.communicate()[1]
+        run.wait()
         if not points:
-            sys.exit(f"async_server: {mode} wrote no validation loss:\n{error}")
+            sys.exit(f"async_server: {mode} wrote no validation loss:\n{errors.read_text()[-2000:]}")
         return points
 
 

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include <fmt/format.h>
@@ -93,6 +94,25 @@ Named one_step(int ranks, double lr, double clip_norm) {
   return values;
 }
 
+/// What all ranks send until a drain after one step.
+int64_t bytes_of_one_step(const Engine& engine, int ranks) {
+  int64_t elements = 0;
+  int64_t num_shards = 0;
+  std::set<int> servers;
+  for (const Bucket& bucket : engine.state().layout.buckets()) {
+    elements += bucket.leaf_count;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (shard_count(bucket, rank) == 0) continue;
+      ++num_shards;
+      servers.insert(rank);
+    }
+  }
+  const auto others = static_cast<int64_t>(ranks - 1);
+  const int64_t gradients_and_values = others * elements * (4 + 4);
+  const int64_t headers = others * 8 * (num_shards + static_cast<int64_t>(servers.size()));  // and the ends
+  return gradients_and_values + headers + others * 2 * (16 + 8);                             // and two questions
+}
+
 TEST(AsyncTrainer, OneStepIsTheSumOfTheWorkersUpdates) {
   for (const double clip_norm : {0.0, 0.3}) {
     for (const int ranks : {2, 3}) {
@@ -114,6 +134,10 @@ TEST(AsyncTrainer, OneStepIsTheSumOfTheWorkersUpdates) {
             EXPECT_EQ(report.pushes(), ranks);
             EXPECT_EQ(optimizer.num_steps(), ranks);
             EXPECT_GT(report.grad_norm, 0);
+            int64_t sent = trainer.bytes_sent();
+            const Buffer buffer{&sent, 1, Dtype::int64};
+            mesh.world().all_reduce(buffer, buffer, ReduceOp::sum);
+            EXPECT_EQ(sent, bytes_of_one_step(engine, ranks));
             const Named got = values_of(engine);
             const auto [apart, worst] = distance(got, want);
             EXPECT_LE(apart, 1e-5) << worst;  // another order of fp32 sums

@@ -123,14 +123,22 @@ TEST_F(AsyncRuns, AResumedRunHasTheSameState) {
   EXPECT_TRUE(info("run").clocks.empty());
 }
 
+class Saved final : public TrainObserver {
+ public:
+  bool has_saved = false;
+  void saved(const fs::path&) override { has_saved = true; }
+};
+
 TEST_F(AsyncRuns, ALostRankKeepsTheLastCheckpoint) {
   std::string message;
   run_thread_ranks(3,
                    [&](const std::shared_ptr<Communicator>& world) {
                      TrainOptions lost = options("run", kAsync);
-                     int64_t asked = 0;
-                     lost.stop_requested = [&]() -> bool {  // once a step, and in evaluations
-                       if (world->rank() == 1 && ++asked > 30) throw DataError({"test", "rank", "is lost", "", ""});
+                     Saved observer;
+                     lost.observer = &observer;
+                     lost.stop_requested = [&]() -> bool {  // in the step after the checkpoint
+                       if (world->rank() == 1 && observer.has_saved)
+                         throw DataError({"test", "rank", "is lost", "", ""});
                        return false;
                      };
                      try {

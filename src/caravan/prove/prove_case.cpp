@@ -33,6 +33,8 @@ ProveCase prove_case(const Recipe& recipe) {
       .dtype = at::kFloat,
       .compute_dtype = choice.compute_dtype,
       .seed = static_cast<uint64_t>(recipe.train.seed)};
+  // Without a barrier no step is that of one process; what each rank holds and sums is checked.
+  if (choice.data_parallel.is_asynchronous()) what.name += " run synchronously";
   if (choice.recompute.kind != RecomputeChoice::Kind::none)
     what.name += " with recompute " + choice.recompute.to_string();
   const bool names_modules =

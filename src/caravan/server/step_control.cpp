@@ -1,11 +1,17 @@
 #include "caravan/server/step_control.h"
 
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 namespace caravan {
 
+namespace {
+
 using Answer = WorkerClocks::Answer;
+
+}  // namespace
 
 void StepControl::begin(const std::vector<int64_t>& clocks, int64_t staleness, int64_t drain_at) {
   clocks_.clear();

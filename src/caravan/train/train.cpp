@@ -280,14 +280,14 @@ StepMetrics Run::steps_to_drain() {
   const int64_t sent = bytes_sent();
   const double waited = wait_ms();
   const auto own = static_cast<size_t>(mesh_.rank());
-  const std::vector<int64_t> before = state_->clocks;
+  const int64_t before = state_->clocks[own];
+  const int64_t pushes = state_->optimizer().num_steps();
   const DrainReport report = async_->run(
       end_, [this](int64_t step) { return batch(step); }, options_.stop_requested);
   if (report.stop) end_ = state_->step;
   const int64_t tokens = plan_.rows() * recipe_.model.context;  // of a worker's step
-  const int64_t pushes = report.pushes() - DrainReport{.clocks = before}.pushes();
-  StepMetrics metrics = metrics_since(begin, sent, waited, pushes * tokens);
-  const int64_t steps = std::max<int64_t>(report.clocks[own] - before[own], 1);
+  StepMetrics metrics = metrics_since(begin, sent, waited, (state_->optimizer().num_steps() - pushes) * tokens);
+  const int64_t steps = std::max<int64_t>(report.clocks[own] - before, 1);
   metrics.step_ms /= static_cast<double>(steps);
   metrics.comm_ms /= static_cast<double>(steps);
   metrics.bytes_sent /= steps;
