@@ -7,9 +7,10 @@ set(CARAVAN_PUBLIC_HEADERS
   comm/world.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
   engine/stage_runner.h memory/recompute.h module/adapter.h module/module.h module/plan.h parallel/ddp.h parallel/zero.h
-  parallel/param_server.h parallel/replicas.h server/async_trainer.h
+  parallel/compress_hook.h parallel/param_server.h parallel/power_sgd.h parallel/replicas.h parallel/top_k.h
+  server/async_trainer.h
   parallel/make_strategy.h prove/prove.h
-  nn/model.h optim/grad_norm.h optim/learning_rate.h optim/optimizer.h
+  nn/model.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
   data/corpus.h data/sampler.h data/tokenizer.h
   checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
   generate/generate.h train/evaluate.h train/recipe.h train/run_state.h train/step.h)

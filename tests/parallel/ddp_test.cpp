@@ -277,8 +277,10 @@ TEST(Ddp, RefusesWhatItCannotDo) {
       });
     };
   };
-  EXPECT_THAT(message_of<UsageError>(refusal({}, {.compute_dtype = at::kHalf})),
-              HasSubstr("Half is not supported\n  do: use fp32 or bf16"));
+  EXPECT_THAT(message_of<UsageError>(refusal({}, {.compute_dtype = at::kLong})),
+              HasSubstr("Long is not supported\n  do: use fp32, bf16 or fp16"));
+  EXPECT_THAT(message_of<UsageError>(refusal({}, {.gradient_dtype = at::kHalf})),
+              HasSubstr("gradient_dtype: Half is not supported\n  do: use fp32 or bf16"));
   EXPECT_THAT(message_of<UsageError>(refusal({}, {.bucket_bytes = 0})), HasSubstr("bucket_bytes"));
   EXPECT_THAT(message_of<LayoutError>(refusal({{"w0", {{"dp", Shard{0, {1, 2}}}}}}, {})),
               HasSubstr("w0: does not rest invariant on axis dp"));

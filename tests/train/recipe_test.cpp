@@ -160,7 +160,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\nkind = 3", "3 is not a string"},
       {"[model]\ntie_embeddings = 1", "1 is not true or false"},
       {"[model]\ndropout = 1.5", "1.5 is too large, must be at most 0.99"},
-      {"[precision]\ncompute = \"fp16\"", "'fp16' is not one of fp32, bf16", "r.toml:2"},
+      {"[precision]\ncompute = \"fp8\"", "'fp8' is not one of fp32, bf16, fp16", "r.toml:2"},
       {"[comm]\nbackend = \"infiniband\"", "not one of auto, thread, shm, gloo"},
       {"[data_parallel]\ntechnique = \"zero4\"", "the nearest is 'zero1'"},
       {"[data_parallel]\ntechnique = \"param_servers\"", "the nearest is 'param_server'"},

@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 std::vector<std::string> keys_of(const std::string& technique, int ranks) {
   std::vector<std::string> keys{"mesh.dp=" + std::to_string(ranks), "data_parallel.technique=" + technique};
   if (technique == "hsdp") keys.push_back("data_parallel.shard=2");
-  if (technique != "ddp") keys.push_back("data_parallel.share=off");
+  if (DataParallelChoice{.technique = technique}.may_share()) keys.push_back("data_parallel.share=off");
+  if (technique == "replicas") keys.push_back("comm.backend=thread");
   return keys;
 }
 

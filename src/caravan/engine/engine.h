@@ -10,22 +10,11 @@
 #include "caravan/engine/gradient_sums.h"
 #include "caravan/engine/leaves.h"
 #include "caravan/engine/model_buffers.h"
+#include "caravan/engine/passes.h"
 #include "caravan/mesh/deferred_work.h"
 #include "caravan/module/module.h"
 
 namespace caravan {
-
-/// What a step computes, for Engine::run_step.
-class Passes {
- public:
-  virtual ~Passes() = default;
-  /// Runs the units of `stage` forward, each once and in order, on micro-batch `micro_batch`.
-  virtual void forward(int stage, int micro_batch) = 0;
-  /// Back-propagates what that forward made.
-  virtual void backward(int stage, int micro_batch) = 0;
-  /// A crossing between stages: `entry` is a send or recv of the table.
-  virtual void transfer(const Action& entry) = 0;
-};
 
 /// Runs a model by a strategy: owns the memory of parameters and gradients, and performs the actions of the table when
 /// the model reaches their positions.

@@ -74,8 +74,13 @@ void Engine::finish_recording() {
                         mesh_.where(), "give begin_step the number of backward passes of the step"});
     }
   }
-  // In the order of the groups, alike on every rank.
-  for (size_t group = 0; group < units.groups.size(); ++group) gradients_->reduce(static_cast<int>(group));
+  // In the order of the buckets, alike on every rank, so that neighbours go out together.
+  std::vector<bool> is_reduced(units.groups.size(), false);
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (is_reduced[static_cast<size_t>(bucket.group)]) continue;
+    is_reduced[static_cast<size_t>(bucket.group)] = true;
+    gradients_->reduce(bucket.group);
+  }
   free_all();
   if (strategy_.is_static) recorded_[num_micro_batches_] = std::move(schedule);
 }

@@ -69,7 +69,7 @@ void Engine::check_agreement() const {
       {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
       {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
       {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
-      {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name()},
+      {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name() + " on " + strategy_.hook_axis},
       {"allow_unused", strategy_.allow_unused ? "true" : "false"},
       {"is_static", strategy_.is_static ? "true" : "false"},
       {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
@@ -110,6 +110,10 @@ void Engine::check_agreement() const {
                       "", "leave is_static true, or use ddp, which gathers nothing"});
   }
   check_dtypes();
+  if (strategy_.keeps_versions && strategy_.shares_leaves) {
+    throw InternalError(
+        {strategy_.name, "keeps_versions", "leaves that ranks share are no versions of their own", mesh_.where(), ""});
+  }
   if (strategy_.num_stages() > 1 && !strategy_.table) {
     throw UsageError(
         {strategy_.name, "table", "a pipeline has no default order of its passes", "", "set Strategy::table"});
@@ -161,6 +165,12 @@ void Engine::take_parameters() {
                                   is_leaf ? "are computed with in" : "their gradients are kept in",
                                   c10::toString(is_leaf ? strategy_.leaf_dtype : strategy_.gradient_dtype)),
                       "", "let them rest in fp32"});
+  }
+  if (strategy_.hook != nullptr) {
+    const at::ScalarType kept = strategy_.gradient_dtype == at::kFloat ? dtype : strategy_.gradient_dtype;
+    const std::string wrong = strategy_.hook->wrong_with(kept, strategy_.reduce_dtype.value_or(kept));
+    if (!wrong.empty())
+      throw UsageError({strategy_.name, "hook", strategy_.hook->name() + ": " + wrong, "", "use no hook"});
   }
   state_.allocate(strategy_, mesh_, dtype, device);
   if (strategy_.hook != nullptr) strategy_.hook->prepare(state_.layout.trained_count(), state_.gradients.options());

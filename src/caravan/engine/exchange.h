@@ -5,7 +5,7 @@
 namespace caravan {
 
 /// Takes the place of the collectives of a step (Engine::run_step): takes the gradients of each bucket, and fills its
-/// kept leaf (FlatState::kept_leaves). The engine calls it; all ranks need not be in the same step.
+/// kept leaf (FlatState::kept_leaves). The engine calls it; ranks need not be in the same step.
 class StepExchange {
  public:
   virtual ~StepExchange() = default;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "caravan/base/error.h"
 #include "caravan/engine/gradient_sums.h"
 
 namespace caravan {
@@ -38,22 +39,17 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
   const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
   TransferStages stages;
   int64_t begin = 0;
-  int64_t count = bucket.leaf_count;
   for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
     if (!cell->to.is_shard()) {
       if (cell > last && !is_last) break;  // what adds up at rest is summed over replicas once a step
-      if (cell > last) {
-        reduce_at_rest(stages, *cell, bucket);
-      } else {
-        add_all_reduce(stages, *cell, sums.narrow(0, begin, count), bucket.rest_offset, what);
-      }
+      if (cell < last) throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
+      reduce_at_rest(stages, *cell, bucket);
       continue;
     }
     const int64_t whole = cell->whole();
     const at::Tensor in = sums.narrow(0, begin, whole);
     begin += cell->before();
-    count = cell->own();
-    const at::Tensor out = cell == last ? target : sums.narrow(0, begin, count);
+    const at::Tensor out = cell == last ? target : sums.narrow(0, begin, cell->own());
     if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
     if (cell != last || !is_apart) continue;
     stages.add_local([at_rest, target, adds] { adds ? at_rest.add_(target) : at_rest.copy_(target); });
@@ -101,7 +97,7 @@ void GradientSums::add_to_run(const Bucket& bucket) {
 void GradientSums::start_run() {
   if (run_ == nullptr) return;
   const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
-  const at::Tensor part = on_wire(range);
+  const at::Tensor part = run_->reduce.empty() ? range : on_wire(range);
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;
   TransferStages stages;
   for (const FlatCell& cell : run_->reduce) add_all_reduce(stages, cell, part, run_->rest_offset, what);

@@ -157,6 +157,7 @@ void GradientSums::reduce(int group, bool is_last) {
     if (bucket.group != group || !bucket.is_trained) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
     if (sums_in_place(bucket) && !is_last) continue;  // its summands stay unreduced until all are there
+    if (!bucket.stays() && rounds_ && !is_last && !strategy_.reduces_each_micro_batch) continue;
     complete(bucket);
     if (bucket.stays() && rounds_) {
       fold(bucket);

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/error.h"
 #include "caravan/redistribute/flat.h"
 
 namespace caravan {
@@ -18,7 +19,7 @@ ModelBuffers::ModelBuffers(Module& model, const Strategy& strategy, const Mesh& 
       return other.buffers.front().scalar_type() == one.scalar_type();
     });
     if (set == sets_.end()) set = sets_.insert(sets_.end(), Set{});
-    set->buffers.push_back(buffer.detach());
+    set->buffers.push_back(buffer);  // the module's own: its memory may be exchanged later
   }
   for (Set& set : sets_) {
     int64_t count = 0;
@@ -31,6 +32,10 @@ ModelBuffers::ModelBuffers(Module& model, const Strategy& strategy, const Mesh& 
 void ModelBuffers::collect(const Set& set) const {
   int64_t offset = 0;
   for (const at::Tensor& buffer : set.buffers) {
+    if (buffer.scalar_type() != set.flat.scalar_type() || offset + buffer.numel() > set.flat.numel()) {
+      throw UsageError({"buffers", "", "a buffer of the module has another dtype or shape than when it was wrapped", "",
+                        "convert the module before it is wrapped"});
+    }
     set.flat.narrow(0, offset, buffer.numel()).view(buffer.sizes()).copy_(buffer);
     offset += buffer.numel();
   }

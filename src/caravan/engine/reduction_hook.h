@@ -28,12 +28,18 @@ struct GradientRange {
 /// Replaces the all-reduce of gradients along one axis, for instance by one of fewer bytes: a communication hook. One
 /// object serves one engine.
 ///
-/// An engine calls it on every rank of the axis, with ranges that cover the trained parameters once a step (once for
-/// each micro-batch where gradients add up at rest). Ranges are the same from step to step.
+/// An engine calls it on every rank of the axis, in the same order, with ranges that cover the trained parameters once a
+/// step. Where a range ends may differ between the first step and later ones.
 class ReductionHook {
  public:
   virtual ~ReductionHook() = default;
+  /// With what must be the same on every rank.
   virtual std::string name() const = 0;
+  /// What is wrong with gradients that are kept and reduced in these dtypes; "" if nothing.
+  virtual std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const {
+    (void)kept, (void)reduced;
+    return "";
+  }
   /// Called once, before the first reduction: `count` values are in the flat gradients, of these options.
   virtual void prepare(int64_t count, const at::TensorOptions& options) { (void)count, (void)options; }
 
@@ -45,7 +51,8 @@ class ReductionHook {
   /// ranks of the axis and whose sum counts, such as residuals of error feedback. Checkpoints keep them.
   virtual std::vector<std::pair<std::string, at::Tensor>> summands() const { return {}; }
   /// The same for what is equal on the ranks of the axis: one tensor for each parameter by its name, of any shape.
-  /// `set_shared` takes what fits and ignores the rest.
+  /// What `set_shared` gives back
+  /// may come from a run of other shapes: what does not fit is not used.
   virtual std::vector<std::pair<std::string, at::Tensor>> shared() const { return {}; }
   virtual void set_shared(const std::string& name, const at::Tensor& value) { (void)name, (void)value; }
 };

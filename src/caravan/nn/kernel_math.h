@@ -16,7 +16,14 @@ namespace caravan::kernels {
 CARAVAN_INLINE float load(float x) { return x; }
 CARAVAN_INLINE double load(double x) { return x; }
 CARAVAN_INLINE float load(Bf16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
-CARAVAN_INLINE float load(Fp16 x) { return static_cast<float>(x); }
+CARAVAN_INLINE float load(Fp16 x) {
+  const uint32_t magnitude = x.bits & 0x7fffU;
+  const float normal = std::bit_cast<float>((magnitude << 13) + (112U << 23));
+  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F;
+  const float infinite = std::bit_cast<float>((magnitude << 13) | 0x7f800000U);  // or NaN
+  const float value = magnitude < 0x400U ? subnormal : magnitude < 0x7c00U ? normal : infinite;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | (uint32_t{x.bits} & 0x8000U) << 16);
+}
 
 CARAVAN_INLINE void store(float value, float& to) { to = value; }
 CARAVAN_INLINE void store(double value, double& to) { to = value; }
@@ -26,7 +33,16 @@ CARAVAN_INLINE void store(float value, Bf16& to) {
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   to.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
-CARAVAN_INLINE void store(float value, Fp16& to) { to = static_cast<Fp16>(value); }
+CARAVAN_INLINE void store(float value, Fp16& to) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const uint32_t normal = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - (112U << 23)) >> 13;
+  // The spacing of fp32 at 0.5 is that of subnormal fp16: the addition rounds, and the low bits are the mantissa.
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
+  const uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;
+  const uint32_t half = magnitude > 0x7f800000U ? 0x7e00U : magnitude >= 0x477ff000U ? 0x7c00U : finite;
+  to.bits = static_cast<uint16_t>(half | (bits >> 16 & 0x8000U));
+}
 
 /// e^x to 2 units in the last place; below -87.3 the least normal number, above 88 the value at 88; NaN stays NaN.
 CARAVAN_INLINE float exponential(float x) {

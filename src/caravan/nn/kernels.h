@@ -9,7 +9,9 @@ namespace caravan::kernels {
 struct Bf16 {
   uint16_t bits;
 };
-using Fp16 = _Float16;
+struct Fp16 {
+  uint16_t bits;
+};
 
 /// The type that T is computed in.
 template <class T>

@@ -9,8 +9,8 @@ namespace caravan {
 /// after 2,000 steps in a row that do not. The norm decides, which is equal on all ranks: so is the scale.
 /// (Micikevicius et al., "Mixed precision training", ICLR 2018.)
 ///
-/// In a loop: scale the loss by value(); norm = grad_norm / value(); if (!scale.update(norm is finite)) skip the update;
-/// else Optimizer::step(lr, clip_scale(norm, max_norm) / the value before the update).
+/// In a loop: s = value(); scale the loss by s; norm = grad_norm / s. If update(norm is finite) returns true,
+/// Optimizer::step(lr, clip_scale(norm, max_norm) / s). Else skip the update if has_backed_off(); if not, give up.
 class LossScale {
  public:
   /// `fixed`: this value throughout; 0: dynamic, from 65536.

@@ -54,6 +54,9 @@ void Optimizer::step(double lr, double gradient_scale) {
 
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
+  if (!bucket.is_apart()) {
+    throw InternalError({"optimizer", "step", "a bucket that lies among others cannot be updated alone", "", ""});
+  }
   update({.offset = bucket.rest_offset, .count = bucket.rest_count, .number = number}, lr, gradient_scale);
   state_.bump_version();
 }

@@ -45,7 +45,7 @@ at::ScalarType dtype_of(const std::string& name) {
 std::shared_ptr<ReductionHook> make_hook(const DataParallelChoice& choice) {
   if (choice.hook == "powersgd") return std::make_shared<PowerSgdHook>(choice.hook_rank);
   if (choice.hook == "topk") return std::make_shared<TopKHook>(choice.hook_fraction);
-  return nullptr;
+  return nullptr;  // a dtype, or none
 }
 
 template <class Options>
@@ -141,6 +141,9 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
   if (const std::string wrong = wrong_with_hook(data_parallel, precision); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
+  if (const std::string wrong = wrong_with_precision(data_parallel, precision); !wrong.empty()) {
+    throw UsageError({"strategy", "precision", wrong, "", "use fp32 or bf16 to compute in, and fp32 for the rest"});
+  }
   StrategyChoice choice{.data_parallel = data_parallel,
                         .compute_dtype = dtype_of(precision.compute),
                         .gradient_dtype = dtype_of(precision.gradients),
@@ -150,7 +153,17 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
   return choice;
 }
 
-Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) {
+Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
+  StrategyChoice choice = given;
+  const std::string& hook = choice.data_parallel.hook;
+  if (std::ranges::find(communication_hooks(), hook) == communication_hooks().end()) {
+    throw UsageError({"strategy", "hook", "'" + hook + "' is not one of " + join(communication_hooks()), "",
+                      "use '" + nearest(hook, communication_hooks()) + "'"});
+  }
+  if (const std::string wrong = wrong_with_hook(choice.data_parallel, {}); !wrong.empty()) {
+    throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
+  }
+  if (hook == "bf16" || hook == "fp16") choice.reduce_dtype = dtype_of(hook);
   Strategy strategy = data_parallel(choice, model, mesh);
   strategy.bucket_bytes = choice.data_parallel.bucket_bytes;
   add_recompute(strategy, model, choice.recompute);

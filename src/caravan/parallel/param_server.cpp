@@ -19,8 +19,13 @@ void check_servers(int servers, const MeshAxis& axis) {
                     fmt::format("use {}", std::clamp(servers, 1, axis.size()))});
 }
 
-/// A scalar rests on every rank, whose values drift apart unless all update it together.
-void refuse_scalars(const Module& model) {
+/// What ranks that do not step together cannot keep equal: buffers, and scalars, which rest on every rank.
+void refuse_asynchronous(Module& model, Buffers buffers) {
+  if (buffers != Buffers::local && !model.buffers().empty()) {
+    throw UsageError({kName, model.buffers().front().first,
+                      "is a buffer, which workers that do not wait for each other cannot keep equal", "",
+                      "use Buffers::local, or push synchronously"});
+  }
   for (const Parameter* parameter : model.parameters()) {
     if (!parameter->global_shape().empty()) continue;
     throw LayoutError({kName, parameter->name(), "has no dims, so no server can hold it alone", "",
@@ -36,7 +41,7 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   check_servers(options.servers, axis);
   check_prefetch(kName, options.prefetch);
   if (!is_synchronous) {
-    for (const Strategy::Unit& unit : strategy.units) refuse_scalars(*unit.module);
+    for (const Strategy::Unit& unit : strategy.units) refuse_asynchronous(*unit.module, options.buffers);
   }
   if (!is_synchronous && (options.gradient_dtype != at::kFloat || options.reduce_dtype)) {
     throw UsageError({kName, options.reduce_dtype ? "reduce_dtype" : "gradient_dtype",
@@ -55,6 +60,7 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;
+  strategy.buffers = is_synchronous ? options.buffers : Buffers::local;
 }
 
 Strategy param_server(Module& model, const Mesh& mesh, const ParameterServerOptions& options) {

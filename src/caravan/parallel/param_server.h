@@ -44,6 +44,8 @@ struct ParameterServerOptions {
   at::ScalarType gradient_dtype = at::kFloat;   ///< synchronous only, as the next
   std::optional<at::ScalarType> reduce_dtype{};
   bool allow_unused = false;
+  /// As DdpOptions::buffers. Workers that do not wait for each other cannot keep buffers equal: local only.
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Throw UsageError for an option that is impossible, LayoutError if parameters do not rest invariant on the axis.

@@ -35,13 +35,20 @@ PowerSgdHook::PowerSgdHook(int64_t rank, uint64_t seed) : rank_(rank), seed_(see
   throw UsageError({"powersgd", "rank", fmt::format("{} columns", rank), "", "use 1 or more"});
 }
 
-std::string PowerSgdHook::name() const { return fmt::format("powersgd {}", rank_); }
+std::string PowerSgdHook::name() const { return fmt::format("powersgd {} seed {}", rank_, seed_); }
+
+std::string PowerSgdHook::wrong_with(at::ScalarType kept, at::ScalarType reduced) const {
+  const bool is_wide = kept == at::kFloat || kept == at::kDouble;
+  return is_wide && reduced == kept
+             ? ""
+             : "keeps a residual in the dtype of the parameters; leave gradient_dtype and reduce_dtype out";
+}
 
 void PowerSgdHook::prepare(int64_t count, const at::TensorOptions& options) { residual_ = at::zeros({count}, options); }
 
 at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
   at::Tensor& factor = factors_[piece.name];
-  if (factor.defined()) return factor;
+  if (factor.defined() && factor.size(0) == columns) return factor;  // one of a checkpoint may not fit
   factor = at::empty({columns, rank_}, residual_.options());
   if (factor.is_meta()) return factor;
   at::Tensor numbers = at::empty({columns, rank_}, at::kFloat);

@@ -14,13 +14,15 @@ namespace caravan {
 ///   sends for an [a, b] matrix 2(n-1)/n x 4 rank (a + b) bytes in place of 2(n-1)/n x 4 a b
 ///   memory: 4 bytes a parameter for the residual, and 4 rank b for each matrix
 ///
-/// The sum is computed from the factors on every rank: bits are the same where processors are.
+/// The sum is computed from the factors on every rank: its bits are the same where processors and numbers of threads are.
+/// Gradients are fp32 (fp64).
 class PowerSgdHook final : public ReductionHook {
  public:
   /// `rank`: columns of a factor, at least 1. Throws UsageError.
   explicit PowerSgdHook(int64_t rank = 4, uint64_t seed = 0);
 
   std::string name() const override;
+  std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
   void prepare(int64_t count, const at::TensorOptions& options) override;
   void reduce(const GradientRange& range, TransferStages& stages) override;
   std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }

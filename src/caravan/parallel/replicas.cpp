@@ -37,7 +37,8 @@ Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& option
                     .compute_dtype = options.compute_dtype,
                     .gradient_dtype = options.gradient_dtype,
                     .reduce_dtype = options.reduce_dtype,
-                    .allow_unused = options.allow_unused});
+                    .allow_unused = options.allow_unused,
+                    .buffers = options.buffers});
   strategy.name = "replicas";
   return strategy;
 }

@@ -26,6 +26,7 @@ struct ReplicasOptions {
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
   bool allow_unused = false;
+  Buffers buffers = Buffers::broadcast;
 };
 
 /// Throws UsageError unless the ranks are threads of one process (back-end thread, or record, which moves nothing).

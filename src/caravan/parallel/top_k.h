@@ -4,8 +4,8 @@
 
 namespace caravan {
 
-/// Of each bucket, every rank sends the entries of largest magnitude; the others wait in a residual that is added to the
-/// next gradients (error feedback).
+/// Each rank sends the entries of each bucket that have the largest magnitude, and keeps the rest in a residual that it
+/// adds to the next gradients (error feedback).
 /// (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified SGD with memory", NeurIPS 2018.)
 ///
 ///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value)
@@ -16,6 +16,7 @@ class TopKHook final : public ReductionHook {
   explicit TopKHook(double fraction = 0.01);
 
   std::string name() const override;
+  std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
   void prepare(int64_t count, const at::TensorOptions& options) override;
   void reduce(const GradientRange& range, TransferStages& stages) override;
   std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }

@@ -17,7 +17,7 @@ std::vector<HookMatrix> compressed(const StateShape& shape) {
   const auto rank = static_cast<double>(shape.choice.hook_rank);
   if (shape.choice.hook != "powersgd") return all;
   for (HookMatrix matrix : shape.matrices) {
-    matrix.rows /= static_cast<double>(shape.shards());
+    matrix.count /= static_cast<double>(shape.shards());  // a unit is cut once: most matrices are whole
     if (rank * (matrix.rows + matrix.columns) < matrix.rows * matrix.columns) all.push_back(matrix);
   }
   return all;
@@ -106,8 +106,7 @@ StateBytes state_bytes(const StateShape& shape) {
   }
   if (is_reduced_in_place) {
     if (gradient != kSumBytes) bytes.buffers += kSumBytes * units(kUnitsSummed);
-    const double buckets = static_cast<double>(shape.choice.bucket_bytes) / gradient + shape.largest_unit;
-    if (reduced != gradient && shape.ranks > 1) bytes.buffers += reduced * std::min(kUnitsInFlight * buckets, p);
+    if (reduced != gradient && shape.ranks > 1) bytes.buffers += reduced * p;  // no bound on what is in flight
     return bytes;
   }
   bytes.buffers +=

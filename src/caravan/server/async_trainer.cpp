@@ -53,6 +53,16 @@ AsyncTrainer::AsyncTrainer(Engine& engine, Optimizer& optimizer, AsyncOptions op
       control_(*questions_),
       runner_(engine),
       clocks_(static_cast<size_t>(engine.mesh().size()), 0) {
+  const auto refuse = [](const char* option, const std::string& fact, const char* valid) {
+    throw UsageError({"async_trainer", option, fact, "", valid});
+  };
+  if (!options_.learning_rate) refuse("learning_rate", "is not given", "give a function of the step");
+  if (options_.staleness < 0 && options_.staleness != kUnbounded) {
+    refuse("staleness", fmt::format("{} steps", options_.staleness), "use 0 or more, or kUnbounded");
+  }
+  if (options_.num_micro_batches < 1) {
+    refuse("num_micro_batches", fmt::format("{} micro-batches", options_.num_micro_batches), "use 1 or more");
+  }
   engine.table(options_.num_micro_batches);  // the ranks compare it before the first step
 }
 

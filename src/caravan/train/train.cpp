@@ -127,6 +127,12 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
     place_ = std::move(place);
   }
+  if (recipe_.data_parallel.hook == "powersgd" && numerics_.threads_per_rank == 0) {
+    throw UsageError({"train", "data_parallel.hook",
+                      "powersgd gives other bits with other numbers of threads, which differ "
+                      "between the ranks",
+                      recipe_.where("data_parallel.hook"), "set comm.threads_per_rank"});
+  }
   recipe_.checkpoint.dir = place_.folder.string();  // so that this recipe with --resume means this run
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
@@ -202,7 +208,7 @@ void Run::check_steps() {
 }
 
 void Run::check_dump_steps() const {
-  if (!options_.dump_dir.empty() && recipe_.data_parallel.is_asynchronous()) {
+  if (!options_.dump_dir.empty() && recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
     throw UsageError(
         {"train", "--dump",
          "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
@@ -349,11 +355,13 @@ void Run::go() {
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
+    const int64_t before = state_->step;
     StepMetrics metrics = async_ ? steps_to_drain() : step();
     const bool is_last = state_->step == recipe_.train.steps;
     const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
     if (evaluates) evaluate_into(metrics);
-    const bool is_logged = async_ || evaluates || state_->step == end_ || is_due(state_->step, recipe_.train.log_every);
+    const bool is_logged =
+        evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
     if (is_logged && log_) log_->write(metrics);
     observer().stepped(metrics, is_logged);
     if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
