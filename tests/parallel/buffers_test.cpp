@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/parallel/param_server.h"
 #include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
 #include "tests/parallel/user_net.h"
@@ -119,6 +120,19 @@ TEST(BuffersOfRanks, SendTheirBytesOnce) {
       EXPECT_NEAR(step(), want, 64) << "but for the rounding of parts";
     });
   }
+}
+
+/// Workers that do not wait for each other have nothing to keep them equal by.
+TEST(BuffersOfRanks, OfAnAsynchronousServerAreLocal) {
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    const auto net = std::make_shared<UserNet>();
+    ModuleAdapter model(net, UserNet::units(net), mesh);
+    ParameterServerOptions options{.is_synchronous = false};
+    EXPECT_THAT(message_of<UsageError>([&] { param_server(model, mesh, options); }),
+                AllOf(HasSubstr("running_mean"), HasSubstr("Buffers::local")));
+    options.buffers = Buffers::local;
+    EXPECT_NO_THROW(param_server(model, mesh, options));
+  });
 }
 
 }  // namespace

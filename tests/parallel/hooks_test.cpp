@@ -1,4 +1,5 @@
-/// Communication hooks: what they leave out comes later, they send what they promise, and every rank gets the same sums.
+/// Communication hooks: what they leave out comes later, they send what they promise, and every rank gets the same
+/// sums.
 
 #include <gmock/gmock.h>
 
@@ -190,11 +191,27 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
   EXPECT_THAT(refusal({.hook = "powersgd"}, {.compute = "fp16"}), HasSubstr("loss scale"));
   EXPECT_THAT(refusal({.hook = "powersgd"}, {.gradients = "bf16"}), HasSubstr("precision.gradients at fp32"));
   EXPECT_THAT(refusal({.hook = "fp16"}, {.reduce = "bf16"}), HasSubstr("contradicts"));
+  EXPECT_THAT(refusal({.technique = "param_server", .hook = "bf16", .mode = "async"}), HasSubstr("mode sync"));
+  EXPECT_THAT(refusal({.technique = "param_server", .mode = "async"}, {.gradients = "bf16"}), HasSubstr("in fp32"));
+  EXPECT_THAT(refusal({.technique = "param_server", .mode = "bounded"}, {.compute = "fp16"}), HasSubstr("loss scale"));
   EXPECT_EQ(refusal({.technique = "zero3", .hook = "bf16"}), "");
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Parameters model{{"w", {4, 4}}};
     EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.hook = std::make_shared<TopKHook>()}); }),
                 HasSubstr("set reduce_dtype, or replicate_axis"));
+    for (const DdpOptions& options :
+         {DdpOptions{.gradient_dtype = at::kBFloat16, .hook = std::make_shared<TopKHook>()},
+          DdpOptions{.reduce_dtype = at::kHalf, .hook = std::make_shared<PowerSgdHook>()}}) {
+      EXPECT_THAT(message_of<UsageError>([&] { const Engine engine(model, mesh, ddp(model, mesh, options)); }),
+                  HasSubstr("leave gradient_dtype and reduce_dtype out"));
+    }
+    Mesh all = mesh;
+    EXPECT_THAT(message_of<UsageError>([&] { make_strategy({.data_parallel = {.hook = "powersdg"}}, model, all); }),
+                HasSubstr("use 'powersgd'"));
+    EXPECT_THAT(message_of<UsageError>(
+                    [&] { make_strategy({.data_parallel = {.technique = "zero1", .hook = "topk"}}, model, all); }),
+                HasSubstr("which zero1 is there to save"));
+    EXPECT_EQ(make_strategy({.data_parallel = {.hook = "bf16"}}, model, all).reduce_dtype, at::kBFloat16);
     // Ranks with different hooks are told before anything is reduced.
     const auto hook = std::make_shared<PowerSgdHook>(1 + mesh.rank());
     EXPECT_THAT(message_of<UsageError>([&] { const Engine engine(model, mesh, ddp(model, mesh, {.hook = hook})); }),

@@ -125,6 +125,26 @@ TEST(Reductions, SendTheBytesOfTheirDtype) {
   }
 }
 
+/// Several micro-batches that add up in full are reduced once, whatever gradients are kept in.
+TEST(Reductions, OfFullAccumulationHappenOnceAStep) {
+  for (const std::string technique : {"zero2", "zero3", "param_server"}) {
+    for (const at::ScalarType kept : {at::kFloat, at::kBFloat16}) {
+      StrategyChoice choice = choice_of(technique, "off", "full");
+      choice.gradient_dtype = kept;
+      choice.data_parallel.reshard_after_forward = false;
+      StateShape shape{.choice = choice.data_parallel,
+                       .ranks = 2,
+                       .gradient_bytes = kept == at::kFloat ? 4 : 2,
+                       .reduce_bytes = kept == at::kFloat ? 4 : 2,
+                       .num_micro_batches = 3};
+      shape.count(kLarger);
+      const double sent =
+          (sent_by_recording(choice, kLarger, 0, 2, 3) + sent_by_recording(choice, kLarger, 1, 2, 3)) / 2;
+      EXPECT_NEAR(sent / state_traffic(shape).bytes, 1, 2e-3) << technique;
+    }
+  }
+}
+
 /// The distance to fp32 is that of bf16's, or less: fp16 has three more bits. Unscaled, small gradients would vanish.
 TEST(Fp16, GivesTheGradientsOfFp32Scaled) {
   const Problem problem(ModelKind::llama);

@@ -64,19 +64,21 @@ inline Named first_gradients(const StrategyChoice& choice, const Problem& proble
   return result;
 }
 
-/// What a step of one micro-batch sends, by the back-end that records: less the sums of the loss and the norm.
-inline double sent_by_recording(const StrategyChoice& choice, const ModelConfig& config, int rank, int num_ranks) {
+/// What a step sends, by the back-end that records: less the sums of the loss and the norm.
+inline double sent_by_recording(const StrategyChoice& choice, const ModelConfig& config, int rank, int num_ranks,
+                                int num_micro_batches = 1) {
   Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), {{"dp", num_ranks}});
   Model model(config);
   Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
   Sgd optimizer(engine.state());
-  TrainStep step(engine, optimizer, {.clip_norm = 1});
-  const at::Tensor ids = at::empty({1, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
+  TrainStep step(engine, optimizer, {.num_micro_batches = num_micro_batches, .clip_norm = 1});
+  const at::Tensor ids = at::empty({num_micro_batches, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
   const TrainBatch batch{.ids = ids,
                          .labels = at::empty_like(ids),
-                         .first_row = rank,
-                         .global_rows = num_ranks,
-                         .num_targets = num_ranks * config.context};
+                         .first_row = rank * num_micro_batches,
+                         .global_rows = num_ranks * num_micro_batches,
+                         .num_targets = num_ranks * num_micro_batches * config.context};
+  engine.table(num_micro_batches);
   const int64_t before = mesh.bytes_sent();
   step.run(batch, 0, 1e-3);
   const int64_t scalars = wire_bytes(Verb::all_reduce, rank, num_ranks, 16, 0, 0) +

@@ -381,6 +381,15 @@ TEST(AsyncTrainer, RefusesWhatCannotBe) {
     EXPECT_THAT(message(param_server(model, mesh), model),
                 AllOf(HasSubstr("servers change"), HasSubstr("is_synchronous = false")));
     EXPECT_THAT(message(ddp(model, mesh), model), HasSubstr("[async_trainer] ddp"));
+    Engine engine(model, mesh, servers_of(model, mesh, 0));
+    Sgd optimizer(engine.state());
+    const auto refusal = [&](const AsyncOptions& options) {
+      return message_of<UsageError>([&] { AsyncTrainer trainer(engine, optimizer, options); });
+    };
+    EXPECT_THAT(refusal({}), HasSubstr("learning_rate: is not given"));
+    const auto rate = [](int64_t) { return 0.1; };
+    EXPECT_THAT(refusal({.staleness = -5, .learning_rate = rate}), HasSubstr("staleness: -5 steps"));
+    EXPECT_THAT(refusal({.num_micro_batches = 0, .learning_rate = rate}), HasSubstr("use 1 or more"));
     Chain scalars({{{"w", {4, 2}}, {"s", {}}}});
     EXPECT_THAT(message_of<LayoutError>([&] { servers_of(scalars, mesh, 0); }), HasSubstr("give it the shape [1]"));
   });

@@ -28,8 +28,8 @@ struct GradientRange {
 /// Replaces the all-reduce of gradients along one axis, for instance by one of fewer bytes: a communication hook. One
 /// object serves one engine.
 ///
-/// An engine calls it on every rank of the axis, in the same order, with ranges that cover the trained parameters once a
-/// step. Where a range ends may differ between the first step and later ones.
+/// An engine calls it on every rank of the axis, in the same order, with ranges that cover the trained parameters
+/// once a step. Where a range ends may differ between the first step and later ones.
 class ReductionHook {
  public:
   virtual ~ReductionHook() = default;

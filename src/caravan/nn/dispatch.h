@@ -13,7 +13,8 @@ void check_device(std::string_view op, const at::Tensor& tensor);
 
 [[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
 
-/// Calls f(T{}) with the C++ type for `type`: float, double, kernels::Bf16 or kernels::Fp16. Throws UsageError for any other.
+/// Calls f(T{}) with the C++ type for `type`: float, double, kernels::Bf16 or kernels::Fp16. Throws UsageError for
+/// any other.
 template <class F>
 void with_dtype(std::string_view op, at::ScalarType type, F f) {
   switch (type) {

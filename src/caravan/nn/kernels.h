@@ -2,8 +2,9 @@
 
 #include <cstdint>
 
-/// Kernels of the layers that no single ATen op covers, on plain memory. T is float, double, Bf16 or Fp16; these two are
-/// computed in fp32 and rounded once. Vectorised, with the same bits on every machine. Single-threaded: callers split the rows.
+/// Kernels of the layers that no single ATen op covers, on plain memory. T is float, double, Bf16 or Fp16; these two
+/// are computed in fp32 and rounded once. Vectorised, with the same bits on every machine. Single-threaded: callers
+/// split the rows.
 namespace caravan::kernels {
 
 struct Bf16 {

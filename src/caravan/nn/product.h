@@ -14,7 +14,8 @@ namespace caravan {
 /// torch does it.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
 
-/// As `product`, but the result is fp32 where operands of 16 bits were multiplied in fp32: for sums of several products.
+/// As `product`, but the result is fp32 where operands of 16 bits were multiplied in fp32: for sums of several
+/// products.
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
 
 /// sum = a b^T, or sum += a b^T unless it is empty: in place where the chosen library can. `sum` [m, n] is contiguous,

@@ -23,8 +23,8 @@ template <class T, class G>
 void adamw(T* values, const G* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copies, int64_t count,
            const AdamWStep& step);
 
-/// The sum of squares of each of `rows` rows of `row` numbers: in the compute type over short stretches, then in fp64. T
-/// is float, double or Bf16. The same bits on every machine.
+/// The sum of squares of each of `rows` rows of `row` numbers: in the compute type over short stretches, then in
+/// fp64. T is float, double or Bf16. The same bits on every machine.
 template <class T>
 void sums_of_squares(const T* x, int64_t rows, int64_t row, double* sums);
 

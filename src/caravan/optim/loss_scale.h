@@ -4,10 +4,10 @@
 
 namespace caravan {
 
-/// What a loss in fp16 is multiplied by, so that small gradients are not rounded to 0; ForwardContext::loss_scale takes
-/// it, so no extra pass multiplies. Dynamic: halved after a step whose gradients overflow, which is skipped, and doubled
-/// after 2,000 steps in a row that do not. The norm decides, which is equal on all ranks: so is the scale.
-/// (Micikevicius et al., "Mixed precision training", ICLR 2018.)
+/// What a loss in fp16 is multiplied by, so that small gradients are not rounded to 0; ForwardContext::loss_scale
+/// takes it, so no extra pass multiplies. Dynamic: halved after a step whose gradients overflow, which is skipped,
+/// and doubled after 2,000 steps in a row that do not. The norm decides, which is equal on all ranks: so is the
+/// scale. (Micikevicius et al., "Mixed precision training", ICLR 2018.)
 ///
 /// In a loop: s = value(); scale the loss by s; norm = grad_norm / s. If update(norm is finite) returns true,
 /// Optimizer::step(lr, clip_scale(norm, max_norm) / s). Else skip the update if has_backed_off(); if not, give up.

@@ -13,8 +13,8 @@ namespace caravan {
 /// Sends 2(n-1)/n x (bytes of the message) for each bucket.
 class CompressHook final : public ReductionHook {
  public:
-  /// Makes the message that is all-reduced from this rank's summand (flat), or the sum from the reduced message. Sums of
-  /// messages must mean sums of summands.
+  /// Makes the message that is all-reduced from this rank's summand (flat), or the sum from the reduced message. Sums
+  /// of messages must mean sums of summands.
   using Function = std::function<at::Tensor(const at::Tensor& flat)>;
   CompressHook(std::string name, Function compress, Function decompress)
       : name_(std::move(name)), compress_(std::move(compress)), decompress_(std::move(decompress)) {}

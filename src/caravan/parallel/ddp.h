@@ -20,8 +20,8 @@ struct DdpOptions {
   /// In which gradients are kept, and reduced: see Strategy.
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
-  /// Sums gradients in place of all-reduces (parallel/power_sgd.h, top_k.h, compress_hook.h); null: none. One object for
-  /// each engine; the same kind on every rank.
+  /// Sums gradients in place of all-reduces (parallel/power_sgd.h, top_k.h, compress_hook.h); null: none. One object
+  /// for each engine; the same kind on every rank.
   std::shared_ptr<ReductionHook> hook{};
   /// A parameter that took no part in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;

@@ -56,12 +56,11 @@ struct StateShape {
 ///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its leaves are a version of their own
 ///   replicas: param_server with one server, never in shared memory
 ///
-/// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add up
-/// in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward). async and bounded: all
+/// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add
+/// up in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward). async and bounded: all
 /// gradients that are pushed, and on a server the values and gradients on their way from and to n-1 workers.
-/// Gradients that are kept or reduced in another dtype than fp32 take buffers of a unit, or of a bucket, in both. A hook
-/// with error feedback keeps 4p/n, and its factors.
-/// (Rajbhandari et al., arXiv 1910.02054, section 3.)
+/// Gradients that are kept or reduced in another dtype than fp32 take buffers of a unit, or of a bucket, in both. A
+/// hook with error feedback keeps 4p/n, and its factors. (Rajbhandari et al., arXiv 1910.02054, section 3.)
 struct StateBytes {
   double parameters = 0;
   double gradients = 0;

@@ -52,8 +52,8 @@ class TrainStep final {
   TrainStep(Engine& engine, Optimizer& optimizer, const Options& options);
 
   /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, the norm's 560 bytes, and 16.
-  /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite and no
-  /// smaller loss scale helps: it names the step, the first rank and its first bad parameter.
+  /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite and
+  /// no smaller loss scale helps: it names the step, the first rank and its first bad parameter.
   StepResult run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested = false,
                  const Inspect& inspect = {});
 
