@@ -320,6 +320,22 @@ std::shared_ptr<torch::nn::SequentialImpl> convolutions() {
   return layers.ptr();
 }
 
+TEST(DdpOwnModule, AParameterAddedAfterwardsIsNamed) {
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    const auto net = std::make_shared<Net>(0);
+    ModuleAdapter model = adapt(net, mesh);
+    Ddp ddp(model, mesh);
+    const auto step = [&] {
+      ddp.begin_step();
+      loss_of(model(part_of(inputs(), mesh.rank(), 2), {})).backward();
+      ddp.finish_step();
+    };
+    EXPECT_NO_THROW(step());
+    net->register_parameter("late", at::ones({3}));
+    EXPECT_THAT(message_of<UsageError>(step), ::testing::HasSubstr("late: was added to the module"));
+  });
+}
+
 TEST(DdpOwnModule, ASequentialHasAUnitForEachChild) {
   struct Run {
     std::shared_ptr<torch::nn::SequentialImpl> layers = convolutions();

@@ -79,6 +79,7 @@ void ModuleAdapter::register_parameters(const Mesh& mesh) {
     parameter.set_rest(tensor, Layout::all(mesh, Invariant{}));
     parameter.set_requires_grad(tensor.requires_grad());
   }
+  for (const at::Tensor& tensor : module_->parameters()) tensors_.push_back(tensor.unsafeGetTensorImpl());
   if (own_parameters().empty()) {
     throw UsageError({"adapter", module_->name(), "has no parameters", "", "register them in its constructor"});
   }
@@ -117,7 +118,21 @@ std::vector<std::pair<std::string, at::Tensor>> ModuleAdapter::buffers() {
   return all;
 }
 
+void ModuleAdapter::check_parameters() const {
+  const std::vector<at::Tensor> now = module_->parameters();
+  const auto is_same = [](const at::Tensor& a, const c10::TensorImpl* b) { return a.unsafeGetTensorImpl() == b; };
+  if (std::equal(now.begin(), now.end(), tensors_.begin(), tensors_.end(), is_same)) return;
+  for (const auto& item : module_->named_parameters()) {
+    if (std::find(tensors_.begin(), tensors_.end(), item.value().unsafeGetTensorImpl()) != tensors_.end()) continue;
+    throw UsageError({"adapter", item.key(), "was added to the module, or exchanged, after it was adapted", "",
+                      "register all parameters before the ModuleAdapter is made"});
+  }
+  throw UsageError({"adapter", module_->name(), "has lost a parameter since it was adapted", "",
+                    "make the ModuleAdapter when all parameters are as they will stay"});
+}
+
 Tensors ModuleAdapter::forward(Tensors inputs, const ForwardContext& context) {
+  check_parameters();
   if (units_.empty()) return forward_(std::move(inputs));
   for (Module* unit : units_) inputs = unit->run(std::move(inputs), context);
   return inputs;

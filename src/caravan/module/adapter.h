@@ -22,7 +22,8 @@ namespace caravan {
 /// own. torch::nn::Module has no hooks, so a unit is a function. One function for the whole module is one unit: all its
 /// parameters are then gathered together, and reduced when backward has ended.
 ///
-/// A parameter that is registered twice is one slot. Parameters added to the module afterwards are not seen.
+/// A parameter that is registered twice is one slot. A forward throws UsageError, naming it, for a parameter that was
+/// added to the module afterwards: no technique would know of it.
 class ModuleAdapter final : public Module {
  public:
   using Forward = std::function<Tensors(Tensors inputs)>;
@@ -49,9 +50,11 @@ class ModuleAdapter final : public Module {
   class UnitModule;
   void register_parameters(const Mesh& mesh);
   void register_units(std::vector<Unit> units);
+  void check_parameters() const;
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
   std::shared_ptr<torch::nn::Module> module_;
+  std::vector<const c10::TensorImpl*> tensors_;  ///< of its parameters, when this was made
   Forward forward_;
   std::vector<Module*> units_;
 };
