@@ -116,7 +116,7 @@ void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
   print("sent", fmt::format("{:>14.0f} elements", traffic.elements));
   print("bytes sent", bytes_line(traffic.bytes));
   if (link_gbit_s > 0) {
-    print(fmt::format("at {:g} Gbit/s", link_gbit_s), fmt::format("{:>14.3f} s", traffic.bytes * 8e-9 / link_gbit_s));
+    print(fmt::format("at {:g} Gbit/s", link_gbit_s), fmt::format("{:>14.3f} s", traffic.busiest * 8e-9 / link_gbit_s));
   }
   if (shape.choice.has_holders()) print_busiest(shape, batch_bytes(plan.shape));
   if (!shape.choice.accumulates()) return;

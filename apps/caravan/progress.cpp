@@ -121,7 +121,10 @@ void Progress::started(const TrainStart& start) {
   line(fmt::format("state     parameters {}, gradients {}, optimizer {} (formula {}, {}, {})", bytes(state.parameters),
                    bytes(state.gradients), bytes(state.optimizer), bytes(planned.parameters), bytes(planned.gradients),
                    bytes(planned.optimizer)));
-  if (state.hook > 0) line(fmt::format("hook      {} (formula {})", bytes(state.hook), bytes(planned.hook)));
+  if (planned.hook > 0) {
+    line(fmt::format("hook      {} (formula {}; factors are made in the first step)", bytes(state.hook),
+                     bytes(planned.hook)));
+  }
   for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();

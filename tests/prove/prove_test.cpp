@@ -175,6 +175,16 @@ TEST(Prove, ShrinksARecipe) {
   EXPECT_EQ(shrinks({"mesh.dp=8", "train.global_batch=64", "train.micro_batch=2", "precision.compute=bf16",
                      "model.kind=llama", "model.kv_heads=2", "model.tie_embeddings=false"}),
             "ddp on dp=2: llama, 2 layers of width 16, bf16, 3 micro-batches, 3 clipped SGD steps");
+  for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{{"precision.compute=fp16"},
+                                                                                    {"precision.gradients=bf16"},
+                                                                                    {"precision.reduce=fp16"},
+                                                                                    {"data_parallel.hook=topk"},
+                                                                                    {"data_parallel.hook=powersgd"},
+                                                                                    {"data_parallel.hook=bf16"}}) {
+    const ProveCase what = prove_case(load_recipe("", keys));
+    EXPECT_THAT(what.name, HasSubstr("ddp without ")) << keys.front();
+    EXPECT_TRUE(prove(what).holds()) << keys.front();
+  }
   EXPECT_EQ(prove_case(load_recipe("", {"mesh.dp=3"})).axes.front().size, 3);
   EXPECT_EQ(shrunken({.kind = ModelKind::llama, .heads = 8, .kv_heads = 2}).num_kv_heads(), 2);
   EXPECT_THAT(refusal<UsageError>([&] { shrinks({"mesh.dp=5"}); }), HasSubstr("has no solution"));

@@ -120,6 +120,9 @@ TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
     EXPECT_TRUE(std::ranges::any_of(want, [](const auto& tensor) {
       return tensor.first.starts_with("hook.residual.") || tensor.first == "loss_scale";
     }));
+    run_thread_ranks(1, [&](const auto& world) {  // to generate from it, or to export it
+      EXPECT_NO_THROW(load_model(runs / ("whole" + std::to_string(i)), Mesh::create(world, {{"dp", 1}})));
+    });
   }
 }
 

@@ -45,7 +45,8 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   for (const Parameter* parameter : model->parameters())
     wanted.emplace_back(parameter->name(), parameter->global_shape());
   for (const auto& [name, tensor] : reader.manifest().tensors) {
-    if (name.starts_with("optimizer.")) wanted.emplace_back(name, tensor.shape);
+    const bool is_of_training = name.starts_with("optimizer.") || name.starts_with("hook.") || name == "loss_scale";
+    if (is_of_training) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);

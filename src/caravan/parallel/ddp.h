@@ -15,7 +15,7 @@ struct DdpOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
   int64_t first_bucket_bytes = int64_t{1} << 20;
   /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 parameters rest); kFloat: with
-  /// the parameters themselves, whatever they are. fp32 or bf16.
+  /// the parameters themselves, whatever they are. fp32, bf16, or fp16 with a LossScale.
   at::ScalarType compute_dtype = at::kFloat;
   /// In which gradients are kept, and reduced: see Strategy.
   at::ScalarType gradient_dtype = at::kFloat;

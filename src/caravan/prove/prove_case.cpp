@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "caravan/base/text.h"
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
@@ -20,10 +21,31 @@ ModelConfig shrunken(const ModelConfig& model) {
   return small;
 }
 
+namespace {
+
+/// One process has no gradients that are rounded or compressed on their way: their layout is proved, in fp32. Returns
+/// what is left out.
+std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recipe& recipe) {
+  std::vector<std::string> names;
+  const PrecisionChoice& precision = recipe.precision;
+  if (precision.compute == "fp16") names.emplace_back("fp16");
+  if (precision.gradients != "fp32") names.push_back("gradients in " + precision.gradients);
+  if (precision.reduced_in() != precision.gradients) names.push_back("reductions in " + precision.reduced_in());
+  if (recipe.data_parallel.hook != "none") names.push_back("hook " + recipe.data_parallel.hook);
+  if (choice.compute_dtype == at::kHalf) choice.compute_dtype = at::kFloat;
+  choice.gradient_dtype = at::kFloat;
+  choice.reduce_dtype = std::nullopt;
+  choice.data_parallel.hook = "none";
+  return names;
+}
+
+}  // namespace
+
 ProveCase prove_case(const Recipe& recipe) {
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
   StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute);
+  const std::vector<std::string> left_out = leave_out_roundings(choice, recipe);
   choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
       .name = choice.data_parallel.technique,
@@ -35,6 +57,7 @@ ProveCase prove_case(const Recipe& recipe) {
       .seed = static_cast<uint64_t>(recipe.train.seed)};
   // Without a barrier no step is that of one process; what each rank holds and sums is checked.
   if (choice.data_parallel.is_asynchronous()) what.name += " run synchronously";
+  if (!left_out.empty()) what.name += " without " + join(left_out);
   if (choice.recompute.kind != RecomputeChoice::Kind::none)
     what.name += " with recompute " + choice.recompute.to_string();
   const bool names_modules =

@@ -11,9 +11,10 @@ inline constexpr int64_t kUnbounded = -1;
 
 /// Which workers may begin their next step, and when all stop: the stale synchronous parallel of Ho et al. ("More
 /// effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013). A worker's clock is the
-/// number of steps that it has done. It asks before each step, and is answered when it may be at most `staleness` steps
-/// ahead of the slowest: 0 is lock step. When the slowest has done `drain_at` steps, every worker that asks is told to
-/// drain, for ever. Knows nothing of messages or tensors; one rank has it.
+/// number of steps that it has done. It asks before each step, and is answered when it may be at most `staleness`
+/// steps ahead of the slowest: with 0 no worker begins a step before all have done the one before. When the slowest
+/// has done `drain_at` steps, every worker that asks is told to drain, for ever. Knows nothing of messages or
+/// tensors; one rank has it.
 class WorkerClocks {
  public:
   enum class Answer : int64_t { go, drain };

@@ -99,6 +99,7 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
   all_reduce_async(mesh_.world(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
   const int64_t index = found == none ? bad_in_sum : found % (count + 1);
+  const bool has_fixed_scale = options_.loss_scale != nullptr && !options_.loss_scale->is_dynamic();
   const std::string subject = index < count ? "gradient of " + parameters[static_cast<size_t>(index)]->name()
                               : std::isfinite(result.loss) ? "gradient norm"
                                                            : "loss";
@@ -107,8 +108,9 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
        fmt::format("is not finite at step {} (loss {}, gradient norm {})", step + 1, number_text(result.loss, 4),
                    number_text(result.grad_norm, 3)),
        found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
-       "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last checkpoint is "
-       "untouched"});
+       std::string(has_fixed_scale ? "lower precision.loss_scale, or use \"dynamic\""
+                                   : "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm") +
+           "; the last checkpoint is untouched"});
 }
 
 }  // namespace caravan

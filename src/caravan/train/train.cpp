@@ -200,6 +200,12 @@ void Run::check_steps() {
                       place_.folder.string(), fmt::format("use {} or more", state_->step + 1)});
   }
   for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
+  if (mesh_.size() == 1 && recipe_.data_parallel.hook != "none") {
+    place_.notes.push_back(
+        fmt::format("data_parallel.hook = \"{}\" has no effect on one rank, which reduces nothing; "
+                    "what ranks of an earlier part left out is not added",
+                    recipe_.data_parallel.hook));
+  }
   if (options_.resumes() && state_->step == steps) {
     place_.notes.push_back(
         fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
@@ -244,7 +250,7 @@ StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double wai
   metrics.comm_ms = wait_ms() - waited;
   metrics.bytes_sent = bytes_sent() - sent;
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
-  metrics.state_bytes = static_cast<int64_t>(allocated_.at_rest());
+  metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
   metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
   metrics.model_flops_per_second =
       state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
