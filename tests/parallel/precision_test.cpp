@@ -74,14 +74,6 @@ TEST(Reductions, InFp32OfGradientsKeptInBf16SumUnrounded) {
   EXPECT_LT(wide, rounded);
 }
 
-const ModelConfig kLarger{.kind = ModelKind::llama,
-                          .layers = 6,
-                          .width = 256,
-                          .heads = 4,
-                          .context = 64,
-                          .vocabulary = 1000,
-                          .tie_embeddings = false};
-
 /// The literature's row: 16, 4 + 12/N, 2 + 14/N, and 14/N without a shard in bf16.
 TEST(GradientsInBf16, TakeTwoBytesAParameter) {
   for (const int ranks : {1, 2, 3, 4}) {
@@ -92,12 +84,12 @@ TEST(GradientsInBf16, TakeTwoBytesAParameter) {
       choice.compute_dtype = choice.gradient_dtype = at::kBFloat16;
       StateShape shape{
           .choice = choice.data_parallel, .ranks = ranks, .compute_bytes = 2, .gradient_bytes = 2, .reduce_bytes = 2};
-      shape.count(kLarger);
+      shape.count(kLargerLlama);
       const bool is_copied = std::string(technique) == "zero3" && ranks == 1;  // then it is ddp
       EXPECT_NEAR(state_bytes(shape).at_rest() / shape.parameters, is_copied ? 16 : bytes, 1e-9);
       for (int rank = 0; rank < ranks; ++rank) {
         Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
-        Model model(kLarger);
+        Model model(kLargerLlama);
         Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
         AdamW optimizer(engine.state());
         double found = static_cast<double>(engine.state().parameter_bytes + engine.state().gradient_bytes);
@@ -115,10 +107,10 @@ TEST(Reductions, SendTheBytesOfTheirDtype) {
         StrategyChoice choice = choice_of(technique);
         choice.reduce_dtype = type;
         StateShape shape{.choice = choice.data_parallel, .ranks = ranks, .reduce_bytes = type == at::kFloat ? 4 : 2};
-        shape.count(kLarger);
+        shape.count(kLargerLlama);
         shape.choice.reshard_after_forward = choice.data_parallel.reshard_after_forward = false;
         double sent = 0;
-        for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLarger, rank, ranks) / ranks;
+        for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLargerLlama, rank, ranks) / ranks;
         EXPECT_NEAR(sent / state_traffic(shape).bytes, 1, 2e-3) << technique << " " << ranks;
       }
     }
@@ -137,9 +129,9 @@ TEST(Reductions, OfFullAccumulationHappenOnceAStep) {
                        .gradient_bytes = kept == at::kFloat ? 4 : 2,
                        .reduce_bytes = kept == at::kFloat ? 4 : 2,
                        .num_micro_batches = 3};
-      shape.count(kLarger);
+      shape.count(kLargerLlama);
       const double sent =
-          (sent_by_recording(choice, kLarger, 0, 2, 3) + sent_by_recording(choice, kLarger, 1, 2, 3)) / 2;
+          (sent_by_recording(choice, kLargerLlama, 0, 2, 3) + sent_by_recording(choice, kLargerLlama, 1, 2, 3)) / 2;
       EXPECT_NEAR(sent / state_traffic(shape).bytes, 1, 2e-3) << technique;
     }
   }

@@ -64,9 +64,19 @@ inline Named first_gradients(const StrategyChoice& choice, const Problem& proble
   return result;
 }
 
-/// What a step sends, by the back-end that records: less the sums of the loss and the norm.
+/// Large enough that alignment and cuts at rows do not show.
+inline const ModelConfig kLargerLlama{.kind = ModelKind::llama,
+                                      .layers = 6,
+                                      .width = 256,
+                                      .heads = 4,
+                                      .context = 64,
+                                      .vocabulary = 1000,
+                                      .tie_embeddings = false};
+
+/// What a step sends, by the back-end that records, with meta tensors: less the sums of the loss and the norm. `see` is
+/// called with the engine after it.
 inline double sent_by_recording(const StrategyChoice& choice, const ModelConfig& config, int rank, int num_ranks,
-                                int num_micro_batches = 1) {
+                                int num_micro_batches = 1, const std::function<void(Engine&)>& see = {}) {
   Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), {{"dp", num_ranks}});
   Model model(config);
   Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
@@ -76,14 +86,16 @@ inline double sent_by_recording(const StrategyChoice& choice, const ModelConfig&
   const TrainBatch batch{.ids = ids,
                          .labels = at::empty_like(ids),
                          .first_row = rank * num_micro_batches,
-                         .global_rows = num_ranks * num_micro_batches,
-                         .num_targets = num_ranks * num_micro_batches * config.context};
+                         .global_rows = int64_t{num_ranks} * num_micro_batches,
+                         .num_targets = int64_t{num_ranks} * num_micro_batches * config.context};
   engine.table(num_micro_batches);
   const int64_t before = mesh.bytes_sent();
   step.run(batch, 0, 1e-3);
   const int64_t scalars = wire_bytes(Verb::all_reduce, rank, num_ranks, 16, 0, 0) +
                           wire_bytes(Verb::all_reduce, rank, num_ranks, 560, 0, 0);
-  return static_cast<double>(mesh.bytes_sent() - before - scalars);
+  const auto sent = static_cast<double>(mesh.bytes_sent() - before - scalars);
+  if (see) see(engine);
+  return sent;
 }
 
 }  // namespace caravan::testing

@@ -18,6 +18,7 @@
 #include "tests/engine/parameters.h"
 #include "tests/mesh/refusal.h"
 #include "tests/parallel/one_process.h"
+#include "tests/parallel/steps.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -37,11 +38,6 @@ struct Trained {
   Named values;
 };
 
-at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
-  const Layout& rest = parameter.rest_layout();
-  return redistribute(piece, rest, Layout::all(mesh, Invariant{}), mesh, parameter.name()).clone();
-}
-
 /// 20 steps of AdamW, in fp32; `clip` 0: without clipping.
 Trained trained(const DataParallelChoice& choice, int num_ranks, int num_micro_batches, at::ScalarType compute,
                 double clip) {
@@ -54,24 +50,18 @@ Trained trained(const DataParallelChoice& choice, int num_ranks, int num_micro_b
     Engine engine(model, mesh, strategy, {.seed = 5});
     AdamW optimizer(engine.state());
     for (int step = 0; step < 20; ++step) {
-      const Problem::Batch batch = problem.batch(step);
-      engine.begin_step(num_micro_batches);
-      for (int micro = 0; micro < num_micro_batches; ++micro) {
-        const Problem::Batch part = problem.part(batch, mesh.rank(), num_ranks, micro, num_micro_batches);
-        backward(model.run({part.ids, part.labels}, part.context)[0], strategy.loss_layout);
-      }
-      engine.finish_step();
+      run_passes(engine, model, problem, step, num_micro_batches);
       const at::NoGradGuard no_grad;
       for (const Parameter* parameter : model.parameters()) {
         if (step != 0) continue;
-        const at::Tensor all = whole(parameter->rest().grad(), *parameter, mesh);
+        const at::Tensor all = whole_of(parameter->rest().grad(), *parameter, mesh);
         if (mesh.rank() == 0) result.first_gradients[parameter->name()] = all;
       }
       optimizer.step(0.01, clip_scale(clip > 0 ? grad_norm(engine.state(), mesh) : 0, clip));
     }
     const at::NoGradGuard no_grad;
     for (const Parameter* parameter : model.parameters()) {
-      const at::Tensor all = whole(parameter->rest().detach(), *parameter, mesh);
+      const at::Tensor all = whole_of(parameter->rest().detach(), *parameter, mesh);
       if (mesh.rank() == 0) result.values[parameter->name()] = all;
     }
   });
@@ -114,18 +104,10 @@ TEST_P(SameBits, AsDdp) {
 
 // ---- bytes ----
 
-const ModelConfig kLarger{.kind = ModelKind::llama,
-                          .layers = 6,
-                          .width = 256,
-                          .heads = 4,
-                          .context = 64,
-                          .vocabulary = 1000,
-                          .tie_embeddings = false};
-
 StateShape shape_of(const DataParallelChoice& choice, int ranks, at::ScalarType compute, bool shares) {
   StateShape shape{
       .choice = choice, .ranks = ranks, .shares_memory = shares, .compute_bytes = compute == at::kBFloat16 ? 2 : 4};
-  shape.count(kLarger);
+  shape.count(kLargerLlama);
   return shape;
 }
 
@@ -150,13 +132,13 @@ TEST(StateOfARank, IsTheFormula) {
         const DataParallelChoice choice{.technique = technique};
         for (int rank = 0; rank < ranks; ++rank) {  // nothing is shared
           Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
-          Model model(kLarger);
+          Model model(kLargerLlama);
           const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
           expect_formula(engine, shape_of(choice, ranks, compute, false), technique + std::to_string(ranks));
         }
         on_mesh({{"dp", ranks}}, [&](const Mesh& world) {  // threads share memory
           Mesh mesh = world;
-          Model model(kLarger);
+          Model model(kLargerLlama);
           const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.initialise = false});
           expect_formula(engine, shape_of(choice, ranks, compute, true), technique + std::string(" shared"));
         });
@@ -179,13 +161,13 @@ TEST(StateOfARank, OfServersIsTheFormula) {
         };
         for (int rank = 0; rank < kRanks; ++rank) {
           Mesh mesh = Mesh::create(make_record_world(rank, kRanks), {{"dp", kRanks}});
-          Model model(kLarger);
+          Model model(kLargerLlama);
           const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
           expect_formula(engine, of_rank(rank, false), mode + std::to_string(rank));
         }
         on_mesh({{"dp", kRanks}}, [&](const Mesh& world) {
           Mesh mesh = world;
-          Model model(kLarger);
+          Model model(kLargerLlama);
           const Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.initialise = false});
           expect_formula(engine, of_rank(mesh.rank(), true), mode + std::string(" shared"));
         });
@@ -209,30 +191,16 @@ Sent sent_in_a_step(const DataParallelChoice& choice, int ranks, int num_micro_b
   for (int rank = 0; of_ranks.empty() && rank < ranks; ++rank) measured.push_back(rank);
   Sent sent;
   for (const int rank : measured) {
-    Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
-    Model model(config);
-    Engine engine(model, mesh, strategy_of(choice, model, mesh, compute), {.device = at::kMeta});
-    Sgd optimizer(engine.state());
-    TrainStep step(engine, optimizer, {.num_micro_batches = num_micro_batches, .clip_norm = 1});
-    const at::Tensor ids =
-        at::empty({num_micro_batches, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
-    const TrainBatch batch{.ids = ids,
-                           .labels = at::empty_like(ids),
-                           .first_row = rank * num_micro_batches,
-                           .global_rows = int64_t{ranks} * num_micro_batches,
-                           .num_targets = int64_t{ranks} * num_micro_batches * config.context};
-    engine.table(num_micro_batches);
-    const int64_t before = mesh.bytes_sent();
-    step.run(batch, 0, 1e-3);
-    const int64_t scalars =
-        wire_bytes(Verb::all_reduce, rank, ranks, 16, 0, 0) + wire_bytes(Verb::all_reduce, rank, ranks, 560, 0, 0);
-    const auto bytes = static_cast<double>(mesh.bytes_sent() - before - scalars);
+    const auto see = [&](Engine& engine) {
+      sent.table = engine.table(num_micro_batches);
+      sent.units = engine.state().layout.units();
+      sent.elements = 0;
+      for (const Bucket& bucket : engine.state().layout.buckets()) sent.elements += bucket.leaf_count;
+    };
+    const double bytes = sent_by_recording({.data_parallel = choice, .compute_dtype = compute}, config, rank, ranks,
+                                           num_micro_batches, see);
     sent.bytes += bytes / static_cast<double>(measured.size());
     sent.most = std::max(sent.most, bytes);
-    sent.table = engine.table(num_micro_batches);
-    sent.units = engine.state().layout.units();
-    sent.elements = 0;
-    for (const Bucket& bucket : engine.state().layout.buckets()) sent.elements += bucket.leaf_count;
   }
   return sent;
 }
@@ -242,7 +210,7 @@ TEST(BytesOfAStep, AreTheFormula) {
     const double share = static_cast<double>(ranks - 1) / ranks;
     for (const int micros : {1, 3}) {
       const auto of = [&](const DataParallelChoice& choice, at::ScalarType compute = at::kFloat) {
-        const Sent sent = sent_in_a_step(choice, ranks, micros, kLarger, compute);
+        const Sent sent = sent_in_a_step(choice, ranks, micros, kLargerLlama, compute);
         return sent.bytes / (share * static_cast<double>(sent.elements));
       };
       // Ring all-reduces round up to a chunk for each rank.
@@ -268,7 +236,7 @@ TEST(BytesOfAStep, OfServersAreTheFormula) {
         DataParallelChoice{.technique = "param_server", .servers = 3}, DataParallelChoice{.technique = "replicas"}}) {
     for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(choice.technique + std::to_string(choice.servers));
-      const Sent sent = sent_in_a_step(choice, kRanks, 1, kLarger, compute);
+      const Sent sent = sent_in_a_step(choice, kRanks, 1, kLargerLlama, compute);
       StateShape shape = shape_of(choice, kRanks, compute, false);
       shape.parameters = static_cast<double>(sent.elements);
       const StateTraffic want = state_traffic(shape);
@@ -282,7 +250,7 @@ TEST(BytesOfAStep, OfServersAreTheFormula) {
 TEST(BytesOfAStep, OfReplicas) {
   for (const int micros : {1, 3}) {
     const DataParallelChoice choice{.technique = "hsdp", .shard = 2, .reshard_after_forward = false};
-    const Sent sent = sent_in_a_step(choice, 4, micros, kLarger);
+    const Sent sent = sent_in_a_step(choice, 4, micros, kLargerLlama);
     EXPECT_NEAR(sent.bytes / static_cast<double>(sent.elements), 2 * micros + 2 + 2, 0.01);
   }
 }
@@ -402,7 +370,7 @@ TEST(Sharding, CanBeWrappedAgain) {
       const at::NoGradGuard no_grad;
       Named got;
       for (const Parameter* parameter : model.parameters()) {
-        got[parameter->name()] = whole(parameter->rest().detach(), *parameter, mesh);
+        got[parameter->name()] = whole_of(parameter->rest().detach(), *parameter, mesh);
       }
       if (want.empty()) want = got;
       expect_same(got, want);

@@ -45,8 +45,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   for (const Parameter* parameter : model->parameters())
     wanted.emplace_back(parameter->name(), parameter->global_shape());
   for (const auto& [name, tensor] : reader.manifest().tensors) {
-    const bool is_of_training = name.starts_with("optimizer.") || name.starts_with("hook.") || name == "loss_scale";
-    if (is_of_training) wanted.emplace_back(name, tensor.shape);
+    if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);

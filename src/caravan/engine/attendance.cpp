@@ -17,7 +17,7 @@ std::vector<MeshAxis> data_axes(const Strategy& strategy, const Mesh& mesh) {
   return axes;
 }
 
-Attendance everybody(const Strategy& strategy, const Mesh& mesh) {
+Attendance full_attendance(const Strategy& strategy, const Mesh& mesh) {
   Attendance all;
   for (const MeshAxis& axis : data_axes(strategy, mesh)) {
     all.num_coords *= axis.size();
@@ -29,7 +29,7 @@ Attendance everybody(const Strategy& strategy, const Mesh& mesh) {
 
 Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool has_batch, int num_micro_batches) {
   const std::vector<MeshAxis> axes = data_axes(strategy, mesh);
-  Attendance result = everybody(strategy, mesh);
+  Attendance result = full_attendance(strategy, mesh);
   int coord = 0;
   for (const MeshAxis& axis : axes) coord = coord * axis.size() + axis.coord();
 

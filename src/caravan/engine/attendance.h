@@ -22,7 +22,7 @@ struct Attendance {
 };
 
 /// Every rank has a part.
-Attendance everybody(const Strategy& strategy, const Mesh& mesh);
+Attendance full_attendance(const Strategy& strategy, const Mesh& mesh);
 
 /// The ranks tell each other. Every rank of `mesh` calls it; all get the same but for is_here. num_here is 0 if none
 /// has one. Sends one all-reduce of 24 + 16 x num_coords bytes. Throws as Engine::begin_joint_step.

@@ -101,7 +101,7 @@ void Engine::start(int num_micro_batches) {
     slot.parameter->leaf().mutable_grad() = at::Tensor();
   }
   num_micro_batches_ = num_micro_batches;
-  attendance_ = everybody(strategy_, mesh_);
+  attendance_ = full_attendance(strategy_, mesh_);
   running_.clear();  // of a forward that threw
   leaves_->check_memory();
   free_all();

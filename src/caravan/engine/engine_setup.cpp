@@ -14,6 +14,7 @@
 #include "caravan/engine/engine.h"
 #include "caravan/engine/groups.h"
 #include "caravan/module/initialise.h"
+#include "caravan/redistribute/flat.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
@@ -40,21 +41,11 @@ std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& 
   return axes;
 }
 
-/// Everything becomes what coordinate 0 of the axis has.
-Work take_from_coordinate_0(const at::Tensor& flat, const MeshAxis& axis, const Call& call) {
-  const at::Tensor bytes = flat.view(at::kByte);  // of any dtype
-  const Shard on_0{.dim = 0, .owner = 0, .rows = bytes.numel()};
-  std::vector<int64_t> counts(static_cast<size_t>(axis.size()), 0);
-  counts.front() = bytes.numel();
-  const FlatCell cell{axis, on_0, Invariant{}, counts};
-  return start(cell, axis.coord() == 0 ? bytes : bytes.narrow(0, 0, 0), bytes, call);
-}
-
 void share(const at::Tensor& tensor, const std::vector<std::string>& axes, const Mesh& mesh, const Call& call) {
   if (tensor.numel() == 0) return;
   at::Tensor flat = tensor.detach().contiguous().view({-1});
   for (const std::string& axis : axes) {
-    if (mesh[axis].size() > 1) take_from_coordinate_0(flat, mesh[axis], call).wait();
+    if (mesh[axis].size() > 1) start_copy_from(0, flat, mesh[axis], call).wait();
   }
   if (!tensor.is_meta() && flat.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
 }

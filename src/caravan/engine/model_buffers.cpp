@@ -55,14 +55,7 @@ TransferStages::Stage ModelBuffers::stage_of(const Set& set, const MeshAxis& axi
       return caravan::start(cell, flat, flat, "buffers");
     };
   }
-  const at::Tensor bytes = set.flat.view(at::kByte);  // of any dtype
-  std::vector<int64_t> counts(static_cast<size_t>(axis.size()), 0);
-  counts[static_cast<size_t>(source)] = bytes.numel();
-  const Shard on_source{.dim = 0, .owner = source, .rows = bytes.numel()};
-  const at::Tensor in = axis.coord() == source ? bytes : bytes.narrow(0, 0, 0);
-  return [cell = FlatCell{axis, on_source, Invariant{}, counts}, in, bytes] {
-    return caravan::start(cell, in, bytes, "buffers");
-  };
+  return [source, axis, flat = set.flat] { return start_copy_from(source, flat, axis, "buffers"); };
 }
 
 void ModelBuffers::start(TransferQueue& transfers, const Attendance& attendance) {

@@ -14,6 +14,16 @@
 namespace caravan {
 namespace {
 
+/// The squares of `rows` rows from row `first` on.
+void sum_rows(const at::Tensor& gradient, int64_t first, int64_t rows, int64_t row, double* sums) {
+  const auto of = [&](const auto* x) { kernels::sums_of_squares(x + first * row, rows, row, sums); };
+  switch (gradient.scalar_type()) {
+    case at::kDouble: of(gradient.const_data_ptr<double>()); break;
+    case at::kBFloat16: of(static_cast<const kernels::Bf16*>(gradient.const_data_ptr())); break;
+    default: of(gradient.const_data_ptr<float>());
+  }
+}
+
 void add_squares(ExactSum& sum, const at::Tensor& gradient) {
   if (gradient.is_meta() || gradient.numel() == 0) return;
   const int64_t rows = gradient.dim() == 0 ? 1 : gradient.size(0);
@@ -25,14 +35,7 @@ void add_squares(ExactSum& sum, const at::Tensor& gradient) {
     std::vector<double> squares(static_cast<size_t>(std::min(kAtOnce, end - begin)));
     for (int64_t first = begin; first < end; first += kAtOnce) {
       const int64_t count = std::min(kAtOnce, end - first);
-      const auto of_rows = [&](const auto* x) {
-        kernels::sums_of_squares(x + first * row, count, row, squares.data());
-      };
-      switch (gradient.scalar_type()) {
-        case at::kDouble: of_rows(gradient.const_data_ptr<double>()); break;
-        case at::kBFloat16: of_rows(static_cast<const kernels::Bf16*>(gradient.const_data_ptr())); break;
-        default: of_rows(gradient.const_data_ptr<float>());
-      }
+      sum_rows(gradient, first, count, row, squares.data());
       for (int64_t i = 0; i < count; ++i) part.add(squares[static_cast<size_t>(i)]);
     }
     const std::lock_guard lock(mutex);
@@ -53,6 +56,12 @@ double grad_norm(const FlatState& state, const Mesh& mesh) {
     mesh.world().all_reduce(all, all, ReduceOp::sum, "gradient norm");
   }
   return std::sqrt(sum.value());
+}
+
+double sum_of_squares(const at::Tensor& flat) {
+  double sum = 0;
+  sum_rows(flat, 0, 1, flat.numel(), &sum);
+  return sum;
 }
 
 double clip_scale(double norm, double max_norm) { return max_norm > 0 && norm > max_norm ? max_norm / norm : 1; }

@@ -13,6 +13,9 @@ namespace caravan {
 /// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 560 bytes.
 double grad_norm(const FlatState& state, const Mesh& mesh);
 
+/// The sum of squares of this rank's `flat`, without exactness: partial sums in its dtype, these in fp64.
+double sum_of_squares(const at::Tensor& flat);
+
 /// What the gradients must be multiplied by so that their norm is at most `max_norm`: Optimizer::step takes it. `norm`
 /// is their grad_norm. 1 if max_norm <= 0.
 double clip_scale(double norm, double max_norm);

@@ -1,5 +1,7 @@
 #include "caravan/parallel/ddp.h"
 
+#include "caravan/parallel/sharded.h"
+
 namespace caravan {
 
 void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
@@ -9,9 +11,7 @@ void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
   strategy.first_bucket_bytes = options.first_bucket_bytes;
-  strategy.leaf_dtype = options.compute_dtype;
-  strategy.gradient_dtype = options.gradient_dtype;
-  strategy.reduce_dtype = options.reduce_dtype;
+  set_dtypes(strategy, options);
   strategy.hook = options.hook;
   strategy.hook_axis = options.axis;
   strategy.allow_unused = options.allow_unused;

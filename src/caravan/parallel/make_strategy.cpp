@@ -148,7 +148,7 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
                         .compute_dtype = dtype_of(precision.compute),
                         .gradient_dtype = dtype_of(precision.gradients),
                         .recompute = recompute};
-  const std::string& reduce = reduced_in(data_parallel, precision);
+  const std::string& reduce = precision.reduced_in();
   if (reduce != precision.gradients) choice.reduce_dtype = dtype_of(reduce);
   return choice;
 }

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
@@ -36,15 +35,6 @@ PowerSgdHook::PowerSgdHook(int64_t rank, uint64_t seed) : rank_(rank), seed_(see
 }
 
 std::string PowerSgdHook::name() const { return fmt::format("powersgd {} seed {}", rank_, seed_); }
-
-std::string PowerSgdHook::wrong_with(at::ScalarType kept, at::ScalarType reduced) const {
-  const bool is_wide = kept == at::kFloat || kept == at::kDouble;
-  return is_wide && reduced == kept
-             ? ""
-             : "keeps a residual in the dtype of the parameters; leave gradient_dtype and reduce_dtype out";
-}
-
-void PowerSgdHook::prepare(int64_t count, const at::TensorOptions& options) { residual_ = at::zeros({count}, options); }
 
 at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
   at::Tensor& factor = factors_[piece.name];

@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "caravan/engine/reduction_hook.h"
+#include "caravan/parallel/error_feedback.h"
 
 namespace caravan {
 
@@ -16,16 +16,13 @@ namespace caravan {
 ///
 /// The sum is computed from the factors on every rank: its bits are the same where processors and numbers of threads
 /// are. Gradients are fp32 (fp64).
-class PowerSgdHook final : public ReductionHook {
+class PowerSgdHook final : public ErrorFeedbackHook {
  public:
   /// `rank`: columns of a factor, at least 1. Throws UsageError.
   explicit PowerSgdHook(int64_t rank = 4, uint64_t seed = 0);
 
   std::string name() const override;
-  std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
-  void prepare(int64_t count, const at::TensorOptions& options) override;
   void reduce(const GradientRange& range, TransferStages& stages) override;
-  std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }
   std::vector<std::pair<std::string, at::Tensor>> shared() const override;
   void set_shared(const std::string& name, const at::Tensor& value) override;
 
@@ -36,7 +33,6 @@ class PowerSgdHook final : public ReductionHook {
 
   int64_t rank_;
   uint64_t seed_;
-  at::Tensor residual_;
   std::map<std::string, at::Tensor> factors_;  ///< [columns, rank] by parameter: of the last step
 };
 

@@ -5,7 +5,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/topk.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -19,15 +18,6 @@ TopKHook::TopKHook(double fraction) : fraction_(fraction) {
 }
 
 std::string TopKHook::name() const { return fmt::format("topk {}", fraction_); }
-
-std::string TopKHook::wrong_with(at::ScalarType kept, at::ScalarType reduced) const {
-  const bool is_wide = kept == at::kFloat || kept == at::kDouble;
-  return is_wide && reduced == kept
-             ? ""
-             : "keeps a residual in the dtype of the parameters; leave gradient_dtype and reduce_dtype out";
-}
-
-void TopKHook::prepare(int64_t count, const at::TensorOptions& options) { residual_ = at::zeros({count}, options); }
 
 void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
   struct Message {

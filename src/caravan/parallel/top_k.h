@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/engine/reduction_hook.h"
+#include "caravan/parallel/error_feedback.h"
 
 namespace caravan {
 
@@ -10,20 +10,16 @@ namespace caravan {
 ///
 ///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value)
 ///   memory: 4 bytes a parameter for the residual
-class TopKHook final : public ReductionHook {
+class TopKHook final : public ErrorFeedbackHook {
  public:
   /// `fraction` of the entries of a bucket are sent, at least one: above 0, at most 1. Throws UsageError.
   explicit TopKHook(double fraction = 0.01);
 
   std::string name() const override;
-  std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
-  void prepare(int64_t count, const at::TensorOptions& options) override;
   void reduce(const GradientRange& range, TransferStages& stages) override;
-  std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }
 
  private:
   double fraction_;
-  at::Tensor residual_;
 };
 
 }  // namespace caravan

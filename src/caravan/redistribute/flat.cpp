@@ -66,4 +66,12 @@ Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, co
                        cell.axis.where(), ""});
 }
 
+Work start_copy_from(int source, const at::Tensor& flat, const MeshAxis& axis, const Call& call) {
+  const at::Tensor bytes = flat.view(at::kByte);
+  std::vector<int64_t> counts(static_cast<size_t>(axis.size()), 0);
+  counts[static_cast<size_t>(source)] = bytes.numel();
+  const FlatCell cell{axis, Shard{.dim = 0, .owner = source, .rows = bytes.numel()}, Invariant{}, counts};
+  return start(cell, axis.coord() == source ? bytes : bytes.narrow(0, 0, 0), bytes, call);
+}
+
 }  // namespace caravan

@@ -42,4 +42,8 @@ struct FlatCell {
 /// other cells and for sizes that do not fit.
 Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, const Call& call = {});
 
+/// Starts the cell S(0; on coordinate `source`) -> I: `flat`, of any dtype, becomes what that coordinate has.
+/// Collective.
+Work start_copy_from(int source, const at::Tensor& flat, const MeshAxis& axis, const Call& call = {});
+
 }  // namespace caravan

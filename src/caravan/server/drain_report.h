@@ -13,7 +13,7 @@ namespace caravan {
 struct DrainReport {
   std::vector<int64_t> clocks{};  ///< steps that each worker has done, since the start of the run
   double loss = 0;                ///< the mean over these steps of all workers, each of its own rows
-  double grad_norm = 0;           ///< the same of the norm of a worker's own gradient, before clipping
+  double grad_norm = 0;           ///< mean norm of the workers' own gradients, before clipping
   int64_t largest_lead = 0;       ///< the most steps that a worker was ahead of the slowest when it began one
   StalenessCounts staleness{};    ///< of all shards of all servers
   bool stop = false;              ///< some worker asked to stop

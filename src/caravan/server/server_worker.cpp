@@ -8,22 +8,8 @@
 #include <ATen/ops/tensor.h>
 
 #include "caravan/optim/grad_norm.h"
-#include "caravan/optim/kernels.h"
 
 namespace caravan {
-namespace {
-
-double squares_of(const at::Tensor& flat) {
-  double sum = 0;
-  if (flat.scalar_type() == at::kDouble) {
-    kernels::sums_of_squares(flat.const_data_ptr<double>(), 1, flat.numel(), &sum);
-  } else {
-    kernels::sums_of_squares(flat.const_data_ptr<float>(), 1, flat.numel(), &sum);
-  }
-  return sum;
-}
-
-}  // namespace
 
 ServerWorker::ServerWorker(FlatState& state, ShardServer& server, const ServerLinks& links, double clip_norm)
     : state_(state), server_(server), links_(links), clip_norm_(clip_norm) {}
@@ -35,7 +21,7 @@ void ServerWorker::begin() {
 }
 
 void ServerWorker::push(const Bucket& bucket, const at::Tensor& gradients) {
-  squares_ += squares_of(gradients);
+  squares_ += sum_of_squares(gradients);
   if (clip_norm_ > 0) {
     held_.emplace_back(&bucket, gradients);
   } else {

@@ -23,8 +23,8 @@ class ServerWorker {
   void begin();
   /// As StepExchange::push.
   void push(const Bucket& bucket, const at::Tensor& gradients);
-  /// Whether the leaf has the values of all servers, or nothing was pushed since it had. Throws the error of a lost
-  /// peer.
+  /// Whether the leaf has the values of all servers; also true if nothing was pushed since then. Throws the error of
+  /// a lost peer.
   bool has_values(const Bucket& bucket);
   /// After backward. Returns the norm of this worker's own gradient. With clipping, pushes it, unless it is not finite.
   double finish_step();

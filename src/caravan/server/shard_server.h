@@ -21,8 +21,8 @@ int64_t shard_offset(const Bucket& bucket, int rank);
 /// See ShardServer.
 inline constexpr int64_t kNoMore = -1;
 
-/// Of all workers, in the order of their coordinates; used by ShardServer and ServerWorker alone. Two, because a rank
-/// sends another one both what it pushes and what the other pulls.
+/// Two communicators of all workers, in the order of their coordinates, used by ShardServer and ServerWorker alone: one
+/// carries pushes, the other pulled values, so that messages of a pair of ranks are not mixed up.
 struct ServerLinks {
   std::shared_ptr<Communicator> pushes;
   std::shared_ptr<Communicator> values;
@@ -48,7 +48,8 @@ class ShardServer {
 
   /// Until every worker has stopped. `clocks`: the steps that each has done.
   void begin(const std::vector<int64_t>& clocks);
-  /// Receives, applies and answers what has come. Returns whether anything has. Throws the error of a lost peer.
+  /// Receives and applies gradients and answers them. Returns true if a message was handled. Throws the error of a
+  /// lost peer.
   bool poll();
   /// Every other worker has stopped and has got all values that it waits for.
   bool is_done() const noexcept;

@@ -20,7 +20,7 @@ class StepControl {
   void ask(int64_t clock, bool wants_drain);
   /// The answer to the last question, once it is there.
   std::optional<WorkerClocks::Answer> answer();
-  /// Receives and answers what has come. Returns whether anything has. Throws the error of a lost peer.
+  /// Receives requests and answers them. Returns true if a message was handled. Throws the error of a lost peer.
   bool poll();
   /// On rank 0: every worker was told to drain; elsewhere true.
   bool is_done() const noexcept { return clocks_.empty() || clocks_.front().is_drained(); }

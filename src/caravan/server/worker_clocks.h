@@ -13,7 +13,7 @@ inline constexpr int64_t kUnbounded = -1;
 /// effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013). A worker's clock is the
 /// number of steps that it has done. It asks before each step, and is answered when it may be at most `staleness`
 /// steps ahead of the slowest: with 0 no worker begins a step before all have done the one before. When the slowest
-/// has done `drain_at` steps, every worker that asks is told to drain, for ever. Knows nothing of messages or
+/// has done `drain_at` steps, every worker that asks is told to drain. Knows nothing of messages or
 /// tensors; one rank has it.
 class WorkerClocks {
  public:

@@ -6,8 +6,6 @@
 namespace caravan {
 namespace {
 
-constexpr const char* kPrefix = "hook.";
-
 /// Ranks that differ on other axes than that of the hook reduce other pieces, and share other tensors: each of these
 /// places has names of its own.
 std::string shared_prefix(const Mesh& mesh, const std::string& axis) {
@@ -18,7 +16,7 @@ std::string shared_prefix(const Mesh& mesh, const std::string& axis) {
     index = index * other.size() + other.coord();
     count *= other.size();
   }
-  return fmt::format("{}shared.{} of {}.", kPrefix, index, count);
+  return fmt::format("{}shared.{} of {}.", kHookTensors, index, count);
 }
 
 /// Calls f(name in checkpoints, parameter, the piece of this rank) for each summand of each trained parameter.
@@ -28,7 +26,7 @@ void for_each_summand(Engine& engine, F f) {
   for (const auto& [state, flat] : engine.strategy().hook->summands()) {
     for (const Slot& slot : layout.slots()) {
       if (!slot.parameter->requires_grad()) continue;
-      f(kPrefix + state + "." + slot.parameter->name(), *slot.parameter, layout.view(flat, *slot.parameter));
+      f(kHookTensors + state + "." + slot.parameter->name(), *slot.parameter, layout.view(flat, *slot.parameter));
     }
   }
 }
@@ -55,8 +53,6 @@ std::vector<CheckpointPiece> hook_pieces(Engine& engine) {
   }
   return all;
 }
-
-bool is_of_hook(const std::string& name) { return name.starts_with(kPrefix); }
 
 void read_hook(Engine& engine, CheckpointReader& reader) {
   const auto& hook = engine.strategy().hook;

@@ -73,6 +73,25 @@ RecipeKey text(std::string name, std::string help, Field<std::string> field) {
           }};
 }
 
+RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
+                     int64_t value_of_word) {
+  return {std::move(name), std::move(help),
+          [field, word, value_of_word](const Recipe& recipe) -> RecipeValue {
+            const int64_t value = read(field, recipe);
+            if (value == value_of_word) return word;
+            return value;
+          },
+          [field, range, word, value_of_word](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* text = std::get_if<std::string>(&value);
+            const auto* number = std::get_if<int64_t>(&value);
+            const bool is_word = text != nullptr && *text == word;
+            if (!is_word && number == nullptr) return is_not(value, "a whole number or \"" + word + "\"");
+            const std::string wrong = is_word ? "" : out_of(range, static_cast<double>(*number));
+            if (wrong.empty()) field(recipe) = is_word ? value_of_word : *number;
+            return wrong;
+          }};
+}
+
 RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices) {
   RecipeKey key = text(std::move(name), std::move(help), field);
   key.set = [set = key.set, choices](Recipe& recipe, const RecipeValue& value) -> std::string {

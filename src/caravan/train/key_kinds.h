@@ -30,6 +30,9 @@ RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Rang
 RecipeKey real(std::string name, std::string help, Field<double> field, Range range);
 RecipeKey boolean(std::string name, std::string help, Field<bool> field);
 RecipeKey text(std::string name, std::string help, Field<std::string> field);
+/// A whole number in `range`, or `word`, which stands for `value_of_word`.
+RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
+                     int64_t value_of_word);
 /// A text that is one of `choices`.
 RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices);
 

@@ -27,8 +27,8 @@ struct StepMetrics {
   int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
   int64_t planned_state_bytes = 0;         ///< the same by formula
   double model_flops_per_second = 0;       ///< of all ranks
-  std::optional<double> loss_scale{};      ///< of fp16: of the gradients of this step
-  std::optional<int64_t> skipped_steps{};  ///< of fp16: whose gradients overflowed, since the start of the run
+  std::optional<double> loss_scale{};      ///< of this step (fp16)
+  std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};
   /// Where ranks do not wait for each other (AsyncTrainer), a line is that of a drain: `step` is the slowest rank's;

@@ -39,23 +39,6 @@ RecipeKey for_mode(bool (DataParallelChoice::*holds)() const, const std::string&
       "is used with data_parallel.mode = " + modes + " only");
 }
 
-RecipeKey data_parallel_servers() {
-  return {"data_parallel.servers", "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
-          [](const Recipe& recipe) -> RecipeValue {
-            if (recipe.data_parallel.servers == 0) return std::string("all");
-            return recipe.data_parallel.servers;
-          },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* text = std::get_if<std::string>(&value);
-            const auto* number = std::get_if<int64_t>(&value);
-            const bool is_all = text != nullptr && *text == "all";
-            if (!is_all && number == nullptr) return is_not(value, "a whole number or \"all\"");
-            const std::string wrong = is_all ? "" : out_of({1, 1 << 20}, static_cast<double>(*number));
-            if (wrong.empty()) recipe.data_parallel.servers = is_all ? 0 : *number;
-            return wrong;
-          }};
-}
-
 RecipeKey data_parallel_units() {
   return {"data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
           [](const Recipe& recipe) -> RecipeValue { return recipe.data_parallel.units; },
@@ -183,7 +166,10 @@ std::vector<RecipeKey> parallel_keys() {
                FIELD(data_parallel.hook_fraction), {1e-6, 1}),
           [](const Recipe& recipe) { return recipe.data_parallel.hook == "topk"; },
           "is used with data_parallel.hook = \"topk\" only"),
-      for_technique(&DataParallelChoice::has_servers, data_parallel_servers()),
+      for_technique(&DataParallelChoice::has_servers,
+                    integer_or("data_parallel.servers",
+                               "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
+                               FIELD(data_parallel.servers), {1, 1 << 20}, "all", 0)),
       for_technique(&DataParallelChoice::has_servers,
                     choice("data_parallel.mode",
                            "\"sync\": workers step together; \"async\": each at its own pace; \"bounded\": in limits",

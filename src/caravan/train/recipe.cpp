@@ -62,42 +62,21 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
          .where = recipe.where("mesh.dp"),
          .action = fmt::format("use --ranks {}, or leave mesh.dp out", recipe.mesh.dp)});
   }
-  if (const std::string wrong = recipe.data_parallel.wrong_with_shard(num_ranks); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "data_parallel.shard",
-                      .fact = wrong,
-                      .where = recipe.where("data_parallel.shard"),
-                      .action = recipe.data_parallel.instead_of_shard(num_ranks)});
-  }
-  if (const std::string wrong = wrong_with_precision(recipe.data_parallel, recipe.precision); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "precision",
-                      .fact = wrong,
-                      .where = recipe.where("data_parallel.mode"),
-                      .action = "use data_parallel.mode = \"sync\", or compute in bf16 and leave the rest at fp32"});
-  }
-  if (const std::string wrong = wrong_with_hook(recipe.data_parallel, recipe.precision); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "data_parallel.hook",
-                      .fact = wrong,
-                      .where = recipe.where("data_parallel.hook"),
-                      .action = "use \"none\""});
-  }
-  if (const std::string wrong = recipe.data_parallel.wrong_with_servers(num_ranks); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "data_parallel.servers",
-                      .fact = wrong,
-                      .where = recipe.where("data_parallel.servers"),
-                      .action = fmt::format("use {}, or \"all\"", num_ranks)});
-  }
-  if (const std::string wrong = recipe.data_parallel.wrong_with_backend(recipe.comm.backend); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "comm.backend",
-                      .fact = wrong,
-                      .where = recipe.where("comm.backend"),
-                      .action = "use comm.backend = \"thread\", or data_parallel.technique = \"" +
-                                data_parallel_techniques().front() + "\" over processes"});
-  }
+  const DataParallelChoice& choice = recipe.data_parallel;
+  const auto check = [&](const std::string& wrong, const char* subject, const char* key, const std::string& action) {
+    if (wrong.empty()) return;
+    throw UsageError({.op = "recipe", .subject = subject, .fact = wrong, .where = recipe.where(key), .action = action});
+  };
+  check(choice.wrong_with_shard(num_ranks), "data_parallel.shard", "data_parallel.shard",
+        choice.instead_of_shard(num_ranks));
+  check(wrong_with_precision(choice, recipe.precision), "precision", "data_parallel.mode",
+        "use data_parallel.mode = \"sync\", or compute in bf16 and leave the rest at fp32");
+  check(wrong_with_hook(choice, recipe.precision), "data_parallel.hook", "data_parallel.hook", "use \"none\"");
+  check(choice.wrong_with_servers(num_ranks), "data_parallel.servers", "data_parallel.servers",
+        fmt::format("use {}, or \"all\"", num_ranks));
+  check(choice.wrong_with_backend(recipe.comm.backend), "comm.backend", "comm.backend",
+        "use comm.backend = \"thread\", or data_parallel.technique = \"" + data_parallel_techniques().front() +
+            "\" over processes");
   return {{"dp", num_ranks}};
 }
 

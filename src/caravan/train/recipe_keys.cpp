@@ -60,23 +60,6 @@ RecipeKey data_text() {
           }};
 }
 
-RecipeKey micro_batch() {
-  return {"train.micro_batch", "sequences a rank computes at once: \"auto\" fits the memory; 0: all of its share",
-          [](const Recipe& recipe) -> RecipeValue {
-            if (recipe.train.micro_batch == kAutoMicroBatch) return std::string("auto");
-            return recipe.train.micro_batch;
-          },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* text = std::get_if<std::string>(&value);
-            const auto* number = std::get_if<int64_t>(&value);
-            const bool is_auto = text != nullptr && *text == "auto";
-            if (!is_auto && number == nullptr) return is_not(value, "a whole number or \"auto\"");
-            const std::string wrong = is_auto ? "" : out_of({0, 1 << 30}, static_cast<double>(*number));
-            if (wrong.empty()) recipe.train.micro_batch = is_auto ? kAutoMicroBatch : *number;
-            return wrong;
-          }};
-}
-
 RecipeKey data_tokenizer() {
   return {"data.tokenizer", "\"bytes\", the path of a tokenizer.json, or {train = 1024}: one trained on the text",
           [](const Recipe& recipe) -> RecipeValue {
@@ -153,7 +136,9 @@ std::vector<RecipeKey> training_keys() {
       data_tokenizer(),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
       integer("train.global_batch", "sequences per step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
-      micro_batch(),
+      integer_or("train.micro_batch",
+                 "sequences a rank computes at once: \"auto\" fits the memory; 0: all of its share",
+                 FIELD(train.micro_batch), {0, 1 << 30}, "auto", kAutoMicroBatch),
       integer("train.seed", "seed of initial weights, data order and dropout", FIELD(train.seed), {0}),
       integer("train.eval_every", "steps between evaluations; 0: only at the end", FIELD(train.eval_every), {0}),
       integer("train.eval_batches", "batches of global_batch sequences in an evaluation; 0: all of the validation text",

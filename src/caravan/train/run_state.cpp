@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kLossScale = "loss_scale";
-
 std::string name_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return "fp32";
@@ -106,13 +104,13 @@ std::vector<CheckpointPiece> RunState::pieces() {
   for (const auto& [state_name, flat] : optimizer_->state()) {
     for (const Slot& slot : layout.slots()) {
       if (!slot.parameter->requires_grad()) continue;
-      all.push_back(checkpoint_piece("optimizer." + state_name + "." + slot.parameter->name(), *slot.parameter,
+      all.push_back(checkpoint_piece(kOptimizerTensors + state_name + "." + slot.parameter->name(), *slot.parameter,
                                      layout.view(flat, *slot.parameter), mesh_));
     }
   }
   if (loss_scale_) {
     const at::Tensor numbers = loss_scale_numbers();
-    all.push_back({.name = kLossScale,
+    all.push_back({.name = kLossScaleTensor,
                    .shape = numbers.sizes().vec(),
                    .box = {{0}, numbers.sizes().vec()},
                    .tensor = numbers,
@@ -164,19 +162,19 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   const at::NoGradGuard no_grad;
   std::vector<CheckpointPiece> wanted = pieces();
   // Imported weights come without moments.
-  const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with("optimizer."); };
+  const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
   const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
   if (info.optimizer_steps == 0 && !has_moments) wanted.resize(model_->parameters().size());
   std::vector<std::pair<std::string, std::vector<int64_t>>> names;
   for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
   for (const auto& [name, tensor] : reader.manifest().tensors) {  // what this run's hook has no use for is left out
-    if (is_of_hook(name)) names.emplace_back(name, tensor.shape);
+    if (name.starts_with(kHookTensors)) names.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh_.world());
   reader.check(names);
   for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
   read_hook(*engine_, reader);
-  if (loss_scale_ && wanted.back().name == kLossScale) {
+  if (loss_scale_ && wanted.back().name == kLossScaleTensor) {
     const at::Tensor& numbers = wanted.back().tensor;
     if (loss_scale_->is_dynamic()) {
       loss_scale_->set_state({.value = numbers[0].item<float>(),

@@ -68,8 +68,7 @@ class Run {
   MemoryPlan memory_;
   BatchPlan plan_;
   std::unique_ptr<RunState> state_;
-  StateBytes allocated_;  ///< by state_
-  StateBytes planned_;    ///< the same by formula
+  StateBytes planned_;  ///< of state_, by formula
   std::unique_ptr<TrainStep> train_step_;
   std::unique_ptr<AsyncRun> async_;  ///< instead, where ranks do not wait for each other
   std::unique_ptr<MetricsLog> log_;
@@ -137,7 +136,6 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
-  allocated_ = state_->bytes();
   planned_ = state_bytes(state_of(memory_.shape));
   if (options.resumes()) resume();
   check_steps();
@@ -271,8 +269,8 @@ StepMetrics Run::step() {
     };
   }
   const double lr = state_->learning_rate().at(state_->step);
-  const bool wish = options_.stop_requested && options_.stop_requested();
-  const StepResult result = train_step_->run(mine, state_->step, lr, wish, inspect);
+  const bool stop_requested = options_.stop_requested && options_.stop_requested();
+  const StepResult result = train_step_->run(mine, state_->step, lr, stop_requested, inspect);
   ++state_->step;
   if (result.stop) end_ = state_->step;
   StepMetrics metrics = metrics_since(begin, sent, waited, mine.num_targets);
@@ -356,7 +354,7 @@ void Run::go() {
                       .last_step = end_,
                       .notes = place_.notes,
                       .dtypes = state_->dtypes(),
-                      .state = allocated_,
+                      .state = state_->bytes(),
                       .planned_state = planned_});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved = options_.resumes() ? state_->step : -1;
