@@ -95,7 +95,8 @@ def peer(arguments, size, dtype, environment):
     return statistics.median(json.loads(run(command, environment)))
 
 
-def ours(arguments, size, dtype, environment, ranks=1):
+def ours(arguments, size, dtype, environment, ranks=1, more=None):
+    """The median step in ms. `more`: further settings of the recipe."""
     layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
@@ -105,7 +106,7 @@ def ours(arguments, size, dtype, environment, ranks=1):
                     "precision.compute": f'"{dtype}"',
                     "comm.threads_per_rank": 1, "checkpoint.dir": f'"{folder}/run"'}
         command = [arguments.caravan, "train", "--ranks", str(ranks)]
-        for key, value in settings.items():
+        for key, value in (settings | (more or {})).items():
             command += ["--set", f"{key}={value}"]
         run(command, environment)
         lines = [json.loads(line) for line in open(f"{folder}/run/train.log")]

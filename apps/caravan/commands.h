@@ -16,6 +16,7 @@ int train(const TrainArguments& arguments);
 int generate(const GenerateArguments& arguments);
 int export_model(const ExportArguments& arguments);
 int import_model(const ImportArguments& arguments);
+int inspect_layouts(const InspectArguments& arguments);  ///< inspect --layouts
 int prove(const ProveArguments& arguments);
 int bench_comm(const BenchArguments& arguments);
 int doctor(const DoctorArguments& arguments);

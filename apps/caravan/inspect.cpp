@@ -10,41 +10,16 @@
 #include "apps/caravan/commands.h"
 #include "apps/caravan/inspect_run.h"
 #include "apps/caravan/ranks.h"
+#include "apps/caravan/vocabulary.h"
+#include "caravan/base/cores.h"
 #include "caravan/base/error.h"
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/data/corpus.h"
-#include "caravan/data/tokenizer.h"
 #include "caravan/train/micro_batch.h"
 
 namespace caravan::app {
 namespace {
-
-struct Vocabulary {
-  int64_t size;
-  std::string note;
-};
-
-/// Of the tokenizer.
-Vocabulary tokens_of(const Recipe& recipe) {
-  if (recipe.data.tokenizer.empty())
-    return {recipe.data.trained_vocabulary, " (at most: the tokenizer is trained first)"};
-  if (recipe.data.tokenizer == "bytes") return {256, " (bytes)"};
-  return {Tokenizer::load(find_file(recipe.data.tokenizer, data_folders(recipe.folder))).vocab_size(), ""};
-}
-
-/// Of the model.
-Vocabulary vocabulary_of(const Recipe& recipe) {
-  const Vocabulary tokens = tokens_of(recipe);
-  const int64_t rows = recipe.model.vocabulary;
-  if (rows == 0) return tokens;
-  if (rows < tokens.size && !recipe.data.tokenizer.empty()) {
-    throw UsageError({"inspect", "model.vocabulary",
-                      fmt::format("{} rows for a tokenizer of {} tokens", rows, tokens.size),
-                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
-  }
-  return {rows, ""};
-}
 
 /// `train` opens the texts, so a text that it refuses is refused here.
 void check_text(const Recipe& recipe) {
@@ -128,10 +103,51 @@ void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
                                                                          state_bytes(other).total()))));
 }
 
+std::string per_micro_batch(const TensorTraffic& traffic) {
+  return bytes_line(traffic.total()) +
+         fmt::format(", of it {} forward", format_bytes(static_cast<int64_t>(traffic.forward)));
+}
+
+/// What splitting the layers costs, and which way of it would cost least.
+void print_tensor_traffic(const MemoryPlan& plan) {
+  const MemoryShape& shape = plan.shape;
+  if (shape.tensor_parallel.is_used()) {
+    TensorShape of = tensor_shape(shape);
+    fmt::print("sent per rank and micro-batch, tensor_parallel {} over {} ranks\n", of.kind, of.ranks);
+    print("a layer", per_micro_batch(layer_bytes(of)));
+    print("embedding", per_micro_batch(embedding_bytes(of)));
+    print("head and loss", per_micro_batch(head_bytes(of)));
+    fmt::print("a layer by kind, over {} ranks, fewest bytes first\n", of.ranks);
+    for (const TensorCost& cost : compare_tensor_kinds(of)) {
+      const std::string depth = cost.shape.depth > 1 ? fmt::format(", depth {}", cost.shape.depth) : "";
+      print(cost.shape.kind + depth, cost.bytes > 0
+                                         ? bytes_line(cost.bytes) + (cost.misfit.empty() ? "" : ", but " + cost.misfit)
+                                         : cost.misfit);
+    }
+  }
+  for (const TensorShape& of : context_shapes(shape)) {
+    fmt::print("sent per rank and micro-batch, {} over {} ranks\n", of.kind, of.ranks);
+    print("a layer", per_micro_batch(layer_bytes(of)));
+  }
+}
+
 /// What allocate_shared will find.
 bool shares_memory(const Recipe& recipe, bool is_local) {
   const std::string& backend = recipe.comm.backend;
   return backend == "thread" || (is_local && (backend == "shm" || backend == "auto"));
+}
+
+/// Ranks that share cores are planned for other hosts if they do not fit this one.
+MemoryPlan memory_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bool is_local) {
+  const int64_t limit = is_local ? memory_share(usable_memory_bytes(), num_ranks) : 0;
+  const bool shares = shares_memory(recipe, is_local);
+  try {
+    return plan_memory(recipe, vocabulary, num_ranks, limit, 0, shares);
+  } catch (const ResourceError&) {
+    if (num_ranks <= num_usable_cores() || recipe.comm.backend == "thread") throw;
+    fmt::print("# {} ranks do not fit this host's memory: planned for other hosts\n", num_ranks);
+    return plan_memory(recipe, vocabulary, num_ranks, 0, 0, shares);
+  }
 }
 
 }  // namespace
@@ -148,9 +164,7 @@ int inspect(const InspectArguments& arguments) {
   const Vocabulary vocabulary = vocabulary_of(recipe);
   // Ranks that can be started here share this host's memory; that of other hosts is unknown.
   const bool is_local = ranks.num_ranks <= most_local_ranks();
-  const int64_t limit = is_local ? memory_share(usable_memory_bytes(), ranks.num_ranks) : 0;
-  const MemoryPlan memory =
-      plan_memory(recipe, vocabulary.size, ranks.num_ranks, limit, 0, shares_memory(recipe, is_local));
+  const MemoryPlan memory = memory_of(recipe, vocabulary.size, ranks.num_ranks, is_local);
   ModelConfig model = recipe.model;
   model.vocabulary = vocabulary.size;
   const int64_t parameters = model.num_parameters();
@@ -171,10 +185,11 @@ int inspect(const InspectArguments& arguments) {
   print("parameters", fmt::format("{}  ({})", parameters, format_count(static_cast<double>(parameters))));
   fmt::print("FLOPs, forward and backward, matrix products only\n");
   print("per token", fmt::format("{:.0f}", flops));
-  print("per step and rank", format_count(flops * static_cast<double>(tokens) / plan.dp));
+  print("per step and rank", format_count(flops * static_cast<double>(tokens) / ranks.num_ranks));
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(memory);
   print_traffic(memory, arguments.link_gbit_s);
+  print_tensor_traffic(memory);
   std::vector<std::string> notes = recipe_notes(recipe);
   if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
   for (const std::string& note : notes) fmt::print("note      {}\n", note);

@@ -61,7 +61,9 @@ void shorten_openmp_spinning() {
 int run(const CommandLine& line, int argc, char** argv) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
-    case CommandLine::Command::inspect: return inspect(line.inspect);
+    case CommandLine::Command::inspect:
+      if (line.inspect.layouts) become_rank(argv);
+      return inspect(line.inspect);
     case CommandLine::Command::tokenizer: return tokenizer(line.tokenizer);
     case CommandLine::Command::cache: return cache(line.cache);
     case CommandLine::Command::bench_comm:

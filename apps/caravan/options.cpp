@@ -114,6 +114,8 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
   command->add_option("--link", line.inspect.link_gbit_s, "Gbit/s of a rank's link: prints how long it sends")
       ->check(CLI::Range(1e-3, 1e6));
+  command->add_flag("--layouts", line.inspect.layouts,
+                    "how parameters and activations are laid out, and what is sent between modules");
   command->add_option("--set", line.inspect.overrides, "section.key=value: overrides the recipe")
       ->expected(1, -1)
       ->take_all();

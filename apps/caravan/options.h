@@ -53,6 +53,7 @@ struct InspectArguments {
   std::optional<int> ranks;
   std::vector<std::string> overrides;
   double link_gbit_s = 0;  ///< 0: no times
+  bool layouts = false;    ///< of parameters and activations, in place of costs
 };
 
 struct TokenizerArguments {

@@ -15,6 +15,7 @@ int dispatch(const CommandLine& line) {
     case CommandLine::Command::generate: return generate(line.generate);
     case CommandLine::Command::export_model: return export_model(line.export_model);
     case CommandLine::Command::import_model: return import_model(line.import_model);
+    case CommandLine::Command::inspect: return inspect_layouts(line.inspect);
     case CommandLine::Command::prove: return prove(line.prove);
     case CommandLine::Command::bench_comm: return bench_comm(line.bench);
     case CommandLine::Command::doctor: return line.doctor.tune ? tune() : doctor(line.doctor);

@@ -209,9 +209,9 @@ std::vector<Found> many_ranks(const Acid& acid, const std::filesystem::path& fol
     Model model(config_of(acid.kind));
     const Hook uneven = make_uneven(model, acid.freezes_first_stage);
     const std::vector<int64_t> part{kRows / mesh["dp"].size() / kMicroBatches, kLength};
-    const AppliedPlan plan = apply(fitted(column_row("tp"), model), model, mesh, {part, part});
     Strategy strategy = whole_model(model, mesh);
-    add_plan(strategy, plan);
+    add_plan(strategy,
+             std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}, {part})));
     add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
     add_stages(strategy, mesh, "pp", {0, 0, 0, 1, 1});
     run_one_f_one_b(strategy);

@@ -36,15 +36,15 @@ Arrangement ring(Model& model, Mesh& mesh) {
 /// Two stages x column/row split x full recompute x deferred weight gradients x state in shards over the ring.
 Arrangement everything(Model& model, Mesh& mesh) {
   const std::vector<int64_t> part{2, model.config().context / mesh["cp"].size()};
-  const auto plan = std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}));
   Strategy strategy = whole_model(model, mesh);
-  add_plan(strategy, *plan);
+  add_plan(strategy,
+           std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}, {part})));
   add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
   add_stages(strategy, mesh, "pp", {0, 0, 1, 1});
   run_one_f_one_b(strategy);
   shard_everything(strategy, mesh, "cp");
   const auto hooks = std::make_shared<Hooks>(ring_attention(strategy, model, mesh, "cp"));
-  return {std::move(strategy), std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(plan, hooks)};
+  return {std::move(strategy), hooks};
 }
 
 struct Case {

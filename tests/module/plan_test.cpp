@@ -70,7 +70,7 @@ Plan on_two_axes() {
                                    {"bias", {{"col", shard(0)}}, leaf(shard(0))}}},
                    {.pattern = "*.down",
                     .parameters = {{"weight", {{"col", shard(1)}}, leaf(shard(1))}, {"bias", {}, leaf(kI), leaf(kP)}},
-                    .outputs = {stream}}},
+                    .outputs = {Layout{{"row", shard(0)}, {"col", kI}}}}},
           .inputs = {stream, stream}};
 }
 

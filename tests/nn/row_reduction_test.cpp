@@ -36,6 +36,7 @@ class PairReduction final : public RowReduction {
   void sum(at::Tensor& rows) override {
     combine(rows, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
   }
+  Layout reduced(const Layout& summands) const override { return summands; }
 
  private:
   void combine(at::Tensor& rows, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& f) {

@@ -45,9 +45,9 @@ TEST_P(Composition, DdpOverOneAxisAndAColumnRowSplitOverAnother) {
       const MeshAxis& dp = mesh["dp"];
       const int64_t rows = Problem::kRows / dp.size() / 3;
       const std::vector<int64_t> shape{rows, Problem::kLength};
-      const AppliedPlan applied = apply(fitted(column_row("tp"), model), model, mesh, {shape, shape});
       Strategy strategy = whole_model(model, mesh);
-      add_plan(strategy, applied);
+      add_plan(strategy,
+               std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {shape, shape})));
       add_ddp(strategy, mesh, {.bucket_bytes = 2048});
       Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
       for (int step = 0; step < 2; ++step) {  // recorded, then followed

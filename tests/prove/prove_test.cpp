@@ -117,11 +117,10 @@ Arrangement split_mlp(Model& model, Mesh& mesh) {
     plan.rows.push_back({.pattern = "*.mlp.gate", .parameters = {{"weight", tp(Shard{0})}}});
   }
   const std::vector<int64_t> shape{2, model.config().context};
-  auto applied = std::make_shared<AppliedPlan>(apply(plan, model, mesh, {shape, shape}));
   Strategy strategy = whole_model(model, mesh);
-  add_plan(strategy, *applied);
+  add_plan(strategy, std::make_shared<AppliedPlan>(apply(plan, model, mesh, {shape, shape})));
   add_ddp(strategy, mesh);
-  return {strategy, applied};
+  return strategy;
 }
 
 TEST(Prove, HoldsForSplitWeights) {

@@ -72,7 +72,7 @@ class Evaluate : public ::testing::Test {
                        int& forwards = outcome.num_forwards[rank];
                        EvaluationOptions own = options;
                        if (world->rank() == stopping) own.stop_requested = [&] { return forwards == 2; };
-                       const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels) {
+                       const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels, const ForwardContext&) {
                          ++forwards;
                          return sum_of_labels(ids, labels);
                        };

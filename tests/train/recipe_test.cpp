@@ -177,7 +177,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\naccumulate = \"full\"",
        "accumulate: is used with data_parallel.mode = \"sync\" only"},
       {"[data_parallel]\ntechnique = \"replicas\"\nshare = \"on\"", "is used with data_parallel.technique"},
-      {"[mesh]\ntp = 2", "mesh.tp", "2 is not supported yet", "r.toml:2"},
+      {"[mesh]\npp = 2", "mesh.pp", "2 is not supported yet", "r.toml:2"},
       {"[mesh]\ndp = -2", "mesh.dp"},
       {"[data]\ntext = []", "names no file"},
       {"[data]\ntext = \"\"", "names no file"},
@@ -220,6 +220,47 @@ TEST(Recipe, ServersFitTheRanksAndReplicasTheBackend) {
   const Recipe all = parse_recipe("", "r", {"data_parallel.technique=param_server", "data_parallel.servers=all"});
   EXPECT_EQ(all.data_parallel.servers, 0);
   EXPECT_THAT(to_toml(all), HasSubstr("servers = \"all\""));
+}
+
+/// Of the default model: 6 heads, width 192, context 128, global batch 12.
+TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
+  struct Case {
+    std::vector<std::string> set;
+    int ranks;
+    std::vector<std::string> parts;  ///< of the message
+  };
+  const std::string kind = "tensor_parallel.kind=";
+  const std::vector<Case> cases{
+      {{"mesh.tp=4"}, 4, {"4 ranks cannot share 6 heads equally", "use 2 or 3 or 6", "--set mesh.tp=4"}},
+      {{"mesh.tp=2"}, 5, {"5 ranks are started, not a multiple of 2", "--ranks 6"}},
+      {{"mesh.tp=2", "mesh.dp=3"}, 4, {"dp 3 x tp 2 = 6 ranks, but 4 are started", "--ranks 6"}},
+      {{"mesh.tp=3", kind + "2d"}, 3, {"3 ranks are no square: use 1 or 4"}},
+      {{"mesh.tp=16", kind + "2d"}, 16, {"a grid of side 4 divides 6 heads by 4", "use a side of 2 or 3 or 6"}},
+      {{"mesh.tp=4", kind + "3d"}, 4, {"4 ranks are no cube: use 1 or 8"}},
+      {{"mesh.tp=8", kind + "2.5d", "tensor_parallel.depth=3"}, 8, {"no square times a depth of 3", "use 3 or 12"}},
+      {{"mesh.tp=4", kind + "2d", "train.global_batch=7"}, 4, {"splits 7 sequences", "global_batch = 8"}},
+      {{"mesh.tp=4", kind + "2d", "train.micro_batch=3"}, 4, {"splits 3 sequences", "micro_batch = 4"}},
+      {{"mesh.cp=3"}, 3, {"128 positions do not split into 6 equal pieces", "model.context = 126"}},
+      {{"mesh.cp=4", "context_parallel.kind=ulysses"}, 4, {"6 heads do not divide among 4 ranks"}},
+      {{"mesh.cp=4", "context_parallel.kind=both", "context_parallel.exchange=3"}, 4, {"not a proper divisor of 4"}},
+      {{"mesh.tp=2", "data_parallel.technique=replicas", "comm.backend=thread"}, 2, {"runs whole models"}},
+  };
+  for (const Case& each : cases) {
+    const std::string message =
+        message_of<UsageError>([&] { plan_batch(parse_recipe("", "r", each.set), each.ranks); });
+    SCOPED_TRACE(each.set.back());
+    for (const std::string& part : each.parts) EXPECT_THAT(message, HasSubstr(part));
+  }
+  const auto refused = [](const std::vector<std::string>& set) {
+    return message_of<UsageError>([&] { parse_recipe("", "r", set); });
+  };
+  EXPECT_THAT(refused({"tensor_parallel.sequence=true"}), HasSubstr("mesh.tp above 1"));
+  EXPECT_THAT(refused({"mesh.tp=4", kind + "2d", "tensor_parallel.sequence=true"}), HasSubstr("kind = \"1d\" only"));
+  EXPECT_THAT(refused({"mesh.tp=2", "tensor_parallel.depth=2"}), HasSubstr("kind = \"2.5d\" only"));
+  EXPECT_THAT(refused({"mesh.tp=2", kind + "4d"}), HasSubstr("the nearest is"));
+  const Recipe right = parse_recipe("", "r", {"mesh.tp=2", "mesh.cp=2"});
+  EXPECT_EQ(recipe_ranks(right), 4);
+  EXPECT_EQ(plan_batch(right, 12).to_string(), "global_batch 12 = dp 3 x micro_batch 4 x accumulation 1");
 }
 
 TEST(Recipe, OverridesAreTomlOrElsePlainStrings) {

@@ -72,7 +72,8 @@ void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_s
   }
 }
 
-ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context) : tokens_(tokens), context_(context) {
+ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents)
+    : tokens_(tokens), context_(context), documents_(documents) {
   check_context(context);
   if (tokens.size() >= 2) return;
   throw DataError({.op = "data",
@@ -82,17 +83,20 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context) :
                    .action = "give more text"});
 }
 
-void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels) const {
+void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
+                             std::span<int64_t> documents, std::span<int64_t> positions) const {
   const int64_t rows = count_rows(context_, input_ids, labels);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = std::min((first_window + row) * context_, num_targets());
-    const auto count = static_cast<size_t>(std::min(context_, num_targets() - first));
+    const int64_t first = std::min((first_window + row) * context_, last());
+    const auto count = static_cast<size_t>(std::min(context_, last() - first));
     const std::span<int64_t> inputs = row_of(input_ids, row, context_);
     const std::span<int64_t> targets = row_of(labels, row, context_);
     tokens_.read(first, inputs.first(count));
     tokens_.read(first + 1, targets.first(count));
     std::ranges::fill(inputs.subspan(count), 0);
     std::ranges::fill(targets.subspan(count), kNoTarget);
+    if (documents_ == nullptr) continue;
+    documents_->mark(inputs, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
 
 namespace caravan {
@@ -47,22 +48,29 @@ void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_s
 /// `context` tokens before it as input.
 class ValidationWindows {
  public:
-  /// Throws DataError for a text of fewer than 2 tokens, ShapeError for context < 1. `tokens` outlives the windows.
-  ValidationWindows(const TokenFile& tokens, int64_t context);
+  /// `documents`: those of the text, which do not see each other; null: it is one. Throws DataError for a text of fewer
+  /// than 2 tokens, ShapeError for context < 1. Both outlive the windows.
+  ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr);
 
   int64_t context() const noexcept { return context_; }
-  int64_t size() const noexcept { return (num_targets() + context_ - 1) / context_; }
-  int64_t num_targets() const noexcept { return tokens_.size() - 1; }
+  int64_t size() const noexcept { return (last() + context_ - 1) / context_; }
+  int64_t num_targets() const { return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last())); }
+  const Documents* documents() const noexcept { return documents_; }
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
 
   /// Fills rows as fill_batch does with the windows from `first_window` on. The last window, and rows after it, are
   /// padded with token 0 and kNoTarget, so that every rank can fill the same number of rows.
-  void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels) const;
+  /// `documents` and `positions`, where the windows have documents: see Documents::mark; else they are not used.
+  void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
+            std::span<int64_t> documents = {}, std::span<int64_t> positions = {}) const;
 
  private:
+  int64_t last() const noexcept { return tokens_.size() - 1; }  ///< inputs of all windows
+
   const TokenFile& tokens_;
   int64_t context_;
+  const Documents* documents_;
 };
 
 }  // namespace caravan

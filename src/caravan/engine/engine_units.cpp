@@ -24,7 +24,7 @@ void Engine::add_unit_hooks() {
 
 Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const ForwardContext& context,
                          const Next& next) {
-  const bool is_of_step = mode_ != Mode::idle && context.phase != Phase::evaluate && context.layouts == nullptr;
+  const bool is_of_step = mode_ != Mode::idle && context.is_training() && context.layouts == nullptr;
   if (context.layouts != nullptr) return next(std::move(inputs), context);
   struct Running {  // also if the forward throws
     std::vector<int>& units;

@@ -105,13 +105,14 @@ Strategy whole_model(Module& model, const Mesh& mesh) {
   return strategy;
 }
 
-void add_plan(Strategy& strategy, const AppliedPlan& plan) {
-  for (const auto& [name, layouts] : plan.layouts()) {
+void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan) {
+  for (const auto& [name, layouts] : plan->layouts()) {
     ParameterLayouts& own = strategy.layouts.at(name);
     own.rest = planned(layouts.rest, own.rest);
     own.leaf = planned(layouts.leaf, own.leaf);
   }
-  strategy.loss_layout = planned(plan.loss_layout(), strategy.loss_layout);
+  strategy.loss_layout = planned(plan->loss_layout(), strategy.loss_layout);
+  strategy.plan = std::move(plan);
 }
 
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis) {

@@ -93,6 +93,8 @@ struct Strategy {
   bool is_static = true;
   Buffers buffers = Buffers::broadcast;
 
+  /// How layers are split; null: they are whole.
+  std::shared_ptr<const AppliedPlan> plan{};
   /// Modules whose forward is run again in backward, by name (memory/recompute.h).
   std::vector<std::string> recomputed{};
   /// What techniques have put on the model: in place as long as a copy of this lives, such as that of an Engine.
@@ -105,8 +107,8 @@ struct Strategy {
 /// if it has memory), the loss I, the batch whole.
 Strategy whole_model(Module& model, const Mesh& mesh);
 
-/// Completes `strategy` with a tensor plan in force (module/plan.h).
-void add_plan(Strategy& strategy, const AppliedPlan& plan);
+/// Completes `strategy` with a tensor plan in force (module/plan.h), and keeps it in force.
+void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan);
 
 /// Makes `axis` a data axis: rows of the batch are split over it, the loss becomes P, each leaf R; parameters stay
 /// invariant at rest. Data parallelism; what is left to decide is where they rest.

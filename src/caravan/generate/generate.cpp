@@ -49,7 +49,7 @@ int64_t generate(const TextModel& model, const Tokenizer& tokenizer, std::string
   std::vector<int64_t> ids = prompt_ids(tokenizer, prompt, special.begin, config.vocabulary);
   const auto length = static_cast<size_t>(config.context);
   KvCache cache(model.model, config.context);
-  ForwardContext context{.phase = Phase::evaluate};
+  ForwardContext context{.phase = Phase::generate};
   TextStream text(tokenizer, /*skip_special_tokens=*/true);
   size_t first = ids.size() > length ? ids.size() - length : 0;  // of the ids that the cache holds
   size_t seen = first;                                           // the model has seen those before

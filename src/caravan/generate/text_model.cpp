@@ -34,8 +34,11 @@ TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
   engine.begin_evaluation();
   evaluation_ = std::shared_ptr<void>(nullptr, [&engine](void*) { engine.end_evaluation(); });
   const auto runner = std::make_shared<StageRunner>(engine);
-  logits = [runner](const at::Tensor& ids, const ForwardContext& context) {
-    return runner->evaluate({.ids = ids, .labels = {}, .context = context});
+  const auto& plan = engine.strategy().plan;
+  logits = [runner, rows = plan == nullptr ? 1 : plan->num_row_parts()](const at::Tensor& ids,
+                                                                        const ForwardContext& context) {
+    const at::Tensor all = runner->evaluate({.ids = ids.expand({rows, -1}), .labels = {}, .context = context});
+    return all.defined() ? all.narrow(0, 0, 1) : all;
   };
   agree = [&engine](const Choice& own) {
     std::array<int64_t, 2> numbers{own.token, own.stops ? 1 : 0};

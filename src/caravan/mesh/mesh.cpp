@@ -170,6 +170,14 @@ bool Mesh::has(std::string_view name) const noexcept {
 
 const std::vector<MeshAxis>& Mesh::axes() const noexcept { return state_->listed; }
 const std::vector<std::string>& Mesh::made_of(std::string_view name) const { return state_->at(name).made_of; }
+const MeshAxis* Mesh::joined(const std::vector<std::string>& axes) const noexcept {
+  for (const State::Known& known : state_->known) {
+    if (known.made_of == axes && known.parent.empty()) return &*known.axis;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Mesh::names() const { return state_->names(); }
 Communicator& Mesh::world() const noexcept { return *state_->family->world; }
 int Mesh::rank() const noexcept { return world().rank(); }
 int Mesh::size() const noexcept { return world().size(); }

@@ -86,6 +86,10 @@ class Mesh {
   /// itself; of one that was factored, its parts. Two axes that share one of them must not be in one layout. Throws
   /// UsageError if the mesh has no such axis; knows sub-axes on every rank.
   const std::vector<std::string>& made_of(std::string_view name) const;
+  /// The axis that is made of exactly these listed axes, in this order (of one: itself); null if the mesh has none.
+  const MeshAxis* joined(const std::vector<std::string>& axes) const noexcept;
+  /// Of all axes that it knows, sub-axes too.
+  std::vector<std::string> names() const;
   Communicator& world() const noexcept;
   int rank() const noexcept;
   int size() const noexcept;

@@ -20,6 +20,7 @@ enum class Phase : uint8_t {
   forward,    ///< of training
   recompute,  ///< of training, again, in backward
   evaluate,   ///< no dropout
+  generate,   ///< the same, of a text that grows: techniques that split sequences leave them whole
 };
 
 /// What a forward pass knows beyond its tensors. Layers take global indices and positions from here, never from local
@@ -48,7 +49,7 @@ struct ForwardContext {
   /// Of a dry run: layers record the layouts of their results here (module/layout_table.h).
   LayoutTable* layouts = nullptr;
 
-  bool is_training() const noexcept { return phase != Phase::evaluate; }
+  bool is_training() const noexcept { return phase == Phase::forward || phase == Phase::recompute; }
   const DimIndex& operator[](Dim dim) const noexcept { return index[static_cast<size_t>(dim)]; }
   /// Sets both data and index.
   void set(Dim dim, const DimIndex& which) { data[static_cast<size_t>(dim)] = index[static_cast<size_t>(dim)] = which; }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -94,6 +97,12 @@ DimIndex DimIndex::slice(int64_t begin, int64_t count, int64_t local) const {
     passed += run.count;
   }
   return {std::move(piece), global(local)};
+}
+
+at::Tensor DimIndex::indices(int64_t local) const {
+  std::vector<at::Tensor> pieces{at::empty({0}, at::kLong)};
+  for (const Run& run : runs(local)) pieces.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+  return at::cat(pieces);
 }
 
 }  // namespace caravan

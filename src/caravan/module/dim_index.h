@@ -39,6 +39,9 @@ class DimIndex {
   /// Elements [begin, begin + count) of this one, of a dim that is `local` here.
   DimIndex slice(int64_t begin, int64_t count, int64_t local) const;
 
+  /// The global index of each local element, int64 on the CPU: the inverse of of(indices, global). Throws as global().
+  at::Tensor indices(int64_t local) const;
+
   bool operator==(const DimIndex&) const noexcept = default;
 
  private:

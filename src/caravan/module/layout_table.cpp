@@ -72,8 +72,17 @@ std::string in_a_plan(const std::string& action, std::initializer_list<LayoutTab
 void LayoutTable::set(const at::Tensor& tensor, Layout layout, std::string origin) {
   Entry& entry = entries_[tensor.unsafeGetTensorImpl()];
   entry.tensor = tensor;
-  entry.layout = std::move(layout);
+  entry.layout = merged(std::move(layout));
   if (!origin.empty()) entry.origin = std::move(origin);
+}
+
+Layout LayoutTable::merged(Layout layout) const {
+  if (has_gradients_) return layout;
+  std::vector<Layout::Entry> entries = layout.entries();
+  for (auto& [axis, placement] : entries) {
+    if (placement.is_replicate()) placement = Invariant{};
+  }
+  return Layout(std::move(entries));
 }
 
 bool LayoutTable::has(const at::Tensor& tensor) const noexcept {
@@ -103,8 +112,8 @@ void LayoutTable::infer(const OpType& op, const at::Tensor& result, std::initial
   std::vector<size_t> num_dims;
   std::string where;
   for (const auto& [tensor, parameter] : operands) {
-    layouts.push_back(parameter != nullptr ? parameter->compute_layout() : of(*tensor, what));
-    constant.push_back(parameter == nullptr && !tensor->is_floating_point());
+    layouts.push_back(parameter != nullptr ? merged(parameter->compute_layout()) : of(*tensor, what));
+    constant.push_back(!has_gradients_ || (parameter == nullptr && !tensor->is_floating_point()));
     names.push_back(parameter != nullptr ? "parameter " + parameter->name() : origin(*tensor));
     num_dims.push_back(parameter != nullptr ? parameter->global_shape().size() : tensor->sizes().size());
     where += fmt::format("; {} is {}", names.back(), layouts.back().to_string());

@@ -19,6 +19,9 @@ class Parameter;
 /// It goes by the tensor object: a view, even of the same shape, is another tensor and needs an entry of its own.
 class LayoutTable {
  public:
+  /// Of a pass with gradients; without them R and I are the same: everything is a constant, and R is called I.
+  explicit LayoutTable(bool has_gradients = true) : has_gradients_(has_gradients) {}
+
   /// An operand: an activation, whose layout is looked up, or a parameter with that of its compute().
   struct Operand {
     Operand(const at::Tensor& tensor) : tensor(&tensor) {}          // NOLINT: an operand is a tensor
@@ -49,6 +52,9 @@ class LayoutTable {
     Layout layout;
     std::string origin;
   };
+  Layout merged(Layout layout) const;
+
+  bool has_gradients_;
   std::map<const void*, Entry> entries_;
 };
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/record.h"
 #include "caravan/mesh/fit.h"
@@ -28,12 +30,13 @@ void check_is_fresh(const Plan& plan, const Module& model) {
 }
 
 /// The same axes, on a world that sends nothing and counts bytes.
-Mesh record_of(const Mesh& mesh, const std::vector<std::string>& axes) {
+Mesh record_of(const Mesh& mesh) {
   std::vector<AxisSize> sizes;
   for (const MeshAxis& axis : mesh.axes()) sizes.push_back({axis.name(), axis.size()});
   Mesh record = Mesh::create(make_record_world(mesh.rank(), mesh.size()), sizes);
-  for (const std::string& axis : axes) {
-    if (!record.has(axis)) record = record.join(axis, mesh.made_of(axis));
+  for (const std::string& axis : mesh.names()) {
+    if (!record.has(axis) && mesh.has(axis) && mesh[axis].parent().empty())
+      record = record.join(axis, mesh.made_of(axis));
   }
   return record;
 }
@@ -62,19 +65,60 @@ class MetaParameters {
 };
 
 /// Runs the model without memory; returns the layout of its first output.
-Layout dry_run(Module& model, const PlanRows& rows, const Mesh& mesh, LayoutTable& table,
-               const std::vector<std::vector<int64_t>>& input_shapes) {
-  const MetaParameters parameters(model, rows, mesh);
+Layout dry_run(Module& model, const PlanRows& rows, const std::vector<std::vector<int64_t>>& input_shapes,
+               PlanHooks& hooks, Phase phase) {
+  const bool generates = phase == Phase::generate;
+  LayoutTable table(/*has_gradients=*/!generates);
+  hooks.begin_dry_run(table);
   Tensors inputs;
   for (size_t i = 0; i < input_shapes.size(); ++i) {
     inputs.push_back(meta(input_shapes[i], at::kLong));
-    table.set(inputs[i], rows.inputs[i], fmt::format("input {} of the model", i));
+    const Layout& layout = rows.inputs[i];
+    table.set(inputs[i], generates ? in_generation(layout) : layout, fmt::format("input {} of the model", i));
   }
   const at::NoGradGuard no_grad;
-  const Tensors outputs = model.run(std::move(inputs), {.layouts = &table});
+  const Tensors outputs = model.run(std::move(inputs), {.phase = phase, .layouts = &table});
   if (outputs.empty()) throw UsageError({"plan", "", "the model has no output", "", "return the loss first"});
-  return table.of(outputs.front(), "backward");
+  return table.of(outputs.front(), generates ? "generation" : "backward");
 }
+
+/// Hooks, and what modules were told: taken back unless it is kept.
+class Installation {
+ public:
+  Installation() = default;
+  ~Installation() {
+    for (auto undo = undos_.rbegin(); undo != undos_.rend(); ++undo) (*undo)();
+  }
+  Installation(const Installation&) = delete;
+  Installation& operator=(const Installation&) = delete;
+
+  void add(Module& module, const std::shared_ptr<PlanHooks>& hooks, const std::vector<Plan::Row>& rows) {
+    PlanSite& site = hooks->sites().at(module.name());
+    sites_.emplace_back(&site, module.add_hook([hooks, &site](Module&, Tensors inputs, const ForwardContext& context,
+                                                              const Next& next) {
+      return hooks->run(site, std::move(inputs), context, next);
+    }));
+    for (const Plan::Row& row : rows) {
+      if (!matches_pattern(row.pattern, module.name())) continue;
+      if (row.prepare) undos_.push_back(row.prepare(module));
+      if (row.around) arounds_.push_back(module.add_hook(row.around));
+    }
+  }
+  /// The hooks that have something to do.
+  std::vector<Hook> keep() {
+    std::vector<Hook> hooks = std::move(arounds_);
+    for (auto& [site, hook] : sites_) {
+      if (site->needs_hook()) hooks.push_back(std::move(hook));
+    }
+    undos_.clear();
+    return hooks;
+  }
+
+ private:
+  std::vector<std::pair<PlanSite*, Hook>> sites_;
+  std::vector<Hook> arounds_;
+  std::vector<std::function<void()>> undos_;
+};
 
 void check_loss(const Plan& plan, const Layout& layout) {
   for (const auto& [axis, placement] : layout.entries()) {
@@ -89,14 +133,35 @@ void check_loss(const Plan& plan, const Layout& layout) {
 
 /// Rows about inputs and outputs that the forward pass does not have would be ignored.
 void check_is_used(const Plan& plan, const PlanSite& site) {
-  for (const auto& [ports, kind] : {std::pair(&site.inputs, "input"), std::pair(&site.outputs, "output")}) {
-    for (size_t i = 0; i < ports->size(); ++i) {
-      if (!(*ports)[i].wanted || (*ports)[i].found) continue;
+  using Ports = std::vector<PlanSite::Port>;
+  const auto is_found = [](const Ports& ports, size_t i) { return i < ports.size() && ports[i].found; };
+  const auto check = [&](const Ports& training, const Ports& generation, const char* kind) {
+    for (size_t i = 0; i < training.size(); ++i) {
+      if (!training[i].wanted || training[i].found || is_found(generation, i)) continue;
       throw UsageError({"plan", plan.name,
                         fmt::format("lays out {} {} of {}, but the forward pass has none", kind, i, site.name), "",
                         "remove it from the row"});
     }
+  };
+  check(site.training.inputs, site.generation.inputs, "input");
+  check(site.training.outputs, site.generation.outputs, "output");
+}
+
+/// Into how many parts ranks split the rows of an activation of a pass of generation.
+int64_t row_parts(const std::map<std::string, PlanSite>& sites, const Mesh& mesh) {
+  int64_t most = 1;
+  const auto count = [&](const PlanSite::Port& port) {
+    if (port.layout() == nullptr) return;
+    int64_t parts = 1;
+    for (const std::string& axis : port.layout()->sharding(0)) parts *= mesh[axis].size();
+    most = std::lcm(most, parts);
+  };
+  for (const auto& [name, site] : sites) {
+    for (const auto* ports : {&site.generation.inputs, &site.generation.outputs}) {
+      for (const PlanSite::Port& port : *ports) count(port);
+    }
   }
+  return most;
 }
 
 void derive(Parameter& parameter, const PlanRows::OfParameter& layouts, const Mesh& mesh) {
@@ -116,11 +181,16 @@ std::string layouts_of(const std::vector<PlanSite::Port>& ports) {
   return join(texts);
 }
 
+bool is_found(const PlanSite::Way& way) {
+  const auto has = [](const PlanSite::Port& port) { return port.found.has_value(); };
+  return std::ranges::any_of(way.inputs, has) || std::ranges::any_of(way.outputs, has);
+}
+
 void add_moves(Cells& cells, const std::vector<PlanSite::Port>& ports, const char* kind) {
   for (size_t i = 0; i < ports.size(); ++i) {
     if (!ports[i].moves()) continue;
     cells.emplace_back(fmt::format("  {} {}", kind, i),
-                       fmt::format("{} -> {} ({})", ports[i].found->to_string(), ports[i].wanted->to_string(),
+                       fmt::format("{} -> {} ({})", ports[i].found->to_string(), ports[i].target->to_string(),
                                    ports[i].bytes == 0 ? "free" : "sends " + format_bytes(ports[i].bytes)));
   }
 }
@@ -130,10 +200,13 @@ std::vector<std::string> lines_of(const Plan& plan, Module& model, const PlanRow
   Cells cells{{"plan " + plan.name, "over " + join(plan.axes)}};
   for (Module* module : model.modules()) {
     const PlanSite& site = sites.at(module->name());
-    const bool is_run = !site.inputs.empty() || !site.outputs.empty();
-    cells.emplace_back(site.name, is_run ? layouts_of(site.inputs) + " -> " + layouts_of(site.outputs) : "not run");
-    add_moves(cells, site.inputs, "input");
-    add_moves(cells, site.outputs, "output");
+    const bool is_run = is_found(site.training);
+    const bool is_only_generation = !is_run && is_found(site.generation);
+    const PlanSite::Way& way = is_only_generation ? site.generation : site.training;
+    const std::string layouts = layouts_of(way.inputs) + " -> " + layouts_of(way.outputs);
+    cells.emplace_back(site.name, is_run ? layouts : is_only_generation ? layouts + " (generation)" : "not run");
+    add_moves(cells, way.inputs, "input");
+    add_moves(cells, way.outputs, "output");
     for (const Parameter* parameter : module->own_parameters()) {
       const auto& shape = parameter->global_shape();
       cells.emplace_back("  " + parameter->name() + " " + shape_text(shape.data(), shape.size()),
@@ -152,31 +225,48 @@ std::vector<std::string> lines_of(const Plan& plan, Module& model, const PlanRow
 
 std::string AppliedPlan::to_string() const { return join(lines_, "\n"); }
 
+Plan join(Plan major, const Plan& minor) {
+  for (const std::string& axis : minor.axes) {
+    if (std::ranges::find(major.axes, axis) == major.axes.end()) continue;
+    throw UsageError({"plan", major.name + " and " + minor.name, "both lay out axis " + axis, "",
+                      "factor the axis, and give each a part of it"});
+  }
+  major.name += (major.name.empty() || minor.name.empty() ? "" : " ") + minor.name;
+  major.axes.insert(major.axes.end(), minor.axes.begin(), minor.axes.end());
+  major.data_axes.insert(major.data_axes.end(), minor.data_axes.begin(), minor.data_axes.end());
+  major.rows.insert(major.rows.end(), minor.rows.begin(), minor.rows.end());
+  major.inputs.resize(std::max(major.inputs.size(), minor.inputs.size()));
+  for (size_t i = 0; i < minor.inputs.size(); ++i) {
+    std::vector<Layout::Entry> entries = major.inputs[i].entries();
+    entries.insert(entries.end(), minor.inputs[i].entries().begin(), minor.inputs[i].entries().end());
+    major.inputs[i] = Layout(std::move(entries));
+  }
+  return major;
+}
+
 AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
-                  const std::vector<std::vector<int64_t>>& input_shapes) {
+                  const std::vector<std::vector<int64_t>>& input_shapes,
+                  const std::vector<std::vector<int64_t>>& generation_shapes) {
   check_is_fresh(plan, model);
   const PlanRows rows = resolve_rows(plan, model, mesh, input_shapes.size());
   AppliedPlan applied;
+  applied.name_ = plan.name;
   for (const auto& [name, layouts] : rows.parameters) applied.layouts_[name] = {layouts.rest, layouts.leaf};
   if (plan.axes.empty()) return applied;
 
-  LayoutTable table;
-  const Mesh record = record_of(mesh, plan.axes);
-  const auto hooks = std::make_shared<PlanHooks>(plan.name, rows, record, table);
-  std::vector<std::pair<PlanSite*, Hook>> installed;
-  for (Module* module : model.modules()) {
-    PlanSite& site = hooks->sites().at(module->name());
-    installed.emplace_back(&site, module->add_hook([hooks, &site](Module&, Tensors inputs,
-                                                                  const ForwardContext& context, const Next& next) {
-      return hooks->run(site, std::move(inputs), context, next);
-    }));
+  const Mesh record = record_of(mesh);
+  const auto hooks = std::make_shared<PlanHooks>(plan.name, rows, record);
+  Installation installation;
+  for (Module* module : model.modules()) installation.add(*module, hooks, plan.rows);
+  {
+    const MetaParameters parameters(model, rows, record);
+    applied.loss_layout_ = dry_run(model, rows, input_shapes, *hooks, Phase::forward);
+    check_loss(plan, applied.loss_layout_);
+    if (!generation_shapes.empty()) dry_run(model, rows, generation_shapes, *hooks, Phase::generate);
   }
-  applied.loss_layout_ = dry_run(model, rows, record, table, input_shapes);
-  check_loss(plan, applied.loss_layout_);
-  for (auto& [site, hook] : installed) {
-    check_is_used(plan, *site);
-    if (site->needs_hook()) applied.hooks_.push_back(std::move(hook));
-  }
+  for (const auto& [name, site] : hooks->sites()) check_is_used(plan, site);
+  applied.num_row_parts_ = row_parts(hooks->sites(), record);
+  applied.hooks_ = installation.keep();
   hooks->start(mesh);
   for (Parameter* parameter : model.parameters()) derive(*parameter, rows.parameters.at(parameter->name()), mesh);
   applied.lines_ = lines_of(plan, model, rows, hooks->sites(), applied.loss_layout_);

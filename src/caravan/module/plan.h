@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -25,8 +26,9 @@ struct ParameterLayouts {
 ///   {.pattern = "*.mlp.up", .parameters = {{"weight", S(0)}, {"bias", S(0)}}}
 ///   {.pattern = "*.mlp.down", .parameters = {{"weight", S(1)}, {"bias", I, I, P}}, .outputs = {I}}
 ///
-/// Rows may overlap where they agree. A parameter that no row names is I; whether that is right, the typing rule
-/// decides.
+/// A layout of a row speaks of the axes that it names. An activation stays on the others as it comes; a parameter is
+/// there what other rows say, else I, or what data_axes say. So plans of different axes join into one. Rows may overlap
+/// where they agree. Whether the whole is right, the typing rule decides.
 struct Plan {
   struct ParameterRow {
     std::string name;                 ///< within the module: "weight"
@@ -34,52 +36,73 @@ struct Plan {
     std::optional<Layout> leaf{};     ///< default: rest
     std::optional<Layout> compute{};  ///< default: leaf. Else it is redistributed, differentiably, from the leaf
   };
+  /// Tells a module what no layout can: the first row of its piece of a table, whom to reduce statistics with. Returns
+  /// what takes that back.
+  using Prepare = std::function<std::function<void()>(Module& module)>;
   struct Row {
     std::string pattern;  ///< of module names; * stands for any characters
     std::vector<ParameterRow> parameters{};
     /// Of the module's inputs and outputs, by index; nothing: as they come.
     std::vector<std::optional<Layout>> inputs{};
     std::vector<std::optional<Layout>> outputs{};
+    Prepare prepare{};
+    /// Stands around the module's forward, inside the redistributions of the plan. It runs in dry runs too (meta
+    /// tensors, ForwardContext::layouts), and there says how its results are laid out if `next` does not.
+    Around around{};
   };
 
-  std::string name;                 ///< for messages: "tensor_1d"
-  std::vector<std::string> axes{};  ///< that it uses; every layout names some of them, the others are I
+  std::string name;                      ///< for messages: "tensor_1d"
+  std::vector<std::string> axes{};       ///< that it uses
+  std::vector<std::string> data_axes{};  ///< of these, the ones on which a parameter is I at rest and R as a leaf
   std::vector<Row> rows{};
-  /// Layouts of the model's inputs (ids, labels) on these axes; default I: every rank is given the same. Whoever runs
-  /// the model cuts them so. Positions and documents of the context are given whole: they are cut where they are
+  /// Layouts of the model's inputs (ids, labels) on these axes; default I: every rank is given the same, whole. Whoever
+  /// runs the model cuts them so. Positions and documents of the context are given whole: they are cut where they are
   /// needed.
   std::vector<Layout> inputs{};
 };
+
+/// Both plans in one. A dim that both split is split by the axes of `major` first. Throws UsageError if they share an
+/// axis.
+Plan join(Plan major, const Plan& minor);
 
 /// A plan in force: its hooks stand as long as this lives. The derivations of parameters stay.
 class AppliedPlan {
  public:
   AppliedPlan() = default;
+  const std::string& name() const noexcept { return name_; }
   /// Of every parameter of the model, on the axes of the plan: what a data technique completes with its own axes.
   const std::map<std::string, ParameterLayouts>& layouts() const noexcept { return layouts_; }
   /// Of the model's first output with inputs {ids, labels}: the loss, I or P on each axis of the plan.
   const Layout& loss_layout() const noexcept { return loss_layout_; }
+  /// The rows of a pass of generation are a multiple of this: ranks split them.
+  int64_t num_row_parts() const noexcept { return num_row_parts_; }
   /// A line for each module and parameter: what is laid out how, and each redistribution with the bytes that this rank
   /// sends for it in a forward pass in fp32.
   std::string to_string() const;
 
  private:
   friend AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
-                           const std::vector<std::vector<int64_t>>& input_shapes);
+                           const std::vector<std::vector<int64_t>>& input_shapes,
+                           const std::vector<std::vector<int64_t>>& generation_shapes);
+  std::string name_;
   std::map<std::string, ParameterLayouts> layouts_;
   Layout loss_layout_;
+  int64_t num_row_parts_ = 1;
   std::vector<std::string> lines_;
   std::vector<Hook> hooks_;
 };
 
 /// Puts `plan` in force on a model that has no memory yet, and before anything else derives its parameters. Runs the
-/// model once on meta tensors (int64 inputs of `input_shapes`: ids and labels as one rank of the plan's axes gets
-/// them), without communication, and applies the typing rule to every operation; then installs the redistributions as
-/// hooks and derivations. Every rank calls it. After an error the model is as it was.
+/// model on meta tensors, without communication, and applies the typing rule to every operation; then installs the
+/// redistributions as hooks and derivations. Every rank calls it. After an error the model is as it was.
+///   input_shapes       of the int64 inputs, {ids, labels}, as one rank of the plan's axes gets them
+///   generation_shapes  the same of a pass in Phase::generate, {ids}; none: the model does not generate
 ///
 /// Hooks also set ForwardContext::index, positions and documents to those of the activations of each module, so that
 /// neither random numbers nor positions depend on the plan. Dims of an activation are [batch, sequence, feature] or
 /// [batch, sequence, head, ..]; the first input of a module decides for it.
+///
+/// In Phase::generate sequences are whole and there are no gradients: S(1) of an activation, and R, are I.
 ///
 /// A plan without axes lays out nothing and checks no type.
 ///
@@ -90,6 +113,7 @@ class AppliedPlan {
 /// is run with two layouts, for a parameter that is not I or S at rest, and for a loss that is R or S; ShapeError for a
 /// dim that does not divide.
 AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
-                  const std::vector<std::vector<int64_t>>& input_shapes);
+                  const std::vector<std::vector<int64_t>>& input_shapes,
+                  const std::vector<std::vector<int64_t>>& generation_shapes = {});
 
 }  // namespace caravan

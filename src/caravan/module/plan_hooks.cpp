@@ -13,10 +13,20 @@
 namespace caravan {
 namespace {
 
-std::vector<PlanSite::Port> ports_of(const std::vector<std::optional<Layout>>& wanted) {
+using Wanted = std::vector<std::optional<Layout>>;
+
+std::vector<PlanSite::Port> ports_of(const Wanted& wanted, bool generates) {
   std::vector<PlanSite::Port> ports;
-  for (const auto& layout : wanted) ports.push_back({.wanted = layout});
+  for (const auto& layout : wanted) {
+    ports.push_back({.wanted = layout && generates ? in_generation(*layout) : layout});
+  }
   return ports;
+}
+
+/// `found` with the placements of `wanted`, in whose order axes come to share a dim.
+Layout moved(Layout found, const Layout& wanted) {
+  for (const auto& [axis, placement] : wanted.entries()) found = found.moved(axis, placement);
+  return found;
 }
 
 /// Of positions or documents, [sequence] or [batch, sequence], of activations [batch, sequence, ..].
@@ -37,17 +47,27 @@ Layout layout_of_tokens(const Layout& activations, int64_t num_dims) {
 
 }  // namespace
 
-bool PlanSite::needs_hook() const {
+Layout in_generation(const Layout& layout) {
+  std::vector<Layout::Entry> entries = layout.entries();
+  for (auto& [axis, placement] : entries) {
+    if (placement.is_replicate() || placement.is_shard(1)) placement = Invariant{};
+  }
+  return Layout(std::move(entries));
+}
+
+bool PlanSite::Way::needs_hook() const {
   const auto moves = [](const Port& port) { return port.moves(); };
   return sets_index || std::any_of(inputs.begin(), inputs.end(), moves) ||
          std::any_of(outputs.begin(), outputs.end(), moves);
 }
 
-PlanHooks::PlanHooks(std::string plan, const PlanRows& rows, Mesh record, LayoutTable& table)
-    : plan_(std::move(plan)), mesh_(std::move(record)), table_(&table) {
+PlanHooks::PlanHooks(std::string plan, const PlanRows& rows, Mesh record)
+    : plan_(std::move(plan)), mesh_(std::move(record)) {
+  const auto way = [](const PlanRows::OfModule& module, bool generates) {
+    return PlanSite::Way{ports_of(module.inputs, generates), ports_of(module.outputs, generates)};
+  };
   for (const auto& [name, module] : rows.modules) {
-    sites_.emplace(name,
-                   PlanSite{name.empty() ? "the model" : name, ports_of(module.inputs), ports_of(module.outputs)});
+    sites_.emplace(name, PlanSite{name.empty() ? "the model" : name, way(module, false), way(module, true)});
   }
 }
 
@@ -61,24 +81,31 @@ Tensors PlanHooks::run(PlanSite& site, Tensors inputs, const ForwardContext& con
     throw UsageError({"plan", site.name, "plan " + plan_ + " is in force on the model", mesh_.where(),
                       "put the rows of both plans into one"});
   }
-  pass(inputs, site.inputs, site, "input");
+  const bool generates = context.phase == Phase::generate;
+  if (table_ != nullptr) generates_ |= generates;
+  if (generates && !generates_) {
+    throw UsageError({"plan", site.name, "plan " + plan_ + " was applied without a pass of generation", mesh_.where(),
+                      "give apply() the shapes of one"});
+  }
+  PlanSite::Way& way = site.way(context.phase);
+  pass(inputs, way.inputs, site.name, "input");
   Tensors outputs;
-  if (table_ != nullptr || site.sets_index) {
-    const ForwardContext here = inside(site, inputs, context);
-    if (table_ != nullptr && here.index != context.index) site.sets_index = true;
+  if (table_ != nullptr || way.sets_index) {
+    const ForwardContext here = inside(site.name, way, inputs, context);
+    if (table_ != nullptr && here.index != context.index) way.sets_index = true;
     outputs = next(std::move(inputs), here);
   } else {
     outputs = next(std::move(inputs), context);
   }
-  pass(outputs, site.outputs, site, "output");
+  pass(outputs, way.outputs, site.name, "output");
   return outputs;
 }
 
-void PlanHooks::pass(Tensors& tensors, std::vector<PlanSite::Port>& ports, const PlanSite& site, const char* kind) {
+void PlanHooks::pass(Tensors& tensors, std::vector<PlanSite::Port>& ports, const std::string& name, const char* kind) {
   if (table_ != nullptr) ports.resize(std::max(ports.size(), tensors.size()));
   for (size_t i = 0; i < std::min(tensors.size(), ports.size()); ++i) {
     if (table_ == nullptr && !ports[i].moves()) continue;
-    const std::string what = fmt::format("{}, {} {}", site.name, kind, i);
+    const std::string what = fmt::format("{}, {} {}", name, kind, i);
     tensors[i] = table_ != nullptr ? learn(tensors[i], ports[i], what) : redistributed(tensors[i], ports[i], what);
   }
 }
@@ -94,15 +121,16 @@ at::Tensor PlanHooks::learn(const at::Tensor& x, PlanSite::Port& port, const std
   }
   port.found = found;
   port.num_dims = x.dim();
+  if (port.wanted) port.target = moved(found, *port.wanted);
   if (!port.moves()) return x;
   const int64_t sent = mesh_.bytes_sent();
-  at::Tensor moved = redistribute(x, found, *port.wanted, mesh_, what);
+  at::Tensor result = redistribute(x, found, *port.target, mesh_, what);
   port.bytes += mesh_.bytes_sent() - sent;
-  if (moved.is_same(x)) moved = at::alias(x);  // elsewhere x keeps its layout
+  if (result.is_same(x)) result = at::alias(x);  // elsewhere x keeps its layout
   table_->set(
-      moved, *port.wanted,
-      fmt::format("{} ({} -> {} as {})", table_->origin(x), port.found->to_string(), port.wanted->to_string(), what));
-  return moved;
+      result, *port.target,
+      fmt::format("{} ({} -> {} as {})", table_->origin(x), port.found->to_string(), port.target->to_string(), what));
+  return result;
 }
 
 at::Tensor PlanHooks::redistributed(const at::Tensor& x, const PlanSite::Port& port, const std::string& what) const {
@@ -112,17 +140,18 @@ at::Tensor PlanHooks::redistributed(const at::Tensor& x, const PlanSite::Port& p
          fmt::format("has {} dims, but {} in the dry run: its layout is not known", x.dim(), port.num_dims),
          mesh_.where(), "run the model with the inputs with which plan " + plan_ + " was applied"});
   }
-  return redistribute(x, *port.found, *port.wanted, mesh_, what);
+  return redistribute(x, *port.found, *port.target, mesh_, what);
 }
 
 /// The context of the activations of the module: as its first input is laid out.
-ForwardContext PlanHooks::inside(const PlanSite& site, const Tensors& inputs, const ForwardContext& context) {
+ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& way, const Tensors& inputs,
+                                 const ForwardContext& context) {
   ForwardContext here = context;
-  const Layout* layout = inputs.empty() ? nullptr : site.inputs.front().layout();
+  const Layout* layout = inputs.empty() ? nullptr : way.inputs.front().layout();
   if (layout == nullptr || inputs.front().dim() < 2 || inputs.front().dim() > 4) return here;
   const std::vector<int64_t> local = inputs.front().sizes().vec();
-  const std::vector<int64_t> global = global_shape(local, *layout, mesh_, site.name);
-  const Box box = local_box(global, *layout, mesh_, site.name);
+  const std::vector<int64_t> global = global_shape(local, *layout, mesh_, name);
+  const Box box = local_box(global, *layout, mesh_, name);
   const std::array dims{Dim::batch, Dim::sequence, local.size() == 3 ? Dim::feature : Dim::head};
   for (size_t i = 0; i < std::min(local.size(), dims.size()); ++i) {
     const DimIndex& data = context.data[static_cast<size_t>(dims[i])];

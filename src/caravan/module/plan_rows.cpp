@@ -20,8 +20,7 @@ class Resolver {
     for (Module* module : model_.modules()) result_.modules[module->name()];
     for (const Plan::Row& row : plan_.rows) add(row);
     for (const Parameter* parameter : model_.parameters()) {
-      const Layout invariant = on_axes({}, parameter->name());
-      result_.parameters.emplace(parameter->name(), PlanRows::OfParameter{invariant, invariant, invariant});
+      complete(result_.parameters[parameter->name()]);
       check(*parameter);
     }
     if (plan_.inputs.size() > num_inputs) {
@@ -30,14 +29,23 @@ class Resolver {
                         "give a layout for each input at most"});
     }
     for (size_t i = 0; i < num_inputs; ++i) {
-      result_.inputs.push_back(
-          on_axes(i < plan_.inputs.size() ? plan_.inputs[i] : Layout{}, fmt::format("input {}", i)));
+      Layout layout = i < plan_.inputs.size() ? plan_.inputs[i] : Layout{};
+      check_axes(layout, fmt::format("input {}", i));
+      for (const std::string& axis : plan_.axes) complete(layout, axis, Invariant{});
+      result_.inputs.push_back(std::move(layout));
     }
     return std::move(result_);
   }
 
  private:
+  static std::vector<Layout::Entry> named(const std::vector<std::string>& axes) {
+    std::vector<Layout::Entry> entries;
+    for (const std::string& axis : axes) entries.emplace_back(axis, Replicate{});
+    return entries;
+  }
+
   void check_axes() const {
+    check_axes(Layout(named(plan_.data_axes)), "a parameter");
     for (const std::string& axis : plan_.axes) {
       if (mesh_[axis].parent().empty()) continue;
       throw UsageError({"plan", plan_.name, fmt::format("{} is a sub-axis of {}", axis, mesh_[axis].parent()),
@@ -67,17 +75,49 @@ class Resolver {
     for (const Parameter* parameter : module.own_parameters()) {
       names.push_back(parameter->name().substr(parameter->name().rfind('.') + 1));
       if (names.back() != row.name) continue;
-      PlanRows::OfParameter layouts{.rest = on_axes(row.rest, parameter->name()), .leaf = {}, .compute = {}};
-      layouts.leaf = row.leaf ? on_axes(*row.leaf, parameter->name()) : layouts.rest;
-      layouts.compute = row.compute ? on_axes(*row.compute, parameter->name()) : layouts.leaf;
-      const auto [known, is_new] = result_.parameters.emplace(parameter->name(), layouts);
-      if (!is_new && !(known->second == layouts)) {
-        refuse_contradiction(parameter->name(), known->second.to_string(), layouts.to_string());
-      }
+      add(row, parameter->name());
       return;
     }
     throw UsageError({"plan", plan_.name, fmt::format("module '{}' has no parameter '{}'", module.name(), row.name), "",
                       names.empty() ? "remove it from the row" : "the nearest is '" + nearest(row.name, names) + "'"});
+  }
+
+  /// The three levels on the axes that the row names.
+  void add(const Plan::ParameterRow& row, const std::string& parameter) {
+    check_axes(row.rest, parameter);
+    if (row.leaf) check_axes(*row.leaf, parameter);
+    if (row.compute) check_axes(*row.compute, parameter);
+    const Layout& leaf = row.leaf ? *row.leaf : row.rest;
+    const Layout& compute = row.compute ? *row.compute : leaf;
+    PlanRows::OfParameter layouts{row.rest, leaf, compute};
+    for (const std::string& axis : plan_.axes) {
+      if (!row.rest.has(axis) && !leaf.has(axis) && !compute.has(axis)) continue;
+      complete(layouts.rest, axis, Invariant{});
+      complete(layouts.leaf, axis, layouts.rest[axis]);
+      complete(layouts.compute, axis, layouts.leaf[axis]);
+    }
+    PlanRows::OfParameter& known = result_.parameters[parameter];
+    const PlanRows::OfParameter before = known;
+    if (!merge(known.rest, layouts.rest) || !merge(known.leaf, layouts.leaf) ||
+        !merge(known.compute, layouts.compute)) {
+      refuse_contradiction(parameter, before.to_string(), layouts.to_string());
+    }
+  }
+
+  static void complete(Layout& layout, const std::string& axis, const Placement& placement) {
+    if (layout.has(axis)) return;
+    std::vector<Layout::Entry> entries = layout.entries();
+    entries.emplace_back(axis, placement);
+    layout = Layout(std::move(entries));
+  }
+
+  /// Adds the axes of `more`. False if one is there and placed in another way.
+  static bool merge(Layout& known, const Layout& more) {
+    for (const auto& [axis, placement] : more.entries()) {
+      if (known.has(axis) && !(known[axis] == placement)) return false;
+      complete(known, axis, placement);
+    }
+    return true;
   }
 
   void merge(std::vector<std::optional<Layout>>& known, const std::vector<std::optional<Layout>>& more,
@@ -86,9 +126,10 @@ class Resolver {
     for (size_t i = 0; i < more.size(); ++i) {
       if (!more[i]) continue;
       const std::string port = fmt::format("{} {}", what, i);
-      const Layout layout = on_axes(*more[i], port);
-      if (known[i] && !(*known[i] == layout)) refuse_contradiction(port, known[i]->to_string(), layout.to_string());
-      known[i] = layout;
+      check_axes(*more[i], port);
+      if (!known[i]) known[i] = Layout{};
+      const std::string before = known[i]->to_string();
+      if (!merge(*known[i], *more[i])) refuse_contradiction(port, before, more[i]->to_string());
     }
   }
 
@@ -98,19 +139,23 @@ class Resolver {
                       fmt::format("remove one of them: {}, or {}", one, other)});
   }
 
-  /// The layout on all axes of the plan.
-  Layout on_axes(const Layout& layout, const std::string& what) const {
-    std::vector<Layout::Entry> entries = layout.entries();
-    for (const auto& [axis, placement] : entries) {
+  void check_axes(const Layout& layout, const std::string& what) const {
+    for (const auto& [axis, placement] : layout.entries()) {
       if (std::find(plan_.axes.begin(), plan_.axes.end(), axis) != plan_.axes.end()) continue;
       throw UsageError({"plan", plan_.name, fmt::format("{} is laid out on {}, not an axis of the plan", what, axis),
                         "",
                         plan_.axes.empty() ? "add it to the axes of the plan" : "its axes are " + join(plan_.axes)});
     }
+  }
+
+  /// What no row says: I, but a leaf of a data axis is R.
+  void complete(PlanRows::OfParameter& layouts) const {
     for (const std::string& axis : plan_.axes) {
-      if (!layout.has(axis)) entries.emplace_back(axis, Invariant{});
+      const bool is_data = std::find(plan_.data_axes.begin(), plan_.data_axes.end(), axis) != plan_.data_axes.end();
+      complete(layouts.rest, axis, Invariant{});
+      complete(layouts.leaf, axis, is_data ? Placement(Replicate{}) : Placement(Invariant{}));
+      complete(layouts.compute, axis, layouts.leaf[axis]);
     }
-    return Layout(std::move(entries));
   }
 
   void check(const Parameter& parameter) const {

@@ -9,7 +9,8 @@
 
 namespace caravan {
 
-/// What the rows of a plan say about one model. Every layout names each of the plan's axes.
+/// What the rows of a plan say about one model. The layouts of parameters and of the model's inputs name each of the
+/// plan's axes; those of a module's inputs and outputs the axes that change.
 struct PlanRows {
   struct OfParameter {
     Layout rest;

@@ -100,8 +100,7 @@ Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
 }
 
 at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
-  const bool drops = context.is_training() && dropout_ > 0;
-  if (inputs.size() == 3 && !context.documents.defined() && !drops)
+  if (inputs.size() == 3 && !context.documents.defined() && !drops(context))
     return causal_attention(inputs[0], inputs[1], inputs[2]);
   const int64_t queries = inputs[0].size(1);
   const at::Tensor in_order = at::arange(queries, inputs[0].options().dtype(at::kLong).requires_grad(false));
@@ -110,7 +109,7 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
   const at::Tensor q = inputs[0].transpose(1, 2);
   const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
   const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
-  if (drops) {
+  if (drops(context)) {
     return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context).transpose(1, 2);
   }
   const bool has_documents = context.documents.defined();

@@ -24,6 +24,9 @@ class AttentionCore final : public Module {
  public:
   explicit AttentionCore(double dropout) : dropout_(dropout) {}
 
+  /// Whether a pass drops attention weights, which then are all in memory.
+  bool drops(const ForwardContext& context) const noexcept { return context.is_training() && dropout_ > 0; }
+
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 

@@ -1,18 +1,13 @@
 #include "caravan/nn/cross_entropy.h"
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
+#include <cmath>
 #include <utility>
-#include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorIndexing.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -59,52 +54,126 @@ struct CrossEntropyTask {
   bool has_gradient() const { return grad_hidden || share != nullptr; }
 };
 
-/// Returns the loss of a chunk of rows. If `gradient`, overwrites the logits with their gradient.
-double loss_of_rows(const at::Tensor& logits, const at::Tensor& of_tokens, double scale, bool gradient) {
-  const int64_t* labels = of_tokens.const_data_ptr<int64_t>();
-  const int64_t rows = logits.size(0);
-  const int64_t vocabulary = logits.size(1);
-  std::vector<double> loss(static_cast<size_t>(rows), 0);
-  with_dtype("cross_entropy", logits.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    at::parallel_for(0, rows, 1 + (int64_t{1} << 15) / vocabulary, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        T* row = data_of<T>(logits) + t * vocabulary;
-        if (labels[t] == kIgnoredLabel) {
-          if (gradient) std::fill_n(row, vocabulary, T{});
-        } else {
-          loss[static_cast<size_t>(t)] = kernels::cross_entropy_row(row, vocabulary, labels[t], scale, gradient);
-        }
-      }
+/// What is known of the tokens of a chunk, a row each of [3, tokens], fp64; what ranks reduce is rounded first.
+struct Statistics {
+  explicit Statistics(const at::Tensor& logits)
+      : all(at::empty({3, logits.size(0)}, logits.options().dtype(at::kDouble))), tokens(logits.size(0)) {}
+  double& largest(int64_t token) const { return at(0, token); }
+  double& sum(int64_t token) const { return at(1, token); }     ///< of exp(logit - largest)
+  double& picked(int64_t token) const { return at(2, token); }  ///< the label's logit
+  double loss(int64_t token) const { return std::log(sum(token)) + largest(token) - picked(token); }
+
+  /// Rows [first, first + count), reduced over the ranks in `type`.
+  template <class Reduce>
+  void reduce(int64_t first, int64_t count, at::ScalarType type, Reduce reduce) const {
+    at::Tensor rows = all.narrow(0, first, count).to(type, /*non_blocking=*/false, /*copy=*/true);
+    reduce(rows);
+    all.narrow(0, first, count).copy_(rows);
+  }
+
+  at::Tensor all;
+  int64_t tokens;
+
+ private:
+  double& at(int64_t row, int64_t token) const { return all.mutable_data_ptr<double>()[row * tokens + token]; }
+};
+
+/// A chunk of logits, of the rows of the vocabulary that are here, from `first_row` on.
+template <class T>
+class Chunk {
+ public:
+  Chunk(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task)
+      : data_(data_of<T>(logits)),
+        labels_(labels.const_data_ptr<int64_t>()),
+        columns_(logits.size(1)),
+        task_(task),
+        statistics_(logits) {}
+
+  double whole_loss() {
+    for_each_row([&](int64_t t) {
+      find_largest(t);
+      find_sums(t);
+      write_gradient(t);
     });
+    return loss();
+  }
+  double split_loss(at::ScalarType type) {
+    for_each_row([&](int64_t t) { find_largest(t); });
+    statistics_.reduce(0, 1, type, [&](at::Tensor& rows) { task_.reduction->max(rows); });
+    for_each_row([&](int64_t t) { find_sums(t); });
+    statistics_.reduce(1, 2, type, [&](at::Tensor& rows) { task_.reduction->sum(rows); });
+    for_each_row([&](int64_t t) { write_gradient(t); });
+    return loss();
+  }
+
+ private:
+  template <class Visit>
+  void for_each_row(Visit visit) const {
+    const int64_t grain = 1 + (int64_t{1} << 15) / std::max<int64_t>(columns_, 1);
+    at::parallel_for(0, statistics_.tokens, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) visit(t);
+    });
+  }
+  T* row(int64_t t) const { return data_ + t * columns_; }
+  bool has_target(int64_t t) const { return labels_[t] != kIgnoredLabel; }
+  bool is_here(int64_t t) const {
+    return has_target(t) && labels_[t] >= task_.first_row && labels_[t] < task_.first_row + columns_;
+  }
+  void find_largest(int64_t t) const {
+    statistics_.largest(t) = has_target(t) ? kernels::row_max(row(t), columns_) : 0;
+  }
+  void find_sums(int64_t t) const {
+    statistics_.sum(t) = 0;
+    statistics_.picked(t) = 0;
+    if (!has_target(t)) return;
+    if (is_here(t)) statistics_.picked(t) = kernels::element(row(t), labels_[t] - task_.first_row);
+    statistics_.sum(t) = kernels::row_exponentials(row(t), columns_, statistics_.largest(t), task_.has_gradient());
+  }
+  void write_gradient(int64_t t) const {
+    if (!task_.has_gradient()) return;
+    if (!has_target(t)) {
+      std::fill_n(row(t), columns_, T{});
+      return;
+    }
+    kernels::row_softmax(row(t), columns_, statistics_.largest(t), task_.scale / statistics_.sum(t));
+    if (!is_here(t)) return;
+    kernels::set_element(row(t), labels_[t] - task_.first_row, (std::exp(-statistics_.loss(t)) - 1) * task_.scale);
+  }
+  double loss() const {
+    double sum = 0;
+    for (int64_t t = 0; t < statistics_.tokens; ++t) sum += has_target(t) ? statistics_.loss(t) : 0;
+    return sum;
+  }
+
+  T* data_;
+  const int64_t* labels_;
+  int64_t columns_;
+  const CrossEntropyTask& task_;
+  Statistics statistics_;
+};
+
+/// Returns the loss of a chunk of rows. If a gradient is wanted, overwrites the logits with it.
+double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task) {
+  double loss = 0;
+  with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {
+    Chunk<decltype(tag)> chunk(logits, labels, task);
+    loss = task.reduction == nullptr ? chunk.whole_loss() : chunk.split_loss(compute_type(logits.scalar_type()));
   });
-  return std::accumulate(loss.begin(), loss.end(), 0.0);
+  return loss;
 }
 
-/// The same of logits whose vocabulary is split over ranks.
-double loss_of_split_rows(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task) {
-  const at::Tensor wide = logits.to(compute_type(logits.scalar_type()));
-  at::Tensor largest = at::full({wide.size(0)}, -std::numeric_limits<double>::infinity(), wide.options());
-  if (wide.size(1) > 0) largest = wide.amax(1);
-  task.reduction->max(largest);
-  const at::Tensor shifted = wide - largest.unsqueeze(1);
-  const at::Tensor row = labels - task.first_row;
-  const at::Tensor is_here = row.ge(0).logical_and_(row.lt(wide.size(1)));
-  const at::Tensor token = is_here.nonzero().squeeze(1);
-  const at::Tensor picked_row = row.index_select(0, token);
-  at::Tensor sums = at::zeros({2, wide.size(0)}, wide.options());  // of exp, and the logits of the labels
-  at::Tensor exponentials = shifted.exp();
-  sums[0].copy_(exponentials.sum(1));
-  sums[1].index_put_({token}, shifted.index({token, picked_row}));
-  task.reduction->sum(sums);
-  const at::Tensor has_target = labels.ne(kIgnoredLabel);
-  const at::Tensor loss = (sums[0].log() - sums[1]).masked_fill_(has_target.logical_not(), 0);
-  if (task.has_gradient()) {
-    at::Tensor gradient = exponentials.mul_((has_target / sums[0]).unsqueeze(1));
-    gradient.index_put_({token, picked_row}, gradient.index({token, picked_row}) - 1);
-    logits.copy_(gradient.mul_(task.scale));
+/// What ranks send for the chunks of a forward.
+void reduce_meta(const at::Tensor& hidden, const CrossEntropyTask& task) {
+  const int64_t tokens = hidden.size(0);
+  const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);
+  for (int64_t first = 0; first < tokens; first += chunk) {
+    const auto options = hidden.options().dtype(compute_type(hidden.scalar_type()));
+    const int64_t count = std::min(chunk, tokens - first);
+    at::Tensor largest = at::empty({count}, options);
+    at::Tensor sums = at::empty({2, count}, options);
+    task.reduction->max(largest);
+    task.reduction->sum(sums);
   }
-  return loss.sum(at::kDouble).item<double>();
 }
 
 struct FusedCrossEntropy : Function<FusedCrossEntropy> {
@@ -116,6 +185,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
     at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
     if (hidden.is_meta()) {
+      if (task.reduction != nullptr) reduce_meta(hidden, task);
       if (task.share != nullptr)
         task.share->add_product(hidden.new_empty({weight.size(0), 1}), hidden.new_empty({weight.size(1), 1}));
     } else {
@@ -153,8 +223,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       const at::Tensor rows = hidden.narrow(0, first, count);
       const at::Tensor targets = labels.narrow(0, first, count);
       const at::Tensor logits = product(rows, weight);
-      loss += task.reduction == nullptr ? loss_of_rows(logits, targets, task.scale, task.has_gradient())
-                                        : loss_of_split_rows(logits, targets, task);
+      loss += loss_of_rows(logits, targets, task);
       if (task.grad_hidden) {
         hidden_gradient.narrow(0, first, count).copy_(unrounded_product(logits, weight.t(), ProductKind::dx));
       }
@@ -188,6 +257,7 @@ void CrossEntropy::set_row_reduction(std::shared_ptr<RowReduction> reduction, in
 
 Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsf,vf,bs->", "fv"};
+  static const OpType kSplitType{"bsf,vf,bs->", "f"};
   if (inputs.size() != 2) {
     throw InternalError(
         {"cross_entropy", name(), fmt::format("takes hidden and labels, got {}", inputs.size()), "", ""});
@@ -205,7 +275,10 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
       .reduction = reduction_.get(),
       .first_row = first_row_};
   at::Tensor loss = FusedCrossEntropy::apply(hidden, weight, inputs[1], task);
-  if (reduction_ == nullptr) record_layout(context, kType, loss, {hidden, weight_, inputs[1]}, name());
+  record_layout(context, reduction_ == nullptr ? kType : kSplitType, loss, {hidden, weight_, inputs[1]}, name());
+  if (reduction_ != nullptr && context.layouts != nullptr) {
+    context.layouts->set(loss, reduction_->reduced(context.layouts->of(loss, name())));
+  }
   return {loss};
 }
 

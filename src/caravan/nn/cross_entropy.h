@@ -24,8 +24,7 @@ class CrossEntropy final : public Module {
   explicit CrossEntropy(Parameter& weight);
 
   /// The vocabulary is split over ranks, of which weight holds the rows from `first_row` on: maximum and sums of every
-  /// token's softmax are combined by `reduction`. Every rank then has the whole loss, whose layout in a dry run is for
-  /// the technique to set. Null: the vocabulary is whole.
+  /// token's softmax are combined by `reduction`. Every rank then has the whole loss. Null: the vocabulary is whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row);
 
  protected:

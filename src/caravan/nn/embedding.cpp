@@ -8,7 +8,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -66,26 +69,46 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
   });
 }
 
+/// The tokens whose rows are among `rows`, from `first_row` of the table on; undefined: all are.
+at::Tensor tokens_here(const at::Tensor& flat_ids, int64_t first_row, int64_t rows, int64_t rows_of_table) {
+  if (rows == rows_of_table) return {};
+  return flat_ids.ge(first_row).logical_and_(flat_ids.lt(first_row + rows)).nonzero().squeeze(1);
+}
+
 /// Not ATen's embedding, which has no meta kernel here and sums bf16 gradients in bf16.
 struct RowsOf : Function<RowsOf> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& ids, Parameter& weight) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& ids, Parameter& weight,
+                            int64_t first_row) {
     will_deposit(ctx, {&weight});
-    ctx->save_for_backward({ids});
     std::vector<int64_t> shape = ids.sizes().vec();
     shape.push_back(rows.size(1));
-    if (rows.is_meta()) return at::empty(shape, rows.options().requires_grad(false));
-    return at::index_select(rows, 0, ids.flatten()).view(shape);
+    if (rows.is_meta()) {
+      ctx->save_for_backward({ids, at::Tensor()});
+      return at::empty(shape, rows.options().requires_grad(false));
+    }
+    const at::Tensor flat = ids.flatten();
+    const at::Tensor tokens = tokens_here(flat, first_row, rows.size(0), weight.global_shape()[0]);
+    if (!tokens.defined()) {
+      ctx->save_for_backward({flat, tokens});
+      return at::index_select(rows, 0, flat).view(shape);
+    }
+    const at::Tensor local = flat.index_select(0, tokens) - first_row;
+    ctx->save_for_backward({local, tokens});
+    const at::Tensor y = at::zeros({flat.numel(), rows.size(1)}, rows.options().requires_grad(false));
+    return y.index_copy_(0, tokens, at::index_select(rows, 0, local)).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined() || !ctx->needs_input_grad(0)) return variable_list(3);
-    const at::Tensor dy = grads[0].contiguous();
-    const at::Tensor ids = ctx->get_saved_variables()[0].contiguous();
+    if (!grads[0].defined() || !ctx->needs_input_grad(0)) return variable_list(4);
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor ids = saved[0].contiguous();
+    at::Tensor dy = grads[0].contiguous();
+    if (saved[1].defined()) dy = dy.flatten(0, -2).index_select(0, saved[1]);
     deposits_of(ctx)[0]->deposit([&](at::Tensor& sum, bool is_empty) {
       if (is_empty) sum.zero_();
       if (!dy.is_meta()) add_rows(sum, ids, dy);
     });
-    return variable_list(3);
+    return variable_list(4);
   }
 };
 
@@ -103,15 +126,15 @@ void check_ids(const at::Tensor& ids, int64_t rows, std::string_view what) {
 
 }  // namespace
 
-at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what) {
+at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row) {
   const at::Tensor& rows = weight.compute();
   if (ids.scalar_type() != at::kLong) {
     throw UsageError({"embedding", std::string(what), fmt::format("ids are {}", c10::toString(ids.scalar_type())), "",
                       "pass int64"});
   }
   check_device("embedding", rows);
-  check_ids(ids, rows.size(0), what);
-  return RowsOf::apply(rows, ids, weight);
+  check_ids(ids, weight.global_shape()[0], what);
+  return RowsOf::apply(rows, ids, weight, first_row);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width)
@@ -120,7 +143,7 @@ Embedding::Embedding(int64_t rows, int64_t width)
 
 at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bs,vf->bsf", "", {{1}}};
-  at::Tensor x = embedding(input, weight_, name());
+  at::Tensor x = embedding(input, weight_, name(), first_row_);
   record_layout(context, kType, x, {input, weight_}, name());
   return x;
 }

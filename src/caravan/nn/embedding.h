@@ -9,20 +9,24 @@
 namespace caravan {
 
 /// Rows of a table [rows, width] by id. ids: int64, any shape. The rows that occur are deposited, as sums in fp32 (fp64
-/// for fp64). Throws DataError naming `what` with the first id out of range.
-at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what);
+/// for fp64). Where weight.compute() is a piece of the table, from row `first_row` on, ids of other rows give zeros.
+/// Throws DataError naming `what` with the first id out of range.
+at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row = 0);
 
 /// embedding of ids [batch, sequence].
 class Embedding final : public Layer {
  public:
   Embedding(int64_t rows, int64_t width);
   Parameter& weight() noexcept { return weight_; }
+  /// The table is split over ranks, of which this one has the rows from `first_row` on.
+  void set_first_row(int64_t first_row) noexcept { first_row_ = first_row; }
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
   Parameter& weight_;
+  int64_t first_row_ = 0;
 };
 
 /// x [batch, sequence, width] plus, for each token, the row of its position (see ForwardContext) in a table [context,

@@ -6,10 +6,13 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
 
+#include "caravan/nn/dispatch.h"
 #include "caravan/nn/product.h"
 
 namespace caravan {
@@ -73,8 +76,8 @@ struct CausalAttention : Function<CausalAttention> {
 };
 
 /// torch's fused kernel takes a mask only as numbers that are added to the scores.
-at::Tensor added_to_scores(const at::Tensor& mask) {
-  const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(at::kFloat));
+at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type = at::kFloat) {
+  const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(type));
   return bias.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
@@ -103,7 +106,60 @@ struct ProductInFp32 : Function<ProductInFp32> {
   }
 };
 
+/// The dtype in which a block is computed, and that of its result.
+at::ScalarType kernel_type(const at::Tensor& q) { return attends_in_fp32(q) ? at::kFloat : q.scalar_type(); }
+at::ScalarType block_type(const at::Tensor& q) { return compute_type(q.scalar_type()); }
+
+/// As the kernels take it: [batch, heads, positions, width].
+at::Tensor for_kernel(const at::Tensor& x, at::ScalarType type, int64_t group = 1) {
+  return repeated(x.to(type).transpose(1, 2), group);
+}
+
+std::optional<at::Tensor> bias_of(const std::optional<at::Tensor>& mask, at::ScalarType type) {
+  if (!mask.has_value()) return std::nullopt;
+  return added_to_scores(*mask, type == at::kDouble ? at::kDouble : at::kFloat);
+}
+
 }  // namespace
+
+AttentionBlock AttentionBlock::queries(int64_t first, int64_t count) const {
+  return {out.narrow(1, first, count), log_sum_exp.narrow(2, first, count)};
+}
+
+void AttentionBlock::merge(const AttentionBlock& other) const {
+  const at::Tensor share = at::sigmoid(other.log_sum_exp - log_sum_exp);
+  out.lerp_(other.out, share.transpose(1, 2).unsqueeze(-1));
+  log_sum_exp.copy_(at::logaddexp(log_sum_exp, other.log_sum_exp));
+}
+
+AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const std::optional<at::Tensor>& mask, bool is_causal) {
+  const at::ScalarType type = kernel_type(q);
+  const int64_t group = q.size(2) / k.size(2);
+  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group), 0.0, is_causal, bias_of(mask, type));
+  out = out.transpose(1, 2).to(block_type(q));
+  if (mask.has_value()) {  // the kernel gives 0 for both where nothing is visible
+    const at::Tensor sees_nothing = mask->any(-1).logical_not();
+    log_sum_exp.masked_fill_(sees_nothing, -std::numeric_limits<double>::infinity());
+    out.masked_fill_(sees_nothing.transpose(-1, -2).unsqueeze(-1), 0);
+  }
+  return {out, log_sum_exp};
+}
+
+BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const AttentionBlock& all, const std::optional<at::Tensor>& mask,
+                               bool is_causal) {
+  const at::ScalarType type = kernel_type(q);
+  const int64_t group = q.size(2) / k.size(2);
+  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      for_kernel(gradient, type), for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group),
+      for_kernel(all.out, type), all.log_sum_exp, 0.0, is_causal, bias_of(mask, type));
+  const auto finished = [&](const at::Tensor& x, int64_t of) {
+    return summed(x.to(block_type(q)), of).transpose(1, 2).contiguous();
+  };
+  return {finished(dq, 1), finished(dk, group), finished(dv, group)};
+}
 
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
   return attends_in_fp32(a) ? ProductInFp32::apply(a, b) : at::matmul(a, b);

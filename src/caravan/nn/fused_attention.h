@@ -19,6 +19,32 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 /// tensors, without the views that autograd would pay for.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
+/// The attention of queries to some of their keys. Blocks of other keys add up to the attention to all: the log-sum-exp
+/// says how much each weighs (Dao et al., "FlashAttention", NeurIPS 2022).
+struct AttentionBlock {
+  at::Tensor out;          ///< [batch, queries, heads, width]; fp32 (fp64 for fp64), also where the products are bf16
+  at::Tensor log_sum_exp;  ///< [batch, heads, queries]; -infinity of a query that sees no key
+
+  /// Adds the attention of the same queries to other keys, in place. Each of these queries sees a key already.
+  void merge(const AttentionBlock& other) const;
+  /// Queries [first, first + count): views.
+  AttentionBlock queries(int64_t first, int64_t count) const;
+};
+
+/// The attention of [batch, queries, heads, width] to one block of keys and values, [batch, keys, kv heads, width], not
+/// differentiable: in the arithmetic of fused_attention. `mask`: bool [batch, 1, queries, keys].
+AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const std::optional<at::Tensor>& mask, bool is_causal);
+
+/// What one block adds to the gradients of q, k and v, in the dtype of AttentionBlock::out. `all`: the attention to all
+/// blocks of the same queries; its `out` may be rounded to the dtype of q.
+struct BlockGradients {
+  at::Tensor q, k, v;
+};
+BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const AttentionBlock& all, const std::optional<at::Tensor>& mask,
+                               bool is_causal);
+
 /// a b of [batch, heads, m, k] and [batch, heads, k, n], for attention that is not fused. Differentiable once. bf16 in
 /// the same arithmetic as above; saves its operands in bf16.
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b);

@@ -6,8 +6,20 @@
 
 namespace caravan {
 
-/// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]};
-/// {stream, labels} -> {loss}, a scalar: that of the child "loss", which has the same weight.
+/// The projection of hidden states to the vocabulary: x [.., width] -> [.., vocabulary]. Shares its weight.
+class Logits final : public Layer {
+ public:
+  explicit Logits(Parameter& weight) : weight_(share_parameter(weight)) {}
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  Parameter& weight_;
+};
+
+/// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]},
+/// those of the child "logits"; {stream, labels} -> {loss}, a scalar: that of the child "loss". Both have one weight.
 class Head final : public Module {
  public:
   /// `tied`: the token embedding's weight, or null for a weight of its own.
@@ -19,6 +31,7 @@ class Head final : public Module {
  private:
   Layer& norm_;
   Parameter& weight_;  ///< [vocabulary, width]
+  Logits& logits_;
   CrossEntropy& loss_;
 };
 

@@ -125,55 +125,56 @@ struct Rotate {
   }
 };
 
-template <class T>
-struct CrossEntropyRow {
-  using C = Compute<T>;
-  /// fp32 and fp64 store the exponentials in the row. 16 bits would round them, so they compute them twice.
-  static constexpr bool kKeeps = sizeof(T) == sizeof(C);
-  static constexpr int64_t kStretch = 1024;
+constexpr int64_t kStretch = 1024;
 
-  CARAVAN_INLINE C largest_of(const T* logits, int64_t vocabulary) {
-    if constexpr (kKeeps) {
-      return max_of(logits, vocabulary);
+template <class T>
+struct RowMax {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(const T* row, int64_t count, double* largest) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      *largest = max_of(row, count);
     } else {
       std::array<C, kStretch> stretch;
-      C largest = -INFINITY;
-      for (int64_t first = 0; first < vocabulary; first += kStretch) {
-        const int64_t count = vocabulary - first < kStretch ? vocabulary - first : kStretch;
-        for (int64_t i = 0; i < count; ++i) stretch[i] = load(logits[first + i]);
-        const C here = max_of(stretch.data(), count);
-        largest = here > largest ? here : largest;
+      C most = -INFINITY;
+      for (int64_t first = 0; first < count; first += kStretch) {
+        const int64_t length = count - first < kStretch ? count - first : kStretch;
+        for (int64_t i = 0; i < length; ++i) stretch[i] = load(row[first + i]);
+        const C here = max_of(stretch.data(), length);
+        most = here > most ? here : most;
       }
-      return largest;
+      *largest = most;
     }
   }
+};
 
-  CARAVAN_INLINE double sum_of_exponentials(T* logits, int64_t vocabulary, C largest, bool keep) {
+template <class T>
+struct RowExponentials {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(T* row, int64_t count, double shift, bool keep, double* sum) {
+    const C largest = static_cast<C>(shift);
     std::array<C, kStretch> stretch;
-    double sum = 0;
-    for (int64_t first = 0; first < vocabulary; first += kStretch) {
-      const int64_t count = vocabulary - first < kStretch ? vocabulary - first : kStretch;
+    *sum = 0;
+    for (int64_t first = 0; first < count; first += kStretch) {
+      const int64_t length = count - first < kStretch ? count - first : kStretch;
       C* exponentials = stretch.data();
-      if constexpr (kKeeps) exponentials = keep ? logits + first : exponentials;
-      for (int64_t i = 0; i < count; ++i) exponentials[i] = exponential(load(logits[first + i]) - largest);
-      sum += sum_of<C>(count, [=](int64_t i) { return exponentials[i]; });
+      if constexpr (sizeof(T) == sizeof(C)) exponentials = keep ? row + first : exponentials;
+      for (int64_t i = 0; i < length; ++i) exponentials[i] = exponential(load(row[first + i]) - largest);
+      *sum += sum_of<C>(length, [=](int64_t i) { return exponentials[i]; });
     }
-    return sum;
   }
+};
 
-  CARAVAN_INLINE void run(T* logits, int64_t vocabulary, int64_t label, double scale, bool gradient, double* loss) {
-    const C largest = largest_of(logits, vocabulary);
-    const double picked = load(logits[label]);
-    const double sum = sum_of_exponentials(logits, vocabulary, largest, gradient);
-    *loss = std::log(sum) + static_cast<double>(largest) - picked;
-    if (!gradient) return;
-    const C factor = static_cast<C>(scale / sum);
-    if constexpr (kKeeps) {
-      for (int64_t v = 0; v < vocabulary; ++v) logits[v] *= factor;
+template <class T>
+struct RowSoftmax {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(T* row, int64_t count, double shift, double times) {
+    const C factor = static_cast<C>(times);
+    if constexpr (sizeof(T) == sizeof(C)) {
+      for (int64_t v = 0; v < count; ++v) row[v] *= factor;
     } else {
-      for (int64_t v = 0; v < vocabulary; ++v) store(exponential(load(logits[v]) - largest) * factor, logits[v]);
+      const C largest = static_cast<C>(shift);
+      for (int64_t v = 0; v < count; ++v) store(exponential(load(row[v]) - largest) * factor, row[v]);
     }
-    store(static_cast<C>((std::exp(-*loss) - 1) * scale), logits[label]);
   }
 };
 
@@ -226,10 +227,28 @@ void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, 
   simd::dispatch<Rotate<T>>(x, cosine, sine, y, heads, half, sign);
 }
 template <class T>
-double cross_entropy_row(T* logits, int64_t vocabulary, int64_t label, double scale, bool gradient) {
-  double loss = 0;
-  simd::dispatch<CrossEntropyRow<T>>(logits, vocabulary, label, scale, gradient, &loss);
-  return loss;
+double row_max(const T* row, int64_t count) {
+  double largest = -INFINITY;
+  if (count > 0) simd::dispatch<RowMax<T>>(row, count, &largest);
+  return largest;
+}
+template <class T>
+double row_exponentials(T* row, int64_t count, double largest, bool keep) {
+  double sum = 0;
+  simd::dispatch<RowExponentials<T>>(row, count, largest, keep, &sum);
+  return sum;
+}
+template <class T>
+void row_softmax(T* row, int64_t count, double largest, double factor) {
+  simd::dispatch<RowSoftmax<T>>(row, count, largest, factor);
+}
+template <class T>
+double element(const T* row, int64_t index) {
+  return load(row[index]);
+}
+template <class T>
+void set_element(T* row, int64_t index, double value) {
+  store(static_cast<Compute<T>>(value), row[index]);
 }
 
 #define CARAVAN_INSTANTIATE(T)                                                                                     \
@@ -242,7 +261,11 @@ double cross_entropy_row(T* logits, int64_t vocabulary, int64_t label, double sc
   template void rms_norm(const T*, const T*, T*, Compute<T>*, int64_t, int64_t, double);                           \
   template void rms_norm_backward(const T*, const T*, const T*, const Compute<T>*, T*, double*, int64_t, int64_t); \
   template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, Compute<T>);          \
-  template double cross_entropy_row(T*, int64_t, int64_t, double, bool);
+  template double row_max(const T*, int64_t);                                                                      \
+  template double row_exponentials(T*, int64_t, double, bool);                                                     \
+  template void row_softmax(T*, int64_t, double, double);                                                          \
+  template double element(const T*, int64_t);                                                                      \
+  template void set_element(T*, int64_t, double);
 CARAVAN_INSTANTIATE(float)
 CARAVAN_INSTANTIATE(double)
 CARAVAN_INSTANTIATE(Bf16)

@@ -59,9 +59,22 @@ template <class T>
 void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
             Compute<T> sign);
 
-/// One row of a softmax cross-entropy: returns log(sum of exp(logits)) - logits[label]. With `gradient`, the row is
-/// overwritten by (softmax - one-hot(label)) * scale.
+// The parts of a softmax of a row, of which other ranks may have further pieces.
+
+/// The largest element; -infinity of an empty row.
 template <class T>
-double cross_entropy_row(T* logits, int64_t vocabulary, int64_t label, double scale, bool gradient);
+double row_max(const T* row, int64_t count);
+/// The sum of exp(row - largest). With `keep` they may replace the row, for row_softmax: fp32 and fp64 do, 16 bits
+/// would round them.
+template <class T>
+double row_exponentials(T* row, int64_t count, double largest, bool keep);
+/// row = exp(row - largest) * factor, of a row that row_exponentials has kept.
+template <class T>
+void row_softmax(T* row, int64_t count, double largest, double factor);
+template <class T>
+double element(const T* row, int64_t index);
+/// Rounds to nearest, ties to even.
+template <class T>
+void set_element(T* row, int64_t index, double value);
 
 }  // namespace caravan::kernels

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/mesh/layout.h"
+
 namespace caravan {
 
 /// Combines statistics of rows whose elements are split over ranks: of a norm over a split feature dim, of a softmax
@@ -12,6 +14,8 @@ class RowReduction {
   virtual ~RowReduction() = default;
   virtual void max(at::Tensor& rows) = 0;
   virtual void sum(at::Tensor& rows) = 0;
+  /// In a dry run: the layout of sums of rows that were laid out as `summands`.
+  virtual Layout reduced(const Layout& summands) const = 0;
 };
 
 }  // namespace caravan

@@ -26,7 +26,7 @@ struct SplitNorm : Function<SplitNorm> {
     const at::Tensor x = input.to(type);
     // In fp64 the difference of the two sums loses nothing that fp32 could hold.
     at::Tensor sums = at::stack({x.sum(-1, true, at::kDouble), x.to(at::kDouble).square().sum(-1, true)});
-    if (!x.is_meta()) reduction->sum(sums);
+    reduction->sum(sums);
     const at::Tensor mean = bias == nullptr ? at::zeros_like(sums[0]) : sums[0] / width;
     const at::Tensor rstd = at::rsqrt(sums[1] / width - mean.square() + epsilon).to(type);
     const at::Tensor normalised = (x - mean.to(type)) * rstd;
@@ -50,7 +50,7 @@ struct SplitNorm : Function<SplitNorm> {
       const auto width = ctx->saved_data["width"].toDouble();
       const at::Tensor dn = dy * saved[2].to(n.scalar_type());
       at::Tensor sums = at::stack({dn.sum(-1, true), (dn * n).sum(-1, true)});
-      if (!n.is_meta()) static_cast<const Held&>(*ctx->saved_data["reduction"].toCapsule()).reduction->sum(sums);
+      static_cast<const Held&>(*ctx->saved_data["reduction"].toCapsule()).reduction->sum(sums);
       at::Tensor dx = dn - n * (sums[1] / width);
       if (parameters[1] != nullptr) dx = dx - sums[0] / width;
       gradients[0] = (dx * saved[1]).to(grads[0].scalar_type());

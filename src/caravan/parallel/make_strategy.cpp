@@ -11,6 +11,7 @@
 #include "caravan/parallel/param_server.h"
 #include "caravan/parallel/power_sgd.h"
 #include "caravan/parallel/replicas.h"
+#include "caravan/parallel/split_model.h"
 #include "caravan/parallel/top_k.h"
 #include "caravan/parallel/zero.h"
 
@@ -55,7 +56,7 @@ void set_dtypes(Options& options, const StrategyChoice& choice) {
   options.reduce_dtype = choice.reduce_dtype;
 }
 
-Strategy with_servers(const StrategyChoice& all, Module& model, const Mesh& mesh) {
+void add_servers(Strategy& strategy, const StrategyChoice& all, const Mesh& mesh) {
   const DataParallelChoice& choice = all.data_parallel;
   const auto& modes = server_modes();
   if (std::ranges::find(modes, choice.mode) == modes.end()) {
@@ -75,7 +76,7 @@ Strategy with_servers(const StrategyChoice& all, Module& model, const Mesh& mesh
                                  .accumulate = accumulate_of(choice.accumulate),
                                  .share = share_of(choice.share)};
   set_dtypes(options, all);
-  return param_server(model, mesh, options);
+  add_param_server(strategy, mesh, options);
 }
 
 /// Splits the axis into replicas of groups that share one set of shards.
@@ -88,12 +89,12 @@ void factor_into_groups(Mesh& mesh, const DataParallelChoice& choice) {
                      {{"replicate", static_cast<int>(dp / choice.shard)}, {"shard", static_cast<int>(choice.shard)}});
 }
 
-Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
+void add_data_parallel(Strategy& strategy, const StrategyChoice& all, const Mesh& mesh) {
   const DataParallelChoice& choice = all.data_parallel;
   if (choice.technique == "ddp") {
     DdpOptions options{.hook = make_hook(choice)};
     set_dtypes(options, all);
-    return ddp(model, mesh, options);
+    return add_ddp(strategy, mesh, options);
   }
   if (choice.technique == "zero1" || choice.technique == "zero2") {
     const bool is_first = choice.technique == "zero1";
@@ -103,7 +104,7 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
                         .share = share_of(choice.share)};
     set_dtypes(options, all);
     if (!is_first) options.accumulate = accumulate_of(choice.accumulate);
-    return zero(model, mesh, options);
+    return add_zero(strategy, mesh, options);
   }
   if (choice.frees_parameters()) {
     FsdpOptions options{.axis = kAxis,
@@ -115,20 +116,19 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
                         .hook = make_hook(choice)};
     set_dtypes(options, all);
     if (choice.has_groups()) {
-      factor_into_groups(mesh, choice);
       options.axis = "shard";
       options.replicate_axis = "replicate";
     }
-    return fsdp(model, mesh, options);
+    return add_fsdp(strategy, mesh, options);
   }
-  if (choice.has_servers()) return with_servers(all, model, mesh);
+  if (choice.has_servers()) return add_servers(strategy, all, mesh);
   if (choice.is_replicated()) {
     ReplicasOptions options{.axis = kAxis,
                             .prefetch = static_cast<int>(choice.prefetch),
                             .accumulate = accumulate_of(choice.accumulate),
                             .units = choice.units};
     set_dtypes(options, all);
-    return replicas(model, mesh, options);
+    return add_replicas(strategy, mesh, options);
   }
   throw UsageError({"strategy", choice.technique, "is not a data-parallel technique", "",
                     "use '" + nearest(choice.technique, data_parallel_techniques()) + "'"});
@@ -137,7 +137,8 @@ Strategy data_parallel(const StrategyChoice& all, Module& model, Mesh& mesh) {
 }  // namespace
 
 StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
-                               const RecomputeChoice& recompute) {
+                               const RecomputeChoice& recompute, const TensorParallelChoice& tensor_parallel,
+                               const ContextParallelChoice& context_parallel) {
   if (const std::string wrong = wrong_with_hook(data_parallel, precision); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
@@ -145,6 +146,8 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
     throw UsageError({"strategy", "precision", wrong, "", "use fp32 or bf16 to compute in, and fp32 for the rest"});
   }
   StrategyChoice choice{.data_parallel = data_parallel,
+                        .tensor_parallel = tensor_parallel,
+                        .context_parallel = context_parallel,
                         .compute_dtype = dtype_of(precision.compute),
                         .gradient_dtype = dtype_of(precision.gradients),
                         .recompute = recompute};
@@ -164,7 +167,9 @@ Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
   if (hook == "bf16" || hook == "fp16") choice.reduce_dtype = dtype_of(hook);
-  Strategy strategy = data_parallel(choice, model, mesh);
+  if (choice.data_parallel.has_groups()) factor_into_groups(mesh, choice.data_parallel);
+  Strategy strategy = split_model(choice, model, mesh);
+  add_data_parallel(strategy, choice, mesh);
   strategy.bucket_bytes = choice.data_parallel.bucket_bytes;
   add_recompute(strategy, model, choice.recompute);
   return strategy;

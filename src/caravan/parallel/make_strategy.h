@@ -5,12 +5,16 @@
 #include "caravan/engine/strategy.h"
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/parallel/techniques.h"
+#include "caravan/parallel/tensor_choice.h"
 
 namespace caravan {
 
 /// What a recipe says about parallelism.
 struct StrategyChoice {
   DataParallelChoice data_parallel{};
+  TensorParallelChoice tensor_parallel{};
+  ContextParallelChoice context_parallel{};
+  int64_t sequences = 1;  ///< of a micro-batch of one data-parallel rank: what is split
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
@@ -19,10 +23,13 @@ struct StrategyChoice {
 
 /// What the sections of a recipe say.
 StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
-                               const RecomputeChoice& recompute);
+                               const RecomputeChoice& recompute, const TensorParallelChoice& tensor_parallel = {},
+                               const ContextParallelChoice& context_parallel = {});
 
-/// The one place where names of techniques become strategies. `mesh` may get further axes. Every rank calls it. Throws
-/// UsageError, naming the nearest valid choice, for a name or a number that is not one, and as add_recompute.
+/// The one place where names of techniques become strategies. `mesh` has an axis dp, and tp and cp where these degrees
+/// are above 1; it may get further ones. Every rank calls it. Layers of a Model of this library are split by the tables
+/// of tensor_1d, its relatives and context_parallel; for another module, apply a Plan of your own. Throws UsageError,
+/// naming the nearest valid choice, for a name or a number that is not one, and as apply and add_recompute.
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh);
 
 }  // namespace caravan

@@ -19,14 +19,13 @@ at::Tensor move_rows(const at::Tensor& rows, const Layout& from, const Layout& t
 
 }  // namespace
 
-Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options) {
+void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& options) {
   const std::string_view backend = mesh.world().backend();
   if (backend != "thread" && backend != "record") {
     throw UsageError({"replicas", "comm.backend",
                       "replicas are threads of one process, but the back-end is " + std::string(backend), mesh.where(),
                       "use comm.backend = \"thread\", or data_parallel.technique = \"ddp\" over processes"});
   }
-  Strategy strategy = whole_model(model, mesh);
   add_param_server(strategy, mesh,
                    {.axis = options.axis,
                     .servers = 1,
@@ -40,6 +39,11 @@ Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& option
                     .allow_unused = options.allow_unused,
                     .buffers = options.buffers});
   strategy.name = "replicas";
+}
+
+Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options) {
+  Strategy strategy = whole_model(model, mesh);
+  add_replicas(strategy, mesh, options);
   return strategy;
 }
 

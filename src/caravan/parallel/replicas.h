@@ -31,6 +31,8 @@ struct ReplicasOptions {
 
 /// Throws UsageError unless the ranks are threads of one process (back-end thread, or record, which moves nothing).
 Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options = {});
+/// On top of what other techniques have decided.
+void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& options = {});
 
 /// The rows of `batch` for this replica. Every rank of the axis calls it.
 ///   batch     on the controller [rows, ..], any dtype; elsewhere [0, ..] with the same other sizes and dtype

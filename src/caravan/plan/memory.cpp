@@ -4,27 +4,30 @@
 #include <string>
 
 #include "caravan/base/pattern.h"
+#include "caravan/plan/tensor.h"
 
 namespace caravan {
 namespace {
 
-/// The sizes of a model as reals.
+/// The sizes of a model as reals: of what one rank has of a micro-batch, and of its layers' insides.
 struct Sizes {
   explicit Sizes(const MemoryShape& shape)
-      : tokens(shape.tokens()),
+      : tokens(shape.tokens() / static_cast<double>(shape.tensor_parallel.row_parts() * shape.context_parallel.degree)),
         element(static_cast<double>(shape.compute_bytes)),
+        parts(static_cast<double>(shape.tensor_parallel.head_parts())),
         width(static_cast<double>(shape.model.width)),
-        kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width())),
-        hidden(static_cast<double>(shape.model.hidden_width())),
-        heads(static_cast<double>(shape.model.heads)),
-        vocabulary(static_cast<double>(shape.model.vocabulary)),
+        kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width()) / parts),
+        hidden(static_cast<double>(shape.model.hidden_width()) / parts),
+        heads(static_cast<double>(shape.model.heads) / parts),
+        vocabulary(static_cast<double>(shape.model.vocabulary) / parts),
         mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
         has_dropout(shape.model.dropout > 0),
         attention_weights(heads * static_cast<double>(shape.model.context) * tokens) {}
 
   double tokens;
   double element;  ///< bytes
-  double width;
+  double parts;    ///< in which heads, MLP and vocabulary are split
+  double width;    ///< whole
   double kv_width;
   double hidden;
   double heads;
@@ -34,7 +37,53 @@ struct Sizes {
   double attention_weights;  ///< [sequences, heads, context, context]
 };
 
+/// Turns the state of a whole model into that of one of the ranks that split its layers.
+void split(StateShape& state, const MemoryShape& shape) {
+  const TensorParallelChoice& choice = shape.tensor_parallel;
+  state.copies = shape.context_parallel.degree * (choice.is_used() && choice.has_depth() ? choice.depth : 1);
+  if (!choice.is_used()) return;
+  const TensorShape ranks = tensor_shape(shape);
+  const double layers = static_cast<double>(shape.model.layers) * layer_weight_elements(ranks);
+  const double words = outer_weight_elements(ranks);
+  const double part = (layers + words) / state.parameters;
+  state.parameters = layers + words;
+  state.largest_unit = std::max(words, layer_weight_elements(ranks));
+  for (HookMatrix& matrix : state.matrices) matrix.rows *= part;
+}
+
 }  // namespace
+
+TensorShape tensor_shape(const MemoryShape& shape) {
+  const TensorParallelChoice& choice = shape.tensor_parallel;
+  return {.model = shape.model,
+          .kind = choice.kind,
+          .ranks = choice.degree,
+          .depth = choice.has_depth() ? choice.depth : 1,
+          .sequence = choice.sequence,
+          .recompute = shape.num_recomputed > 0,
+          .sequences = shape.sequences,
+          .element_bytes = shape.compute_bytes,
+          .share = 1 / static_cast<double>(shape.context_parallel.degree)};
+}
+
+std::vector<TensorShape> context_shapes(const MemoryShape& shape) {
+  const ContextParallelChoice& choice = shape.context_parallel;
+  const int64_t others = shape.tensor_parallel.head_parts() * shape.tensor_parallel.row_parts();
+  std::vector<TensorShape> shapes;
+  const auto add = [&](const char* kind, int64_t ranks, int64_t other_ranks) {
+    if (ranks == 1) return;
+    shapes.push_back({.model = shape.model,
+                      .kind = kind,
+                      .ranks = ranks,
+                      .recompute = shape.num_recomputed > 0,
+                      .sequences = shape.sequences,
+                      .element_bytes = shape.compute_bytes,
+                      .share = 1 / static_cast<double>(others * other_ranks)});
+  };
+  add("ring", choice.num_ring(), choice.num_ulysses());
+  add("ulysses", choice.num_ulysses(), choice.num_ring());
+  return shapes;
+}
 
 StateShape state_of(const MemoryShape& shape) {
   StateShape state{.choice = shape.data_parallel,
@@ -46,6 +95,7 @@ StateShape state_of(const MemoryShape& shape) {
                    .num_moments = shape.num_moments,
                    .num_micro_batches = shape.rows / shape.sequences};
   state.count(shape.model);
+  split(state, shape);
   return state;
 }
 
@@ -53,23 +103,24 @@ double state_bytes(const MemoryShape& shape) { return state_bytes(state_of(shape
 
 double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  // The stream before each norm, both normalised forms, queries, and the output of attention; then keys and values.
   // Grouped keys and values are repeated for every head where the weights are kept.
-  const double stream = 6 * s.width + 2 * (s.has_dropout ? s.width : s.kv_width);
+  const double repeated = s.has_dropout ? 2 * s.tokens * (s.width / s.parts - s.kv_width) : 0;
   const double weights = s.has_dropout ? 2 * s.attention_weights : 0;
   // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.
   const double statistics = 4 * s.tokens * (4 + s.heads);
-  return s.element * (s.tokens * (stream + s.mlp_tensors * s.hidden) + weights) + statistics;
+  return s.element * (layer_activation_elements(tensor_shape(shape)) + repeated + weights) + statistics;
 }
 
 double selective_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  return s.element * s.tokens * (6 * s.width + 2 * s.kv_width + s.mlp_tensors * s.hidden) + 4 * 4 * s.tokens;
+  return s.element * layer_activation_elements(tensor_shape(shape)) + 4 * 4 * s.tokens;
 }
 
 double full_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  return s.element * s.tokens * s.width;
+  const TensorParallelChoice& choice = shape.tensor_parallel;
+  const bool splits_stream = choice.is_used() && (!choice.is_1d() || choice.sequence);
+  return s.element * s.tokens * s.width / (splits_stream ? s.parts : 1);
 }
 
 double kept_activation_bytes(const MemoryShape& shape) noexcept {
@@ -116,7 +167,7 @@ double head_bytes(const MemoryShape& shape) noexcept {
 double layer_backward_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
   const double mlp = s.mlp_tensors * s.tokens * s.hidden;
-  const double attention = s.has_dropout ? 3 * s.attention_weights : 4 * s.tokens * s.width;
+  const double attention = s.has_dropout ? 3 * s.attention_weights : 4 * s.tokens * s.width / s.parts;
   // The head's gradient waits for the embedding's, which is the same parameter if they are tied.
   const double weights = s.vocabulary * s.width + s.width * s.hidden;
   return s.element * (3 * s.tokens * s.width + std::max(mlp, attention) + weights);
@@ -128,13 +179,14 @@ double batch_bytes(const MemoryShape& shape) noexcept {
 }
 
 double peak_bytes(const MemoryShape& shape) {
-  return state_bytes(shape) + batch_bytes(shape) + kept_activation_bytes(shape) +
+  const double words = static_cast<double>(shape.compute_bytes) * gathered_words_elements(tensor_shape(shape));
+  return state_bytes(shape) + words + batch_bytes(shape) + kept_activation_bytes(shape) +
          std::max(head_bytes(shape), recomputed_bytes(shape) + layer_backward_bytes(shape));
 }
 
 int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) {
   for (int64_t parts = 1; parts <= shape.rows; ++parts) {
-    if (shape.rows % parts != 0) continue;
+    if (shape.rows % (parts * shape.tensor_parallel.row_parts()) != 0) continue;
     shape.sequences = shape.rows / parts;
     if (peak_bytes(shape) <= limit_bytes) return shape.sequences;
   }

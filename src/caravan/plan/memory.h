@@ -1,18 +1,23 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
+#include "caravan/parallel/tensor_choice.h"
 #include "caravan/plan/state.h"
+#include "caravan/plan/tensor.h"
 
 namespace caravan {
 
 /// What one rank keeps and computes in a training step under data parallelism.
 struct MemoryShape {
-  ModelConfig model;           ///< with its vocabulary
-  int64_t sequences = 1;       ///< of a micro-batch
-  int64_t rows = 1;            ///< sequences of this rank in a step
+  ModelConfig model;      ///< with its vocabulary
+  int64_t sequences = 1;  ///< of a micro-batch
+  int64_t rows = 1;       ///< sequences of this rank in a step
+  TensorParallelChoice tensor_parallel{};
+  ContextParallelChoice context_parallel{};
   int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t gradient_bytes = 4;  ///< see StateShape
   int64_t reduce_bytes = 4;
@@ -29,6 +34,11 @@ struct MemoryShape {
 // The terms, in bytes of one rank; reals, because the products of legal sizes exceed 63 bits. Symbols as in the
 // literature: s context, b sequences, h width, f MLP width, V vocabulary, a heads, L layers; T = s b tokens. Each is a
 // count of the tensors that the layers of nn/ really keep.
+
+/// The ranks that split layers, as plan/tensor.h counts what they send and hold; and those that split sequences: rings,
+/// and ranks of Ulysses inside of each.
+TensorShape tensor_shape(const MemoryShape& shape);
+std::vector<TensorShape> context_shapes(const MemoryShape& shape);
 
 /// Parameters, gradients and the optimizer's moments, by kind (plan/state.h).
 StateShape state_of(const MemoryShape& shape);
@@ -70,8 +80,8 @@ double batch_bytes(const MemoryShape& shape) noexcept;
 /// (tests/plan).
 double peak_bytes(const MemoryShape& shape);
 
-/// The largest number of sequences that divides `shape.rows` and whose peak is at most `limit_bytes`; 0 if there is
-/// none. `shape.sequences` is not used.
+/// The largest number of sequences that divides `shape.rows`, is a multiple of the parts in which ranks split them, and
+/// whose peak is at most `limit_bytes`; 0 if there is none. `shape.sequences` is not used.
 int64_t largest_micro_batch(MemoryShape shape, double limit_bytes);
 
 }  // namespace caravan

@@ -124,7 +124,10 @@ StateTraffic state_traffic(const StateShape& shape) {
   // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
   // a whole one, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
-  const AllReduced replicated = all_reduced(shape, p / n, replicas);
+  AllReduced replicated = all_reduced(shape, p / n, replicas);
+  const double copied = 2 * (static_cast<double>(shape.copies) - 1) / static_cast<double>(shape.copies) * p / n;
+  replicated.elements += copied;  // over one axis after another
+  replicated.bytes += copied * kSumBytes;
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();

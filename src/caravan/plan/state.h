@@ -19,6 +19,7 @@ struct HookMatrix {
 struct StateShape {
   DataParallelChoice choice;
   int64_t ranks = 1;           ///< data-parallel
+  int64_t copies = 1;          ///< of the parameters on further ranks, which all-reduce gradients: context, depth
   bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements

@@ -46,9 +46,10 @@ std::string axes_text(const std::vector<AxisSize>& axes) {
 
 std::string ProveCase::to_string() const {
   const char* at_rest = dtype == at::kDouble ? "fp64" : "fp32";
-  return fmt::format("{} on {}: {}{}, {} layers of width {}, {}, {} micro-batch{}, {} clipped SGD steps", name,
+  return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}, {} micro-batch{}, {} clipped SGD steps", name,
                      axes_text(axes), caravan::name(model.kind), model.tie_embeddings ? " with tied embeddings" : "",
-                     model.layers, model.width, compute_dtype == at::kBFloat16 ? "bf16" : at_rest, num_micro_batches,
+                     has_documents ? ", packed documents" : "", model.layers, model.width,
+                     compute_dtype == at::kBFloat16 ? "bf16" : at_rest, num_micro_batches,
                      num_micro_batches == 1 ? "" : "es", num_steps);
 }
 

@@ -34,6 +34,7 @@ struct ProveCase {
   std::function<Arrangement(Model& model, Mesh& mesh)> arrange{};
   int num_micro_batches = 1;
   int64_t rows = 0;                           ///< sequences of a step, over all ranks; 0: 2 a rank and micro-batch
+  bool has_documents = false;                 ///< a sequence is packed of documents of 1 to 5 tokens
   at::ScalarType dtype = at::kDouble;         ///< of parameters at rest: fp64; fp32, also for bf16
   at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::leaf_dtype: kFloat is that at rest, whatever it is
   std::optional<double> tolerance{};          ///< largest relative error; nothing: by the dtypes
@@ -106,9 +107,10 @@ Proof prove(const ProveCase& what);
 /// dropout.
 ModelConfig shrunken(const ModelConfig& model);
 
-/// A recipe as a case: its model shrunken; its mesh with 2 in place of degrees above 3, on 2 ranks (or 2 groups of
-/// shards) if it has none; its data-parallel technique; at most 3 of its micro-batches; its precision; its recompute.
-/// All of its layers, if the recipe names modules. Throws UsageError as plan_batch.
+/// A recipe as a case: its model shrunken, with as many positions as its context parallelism splits; its mesh with 2 in
+/// place of degrees above 3, on 2 ranks (or 2 groups of shards) if it has none; its data-parallel technique; at most 3
+/// of its micro-batches; its precision; its recompute; packed documents if it has them. All of its layers, if the
+/// recipe names modules. Throws UsageError as plan_batch.
 ProveCase prove_case(const Recipe& recipe);
 
 }  // namespace caravan

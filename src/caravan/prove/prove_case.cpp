@@ -23,6 +23,46 @@ ModelConfig shrunken(const ModelConfig& model) {
 
 namespace {
 
+int64_t shrink(int64_t degree) { return degree > 3 ? 2 : degree; }
+
+void shrink_context(ContextParallelChoice& choice) {
+  if (choice.has_both()) {
+    choice.exchange = 2;
+    choice.degree = 4;
+  } else {
+    choice.degree = shrink(choice.degree);
+  }
+}
+
+/// The smallest grid of its kind; in one dimension, 4 ranks where they share heads of keys and values unequally.
+void shrink_tensor(TensorParallelChoice& choice, const ModelConfig& model) {
+  const bool shares_heads = model.num_kv_heads() % choice.degree != 0;
+  if (choice.is_1d()) {
+    choice.degree = shares_heads && choice.degree > 3 ? 4 : shrink(choice.degree);
+  } else {
+    choice.depth = 2;
+    choice.degree = choice.kind == "2d" ? 4 : 8;
+  }
+}
+
+/// What the degrees divide: sizes of a model as small as it can be. Heads of keys and values go into the ranks as those
+/// of `original` do into the ranks of its recipe.
+void fit(ModelConfig& model, const StrategyChoice& choice, const ModelConfig& original, int64_t original_degree) {
+  const int64_t tensor = choice.tensor_parallel.head_parts();
+  const int64_t heads = tensor * choice.context_parallel.num_ulysses();
+  const bool is_grouped = model.kv_heads > 0;
+  if (model.heads % heads != 0) {
+    model.heads = 2 * heads;
+    model.kv_heads = is_grouped ? heads : 0;
+    model.width = 4 * model.heads;
+  }
+  const bool shares_heads = choice.tensor_parallel.is_1d() && original.num_kv_heads() % original_degree != 0;
+  if (shares_heads) model.kv_heads = original.num_kv_heads() > 1 && tensor == 4 ? 2 : 1;
+  if (!choice.tensor_parallel.is_1d()) model.hidden = 32;  // 3d divides it by the square of its side
+  const int64_t pieces = choice.tensor_parallel.degree * choice.context_parallel.pieces();
+  if (model.context % pieces != 0) model.context = 2 * pieces;
+}
+
 /// One process has no gradients that are rounded or compressed on their way: their layout is proved, in fp32. Returns
 /// what is left out.
 std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recipe& recipe) {
@@ -44,7 +84,8 @@ std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recip
 ProveCase prove_case(const Recipe& recipe) {
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
-  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute);
+  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
+                                          recipe.tensor_parallel, recipe.context_parallel);
   const std::vector<std::string> left_out = leave_out_roundings(choice, recipe);
   choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
@@ -63,17 +104,24 @@ ProveCase prove_case(const Recipe& recipe) {
   const bool names_modules =
       choice.recompute.kind == RecomputeChoice::Kind::modules || !choice.data_parallel.units.empty();
   if (names_modules) what.model.layers = recipe.model.layers;  // "blocks.7" is there
-  const auto shrink = [](int64_t degree) { return degree > 3 ? 2 : degree; };
   for (AxisSize& axis : what.axes) {
+    if (axis.name == "tp") shrink_tensor(choice.tensor_parallel, recipe.model);
+    if (axis.name == "cp") shrink_context(choice.context_parallel);
     int64_t& shard = choice.data_parallel.shard;
     if (shard == 0 || axis.name != "dp") {
-      axis.size = static_cast<int>(shrink(axis.size));
+      axis.size = static_cast<int>(axis.name == "cp"   ? choice.context_parallel.degree
+                                   : axis.name == "tp" ? choice.tensor_parallel.degree
+                                                       : shrink(axis.size));
       continue;
     }
     const int64_t replicas = shrink(axis.size / shard);
     shard = shrink(shard);
     axis.size = static_cast<int>(replicas * shard);
   }
+  what.has_documents = recipe.data.packs_documents();
+  fit(what.model, choice, recipe.model, recipe.tensor_parallel.degree);
+  choice.sequences = 2 * choice.tensor_parallel.row_parts();
+  if (!choice.tensor_parallel.is_1d()) what.rows = choice.sequences * what.num_micro_batches * what.axes.front().size;
   choice.data_parallel.servers = std::min<int64_t>(choice.data_parallel.servers, what.axes.front().size);
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;

@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include "caravan/base/random.h"
 #include "caravan/module/initialise.h"
@@ -25,6 +26,12 @@ Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) 
 
 /// True if a rank multiplies with a part of a weight, or knows a part of a sequence.
 bool splits_products(const Strategy& strategy) {
+  // A plan cuts whole rows further: each rank has a summand of their loss.
+  for (const auto& [axis, placement] : strategy.batch_layout.entries()) {
+    const bool is_cut =
+        placement.is_whole() && strategy.loss_layout.has(axis) && strategy.loss_layout[axis].is_partial();
+    if (is_cut) return true;
+  }
   const auto is_cut = [](const auto& entry) { return entry.second.is_shard() && entry.second.owner() < 0; };
   const auto is_cut_leaf = [&](const auto& layouts) {
     return std::ranges::any_of(layouts.second.leaf.entries(), is_cut);
@@ -32,9 +39,29 @@ bool splits_products(const Strategy& strategy) {
   return std::ranges::any_of(strategy.layouts, is_cut_leaf) || !strategy.batch_layout.sharding(1).empty();
 }
 
+/// Documents of 1 to 5 tokens, others in each row and step; the first token of each is nobody's target.
+void pack_documents(TrainBatch& batch, uint64_t seed, int64_t step) {
+  batch.documents = at::empty_like(batch.ids);
+  batch.positions = at::empty_like(batch.ids);
+  const RandomStream stream(seed, "prove.documents", step);
+  const int64_t length = batch.ids.size(1);
+  for (int64_t row = 0; row < batch.ids.size(0); ++row) {
+    int64_t document = 0, position = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      batch.documents[row][t] = document;
+      batch.positions[row][t] = position++;
+      const bool ends = position == 5 || stream.bits(static_cast<uint64_t>(row * length + t)) % 4 == 0;
+      if (!ends) continue;
+      batch.labels[row][t] = kIgnoredLabel;
+      ++document;
+      position = 0;
+    }
+  }
+}
+
 TrainBatch rows_of_batch(const TrainBatch& whole, const Box& box) {
   TrainBatch part = whole;
-  for (at::Tensor* tensor : {&part.ids, &part.labels}) {
+  for (at::Tensor* tensor : part.tensors()) {
     *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
   }
   part.first_row = box.offset[0];
@@ -135,6 +162,7 @@ TrainBatch CaseRun::batch(int64_t step) const {
   for (int64_t row = 0; row < rows_; ++row) {
     whole.labels[row].narrow(0, 0, std::min(row % 5, length - 1)).fill_(kIgnoredLabel);
   }
+  if (what_.has_documents) pack_documents(whole, what_.seed, step);
   whole.num_targets = whole.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   return whole;
 }

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "caravan/base/error.h"
 #include "caravan/redistribute/flat.h"
@@ -77,6 +79,46 @@ void check_same_axes(const Layout& layout, const Layout& to, const Mesh& mesh, c
   }
 }
 
+/// The axes of some moves, as an axis that is made of them would have them: the major one first.
+std::vector<std::string> in_order(std::span<const AxisMove> moves, const Layout& now, const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const AxisMove& move : moves) names.push_back(move.axis);
+  std::vector<std::string> all;
+  if (moves.front().to.is_shard()) return names;
+  if (moves.front().from.is_shard()) {
+    all = now.sharding(moves.front().from.dim());
+  } else {
+    for (const MeshAxis& axis : mesh.axes()) all.push_back(axis.name());
+  }
+  std::erase_if(all, [&](const auto& axis) { return std::ranges::find(names, axis) == names.end(); });
+  return all;
+}
+
+/// The first of `moves`, or as many as are the same move of axes that one axis of the mesh is made of: one collective
+/// then sends less than one for each.
+std::pair<const MeshAxis*, size_t> joint_move(std::span<const AxisMove> moves, const Layout& now, const Mesh& mesh) {
+  const AxisMove& first = moves.front();
+  const auto is_same = [&](const AxisMove& move) { return move.from == first.from && move.to == first.to; };
+  const auto is_even = [](const Placement& placement) { return !placement.is_shard() || placement.is_even(); };
+  auto count = static_cast<size_t>(std::ranges::find_if_not(moves, is_same) - moves.begin());
+  if (!is_even(first.from) || !is_even(first.to) || (first.from.is_shard() && first.to.is_shard())) count = 1;
+  for (; count > 1; --count) {
+    if (const MeshAxis* axis = mesh.joined(in_order(moves.first(count), now, mesh))) return {axis, count};
+  }
+  return {&mesh[first.axis], 1};
+}
+
+/// `now` with `axis`, which is made of those of the moves, in their place.
+Layout with_axis(const Layout& now, std::span<const AxisMove> moves, const MeshAxis& axis) {
+  if (moves.size() == 1) return now;
+  std::vector<Layout::Entry> entries = now.entries();
+  std::erase_if(entries, [&](const auto& entry) {
+    return std::ranges::any_of(moves, [&](const AxisMove& move) { return move.axis == entry.first; });
+  });
+  entries.emplace_back(axis.name(), moves.front().from);
+  return Layout(std::move(entries));
+}
+
 }  // namespace
 
 std::vector<AxisMove> moves_between(const Layout& layout, const Layout& to) {
@@ -94,9 +136,12 @@ at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const Layout&
   check_same_axes(layout, to, mesh, call);
   at::Tensor result = x;
   Layout now = layout;
-  for (const AxisMove& move : moves_between(layout, to)) {
-    result = redistribute(result, now, mesh[move.axis], move.to, call);
-    now = now.moved(move.axis, move.to);
+  const std::vector<AxisMove> moves = moves_between(layout, to);
+  for (std::span<const AxisMove> rest = moves; !rest.empty();) {
+    const auto [axis, count] = joint_move(rest, now, mesh);
+    result = redistribute(result, with_axis(now, rest.first(count), *axis), *axis, rest.front().to, call);
+    for (const AxisMove& move : rest.first(count)) now = now.moved(move.axis, move.to);
+    rest = rest.subspan(count);
   }
   return result;
 }

@@ -36,7 +36,7 @@ int64_t AsyncRun::next_drain(int64_t end) const {
 DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::function<bool()>& stop_requested) {
   const auto rows = [&](int64_t step) -> StageRunner::Source {
     TrainBatch batch = batch_of(step);
-    batch.num_targets = batch.ids.numel();  // the mean over this worker's own
+    batch.num_targets = batch.labels.ne(kNoTarget).sum().item<int64_t>();  // the mean over this worker's own
     return [this, batch, step](int index) {
       return micro_batch_of(batch, num_micro_batches_, index, static_cast<uint64_t>(recipe_.train.seed), step);
     };

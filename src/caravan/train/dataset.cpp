@@ -98,10 +98,22 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
                         : data.tokenizer.empty()
                             ? trained_tokenizer(split.train, data.trained_vocabulary, folders.cache, observer)
                             : Tokenizer::load(find_file(data.tokenizer, folders));
+  const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
+  if (data.packs_documents() && !end_of_text) {
+    throw UsageError({"data", "data.pack",
+                      "documents are told apart by an end-of-text token, and the tokenizer has none", "",
+                      "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
+  }
   TokenFile train = open_or_build(folders.cache, split.train, tokenizer, observer);
   TokenFile validation = open_or_build(folders.cache, split.validation, tokenizer, observer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
-  return {std::move(tokenizer), std::move(train), std::move(validation)};
+  Dataset dataset{std::move(tokenizer), std::move(train), std::move(validation)};
+  if (data.packs_documents()) {
+    const bool restarts = data.positions == "restart";
+    dataset.packed = {Documents(dataset.train, *end_of_text, restarts),
+                      Documents(dataset.validation, *end_of_text, restarts)};
+  }
+  return dataset;
 }
 
 }  // namespace caravan

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/train/recipe.h"
@@ -15,6 +16,14 @@ struct Dataset {
   Tokenizer tokenizer;
   TokenFile train;
   TokenFile validation;
+  struct Packed {
+    Documents train;
+    Documents validation;
+  };
+  std::optional<Packed> packed{};  ///< with data.pack = "documents"
+
+  const Documents* documents_of_train() const noexcept { return packed ? &packed->train : nullptr; }
+  const Documents* documents_of_validation() const noexcept { return packed ? &packed->validation : nullptr; }
 };
 
 /// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of
@@ -28,7 +37,8 @@ struct DataFolders {
 
 /// Opens what `data` names. Token files and trained tokenizers come from the cache and are built where they are
 /// missing; then the cache is trimmed to its limit. A tokenizer is trained on the training text alone. Any number of
-/// processes may call it at once. Throws DataError for text or tokenizer files that are missing, empty or of another
+/// processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an end-of-text
+/// token, DataError for text or tokenizer files that are missing, empty or of another
 /// format, ResourceError if the cache cannot be written to, and what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
                      DataObserver& observer = DataObserver::none());

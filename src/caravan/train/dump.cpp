@@ -40,7 +40,10 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   fs::create_directories(folder, error);
   if (error) throw_file_error("dump", folder, "cannot be made", error.value());
   write_file_durably(folder / "config.json", huggingface_config(config, special_tokens(state.tokenizer())), "dump");
-  write_tensors(folder / "batch.safetensors", {{"input_ids", global_batch.ids}, {"labels", global_batch.labels}});
+  NamedTensors batch{{"input_ids", global_batch.ids}, {"labels", global_batch.labels}};
+  if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
+  if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
+  write_tensors(folder / "batch.safetensors", batch);
   write_tensors(folder / "parameters.safetensors", to_huggingface(config, parameters), {{"format", "pt"}});
   write_tensors(folder / "gradients.safetensors", to_huggingface(config, gradients), {{"format", "pt"}});
   const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};

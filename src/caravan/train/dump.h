@@ -11,7 +11,8 @@ namespace caravan {
 /// Writes one training step to DIR/step_N, for comparison with another program. Names and shapes are those of Hugging
 /// Face, whatever the layout:
 ///   config.json
-///   batch.safetensors        input_ids, labels int64 [sequences, context] of the whole global batch
+///   batch.safetensors        input_ids, labels int64 [sequences, context] of the whole global batch; of packed
+///                            documents also position_ids, document_ids
 ///   parameters.safetensors   before the step
 ///   gradients.safetensors    summed over ranks, before clipping
 ///   metrics.json             step, loss, grad_norm

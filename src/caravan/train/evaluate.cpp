@@ -6,6 +6,7 @@
 #include <span>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stage_runner.h"
@@ -23,29 +24,47 @@ struct Selection {
   int64_t operator[](int64_t i) const { return i * all / count; }
 };
 
-/// Windows i, i + 1, .. of the selection in the rows of two tensors.
+/// Windows i, i + 1, .. of the selection in the rows of tensors.
 struct Rows {
-  Rows(int64_t rows, int64_t context)
-      : ids(at::empty({rows, context}, at::kLong)), labels(at::empty({rows, context}, at::kLong)), context_(context) {}
+  Rows(int64_t rows, const ValidationWindows& windows)
+      : ids(at::empty({rows, windows.context()}, at::kLong)),
+        labels(at::empty_like(ids)),
+        has_documents_(windows.documents() != nullptr) {
+    if (!has_documents_) return;
+    documents_ = at::empty_like(ids);
+    positions_ = at::empty_like(ids);
+  }
 
   /// Returns the number of rows that have a window. The others are padding without targets.
   int64_t fill(const ValidationWindows& windows, const Selection& selection, int64_t first) {
     const int64_t filled = std::clamp<int64_t>(selection.count - first, 0, ids.size(0));
     for (int64_t row = 0; row < ids.size(0); ++row) {
       const int64_t window = row < filled ? selection[first + row] : windows.size();
-      windows.fill(window, row_of(ids, row), row_of(labels, row));
+      windows.fill(window, row_of(ids, row), row_of(labels, row), row_of(documents_, row), row_of(positions_, row));
     }
     return filled;
+  }
+
+  ForwardContext context(int64_t rows) const {
+    ForwardContext context{.phase = Phase::evaluate};
+    if (!has_documents_) return context;
+    context.positions = positions_.narrow(0, 0, rows);
+    context.documents = documents_.narrow(0, 0, rows);
+    return context;
   }
 
   at::Tensor ids;
   at::Tensor labels;
 
  private:
-  std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) const {
-    return {tensor.mutable_data_ptr<int64_t>() + row * context_, static_cast<size_t>(context_)};
+  static std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) {
+    if (!tensor.defined()) return {};
+    const int64_t context = tensor.size(1);
+    return {tensor.mutable_data_ptr<int64_t>() + row * context, static_cast<size_t>(context)};
   }
-  int64_t context_;
+  bool has_documents_;
+  at::Tensor documents_;
+  at::Tensor positions_;
 };
 
 int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
@@ -62,16 +81,16 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
   const Selection selection{.all = windows.size(), .count = std::min(bound, windows.size())};
   const int64_t windows_per_round = part.num_parts * options.rows;
   const int64_t rounds = (selection.count + windows_per_round - 1) / windows_per_round;
-  Rows rows(options.rows, windows.context());
+  Rows rows(options.rows, windows);
   double nats = 0;
   int64_t num_targets = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     if (options.progress) options.progress(round, rounds);
     const int64_t filled = rows.fill(windows, selection, (round * part.num_parts + part.part) * options.rows);
-    // A rank without a window computes one row of padding, so that all ranks make the same forward passes.
-    const int64_t computed = std::max<int64_t>(filled, 1);
+    // A rank without a window computes padding, so that all ranks make the same forward passes.
+    const int64_t computed = std::max<int64_t>((filled + part.row_parts - 1) / part.row_parts, 1) * part.row_parts;
     const at::Tensor labels = rows.labels.narrow(0, 0, computed);
-    nats += loss(rows.ids.narrow(0, 0, computed), labels);
+    nats += loss(rows.ids.narrow(0, 0, computed), labels, rows.context(computed));
     if (part.counts) num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
     const bool stops = options.stop_requested && options.stop_requested();
     if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
@@ -80,6 +99,10 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
   const Buffer buffer{&total, 1, Dtype::fp64};
   part.world.all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
   num_targets = sum_over(part.world, num_targets, "validation targets");
+  if (num_targets == 0) {
+    throw DataError({"evaluate", "validation text", "no token of it has a target", "",
+                     "give documents of more than one token, or leave data.pack out"});
+  }
   const double share = static_cast<double>(windows.num_targets()) / static_cast<double>(num_targets);
   return Evaluation{.loss = total / static_cast<double>(num_targets),
                     .bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};
@@ -89,6 +112,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
   const Mesh& mesh = engine.mesh();
   const Strategy& strategy = engine.strategy();
   EvaluationPart part{.world = mesh.world()};
+  if (strategy.plan != nullptr) part.row_parts = strategy.plan->num_row_parts();
   for (const auto& [axis, placement] : strategy.batch_layout.entries()) {
     if (!placement.is_shard(0)) continue;
     part.part = part.part * mesh[axis].size() + mesh[axis].coord();
@@ -104,8 +128,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
                       mesh.where() + ", batch " + strategy.batch_layout.to_string(), "evaluate with a StageRunner"});
   }
   StageRunner runner(engine);
-  const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels) {
-    const at::Tensor output = runner.evaluate({ids, labels, {.phase = Phase::evaluate}});
+  const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context) {
+    const at::Tensor output = runner.evaluate({ids, labels, context});
     return output.defined() && loss_counts ? output.item<double>() : 0.0;
   };
   struct Scope {  // also if a pass throws

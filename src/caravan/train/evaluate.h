@@ -26,11 +26,13 @@ struct EvaluationPart {
   Communicator& world;
   int64_t part = 0;
   int64_t num_parts = 1;
-  bool counts = true;  ///< of the ranks that compute the same loss, one counts
+  bool counts = true;     ///< of the ranks that compute the same loss, one counts
+  int64_t row_parts = 1;  ///< the windows of a forward pass are a multiple of this, padded if need be
 };
 
-/// This rank's summand of the loss of a batch; 0 where another one holds it.
-using LossOf = std::function<double(const at::Tensor& ids, const at::Tensor& labels)>;
+/// This rank's summand of the loss of a batch; 0 where another one holds it. The context is that of an evaluation, with
+/// the batch's positions and documents.
+using LossOf = std::function<double(const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context)>;
 
 /// The loss over `windows`, split over the parts. Every rank of the world calls it with equal sizes, calls `loss`
 /// equally often, and gets the same bits. Nothing if stop_requested() was true on any rank, which is noticed after each

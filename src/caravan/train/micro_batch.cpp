@@ -32,6 +32,8 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
   MemoryShape shape{.model = recipe.model,
                     .sequences = plan.micro_batch,
                     .rows = plan.rows(),
+                    .tensor_parallel = recipe.tensor_parallel,
+                    .context_parallel = recipe.context_parallel,
                     .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
                     .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
                     .reduce_bytes = PrecisionChoice::bytes(reduced_in(recipe.data_parallel, recipe.precision)),

@@ -39,6 +39,18 @@ RecipeKey for_mode(bool (DataParallelChoice::*holds)() const, const std::string&
       "is used with data_parallel.mode = " + modes + " only");
 }
 
+RecipeKey with_tp(RecipeKey key) {
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.tensor_parallel.is_used(); },
+      "is used with mesh.tp above 1 only");
+}
+
+RecipeKey with_cp(RecipeKey key) {
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.context_parallel.is_used(); },
+      "is used with mesh.cp above 1 only");
+}
+
 RecipeKey data_parallel_units() {
   return {"data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
           [](const Recipe& recipe) -> RecipeValue { return recipe.data_parallel.units; },
@@ -128,9 +140,9 @@ std::vector<RecipeKey> precision_keys() {
 std::vector<RecipeKey> parallel_keys() {
   return {
       integer("mesh.dp", "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
-      future_axis("tp", "tensor parallelism"),
+      integer("mesh.tp", "ranks that split each layer", FIELD(tensor_parallel.degree), {1, 1 << 20}),
       future_axis("pp", "pipeline parallelism"),
-      future_axis("cp", "context parallelism"),
+      integer("mesh.cp", "ranks that split each sequence", FIELD(context_parallel.degree), {1, 1 << 20}),
       future_axis("ep", "expert parallelism"),
       choice("data_parallel.technique", "data-parallel technique", FIELD(data_parallel.technique),
              data_parallel_techniques()),
@@ -181,6 +193,27 @@ std::vector<RecipeKey> parallel_keys() {
                integer("data_parallel.drain",
                        "steps of the slowest worker after which all stop for a line of the log, at the latest",
                        FIELD(data_parallel.drain), {1, 1 << 20})),
+      with_tp(choice("tensor_parallel.kind", "how layers are split: 1d, by columns and rows; 2d, 2.5d, 3d: over grids",
+                     FIELD(tensor_parallel.kind), tensor_kinds())),
+      only_with(
+          boolean("tensor_parallel.sequence", "norms and the residual stream are split too, over the sequence",
+                  FIELD(tensor_parallel.sequence)),
+          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() && recipe.tensor_parallel.is_1d(); },
+          "is used with mesh.tp above 1 and tensor_parallel.kind = \"1d\" only"),
+      only_with(
+          integer("tensor_parallel.depth", "2.5d: grids, each with a part of the batch", FIELD(tensor_parallel.depth),
+                  {1, 1 << 20}),
+          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() && recipe.tensor_parallel.has_depth(); },
+          "is used with tensor_parallel.kind = \"2.5d\" only"),
+      with_cp(choice("context_parallel.kind",
+                     "attention over the ranks: keys and values go around, sequence is exchanged for heads, or both",
+                     FIELD(context_parallel.kind), context_kinds())),
+      only_with(
+          integer("context_parallel.exchange",
+                  "of mesh.cp, ranks that exchange sequence for heads; the others form rings",
+                  FIELD(context_parallel.exchange), {1, 1 << 20}),
+          [](const Recipe& recipe) { return recipe.context_parallel.is_used() && recipe.context_parallel.has_both(); },
+          "is used with context_parallel.kind = \"both\" only"),
       memory_recompute(),
   };
 }

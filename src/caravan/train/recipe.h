@@ -13,6 +13,7 @@
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
 #include "caravan/parallel/techniques.h"
+#include "caravan/parallel/tensor_choice.h"
 
 namespace caravan {
 
@@ -28,6 +29,9 @@ struct Recipe {
     std::vector<std::string> text{"data/moby_dick.txt"};
     std::string tokenizer;              ///< "bytes" or the path of a tokenizer.json; "": train one
     int64_t trained_vocabulary = 2048;  ///< of the tokenizer trained on the text
+    std::string pack = "none";          ///< or "documents": those of a sequence do not see each other
+    std::string positions = "restart";  ///< of packed documents; or "continue"
+    bool packs_documents() const { return pack == "documents"; }
   } data;
 
   struct Train {
@@ -69,6 +73,8 @@ struct Recipe {
   } mesh;
 
   DataParallelChoice data_parallel;
+  TensorParallelChoice tensor_parallel;    ///< with mesh.tp
+  ContextParallelChoice context_parallel;  ///< with mesh.cp
 
   struct Memory {
     RecomputeChoice recompute;
@@ -146,12 +152,18 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
-/// The mesh of the recipe over `num_ranks` ranks, and the split of its batch. Throw UsageError with the equation and
-/// the nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks, dp first, then the axes above 1, the fastest last: cp, tp; and the
+/// split of its batch. Throw UsageError with the equation and the nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
-/// The number of ranks that the recipe sets, the product of its mesh; 0 if it sets none.
+/// "dp 2 x cp 2 (ring) x tp 4 (2d)"; "" where no axis splits the model.
+std::string split_text(const Recipe& recipe, int64_t dp);
+
+/// The number of ranks that the recipe sets: the product of its mesh, in which a mesh.dp of 0 counts as 1; 0 if it sets
+/// no axis.
 int recipe_ranks(const Recipe& recipe);
+/// The ranks of one data-parallel coordinate: the product of the other axes.
+int64_t ranks_per_replica(const Recipe& recipe);
 
 }  // namespace caravan

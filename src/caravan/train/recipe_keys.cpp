@@ -134,6 +134,13 @@ std::vector<RecipeKey> training_keys() {
   return {
       data_text(),
       data_tokenizer(),
+      choice("data.pack", "documents that share a sequence see each other, or each only itself", FIELD(data.pack),
+             {"none", "documents"}),
+      only_with(
+          choice("data.positions", "positions in a packed document: restart from 0, or continue along the sequence",
+                 FIELD(data.positions), {"restart", "continue"}),
+          [](const Recipe& recipe) { return recipe.data.packs_documents(); },
+          "is used with data.pack = \"documents\" only"),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
       integer("train.global_batch", "sequences per step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
       integer_or("train.micro_batch",

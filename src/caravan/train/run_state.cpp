@@ -1,9 +1,11 @@
 #include "caravan/train/run_state.h"
 
 #include <algorithm>
+#include <span>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
@@ -61,7 +63,9 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
-  const StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute);
+  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
+                                          recipe.tensor_parallel, recipe.context_parallel);
+  choice.sequences = plan_batch(recipe, mesh.size()).micro_batch;
   Strategy strategy = make_strategy(choice, *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
@@ -189,20 +193,47 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   clocks = info.clocks;
 }
 
-TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows) {
+namespace {
+
+/// Targets of the rows of these samples.
+int64_t count_targets(const Sampler& sampler, int64_t first_sample, int64_t rows, const Documents* documents) {
+  int64_t count = rows * sampler.context();
+  for (int64_t row = 0; documents != nullptr && row < rows; ++row) {
+    count -= documents->num_ends(sampler.offset(first_sample + row), sampler.context());
+  }
+  return count;
+}
+
+std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) {
+  const int64_t context = tensor.size(1);
+  return {tensor.mutable_data_ptr<int64_t>() + row * context, static_cast<size_t>(context)};
+}
+
+}  // namespace
+
+TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows,
+                      const Documents* documents) {
   TrainBatch batch;
   batch.ids = at::empty({rows, sampler.context()}, at::kLong);
   batch.labels = at::empty({rows, sampler.context()}, at::kLong);
   const auto count = static_cast<size_t>(rows * sampler.context());
   fill_batch(tokens, sampler, first_sample, {batch.ids.mutable_data_ptr<int64_t>(), count},
              {batch.labels.mutable_data_ptr<int64_t>(), count});
+  if (documents != nullptr) {
+    batch.positions = at::empty_like(batch.ids);
+    batch.documents = at::empty_like(batch.ids);
+    for (int64_t row = 0; row < rows; ++row) {
+      documents->mark(row_of(batch.ids, row), row_of(batch.labels, row), row_of(batch.documents, row),
+                      row_of(batch.positions, row));
+    }
+  }
   batch.global_rows = rows;
-  batch.num_targets = rows * sampler.context();
+  batch.num_targets = count_targets(sampler, first_sample, rows, documents);
   return batch;
 }
 
 TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
-                           int64_t step) {
+                           int64_t step, const Documents* documents) {
   const int64_t global_rows = recipe.train.global_batch;
   const int64_t context = recipe.model.context;
   const Mesh& mesh = engine.mesh();
@@ -210,15 +241,15 @@ TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const Tok
   const int64_t first = step * global_rows;
   TrainBatch batch;
   if (recipe.data_parallel.is_replicated()) {
-    batch = make_batch(tokens, sampler, first, mesh.rank() == 0 ? global_rows : 0);
-    for (at::Tensor* all : {&batch.ids, &batch.labels}) *all = scatter_rows(*all, global_rows, mesh);
+    batch = make_batch(tokens, sampler, first, mesh.rank() == 0 ? global_rows : 0, documents);
+    for (at::Tensor* all : batch.tensors()) *all = scatter_rows(*all, global_rows, mesh);
   } else {
-    batch = make_batch(tokens, sampler, first + mine.offset[0], mine.size[0]);
+    batch = make_batch(tokens, sampler, first + mine.offset[0], mine.size[0], documents);
   }
-  for (at::Tensor* all : {&batch.ids, &batch.labels}) *all = all->narrow(1, mine.offset[1], mine.size[1]).contiguous();
+  for (at::Tensor* all : batch.tensors()) *all = all->narrow(1, mine.offset[1], mine.size[1]).contiguous();
   batch.first_row = mine.offset[0];
   batch.global_rows = global_rows;
-  batch.num_targets = global_rows * context;
+  batch.num_targets = count_targets(sampler, first, global_rows, documents);
   return batch;
 }
 

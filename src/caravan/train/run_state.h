@@ -83,13 +83,16 @@ class RunState {
   std::optional<LossScale> loss_scale_;
 };
 
-/// Rows of the training text: row r is sample first_sample + r.
-TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows);
+/// Rows of the training text: row r is sample first_sample + r. `documents` of the text share the rows; null: each row
+/// is one.
+TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows,
+                      const Documents* documents = nullptr);
 
 /// What this rank trains on in a step: its piece of the global batch, by Strategy::batch_layout. Where the first rank
-/// is the controller of replicas, it alone makes the batch, and every rank calls this.
+/// is the controller of replicas, it alone makes the batch, and every rank calls this. The targets of the whole global
+/// batch are counted without reading it: each rank looks the ends of documents up in its own list of them.
 TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
-                           int64_t step);
+                           int64_t step, const Documents* documents = nullptr);
 
 /// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);

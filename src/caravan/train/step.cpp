@@ -26,11 +26,20 @@ TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& option
   engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
 }
 
+std::vector<at::Tensor*> TrainBatch::tensors() {
+  std::vector<at::Tensor*> all{&ids, &labels};
+  if (positions.defined()) all.push_back(&positions);
+  if (documents.defined()) all.push_back(&documents);
+  return all;
+}
+
 MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step,
                           double loss_scale) {
   const int64_t rows = batch.ids.size(0) / count;
   const int64_t first = index * rows;
   MicroBatch part{batch.ids.narrow(0, first, rows), batch.labels.narrow(0, first, rows), {}};
+  if (batch.positions.defined()) part.context.positions = batch.positions.narrow(0, first, rows);
+  if (batch.documents.defined()) part.context.documents = batch.documents.narrow(0, first, rows);
   part.context.seed = seed;
   part.context.step = step;
   part.context.micro_batch = index;

@@ -21,6 +21,12 @@ struct TrainBatch {
   int64_t first_row = 0;
   int64_t global_rows = 0;
   int64_t num_targets = 0;  ///< labels that are not -100, over the whole global batch: what the loss is divided by
+  /// Of packed documents, like ids: see ForwardContext. Undefined: every row is one document, from position 0 on.
+  at::Tensor positions{};
+  at::Tensor documents{};
+
+  /// The tensors that are there: what is cut, sent or copied alike.
+  std::vector<at::Tensor*> tensors();
 };
 
 /// Micro-batch `index` of `count` equal ones. `step` counts from 0 and, with `seed`, keys the random numbers.

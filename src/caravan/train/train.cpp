@@ -116,7 +116,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
       dataset_(agreed_dataset(options, mesh_)),
       sampler_(dataset_.train.size(), recipe_.model.context, static_cast<uint64_t>(recipe_.train.seed)),
-      windows_(dataset_.validation, recipe_.model.context),
+      windows_(dataset_.validation, recipe_.model.context, dataset_.documents_of_validation()),
       memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world, place_.micro_batch)),
       plan_(plan_batch(recipe_, world->size())) {
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
@@ -168,6 +168,7 @@ void Run::announce(const ModelConfig& model) {
                       .batch = plan_,
                       .memory = memory_,
                       .backend = mesh_.world().backend(),
+                      .mesh = split_text(recipe_, plan_.dp),
                       .num_parameters = model.num_parameters(),
                       .vocabulary = dataset_.tokenizer.vocab_size(),
                       .train_tokens = dataset_.train.size(),
@@ -198,9 +199,10 @@ void Run::check_steps() {
                       place_.folder.string(), fmt::format("use {} or more", state_->step + 1)});
   }
   for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
-  if (mesh_.size() == 1 && recipe_.data_parallel.hook != "none") {
+  const bool has_peers = (recipe_.data_parallel.has_residual() ? mesh_["dp"].size() : mesh_.size()) > 1;
+  if (!has_peers && recipe_.data_parallel.hook != "none") {
     place_.notes.push_back(
-        fmt::format("data_parallel.hook = \"{}\" has no effect on one rank, which reduces nothing; "
+        fmt::format("data_parallel.hook = \"{}\" has no effect on an axis dp of one rank, which reduces nothing; "
                     "what ranks of an earlier part left out is not added",
                     recipe_.data_parallel.hook));
   }
@@ -236,7 +238,7 @@ void Run::check_sample() const {
 }
 
 TrainBatch Run::batch(int64_t step) const {
-  return make_rank_batch(state_->engine(), recipe_, dataset_.train, sampler_, step);
+  return make_rank_batch(state_->engine(), recipe_, dataset_.train, sampler_, step, dataset_.documents_of_train());
 }
 
 /// `tokens`: of all ranks since `begin`.
@@ -263,8 +265,8 @@ StepMetrics Run::step() {
   TrainStep::Inspect inspect;
   if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_->step)) {
     inspect = [&](const StepResult& result) {
-      const TrainBatch whole =
-          make_batch(dataset_.train, sampler_, state_->step * recipe_.train.global_batch, recipe_.train.global_batch);
+      const TrainBatch whole = make_batch(dataset_.train, sampler_, state_->step * recipe_.train.global_batch,
+                                          recipe_.train.global_batch, dataset_.documents_of_train());
       dump_step(options_.dump_dir, state_->step, *state_, whole, result);
     };
   }
@@ -273,7 +275,8 @@ StepMetrics Run::step() {
   const StepResult result = train_step_->run(mine, state_->step, lr, stop_requested, inspect);
   ++state_->step;
   if (result.stop) end_ = state_->step;
-  StepMetrics metrics = metrics_since(begin, sent, waited, mine.num_targets);
+  const int64_t tokens = recipe_.train.global_batch * recipe_.model.context;
+  StepMetrics metrics = metrics_since(begin, sent, waited, tokens);
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
   metrics.lr = lr;
@@ -281,7 +284,7 @@ StepMetrics Run::step() {
     metrics.loss_scale = result.loss_scale;
     metrics.skipped_steps = scale->num_skipped();
   }
-  metrics.tokens = state_->step * mine.num_targets;
+  metrics.tokens = state_->step * tokens;
   return metrics;
 }
 

@@ -26,6 +26,7 @@ struct TrainPlan {
   BatchPlan batch;
   MemoryPlan memory;
   std::string_view backend;
+  std::string mesh{};  ///< "dp 2 x tp 4 (2d)"; "": dp alone
   int64_t num_parameters = 0;
   int64_t vocabulary = 0;
   int64_t train_tokens = 0;

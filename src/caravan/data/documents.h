@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "caravan/data/token_file.h"
+
+namespace caravan {
+
+/// The documents that share the windows of a text (data.pack = "documents"). A document ends with the tokenizer's
+/// end-of-text token, which belongs to it; the token after it is nobody's target.
+class Documents {
+ public:
+  /// Reads the file once; keeps 8 bytes for each document. `restarts`: positions count from 0 in each document, else
+  /// along the window. A document that goes on from an earlier window counts from the start of this one.
+  Documents(const TokenFile& tokens, int64_t end_of_text, bool restarts);
+
+  /// How many of the tokens [first, first + count) end a document: as many as a window of these inputs has fewer
+  /// targets. Two binary searches.
+  int64_t num_ends(int64_t first, int64_t count) const;
+
+  /// One row: of each input token the index of its document in the row, and its position; the labels of tokens that end
+  /// a document become kNoTarget. All of equal size.
+  void mark(std::span<const int64_t> input_ids, std::span<int64_t> labels, std::span<int64_t> documents,
+            std::span<int64_t> positions) const;
+
+ private:
+  int64_t end_of_text_;
+  bool restarts_;
+  std::vector<int64_t> ends_;  ///< indices of end-of-text tokens
+};
+
+}  // namespace caravan

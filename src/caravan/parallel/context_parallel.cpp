@@ -1,0 +1,121 @@
+#include "caravan/parallel/context_parallel.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/alias.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/mesh/fit.h"
+#include "caravan/module/layout_table.h"
+#include "caravan/parallel/kv_heads.h"
+#include "caravan/parallel/ring_attention.h"
+#include "caravan/parallel/zigzag.h"
+
+namespace caravan {
+namespace {
+
+/// Tokens of the sequence in its order, of what has them in dim `dim`. Meta tensors have no order.
+at::Tensor in_order(const at::Tensor& x, int64_t dim, const at::Tensor& order) {
+  return x.is_meta() ? at::alias(x) : x.index_select(dim, order);
+}
+
+/// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is cut already, or {stream, labels}.
+class Zigzag {
+ public:
+  /// `parts`: into which sequences are cut in all.
+  Zigzag(int num_ring, int64_t parts) : num_ring_(num_ring), parts_(parts) {}
+
+  Tensors operator()(Module& /*model*/, Tensors inputs, const ForwardContext& context, const Next& next) const {
+    if (context.phase == Phase::generate || num_ring_ == 1) return next(std::move(inputs), context);
+    ForwardContext here = context;
+    const int64_t length = length_of(inputs);
+    const DimIndex order = zigzag_order(length, num_ring_);
+    const at::Tensor slots = order.indices(length).to(inputs.at(0).device());
+    for (at::Tensor& input : inputs) {
+      if (!is_whole(input)) continue;
+      const at::Tensor given = std::exchange(input, in_order(input, 1, slots));
+      if (context.layouts == nullptr) continue;
+      context.layouts->set(input, context.layouts->of(given, "the zig-zag order"), context.layouts->origin(given));
+    }
+    here.set(Dim::sequence, order);
+    here.positions =
+        context.positions.defined() ? in_order(context.positions, context.positions.dim() - 1, slots) : slots;
+    if (context.documents.defined()) here.documents = in_order(context.documents, 1, slots);
+    return next(std::move(inputs), here);
+  }
+
+ private:
+  static bool is_whole(const at::Tensor& input) { return input.scalar_type() == at::kLong; }
+  int64_t length_of(const Tensors& inputs) const {
+    const at::Tensor& first = inputs.at(0);
+    return first.size(1) * (is_whole(first) ? 1 : parts_);
+  }
+
+  int num_ring_;
+  int64_t parts_;
+};
+
+void check_heads(int64_t heads, const MeshAxis& ulysses) {
+  if (heads % ulysses.size() == 0) return;
+  throw ShapeError(
+      {"context parallel", "model.heads",
+       fmt::format("{} heads do not divide among the {} ranks of {}", heads, ulysses.size(), ulysses.name()),
+       ulysses.where(),
+       "choose " + ulysses.name() + " from " + divisors_near(heads, ulysses.size()) +
+           ", or pass keys and values around a ring"});
+}
+
+void check_length(const ModelConfig& config, int64_t chunks, const Mesh& mesh) {
+  if (config.context % chunks == 0) return;
+  const int64_t below = config.context / chunks * chunks;
+  throw ShapeError({"context parallel", "model.context",
+                    fmt::format("a sequence of {} tokens does not split into {} equal chunks", config.context, chunks),
+                    mesh.where(),
+                    below > 0 ? fmt::format("use a context of {} or {}", below, below + chunks)
+                              : fmt::format("use a context of {}", chunks)});
+}
+
+Plan::Row exchange_row(const ModelConfig& config, const Mesh& mesh, const ContextParallelOptions& options) {
+  const std::string& axis = options.ulysses;
+  const Layout heads{{axis, Shard{2}}};
+  const bool has_equal = config.num_kv_heads() % (options.head_parts * mesh[axis].size()) == 0;
+  const Layout of_keys = has_equal ? heads : Layout{{axis, Replicate{}}};
+  return {.pattern = "*.attention.core", .inputs = {heads, of_keys, of_keys}, .outputs = {Layout{{axis, Shard{1}}}}};
+}
+
+}  // namespace
+
+Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const ContextParallelOptions& options) {
+  Plan plan{.name = "context_parallel"};
+  for (const std::string& axis : {options.ring, options.ulysses}) {
+    if (!axis.empty()) plan.axes.push_back(axis);
+  }
+  if (plan.axes.empty() || options.ring == options.ulysses) {
+    throw UsageError({"context parallel", "axes", "needs an axis for the ring, one for Ulysses, or two different ones",
+                      mesh.where(), "name an axis of the mesh"});
+  }
+  plan.data_axes = plan.axes;
+  const int num_ring = options.ring.empty() ? 1 : mesh[options.ring].size();
+  const int64_t parts = num_ring * int64_t{options.ulysses.empty() ? 1 : mesh[options.ulysses].size()};
+  if (!options.ulysses.empty()) check_heads(config.heads / options.head_parts, mesh[options.ulysses]);
+  check_length(config, (num_ring > 1 ? 2 : 1) * parts, mesh);
+
+  std::vector<Layout::Entry> cut;
+  for (const std::string& axis : plan.axes) cut.emplace_back(axis, Shard{1});
+  const Layout tokens(cut);
+  plan.rows.push_back({.pattern = "embedding", .inputs = {tokens}});
+  plan.rows.push_back({.pattern = "head.loss", .inputs = {std::nullopt, tokens}});
+  if (!options.ulysses.empty()) plan.rows.push_back(exchange_row(config, mesh, options));
+  // Of this plan or of one that is joined: each rank takes its heads before they go around.
+  plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});
+  if (!options.ring.empty()) {
+    plan.rows.push_back({.pattern = "", .around = Zigzag(num_ring, parts)});
+    plan.rows.push_back({.pattern = "*.attention.core", .around = ring_attention(mesh[options.ring])});
+  }
+  return plan;
+}
+
+}  // namespace caravan

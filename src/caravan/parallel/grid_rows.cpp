@@ -1,0 +1,119 @@
+#include "caravan/parallel/grid_rows.h"
+
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/embedding.h"
+#include "caravan/nn/norm.h"
+#include "caravan/parallel/axis_reduction.h"
+#include "caravan/parallel/grid.h"
+#include "caravan/parallel/tensor_choice.h"
+
+namespace caravan {
+namespace {
+
+bool has_bias(const ModelConfig& config) { return config.kind == ModelKind::gpt2; }
+
+std::vector<Plan::ParameterRow> parameters_of(const ModelConfig& config, const GridLinear& linear) {
+  std::vector<Plan::ParameterRow> rows{{"weight", linear.weight}};
+  if (has_bias(config)) rows.push_back({"bias", linear.bias, linear.bias_leaf});
+  return rows;
+}
+
+Plan::Prepare reduces_norm(const std::shared_ptr<RowReduction>& reduction) {
+  return [reduction](Module& module) -> std::function<void()> {
+    const auto set = [&module](const std::shared_ptr<RowReduction>& to) {
+      if (auto* norm = dynamic_cast<LayerNorm*>(&module)) return norm->set_row_reduction(to);
+      dynamic_cast<RmsNorm&>(module).set_row_reduction(to);
+    };
+    set(reduction);
+    return [set] { set(nullptr); };
+  };
+}
+
+}  // namespace
+
+Layout shard_of(const MeshAxis& axis, int dim, int64_t rows) {
+  Shard shard{dim};
+  if (rows % axis.size() != 0) shard.sizes = parts_of(rows, axis.size());
+  return {{axis.name(), shard}};
+}
+
+void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows) {
+  const auto up = has_bias(config) ? std::vector<std::string>{"up"} : std::vector<std::string>{"gate", "up"};
+  const std::vector<Plan::ParameterRow> of_columns = parameters_of(config, columns);
+  const std::vector<Plan::ParameterRow> of_rows = parameters_of(config, rows);
+  add_split_linears(plan, "*.attention", {"query", "key", "value"}, of_columns, columns.product);
+  add_split_linears(plan, "*.attention", {"output"}, of_rows, rows.product);
+  add_split_linears(plan, "*.mlp", up, of_columns, columns.product);
+  add_split_linears(plan, "*.mlp", {"down"}, of_rows, rows.product);
+}
+
+void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others) {
+  std::vector<Layout::Entry> leaf{{feature.name(), Shard{0}}};
+  std::vector<Layout::Entry> of_positions{{feature.name(), Shard{1}}};
+  for (const std::string& axis : others) {
+    leaf.emplace_back(axis, Replicate{});
+    of_positions.emplace_back(axis, Replicate{});
+  }
+  const Layout rest{leaf.front()};
+  Plan::Row norm{.pattern = "*norm",
+                 .parameters = {{"weight", rest, Layout(leaf)}},
+                 .prepare = reduces_norm(axis_reduction(feature, Replicate{}))};
+  if (has_bias(config)) norm.parameters.push_back({"bias", rest, Layout(leaf)});
+  plan.rows.push_back(std::move(norm));
+  if (config.kind != ModelKind::gpt2) return;
+  plan.rows.push_back({.pattern = "embedding.position",
+                       .parameters = {{"weight", Layout{of_positions.front()}, Layout(of_positions)}}});
+}
+
+void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words) {
+  const std::vector<int64_t> parts = parts_of(config.vocabulary, vocabulary.size());
+  const int64_t first = std::accumulate(parts.begin(), parts.begin() + vocabulary.coord(), int64_t{0});
+  const auto set_first_row = [first](Module& module) -> std::function<void()> {
+    auto& embedding = dynamic_cast<Embedding&>(module);
+    embedding.set_first_row(first);
+    return [&embedding] { embedding.set_first_row(0); };
+  };
+  const auto set_reduction =
+      [first, reduction = axis_reduction(vocabulary, Invariant{})](Module& module) -> std::function<void()> {
+    auto& loss = dynamic_cast<CrossEntropy&>(module);
+    loss.set_row_reduction(reduction, first);
+    return [&loss] { loss.set_row_reduction(nullptr, 0); };
+  };
+  const bool is_tied = config.tie_embeddings;
+  plan.rows.push_back({.pattern = "embedding", .inputs = {words.ids}});
+  plan.rows.push_back(
+      {.pattern = "embedding.token",
+       .parameters = {{"weight", words.table, std::nullopt, is_tied ? words.head_compute : words.token_compute}},
+       .outputs = {words.stream},
+       .prepare = set_first_row});
+  if (!is_tied) {
+    plan.rows.push_back({.pattern = "head", .parameters = {{"weight", words.table, std::nullopt, words.head_compute}}});
+  }
+  plan.rows.push_back({.pattern = "head.loss", .inputs = {words.hidden, words.labels}, .prepare = set_reduction});
+  plan.rows.push_back({.pattern = "head.logits", .inputs = {words.hidden}, .outputs = {words.logits}});
+}
+
+void check_grid(const std::string& plan, std::string_view kind, const ModelConfig& config,
+                const std::vector<MeshAxis>& axes) {
+  const std::string names = fmt::format("{} x {}", axes[axes.size() - 2].name(), axes.back().name());
+  int64_t ranks = 1;
+  bool is_even = true;
+  for (const MeshAxis& axis : axes) {
+    ranks *= axis.size();
+    is_even &= axis.size() == axes.front().size();
+  }
+  std::string wrong = is_even ? "" : wrong_with_ranks(kind, ranks);
+  if (!is_even && wrong.empty()) wrong = fmt::format("axes of different sizes: use {} each", grid_side(kind, ranks));
+  if (wrong.empty()) wrong = wrong_with_grid(kind, config, axes.front().size());
+  if (wrong.empty()) return;
+  const size_t colon = wrong.rfind(": ");
+  throw UsageError({plan, names, wrong.substr(0, colon), axes.front().where(), wrong.substr(colon + 2)});
+}
+
+}  // namespace caravan

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "caravan/module/plan.h"
+#include "caravan/nn/config.h"
+#include "caravan/parallel/split_linear.h"
+
+namespace caravan {
+
+/// What the plans of 2D and 3D tensor parallelism have in common: rows for the modules of GPT-2 and Llama, over a grid
+/// of ranks.
+
+/// dim `dim`, of `rows`, split over `axis` in parts that differ by one at most.
+Layout shard_of(const MeshAxis& axis, int dim, int64_t rows);
+
+/// The four linear layers of each block whose weights are laid out as `weight`, with a bias laid out as `bias` at rest
+/// and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
+struct GridLinear {
+  Layout weight;
+  Layout bias;
+  Layout bias_leaf;
+  std::shared_ptr<const SplitProduct> product;
+};
+void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows);
+
+/// Norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are leaves R on
+/// `others`. Positions too.
+void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others);
+
+/// Embedding, head and loss. The vocabulary is split over `vocabulary`.
+struct GridWords {
+  Layout table;          ///< of both at rest
+  Layout token_compute;  ///< of the embedding's; with tied embeddings that of the head is used
+  Layout head_compute;
+  Layout ids;
+  Layout stream;  ///< of the looked up rows, as they go on
+  Layout hidden;  ///< into the head
+  Layout labels;
+  Layout logits;  ///< as they are returned: whole
+};
+void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words);
+
+/// Throws UsageError naming `plan` where ranks or model are no such grid (parallel/grid.h).
+void check_grid(const std::string& plan, std::string_view kind, const ModelConfig& config,
+                const std::vector<MeshAxis>& axes);
+
+}  // namespace caravan

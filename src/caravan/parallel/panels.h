@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace caravan {
+
+/// The schedule of a product whose operands are gathered in panels: y = sum over t of x_t W_t, and its backward.
+struct PanelAction {
+  enum class Kind : uint8_t {
+    gather,    ///< starts the broadcasts of panel t
+    multiply,  ///< waits for them, and multiplies
+    free,      ///< drops the panel
+    reduce,    ///< starts the reduction of the gradients that multiply has made
+    finish,    ///< waits for it
+  } kind;
+  int panel;
+  bool operator==(const PanelAction&) const noexcept = default;
+};
+
+/// A panel travels while the one before it is multiplied, so two are resident at most; the same for gradients, if the
+/// product `reduces` some: one travels while the next is made.
+std::vector<PanelAction> panel_schedule(int num_panels, bool reduces);
+
+/// "gather 0, gather 1, multiply 0, free 0, ..".
+std::string to_string(const std::vector<PanelAction>& schedule);
+
+}  // namespace caravan

@@ -1,0 +1,92 @@
+#include "caravan/parallel/split_model.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/nn/model.h"
+#include "caravan/parallel/context_parallel.h"
+#include "caravan/parallel/tensor_1d.h"
+#include "caravan/parallel/tensor_25d.h"
+#include "caravan/parallel/tensor_2d.h"
+#include "caravan/parallel/tensor_3d.h"
+
+namespace caravan {
+namespace {
+
+/// Techniques whose ranks do not step together, or are given their batch by another one.
+void refuse_beside_split(const DataParallelChoice& choice, const Mesh& mesh) {
+  if (!choice.is_asynchronous() && !choice.is_replicated()) return;
+  const std::string what = choice.is_replicated() ? "" : " with mode \"" + choice.mode + "\"";
+  throw UsageError({"strategy", choice.technique, choice.technique + what + " runs whole models", mesh.where(),
+                    "use " + data_parallel_techniques().front() + " beside layers that are split"});
+}
+
+/// Splits the axis tp into those of a grid.
+Plan tensor_plan(const TensorParallelChoice& choice, const ModelConfig& config, Mesh& mesh) {
+  if (choice.kind == "1d") return tensor_1d(config, mesh, {.axis = "tp", .sequence = choice.sequence});
+  if (const std::string wrong = choice.wrong_with(config); !wrong.empty()) {
+    throw UsageError({"strategy", "tensor_parallel", wrong, mesh.where(), "change mesh.tp, or the model"});
+  }
+  const auto side = static_cast<int>(choice.side());
+  if (choice.kind == "2d") {
+    mesh = mesh.factor("tp", {{"row", side}, {"col", side}});
+    return tensor_2d(config, mesh["row"], mesh["col"]);
+  }
+  if (choice.kind == "2.5d") {
+    mesh = mesh.factor("tp", {{"depth", static_cast<int>(choice.depth)}, {"row", side}, {"col", side}});
+    return tensor_25d(config, mesh["depth"], mesh["row"], mesh["col"]);
+  }
+  if (choice.kind == "3d") {
+    mesh = mesh.factor("tp", {{"a", side}, {"b", side}, {"c", side}});
+    return tensor_3d(config, mesh["a"], mesh["b"], mesh["c"]);
+  }
+  throw UsageError({"strategy", "tensor_parallel", "'" + choice.kind + "' is not one of " + join(tensor_kinds()), "",
+                    "use '" + nearest(choice.kind, tensor_kinds()) + "'"});
+}
+
+/// The axes of the choice: cp itself, or two parts of it.
+ContextParallelOptions context_options(const ContextParallelChoice& choice, int64_t head_parts, Mesh& mesh) {
+  ContextParallelOptions options{.head_parts = head_parts};
+  if (choice.has_both()) {
+    options.ring = "cp_ring";
+    options.ulysses = "cp_ulysses";
+    mesh = mesh.factor("cp", {{options.ring, static_cast<int>(choice.num_ring())},
+                              {options.ulysses, static_cast<int>(choice.num_ulysses())}});
+    return options;
+  }
+  if (std::ranges::find(context_kinds(), choice.kind) == context_kinds().end()) {
+    throw UsageError({"strategy", "context_parallel", "'" + choice.kind + "' is not one of " + join(context_kinds()),
+                      "", "use '" + nearest(choice.kind, context_kinds()) + "'"});
+  }
+  (choice.kind == "ring" ? options.ring : options.ulysses) = "cp";
+  return options;
+}
+
+}  // namespace
+
+Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
+  if (!choice.tensor_parallel.is_used() && !choice.context_parallel.is_used()) return whole_model(module, mesh);
+  const auto* model = dynamic_cast<const Model*>(&module);
+  if (model == nullptr) {
+    throw UsageError({"strategy", "model", "only models of this library have a table of how to split their layers",
+                      mesh.where(), "write a Plan for it (module/plan.h)"});
+  }
+  refuse_beside_split(choice.data_parallel, mesh);
+  // All axes are there before a plan keeps the mesh; sequences are split over those of the context first.
+  const bool splits_context = choice.context_parallel.is_used();
+  ContextParallelOptions context;
+  if (splits_context) context = context_options(choice.context_parallel, choice.tensor_parallel.head_parts(), mesh);
+  Plan plan;
+  if (choice.tensor_parallel.is_used()) plan = tensor_plan(choice.tensor_parallel, model->config(), mesh);
+  if (splits_context) plan = join(context_parallel(model->config(), mesh, context), plan);
+  const std::vector<int64_t> ids{choice.sequences, model->config().context};
+  Strategy strategy = whole_model(module, mesh);
+  add_plan(strategy, std::make_shared<AppliedPlan>(apply(plan, module, mesh, {ids, ids}, {ids})));
+  return strategy;
+}
+
+}  // namespace caravan

@@ -1,0 +1,184 @@
+#include "caravan/parallel/tensor_1d.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/embedding.h"
+#include "caravan/parallel/axis_reduction.h"
+#include "caravan/parallel/kv_heads.h"
+#include "caravan/parallel/tensor_choice.h"
+
+namespace caravan {
+namespace {
+
+/// The axes that take the place of one, and how layouts on all of them are written.
+struct Axes {
+  MeshAxis whole;
+  std::vector<std::string> names;
+  int num_minor = 1;  ///< size of the second
+
+  Layout on(const Placement& placement) const {
+    std::vector<Layout::Entry> entries;
+    for (const std::string& name : names) entries.emplace_back(name, placement);
+    return Layout(std::move(entries));
+  }
+  /// Splits `rows` of dim `dim` in parts that differ by one at most.
+  Layout shard(int dim, int64_t rows) const {
+    if (rows % whole.size() == 0) return on(Shard{dim});
+    const std::vector<int64_t> parts = parts_of(rows, whole.size());
+    if (names.size() == 1) return on(Shard{dim, parts});
+    std::vector<int64_t> of_major, of_minor;  // the minor axis splits what this rank's coordinate on the major one has
+    for (auto part = parts.begin(); part != parts.end(); part += num_minor) {
+      of_major.push_back(std::accumulate(part, part + num_minor, int64_t{0}));
+    }
+    const auto own = parts.begin() + whole.coord() / num_minor * num_minor;
+    of_minor.assign(own, own + num_minor);
+    return Layout{{names[0], Shard{dim, of_major}}, {names[1], Shard{dim, of_minor}}};
+  }
+};
+
+/// A table of rows for one model.
+class Table {
+ public:
+  Table(const ModelConfig& config, const Mesh& mesh, Axes axes, bool splits_sequence)
+      : config_(config),
+        mesh_(mesh),
+        axes_(std::move(axes)),
+        has_bias_(config.kind == ModelKind::gpt2),
+        stream_(axes_.on(splits_sequence ? Placement(Shard{1}) : Placement(Invariant{}))),
+        splits_sequence_(splits_sequence) {}
+
+  Plan plan() {
+    plan_.name = splits_sequence_ ? "tensor_1d with sequence" : "tensor_1d";
+    plan_.axes = axes_.names;
+    add_words();
+    add_attention();
+    add_mlp();
+    if (splits_sequence_) add_shared();
+    return std::move(plan_);
+  }
+
+ private:
+  void add(Plan::Row row) { plan_.rows.push_back(std::move(row)); }
+
+  /// [out, in] split by its rows: the layer's output.
+  void add_columns(const std::string& pattern, const Layout& rows) {
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", rows}}};
+    if (has_bias_) row.parameters.push_back({"bias", rows});
+    add(std::move(row));
+  }
+  /// [out, in] split by its columns; each rank has a summand of the output.
+  void add_rows(const std::string& pattern, const Layout& columns) {
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", columns}}, .outputs = {stream_}};
+    if (has_bias_) row.parameters.push_back({"bias", whole_, whole_, summand_});
+    add(std::move(row));
+  }
+
+  void add_attention() {
+    add({.pattern = "*.attention", .inputs = {replicate_}});
+    add_columns("*.attention.query", axes_.on(Shard{0}));
+    const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
+    for (const char* name : {"*.attention.key", "*.attention.value"}) {
+      if (is_shared) {
+        add_shared_heads(name);
+      } else {
+        add_columns(name, axes_.on(Shard{0}));
+      }
+    }
+    if (is_shared) add({.pattern = "*.attention.core", .around = kv_heads(mesh_)});
+    add_rows("*.attention.output", axes_.on(Shard{1}));
+  }
+
+  /// Keys and values that a group of ranks has in common.
+  void add_shared_heads(const std::string& pattern) {
+    Layout rest = axes_.names.size() == 2 ? Layout{{axes_.names[0], Shard{0}}} : Layout{};
+    Layout leaf = rest;
+    const auto with = [&](const Layout& layout, const Placement& placement) {
+      std::vector<Layout::Entry> entries = layout.entries();
+      entries.emplace_back(axes_.names.back(), placement);
+      return Layout(std::move(entries));
+    };
+    rest = with(rest, Invariant{});
+    leaf = with(leaf, Replicate{});
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", rest, leaf}}};
+    if (has_bias_) row.parameters.push_back({"bias", rest, leaf});
+    add(std::move(row));
+  }
+
+  void add_mlp() {
+    const int64_t hidden = config_.hidden_width();
+    add({.pattern = "*.mlp", .inputs = {replicate_}});
+    add_columns("*.mlp.up", axes_.shard(0, hidden));
+    if (config_.kind == ModelKind::llama) add_columns("*.mlp.gate", axes_.shard(0, hidden));
+    add_rows("*.mlp.down", axes_.shard(1, hidden));
+  }
+
+  /// Embedding, head and loss.
+  void add_words() {
+    const Layout rows = axes_.shard(0, config_.vocabulary);
+    const std::vector<int64_t> parts = parts_of(config_.vocabulary, axes_.whole.size());
+    const int64_t first = std::accumulate(parts.begin(), parts.begin() + axes_.whole.coord(), int64_t{0});
+    const auto set_first_row = [first](Module& module) -> std::function<void()> {
+      auto& embedding = dynamic_cast<Embedding&>(module);
+      embedding.set_first_row(first);
+      return [&embedding] { embedding.set_first_row(0); };
+    };
+    const auto set_reduction = [first, reduction = axis_reduction(axes_.whole, Invariant{}, axes_.names)](
+                                   Module& module) -> std::function<void()> {
+      auto& loss = dynamic_cast<CrossEntropy&>(module);
+      loss.set_row_reduction(reduction, first);
+      return [&loss] { loss.set_row_reduction(nullptr, 0); };
+    };
+    add({.pattern = "embedding.token",
+         .parameters = {{"weight", rows}},
+         .outputs = {stream_},
+         .prepare = set_first_row});
+    if (!config_.tie_embeddings) add({.pattern = "head", .parameters = {{"weight", rows}}});
+    add({.pattern = "head.loss", .inputs = {replicate_}, .prepare = set_reduction});
+    add({.pattern = "head.logits", .inputs = {replicate_}, .outputs = {whole_}});
+  }
+
+  /// Weights that every rank uses on its own tokens.
+  void add_shared() {
+    Plan::Row norm{.pattern = "*norm", .parameters = {{"weight", whole_, replicate_}}};
+    if (has_bias_) norm.parameters.push_back({"bias", whole_, replicate_});
+    add(std::move(norm));
+    if (has_bias_) add({.pattern = "embedding.position", .parameters = {{"weight", whole_, replicate_}}});
+  }
+
+  const ModelConfig& config_;
+  const Mesh& mesh_;
+  Axes axes_;
+  bool has_bias_;
+  Layout stream_;
+  bool splits_sequence_;
+  Layout whole_ = axes_.on(Invariant{});
+  Layout replicate_ = axes_.on(Replicate{});
+  Layout summand_ = axes_.on(Partial{});
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& options) {
+  const MeshAxis axis = mesh[options.axis];
+  const int degree = axis.size();
+  if (const std::string wrong = wrong_with_degree(config, degree); !wrong.empty()) {
+    throw UsageError({"tensor_1d", options.axis, wrong, mesh.where(), "change the size of the axis, or the model"});
+  }
+  Axes axes{axis, {options.axis}};
+  const auto parts = static_cast<int>(std::gcd<int64_t, int64_t>(config.num_kv_heads(), degree));
+  if (parts > 1 && parts < degree) {
+    axes.names = {options.axis + "_kv", options.axis + "_group"};
+    axes.num_minor = degree / parts;
+    mesh = mesh.factor(options.axis, {{axes.names[0], parts}, {axes.names[1], degree / parts}});
+  }
+  return Table(config, mesh, std::move(axes), options.sequence).plan();
+}
+
+}  // namespace caravan

@@ -1,0 +1,31 @@
+#include "caravan/parallel/zigzag.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+
+DimIndex zigzag_order(int64_t length, int n) {
+  if (n == 1) return {0, length, length};
+  const int64_t chunks = 2 * int64_t{n};
+  if (length % chunks != 0) {
+    const int64_t below = length / chunks * chunks;
+    throw ShapeError(
+        {"context parallel", "sequence",
+         fmt::format("{} tokens do not split into 2 chunks for each of {} ranks", length, n), "",
+         below > 0 ? fmt::format("use {} or {} tokens", below, below + chunks) : fmt::format("use {} tokens", chunks)});
+  }
+  const int64_t count = length / chunks;
+  std::vector<DimIndex::Run> runs;
+  for (int64_t k = 0; k < n; ++k) {
+    runs.push_back({k * count, count});
+    runs.push_back({(chunks - 1 - k) * count, count});
+  }
+  return {std::move(runs), length};
+}
+
+}  // namespace caravan

@@ -1,0 +1,136 @@
+/// Every way of splitting layers and sequences x model x tied or not x dtype x what is beside it. The whole product
+/// takes minutes: --gtest_also_run_disabled_tests. The suite of each technique has its own cover in CI.
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan::testing {
+namespace {
+
+struct Split {
+  std::string name;
+  TensorParallelChoice tensor{};
+  ContextParallelChoice context{};
+
+  int64_t ranks() const { return tensor.degree * context.degree; }
+};
+
+void PrintTo(const Split& split, std::ostream* out) { *out << split.name; }
+
+const std::vector<Split>& splits() {
+  static const std::vector<Split> all{
+      {"tp2", {.degree = 2}},
+      {"tp2_sequence", {.degree = 2, .sequence = true}},
+      {"tp3", {.degree = 3}},
+      {"tp3_sequence", {.degree = 3, .sequence = true}},
+      {"tp4", {.degree = 4}},
+      {"grid_2d", {.kind = "2d", .degree = 4}},
+      {"grid_25d", {.kind = "2.5d", .degree = 8, .depth = 2}},
+      {"grid_3d", {.kind = "3d", .degree = 8}},
+      {"ring2", {}, {.degree = 2}},
+      {"ring3", {}, {.degree = 3}},
+      {"ring4", {}, {.degree = 4}},
+      {"ulysses2", {}, {.kind = "ulysses", .degree = 2}},
+      {"ulysses4", {}, {.kind = "ulysses", .degree = 4}},
+      {"both4", {}, {.kind = "both", .degree = 4, .exchange = 2}},
+      {"tp2_sequence_ring2", {.degree = 2, .sequence = true}, {.degree = 2}},
+      {"tp2_ulysses2", {.degree = 2}, {.kind = "ulysses", .degree = 2}},
+      {"tp4_groups_ring2", {.degree = 4, .sequence = true}, {.degree = 2}},
+      {"grid_2d_ring2", {.kind = "2d", .degree = 4}, {.degree = 2}},
+  };
+  return all;
+}
+
+ModelConfig model_of(const Split& split, ModelKind kind, bool is_tied) {
+  const bool has_three = split.ranks() == 3;
+  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.heads = has_three ? 6 : 4;
+  model.kv_heads = kind == ModelKind::llama ? model.heads / 2 : 0;
+  model.width = 4 * model.heads;
+  model.hidden = 32;
+  model.context = has_three ? 12 : 16;
+  return model;
+}
+
+ProveCase case_of(const Split& split, ModelKind kind, bool is_tied, at::ScalarType dtype, const char* beside, int dp) {
+  StrategyChoice choice{.data_parallel = {.technique = beside, .share = "off"},
+                        .tensor_parallel = split.tensor,
+                        .context_parallel = split.context};
+  choice.sequences = split.tensor.row_parts();
+  std::vector<AxisSize> axes{{"dp", dp}};
+  if (split.context.is_used()) axes.push_back({"cp", static_cast<int>(split.context.degree)});
+  if (split.tensor.is_used()) axes.push_back({"tp", static_cast<int>(split.tensor.degree)});
+  return {.name = split.name + " beside " + beside,
+          .model = model_of(split, kind, is_tied),
+          .axes = axes,
+          .arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); },
+          .num_micro_batches = 2,
+          .rows = 2 * dp * split.tensor.row_parts(),
+          .dtype = dtype};
+}
+
+class SplitProduct : public ::testing::TestWithParam<Split> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, SplitProduct, ::testing::ValuesIn(splits()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(SplitProduct, DISABLED_IsOneProcess) {
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const bool is_tied : {true, false}) {
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+        for (const auto& [beside, dp] : {std::pair("ddp", 1), std::pair("ddp", 2), std::pair("zero3", 2)}) {
+          const ProveCase what = case_of(GetParam(), kind, is_tied, dtype, beside, dp);
+          SCOPED_TRACE(what.to_string());
+          const Proof proof = prove(what);
+          EXPECT_TRUE(proof.holds()) << proof.to_string();
+        }
+      }
+    }
+  }
+}
+
+/// From a recipe's names to a step: one case of each split, in turn of everything else.
+TEST_P(SplitProduct, HoldsForOneOfEach) {
+  const auto number = std::ranges::find(splits(), GetParam().name, &Split::name) - splits().begin();
+  const ModelKind kind = number % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
+  const ProveCase what = case_of(GetParam(), kind, number % 3 == 0, number % 4 < 2 ? at::kDouble : at::kFloat,
+                                 number % 3 == 1 ? "zero3" : "ddp", number % 3 == 2 ? 1 : 2);
+  SCOPED_TRACE(what.to_string());
+  const Proof proof = prove(what);
+  EXPECT_TRUE(proof.holds()) << proof.to_string();
+}
+
+/// A recipe is proved with a smaller mesh of its own kind, and its way of sharing heads.
+TEST(ProveCaseOfSplits, KeepsTheKind) {
+  struct Case {
+    std::vector<std::string> set;
+    int tp;
+    int64_t kv_heads;
+  };
+  const std::vector<std::string> llama{"model.kind=llama", "model.heads=8", "model.width=64", "train.global_batch=16"};
+  const std::vector<Case> cases{
+      {{"mesh.tp=16", "tensor_parallel.kind=2d", "model.heads=16"}, 4, 0},
+      {{"mesh.tp=8", "tensor_parallel.kind=2.5d"}, 8, 0},
+      {{"mesh.tp=8", "tensor_parallel.kind=3d", "model.hidden=64"}, 8, 0},
+      {{"mesh.tp=8", "model.kv_heads=2", "mesh.cp=2"}, 4, 2},
+      {{"mesh.tp=2", "model.kv_heads=1", "mesh.cp=2"}, 2, 1},
+  };
+  for (const Case& each : cases) {
+    std::vector<std::string> set = llama;
+    set.insert(set.end(), each.set.begin(), each.set.end());
+    const ProveCase what = prove_case(parse_recipe("", "r", set));
+    SCOPED_TRACE(what.to_string());
+    EXPECT_EQ(what.axes.back().name, "tp");
+    EXPECT_EQ(what.axes.back().size, each.tp);
+    EXPECT_EQ(what.model.kv_heads, each.kv_heads);
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing

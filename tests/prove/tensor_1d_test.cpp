@@ -1,0 +1,94 @@
+#include "caravan/parallel/tensor_1d.h"
+
+#include <array>
+
+#include <gtest/gtest.h>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+
+namespace caravan::testing {
+namespace {
+
+struct Variant {
+  std::string name;
+  std::vector<AxisSize> axes;
+  bool sequence = false;
+  DataParallelChoice data_parallel{};
+  RecomputeChoice recompute{};
+  int64_t heads = 4;
+  int64_t kv_heads = 2;  ///< of Llama
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all{
+      {"tp1", {{"dp", 1}, {"tp", 1}}},
+      {"tp2", {{"dp", 1}, {"tp", 2}}},
+      {"tp2_sequence", {{"dp", 1}, {"tp", 2}}, true},
+      {"tp3", {{"dp", 1}, {"tp", 3}}, false, {}, {}, 6, 3},
+      {"tp3_sequence", {{"dp", 1}, {"tp", 3}}, true, {}, {}, 6, 3},
+      {"tp4_groups", {{"dp", 1}, {"tp", 4}}},
+      {"tp4_groups_sequence", {{"dp", 1}, {"tp", 4}}, true},
+      {"tp2_unequal_sharing", {{"dp", 1}, {"tp", 2}}, false, {}, {}, 6, 3},
+      {"tp3_one_kv_head", {{"dp", 1}, {"tp", 3}}, true, {}, {}, 6, 1},
+      {"dp2_tp2", {{"dp", 2}, {"tp", 2}}},
+      {"dp2_tp2_sequence", {{"dp", 2}, {"tp", 2}}, true},
+      {"zero1_tp2", {{"dp", 2}, {"tp", 2}}, false, {.technique = "zero1", .share = "off"}},
+      {"zero3_tp2_sequence", {{"dp", 2}, {"tp", 2}}, true, {.technique = "zero3", .share = "off"}},
+      {"zero3_tp2_shared", {{"dp", 2}, {"tp", 2}}, false, {.technique = "zero3", .share = "on"}},
+      {"zero3_tp4_groups", {{"dp", 2}, {"tp", 4}}, true, {.technique = "zero3", .share = "off"}},
+      {"recompute", {{"dp", 1}, {"tp", 2}}, true, {}, {.kind = RecomputeChoice::Kind::full}},
+  };
+  return all;
+}
+
+ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
+  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.heads = variant.heads;
+  model.kv_heads = kind == ModelKind::llama ? variant.kv_heads : 0;
+  model.width = 4 * variant.heads;
+  model.hidden = 26;  // divides by 2 only
+  model.context = 12;
+  return model;
+}
+
+/// At rest, and of the arithmetic: fp64, fp32, bf16.
+constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
+    {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
+
+class Tensor1d : public ::testing::TestWithParam<Variant> {};
+
+INSTANTIATE_TEST_SUITE_P(Axes, Tensor1d, ::testing::ValuesIn(variants()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(Tensor1d, IsOneProcess) {
+  const Variant& variant = GetParam();
+  size_t which = 0;
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const bool is_tied : {true, false}) {
+      const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];
+      const StrategyChoice choice{.data_parallel = variant.data_parallel,
+                                  .tensor_parallel = {.degree = variant.axes.back().size, .sequence = variant.sequence},
+                                  .sequences = 2,
+                                  .recompute = variant.recompute};
+      const bool is_bf16 = compute_dtype == at::kBFloat16;  // few summands: see prove()
+      const ProveCase what{
+          .name = variant.name,
+          .model = model_of(variant, kind, is_tied),
+          .axes = variant.axes,
+          .arrange = [&](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); },
+          .num_micro_batches = is_bf16 ? 1 : 2,
+          .rows = is_bf16 ? 2 * variant.axes.front().size : 0,
+          .dtype = dtype,
+          .compute_dtype = compute_dtype};
+      SCOPED_TRACE(what.to_string());
+      const Proof proof = prove(what);
+      EXPECT_TRUE(proof.holds()) << proof.to_string();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
