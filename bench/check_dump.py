@@ -6,13 +6,16 @@
 
 The error of a gradient is |a - b| / (|b| + 1e-6 max|g| sqrt(n)), norms over its n elements, max|g| over the model.
 Exit code 1 if any error exceeds --tolerance (default 1e-5) or, for --against, if batch or parameters of step 0 differ
-in a bit. Needs torch, safetensors and (without --against) transformers.
+in a bit. Needs torch, safetensors and (without --against) transformers. Of the losses of experts it knows
+moe.balance_loss with moe.balance = "sequence": moe.z_loss and moe.capacity must be 0.
 """
 import argparse
 import json
 import math
 import pathlib
+import shutil
 import sys
+import tempfile
 
 import torch
 from safetensors.torch import load_file
@@ -23,25 +26,44 @@ def read(step):
     return tensors | {"metrics": json.loads((step / "metrics.json").read_text())}
 
 
+def balance_loss(config, router_logits, rows):
+    """Caravan's: the sum over layers of the mean over sequences. That of transformers counts all of them together."""
+    loss = 0
+    for scores in router_logits:
+        probabilities = scores.softmax(-1).unflatten(0, (rows, -1))
+        chosen = probabilities.topk(config.num_experts_per_tok, -1).indices
+        shares = torch.nn.functional.one_hot(chosen, probabilities.shape[-1]).float().mean((1, 2))
+        loss += probabilities.shape[-1] * (shares * probabilities.mean(1)).sum(-1).mean()
+    return config.router_aux_loss_coef * loss
+
+
 def reference(step, dump):
     """The same step by transformers: loss as the mean over the targets of the global batch."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(step)
-    config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config).float()
-    missing, unexpected = model.load_state_dict(dump["parameters"], strict=False)
+    ids = dump["batch"]["input_ids"]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(step / "config.json", folder)
+        shutil.copy(step / "parameters.safetensors", pathlib.Path(folder) / "model.safetensors")
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    if set(missing) - tied or unexpected:
-        sys.exit(f"{step}: names differ from transformers: missing {missing}, unexpected {unexpected}")
-    model.tie_weights()
+    if set(info["missing_keys"]) - tied or info["unexpected_keys"] or info["mismatched_keys"]:
+        sys.exit(f"{step}: names differ from transformers: {info}")
     model.train()  # dropout is 0 in what is checked here; what is not must not pass unnoticed
-    logits = model(input_ids=dump["batch"]["input_ids"], use_cache=False).logits
+    has_experts = hasattr(config, "router_aux_loss_coef")
+    output = model(input_ids=ids, use_cache=False, **({"output_router_logits": True} if has_experts else {}))
     labels = dump["batch"]["labels"].flatten()
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100)
-    loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if name in dump["gradients"]}
+    loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels, ignore_index=-100)
+    (loss + (balance_loss(config, output.router_logits, len(ids)) if has_experts else 0)).backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     norm = math.sqrt(sum(g.double().square().sum().item() for g in gradients.values()))
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for name, parameter in model.named_parameters():
+            parameter.copy_(gradients[name])
+        model.save_pretrained(folder)  # names of files, as in a dump: in memory experts are fused
+        gradients = load_file(pathlib.Path(folder) / "model.safetensors")
     return {"gradients": gradients, "metrics": {"loss": loss.item(), "grad_norm": norm}}
 
 

@@ -131,6 +131,24 @@ void print_tensor_traffic(const MemoryPlan& plan) {
   }
 }
 
+/// What a mixture of experts costs beside its weights.
+void print_experts(const MemoryPlan& plan, int num_ranks) {
+  const ExpertShape of = expert_shape(plan.shape);
+  const MoeConfig& moe = of.model.moe;
+  if (!moe.is_used()) return;
+  fmt::print("experts of a layer, if all are chosen alike\n");
+  print("experts per rank", fmt::format("{:>14.0f} of {}", of.experts(), moe.experts));
+  print("copies of tokens",
+        fmt::format("{:>14.0f} to each expert in a micro-batch, {} of each token", of.copies_per_expert(), moe.top_k));
+  const TensorTraffic sent = expert_bytes(of);
+  if (sent.total() > 0) print("sent per micro-batch", per_micro_batch(sent));
+  if (moe.balance == BalanceScope::batch && moe.balance_loss > 0) {
+    print("balance over the batch",
+          fmt::format("{:>14.0f} bytes a step, and one more forward pass with what it computes and sends",
+                      balance_bytes_per_step(of.model, num_ranks)));
+  }
+}
+
 /// What allocate_shared will find.
 bool shares_memory(const Recipe& recipe, bool is_local) {
   const std::string& backend = recipe.comm.backend;
@@ -190,6 +208,7 @@ int inspect(const InspectArguments& arguments) {
   print_memory(memory);
   print_traffic(memory, arguments.link_gbit_s);
   print_tensor_traffic(memory);
+  print_experts(memory, ranks.num_ranks);
   std::vector<std::string> notes = recipe_notes(recipe);
   if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
   for (const std::string& note : notes) fmt::print("note      {}\n", note);

@@ -1,7 +1,9 @@
 #include "apps/caravan/inspect_run.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -10,7 +12,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/manifest.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/nn/config_text.h"
+#include "caravan/train/metrics.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan::app {
@@ -42,7 +45,7 @@ std::string contents(const fs::path& checkpoint) {
 }
 
 void print_model(const CheckpointInfo& info, const fs::path& checkpoint) {
-  const ModelConfig model = parse_huggingface_config(info.model, checkpoint.string());
+  const ModelConfig model = parse_config_text(info.model, checkpoint.string());
   print_fact("model",
              fmt::format("{}, {} layers of width {}, {} parameters, vocabulary {}, context {}", name(model.kind),
                          model.layers, model.width, format_count(static_cast<double>(model.num_parameters())),
@@ -72,6 +75,37 @@ void print_steps(const fs::path& folder, const std::string& recipe) {
   print_fact("steps", line);
 }
 
+/// Throws DataError if the line is not one of ours.
+ExpertLoad load_of(const nlohmann::json& line, const fs::path& log) {
+  try {
+    const nlohmann::json& experts = line.at("experts");
+    return {.copies = experts.at("copies").get<std::vector<std::vector<int64_t>>>(),
+            .balance = experts.at("balance").get<double>(),
+            .dropped = experts.at("dropped").get<double>()};
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError({"inspect", log.string(), std::string("its last line has no load of experts: ") + error.what(), "",
+                     "remove the damaged line"});
+  }
+}
+
+/// Which part of the copies each expert of a layer took, in the steps of the last line.
+void print_experts(const fs::path& log) {
+  const nlohmann::json last = last_metrics(log);
+  if (!last.is_object() || !last.contains("experts")) return;
+  const ExpertLoad load = load_of(last, log);
+  print_fact("experts", fmt::format("at step {}: balance loss {:.3f} (1: even), {:.1f} % of copies dropped",
+                                    last.value("step", int64_t{0}), load.balance, 100 * load.dropped));
+  fmt::print("  {:>5}  {:>8}  {:>8}  % of the layer's copies, by expert\n", "layer", "least", "most");
+  for (size_t layer = 0; layer < load.copies.size(); ++layer) {
+    const auto [least, most] = load.extremes(layer);
+    const std::vector<int64_t>& counts = load.copies[layer];
+    const double all = std::max(1.0, std::accumulate(counts.begin(), counts.end(), 0.0));
+    std::string parts;
+    for (const int64_t count : counts) parts += fmt::format(" {:.1f}", 100 * static_cast<double>(count) / all);
+    fmt::print("  {:>5}  {:>7.2f}x  {:>7.2f}x {}\n", layer, least, most, parts);
+  }
+}
+
 std::string text_of(const fs::path& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
@@ -94,6 +128,7 @@ int inspect_run(const fs::path& folder) {
   const std::string recipe = text_of(folder / "recipe.toml");
   print_fact("run", folder.string());
   print_steps(folder, recipe);
+  print_experts(folder / "train.log");
   bool has_model = false;
   std::string lines;
   for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {

@@ -96,7 +96,8 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
   exporter->add_option("--from", line.export_model.from,
                        "run, checkpoint or Hugging Face folder whose model goes into a new folder; "
                        "default: the newest run");
-  CLI::App* importer = app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2 or Llama");
+  CLI::App* importer =
+      app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2, Llama, Qwen2 or Mixtral");
   importer
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
       ->required();

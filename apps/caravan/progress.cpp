@@ -139,6 +139,11 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
                                    metrics.step_ms, format_count(metrics.tokens_per_second));
     if (metrics.loss_scale)
       text += fmt::format("  scale {:g}, skipped {}", *metrics.loss_scale, *metrics.skipped_steps);
+    if (metrics.experts) {
+      const auto [least, most] = metrics.experts->extremes();
+      text += fmt::format("  experts {:.2f} to {:.2f}", least, most);
+      if (metrics.experts->dropped > 0) text += fmt::format(", {:.1f} % dropped", 100 * metrics.experts->dropped);
+    }
     if (metrics.val_loss) {
       text +=
           fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);

@@ -64,6 +64,59 @@ TEST(HuggingFaceFolder, ComesBackBitForBit) {
   }
 }
 
+ModelConfig small_mixtral() {
+  return {.kind = ModelKind::llama,
+          .layers = 2,
+          .width = 12,
+          .heads = 3,
+          .kv_heads = 1,
+          .context = 8,
+          .vocabulary = 261,
+          .hidden = 5,
+          .tie_embeddings = false,
+          .moe = {.experts = 4}};
+}
+
+NamedTensors starting_values(const ModelConfig& config) {
+  Model model(config);
+  model.materialise(one_rank(), {}, {.seed = 3});
+  NamedTensors values;
+  for (const Parameter* parameter : model.parameters()) {
+    values.emplace_back(parameter->name(), parameter->rest().detach().clone());
+  }
+  return values;
+}
+
+TEST(HuggingFaceFolder, ExpertsComeBackByteForByte) {
+  ModelConfig qwen2_moe = small_mixtral();
+  qwen2_moe.qkv_bias = true;
+  qwen2_moe.moe = {.experts = 4, .normalize = false, .shared_hidden = 6, .shared_gate = true};
+  for (const ModelConfig& config : {small_mixtral(), qwen2_moe}) {
+    const TemporaryFolder folder;
+    const NamedTensors values = starting_values(config);
+    write_huggingface(folder / "one", config, values, Tokenizer::bytes(), {});
+    const HuggingFaceModel in = read_huggingface(folder / "one");
+    EXPECT_EQ(in.config, config);
+    write_huggingface(folder / "two", in.config, in.parameters, in.tokenizer, in.text);
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      EXPECT_EQ(read_file(folder / "one" / name), read_file(folder / "two" / name)) << name;
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(at::equal(in.parameters[i].second, values[i].second)) << values[i].first;
+    }
+  }
+}
+
+TEST(HuggingFaceFolder, AModelThatTransformersLacksLeavesNoFolder) {
+  const TemporaryFolder folder;
+  ModelConfig config = small_mixtral();
+  config.moe.gates = Gates::sigmoid;
+  EXPECT_THAT(message_of<UsageError>(
+                  [&] { write_huggingface(folder / "new", config, starting_values(config), Tokenizer::bytes(), {}); }),
+              HasSubstr("moe.gates"));
+  EXPECT_FALSE(fs::exists(folder / "new"));
+}
+
 TEST(HuggingFaceFolder, ReadsShardsAndHalfPrecision) {
   const TemporaryFolder folder;
   const Exported out = export_to(folder.path(), ModelKind::llama);
@@ -183,6 +236,21 @@ TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
   EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "run", one_rank()); }),
               HasSubstr("is not the tokenizer the model was trained with"));
   EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "nothing", one_rank()); }), HasSubstr("is not there"));
+}
+
+TEST(LoadModel, TakesACheckpointOfAModelThatTransformersLacks) {
+  ModelConfig config = small_mixtral();
+  config.moe.gates = Gates::sigmoid;
+  config.moe.z_loss = 0.001;
+  const TemporaryFolder folder;
+  const HuggingFaceModel model{config, starting_values(config), Tokenizer::bytes(), {}};
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) { import_run(model, folder / "run", mesh); });
+  const LoadedModel loaded = load_model(folder / "run", one_rank());
+  EXPECT_EQ(loaded.model->config(), config);
+  const auto parameters = loaded.model->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[i]->rest(), model.parameters[i].second)) << model.parameters[i].first;
+  }
 }
 
 TEST(LoadModel, RefusesAModelThatTheCheckpointCannotHold) {

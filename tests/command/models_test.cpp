@@ -59,11 +59,23 @@ TEST_P(Kinds, ExportAndImportKeepEveryBit) {
   EXPECT_TRUE(tensors(folder() / "again") == tensors(folder() / "run/huggingface"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Kinds,
-                         testing::Values(std::vector<std::string>{"model.kind=gpt2"},
-                                         std::vector<std::string>{"model.kind=llama", "model.kv_heads=1",
-                                                                  "model.tie_embeddings=false",
-                                                                  "data.tokenizer={train = 300}"}));
+INSTANTIATE_TEST_SUITE_P(
+    All, Kinds,
+    testing::Values(std::vector<std::string>{"model.kind=gpt2"},
+                    std::vector<std::string>{"model.kind=llama", "model.kv_heads=1", "model.tie_embeddings=false",
+                                             "data.tokenizer={train = 300}"},
+                    std::vector<std::string>{"model.kind=llama", "moe.experts=4"},
+                    std::vector<std::string>{"model.kind=llama", "moe.experts=4", "moe.normalize=false",
+                                             "moe.shared=24", "moe.shared_gate=true"}));
+
+TEST_F(ModelsTest, ExportOfAModelThatTransformersLacksWritesNothing) {
+  ASSERT_EQ(train("run", 1, set({"train.steps=0", "model.kind=gpt2", "moe.experts=2"})).code, 0);
+  const Result refused = caravan({"export", path("run")});
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_THAT(refused.err, testing::AllOf(HasSubstr("model.kind: a GPT-2 with experts"), HasSubstr("mixtral")));
+  EXPECT_FALSE(std::filesystem::exists(path("run/huggingface")));
+  EXPECT_EQ(caravan({"generate", path("run"), "--tokens", "1"}).code, 0);
+}
 
 TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
@@ -216,7 +228,8 @@ TEST_F(ModelsTest, GenerateAndImportRefuse) {
   refused({"import", path("nothere")}, 3, "nothere/config.json");
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
   file("run/huggingface/config.json", R"({"model_type": "bert"})");
-  refused({"import", path("run/huggingface")}, 3, "model_type: is 'bert'; the supported types are gpt2 and llama");
+  refused({"import", path("run/huggingface")}, 3,
+          "model_type: is 'bert'; the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe");
   std::filesystem::remove(path("run/tokenizer.json"));
   refused({"generate", source}, 3, "run/tokenizer.json: cannot be opened");
 }
@@ -285,6 +298,20 @@ TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
     const Result reread = caravan({"inspect", file("printed.toml", toml), "--ranks", std::to_string(ranks)});
     EXPECT_EQ(reread.out, inspected.out) << reread.err;
   }
+}
+
+TEST_F(ModelsTest, InspectPricesExperts) {
+  const Result result =
+      caravan({"inspect", "--ranks", "4", "--set", "moe.experts=8", "mesh.ep=2", "moe.balance=batch", "model.width=64",
+               "model.heads=4", "model.context=128", "train.global_batch=8", "train.micro_batch=2"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(number(result.out, "experts per rank"), 4);
+  EXPECT_EQ(number(result.out, "copies of tokens"), 2 * 128 * 2 / 8) << "2 of each of 256 tokens, over 8 experts";
+  EXPECT_EQ(number(result.out, "sent per micro-batch"), 4 * (128 * 2 * 64 * 4) / 2 + 8 * 8 / 2);
+  EXPECT_EQ(number(result.out, "balance over the batch"), 2 * 3 * 4 * 8 * 8 / 4) << "4 layers";
+  const Result dense = caravan({"inspect", "--ranks", "4", "--set", "train.global_batch=8"});
+  ASSERT_EQ(dense.code, 0) << dense.err;
+  EXPECT_EQ(dense.out.find("experts of a layer"), std::string::npos);
 }
 
 TEST_F(ModelsTest, InspectReadsRunsAndCheckpoints) {

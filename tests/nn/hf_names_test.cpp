@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
@@ -25,9 +26,20 @@ NamedTensors parameters_of(const ModelConfig& config) {
   return all;
 }
 
-class HuggingfaceNames : public ::testing::TestWithParam<std::tuple<ModelKind, bool>> {
+ModelConfig tiny_qwen2() {
+  ModelConfig config = tiny_config(ModelKind::llama);
+  config.qkv_bias = true;
+  return config;
+}
+
+struct NamedConfig {
+  const char* name;
+  ModelConfig config;
+};
+
+class HuggingfaceNames : public ::testing::TestWithParam<NamedConfig> {
  protected:
-  ModelConfig config_ = tiny_config(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  ModelConfig config_ = GetParam().config;
   NamedTensors ours_ = parameters_of(config_);
 };
 
@@ -78,10 +90,45 @@ TEST_P(HuggingfaceNames, toleratesABareBaseModelAndMasks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, HuggingfaceNames,
-                         ::testing::Combine(::testing::Values(ModelKind::gpt2, ModelKind::llama), ::testing::Bool()),
-                         [](const auto& info) {
-                           return std::string(name(std::get<0>(info.param))) + (std::get<1>(info.param) ? "Tied" : "");
-                         });
+                         ::testing::Values(NamedConfig{"gpt2", tiny_config(ModelKind::gpt2, false)},
+                                           NamedConfig{"gpt2Tied", tiny_config(ModelKind::gpt2)},
+                                           NamedConfig{"llama", tiny_config(ModelKind::llama, false)},
+                                           NamedConfig{"llamaTied", tiny_config(ModelKind::llama)},
+                                           NamedConfig{"qwen2", tiny_qwen2()},
+                                           NamedConfig{"mixtral", testing::tiny_mixtral()},
+                                           NamedConfig{"qwen2Moe", testing::tiny_qwen2_moe()}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+at::Tensor tensor_of(const NamedTensors& tensors, const std::string& name) {
+  for (const auto& [key, tensor] : tensors) {
+    if (key == name) return tensor;
+  }
+  return {};
+}
+
+TEST(HuggingfaceNamesOfExperts, everyExpertHasItsRowsOfOurs) {
+  const ModelConfig config = testing::tiny_mixtral();
+  const NamedTensors ours = parameters_of(config);
+  const NamedTensors theirs = to_huggingface(config, ours);
+  for (const auto& [name, ending] : {std::pair{"gate", "w1"}, {"up", "w3"}, {"down", "w2"}}) {
+    const at::Tensor whole = tensor_of(ours, fmt::format("blocks.1.mlp.experts.{}", name));
+    for (int64_t expert = 0; expert < config.moe.experts; ++expert) {
+      const at::Tensor one =
+          tensor_of(theirs, fmt::format("model.layers.1.block_sparse_moe.experts.{}.{}.weight", expert, ending));
+      const int64_t rows = whole.size(0) / config.moe.experts;
+      ASSERT_TRUE(one.defined()) << name << expert;
+      EXPECT_TRUE(one.equal(whole.narrow(0, expert * rows, rows))) << name << expert;
+    }
+  }
+}
+
+TEST(HuggingfaceNamesOfExperts, aModelThatTransformersLacksIsRefused) {
+  ModelConfig config = testing::tiny_mixtral();
+  config.moe.gates = Gates::sigmoid;
+  for (const auto& convert : {to_huggingface, from_huggingface}) {
+    EXPECT_THAT(error_of<UsageError>([&] { convert(config, parameters_of(config)); }), HasSubstr("moe.gates"));
+  }
+}
 
 TEST(HuggingfaceTiedHead, mayBeRepeatedButNotDiffer) {
   const ModelConfig config = tiny_config(ModelKind::gpt2);

@@ -15,7 +15,8 @@ namespace {
 using testing::distance;
 using testing::Fixture;
 
-/// The same model in transformers (fixtures/make.py), GPT-2 and Llama, tied and untied, grouped and uneven.
+/// The same model in transformers (fixtures/make.py), GPT-2, Llama and what derives from it, tied and untied, grouped
+/// and uneven, with experts.
 class AgainstTransformers : public ::testing::TestWithParam<const char*> {
  protected:
   /// Compares logits, loss and every gradient, in `type`, with the fixture: within `tolerance` of its norm.
@@ -51,7 +52,8 @@ TEST_P(AgainstTransformers, nearInFp16) { compare(at::kHalf, 0.01); }
 TEST_P(AgainstTransformers, nearInBf16) { compare(at::kBFloat16, 0.06); }  // the same with 8 bits of mantissa
 
 INSTANTIATE_TEST_SUITE_P(, AgainstTransformers,
-                         ::testing::Values("gpt2_tied", "gpt2_untied", "llama_tied", "llama_untied"),
+                         ::testing::Values("gpt2_tied", "gpt2_untied", "llama_tied", "llama_untied", "qwen2", "mixtral",
+                                           "qwen2_moe", "qwen2_moe_normalized"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

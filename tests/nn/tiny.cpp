@@ -46,6 +46,21 @@ ModelConfig tiny_config(ModelKind kind, bool tied) {
   return config;
 }
 
+ModelConfig tiny_mixtral() {
+  ModelConfig config = tiny_config(ModelKind::llama, false);
+  config.moe = {.experts = 5, .top_k = 2};
+  return config;
+}
+
+ModelConfig tiny_qwen2_moe() {
+  ModelConfig config = tiny_mixtral();
+  config.qkv_bias = true;
+  config.moe.normalize = false;
+  config.moe.shared_hidden = 7;
+  config.moe.shared_gate = true;
+  return config;
+}
+
 at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t seed) {
   at::Tensor ids = at::empty({batch, length}, at::kLong);
   const RandomStream stream(seed, "tokens");

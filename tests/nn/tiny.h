@@ -26,6 +26,9 @@ NamedTensors gradients(Model& model);
 
 /// Sizes that are not multiples of any vector width.
 ModelConfig tiny_config(ModelKind kind, bool tied = true);
+/// Untied Llamas with experts: as Mixtral has them, and with the biases and the shared expert of Qwen2-MoE.
+ModelConfig tiny_mixtral();
+ModelConfig tiny_qwen2_moe();
 /// Ids or labels [batch, length] below `vocabulary`, determined by the seed.
 at::Tensor tokens(int64_t batch, int64_t length, int64_t vocabulary, uint64_t seed = 0);
 

@@ -1,15 +1,18 @@
-/// What a rank of 2D, 2.5D and 3D sends and holds against the formulas of plan/tensor.h.
+/// What a rank of each kind of split sends, and what one of a grid holds, against the formulas of plan/tensor.h.
 
 #include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
 #include "caravan/module/plan.h"
 #include "caravan/nn/model.h"
+#include "caravan/parallel/context_parallel.h"
+#include "caravan/parallel/tensor_1d.h"
 #include "caravan/parallel/tensor_25d.h"
 #include "caravan/parallel/tensor_2d.h"
 #include "caravan/parallel/tensor_3d.h"
@@ -21,12 +24,16 @@ namespace {
 
 std::vector<AxisSize> axes_of(const TensorShape& shape) {
   const int side = static_cast<int>(shape.side());
+  if (shape.kind == "1d" || shape.kind == "ring" || shape.kind == "ulysses") return {{"ranks", side}};
   if (shape.kind == "2d") return {{"row", side}, {"col", side}};
   if (shape.kind == "2.5d") return {{"depth", static_cast<int>(shape.depth)}, {"row", side}, {"col", side}};
   return {{"a", side}, {"b", side}, {"c", side}};
 }
 
-Plan plan_of(const TensorShape& shape, const Mesh& mesh) {
+Plan plan_of(const TensorShape& shape, Mesh& mesh) {
+  if (shape.kind == "1d") return tensor_1d(shape.model, mesh, {.axis = "ranks", .sequence = shape.sequence});
+  if (shape.kind == "ring") return context_parallel(shape.model, mesh, {.ring = "ranks"});
+  if (shape.kind == "ulysses") return context_parallel(shape.model, mesh, {.ulysses = "ranks"});
   if (shape.kind == "2d") return tensor_2d(shape.model, mesh["row"], mesh["col"]);
   if (shape.kind == "2.5d") return tensor_25d(shape.model, mesh["depth"], mesh["row"], mesh["col"]);
   return tensor_3d(shape.model, mesh["a"], mesh["b"], mesh["c"]);
@@ -123,6 +130,28 @@ TEST(GridCosts, BytesAreThoseOfTheFormulas) {
       // Without a step of an engine each of the two deposits of a tied table is scattered on its own.
       const double scattered = shape.model.tie_embeddings ? 2 * tables : tables;
       EXPECT_DOUBLE_EQ(sent.backward, layers * layer.backward + embedding.backward + head.backward + scattered);
+    }
+  }
+}
+
+/// The same kinds of model over more ranks than there are heads of keys and values.
+TEST(SplitCosts, BytesAreThoseOfTheFormulas) {
+  for (const TensorShape& grid : large_shapes()) {
+    for (const char* kind : {"1d", "1d with sequence", "ring", "ulysses"}) {
+      for (const int64_t ranks : {2, 8, 32}) {
+        TensorShape shape = shape_of(grid.model, std::string(kind).starts_with("1d") ? "1d" : kind, ranks);
+        shape.sequence = std::string(kind) == "1d with sequence";
+        shape.sequences = 4;
+        TensorShape deeper = shape;
+        ++deeper.model.layers;
+        for (const int64_t rank : {int64_t{0}, ranks - 1}) {
+          SCOPED_TRACE(fmt::format("{} over {}, rank {}", kind, ranks, rank));
+          const TensorTraffic sent = OneRank(shape, static_cast<int>(rank), at::kMeta).run();
+          const TensorTraffic more = OneRank(deeper, static_cast<int>(rank), at::kMeta).run();
+          EXPECT_DOUBLE_EQ(more.forward - sent.forward, layer_bytes(shape).forward);
+          EXPECT_DOUBLE_EQ(more.backward - sent.backward, layer_bytes(shape).backward);
+        }
+      }
     }
   }
 }

@@ -86,6 +86,26 @@ TEST(RingSchedule, PassesABlockOnWhileItIsComputedWith) {
   }
 }
 
+/// Nothing travels while a turn is computed, and every rank still sends and receives in the same order.
+TEST(RingSchedule, WaitsAtOnceWithoutOverlap) {
+  for (int n = 2; n <= 5; ++n) {
+    for (const bool is_backward : {false, true}) {
+      const std::vector<RingStep> steps = ring_schedule(n, is_backward, /*overlaps=*/false);
+      EXPECT_EQ(steps.size(), ring_schedule(n, is_backward).size());
+      for (int turn = 0; turn < n; ++turn) {
+        const size_t compute = at_step(steps, Kind::compute, turn);
+        if (turn + 1 < n) {
+          EXPECT_LT(compute, at_step(steps, Kind::pass, turn));
+          EXPECT_EQ(at_step(steps, Kind::pass, turn) + 1, at_step(steps, Kind::receive, turn));
+        }
+        if (!is_backward || turn == 0) continue;
+        EXPECT_LT(compute, at_step(steps, Kind::expect, turn));
+        EXPECT_EQ(at_step(steps, Kind::expect, turn) + 1, at_step(steps, Kind::add, turn));
+      }
+    }
+  }
+}
+
 /// Gradients of a turn are on their way while its products are computed, and leave with these.
 TEST(RingSchedule, ExpectsGradientsWhileItComputesItsOwn) {
   for (int n = 2; n <= 5; ++n) {

@@ -24,6 +24,12 @@ TEST(PanelSchedule, IsATable) {
             "multiply 2, free 2, finish 1, reduce 2, finish 2");
 }
 
+TEST(PanelSchedule, WaitsAtOnceWithoutOverlap) {
+  EXPECT_EQ(to_string(panel_schedule(2, false, false)), "gather 0, multiply 0, free 0, gather 1, multiply 1, free 1");
+  EXPECT_EQ(to_string(panel_schedule(2, true, false)),
+            "gather 0, multiply 0, free 0, reduce 0, finish 0, gather 1, multiply 1, free 1, reduce 1, finish 1");
+}
+
 /// One in use and one in flight, of panels and of their gradients; the next travels while one is multiplied.
 TEST(PanelSchedule, HoldsTwoPanels) {
   using enum PanelAction::Kind;

@@ -80,6 +80,11 @@ ModelConfig llama(double dropout, int64_t kv_heads = 2) {
           .tie_embeddings = false,
           .dropout = dropout};
 }
+ModelConfig with_experts(ModelConfig config, const MoeConfig& moe, int64_t hidden = 256) {
+  config.moe = moe;
+  config.hidden = hidden;
+  return config;
+}
 ModelConfig wide_head(ModelConfig config) {
   config.layers = 2;
   config.vocabulary = 30'000;
@@ -92,22 +97,34 @@ MemoryShape shape(const ModelConfig& model, int64_t sequences, int64_t rows, int
 
 INSTANTIATE_TEST_SUITE_P(
     All, MemoryEstimate,
-    ::testing::Values(Case{"Gpt2Fp32", shape(gpt2(0), 8, 8, 4)}, Case{"Gpt2Fp32Dropout", shape(gpt2(0.1), 8, 8, 4)},
-                      Case{"Gpt2Bf16", shape(gpt2(0), 8, 8, 2)}, Case{"Gpt2Bf16Dropout", shape(gpt2(0.1), 8, 8, 2)},
-                      Case{"Gpt2MicroBatches", shape(gpt2(0), 2, 8, 4)},
-                      Case{"Gpt2WideHead", shape(wide_head(gpt2(0)), 4, 4, 4)},
-                      Case{"LlamaFp32", shape(llama(0), 8, 8, 4)}, Case{"LlamaFp32Dropout", shape(llama(0.1), 8, 8, 4)},
-                      Case{"LlamaBf16", shape(llama(0), 8, 8, 2)}, Case{"LlamaBf16Dropout", shape(llama(0.1), 8, 8, 2)},
-                      Case{"LlamaNoGroups", shape(llama(0, 6), 8, 8, 4)},
-                      Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)},
-                      Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), {Kind::full}},
-                      Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), {Kind::full}},
-                      Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), {Kind::full}},
-                      Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), {Kind::full}},
-                      Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), {Kind::selective}},
-                      Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), {Kind::selective}},
-                      Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), {Kind::selective}},
-                      Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4), {Kind::modules, {"blocks.1", "blocks.4*"}}}),
+    ::testing::Values(
+        Case{"Gpt2Fp32", shape(gpt2(0), 8, 8, 4)}, Case{"Gpt2Fp32Dropout", shape(gpt2(0.1), 8, 8, 4)},
+        Case{"Gpt2Bf16", shape(gpt2(0), 8, 8, 2)}, Case{"Gpt2Bf16Dropout", shape(gpt2(0.1), 8, 8, 2)},
+        Case{"Gpt2MicroBatches", shape(gpt2(0), 2, 8, 4)}, Case{"Gpt2WideHead", shape(wide_head(gpt2(0)), 4, 4, 4)},
+        Case{"LlamaFp32", shape(llama(0), 8, 8, 4)}, Case{"LlamaFp32Dropout", shape(llama(0.1), 8, 8, 4)},
+        Case{"LlamaBf16", shape(llama(0), 8, 8, 2)}, Case{"LlamaBf16Dropout", shape(llama(0.1), 8, 8, 2)},
+        Case{"LlamaNoGroups", shape(llama(0, 6), 8, 8, 4)},
+        Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)},
+        Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), {Kind::full}},
+        Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), {Kind::full}},
+        Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), {Kind::full}},
+        Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), {Kind::full}},
+        Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), {Kind::selective}},
+        Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), {Kind::selective}},
+        Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), {Kind::selective}},
+        Case{"Gpt2Experts", shape(with_experts(gpt2(0), {.experts = 8}), 8, 8, 4)},
+        Case{"Gpt2OneExpertDropoutBf16", shape(with_experts(gpt2(0.1), {.experts = 4, .top_k = 1}), 8, 8, 2)},
+        Case{"LlamaExperts", shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 128}), 8, 8, 4)},
+        Case{"LlamaExpertsBf16", shape(with_experts(llama(0), {.experts = 8, .top_k = 4}), 8, 8, 2)},
+        Case{"LlamaManyExpertsBf16", shape(with_experts(llama(0), {.experts = 16, .top_k = 12}), 8, 8, 2)},
+        Case{"LlamaGatedExpertsFull",
+             shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 64, .shared_gate = true}), 8, 8, 4),
+             {Kind::full}},
+        Case{"LlamaManyExpertsFullBf16",
+             shape(with_experts(llama(0), {.experts = 16, .top_k = 8}), 8, 8, 2),
+             {Kind::full}},
+        Case{"LlamaSmallExpertsBf16", shape(with_experts(llama(0), {.experts = 8, .top_k = 8}, 64), 16, 16, 2)},
+        Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4), {Kind::modules, {"blocks.1", "blocks.4*"}}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(CountRecomputed, GoesByTheNamesOfLayers) {

@@ -4,6 +4,9 @@
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/plan/experts.h"
+#include "caravan/plan/tensor.h"
 #include "caravan/train/step.h"
 
 namespace caravan::testing {
@@ -80,6 +83,79 @@ TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
                            .dropout = 0.1};
   step_of(1023, config, at::kFloat, true);
   step_of(512, config, at::kBFloat16, true);
+}
+
+/// dp 16 x cp 8 x tp 8 of a Llama of 7 billion parameters: what each axis carries in a step.
+TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
+  const ModelConfig config{.kind = ModelKind::llama,
+                           .layers = 32,
+                           .width = 4096,
+                           .heads = 32,
+                           .context = 4096,
+                           .vocabulary = 32'000,
+                           .hidden = 11'008,
+                           .tie_embeddings = false};
+  constexpr int64_t kDp = 16, kSequences = 2;
+  for (const int rank : {0, 517}) {
+    Mesh mesh = Mesh::create(make_record_world(rank, kWorld), {{"dp", kDp}, {"cp", 8}, {"tp", 8}});
+    Model model(config);
+    const StrategyChoice choice{.tensor_parallel = {.degree = 8},
+                                .context_parallel = {.degree = 8},
+                                .sequences = kSequences,
+                                .compute_dtype = at::kBFloat16};
+    Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
+    AdamW optimizer(engine.state());
+    TrainStep step(engine, optimizer, {.num_micro_batches = kMicroBatches, .clip_norm = 1});
+    const int64_t rows = kSequences * kMicroBatches;
+    const at::Tensor ids = at::empty({rows, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
+    const auto sent = [&](const char* axis) { return static_cast<double>(mesh[axis].comm().traffic().total_bytes()); };
+    const double before_tp = sent("tp"), before_cp = sent("cp"), before_dp = sent("dp");
+    step.run({.ids = ids,
+              .labels = at::empty_like(ids),
+              .first_row = rank / 64 * rows,
+              .global_rows = kDp * rows,
+              .num_targets = kDp * rows * config.context},
+             0, 1e-3);
+    TensorShape tensor{.model = config, .ranks = 8, .sequences = kSequences, .share = 1. / 8};
+    TensorShape ring{.model = config, .kind = "ring", .ranks = 8, .sequences = kSequences, .share = 1. / 8};
+    const auto of_layers = [&](const TensorShape& shape) {
+      return static_cast<double>(kMicroBatches * config.layers) * layer_bytes(shape).total();
+    };
+    const double words = kMicroBatches * (embedding_bytes(tensor).total() + head_bytes(tensor).total());
+    EXPECT_NEAR((sent("tp") - before_tp) / (of_layers(tensor) + words), 1, 1e-3);
+    const auto held = static_cast<double>(engine.state().layout.count());  // fp32 gradients, all-reduced
+    EXPECT_NEAR((sent("cp") - before_cp) / (of_layers(ring) + 2 * 7. / 8 * 4 * held), 1, 1e-3);
+    EXPECT_NEAR((sent("dp") - before_dp) / (2 * 15. / 16 * 4 * held), 1, 1e-3);
+  }
+}
+
+/// Every rank of ep and tp sends the tokens of its experts, as many as if all were chosen alike.
+TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
+  const ModelConfig config{.kind = ModelKind::llama,
+                           .layers = 4,
+                           .width = 1024,
+                           .heads = 16,
+                           .context = 512,
+                           .vocabulary = 32'000,
+                           .hidden = 1024,
+                           .moe = {.experts = 64, .balance = BalanceScope::batch}};
+  constexpr int64_t kEp = 16, kTp = 4;
+  Mesh mesh = Mesh::create(make_record_world(77, kWorld), {{"dp", kWorld / (kEp * kTp)}, {"ep", kEp}, {"tp", kTp}});
+  Model model(config);
+  const StrategyChoice choice{.tensor_parallel = {.degree = kTp}, .expert_parallel = {.degree = kEp}, .sequences = kEp};
+  Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
+  AdamW optimizer(engine.state());
+  TrainStep step(engine, optimizer, {});
+  const at::Tensor ids = at::empty({kEp, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
+  const Traffic& traffic = mesh["ep"].comm().traffic();
+  const auto exchanged = [&] { return static_cast<double>(traffic.bytes[static_cast<size_t>(Verb::all_to_all)]); };
+  const double before = exchanged();
+  step.run({.ids = ids, .labels = at::empty_like(ids), .global_rows = 16 * kEp, .num_targets = 16 * kEp * 512}, 0,
+           1e-3);
+  const TensorTraffic layer =
+      expert_bytes({.model = config, .ranks = kEp, .tensor_ranks = kTp, .sequences = kEp, .element_bytes = 4});
+  const double passes = 2 * layer.forward + layer.backward;  // the batch is counted first
+  EXPECT_NEAR((exchanged() - before) / (config.layers * passes), 1, 1e-3);
 }
 
 }  // namespace

@@ -183,5 +183,17 @@ TEST(Dump, AStepOutsideTheRunIsAnError) {
               HasSubstr("choose steps from 0 to 2"));
 }
 
+TEST(Dump, OfAModelThatTransformersLacksIsAnError) {
+  const TinyRuns runs;
+  Recipe recipe = runs.recipe(ModelKind::llama, "run", {"train.steps=3"});
+  recipe.model.moe = {.experts = 4, .gates = Gates::sigmoid};
+  EXPECT_THAT(message_of<UsageError>([&] {
+                train_on(1,
+                         {.recipe = recipe, .folders = runs.folders(), .dump_dir = runs / "dump", .dump_steps = {0}});
+              }),
+              HasSubstr("moe.gates"));
+  EXPECT_FALSE(fs::exists(runs / "dump"));
+}
+
 }  // namespace
 }  // namespace caravan::testing

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_roles.h"
 #include "tests/data/support.h"
 
@@ -43,7 +43,7 @@ Checkpointed checkpoint_of(const std::vector<std::string>& set, int64_t steps, c
           {.step = steps,
            .optimizer_steps = steps,
            .recipe = to_toml(recipe),
-           .model = huggingface_config(model_of(recipe), {}),
+           .model = config_text(model_of(recipe)),
            .tokenizer_hash = "t",
            .train_hash = "1",
            .validation_hash = "2"}};
@@ -81,6 +81,16 @@ TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
               HasSubstr("data.tokenizer: is another tokenizer (hash u)"));
   EXPECT_THAT(message_of<DataError>([&] { resume(before, recipe_of({"model.layers=9"})); }),
               AllOf(HasSubstr("of another model"), HasSubstr("layers 9")));
+}
+
+TEST(ResumeCheck, AModelWithOtherExpertsIsAnotherModel) {
+  Checkpointed before = checkpoint_of({}, 5);
+  ModelConfig model = model_of(before.recipe);
+  model.qkv_bias = true;
+  model.moe = {.experts = 4, .shared_hidden = 8, .shared_gate = true};
+  before.info.model = config_text(model);
+  EXPECT_THAT(message_of<DataError>([&] { resume(before, before.recipe); }),
+              AllOf(HasSubstr("of another model"), HasSubstr("qkv_bias experts 4 shared 8 gated")));
 }
 
 /// The user changed data.text, so that is what the error names.

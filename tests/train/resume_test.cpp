@@ -62,6 +62,20 @@ TEST_P(Resume, IsBitForBitTheRunThatDidNotStop) {
   }
 }
 
+TEST(ResumeExperts, ARunOfAModelThatTransformersLacksGoesOn) {
+  const TinyRuns runs;
+  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=3"}), .folders = runs.folders()};
+  options.recipe.model.moe = {.experts = 4, .gates = Gates::sigmoid, .capacity = 1.5};
+  options.stop_after = 1;
+  train_on(1, options);
+  const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  EXPECT_EQ(load_model(runs / "run", mesh).model->config().moe, options.recipe.model.moe);
+  options.stop_after.reset();
+  options.resume = true;
+  train_on(1, options);
+  EXPECT_EQ(losses(runs / "run").size(), 3U);
+}
+
 /// A run killed between two checkpoints repeats the steps since the last one, with the same log and weights.
 TEST_P(Resume, LinesBehindTheLastCheckpointAreWrittenAgain) {
   train_on(2, options("whole"));

@@ -101,12 +101,15 @@ HuggingFaceModel read_huggingface(const fs::path& folder) {
 
 void write_huggingface(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                        const Tokenizer& tokenizer, const TextSettings& text) {
+  // Before anything is written: both refuse a model that transformers does not have.
+  const std::string config_json = huggingface_config(config, text.tokens);
+  const NamedTensors tensors = to_huggingface(config, parameters);
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw_file_error("export", folder, "cannot be created", error.value());
-  write_tensors(folder / "model.safetensors", to_huggingface(config, parameters), {{"format", "pt"}});
+  write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   remove_shards(folder);
-  write_file_durably(folder / "config.json", huggingface_config(config, text.tokens), "export");
+  write_file_durably(folder / "config.json", config_json, "export");
   tokenizer.save(folder / "tokenizer.json");
   write_text_files(folder, text.files, tokenizer, config.context);
 }

@@ -6,6 +6,7 @@
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/huggingface.h"
+#include "caravan/nn/config_text.h"
 
 namespace caravan {
 namespace {
@@ -30,7 +31,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
     throw DataError({"load", (beside / "tokenizer.json").string(), "is not the tokenizer the model was trained with",
                      folder.string(), "restore the file that the run wrote"});
   }
-  const ModelConfig config = parse_huggingface_config(reader.info().model, folder.string());
+  const ModelConfig config = parse_config_text(reader.info().model, folder.string());
   int64_t stored = 0;
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();

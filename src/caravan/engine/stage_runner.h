@@ -16,6 +16,18 @@ struct MicroBatch {
   ForwardContext context{};
 };
 
+/// begin_evaluation() and end_evaluation(), also if a pass between them throws.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(Engine& engine) : engine_(engine) { engine_.begin_evaluation(); }
+  ~EvaluationScope() { engine_.end_evaluation(); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
 /// The passes of a model through the stages that this rank holds, and what crosses between stages: the first output of
 /// a stage, and its gradient.
 class StageRunner final : public Passes {

@@ -31,8 +31,7 @@ TextModel::TextModel(Model& of)
       last_position_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_last_position))) {}
 
 TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
-  engine.begin_evaluation();
-  evaluation_ = std::shared_ptr<void>(nullptr, [&engine](void*) { engine.end_evaluation(); });
+  evaluation_ = std::make_shared<EvaluationScope>(engine);
   const auto runner = std::make_shared<StageRunner>(engine);
   const auto& plan = engine.strategy().plan;
   logits = [runner, rows = plan == nullptr ? 1 : plan->num_row_parts()](const at::Tensor& ids,

@@ -21,6 +21,11 @@ class DeferredWork {
   /// Runs the first `count`, or all if there are fewer.
   void run(size_t count);
 
+  /// False: nothing is computed beside a collective of split layers. Neither is work run while one is waited for, nor
+  /// do panels and blocks of a ring travel ahead. The results are the same.
+  void set_overlaps(bool overlaps) noexcept { overlaps_ = overlaps; }
+  bool overlaps() const noexcept { return overlaps_; }
+
   bool empty() const noexcept { return queue_.empty(); }
   size_t size() const noexcept { return queue_.size(); }
   /// Drops what this owner has pushed without running it, such as after an error.
@@ -34,6 +39,7 @@ class DeferredWork {
     std::function<void()> work;
   };
   std::deque<Piece> queue_;
+  bool overlaps_ = true;
 };
 
 }  // namespace caravan

@@ -33,6 +33,8 @@ struct ForwardContext {
   /// The loss is the sum over target tokens times this: 1 / (target tokens of the whole global batch of the step). The
   /// one owner of the loss's normalisation.
   double loss_scale = 1;
+  /// What all gradients of the step are multiplied by (fp16); loss_scale has it.
+  double gradient_scale = 1;
 
   /// Token positions, int64 [sequence] or [batch, sequence], of the tokens that the activations here stand for. They
   /// come with the data. Undefined: 0, 1, .. along the sequence. For RoPE and positional embeddings.

@@ -21,6 +21,7 @@ class LayoutTable {
  public:
   /// Of a pass with gradients; without them R and I are the same: everything is a constant, and R is called I.
   explicit LayoutTable(bool has_gradients = true) : has_gradients_(has_gradients) {}
+  bool has_gradients() const noexcept { return has_gradients_; }
 
   /// An operand: an activation, whose layout is looked up, or a parameter with that of its compute().
   struct Operand {

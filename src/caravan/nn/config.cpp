@@ -1,5 +1,6 @@
 #include "caravan/nn/config.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
@@ -66,6 +67,39 @@ void check_heads(const ModelConfig& c) {
   }
 }
 
+void check_experts(const ModelConfig& c) {
+  const MoeConfig& moe = c.moe;
+  const auto refuse_moe = [](std::string_view key, std::string fact, std::string action) {
+    throw UsageError({"model", fmt::format("moe.{}", key), std::move(fact), "", std::move(action)});
+  };
+  if (moe.experts < 0 || moe.experts > 1 << 16) {
+    refuse_moe("experts", fmt::format("{} is not between 0 and {}", moe.experts, 1 << 16), "a usual value is 8");
+  }
+  if (!moe.is_used()) return;
+  if (moe.top_k < 1 || moe.top_k > moe.experts) {
+    refuse_moe("top_k", fmt::format("a token goes to {} of {} experts", moe.top_k, moe.experts),
+               fmt::format("use top_k = {}", std::clamp<int64_t>(moe.top_k, 1, moe.experts)));
+  }
+  if (moe.shared_hidden < 0 || moe.shared_hidden > 1 << 22) {
+    refuse_moe("shared", fmt::format("a shared expert of width {}", moe.shared_hidden), "use 0, or its width");
+  }
+  if (moe.shared_gate && !moe.has_shared()) {
+    refuse_moe("shared_gate", "gates a shared expert, and there is none", "set moe.shared to its width");
+  }
+  const auto check = [&](std::string_view key, double value, const char* usual) {
+    if (!std::isfinite(value) || value < 0) {
+      refuse_moe(key, fmt::format("{} is below 0, or no number", value), fmt::format("a usual value is {}", usual));
+    }
+  };
+  check("capacity", moe.capacity, "0 or 1.25");
+  check("balance_loss", moe.balance_loss, "0.01");
+  check("z_loss", moe.z_loss, "0 or 0.001");
+  if (moe.capacity > 0 && moe.balances_batch()) {
+    refuse_moe("capacity", "experts of limited capacity take the tokens of a sequence in order, and a batch has none",
+               "use moe.balance = \"sequence\", or leave the capacity at 0");
+  }
+}
+
 }  // namespace
 
 std::string_view name(ModelKind kind) noexcept { return kind == ModelKind::gpt2 ? "gpt2" : "llama"; }
@@ -93,29 +127,52 @@ void ModelConfig::validate() const {
   check_range("vocabulary", vocabulary, 1, 1 << 28);
   check_range("hidden", hidden, 0, 1 << 22);
   check_heads(*this);
+  check_experts(*this);
+  if (qkv_bias && kind == ModelKind::gpt2) {
+    refuse("qkv_bias", "GPT-2 has these biases anyway", "leave qkv_bias out, or use kind = \"llama\"");
+  }
   check_real("dropout", dropout, dropout >= 0 && dropout < 1, "in [0, 1)", "0 or 0.1");
   check_real("norm_epsilon", norm_epsilon, norm_epsilon > 0, "above 0", "1e-5");
   check_real("rope_theta", rope_theta, rope_theta > 1, "above 1", "10000");
 }
 
+namespace {
+
+/// Parameters of an MLP.
+int64_t mlp_parameters(const ModelConfig& c, int64_t hidden) {
+  if (c.kind == ModelKind::gpt2) return 2 * c.width * hidden + hidden + c.width;
+  return 3 * c.width * hidden;
+}
+
+/// Parameters of what stands in its place.
+int64_t feed_parameters(const ModelConfig& c) {
+  const MoeConfig& moe = c.moe;
+  if (!moe.is_used()) return mlp_parameters(c, c.hidden_width());
+  const int64_t router = c.width * moe.experts;
+  const int64_t shared = moe.has_shared() ? mlp_parameters(c, moe.shared_hidden) + (moe.shared_gate ? c.width : 0) : 0;
+  return router + moe.experts * mlp_parameters(c, c.hidden_width()) + shared;
+}
+
+}  // namespace
+
 int64_t ModelConfig::num_parameters() const noexcept {
   const int64_t kv_width = num_kv_heads() * head_width();
-  const int64_t attention = 2 * width * width + 2 * width * kv_width;
-  const int64_t head = tie_embeddings ? 0 : vocabulary * width;
-  if (kind == ModelKind::gpt2) {
-    const int64_t mlp = 2 * width * hidden_width() + hidden_width() + width;
-    const int64_t norm = 2 * width;
-    return (vocabulary + context) * width + layers * (attention + 4 * width + mlp + 2 * norm) + norm + head;
-  }
-  return vocabulary * width + layers * (attention + 3 * width * hidden_width() + 2 * width) + width + head;
+  const bool is_gpt2 = kind == ModelKind::gpt2;
+  const int64_t biases = (has_qkv_bias() ? width + 2 * kv_width : 0) + (is_gpt2 ? width : 0);
+  const int64_t norm = (is_gpt2 ? 2 : 1) * width;
+  const int64_t layer = 2 * width * width + 2 * width * kv_width + biases + feed_parameters(*this) + 2 * norm;
+  const int64_t words = (vocabulary + (is_gpt2 ? context : 0)) * width;
+  return words + layers * layer + norm + (tie_embeddings ? 0 : vocabulary * width);
 }
 
 double ModelConfig::flops_per_token(int64_t length) const noexcept {
   const double h = static_cast<double>(width);
   const double grouped = static_cast<double>(num_kv_heads()) / static_cast<double>(heads);
   const double matrices_of_mlp = kind == ModelKind::gpt2 ? 2 : 3;
-  const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(hidden_width()) +
-                       4 * static_cast<double>(length) * h;
+  const int64_t passed = moe.is_used() ? moe.top_k * hidden_width() + moe.shared_hidden : hidden_width();
+  const auto scores = static_cast<double>(moe.experts);
+  const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(passed) +
+                       2 * h * scores + 4 * static_cast<double>(length) * h;
   return 3 * (static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary));
 }
 

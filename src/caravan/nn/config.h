@@ -11,6 +11,36 @@ std::string_view name(ModelKind kind) noexcept;
 /// The kind of that name. Throws UsageError with the nearest valid name.
 ModelKind model_kind(std::string_view name);
 
+/// How a router turns its scores into gates.
+enum class Gates : uint8_t { softmax, sigmoid };
+/// Over what the balance of experts is counted.
+enum class BalanceScope : uint8_t { sequence, batch };
+
+/// A mixture of experts in place of each layer's MLP: every token goes through the top_k experts that its router
+/// scores highest, and their outputs are added up, times their gates. (Shazeer et al., arXiv 1701.06538.)
+struct MoeConfig {
+  int64_t experts = 0;  ///< of a layer, each an MLP of ModelConfig::hidden_width(); 0: none, a layer has one MLP
+  int64_t top_k = 2;
+  Gates gates = Gates::softmax;
+  bool normalize = true;      ///< the gates of a token are divided by their sum
+  int64_t shared_hidden = 0;  ///< width of an expert that every token goes through beside its own; 0: none
+  bool shared_gate = false;   ///< its output is multiplied by a gate of its own, sigmoid(w x)
+  /// An expert takes at most capacity x top_k x tokens / experts copies of the tokens of a sequence, first choices
+  /// first, then in the order of the sequence; it drops the others. 0: all.
+  double capacity = 0;
+  /// Of the balance loss, E sum over experts of (share of the copies) x (mean probability), added to the gradients
+  /// times balance_loss (Fedus et al., arXiv 2101.03961): the mean over sequences, or that of the step's whole batch.
+  BalanceScope balance = BalanceScope::sequence;
+  double balance_loss = 0.01;
+  double z_loss = 0;  ///< of the mean square of the scores' log-sum-exp (Zoph et al., arXiv 2202.08906)
+
+  bool is_used() const noexcept { return experts > 0; }
+  /// The whole step is routed once before its gradients are computed.
+  bool balances_batch() const noexcept { return is_used() && balance == BalanceScope::batch && balance_loss > 0; }
+  bool has_shared() const noexcept { return shared_hidden > 0; }
+  bool operator==(const MoeConfig&) const noexcept = default;
+};
+
 /// The sizes of a reference model: enough to build it, count its parameters and name its tensors. 0 in kv_heads or
 /// hidden means the default of the kind; num_kv_heads() and hidden_width() return the resolved values.
 struct ModelConfig {
@@ -26,10 +56,13 @@ struct ModelConfig {
   double dropout = 0;  ///< GPT-2: embedding, attention weights, both residual branches; Llama: attention weights
   double norm_epsilon = 1e-5;
   double rope_theta = 10000;  ///< Llama: base of the rotary frequencies
+  bool qkv_bias = false;      ///< Llama: queries, keys and values have biases; those of GPT-2 always do
+  MoeConfig moe{};
 
   int64_t num_kv_heads() const noexcept { return kv_heads == 0 ? heads : kv_heads; }
   int64_t head_width() const noexcept { return width / heads; }
-  int64_t hidden_width() const noexcept;
+  int64_t hidden_width() const noexcept;  ///< of the MLP, or of an expert
+  bool has_qkv_bias() const noexcept { return kind == ModelKind::gpt2 || qkv_bias; }
 
   /// Throws UsageError on the first impossible value. Its subject is the key ("model.heads"), its action the nearest
   /// valid choice. Everything else here expects a valid config.
@@ -38,7 +71,8 @@ struct ModelConfig {
   /// Number of parameters; tied weights count once.
   int64_t num_parameters() const noexcept;
   /// Model FLOPs of training on one token of a sequence of `length`, forward and backward (3 x forward). Counts matrix
-  /// products only, attention without its causal mask, the head also if it is tied, and no recomputation.
+  /// products only, attention without its causal mask, the head also if it is tied, and no recomputation; of experts
+  /// those that a token goes through.
   double flops_per_token(int64_t length) const noexcept;
 
   bool operator==(const ModelConfig&) const noexcept = default;

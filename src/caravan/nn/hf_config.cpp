@@ -1,23 +1,48 @@
 #include "caravan/nn/hf_config.h"
 
-#include <initializer_list>
-#include <limits>
+#include <array>
+#include <optional>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/base/error.h"
-#include "caravan/base/json_reader.h"
+#include "caravan/nn/hf_form.h"
+#include "caravan/nn/hf_reader.h"
 
 namespace caravan {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// What transformers takes for a missing key, where its models differ. All other defaults are those of every form.
+struct FormDefaults {
+  const char* architecture;
+  int64_t kv_heads;  ///< 0: as many as heads
+  double norm_epsilon = 1e-6;
+  double rope_theta = 10000;
+  std::optional<int64_t> begin{};
+  std::optional<int64_t> end{};
+};
+
+const FormDefaults& defaults_of(HuggingfaceForm form) {
+  static const std::array<FormDefaults, 5> all{{
+      {.architecture = "GPT2LMHeadModel", .kv_heads = 0, .norm_epsilon = 1e-5, .begin = 50256, .end = 50256},
+      {.architecture = "LlamaForCausalLM", .kv_heads = 0, .begin = 1, .end = 2},
+      {.architecture = "Qwen2ForCausalLM", .kv_heads = 32},
+      {.architecture = "MixtralForCausalLM",
+       .kv_heads = 8,
+       .norm_epsilon = 1e-5,
+       .rope_theta = 1e6,
+       .begin = 1,
+       .end = 2},
+      {.architecture = "Qwen2MoeForCausalLM", .kv_heads = 16},
+  }};
+  return all.at(static_cast<size_t>(form));
+}
+
+bool is_qwen(HuggingfaceForm form) { return form == HuggingfaceForm::qwen2 || form == HuggingfaceForm::qwen2_moe; }
+
 void write_gpt2(const ModelConfig& config, Json& out) {
-  out["architectures"] = {"GPT2LMHeadModel"};
-  out["model_type"] = "gpt2";
   out["activation_function"] = "gelu_new";
   out["n_layer"] = config.layers;
   out["n_embd"] = config.width;
@@ -31,9 +56,8 @@ void write_gpt2(const ModelConfig& config, Json& out) {
   out["scale_attn_by_inverse_layer_idx"] = false;
 }
 
+/// What Llama, Qwen2 and their mixtures of experts share.
 void write_llama(const ModelConfig& config, Json& out) {
-  out["architectures"] = {"LlamaForCausalLM"};
-  out["model_type"] = "llama";
   out["hidden_act"] = "silu";
   out["num_hidden_layers"] = config.layers;
   out["hidden_size"] = config.width;
@@ -45,108 +69,42 @@ void write_llama(const ModelConfig& config, Json& out) {
   out["rms_norm_eps"] = config.norm_epsilon;
   out["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};
   out["rope_theta"] = config.rope_theta;  // where transformers 4 looks
-  out["attention_bias"] = false;
-  out["mlp_bias"] = false;
   out["attention_dropout"] = config.dropout;
 }
 
-/// Reads the members of a config.json; errors name key and file.
-class Reader {
- public:
-  Reader(const Json& object, std::string prefix, std::string_view file)
-      : object_(object), prefix_(std::move(prefix)), file_(file) {}
+void write_experts(const MoeConfig& moe, const char* experts, Json& out) {
+  out[experts] = moe.experts;
+  out["num_experts_per_tok"] = moe.top_k;
+  out["router_aux_loss_coef"] = moe.balance_loss;
+  out["output_router_logits"] = false;
+}
 
-  [[noreturn]] void refuse(std::string_view key, std::string_view fact, std::string_view action) const {
-    throw DataError(
-        {"import", fmt::format("{}{}", prefix_, key), std::string(fact), std::string(file_), std::string(action)});
-  }
+void write_qwen2_moe(const ModelConfig& config, Json& out) {
+  write_experts(config.moe, "num_experts", out);
+  out["moe_intermediate_size"] = config.hidden_width();
+  out["shared_expert_intermediate_size"] = config.moe.shared_hidden;
+  out["norm_topk_prob"] = config.moe.normalize;
+  out["decoder_sparse_step"] = 1;
+  out["mlp_only_layers"] = Json::array();
+  out["qkv_bias"] = config.qkv_bias;
+}
 
-  /// nullptr for a member that is missing or null.
-  const Json* find(const char* key) const {
-    const auto member = object_.find(key);
-    return member == object_.end() || member->is_null() ? nullptr : &*member;
+void write_form(HuggingfaceForm form, const ModelConfig& config, Json& out) {
+  if (form == HuggingfaceForm::gpt2) return write_gpt2(config, out);
+  write_llama(config, out);
+  if (form == HuggingfaceForm::llama) {
+    out["attention_bias"] = false;
+    out["mlp_bias"] = false;
   }
+  if (form == HuggingfaceForm::mixtral) {
+    write_experts(config.moe, "num_local_experts", out);
+    out["sliding_window"] = Json();
+  }
+  if (form == HuggingfaceForm::qwen2_moe) write_qwen2_moe(config, out);
+  if (is_qwen(form)) out["use_sliding_window"] = false;
+}
 
-  int64_t count(const char* key) const {
-    if (find(key) == nullptr) refuse(key, "is missing", "take the config.json that belongs to the weights");
-    return count_or(key, 0);
-  }
-  int64_t count_or(const char* key, int64_t absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return absent;
-    if (!value->is_number_integer() || *value < 1 || *value > int64_t{1} << 40) refuse_value(key, "a count above 0");
-    return value->get<int64_t>();
-  }
-  double real_or(const char* key, double absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return absent;
-    if (!value->is_number()) refuse_value(key, "a number");
-    return value->get<double>();
-  }
-  bool flag_or(const char* key, bool absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return absent;
-    if (!value->is_boolean()) refuse_value(key, "true or false");
-    return value->get<bool>();
-  }
-  std::string text_or(const char* key, std::string_view absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return std::string(absent);
-    if (!value->is_string()) refuse_value(key, "a string");
-    return value->get<std::string>();
-  }
-
-  /// One id; nothing for null. A missing member has the id `absent`, unless the vocabulary ends before it.
-  std::optional<int64_t> token_or(const char* key, std::optional<int64_t> absent) const {
-    if (!object_.contains(key)) return absent && *absent < count("vocab_size") ? absent : std::nullopt;
-    const Json* value = find(key);
-    if (value == nullptr) return std::nullopt;
-    return token(key, *value);
-  }
-  /// One id or a list of them.
-  std::vector<int64_t> tokens_or(const char* key, int64_t absent) const {
-    const Json* value = find(key);
-    std::vector<int64_t> ids;
-    if (value == nullptr || !value->is_array()) {
-      if (const auto id = token_or(key, absent)) ids.push_back(*id);
-      return ids;
-    }
-    for (const Json& one : *value) ids.push_back(token(key, one));
-    return ids;
-  }
-
-  void require(const char* key, bool is, bool absent) const {
-    if (flag_or(key, absent) == is) return;
-    refuse(key, fmt::format("is {}, which is not supported", !is), "import a model without it");
-  }
-  void require(const char* key, std::initializer_list<std::string_view> known, std::string_view absent) const {
-    const std::string text = text_or(key, absent);
-    for (const std::string_view one : known) {
-      if (text == one) return;
-    }
-    refuse(key, fmt::format("is '{}', which is not supported", text),
-           fmt::format("import a model whose {} is {}", key, fmt::join(known, " or ")));
-  }
-
- private:
-  [[noreturn]] void refuse_value(const char* key, std::string_view kind) const {
-    refuse(key, fmt::format("is {}, not {}", object_[key].dump(-1, ' ', true, Json::error_handler_t::replace), kind),
-           "correct the file");
-  }
-  int64_t token(const char* key, const Json& value) const {
-    // Some files say -1 for a token that a model does not have.
-    if (!value.is_number_integer() || value < -1 || value > std::numeric_limits<int32_t>::max()) {
-      refuse_value(key, "a token id");
-    }
-    return value.get<int64_t>();
-  }
-
-  const Json& object_;
-  std::string prefix_;
-  std::string_view file_;
-};
-
-ModelConfig read_gpt2(const Reader& in) {
+ModelConfig read_gpt2(const ConfigReader& in) {
   in.require("activation_function", {"gelu_new", "gelu_pytorch_tanh"}, "gelu_new");
   in.require("scale_attn_weights", true, true);
   in.require("scale_attn_by_inverse_layer_idx", false, false);
@@ -171,63 +129,117 @@ ModelConfig read_gpt2(const Reader& in) {
   return config;
 }
 
-void check_rope(const Reader& in) {
-  in.require("rope_type", {"default"}, in.text_or("type", "default"));
-  if (in.real_or("partial_rotary_factor", 1) != 1) {
-    in.refuse("partial_rotary_factor", "is not 1: only a part of each head turns, which no model here computes",
-              "import a model without it");
+double read_rope_theta(const ConfigReader& in, double absent) {
+  double theta = in.real_or("rope_theta", absent);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto rope = in.below(key);
+    if (!rope) continue;
+    rope->require("rope_type", {"default"}, rope->text_or("type", "default"));
+    rope->require("partial_rotary_factor", 1, 1, "only a part of each head turns");
+    theta = rope->real_or("rope_theta", theta);
   }
+  return theta;
 }
 
-ModelConfig read_llama(const Reader& in, std::string_view file) {
+ModelConfig read_llama(const ConfigReader& in, HuggingfaceForm form) {
+  const FormDefaults& defaults = defaults_of(form);
   in.require("hidden_act", {"silu", "swish"}, "silu");
-  in.require("attention_bias", false, false);
-  in.require("mlp_bias", false, false);
   ModelConfig config{.kind = ModelKind::llama};
   config.layers = in.count("num_hidden_layers");
   config.width = in.count("hidden_size");
   config.heads = in.count("num_attention_heads");
-  config.kv_heads = in.count_or("num_key_value_heads", config.heads);
-  config.hidden = in.count("intermediate_size");
+  config.kv_heads =
+      in.count_or("num_key_value_heads", config.heads, defaults.kv_heads == 0 ? config.heads : defaults.kv_heads);
+  config.hidden = in.count(form == HuggingfaceForm::qwen2_moe ? "moe_intermediate_size" : "intermediate_size");
   config.context = in.count("max_position_embeddings");
-  config.norm_epsilon = in.real_or("rms_norm_eps", 1e-6);
+  config.norm_epsilon = in.real_or("rms_norm_eps", defaults.norm_epsilon);
   config.tie_embeddings = in.flag_or("tie_word_embeddings", false);
   config.dropout = in.real_or("attention_dropout", 0);
-  config.rope_theta = in.real_or("rope_theta", 10000);
+  config.rope_theta = read_rope_theta(in, defaults.rope_theta);
   if (config.width % config.heads == 0 && in.count_or("head_dim", config.head_width()) != config.head_width()) {
     in.refuse("head_dim",
               fmt::format("is {}, but hidden_size {} over {} heads is {}", in.count("head_dim"), config.width,
                           config.heads, config.head_width()),
               "import a model whose head_dim is hidden_size / num_attention_heads");
   }
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const Json* rope = in.find(key);
-    if (rope == nullptr) continue;
-    if (!rope->is_object()) in.refuse(key, "is not an object", "correct the file");
-    const Reader members(*rope, fmt::format("{}.", key), file);
-    check_rope(members);
-    config.rope_theta = members.real_or("rope_theta", config.rope_theta);
-  }
   return config;
 }
 
-Json parse_object(std::string_view json, std::string_view file) {
-  check_json_depth(json, file, "import");
-  Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_object()) return parsed;
-  throw DataError({"import", std::string(file), parsed.is_discarded() ? "is not JSON" : "is not a JSON object", "",
-                   "give the folder of a model, with its config.json"});
+MoeConfig read_experts(const ConfigReader& in, const char* experts, int64_t top_k) {
+  return {.experts = in.count(experts),
+          .top_k = in.count_or("num_experts_per_tok", top_k),
+          .balance_loss = in.real_or("router_aux_loss_coef", 0.001)};
+}
+
+void read_mixtral(const ConfigReader& in, ModelConfig& config) {
+  if (in.find("sliding_window") != nullptr) {
+    in.refuse("sliding_window", "is not null: a token sees those before it in a window only, which no model here does",
+              "import a model without it");
+  }
+  in.require("router_jitter_noise", 0, 0, "noise in the input of the router");
+  config.moe = read_experts(in, "num_local_experts", 2);
+}
+
+void refuse_windows(const ConfigReader& in) {
+  in.require("use_sliding_window", false, false);
+  const Json* types = in.find("layer_types");
+  if (types == nullptr) return;
+  for (const Json& type : *types) {
+    if (type != "full_attention") {
+      in.refuse("layer_types", "holds another type than full_attention", "import a model whose layers are all of it");
+    }
+  }
+}
+
+void read_qwen2_moe(const ConfigReader& in, ModelConfig& config) {
+  in.require("decoder_sparse_step", 1, 1, "some layers have no experts");
+  if (const Json* layers = in.find("mlp_only_layers"); layers != nullptr && !layers->empty()) {
+    in.refuse("mlp_only_layers", "names layers without experts, and here all layers have them or none",
+              "import a model whose layers all have experts");
+  }
+  config.qkv_bias = in.flag_or("qkv_bias", true);
+  config.moe = read_experts(in, "num_experts", 4);
+  config.moe.normalize = in.flag_or("norm_topk_prob", false);
+  config.moe.shared_hidden = in.count("shared_expert_intermediate_size");
+  config.moe.shared_gate = true;
+}
+
+HuggingfaceForm read_form(const ConfigReader& in) {
+  const std::string type = in.text_or("model_type", "");
+  if (const auto form = huggingface_form(type)) return *form;
+  constexpr const char* kAction = "import a model of one of these types";
+  constexpr std::string_view kTypes = "the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe";
+  if (type == "qwen3" || type == "qwen3_moe") {
+    in.refuse("model_type",
+              fmt::format("is '{}', whose queries and keys pass through norms of their own; {}", type, kTypes),
+              kAction);
+  }
+  in.refuse("model_type", fmt::format("is '{}'; {}", type, kTypes), kAction);
+}
+
+ModelConfig read_model(const ConfigReader& in) {
+  const HuggingfaceForm form = read_form(in);
+  if (form == HuggingfaceForm::gpt2) return read_gpt2(in);
+  ModelConfig config = read_llama(in, form);
+  if (form == HuggingfaceForm::llama) {
+    in.require("attention_bias", false, false);
+    in.require("mlp_bias", false, false);
+  }
+  if (is_qwen(form)) refuse_windows(in);
+  config.qkv_bias = form == HuggingfaceForm::qwen2;
+  if (form == HuggingfaceForm::mixtral) read_mixtral(in, config);
+  if (form == HuggingfaceForm::qwen2_moe) read_qwen2_moe(in, config);
+  return config;
 }
 
 }  // namespace
 
 std::string huggingface_config(const ModelConfig& config, const SpecialTokens& tokens, std::string_view dtype) {
   Json out;
-  if (config.kind == ModelKind::gpt2) {
-    write_gpt2(config, out);
-  } else {
-    write_llama(config, out);
-  }
+  const HuggingfaceForm form = huggingface_form(config);
+  out["architectures"] = {defaults_of(form).architecture};
+  out["model_type"] = name(form);
+  write_form(form, config, out);
   out["vocab_size"] = config.vocabulary;
   out["tie_word_embeddings"] = config.tie_embeddings;
   // For a missing key transformers takes its own default, an id of another tokenizer.
@@ -241,33 +253,23 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
 }
 
 ModelConfig parse_huggingface_config(std::string_view json, std::string_view file) {
-  const Json parsed = parse_object(json, file);
-  const Reader in(parsed, "", file);
+  const Json parsed = parse_config_object(json, file);
+  const ConfigReader in(parsed, "", file);
   if (in.find("quantization_config") != nullptr) {
     in.refuse("quantization_config", "says that the weights are quantized", "import the model before quantization");
   }
-  const std::string type = in.text_or("model_type", "");
-  if (type != "gpt2" && type != "llama") {
-    in.refuse("model_type", fmt::format("is '{}'; the supported types are gpt2 and llama", type),
-              "import a GPT-2 or a Llama model");
-  }
-  ModelConfig config = type == "gpt2" ? read_gpt2(in) : read_llama(in, file);
+  ModelConfig config = read_model(in);
   config.vocabulary = in.count("vocab_size");
-  try {
-    config.validate();
-  } catch (const UsageError& error) {
-    ErrorText text = error.text();
-    throw DataError({"import", text.subject, text.fact, std::string(file), "correct the file"});
-  }
+  validate_config(config, file);
   return config;
 }
 
 SpecialTokens parse_special_tokens(std::string_view json, std::string_view file) {
-  const Json parsed = parse_object(json, file);
-  const Reader in(parsed, "", file);
-  const bool is_gpt2 = in.text_or("model_type", "") == "gpt2";
-  return {.begin = in.token_or("bos_token_id", is_gpt2 ? 50256 : 1),
-          .end = in.tokens_or("eos_token_id", is_gpt2 ? 50256 : 2),
+  const Json parsed = parse_config_object(json, file);
+  const ConfigReader in(parsed, "", file);
+  const FormDefaults& defaults = defaults_of(read_form(in));
+  return {.begin = in.token_or("bos_token_id", defaults.begin),
+          .end = in.tokens_or("eos_token_id", defaults.end),
           .pad = in.token_or("pad_token_id", std::nullopt)};
 }
 

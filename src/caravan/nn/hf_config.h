@@ -18,15 +18,18 @@ struct SpecialTokens {
   bool operator==(const SpecialTokens&) const = default;
 };
 
-/// A config.json with which Hugging Face's transformers computes the same as Model. `dtype` of the weights beside it:
-/// "float32" or "bfloat16".
+/// A config.json with which Hugging Face's transformers computes the same logits as Model. `dtype` of the weights
+/// beside it: "float32" or "bfloat16". moe.balance_loss is its router_aux_loss_coef, but of another loss: ours is the
+/// mean over sequences and sums over layers, theirs counts all tokens and layers together, and is top_k times as large.
+/// Throws UsageError for a model that has no form there (huggingface_form).
 std::string huggingface_config(const ModelConfig& config, const SpecialTokens& tokens = {},
                                std::string_view dtype = "float32");
 
 /// The model that a config.json describes; a missing key has transformers' default. `file` is for messages.
 /// Throws DataError naming the key: for text that is not JSON, a value of the wrong type or out of range, a model type
-/// other than gpt2 and llama, and any setting that Model does not implement (another activation, scaled rotary angles,
-/// biases in a Llama, different dropouts, quantized weights).
+/// other than those of HuggingfaceForm, and any setting that Model does not implement (another activation, scaled
+/// rotary angles, biases in a Llama, sliding windows, layers without experts among others, different dropouts,
+/// quantized weights).
 ModelConfig parse_huggingface_config(std::string_view json, std::string_view file);
 
 /// The special tokens of a config.json that parse_huggingface_config accepts. Throws DataError for a value that is not

@@ -13,11 +13,13 @@ namespace caravan {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Converts whole tensors of a Model from our names to the names and shapes of Hugging Face's transformers (GPT-2's
-/// matrices transposed, its query, key and value fused into c_attn), in forward order. A tied head has no tensor.
+/// matrices transposed, its query, key and value fused into c_attn; each expert's matrices tensors of their own), in
+/// forward order. A tied head has no tensor. The names are those of files: transformers 5 fuses experts in memory.
 ///
-/// Works for parameters, gradients and moments, of any dtype and for meta tensors. Tensors that keep their shape are
-/// returned as they are; others are new and contiguous.
-/// Throws DataError listing tensors that are missing, unexpected, or of a different shape.
+/// Works for parameters, gradients and moments, of any dtype and for meta tensors. Tensors that keep their shape, and
+/// experts, share the memory of ours; others are new and contiguous.
+/// Throws DataError listing tensors that are missing, unexpected, or of a different shape; UsageError for a model that
+/// transformers does not have (huggingface_form).
 NamedTensors to_huggingface(const ModelConfig& config, const NamedTensors& ours);
 
 /// The inverse, in the order of Model::parameters(). `theirs` may lack the prefix `transformer.` or `model.`, include

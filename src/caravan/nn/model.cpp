@@ -1,6 +1,7 @@
 #include "caravan/nn/model.h"
 
 #include <string>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -8,13 +9,16 @@
 #include "caravan/base/text.h"
 #include "caravan/nn/block.h"
 #include "caravan/nn/mlp.h"
+#include "caravan/nn/moe.h"
 #include "caravan/nn/norm.h"
 
 namespace caravan {
 namespace {
 
-using Gpt2Block = PreNormBlock<LayerNorm, Mlp>;
-using LlamaBlock = PreNormBlock<RmsNorm, GatedMlp>;
+template <class Feed>
+using Gpt2Block = PreNormBlock<LayerNorm, Feed>;
+template <class Feed>
+using LlamaBlock = PreNormBlock<RmsNorm, Feed>;
 
 const ModelConfig& valid(const ModelConfig& config) {
   config.validate();
@@ -28,10 +32,15 @@ BlockList::BlockList(const ModelConfig& config) {
       config.kind == ModelKind::llama ? std::make_shared<RopeTable>(config.head_width(), config.rope_theta) : nullptr;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string name = std::to_string(layer);
+    const auto add = [&]<class Block>(std::type_identity<Block>) {
+      list_.push_back(&register_module<Block>(name, config, rope));
+    };
+    const bool has_experts = config.moe.is_used();
     if (config.kind == ModelKind::gpt2) {
-      list_.push_back(&register_module<Gpt2Block>(name, config, rope));
+      has_experts ? add(std::type_identity<Gpt2Block<Moe<Mlp>>>{}) : add(std::type_identity<Gpt2Block<Mlp>>{});
     } else {
-      list_.push_back(&register_module<LlamaBlock>(name, config, rope));
+      has_experts ? add(std::type_identity<LlamaBlock<Moe<GatedMlp>>>{})
+                  : add(std::type_identity<LlamaBlock<GatedMlp>>{});
     }
   }
 }

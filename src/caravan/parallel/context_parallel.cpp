@@ -1,5 +1,6 @@
 #include "caravan/parallel/context_parallel.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "caravan/base/error.h"
 #include "caravan/mesh/fit.h"
 #include "caravan/module/layout_table.h"
+#include "caravan/nn/router.h"
+#include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/kv_heads.h"
 #include "caravan/parallel/ring_attention.h"
 #include "caravan/parallel/zigzag.h"
@@ -57,6 +60,39 @@ class Zigzag {
   int num_ring_;
   int64_t parts_;
 };
+
+/// Over several axes, one after another.
+class AxesReduction final : public RowReduction {
+ public:
+  AxesReduction(const Mesh& mesh, const std::vector<std::string>& axes) {
+    for (const std::string& axis : axes) each_.push_back(axis_reduction(mesh[axis], Replicate{}));
+  }
+  void max(at::Tensor& rows) override {
+    for (const auto& each : each_) each->max(rows);
+  }
+  void sum(at::Tensor& rows) override {
+    for (const auto& each : each_) each->sum(rows);
+  }
+  Layout reduced(const Layout& summands) const override {
+    Layout layout = summands;
+    for (const auto& each : each_) layout = each->reduced(layout);
+    return layout;
+  }
+
+ private:
+  std::vector<std::shared_ptr<RowReduction>> each_;
+};
+
+/// Routers count what experts the tokens of a whole sequence choose.
+Plan::Row counting_row(const Mesh& mesh, const std::vector<std::string>& axes) {
+  return {
+      .pattern = "*.mlp.router",
+      .prepare = [reduction = std::make_shared<AxesReduction>(mesh, axes)](Module& module) -> std::function<void()> {
+        auto& router = dynamic_cast<Router&>(module);
+        router.set_row_reduction(reduction);
+        return [&router] { router.set_row_reduction(nullptr); };
+      }};
+}
 
 void check_heads(int64_t heads, const MeshAxis& ulysses) {
   if (heads % ulysses.size() == 0) return;
@@ -108,6 +144,7 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   const Layout tokens(cut);
   plan.rows.push_back({.pattern = "embedding", .inputs = {tokens}});
   plan.rows.push_back({.pattern = "head.loss", .inputs = {std::nullopt, tokens}});
+  if (config.moe.is_used()) plan.rows.push_back(counting_row(mesh, plan.axes));
   if (!options.ulysses.empty()) plan.rows.push_back(exchange_row(config, mesh, options));
   // Of this plan or of one that is joined: each rank takes its heads before they go around.
   plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});

@@ -18,9 +18,9 @@ namespace {
 
 bool has_bias(const ModelConfig& config) { return config.kind == ModelKind::gpt2; }
 
-std::vector<Plan::ParameterRow> parameters_of(const ModelConfig& config, const GridLinear& linear) {
+std::vector<Plan::ParameterRow> parameters_of(const GridLinear& linear, bool has_bias) {
   std::vector<Plan::ParameterRow> rows{{"weight", linear.weight}};
-  if (has_bias(config)) rows.push_back({"bias", linear.bias, linear.bias_leaf});
+  if (has_bias) rows.push_back({"bias", linear.bias, linear.bias_leaf});
   return rows;
 }
 
@@ -45,9 +45,10 @@ Layout shard_of(const MeshAxis& axis, int dim, int64_t rows) {
 
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows) {
   const auto up = has_bias(config) ? std::vector<std::string>{"up"} : std::vector<std::string>{"gate", "up"};
-  const std::vector<Plan::ParameterRow> of_columns = parameters_of(config, columns);
-  const std::vector<Plan::ParameterRow> of_rows = parameters_of(config, rows);
-  add_split_linears(plan, "*.attention", {"query", "key", "value"}, of_columns, columns.product);
+  const std::vector<Plan::ParameterRow> of_columns = parameters_of(columns, has_bias(config));
+  const std::vector<Plan::ParameterRow> of_rows = parameters_of(rows, has_bias(config));
+  add_split_linears(plan, "*.attention", {"query", "key", "value"}, parameters_of(columns, config.has_qkv_bias()),
+                    columns.product);
   add_split_linears(plan, "*.attention", {"output"}, of_rows, rows.product);
   add_split_linears(plan, "*.mlp", up, of_columns, columns.product);
   add_split_linears(plan, "*.mlp", {"down"}, of_rows, rows.product);

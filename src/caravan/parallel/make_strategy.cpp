@@ -138,7 +138,8 @@ void add_data_parallel(Strategy& strategy, const StrategyChoice& all, const Mesh
 
 StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
                                const RecomputeChoice& recompute, const TensorParallelChoice& tensor_parallel,
-                               const ContextParallelChoice& context_parallel) {
+                               const ContextParallelChoice& context_parallel,
+                               const ExpertParallelChoice& expert_parallel) {
   if (const std::string wrong = wrong_with_hook(data_parallel, precision); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
@@ -148,6 +149,7 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
   StrategyChoice choice{.data_parallel = data_parallel,
                         .tensor_parallel = tensor_parallel,
                         .context_parallel = context_parallel,
+                        .expert_parallel = expert_parallel,
                         .compute_dtype = dtype_of(precision.compute),
                         .gradient_dtype = dtype_of(precision.gradients),
                         .recompute = recompute};

@@ -20,9 +20,15 @@ const char* name(PanelAction::Kind kind) {
 
 }  // namespace
 
-std::vector<PanelAction> panel_schedule(int num_panels, bool reduces) {
+std::vector<PanelAction> panel_schedule(int num_panels, bool reduces, bool overlaps) {
   using enum PanelAction::Kind;
   std::vector<PanelAction> schedule;
+  for (int panel = 0; panel < num_panels && !overlaps; ++panel) {
+    for (const PanelAction::Kind kind : {gather, multiply, free, reduce, finish}) {
+      if (reduces || (kind != reduce && kind != finish)) schedule.push_back({kind, panel});
+    }
+  }
+  if (!overlaps) return schedule;
   for (int panel = 0; panel < num_panels; ++panel) {
     if (panel == 0) schedule.push_back({gather, 0});
     if (panel + 1 < num_panels) schedule.push_back({gather, panel + 1});

@@ -20,8 +20,8 @@ struct PanelAction {
 };
 
 /// A panel travels while the one before it is multiplied, so two are resident at most; the same for gradients, if the
-/// product `reduces` some: one travels while the next is made.
-std::vector<PanelAction> panel_schedule(int num_panels, bool reduces);
+/// product `reduces` some: one travels while the next is made. Without `overlaps` each is waited for at once.
+std::vector<PanelAction> panel_schedule(int num_panels, bool reduces, bool overlaps = true);
 
 /// "gather 0, gather 1, multiply 0, free 0, ..".
 std::string to_string(const std::vector<PanelAction>& schedule);

@@ -76,7 +76,7 @@ class RingPass {
   RingPass(const RingCall& call, at::Tensor q, const Pair& keys) : call_(call), q_(std::move(q)), block_(keys) {}
 
   AttentionBlock forward() {
-    for (const RingStep& step : ring_schedule(size(), false)) run(step, [&] { attend(step.turn); });
+    for (const RingStep& step : ring_schedule(size(), false, overlaps())) run(step, [&] { attend(step.turn); });
     return std::move(all_);
   }
 
@@ -88,13 +88,14 @@ class RingPass {
   Gradients backward(const AttentionBlock& all, const at::Tensor& gradient) {
     all_ = all;
     gradient_ = gradient;
-    for (const RingStep& step : ring_schedule(size(), true)) run(step, [&] { differentiate(step.turn); });
+    for (const RingStep& step : ring_schedule(size(), true, overlaps())) run(step, [&] { differentiate(step.turn); });
     wait(given_);
     return {std::move(of_q_), std::move(sum_)};
   }
 
  private:
   int size() const { return call_.axis.size(); }
+  bool overlaps() const { return call_.axis.deferred().overlaps(); }
   bool computes() const { return !q_.is_meta() && q_.numel() > 0; }
 
   template <class Compute>
@@ -172,7 +173,7 @@ class RingPass {
 
   void add(int turn) {
     // Weight gradients that nothing waits for are computed while the last sum is on its way.
-    if (turn == size()) call_.axis.deferred().run_all();
+    if (turn == size() && overlaps()) call_.axis.deferred().run_all();
     wait(expected_);
     wait(given_);
     spare_sum_ = std::exchange(sum_, std::exchange(coming_, {}));

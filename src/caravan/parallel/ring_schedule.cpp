@@ -2,16 +2,19 @@
 
 namespace caravan {
 
-std::vector<RingStep> ring_schedule(int n, bool is_backward) {
+std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps) {
   using enum RingStep::Kind;
   std::vector<RingStep> steps;
   for (int turn = 0; turn < n; ++turn) {
     const bool has_next = turn + 1 < n;
-    if (is_backward && turn > 0) steps.push_back({expect, turn});
-    if (has_next) steps.push_back({pass, turn});
+    const bool adds = is_backward && turn > 0;
+    if (adds && overlaps) steps.push_back({expect, turn});
+    if (has_next && overlaps) steps.push_back({pass, turn});
     steps.push_back({compute, turn});
-    if (is_backward && turn > 0) steps.push_back({add, turn});
+    if (adds && !overlaps) steps.push_back({expect, turn});
+    if (adds) steps.push_back({add, turn});
     if (is_backward) steps.push_back({give, turn});
+    if (has_next && !overlaps) steps.push_back({pass, turn});
     if (has_next) steps.push_back({receive, turn});
   }
   if (is_backward) {

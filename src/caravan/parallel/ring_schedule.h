@@ -20,8 +20,9 @@ struct RingStep {
   bool operator==(const RingStep&) const noexcept = default;
 };
 
-/// The steps of n > 1 ranks, the same on each of them: what ring_attention executes. A pure function.
-std::vector<RingStep> ring_schedule(int n, bool is_backward);
+/// The steps of n > 1 ranks, the same on each of them: what ring_attention executes. If it `overlaps`, what travels
+/// does so while a turn is computed, else before or after. A pure function.
+std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps = true);
 
 /// What coordinate `coord` computes in a turn, of `length` local tokens: its queries and keys in zig-zag order that see
 /// each other. A pure function.

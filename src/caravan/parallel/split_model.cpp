@@ -9,6 +9,7 @@
 #include "caravan/base/text.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/context_parallel.h"
+#include "caravan/parallel/expert_parallel.h"
 #include "caravan/parallel/tensor_1d.h"
 #include "caravan/parallel/tensor_25d.h"
 #include "caravan/parallel/tensor_2d.h"
@@ -69,13 +70,21 @@ ContextParallelOptions context_options(const ContextParallelChoice& choice, int6
 }  // namespace
 
 Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
-  if (!choice.tensor_parallel.is_used() && !choice.context_parallel.is_used()) return whole_model(module, mesh);
+  mesh.deferred().set_overlaps(choice.overlap);
+  const bool splits_experts = choice.expert_parallel.is_used();
+  if (!choice.tensor_parallel.is_used() && !choice.context_parallel.is_used() && !splits_experts) {
+    return whole_model(module, mesh);
+  }
   const auto* model = dynamic_cast<const Model*>(&module);
   if (model == nullptr) {
     throw UsageError({"strategy", "model", "only models of this library have a table of how to split their layers",
                       mesh.where(), "write a Plan for it (module/plan.h)"});
   }
   refuse_beside_split(choice.data_parallel, mesh);
+  if (const std::string wrong = choice.expert_parallel.wrong_with(model->config(), choice.tensor_parallel);
+      !wrong.empty()) {
+    throw UsageError({"strategy", "expert_parallel", wrong, mesh.where(), "change mesh.ep, or the model"});
+  }
   // All axes are there before a plan keeps the mesh; sequences are split over those of the context first.
   const bool splits_context = choice.context_parallel.is_used();
   ContextParallelOptions context;
@@ -83,6 +92,7 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   Plan plan;
   if (choice.tensor_parallel.is_used()) plan = tensor_plan(choice.tensor_parallel, model->config(), mesh);
   if (splits_context) plan = join(context_parallel(model->config(), mesh, context), plan);
+  if (splits_experts) plan = join(expert_parallel(model->config(), mesh, "ep"), plan);
   const std::vector<int64_t> ids{choice.sequences, model->config().context};
   Strategy strategy = whole_model(module, mesh);
   add_plan(strategy, std::make_shared<AppliedPlan>(apply(plan, module, mesh, {ids, ids}, {ids})));

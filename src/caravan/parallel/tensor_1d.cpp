@@ -9,6 +9,8 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/embedding.h"
+#include "caravan/nn/experts.h"
+#include "caravan/nn/router.h"
 #include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/kv_heads.h"
 #include "caravan/parallel/tensor_choice.h"
@@ -58,7 +60,7 @@ class Table {
     plan_.axes = axes_.names;
     add_words();
     add_attention();
-    add_mlp();
+    add_feed();
     if (splits_sequence_) add_shared();
     return std::move(plan_);
   }
@@ -67,27 +69,28 @@ class Table {
   void add(Plan::Row row) { plan_.rows.push_back(std::move(row)); }
 
   /// [out, in] split by its rows: the layer's output.
-  void add_columns(const std::string& pattern, const Layout& rows) {
+  void add_columns(const std::string& pattern, const Layout& rows, bool has_bias) {
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", rows}}};
-    if (has_bias_) row.parameters.push_back({"bias", rows});
+    if (has_bias) row.parameters.push_back({"bias", rows});
     add(std::move(row));
   }
   /// [out, in] split by its columns; each rank has a summand of the output.
-  void add_rows(const std::string& pattern, const Layout& columns) {
-    Plan::Row row{.pattern = pattern, .parameters = {{"weight", columns}}, .outputs = {stream_}};
+  void add_rows(const std::string& pattern, const Layout& columns, bool sums_up = true) {
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", columns}}};
     if (has_bias_) row.parameters.push_back({"bias", whole_, whole_, summand_});
+    if (sums_up) row.outputs = {stream_};
     add(std::move(row));
   }
 
   void add_attention() {
     add({.pattern = "*.attention", .inputs = {replicate_}});
-    add_columns("*.attention.query", axes_.on(Shard{0}));
+    add_columns("*.attention.query", axes_.on(Shard{0}), config_.has_qkv_bias());
     const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
     for (const char* name : {"*.attention.key", "*.attention.value"}) {
       if (is_shared) {
         add_shared_heads(name);
       } else {
-        add_columns(name, axes_.on(Shard{0}));
+        add_columns(name, axes_.on(Shard{0}), config_.has_qkv_bias());
       }
     }
     if (is_shared) add({.pattern = "*.attention.core", .around = kv_heads(mesh_)});
@@ -106,16 +109,42 @@ class Table {
     rest = with(rest, Invariant{});
     leaf = with(leaf, Replicate{});
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", rest, leaf}}};
-    if (has_bias_) row.parameters.push_back({"bias", rest, leaf});
+    if (config_.has_qkv_bias()) row.parameters.push_back({"bias", rest, leaf});
     add(std::move(row));
   }
 
-  void add_mlp() {
-    const int64_t hidden = config_.hidden_width();
+  void add_feed() {
     add({.pattern = "*.mlp", .inputs = {replicate_}});
-    add_columns("*.mlp.up", axes_.shard(0, hidden));
-    if (config_.kind == ModelKind::llama) add_columns("*.mlp.gate", axes_.shard(0, hidden));
-    add_rows("*.mlp.down", axes_.shard(1, hidden));
+    if (!config_.moe.is_used()) return add_mlp("*.mlp", config_.hidden_width(), /*sums_up=*/true);
+    add_experts();
+    if (config_.moe.has_shared()) add_mlp("*.mlp.shared", config_.moe.shared_hidden, /*sums_up=*/false);
+    if (config_.moe.shared_gate) add({.pattern = "*.mlp.shared_gate", .parameters = {{"weight", whole_, replicate_}}});
+    add({.pattern = "*.mlp.dropout", .inputs = {stream_}});  // one reduction for experts and the shared one
+  }
+
+  void add_mlp(const std::string& pattern, int64_t hidden, bool sums_up) {
+    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias_);
+    if (config_.kind == ModelKind::llama) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias_);
+    add_rows(pattern + ".down", axes_.shard(1, hidden), sums_up);
+  }
+
+  /// Every rank routes all tokens, and puts them through its own experts. One of them adds the router's losses.
+  void add_experts() {
+    add({.pattern = "*.mlp.router",
+         .parameters = {{"weight", whole_, replicate_}},
+         .prepare = [is_first = axes_.whole.coord() == 0](Module& module) -> std::function<void()> {
+           auto& router = dynamic_cast<Router&>(module);
+           router.set_adds_losses(is_first);
+           return [&router] { router.set_adds_losses(true); };
+         }});
+    Plan::Row tables{.pattern = "*.mlp.experts",
+                     .prepare = [index = axes_.whole.coord(), parts = axes_.whole.size()](Module& module) {
+                       return dynamic_cast<Experts&>(module).take_part(index, parts);
+                     }};
+    for (const std::string& name : expert_tables(config_.kind)) {
+      tables.parameters.push_back({name, axes_.on(Shard{0})});
+    }
+    add(std::move(tables));
   }
 
   /// Embedding, head and loss.

@@ -64,6 +64,26 @@ std::string ContextParallelChoice::wrong_with(const ModelConfig& model, int64_t 
                      right.empty() ? "" : right + " of them, or ");
 }
 
+std::string ExpertParallelChoice::wrong_with(const ModelConfig& model, const TensorParallelChoice& tensor) const {
+  const int64_t experts = model.moe.experts;
+  if (experts == 0) {
+    return is_used()
+               ? fmt::format("{} ranks share the experts of a model that has none: use 1, or set moe.experts", degree)
+               : "";
+  }
+  if (tensor.is_used() && !tensor.is_1d()) {
+    return fmt::format("tensor_parallel.kind \"{}\" has no table for experts: use \"1d\"", tensor.kind);
+  }
+  const int64_t others = tensor.is_used() ? tensor.degree : 1;
+  if (experts % (degree * others) == 0) return "";
+  std::string right;
+  if (experts % others == 0) right = divisors_text(experts / others, experts / others);
+  return fmt::format(
+      "{} experts do not divide among {} ranks{}: use {}", experts, degree * others,
+      others > 1 ? fmt::format(" ({} of tensor parallelism)", others) : "",
+      right.empty() ? fmt::format("{} experts", (experts / (degree * others) + 1) * degree * others) : right);
+}
+
 std::vector<int64_t> parts_of(int64_t rows, int64_t n) {
   std::vector<int64_t> parts(static_cast<size_t>(n), rows / n);
   for (int64_t i = 0; i < rows % n; ++i) ++parts[static_cast<size_t>(i)];

@@ -48,6 +48,16 @@ struct ContextParallelChoice {
   std::string wrong_with(const ModelConfig& model, int64_t tensor) const;
 };
 
+/// The experts of a mixture, over the degree that the mesh of a recipe gives them.
+struct ExpertParallelChoice {
+  int64_t degree = 1;  ///< mesh.ep
+  bool is_used() const { return degree > 1; }
+  /// The sequences of a micro-batch are a multiple of this: each rank routes a part of them.
+  int64_t row_parts() const { return degree; }
+  /// What is wrong with it for that model, whose layers `tensor` splits too; "" if nothing.
+  std::string wrong_with(const ModelConfig& model, const TensorParallelChoice& tensor) const;
+};
+
 /// `rows` split among n ranks, in parts that differ by one at most; the first ones are the larger ones.
 std::vector<int64_t> parts_of(int64_t rows, int64_t n);
 

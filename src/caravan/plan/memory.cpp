@@ -12,7 +12,7 @@ namespace {
 /// The sizes of a model as reals: of what one rank has of a micro-batch, and of its layers' insides.
 struct Sizes {
   explicit Sizes(const MemoryShape& shape)
-      : tokens(shape.tokens() / static_cast<double>(shape.tensor_parallel.row_parts() * shape.context_parallel.degree)),
+      : tokens(shape.tokens() / static_cast<double>(shape.row_parts() * shape.context_parallel.degree)),
         element(static_cast<double>(shape.compute_bytes)),
         parts(static_cast<double>(shape.tensor_parallel.head_parts())),
         width(static_cast<double>(shape.model.width)),
@@ -21,6 +21,10 @@ struct Sizes {
         heads(static_cast<double>(shape.model.heads) / parts),
         vocabulary(static_cast<double>(shape.model.vocabulary) / parts),
         mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
+        has_experts(shape.model.moe.is_used()),
+        chosen(has_experts ? static_cast<double>(shape.model.moe.top_k) : 1),
+        copies(chosen * taken_share(shape.model.moe)),
+        shared(static_cast<double>(shape.model.moe.shared_hidden) / parts),
         has_dropout(shape.model.dropout > 0),
         attention_weights(heads * static_cast<double>(shape.model.context) * tokens) {}
 
@@ -33,6 +37,10 @@ struct Sizes {
   double heads;
   double vocabulary;
   double mlp_tensors;  ///< of the hidden width that the MLP keeps
+  bool has_experts;
+  double chosen;  ///< experts of a token
+  double copies;  ///< of a token, in the MLPs
+  double shared;  ///< width of the shared expert
   bool has_dropout;
   double attention_weights;  ///< [sequences, heads, context, context]
 };
@@ -40,15 +48,24 @@ struct Sizes {
 /// Turns the state of a whole model into that of one of the ranks that split its layers.
 void split(StateShape& state, const MemoryShape& shape) {
   const TensorParallelChoice& choice = shape.tensor_parallel;
-  state.copies = shape.context_parallel.degree * (choice.is_used() && choice.has_depth() ? choice.depth : 1);
-  if (!choice.is_used()) return;
+  state.copies = {shape.context_parallel.num_ring(), shape.context_parallel.num_ulysses()};
+  if (choice.is_used() && choice.has_depth()) state.copies.push_back(choice.depth);
+  state.dense_copies = shape.expert_parallel.degree;
+  if (!choice.is_used() && !shape.expert_parallel.is_used()) return;
   const TensorShape ranks = tensor_shape(shape);
-  const double layers = static_cast<double>(shape.model.layers) * layer_weight_elements(ranks);
+  const auto layers = static_cast<double>(shape.model.layers);
+  const double all_experts = expert_elements(shape.model);
+  const double experts = expert_weight_elements(expert_shape(shape));
+  const double dense = layer_weight_elements(ranks) - all_experts / static_cast<double>(choice.degree);
   const double words = outer_weight_elements(ranks);
-  const double part = (layers + words) / state.parameters;
-  state.parameters = layers + words;
-  state.largest_unit = std::max(words, layer_weight_elements(ranks));
-  for (HookMatrix& matrix : state.matrices) matrix.rows *= part;
+  const double dense_part = (layers * dense + words) / (state.parameters - layers * all_experts);
+  state.experts = layers * experts;
+  state.parameters = layers * (dense + experts) + words;
+  const double table = words_weight_elements(ranks) / (shape.model.tie_embeddings ? 1 : 2);
+  state.largest_unit = std::max(table, dense + experts);
+  for (HookMatrix& matrix : state.matrices) {
+    matrix.rows *= matrix.is_of_experts ? experts / all_experts : dense_part;
+  }
 }
 
 }  // namespace
@@ -63,12 +80,13 @@ TensorShape tensor_shape(const MemoryShape& shape) {
           .recompute = shape.num_recomputed > 0,
           .sequences = shape.sequences,
           .element_bytes = shape.compute_bytes,
-          .share = 1 / static_cast<double>(shape.context_parallel.degree)};
+          .share = 1 / static_cast<double>(shape.context_parallel.degree * shape.expert_parallel.row_parts())};
 }
 
 std::vector<TensorShape> context_shapes(const MemoryShape& shape) {
   const ContextParallelChoice& choice = shape.context_parallel;
-  const int64_t others = shape.tensor_parallel.head_parts() * shape.tensor_parallel.row_parts();
+  const int64_t others =
+      shape.tensor_parallel.head_parts() * shape.tensor_parallel.row_parts() * shape.expert_parallel.row_parts();
   std::vector<TensorShape> shapes;
   const auto add = [&](const char* kind, int64_t ranks, int64_t other_ranks) {
     if (ranks == 1) return;
@@ -83,6 +101,19 @@ std::vector<TensorShape> context_shapes(const MemoryShape& shape) {
   add("ring", choice.num_ring(), choice.num_ulysses());
   add("ulysses", choice.num_ulysses(), choice.num_ring());
   return shapes;
+}
+
+ExpertShape expert_shape(const MemoryShape& shape) {
+  ExpertShape experts{.model = shape.model,
+                      .ranks = shape.expert_parallel.degree,
+                      .tensor_ranks = shape.tensor_parallel.degree,
+                      .sequences = shape.sequences,
+                      .element_bytes = shape.compute_bytes,
+                      .recompute = shape.num_recomputed > 0};
+  for (const int64_t degree : {shape.context_parallel.num_ring(), shape.context_parallel.num_ulysses()}) {
+    if (degree > 1) experts.context_axes.push_back(degree);
+  }
+  return experts;
 }
 
 StateShape state_of(const MemoryShape& shape) {
@@ -108,12 +139,14 @@ double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const double weights = s.has_dropout ? 2 * s.attention_weights : 0;
   // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.
   const double statistics = 4 * s.tokens * (4 + s.heads);
-  return s.element * (layer_activation_elements(tensor_shape(shape)) + repeated + weights) + statistics;
+  return s.element * (layer_activation_elements(tensor_shape(shape)) + repeated + weights) + statistics +
+         routing_bytes(expert_shape(shape));
 }
 
 double selective_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  return s.element * layer_activation_elements(tensor_shape(shape)) + 4 * 4 * s.tokens;
+  return s.element * layer_activation_elements(tensor_shape(shape)) + 4 * 4 * s.tokens +
+         routing_bytes(expert_shape(shape));
 }
 
 double full_activation_bytes(const MemoryShape& shape) noexcept {
@@ -166,11 +199,13 @@ double head_bytes(const MemoryShape& shape) noexcept {
 
 double layer_backward_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  const double mlp = s.mlp_tensors * s.tokens * s.hidden;
+  const double mlp = s.mlp_tensors * s.tokens * std::max(s.hidden * s.copies, s.shared);
+  // The sum of copies times gates is of fp32: the gradients of the copies, and products that are summed for the gates.
+  const double mixed = s.has_experts ? 2 * 4 / s.element * s.tokens * s.chosen * s.width : 0;
   const double attention = s.has_dropout ? 3 * s.attention_weights : 4 * s.tokens * s.width / s.parts;
   // The head's gradient waits for the embedding's, which is the same parameter if they are tied.
   const double weights = s.vocabulary * s.width + s.width * s.hidden;
-  return s.element * (3 * s.tokens * s.width + std::max(mlp, attention) + weights);
+  return s.element * (3 * s.tokens * s.width + std::max({mlp, mixed, attention}) + weights);
 }
 
 double batch_bytes(const MemoryShape& shape) noexcept {
@@ -186,7 +221,7 @@ double peak_bytes(const MemoryShape& shape) {
 
 int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) {
   for (int64_t parts = 1; parts <= shape.rows; ++parts) {
-    if (shape.rows % (parts * shape.tensor_parallel.row_parts()) != 0) continue;
+    if (shape.rows % (parts * shape.row_parts()) != 0) continue;
     shape.sequences = shape.rows / parts;
     if (peak_bytes(shape) <= limit_bytes) return shape.sequences;
   }

@@ -6,6 +6,7 @@
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
 #include "caravan/parallel/tensor_choice.h"
+#include "caravan/plan/experts.h"
 #include "caravan/plan/state.h"
 #include "caravan/plan/tensor.h"
 
@@ -18,6 +19,7 @@ struct MemoryShape {
   int64_t rows = 1;       ///< sequences of this rank in a step
   TensorParallelChoice tensor_parallel{};
   ContextParallelChoice context_parallel{};
+  ExpertParallelChoice expert_parallel{};
   int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t gradient_bytes = 4;  ///< see StateShape
   int64_t reduce_bytes = 4;
@@ -28,6 +30,8 @@ struct MemoryShape {
   int64_t num_recomputed = 0;        ///< layers that keep their input alone (memory/recompute.h)
   int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
 
+  /// The parts in which ranks split the sequences of a micro-batch: a multiple of this.
+  int64_t row_parts() const { return tensor_parallel.row_parts() * expert_parallel.row_parts(); }
   double tokens() const noexcept { return static_cast<double>(sequences) * static_cast<double>(model.context); }
 };
 
@@ -39,15 +43,18 @@ struct MemoryShape {
 /// and ranks of Ulysses inside of each.
 TensorShape tensor_shape(const MemoryShape& shape);
 std::vector<TensorShape> context_shapes(const MemoryShape& shape);
+/// And those that split experts, as plan/experts.h counts them.
+ExpertShape expert_shape(const MemoryShape& shape);
 
-/// Parameters, gradients and the optimizer's moments, by kind (plan/state.h).
+/// Parameters, gradients and the optimizer's moments, by kind (plan/state.h), of what one of these ranks has.
 StateShape state_of(const MemoryShape& shape);
 double state_bytes(const MemoryShape& shape);
 
 /// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
 /// Transformer Models" (arXiv 2205.05198), section 4.1, for flash attention: T (6 h + 2 f) and the keys and values for
 /// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With dropout the attention weights are also kept:
-/// 2 a s T.
+/// 2 a s T. With a mixture of experts, feed_activation_elements and routing_bytes (plan/experts.h) in place of T 2 f or
+/// T 3 f: experts are assumed to be chosen evenly.
 double layer_activation_bytes(const MemoryShape& shape) noexcept;
 
 /// The same of a layer whose attention core is recomputed: no attention weights and no log-sum-exp, but queries, keys
@@ -69,7 +76,8 @@ void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice);
 double head_bytes(const MemoryShape& shape) noexcept;
 
 /// The most that the backward pass of one layer holds at once besides what was kept: the gradients of its largest
-/// activations and of its largest weight.
+/// activations and of its largest weight. Of experts that are the hidden tensors of all copies of tokens, or the copies
+/// that come back and are summed, in fp32.
 double layer_backward_bytes(const MemoryShape& shape) noexcept;
 
 /// Ids and labels of a step.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "caravan/plan/experts.h"
+
 namespace caravan {
 namespace {
 
@@ -38,6 +40,14 @@ struct AllReduced {
   double bytes = 0;
 };
 
+/// What the all-reduces over the axes that have copies of the parameters send.
+double copied_elements(const StateShape& shape) {
+  const auto part = [](int64_t ranks) { return 2 * (static_cast<double>(ranks) - 1) / static_cast<double>(ranks); };
+  double sent = part(shape.dense_copies) * (shape.parameters - shape.experts);
+  for (const int64_t degree : shape.copies) sent += part(degree) * shape.parameters;
+  return sent;
+}
+
 AllReduced all_reduced(const StateShape& shape, double p, double ranks) {
   const double part = 2 * (ranks - 1) / ranks;
   if (shape.choice.hook == "topk") {
@@ -66,12 +76,21 @@ void StateShape::count(const ModelConfig& model) {
   };
   const int64_t kv_width = model.num_kv_heads() * model.head_width();
   const bool is_gpt2 = model.kind == ModelKind::gpt2;
+  const int64_t ups = (is_gpt2 ? 1 : 2) * model.layers;
+  const int64_t tables = std::max<int64_t>(model.moe.experts, 1);
   matrices = {of(model.vocabulary, model.width, model.tie_embeddings ? 1 : 2),
               of(model.context, model.width, is_gpt2 ? 1 : 0),
               of(model.width, model.width, 2 * model.layers),
               of(kv_width, model.width, 2 * model.layers),
-              of(model.hidden_width(), model.width, (is_gpt2 ? 1 : 2) * model.layers),
-              of(model.width, model.hidden_width(), model.layers)};
+              of(tables * model.hidden_width(), model.width, ups),
+              of(tables * model.width, model.hidden_width(), model.layers)};
+  if (!model.moe.is_used()) return;
+  for (size_t i = matrices.size() - 2; i < matrices.size(); ++i) matrices[i].is_of_experts = true;
+  matrices.push_back(of(tables, model.width, model.layers));
+  if (model.moe.shared_gate) matrices.push_back(of(1, model.width, model.layers));
+  if (!model.moe.has_shared()) return;
+  matrices.push_back(of(model.moe.shared_hidden, model.width, ups));
+  matrices.push_back(of(model.width, model.moe.shared_hidden, model.layers));
 }
 
 bool StateShape::reduces_each() const noexcept { return choice.accumulates() && choice.accumulate == "sharded"; }
@@ -125,9 +144,9 @@ StateTraffic state_traffic(const StateShape& shape) {
   // a whole one, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
   AllReduced replicated = all_reduced(shape, p / n, replicas);
-  const double copied = 2 * (static_cast<double>(shape.copies) - 1) / static_cast<double>(shape.copies) * p / n;
-  replicated.elements += copied;  // over one axis after another
-  replicated.bytes += copied * kSumBytes;
+  const double copied = copied_elements(shape) / n;
+  replicated.elements += copied;
+  replicated.bytes += copied * static_cast<double>(shape.reduce_bytes);
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();

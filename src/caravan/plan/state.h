@@ -13,13 +13,18 @@ struct HookMatrix {
   double rows = 0;
   double columns = 0;
   double count = 1;
+  bool is_of_experts = false;
 };
 
 /// What a data-parallel technique lays out over the ranks of a run.
 struct StateShape {
   DataParallelChoice choice;
-  int64_t ranks = 1;           ///< data-parallel
-  int64_t copies = 1;          ///< of the parameters on further ranks, which all-reduce gradients: context, depth
+  int64_t ranks = 1;  ///< data-parallel
+  /// Degrees of further axes whose ranks have copies of the parameters, and all-reduce gradients over one after
+  /// another: context, depth. Ranks that split experts have copies of all other parameters.
+  std::vector<int64_t> copies{};
+  int64_t dense_copies = 1;
+  double experts = 0;          ///< elements of `parameters` of which there are no dense_copies
   bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
@@ -35,7 +40,7 @@ struct StateShape {
   int64_t members() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
   int64_t shards() const { return choice.holders(members()); }
   /// Sets parameters, largest_unit and matrices: the units are the embedding, each layer, the head, and a weight that
-  /// the two share.
+  /// the two share. The experts of a layer are one matrix, or with its gate two, up and one down.
   void count(const ModelConfig& model);
   bool is_shared() const noexcept {
     return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";

@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
+#include "caravan/plan/experts.h"
 
 namespace caravan {
 namespace {
@@ -35,12 +36,14 @@ struct TensorSizes {
         f(static_cast<double>(shape.model.hidden_width())),
         vocabulary(static_cast<double>(shape.model.vocabulary)),
         ups(shape.model.kind == ModelKind::gpt2 ? 1 : 2),
+        feed(feed_elements(shape.model)),
         inputs(tokens * (3 * h + f)),
-        weights(2 * h * h + 2 * h * v + (ups + 1) * h * f),
+        weights(2 * h * h + 2 * h * v + feed.split_matrices),
         outputs(tokens * (3 * h + 2 * v + ups * f)) {}
 
   double tokens, n, q, d, h, v, f, vocabulary;
   double ups;  ///< matrices from the width to the MLP's: 2 with a gate
+  FeedElements feed;
   double inputs, weights, outputs;
 };
 
@@ -105,10 +108,11 @@ double parts_of_keys(const TensorShape& shape, double parts) {
 double vector_elements(const TensorShape& shape, const TensorSizes& s) {
   const bool is_gpt2 = shape.model.kind == ModelKind::gpt2;
   const double norms = (is_gpt2 ? 4 : 2) * s.h;
-  const double biases_of_columns = is_gpt2 ? s.h + 2 * s.v + s.f : 0;
-  const double biases_of_rows = is_gpt2 ? 2 * s.h : 0;
-  if (is_grid(shape)) return (norms + biases_of_columns + biases_of_rows) / s.q;
-  return norms + biases_of_columns / (shape.kind == "1d" ? s.n : 1) + biases_of_rows;
+  const double parts = is_grid(shape) ? s.q : shape.kind == "1d" ? s.n : 1;
+  const double of_queries = shape.model.has_qkv_bias() ? s.h / parts : 0;
+  const double of_keys = shape.model.has_qkv_bias() ? 2 * s.v / parts_of_keys(shape, parts) : 0;
+  const double whole = norms + (is_gpt2 ? s.h : 0) + s.feed.whole_biases;
+  return of_queries + of_keys + s.feed.split_biases / parts + whole / (is_grid(shape) ? s.q : 1);
 }
 
 /// Of a layer in a step of one micro-batch.
@@ -197,10 +201,12 @@ double words_elements_per_step(const TensorShape& shape) {
 
 double data_elements_per_step(const TensorShape& shape) {
   check_kind(shape);
+  const TensorSizes s(shape);
   const double copies = splits_sequence(shape) ? static_cast<double>(shape.ranks)
                         : shape.kind == "2.5d" ? static_cast<double>(shape.depth)
                                                : 1;
-  return all_reduced(copies) * layer_weight_elements(shape);
+  const double routers = shape.kind == "1d" ? all_reduced(s.n) * s.feed.whole_matrices : 0;
+  return all_reduced(copies) * layer_weight_elements(shape) + routers;
 }
 
 double layer_weight_elements(const TensorShape& shape) {
@@ -208,7 +214,8 @@ double layer_weight_elements(const TensorShape& shape) {
   const TensorSizes s(shape);
   const double parts = splits_sequence(shape) ? 1 : s.n / s.d;
   const double of_keys = 2 * s.h * s.v;
-  return (s.weights - of_keys) / parts + of_keys / parts_of_keys(shape, parts) + vector_elements(shape, s);
+  return (s.weights - of_keys) / parts + of_keys / parts_of_keys(shape, parts) + s.feed.whole_matrices +
+         vector_elements(shape, s);
 }
 
 double words_weight_elements(const TensorShape& shape) {
@@ -236,23 +243,25 @@ double outer_weight_elements(const TensorShape& shape) {
 double layer_activation_elements(const TensorShape& shape) {
   check_kind(shape);
   const TensorSizes s(shape);
-  const double inside = 2 * s.h + 2 * s.v + (s.ups + 1) * s.f;
-  if (shape.kind != "1d") return s.tokens * (4 * s.h + inside) / s.n;
+  if (shape.kind != "1d") return s.tokens * (6 * s.h + 2 * s.v + feed_activation_elements(shape.model, 1)) / s.n;
   const double stream = shape.sequence ? 2 * s.h / s.n + 2 * s.h : 4 * s.h;
-  return s.tokens * (stream + (inside - 2 * s.v) / s.n + 2 * s.v / parts_of_keys(shape, s.n));
+  const double attention = 2 * s.h / s.n + 2 * s.v / parts_of_keys(shape, s.n);
+  return s.tokens * (stream + attention + feed_activation_elements(shape.model, s.n));
 }
 
 std::string misfit_of(const TensorShape& shape) {
   check_kind(shape);
   const ModelConfig& model = shape.model;
   if (is_grid(shape)) {
+    if (model.moe.is_used()) return fmt::format("{} has no table for experts", shape.kind);
     std::string wrong = wrong_with_ranks(shape.kind, shape.ranks, shape.depth);
     if (wrong.empty()) wrong = wrong_with_grid(shape.kind, model, shape.side());
     if (wrong.empty()) wrong = wrong_with_rows(shape.kind, shape.sequences, shape.side(), shape.depth);
     return wrong;
   }
-  if (model.heads % shape.ranks == 0) return "";
-  return fmt::format("{} ranks do not divide {} heads", shape.ranks, model.heads);
+  if (model.heads % shape.ranks != 0) return fmt::format("{} ranks do not divide {} heads", shape.ranks, model.heads);
+  if (splits_sequence(shape) || model.moe.experts % shape.ranks == 0) return "";
+  return fmt::format("{} ranks do not divide {} experts", shape.ranks, model.moe.experts);
 }
 
 std::vector<TensorCost> compare_tensor_kinds(const TensorShape& like) {
@@ -263,7 +272,7 @@ std::vector<TensorCost> compare_tensor_kinds(const TensorShape& like) {
     shape.depth = 1;
     if (shape.kind == "2.5d") shape = with_best_depth(shape);
     TensorCost cost{.shape = shape, .misfit = misfit_of(shape)};
-    if (shape.kind == "2.5d" && shape.depth == 1) {
+    if (shape.kind == "2.5d" && shape.depth == 1 && !shape.model.moe.is_used()) {
       cost.misfit =
           fmt::format("{} ranks are no square times a depth from 2 to its side that fits the model", shape.ranks);
     }

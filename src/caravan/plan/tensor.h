@@ -70,11 +70,12 @@ TensorTraffic head_bytes(const TensorShape& shape);
 double words_elements_per_step(const TensorShape& shape);
 
 /// Elements sent once a step to sum the gradients of one layer over `depth`, or the axis of the sequence:
-/// 2(n-1)/n of those that a rank has.
+/// 2(n-1)/n of those that a rank has. In 1d those of a router and of the gate of a shared expert, 2(t-1)/t of them.
 double data_elements_per_step(const TensorShape& shape);
 
 /// Elements of the weights of one layer that a rank holds: 1/t, 1/q^2, 1/q^2, 1/q^3 of its matrices; and its vectors
-/// (norms and biases), 1/q or whole.
+/// (norms and biases), 1/q or whole. Of a mixture of experts 1d holds 1/t of the experts and of the shared expert, and
+/// the whole router.
 double layer_weight_elements(const TensorShape& shape);
 
 /// Elements of embedding and head (once if they are tied) that a rank holds at rest: 1/t, 1/q^2, 1/q^2, 1/q^3; and of
@@ -86,7 +87,8 @@ double gathered_words_elements(const TensorShape& shape);
 double outer_weight_elements(const TensorShape& shape);
 
 /// Elements that autograd keeps of one layer: bs (6h + 2v + 2f) (3f with a gate) without dropout. 2d 1/q^2, 2.5d
-/// 1/(d q^2), 3d 1/q^3 of it; 1d 1/t inside of attention and MLP, their inputs whole; the sequence 1/c.
+/// 1/(d q^2), 3d 1/q^3 of it; 1d 1/t inside of attention and MLP, their inputs whole; the sequence 1/c. With a mixture
+/// of experts, feed_activation_elements (plan/experts.h) in place of what an MLP keeps.
 double layer_activation_elements(const TensorShape& shape);
 
 /// Why tensor parallelism cannot split a model so: "144 ranks are no cube: use 125 or 216"; "" if it can.

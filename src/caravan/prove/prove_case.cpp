@@ -18,6 +18,7 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.context = 8;
   small.vocabulary = 23;  // divides by nothing
   small.dropout = 0.1;
+  if (small.moe.has_shared()) small.moe.shared_hidden = 24;
   return small;
 }
 
@@ -45,6 +46,15 @@ void shrink_tensor(TensorParallelChoice& choice, const ModelConfig& model) {
   }
 }
 
+/// As few experts as the degrees and a token's choice allow, at least 4.
+void fit_experts(ModelConfig& model, const StrategyChoice& choice) {
+  MoeConfig& moe = model.moe;
+  if (!moe.is_used()) return;
+  const int64_t parts = choice.expert_parallel.degree * choice.tensor_parallel.degree;
+  const int64_t least = std::min<int64_t>(moe.experts, std::max<int64_t>(moe.top_k, 4));
+  moe.experts = (least + parts - 1) / parts * parts;
+}
+
 /// What the degrees divide: sizes of a model as small as it can be. Heads of keys and values go into the ranks as those
 /// of `original` do into the ranks of its recipe.
 void fit(ModelConfig& model, const StrategyChoice& choice, const ModelConfig& original, int64_t original_degree) {
@@ -59,6 +69,7 @@ void fit(ModelConfig& model, const StrategyChoice& choice, const ModelConfig& or
   const bool shares_heads = choice.tensor_parallel.is_1d() && original.num_kv_heads() % original_degree != 0;
   if (shares_heads) model.kv_heads = original.num_kv_heads() > 1 && tensor == 4 ? 2 : 1;
   if (!choice.tensor_parallel.is_1d()) model.hidden = 32;  // 3d divides it by the square of its side
+  fit_experts(model, choice);
   const int64_t pieces = choice.tensor_parallel.degree * choice.context_parallel.pieces();
   if (model.context % pieces != 0) model.context = 2 * pieces;
 }
@@ -85,7 +96,8 @@ ProveCase prove_case(const Recipe& recipe) {
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
   StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
-                                          recipe.tensor_parallel, recipe.context_parallel);
+                                          recipe.tensor_parallel, recipe.context_parallel, recipe.expert_parallel);
+  choice.overlap = recipe.comm.overlap;
   const std::vector<std::string> left_out = leave_out_roundings(choice, recipe);
   choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
@@ -107,9 +119,11 @@ ProveCase prove_case(const Recipe& recipe) {
   for (AxisSize& axis : what.axes) {
     if (axis.name == "tp") shrink_tensor(choice.tensor_parallel, recipe.model);
     if (axis.name == "cp") shrink_context(choice.context_parallel);
+    if (axis.name == "ep") choice.expert_parallel.degree = shrink(choice.expert_parallel.degree);
     int64_t& shard = choice.data_parallel.shard;
     if (shard == 0 || axis.name != "dp") {
       axis.size = static_cast<int>(axis.name == "cp"   ? choice.context_parallel.degree
+                                   : axis.name == "ep" ? choice.expert_parallel.degree
                                    : axis.name == "tp" ? choice.tensor_parallel.degree
                                                        : shrink(axis.size));
       continue;
@@ -120,8 +134,9 @@ ProveCase prove_case(const Recipe& recipe) {
   }
   what.has_documents = recipe.data.packs_documents();
   fit(what.model, choice, recipe.model, recipe.tensor_parallel.degree);
-  choice.sequences = 2 * choice.tensor_parallel.row_parts();
-  if (!choice.tensor_parallel.is_1d()) what.rows = choice.sequences * what.num_micro_batches * what.axes.front().size;
+  const int64_t row_parts = choice.tensor_parallel.row_parts() * choice.expert_parallel.row_parts();
+  choice.sequences = 2 * row_parts;
+  if (row_parts > 1) what.rows = choice.sequences * what.num_micro_batches * what.axes.front().size;
   choice.data_parallel.servers = std::min<int64_t>(choice.data_parallel.servers, what.axes.front().size);
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;

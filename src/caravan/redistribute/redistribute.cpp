@@ -14,6 +14,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/operations.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/mesh/deferred_work.h"
 #include "caravan/redistribute/cell.h"
 
 namespace caravan {
@@ -101,7 +102,8 @@ at::Tensor empty_result(const at::Tensor& x, const Move& move) {
 /// Weight gradients that can wait are computed while a collective of the backward pass is in flight.
 void run(const Move& move, Operation operation) {
   Communicator& comm = move.axis.comm();
-  if (!move.is_backward || move.axis.deferred().empty()) return comm.run(std::move(operation));
+  const DeferredWork& deferred = move.axis.deferred();
+  if (!move.is_backward || deferred.empty() || !deferred.overlaps()) return comm.run(std::move(operation));
   Work work = comm.issue(std::move(operation));
   try {
     move.axis.deferred().run_all();

@@ -38,7 +38,11 @@ DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::funct
     TrainBatch batch = batch_of(step);
     batch.num_targets = batch.labels.ne(kNoTarget).sum().item<int64_t>();  // the mean over this worker's own
     return [this, batch, step](int index) {
-      return micro_batch_of(batch, num_micro_batches_, index, static_cast<uint64_t>(recipe_.train.seed), step);
+      MicroBatch part =
+          micro_batch_of(batch, num_micro_batches_, index, static_cast<uint64_t>(recipe_.train.seed), step);
+      // What counts all tokens (routers) divides by the rows of all workers.
+      part.context.gradient_scale *= static_cast<double>(batch.global_rows) / static_cast<double>(batch.ids.size(0));
+      return part;
     };
   };
   DrainReport report = trainer_.run(next_drain(end), rows, stop_requested);

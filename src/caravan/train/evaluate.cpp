@@ -132,12 +132,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     const at::Tensor output = runner.evaluate({ids, labels, context});
     return output.defined() && loss_counts ? output.item<double>() : 0.0;
   };
-  struct Scope {  // also if a pass throws
-    explicit Scope(Engine& of) : engine(of) { engine.begin_evaluation(); }
-    ~Scope() { engine.end_evaluation(); }
-    Engine& engine;
-  };
-  const Scope scope(engine);
+  const EvaluationScope scope(engine);
   return evaluate(loss, windows, part, options);
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "caravan/checkpoint/checkpoint.h"
+#include "caravan/nn/config_text.h"
 #include "caravan/nn/model.h"
 #include "caravan/train/run_state.h"
 
@@ -29,7 +30,7 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
                             .position = 0,
                             .optimizer_steps = 0,
                             .recipe = to_toml(recipe),
-                            .model = huggingface_config(model.config, model.text.tokens),
+                            .model = config_text(model.config, model.text.tokens),
                             .tokenizer_hash = model.tokenizer.hash().hex()};
   if (mesh.rank() == 0) {
     write_run_files(run, recipe, model.tokenizer);

@@ -1,6 +1,8 @@
 #include "caravan/train/metrics.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -33,6 +35,24 @@ std::string kept_lines(const fs::path& path, int64_t last_step) {
 
 }  // namespace
 
+std::pair<double, double> ExpertLoad::extremes(size_t layer) const {
+  const std::vector<int64_t>& counts = copies.at(layer);
+  const auto [least, most] = std::ranges::minmax(counts);
+  const auto sum = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  if (sum == 0) return {1, 1};
+  const double even = sum / static_cast<double>(counts.size());
+  return {static_cast<double>(least) / even, static_cast<double>(most) / even};
+}
+
+std::pair<double, double> ExpertLoad::extremes() const {
+  std::pair<double, double> all{1, 1};
+  for (size_t layer = 0; layer < copies.size(); ++layer) {
+    const auto [least, most] = extremes(layer);
+    all = {std::min(all.first, least), std::max(all.second, most)};
+  }
+  return all;
+}
+
 std::string StepMetrics::to_json() const {
   nlohmann::ordered_json line{{"step", step},
                               {"loss", loss},
@@ -49,6 +69,9 @@ std::string StepMetrics::to_json() const {
                               {"model_flops_per_second", model_flops_per_second}};
   if (loss_scale) line["loss_scale"] = *loss_scale;
   if (skipped_steps) line["skipped_steps"] = *skipped_steps;
+  if (experts) {
+    line["experts"] = {{"balance", experts->balance}, {"dropped", experts->dropped}, {"copies", experts->copies}};
+  }
   if (val_loss) line["val_loss"] = *val_loss;
   if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;
   if (drain) {

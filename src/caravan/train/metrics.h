@@ -5,12 +5,23 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "caravan/server/drain_report.h"
 #include "caravan/train/resume_check.h"
 
 namespace caravan {
+
+/// How evenly the routers of a model used their experts, in the steps since the last line of the log.
+struct ExpertLoad {
+  std::vector<std::vector<int64_t>> copies{};  ///< of tokens, by layer and expert; dropped ones too
+  double balance = 0;                          ///< the balance loss, mean over layers and tokens: 1 if all are even
+  double dropped = 0;                          ///< part of the copies that found their expert full
+  /// Of one layer or of all: the copies of the least and the most used expert, as multiples of an even share.
+  std::pair<double, double> extremes(size_t layer) const;
+  std::pair<double, double> extremes() const;
+};
 
 /// One line of train.log.
 struct StepMetrics {
@@ -29,6 +40,7 @@ struct StepMetrics {
   double model_flops_per_second = 0;       ///< of all ranks
   std::optional<double> loss_scale{};      ///< of this step (fp16)
   std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
+  std::optional<ExpertLoad> experts{};     ///< of a model that has them
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};
   /// Where ranks do not wait for each other (AsyncTrainer), a line is that of a drain: `step` is the slowest rank's;

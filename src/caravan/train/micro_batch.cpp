@@ -34,6 +34,7 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .rows = plan.rows(),
                     .tensor_parallel = recipe.tensor_parallel,
                     .context_parallel = recipe.context_parallel,
+                    .expert_parallel = recipe.expert_parallel,
                     .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
                     .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
                     .reduce_bytes = PrecisionChoice::bytes(reduced_in(recipe.data_parallel, recipe.precision)),
@@ -58,12 +59,13 @@ bool fits(MemoryShape shape, int64_t sequences, int64_t limit) {
 }
 
 [[noreturn]] void refuse_memory(const Recipe& recipe, MemoryShape shape, int64_t limit) {
-  shape.sequences = 1;
+  shape.sequences = shape.row_parts();
   const double states = state_bytes(shape);
   throw ResourceError({"train", "memory",
-                       fmt::format("a rank needs about {} with 1 sequence at a time ({} of them for parameters, "
+                       fmt::format("a rank needs about {} with {} sequence{} at a time ({} of them for parameters, "
                                    "gradients and the optimizer), but has {}",
-                                   text_of(peak_bytes(shape)), text_of(states), format_bytes(limit)),
+                                   text_of(peak_bytes(shape)), shape.sequences, shape.sequences > 1 ? "s" : "",
+                                   text_of(states), format_bytes(limit)),
                        recipe.where("train.micro_batch"),
                        batch_bytes(shape) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
                        : states > static_cast<double>(limit) / 2
@@ -103,8 +105,8 @@ MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, 
   if (plan.is_chosen && before > 0 && plan.shape.rows % before == 0 && fits(plan.shape, before, limit_bytes)) {
     plan.shape.sequences = before;
   } else if (plan.is_chosen && limit_bytes > 0) {
-    plan.shape.sequences =
-        std::max<int64_t>(largest_micro_batch(plan.shape, kUsedShare * static_cast<double>(limit_bytes)), 1);
+    plan.shape.sequences = std::max(largest_micro_batch(plan.shape, kUsedShare * static_cast<double>(limit_bytes)),
+                                    plan.shape.row_parts());
     if (!fits(plan.shape, plan.shape.sequences, limit_bytes)) refuse_memory(recipe, plan.shape, limit_bytes);
   }
   const bool states_fit = limit_bytes <= 0 || state_bytes(plan.shape) <= static_cast<double>(limit_bytes);

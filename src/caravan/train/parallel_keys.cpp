@@ -143,7 +143,7 @@ std::vector<RecipeKey> parallel_keys() {
       integer("mesh.tp", "ranks that split each layer", FIELD(tensor_parallel.degree), {1, 1 << 20}),
       future_axis("pp", "pipeline parallelism"),
       integer("mesh.cp", "ranks that split each sequence", FIELD(context_parallel.degree), {1, 1 << 20}),
-      future_axis("ep", "expert parallelism"),
+      integer("mesh.ep", "ranks that share the experts of each layer", FIELD(expert_parallel.degree), {1, 1 << 20}),
       choice("data_parallel.technique", "data-parallel technique", FIELD(data_parallel.technique),
              data_parallel_techniques()),
       integer("data_parallel.bucket_bytes", "bytes of gradients per all-reduce", FIELD(data_parallel.bucket_bytes),

@@ -46,6 +46,11 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
         fmt::format("model.kv_heads is {} and mesh.tp {}: groups of {} ranks have the same heads of keys and values",
                     kv_heads, tp, tp / std::gcd(kv_heads, tp)));
   }
+  const MoeConfig& moe = recipe.model.moe;
+  if (moe.experts > 1 && moe.top_k == 1 && moe.normalize) {
+    notes.push_back(
+        "moe.normalize makes the gate of moe.top_k = 1 expert always 1: routers learn from their own losses alone");
+  }
   if (recipe.context_parallel.num_ring() > 1 && recipe.model.dropout > 0) {
     notes.push_back(
         "model.dropout is above 0: attention over a ring gathers keys and values instead of passing them on");
@@ -64,14 +69,16 @@ std::string BatchPlan::to_string() const {
 }
 
 int64_t ranks_per_replica(const Recipe& recipe) {
-  return recipe.tensor_parallel.degree * recipe.context_parallel.degree;
+  return recipe.expert_parallel.degree * recipe.context_parallel.degree * recipe.tensor_parallel.degree;
 }
 
 std::string split_text(const Recipe& recipe, int64_t dp) {
   const TensorParallelChoice& tensor = recipe.tensor_parallel;
   const ContextParallelChoice& context = recipe.context_parallel;
-  if (!tensor.is_used() && !context.is_used()) return "";
+  const ExpertParallelChoice& experts = recipe.expert_parallel;
+  if (!tensor.is_used() && !context.is_used() && !experts.is_used()) return "";
   std::string text = fmt::format("dp {}", dp);
+  if (experts.is_used()) text += fmt::format(" x ep {}", experts.degree);
   if (context.is_used()) text += fmt::format(" x cp {} ({})", context.degree, context.kind);
   if (tensor.is_used()) {
     text += fmt::format(" x tp {} ({}{})", tensor.degree, tensor.kind, tensor.sequence ? ", sequence" : "");
@@ -88,6 +95,7 @@ int recipe_ranks(const Recipe& recipe) {
 /// "dp 2 x cp 2 x tp 4"
 std::string mesh_text(const Recipe& recipe, const std::string& dp) {
   std::string text = "dp " + dp;
+  if (recipe.expert_parallel.is_used()) text += fmt::format(" x ep {}", recipe.expert_parallel.degree);
   if (recipe.context_parallel.is_used()) text += fmt::format(" x cp {}", recipe.context_parallel.degree);
   if (recipe.tensor_parallel.is_used()) text += fmt::format(" x tp {}", recipe.tensor_parallel.degree);
   return text;
@@ -110,7 +118,9 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
                       .subject = "mesh",
                       .fact = fmt::format("{} ranks are started, not a multiple of {} ({})", num_ranks, others,
                                           mesh_text(recipe, "any")),
-                      .where = recipe.where(recipe.tensor_parallel.is_used() ? "mesh.tp" : "mesh.cp"),
+                      .where = recipe.where(recipe.tensor_parallel.is_used()    ? "mesh.tp"
+                                            : recipe.context_parallel.is_used() ? "mesh.cp"
+                                                                                : "mesh.ep"),
                       .action = fmt::format("use --ranks {}", nearest_multiple(num_ranks, others))});
   }
   return num_ranks / others;
@@ -123,7 +133,11 @@ void check_split(const Recipe& recipe) {
   };
   const TensorParallelChoice& tensor = recipe.tensor_parallel;
   const ContextParallelChoice& context = recipe.context_parallel;
-  if (!tensor.is_used() && !context.is_used()) return;
+  const ExpertParallelChoice& experts = recipe.expert_parallel;
+  if (const std::string wrong = experts.wrong_with(recipe.model, tensor); !wrong.empty()) {
+    refuse(experts.is_used() ? "mesh.ep" : "mesh.tp", wrong, "change it, or moe.experts");
+  }
+  if (!tensor.is_used() && !context.is_used() && !experts.is_used()) return;
   if (const std::string wrong = tensor.wrong_with(recipe.model); tensor.is_used() && !wrong.empty()) {
     refuse("mesh.tp", wrong, "change mesh.tp, or the model");
   }
@@ -157,12 +171,16 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   check(wrong_with_precision(choice, recipe.precision), "precision", "data_parallel.mode",
         "use data_parallel.mode = \"sync\", or compute in bf16 and leave the rest at fp32");
   check(wrong_with_hook(choice, recipe.precision), "data_parallel.hook", "data_parallel.hook", "use \"none\"");
+  const bool counts_batch = recipe.model.moe.balances_batch();
+  check(choice.is_asynchronous() && counts_batch ? "balances experts over a batch, and no step has one" : "",
+        "moe.balance", "moe.balance", "use \"sequence\", or data_parallel.mode = \"sync\"");
   check(choice.wrong_with_servers(dp), "data_parallel.servers", "data_parallel.servers",
         fmt::format("use {}, or \"all\"", dp));
   check(choice.wrong_with_backend(recipe.comm.backend), "comm.backend", "comm.backend",
         "use comm.backend = \"thread\", or data_parallel.technique = \"" + data_parallel_techniques().front() +
             "\" over processes");
   std::vector<AxisSize> axes{{"dp", dp}};
+  if (recipe.expert_parallel.is_used()) axes.push_back({"ep", static_cast<int>(recipe.expert_parallel.degree)});
   if (recipe.context_parallel.is_used()) axes.push_back({"cp", static_cast<int>(recipe.context_parallel.degree)});
   if (recipe.tensor_parallel.is_used()) axes.push_back({"tp", static_cast<int>(recipe.tensor_parallel.degree)});
   return axes;
@@ -185,15 +203,18 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
   }
   const int64_t rows = batch / plan.dp;
   plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
-  const int64_t parts = recipe.tensor_parallel.row_parts();
+  const int64_t parts = recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
   if (const int64_t wrong = rows % parts != 0 ? rows : plan.micro_batch; wrong % parts != 0) {
     const bool is_rows = wrong == rows;
     const char* key = is_rows ? "train.global_batch" : "train.micro_batch";
     throw UsageError(
         {.op = "recipe",
          .subject = key,
-         .fact = fmt::format("tensor_parallel.kind \"{}\" splits {} sequences of a micro-batch in {} parts",
-                             recipe.tensor_parallel.kind, wrong, parts),
+         .fact = fmt::format("{} splits {} sequences of a micro-batch in {} parts",
+                             recipe.expert_parallel.is_used()
+                                 ? "mesh.ep"
+                                 : "tensor_parallel.kind \"" + recipe.tensor_parallel.kind + "\"",
+                             wrong, parts),
          .where = recipe.where(key),
          .action = fmt::format("use {} = {}", key,
                                nearest_multiple(is_rows ? batch : wrong, is_rows ? plan.dp * parts : parts))});

@@ -65,6 +65,7 @@ struct Recipe {
     double timeout_s = 300;
     int64_t threads_per_rank = 0;  ///< 0: cores / ranks on the host
     bool check = true;
+    bool overlap = true;     ///< with mesh.tp or mesh.cp
     std::string algorithms;  ///< file of a SelectionTable written by `bench comm --tune`; "": the built-in table
   } comm;
 
@@ -75,6 +76,7 @@ struct Recipe {
   DataParallelChoice data_parallel;
   TensorParallelChoice tensor_parallel;    ///< with mesh.tp
   ContextParallelChoice context_parallel;  ///< with mesh.cp
+  ExpertParallelChoice expert_parallel;    ///< with mesh.ep
 
   struct Memory {
     RecomputeChoice recompute;
@@ -152,12 +154,12 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
-/// The mesh of the recipe over `num_ranks` ranks, dp first, then the axes above 1, the fastest last: cp, tp; and the
-/// split of its batch. Throw UsageError with the equation and the nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks, dp first, then the axes above 1, the fastest last: ep, cp, tp; and
+/// the split of its batch. Throw UsageError with the equation and the nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
-/// "dp 2 x cp 2 (ring) x tp 4 (2d)"; "" where no axis splits the model.
+/// "dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);
 
 /// The number of ranks that the recipe sets: the product of its mesh, in which a mesh.dp of 0 counts as 1; 0 if it sets

@@ -127,6 +127,7 @@ std::vector<RecipeKey> model_keys() {
       real("model.norm_epsilon", "added to the variance in the norms", FIELD(model.norm_epsilon), {1e-12, 1}),
       for_llama(
           real("model.rope_theta", "base of the rotary position frequencies", FIELD(model.rope_theta), {1, 1e12})),
+      for_llama(boolean("model.qkv_bias", "queries, keys and values have biases", FIELD(model.qkv_bias))),
   };
 }
 
@@ -186,6 +187,11 @@ std::vector<RecipeKey> comm_keys() {
       integer("comm.threads_per_rank", "threads per rank; 0: cores / ranks on the host", FIELD(comm.threads_per_rank),
               {0, 4096}),
       boolean("comm.check", "gloo, mpi: compare the calls of all ranks (thread and shm always do)", FIELD(comm.check)),
+      only_with(
+          boolean("comm.overlap", "what split layers send travels while others compute; false: one after another",
+                  FIELD(comm.overlap)),
+          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() || recipe.context_parallel.is_used(); },
+          "is used with mesh.tp or mesh.cp above 1 only"),
       text("comm.algorithms", "gloo, mpi: table written by bench comm --tune; \"\": built-in", FIELD(comm.algorithms)),
   };
 }
@@ -212,7 +218,7 @@ std::vector<RecipeKey> output_keys() {
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = [] {
     std::vector<RecipeKey> all = model_keys();
-    for (auto& part : {training_keys(), precision_keys(), comm_keys(), parallel_keys(), output_keys()}) {
+    for (auto& part : {moe_keys(), training_keys(), precision_keys(), comm_keys(), parallel_keys(), output_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

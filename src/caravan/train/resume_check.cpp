@@ -4,7 +4,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_roles.h"
 
 namespace caravan {
@@ -13,13 +13,17 @@ namespace {
 constexpr const char* kOwnRecipe = "resume with the recipe.toml of that run, or start a new run";
 
 std::string describe(const ModelConfig& c) {
-  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}", name(c.kind), c.layers,
-                     c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
-                     c.tie_embeddings ? " tied" : "");
+  const MoeConfig& moe = c.moe;
+  const std::string experts = moe.is_used() ? fmt::format(" experts {} shared {}{}", moe.experts, moe.shared_hidden,
+                                                          moe.shared_gate ? " gated" : "")
+                                            : "";
+  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}{}{}", name(c.kind),
+                     c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
+                     c.tie_embeddings ? " tied" : "", c.qkv_bias ? " qkv_bias" : "", experts);
 }
 
 void check_model(const CheckpointInfo& info, const std::string& folder, const ModelConfig& model) {
-  const std::string before = describe(parse_huggingface_config(info.model, folder));
+  const std::string before = describe(parse_config_text(info.model, folder));
   if (before == describe(model)) return;
   throw DataError({"resume", folder, "is of another model: " + before, "this run: " + describe(model), kOwnRecipe});
 }

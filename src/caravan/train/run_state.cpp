@@ -12,6 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
+#include "caravan/nn/config_text.h"
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/parallel/replicas.h"
 #include "caravan/train/hook_state.h"
@@ -64,8 +65,9 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
   StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
-                                          recipe.tensor_parallel, recipe.context_parallel);
+                                          recipe.tensor_parallel, recipe.context_parallel, recipe.expert_parallel);
   choice.sequences = plan_batch(recipe, mesh.size()).micro_batch;
+  choice.overlap = recipe.comm.overlap;
   Strategy strategy = make_strategy(choice, *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
@@ -131,7 +133,7 @@ SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler&
                             .optimizer_steps = optimizer_->num_steps(),
                             .clocks = clocks,
                             .recipe = to_toml(recipe_),
-                            .model = huggingface_config(model_->config(), tokens_),
+                            .model = config_text(model_->config(), tokens_),
                             .tokenizer_hash = tokenizer_.hash().hex(),
                             .train_hash = origin_.train_hash,
                             .validation_hash = origin_.validation_hash,

@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/nn/router.h"
 #include "caravan/optim/grad_norm.h"
 
 namespace caravan {
@@ -24,6 +25,8 @@ std::string number_text(double value, int digits) {
 TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& options)
     : engine_(engine), optimizer_(optimizer), mesh_(engine.mesh()), options_(options), runner_(engine) {
   engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
+  routers_ = routers_of(engine.model());
+  for (const Router* router : routers_) counts_experts_ |= router->config().balances_batch();
 }
 
 std::vector<at::Tensor*> TrainBatch::tensors() {
@@ -44,6 +47,7 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   part.context.step = step;
   part.context.micro_batch = index;
   part.context.loss_scale = loss_scale / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
+  part.context.gradient_scale = loss_scale;
   part.context.set(Dim::batch, DimIndex(batch.first_row + first, rows, batch.global_rows));
   return part;
 }
@@ -59,6 +63,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   const auto source = [&](int index) {
     return micro_batch_of(batch, options_.num_micro_batches, index, options_.seed, step, scale());
   };
+  if (counts_experts_) count_experts(source);
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
   agree(local_loss / result.loss_scale, result);
@@ -67,10 +72,39 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   if (options_.loss_scale != nullptr && !options_.loss_scale->update(is_finite)) {
     result.is_skipped = options_.loss_scale->has_backed_off();
   }
+  for (Router* router : routers_) {
+    if (result.is_skipped) router->take_load();  // its numbers overflowed too
+  }
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
   if (inspect) inspect(result);
   if (!result.is_skipped) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
+}
+
+void TrainStep::count_experts(const StageRunner::Source& source) {
+  std::vector<double> counts;
+  for (Router* router : routers_) {
+    router->set_shares({});
+    router->take_counted();  // of a pass that failed
+  }
+  {
+    const EvaluationScope scope(engine_);
+    for (int64_t i = 0; i < options_.num_micro_batches; ++i) runner_.evaluate(source(static_cast<int>(i)));
+  }
+  for (Router* router : routers_) {
+    const std::vector<double> own = router->take_counted();
+    counts.insert(counts.end(), own.begin(), own.end());
+  }
+  at::Tensor all = at::tensor(counts, at::kDouble);
+  if (!engine_.strategy().counts_loss(mesh_)) all.zero_();  // another rank has the same tokens
+  all_reduce_async(mesh_.world(), all, all, ReduceOp::sum, "tokens of experts").wait();
+  const int64_t experts = all.numel() / static_cast<int64_t>(routers_.size());
+  all = all.view({-1, experts});
+  all.div_(all.sum(1, /*keepdim=*/true).clamp_min(1));  // no copies at all: meta tensors
+  for (size_t i = 0; i < routers_.size(); ++i) {
+    const double* shares = all.const_data_ptr<double>() + static_cast<int64_t>(i) * experts;
+    routers_[i]->set_shares({shares, shares + experts});
+  }
 }
 
 void TrainStep::agree(double local_loss, StepResult& result) const {

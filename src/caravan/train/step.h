@@ -14,6 +14,8 @@
 
 namespace caravan {
 
+class Router;
+
 /// What one rank trains on in a step: its piece of the global batch, as Strategy::batch_layout lays it out.
 struct TrainBatch {
   at::Tensor ids;     ///< [rows, context] int64
@@ -57,7 +59,8 @@ class TrainStep final {
   /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
   TrainStep(Engine& engine, Optimizer& optimizer, const Options& options);
 
-  /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, the norm's 560 bytes, and 16.
+  /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, the norm's 560 bytes, and 16;
+  /// where experts are balanced over the batch, also what one more forward pass sends, and 8 bytes an expert.
   /// Throws NumericsError on every rank, before the parameters are touched, if the loss or the norm is not finite and
   /// no smaller loss scale helps: it names the step, the first rank and its first bad parameter.
   StepResult run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested = false,
@@ -68,6 +71,8 @@ class TrainStep final {
   /// The global loss, and whether some rank asks to stop.
   void agree(double local_loss, StepResult& result) const;
   int64_t first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const;
+  /// BalanceScope::batch: a forward pass of the whole step first, for what its routers choose.
+  void count_experts(const StageRunner::Source& source);
   [[noreturn]] void name_bad_numbers(const StageRunner::Source& source, int64_t step, const StepResult& result);
 
   Engine& engine_;
@@ -75,6 +80,8 @@ class TrainStep final {
   const Mesh& mesh_;
   Options options_;
   StageRunner runner_;
+  std::vector<Router*> routers_;
+  bool counts_experts_ = false;  ///< routers balance experts over the batch
 };
 
 }  // namespace caravan

@@ -13,10 +13,12 @@
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
 #include "caravan/generate/generate.h"
+#include "caravan/nn/hf_form.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
+#include "caravan/train/expert_load.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_state.h"
@@ -126,6 +128,13 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
     place_ = std::move(place);
   }
+  if (recipe_.model.moe.is_used() && recipe_.tensor_parallel.is_used() && numerics_.threads_per_rank == 0) {
+    throw UsageError(
+        {"train", "comm.threads_per_rank",
+         "ranks that split layers choose the experts of the same tokens each for itself, and other numbers "
+         "of threads may round scores to another choice",
+         recipe_.where("comm.threads_per_rank"), "give every rank the same number"});
+  }
   if (recipe_.data_parallel.hook == "powersgd" && numerics_.threads_per_rank == 0) {
     throw UsageError({"train", "data_parallel.hook",
                       "powersgd gives other bits with other numbers of threads, which differ "
@@ -220,6 +229,7 @@ void Run::check_dump_steps() const {
          "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
          recipe_.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
   }
+  if (!options_.dump_dir.empty()) huggingface_form(state_->model().config());  // a dump has its names and shapes
   for (const int64_t step : options_.dump_steps) {
     if (options_.dump_dir.empty() || (step >= state_->step && step < end_)) continue;
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
@@ -369,6 +379,7 @@ void Run::go() {
     if (evaluates) evaluate_into(metrics);
     const bool is_logged =
         evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
+    if (is_logged) metrics.experts = take_expert_load(state_->engine());
     if (is_logged && log_) log_->write(metrics);
     observer().stepped(metrics, is_logged);
     if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {

@@ -1,0 +1,130 @@
+#include <array>
+
+#include <gtest/gtest.h>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+
+namespace caravan::testing {
+namespace {
+
+struct Variant {
+  std::string name;
+  std::vector<AxisSize> axes;
+  MoeConfig moe{};
+  StrategyChoice choice{};  ///< of what the axes do not say
+  RecomputeChoice recompute{};
+  bool has_documents = false;
+
+  int64_t degree(const std::string& axis) const {
+    for (const AxisSize& each : axes) {
+      if (each.name == axis) return each.size;
+    }
+    return 1;
+  }
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+constexpr MoeConfig kPlain{.experts = 4, .z_loss = 1e-2};
+constexpr MoeConfig kSigmoid{.experts = 4, .top_k = 3, .gates = Gates::sigmoid, .shared_hidden = 10};
+constexpr MoeConfig kGated{.experts = 8, .normalize = false, .shared_hidden = 6, .shared_gate = true};
+constexpr MoeConfig kLimited{.experts = 4, .capacity = 0.75, .balance_loss = 0.1};
+constexpr MoeConfig kBatch{.experts = 4, .balance = BalanceScope::batch, .balance_loss = 0.1};
+
+StrategyChoice technique(const std::string& name) { return {.data_parallel = {.technique = name, .share = "off"}}; }
+
+StrategyChoice context(const std::string& kind, int64_t exchange = 0) {
+  return {.context_parallel = {.kind = kind, .exchange = exchange}};
+}
+
+StrategyChoice sequence() { return {.tensor_parallel = {.sequence = true}}; }
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all{
+      {"dp1", {{"dp", 1}}, kPlain},
+      {"dp2", {{"dp", 2}}, kPlain},
+      {"dp3_batch", {{"dp", 3}}, kBatch},
+      {"ep2", {{"dp", 1}, {"ep", 2}}, kPlain},
+      {"ep2_shared", {{"dp", 1}, {"ep", 2}}, kSigmoid},
+      {"ep3", {{"dp", 1}, {"ep", 3}}, {.experts = 6, .top_k = 1, .normalize = false}},
+      {"ep4", {{"dp", 1}, {"ep", 4}}, kGated},
+      {"ep2_limited", {{"dp", 1}, {"ep", 2}}, kLimited},
+      {"ep4_batch", {{"dp", 1}, {"ep", 4}}, kBatch},
+      {"dp2_ep2", {{"dp", 2}, {"ep", 2}}, kGated},
+      {"dp2_ep2_batch", {{"dp", 2}, {"ep", 2}}, kBatch},
+      {"zero1_ep2", {{"dp", 2}, {"ep", 2}}, kPlain, technique("zero1")},
+      {"zero3_ep2", {{"dp", 2}, {"ep", 2}}, kSigmoid, technique("zero3")},
+      {"tp2", {{"dp", 1}, {"tp", 2}}, kPlain},
+      {"tp2_sequence_shared", {{"dp", 1}, {"tp", 2}}, kGated, sequence()},
+      {"tp4_sequence_limited", {{"dp", 1}, {"tp", 4}}, kLimited, sequence()},
+      {"ep2_tp2", {{"dp", 1}, {"ep", 2}, {"tp", 2}}, kGated},
+      {"ep2_tp2_sequence", {{"dp", 1}, {"ep", 2}, {"tp", 2}}, kSigmoid, sequence()},
+      {"ring2_limited", {{"dp", 1}, {"cp", 2}}, kLimited, context("ring")},
+      {"ulysses2", {{"dp", 1}, {"cp", 2}}, kPlain, context("ulysses")},
+      {"both4_limited", {{"dp", 1}, {"cp", 4}}, kLimited, context("both", 2)},
+      {"ep2_ring2", {{"dp", 1}, {"ep", 2}, {"cp", 2}}, kLimited, context("ring"), {}, true},
+      {"ep2_ring2_tp2", {{"dp", 1}, {"ep", 2}, {"cp", 2}, {"tp", 2}}, kGated, context("ring")},
+      {"tp2_sequence_batch", {{"dp", 1}, {"tp", 2}}, kBatch, sequence()},
+      {"ring2_batch", {{"dp", 1}, {"cp", 2}}, kBatch, context("ring")},
+      {"zero3_batch", {{"dp", 2}, {"ep", 2}}, kBatch, technique("zero3")},
+      {"zero2_ep2", {{"dp", 2}, {"ep", 2}}, kLimited, technique("zero2")},
+      {"recompute_ep2", {{"dp", 1}, {"ep", 2}}, kSigmoid, {}, {.kind = RecomputeChoice::Kind::full}},
+      {"recompute_batch", {{"dp", 1}, {"ep", 2}}, kBatch, {}, {.kind = RecomputeChoice::Kind::full}},
+  };
+  return all;
+}
+
+ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) {
+  StrategyChoice choice = variant.choice;
+  choice.tensor_parallel.degree = variant.degree("tp");
+  choice.context_parallel.degree = variant.degree("cp");
+  choice.expert_parallel.degree = variant.degree("ep");
+  choice.recompute = variant.recompute;
+  choice.sequences = 2 * variant.degree("ep");
+  ProveCase what{
+      .name = variant.name,
+      .model = shrunken({.kind = kind, .moe = variant.moe}),
+      .axes = variant.axes,
+      .arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); },
+      .num_micro_batches = 2,
+      .rows = 2 * choice.sequences * variant.degree("dp"),
+      .has_documents = variant.has_documents,
+      .dtype = dtype,
+      .tolerance = dtype == at::kDouble ? 1e-12 : 1e-5};
+  what.model.hidden = 12;
+  what.model.moe.shared_hidden = variant.moe.shared_hidden;
+  return what;
+}
+
+class ProveExperts : public ::testing::TestWithParam<Variant> {};
+
+INSTANTIATE_TEST_SUITE_P(Axes, ProveExperts, ::testing::ValuesIn(variants()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ProveExperts, IsOneProcess) {
+  for (const auto& [kind, dtype] : {std::pair(ModelKind::llama, at::kDouble), std::pair(ModelKind::gpt2, at::kFloat)}) {
+    const ProveCase what = case_of(GetParam(), kind, dtype);
+    SCOPED_TRACE(what.to_string());
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+/// Ranks of ep round what one process rounds: it runs the rows that they have as micro-batches.
+TEST(ProveExpertsIn, Bf16) {
+  for (const ModelKind kind : {ModelKind::llama, ModelKind::gpt2}) {
+    ProveCase what = case_of({"ep2", {{"dp", 1}, {"ep", 2}}, {.experts = 4, .top_k = 4}}, kind, at::kFloat);
+    what.compute_dtype = at::kBFloat16;
+    what.tolerance = std::nullopt;
+    what.model.layers = 1;
+    what.num_micro_batches = 1;
+    what.rows = 4;
+    SCOPED_TRACE(what.to_string());
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
