@@ -137,13 +137,20 @@ std::vector<RecipeKey> precision_keys() {
   };
 }
 
-std::vector<RecipeKey> parallel_keys() {
+namespace {
+
+std::vector<RecipeKey> mesh_keys() {
   return {
       integer("mesh.dp", "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
       integer("mesh.tp", "ranks that split each layer", FIELD(tensor_parallel.degree), {1, 1 << 20}),
       future_axis("pp", "pipeline parallelism"),
       integer("mesh.cp", "ranks that split each sequence", FIELD(context_parallel.degree), {1, 1 << 20}),
       integer("mesh.ep", "ranks that share the experts of each layer", FIELD(expert_parallel.degree), {1, 1 << 20}),
+  };
+}
+
+std::vector<RecipeKey> data_parallel_keys() {
+  return {
       choice("data_parallel.technique", "data-parallel technique", FIELD(data_parallel.technique),
              data_parallel_techniques()),
       integer("data_parallel.bucket_bytes", "bytes of gradients per all-reduce", FIELD(data_parallel.bucket_bytes),
@@ -193,6 +200,11 @@ std::vector<RecipeKey> parallel_keys() {
                integer("data_parallel.drain",
                        "steps of the slowest worker after which all stop for a line of the log, at the latest",
                        FIELD(data_parallel.drain), {1, 1 << 20})),
+  };
+}
+
+std::vector<RecipeKey> split_keys() {
+  return {
       with_tp(choice("tensor_parallel.kind", "how layers are split: 1d, by columns and rows; 2d, 2.5d, 3d: over grids",
                      FIELD(tensor_parallel.kind), tensor_kinds())),
       only_with(
@@ -214,8 +226,16 @@ std::vector<RecipeKey> parallel_keys() {
                   FIELD(context_parallel.exchange), {1, 1 << 20}),
           [](const Recipe& recipe) { return recipe.context_parallel.is_used() && recipe.context_parallel.has_both(); },
           "is used with context_parallel.kind = \"both\" only"),
-      memory_recompute(),
   };
+}
+
+}  // namespace
+
+std::vector<RecipeKey> parallel_keys() {
+  std::vector<RecipeKey> all = mesh_keys();
+  for (const auto& part : {data_parallel_keys(), split_keys()}) all.insert(all.end(), part.begin(), part.end());
+  all.push_back(memory_recompute());
+  return all;
 }
 
 #undef FIELD
