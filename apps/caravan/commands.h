@@ -8,6 +8,7 @@ namespace caravan::app {
 
 int inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
+int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule
 int tokenizer(const TokenizerArguments& arguments);
 int cache(const CacheArguments& arguments);
 

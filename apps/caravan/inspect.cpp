@@ -103,6 +103,36 @@ void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
                                                                          state_bytes(other).total()))));
 }
 
+/// What beside a pipeline each way of sharding the stages costs, the one that sends least first.
+void print_sharding_choices(const MemoryPlan& plan) {
+  const MemoryShape& shape = plan.shape;
+  if (!shape.pipeline.is_used() || shape.ranks == 1 || !shape.data_parallel.is_sharded()) return;
+  struct Line {
+    std::string name;
+    double sent;
+    double memory;
+    bool is_chosen;
+  };
+  std::vector<Line> lines;
+  const DataParallelChoice& own = shape.data_parallel;
+  for (const auto& [name, choice] : sharding_choices(own)) {
+    MemoryShape other = shape;
+    other.data_parallel = choice;
+    const bool is_chosen = choice.technique == own.technique &&
+                           (!choice.accumulates() || choice.accumulate == own.accumulate) &&
+                           (!choice.frees_parameters() || choice.reshard_after_forward == own.reshard_after_forward);
+    lines.push_back({name, state_traffic(state_of(other)).bytes, peak_bytes(other), is_chosen});
+  }
+  std::ranges::stable_sort(lines, {}, &Line::sent);
+  fmt::print("sharding beside the pipeline, fewest bytes first: sent per rank and step, memory of the fullest rank\n");
+  for (const Line& line : lines) {
+    const bool is_dear = line.is_chosen && line.sent > 2 * lines.front().sent;
+    fmt::print("  {:<52}{:>12} {:>12}{}{}\n", line.name, format_bytes(static_cast<int64_t>(line.sent)),
+               format_bytes(static_cast<int64_t>(line.memory)), line.is_chosen ? "  <- chosen" : "",
+               is_dear ? fmt::format(", {:.1f} times the cheapest", line.sent / lines.front().sent) : "");
+  }
+}
+
 std::string per_micro_batch(const TensorTraffic& traffic) {
   return bytes_line(traffic.total()) +
          fmt::format(", of it {} forward", format_bytes(static_cast<int64_t>(traffic.forward)));
@@ -177,6 +207,7 @@ int inspect(const InspectArguments& arguments) {
     refuse_recipe_options(arguments);
     return inspect_run(arguments.recipe);
   }
+  if (arguments.schedule) return inspect_schedule(arguments);
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
   check_text(recipe);
   const Vocabulary vocabulary = vocabulary_of(recipe);
@@ -207,6 +238,7 @@ int inspect(const InspectArguments& arguments) {
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(memory);
   print_traffic(memory, arguments.link_gbit_s);
+  print_sharding_choices(memory);
   print_tensor_traffic(memory);
   print_experts(memory, ranks.num_ranks);
   std::vector<std::string> notes = recipe_notes(recipe);

@@ -10,7 +10,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
-#include "caravan/parallel/make_strategy.h"
+#include "caravan/train/choice.h"
 
 namespace caravan::app {
 namespace {
@@ -57,9 +57,7 @@ int inspect_layouts(const InspectArguments& arguments) {
   recipe.model.vocabulary = vocabulary_of(recipe).size;
   Mesh mesh = Mesh::create(make_record_world(0, ranks.num_ranks), mesh_axes(recipe, ranks.num_ranks));
   const std::unique_ptr<Model> model = make_model(recipe.model);
-  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
-                                          recipe.tensor_parallel, recipe.context_parallel, recipe.expert_parallel);
-  choice.sequences = plan_batch(recipe, ranks.num_ranks).micro_batch;
+  const StrategyChoice choice = strategy_choice(recipe, recipe.model, ranks.num_ranks);
   const Strategy strategy = make_strategy(choice, *model, mesh);
   fmt::print("{}, {} sequences of {} tokens in a micro-batch\n\n", mesh.where(), choice.sequences,
              recipe.model.context);

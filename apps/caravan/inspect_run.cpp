@@ -75,6 +75,18 @@ void print_steps(const fs::path& folder, const std::string& recipe) {
   print_fact("steps", line);
 }
 
+/// The part of the last step in which the rank of each stage has waited for others.
+void print_bubble(const fs::path& log) {
+  const nlohmann::json last = last_metrics(log);
+  if (!last.is_object() || !last.contains("bubble") || !last["bubble"].is_array()) return;
+  std::string parts;
+  for (const nlohmann::json& part : last["bubble"]) {
+    if (part.is_number()) parts += fmt::format(" {:.1f} %", 100 * part.get<double>());
+  }
+  print_fact("bubble",
+             fmt::format("measured at step {}, by rank of the pipeline:{}", last.value("step", int64_t{0}), parts));
+}
+
 /// Throws DataError if the line is not one of ours.
 ExpertLoad load_of(const nlohmann::json& line, const fs::path& log) {
   try {
@@ -128,6 +140,7 @@ int inspect_run(const fs::path& folder) {
   const std::string recipe = text_of(folder / "recipe.toml");
   print_fact("run", folder.string());
   print_steps(folder, recipe);
+  print_bubble(folder / "train.log");
   print_experts(folder / "train.log");
   bool has_model = false;
   std::string lines;

@@ -117,6 +117,9 @@ void add_inspect(CLI::App& app, CommandLine& line) {
       ->check(CLI::Range(1e-3, 1e6));
   command->add_flag("--layouts", line.inspect.layouts,
                     "how parameters and activations are laid out, and what is sent between modules");
+  CLI::Option* schedule = command->add_flag("--schedule", line.inspect.schedule,
+                                            "the passes of a pipeline over time, its bubble, memory and bytes");
+  command->add_option("--svg", line.inspect.svg, "file for a drawing of the schedule")->needs(schedule);
   command->add_option("--set", line.inspect.overrides, "section.key=value: overrides the recipe")
       ->expected(1, -1)
       ->take_all();

@@ -54,6 +54,8 @@ struct InspectArguments {
   std::vector<std::string> overrides;
   double link_gbit_s = 0;  ///< 0: no times
   bool layouts = false;    ///< of parameters and activations, in place of costs
+  bool schedule = false;   ///< of a pipeline, in place of costs
+  std::string svg;         ///< file to draw it in; "": none
 };
 
 struct TokenizerArguments {

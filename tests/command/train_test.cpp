@@ -45,16 +45,18 @@ TEST_P(Ranks, EqualOneProcessAtEveryStep) {
   EXPECT_EQ(got.back().at("bytes_sent") > 0, GetParam().ranks > 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Ranks,
-                         testing::Values(Case{"Thread2", 2, {"comm.backend=thread"}},
-                                         Case{"Thread3", 3, {"comm.backend=thread"}},
-                                         Case{"Thread4", 4, {"comm.backend=thread"}},
-                                         Case{"Shm2", 2, {"comm.backend=shm"}}, Case{"Shm3", 3, {"comm.backend=shm"}},
-                                         Case{"Shm4", 4, {"comm.backend=shm"}}, Case{"Gloo2", 2, {"comm.backend=gloo"}},
-                                         Case{"OneInFour", 1, {"train.micro_batch=3"}},
-                                         Case{"TwoInThree", 2, {"train.micro_batch=2"}},
-                                         Case{"ManyBuckets", 2, {"data_parallel.bucket_bytes=1"}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, Ranks,
+    testing::Values(
+        Case{"Thread2", 2, {"comm.backend=thread"}}, Case{"Thread3", 3, {"comm.backend=thread"}},
+        Case{"Thread4", 4, {"comm.backend=thread"}}, Case{"Shm2", 2, {"comm.backend=shm"}},
+        Case{"Shm3", 3, {"comm.backend=shm"}}, Case{"Shm4", 4, {"comm.backend=shm"}},
+        Case{"Gloo2", 2, {"comm.backend=gloo"}}, Case{"OneInFour", 1, {"train.micro_batch=3"}},
+        Case{"TwoInThree", 2, {"train.micro_batch=2"}}, Case{"Stages2", 2, {"mesh.pp=2", "comm.backend=shm"}},
+        Case{"StagesAndShards", 4, {"mesh.pp=2", "data_parallel.technique=zero3", "pipeline.schedule=zb-h1"}},
+        Case{"StagesOverThreads", 2, {"mesh.pp=2", "comm.backend=thread", "memory.recompute=stage"}},
+        Case{"ManyBuckets", 2, {"data_parallel.bucket_bytes=1"}}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(CommandTest, RanksComeFromTheMesh) {
   Words words = tiny("run", 1, set({"mesh.dp=3", "train.steps=1"}));

@@ -446,7 +446,7 @@ TEST(Engine, AnEvaluationThatThrewLeavesNothingGathered) {
 TEST(Engine, ATableThatWasRefusedStaysRefused) {
   on_ranks(1, [](const Mesh& mesh) {
     const Fake fake(mesh, data, [](Strategy& strategy) {
-      strategy.table = [](const Units& units, int micros, int) { return expand(accumulate(micros), units); };
+      strategy.passes = [](int micros) { return std::vector<PassOrder>{forward_only(micros), accumulate(micros)}; };
     });
     for (int i = 0; i < 2; ++i) EXPECT_THROW(fake.engine->table(1), UsageError);
   });
@@ -612,7 +612,7 @@ TEST(Engine, WeightEventsSayWhenItIsDone) {
   on_ranks(1, [](const Mesh& mesh) {
     LaterChain model;
     Strategy strategy = whole_model(model, mesh);
-    strategy.table = [](const Units& units, int num_micro_batches, int) {
+    strategy.passes = [](int num_micro_batches) {
       PassOrder order;
       for (int m = 0; m < num_micro_batches; ++m) {
         order.push_back({Pass::Kind::forward, m, 0});
@@ -620,7 +620,7 @@ TEST(Engine, WeightEventsSayWhenItIsDone) {
         if (m > 0) order.push_back({Pass::Kind::weight, m - 1, 0});
       }
       order.push_back({Pass::Kind::weight, num_micro_batches - 1, 0});
-      return with_update(with_reductions(expand(order, units), units));
+      return std::vector<PassOrder>{order};
     };
     Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
     std::vector<std::string> order;

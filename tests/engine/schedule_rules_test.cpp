@@ -2,6 +2,7 @@
 #include <array>
 #include <functional>
 #include <gmock/gmock.h>
+#include <map>
 #include <numeric>
 #include <sstream>
 
@@ -410,7 +411,8 @@ TEST(TableCheck, NamesTheFirstBrokenRuleOfAPass) {
       {"F1.0 F0.0", "rank 0, entry 0 (F1.0): F0.0 is due"},
       {"F0.0 F1.1", "rank 0, entry 1 (F1.1): F1.0 is due"},
       {"F0.0 F1.0 B0.0 B1.0", "rank 0, entry 2 (B0.0): B1.0 is due"},
-      {"F0.0 F1.0 C0.0", "rank 0, entry 2 (C0.0): comes outside of a backward"},
+      {"C0.0 C1.0 F0.0 F1.0", "rank 0, entry 0 (C0.0): comes before its forward"},
+      {"F0.0 F1.0 B1.0 B0.0 C0.0", "rank 0, entry 4 (C0.0): comes after its backward"},
       {"F0.0 F1.0 B1.0 C0.0 B0.0", "rank 0, entry 3 (C0.0): B0.0 is due"},
       {"F0.0 F1.0 F0.1", "rank 0, the end: F1.1 is missing"},
       {"F0.1 F1.1 F0.2 F1.2", "rank 0, the end: F0.0 is missing"},
@@ -440,8 +442,9 @@ TEST(TableCheck, NamesTheFirstBrokenRuleOfGroups) {
       {pass + "R1.0 R1.0", "rank 0, entry 4 (R1.0): group 1 (g1) has 2 reductions for 1 micro-batches"},
       {pass + "R1.0 X1 B0.0 U", "rank 0, entry 7 (U): group 0 (g0) has a gradient but no reduction"},
       {pass + "R1.0 X1 B0.0 R0.0", "rank 0, the end: there is no update"},
-      {pass + "R1.0 X1 B0.0 R0.0 U U", "rank 0, entry 8 (U): an update is the last entry"},
-      {pass + "R1.0 X1 B0.0 U R0.0", "rank 0, entry 7 (U): an update is the last entry"},
+      {pass + "R1.0 X1 B0.0 R0.0 U U", "rank 0, entry 9 (U): no backward comes before it, after the last update"},
+      {pass + "R1.0 X1 B0.0 U R0.0",
+       "rank 0, entry 7 (U): the gradient of group 0 (g0) in micro-batch 0 is not reduced yet"},
       {"F0.0 G1 F1.0 X1 U", "rank 0, entry 4 (U): there is no backward"},
       {pass + "X1 B0.0 R0.0 G1 W1.0 R1.0 X1 W0.0 U", "rank 0, entry 6 (R0.0): micro-batch 0 has yet to add"}};
   for (const auto& [text, message] : broken) {
@@ -481,7 +484,7 @@ TEST(TableCheck, NamesTheFirstBrokenRuleBetweenRanks) {
       {good0, "<1.0@0 <1.0@0 F1.0 B1.0 R1.0 >g1.0@0 U", "rank 1, entry 1 (<1.0@0): is there twice"},
       {"F0.0 >1.0@1 >1.0@1 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 2 (>1.0@1): is there twice"},
       {"<g1.0@1 F0.0 >1.0@1 B0.0 R0.0 U", good1,
-       "rank 0, entry 0 (<g1.0@1): waits for ever: rank 1 waits too, at entry 0 (<1.0@0)"},
+       "rank 0, entry 0 (<g1.0@1): waits for ever for rank 1, which waits at entry 0 (<1.0@0) for rank 0"},
       {">1.0@1 F0.0 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 0 (>1.0@1): is not computed yet"},
       {good0, "<1.0@0 F1.0 >g1.0@0 B1.0 R1.0 U", "rank 1, entry 2 (>g1.0@0): is not computed yet"},
       {"F0.0 >1.0@2 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@2): stage 2 does not exist: there are 2"},
@@ -521,7 +524,7 @@ TEST(TableCheck, JointGroupsAreTreatedAlikeByAllTheirRanks) {
     return refusal({good[0], text}, units);
   };
   EXPECT_THAT(changed("G2 G3", "G3 G2"),
-              HasSubstr("rank 0, entry 0 (G2): waits for ever: rank 1 waits too, at entry 0"));
+              HasSubstr("rank 0, entry 0 (G2): waits for ever for rank 1, which waits at entry 0"));
   EXPECT_THAT(changed("G2 G3", "G3"), HasSubstr("rank 0, entry 0 (G2): waits for ever: rank 1 never gathers it"));
   EXPECT_THAT(changed("R2.0 R3.0", "R3.0 R2.0"), HasSubstr("rank 1, entry 7 (R3.0): rank 0 has R2.0 of the joint"));
   EXPECT_THAT(changed("R2.0 R3.0", "R2.0"), HasSubstr("rank 1, entry 10 (U): group 3 (tied) has a gradient but no"));
@@ -570,23 +573,24 @@ Units random_units(int num_stages) {
 Orders random_orders(const Units& units, const std::vector<int>& rank_of_stage, int n, bool trains) {
   const int num_stages = units.num_stages();
   Orders orders(*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1);
-  std::vector<std::array<int, 3>> done(num_stages, {0, 0, 0});
+  std::vector<std::map<Pass::Kind, int>> done(num_stages, {{kF, 0}, {kB, 0}, {kW, 0}});
   const bool splits = *rc::gen::arbitrary<bool>();
   while (true) {
     std::vector<Pass> ready;
     for (int stage = 0; stage < num_stages; ++stage) {
-      const auto& [forward, backward, weight] = done[stage];
-      if (forward < n && (stage == 0 || done[stage - 1][0] > forward)) ready.push_back({kF, forward, stage});
+      const int forward = done[stage][kF];
+      const int backward = done[stage][kB];
+      if (forward < n && (stage == 0 || done[stage - 1][kF] > forward)) ready.push_back({kF, forward, stage});
       if (!trains || !units.has_backward(stage)) continue;
-      if (backward < forward && (stage == num_stages - 1 || done[stage + 1][1] > backward)) {
+      if (backward < forward && (stage == num_stages - 1 || done[stage + 1][kB] > backward)) {
         ready.push_back({kB, backward, stage});
       }
-      if (splits && weight < backward) ready.push_back({kW, weight, stage});
+      if (splits && done[stage][kW] < backward) ready.push_back({kW, done[stage][kW], stage});
     }
     if (ready.empty()) return orders;
     const Pass pass = ready[*rc::gen::inRange<size_t>(0, ready.size())];
     orders[rank_of_stage[pass.stage]].push_back(pass);
-    ++done[pass.stage][static_cast<int>(pass.kind)];
+    ++done[pass.stage][pass.kind];
   }
 }
 

@@ -6,6 +6,8 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/plan/experts.h"
+#include "caravan/plan/memory.h"
+#include "caravan/plan/stages.h"
 #include "caravan/plan/tensor.h"
 #include "caravan/train/step.h"
 
@@ -127,6 +129,47 @@ TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
     EXPECT_NEAR((sent("cp") - before_cp) / (of_layers(ring) + 2 * 7. / 8 * 4 * held), 1, 1e-3);
     EXPECT_NEAR((sent("dp") - before_dp) / (2 * 15. / 16 * 4 * held), 1, 1e-3);
   }
+}
+
+/// MT-NLG (Smith et al., arXiv 2201.11990): 530 billion parameters, tp 8 x pp 35, on 2,240 ranks. The first stage, which
+/// holds the most micro-batches, as a rank of it computes and sends.
+TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
+  const ModelConfig config{.kind = ModelKind::gpt2,
+                           .layers = 105,
+                           .width = 20'480,
+                           .heads = 128,
+                           .context = 2048,
+                           .vocabulary = 51'200,
+                           .tie_embeddings = true};
+  constexpr int kMicros = 70;
+  Mesh mesh = Mesh::create(make_record_world(3, 35 * 8 * 8), {{"pp", 35}, {"dp", 8}, {"tp", 8}});
+  Model model(config);
+  StrategyChoice choice{
+      .tensor_parallel = {.degree = 8, .sequence = true}, .pipeline = {.degree = 35}, .compute_dtype = at::kBFloat16};
+  choice.stage_of_block = stage_of_units(choice.pipeline, config, unit_flops(config));
+  Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
+  AdamW optimizer(engine.state());
+  TrainStep step(engine, optimizer, {.num_micro_batches = kMicros, .clip_norm = 1});
+  const at::Tensor ids = at::empty({kMicros, config.context}, at::TensorOptions(at::kLong).device(at::kMeta));
+  const double before = static_cast<double>(mesh["pp"].comm().traffic().total_bytes());
+  step.run({.ids = ids,
+            .labels = at::empty_like(ids),
+            .global_rows = 8 * kMicros,
+            .num_targets = 8 * kMicros * config.context},
+           0, 1e-4);
+  // A part of the stream in bf16 for each micro-batch; its shape, once. The tied weight has an axis of its own.
+  const double stream = 2. * 2048 * 20'480 / 8;
+  EXPECT_NEAR((static_cast<double>(mesh["pp"].comm().traffic().total_bytes()) - before) / (kMicros * stream), 1, 1e-4);
+  const MemoryShape all{.model = config,
+                        .sequences = 1,
+                        .rows = kMicros,
+                        .tensor_parallel = choice.tensor_parallel,
+                        .pipeline = choice.pipeline,
+                        .compute_bytes = 2,
+                        .ranks = 8};
+  const MemoryShape rank = shapes_of_ranks(all).front();
+  EXPECT_NEAR(static_cast<double>(engine.state().layout.count()) / state_of(rank).parameters, 1, 1e-3);
+  EXPECT_EQ(rank.in_flight, 35);
 }
 
 /// Every rank of ep and tp sends the tokens of its experts, as many as if all were chosen alike.

@@ -8,8 +8,10 @@ namespace caravan {
 namespace {
 
 Schedule with_actions(const Schedule& events, const Units& units, const Strategy& strategy) {
-  return with_update(
-      with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.completes_each_micro_batch()));
+  Schedule table =
+      with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.completes_each_micro_batch());
+  const bool has_update = !table.empty() && table.back().kind == Action::Kind::update;
+  return has_update ? table : with_update(std::move(table));
 }
 
 /// A table as a fact: short, but the first entries help to see what differs.
@@ -22,18 +24,18 @@ std::string text_of(const Schedule& table) {
 }  // namespace
 
 Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micro_batches, const Mesh& mesh) {
-  const bool has_stages = !strategy.pipeline_axis.empty();
-  const int num_ranks = has_stages ? mesh[strategy.pipeline_axis].size() : 1;
-  std::vector<Schedule> tables;
+  const std::vector<PassOrder> orders =
+      strategy.passes ? strategy.passes(num_micro_batches) : std::vector<PassOrder>{accumulate(num_micro_batches)};
+  std::vector<Schedule> tables = expand(orders, units, strategy.rank_of_stage);
   std::vector<SharedFact> facts{{"micro-batches", std::to_string(num_micro_batches)}};
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    tables.push_back(strategy.table ? strategy.table(units, num_micro_batches, rank)
-                                    : with_actions(expand(accumulate(num_micro_batches), units), units, strategy));
-    facts.push_back({fmt::format("table of stage {}", rank), text_of(tables.back())});
+  for (size_t rank = 0; rank < tables.size(); ++rank) {
+    tables[rank] = with_actions(tables[rank], units, strategy);
+    facts.push_back({fmt::format("table of stage {}", rank), text_of(tables[rank])});
   }
   check_same_on_all_ranks(mesh.world(), strategy.name, facts, "tables");
-  check(tables, units, strategy.rank_of_stage);
-  return std::move(tables[static_cast<size_t>(has_stages ? mesh[strategy.pipeline_axis].coord() : 0)]);
+  check(tables, units, strategy.rank_of_stage, /*capacity=*/1);
+  return std::move(
+      tables[strategy.pipeline_axis.empty() ? 0 : static_cast<size_t>(mesh[strategy.pipeline_axis].coord())]);
 }
 
 Schedule agreed_recording(const Schedule& events, int num_micro_batches, const Units& units, const Strategy& strategy,

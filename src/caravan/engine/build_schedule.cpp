@@ -156,8 +156,9 @@ Schedule expand(const PassOrder& order, const Units& units, std::span<const int>
     const int from = pass.stage + (backward ? 1 : -1);
     const int to = pass.stage + (backward ? -1 : 1);
     const auto crosses = [&](int other) {
-      return pass.kind != Pass::Kind::weight && !events.empty() && other >= 0 && other < num_stages &&
-             rank_of(other) != rank_of(pass.stage) && (!backward || other > pass.stage || units.has_backward(other));
+      const bool moves = pass.kind == Pass::Kind::forward || backward;
+      return moves && !events.empty() && other >= 0 && other < num_stages && rank_of(other) != rank_of(pass.stage) &&
+             (!backward || other > pass.stage || units.has_backward(other));
     };
     const auto crossing = [&](Action::Kind kind, int other) {
       return Action{kind, units.first_unit(std::max(pass.stage, other)), pass.micro_batch, other, backward};

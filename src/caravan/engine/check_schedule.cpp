@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,8 +10,9 @@
 
 namespace caravan {
 
-ScheduleRun::ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage)
-    : tables_(tables), units_(units), ranks_(tables.size()) {
+ScheduleRun::ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage,
+                         int capacity)
+    : tables_(tables), capacity_(capacity), units_(units), ranks_(tables.size()) {
   units.validate();
   place_stages(rank_of_stage);
   for (size_t rank = 0; rank < tables.size(); ++rank) {
@@ -20,7 +22,7 @@ ScheduleRun::ScheduleRun(std::span<const Schedule> tables, const Units& units, s
     prepare(rank);
   }
   const Done none(units.num_stages());
-  done_ = {none, none, none};
+  done_ = {none, none, none, none, none};
   sent_ = {none, none};
   received_ = {none, none};
 }
@@ -114,37 +116,58 @@ void ScheduleRun::prepare(size_t rank) {
   }
 }
 
+/// Whether an entry that waits does so for rank `other`.
+bool ScheduleRun::awaits(const Action& next, size_t other) const {
+  if (next.kind == Action::Kind::gather) {
+    return ranks_[other].holds[next.unit] && !ranks_[other].has_gathered[next.unit];
+  }
+  return rank_of_stage_[next.peer] == static_cast<int>(other);  // to send it, or to receive what was sent before
+}
+
+/// Whether the rest of that rank's table has what ends the wait.
+bool ScheduleRun::will_give(const Action& next, size_t other) const {
+  const auto gives = [&](const Action& given) {
+    if (next.kind == Action::Kind::gather) return given == next;
+    const Action::Kind kind = next.kind == Action::Kind::recv ? Action::Kind::send : Action::Kind::recv;
+    if (given.kind != kind || given.is_gradient != next.is_gradient) return false;
+    return kind == Action::Kind::recv || (given.unit == next.unit && given.micro_batch == next.micro_batch);
+  };
+  const Schedule& table = tables_[other];
+  return std::find_if(table.begin() + static_cast<std::ptrdiff_t>(ranks_[other].at), table.end(), gives) != table.end();
+}
+
+/// "rank 1, which waits at entry 0 (<1.1@0) for rank 0": the ranks that wait for each other, from `first` on.
+std::string ScheduleRun::text_of_cycle(size_t first) const {
+  std::string text;
+  std::set<size_t> seen;
+  for (size_t rank = first; seen.insert(rank).second;) {
+    size_t other = 0;
+    while (other < ranks_.size() && !(ranks_[other].at < tables_[other].size() && awaits(entry(rank), other))) ++other;
+    if (other == ranks_.size()) break;
+    if (rank != first) {
+      text += fmt::format("rank {}, which waits at entry {} ({}) for ", rank, ranks_[rank].at, entry(rank).to_string());
+    }
+    rank = other;
+    if (seen.contains(rank)) text += fmt::format("rank {}", rank);
+  }
+  return text;
+}
+
 void ScheduleRun::refuse_waiting() const {
-  std::string first;  // of those that wait for a rank that waits
-  size_t first_rank = 0;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_[rank].at == tables_[rank].size()) continue;
     const Action& next = entry(rank);
     for (size_t other = 0; other < ranks_.size(); ++other) {
-      const auto gives = [&](const Action& given) {
-        if (next.kind == Action::Kind::gather) return given == next;
-        return given.kind == Action::Kind::send && given.unit == next.unit && given.micro_batch == next.micro_batch &&
-               given.is_gradient == next.is_gradient;
-      };
-      const Rank& state = ranks_[other];
-      const bool is_awaited = next.kind == Action::Kind::gather
-                                  ? state.holds[next.unit] && !state.has_gathered[next.unit]
-                                  : rank_of_stage_[next.peer] == static_cast<int>(other);
-      if (!is_awaited) continue;
-      const Schedule& table = tables_[other];
-      const auto from = table.begin() + static_cast<std::ptrdiff_t>(state.at);
-      if (std::find_if(from, table.end(), gives) == table.end()) {
-        refuse(rank, fmt::format("waits for ever: rank {} never {}", other,
-                                 next.kind == Action::Kind::gather ? "gathers it" : "sends it"));
-      }
-      if (first.empty()) {
-        first = fmt::format("waits for ever: rank {} waits too, at entry {} ({})", other, state.at,
-                            entry(other).to_string());
-        first_rank = rank;
-      }
+      if (!awaits(next, other) || will_give(next, other)) continue;
+      const char* never = next.kind == Action::Kind::gather ? "gathers"
+                          : next.kind == Action::Kind::recv ? "sends"
+                                                            : "receives";
+      refuse(rank, fmt::format("waits for ever: rank {} never {} it", other, never));
     }
   }
-  if (!first.empty()) refuse(first_rank, first);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].at < tables_[rank].size()) refuse(rank, "waits for ever for " + text_of_cycle(rank));
+  }
 }
 
 void ScheduleRun::finish(size_t rank) const {
@@ -192,8 +215,8 @@ void ScheduleRun::compare_joint() const {
   }
 }
 
-void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage) {
-  ScheduleRun(tables, units, rank_of_stage).run();
+void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity) {
+  ScheduleRun(tables, units, rank_of_stage, capacity).run();
 }
 
 }  // namespace caravan

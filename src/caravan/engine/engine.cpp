@@ -47,6 +47,8 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
   leaves_->refresh();
+  if (strategy_.stashes_weights)
+    versions_ = std::make_unique<WeightVersions>(state_, leaves_->dtype(), strategy_.batch_of_versions);
   add_unit_hooks();
 }
 
@@ -82,7 +84,7 @@ const Schedule* Engine::recorded(int num_micro_batches) const {
 }
 
 int64_t Engine::bytes_per_rank() const noexcept {
-  return state_.parameter_bytes + state_.gradient_bytes + pool_->bytes();
+  return state_.parameter_bytes + state_.gradient_bytes + buffer_bytes();
 }
 
 // ---- a step ----
@@ -110,6 +112,7 @@ void Engine::start(int num_micro_batches) {
   mesh_.deferred().clear(this);
   is_deferring_ = false;
   leaves_->refresh();
+  if (versions_ != nullptr) versions_->begin_step();
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
   backwards_.clear();
@@ -228,17 +231,25 @@ void Engine::follow(Passes& passes) {
       ++position_;
       continue;
     }
-    const int stage = state_.layout.units().units[static_cast<size_t>(entry.unit)].stage;
     const size_t before = position_;
-    if (entry.kind == Action::Kind::forward) {
-      passes.forward(stage, entry.micro_batch);
-    } else {
-      passes.backward(stage, entry.micro_batch);
-      if (!is_deferring_) mesh_.deferred().run_all();
-    }
+    run_pass(entry, passes);
     if (position_ == before) refuse(entry, "was not reached by the pass that it begins");
   }
   passes_ = nullptr;
+}
+
+/// The pass that begins with `first`, which reaches its other events.
+void Engine::run_pass(const Action& first, Passes& passes) {
+  const int stage = state_.layout.units().units[static_cast<size_t>(first.unit)].stage;
+  if (first.kind == Action::Kind::forward) {
+    if (versions_ != nullptr) versions_->begin(first.micro_batch);
+    return passes.forward(stage, first.micro_batch);
+  }
+  if (versions_ != nullptr) versions_->use(first.micro_batch);
+  if (first.kind == Action::Kind::recompute) return passes.recompute(stage, first.micro_batch);
+  passes.backward(stage, first.micro_batch);
+  if (!is_deferring_) mesh_.deferred().run_all();
+  if (versions_ != nullptr) versions_->release(first.micro_batch);
 }
 
 // ---- events ----
@@ -262,6 +273,7 @@ void Engine::reach(const Action& event) {
   }
   for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) leaves_->wait(group);
   transfers_.poll();
+  if (passes_ != nullptr) passes_->poll();
   if (exchange_ != nullptr) exchange_->poll();
 }
 
@@ -279,13 +291,26 @@ void Engine::perform(const Action& entry) {
       break;
     case Action::Kind::send:
     case Action::Kind::recv: passes_->transfer(entry); break;
-    default: break;  // the update: whoever runs the step follows it with one
+    case Action::Kind::update: update(entry); break;
+    default: break;
   }
+}
+
+/// A step ends with an update, with which whoever runs it follows. Stages that step on their own have more of them.
+void Engine::update(const Action& entry) {
+  if (versions_ == nullptr) return;
+  gradients_->finish();
+  passes_->update(entry.micro_batch);
+  versions_->renew();
+  if (position_ + 1 < table_->size()) gradients_->begin_step();
 }
 
 bool Engine::is_last_reduction(const Action& action) const {
   if (mode_ != Mode::following) return true;
-  return std::none_of(table_->begin() + static_cast<std::ptrdiff_t>(position_) + 1, table_->end(),
+  const auto from = table_->begin() + static_cast<std::ptrdiff_t>(position_) + 1;
+  const auto until =
+      std::find_if(from, table_->end(), [](const Action& later) { return later.kind == Action::Kind::update; });
+  return std::none_of(from, until,
                       [&](const Action& later) { return later.kind == action.kind && later.unit == action.unit; });
 }
 

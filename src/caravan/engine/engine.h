@@ -11,6 +11,7 @@
 #include "caravan/engine/leaves.h"
 #include "caravan/engine/model_buffers.h"
 #include "caravan/engine/passes.h"
+#include "caravan/engine/weight_versions.h"
 #include "caravan/mesh/deferred_work.h"
 #include "caravan/module/module.h"
 
@@ -23,7 +24,7 @@ namespace caravan {
 ///   begin_step(m); m forwards and backwards of the caller's own; finish_step(). The first such step gathers and
 ///     reduces without overlap and records the order of events; the ranks compare it, and later steps follow the
 ///     schedule made of it.
-///   run_step(m, passes): follows strategy.table.
+///   run_step(m, passes): follows the table of strategy.passes.
 /// Then every parameter's gradient, summed over ranks and micro-batches, is in state().gradients, in the layout of the
 /// parameter at rest, and is the .grad of parameters(). A sum, not a mean: divide the loss by the global count
 /// (ForwardContext::loss_scale).
@@ -92,13 +93,14 @@ class Engine : private GradientSink {
   /// What begin_step and finish_step follow with so many micro-batches, recorded in the first such step; null before.
   const Schedule* recorded(int num_micro_batches) const;
 
+  const WeightVersions* versions() const noexcept { return versions_.get(); }  ///< null unless stages step on their own
   /// In which gradients are reduced.
   at::ScalarType reduce_dtype() const noexcept { return gradients_->reduce_dtype(); }
 
   /// Bytes of parameters, gradients and leaves that this rank has allocated so far, without activations.
   int64_t bytes_per_rank() const noexcept;
   /// Of them, those of buffers that come and go within a step.
-  int64_t buffer_bytes() const noexcept { return pool_->bytes(); }
+  int64_t buffer_bytes() const noexcept { return pool_->bytes() + (versions_ == nullptr ? 0 : versions_->bytes()); }
 
  private:
   enum class Mode : uint8_t { idle, recording, following };
@@ -140,6 +142,8 @@ class Engine : private GradientSink {
   /// The execution has come to `event`: performs what stands before it.
   void reach(const Action& event);
   void perform(const Action& entry);
+  void update(const Action& entry);
+  void run_pass(const Action& first, Passes& passes);
   void run_deferred(const Action& weight);
   bool is_last_reduction(const Action& action) const;
   struct Reset;
@@ -153,7 +157,6 @@ class Engine : private GradientSink {
   void follow_absent();
   bool holds_all() const noexcept { return mode_ == Mode::recording && !attendance_.is_full(); }
   void check_present() const;
-
   Module& model_;
   Mesh mesh_;
   Strategy strategy_;
@@ -164,6 +167,7 @@ class Engine : private GradientSink {
   std::unique_ptr<Leaves> leaves_;
   std::unique_ptr<GradientSums> gradients_;
   std::unique_ptr<ModelBuffers> buffers_;
+  std::unique_ptr<WeightVersions> versions_;
   std::vector<Parameter*> trained_;            ///< whose sink this is
   std::vector<at::Tensor> gradients_at_rest_;  ///< by slot; what becomes .grad
   std::vector<at::Tensor> no_gradients_;       ///< by slot; the .grad of leaves of outside code that do not rest

@@ -105,9 +105,9 @@ void Engine::check_agreement() const {
     throw InternalError(
         {strategy_.name, "keeps_versions", "leaves that ranks share are no versions of their own", mesh_.where(), ""});
   }
-  if (strategy_.num_stages() > 1 && !strategy_.table) {
-    throw UsageError(
-        {strategy_.name, "table", "a pipeline has no default order of its passes", "", "set Strategy::table"});
+  if (strategy_.num_stages() > 1 && !strategy_.passes) {
+    throw UsageError({strategy_.name, "passes", "a pipeline has no default order of its passes", "",
+                      "set Strategy::passes, as add_pipeline does"});
   }
   for (const Parameter* parameter : model_.parameters()) {
     if (state_.layout.has(*parameter)) continue;

@@ -142,6 +142,7 @@ void Engine::begin_evaluation() {
   free_all();
   is_evaluating_ = true;
   leaves_->refresh();
+  if (versions_ != nullptr) versions_->renew();
   const Units& units = state_.layout.units();
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
     if (units.groups[static_cast<size_t>(group)].is_joint && is_on_this_stage(group)) leaves_->gather(group);
@@ -163,9 +164,8 @@ bool Engine::is_on_this_stage(int group) const {
   const Units& units = state_.layout.units();
   const int rank = mesh_[strategy_.pipeline_axis].coord();
   return std::any_of(units.units.begin(), units.units.end(), [&](const Units::Unit& unit) {
-    const int holder =
-        strategy_.rank_of_stage.empty() ? unit.stage : strategy_.rank_of_stage[static_cast<size_t>(unit.stage)];
-    return holder == rank && std::find(unit.groups.begin(), unit.groups.end(), group) != unit.groups.end();
+    return strategy_.coord_of(unit.stage) == rank &&
+           std::find(unit.groups.begin(), unit.groups.end(), group) != unit.groups.end();
   });
 }
 

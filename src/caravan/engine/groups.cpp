@@ -139,12 +139,12 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     about.is_gathered = std::any_of(parameters.begin(), parameters.end(), [&](const auto* parameter) {
       return !fill_moves(layouts_of(strategy, *parameter), mesh).empty();
     });
-    std::set<int> stages;
+    std::set<int> coords;  // of the pipeline
     for (const int unit : users) {
-      stages.insert(groups.units.units[static_cast<size_t>(unit)].stage);
+      coords.insert(strategy.coord_of(groups.units.units[static_cast<size_t>(unit)].stage));
       if (!parameters.empty()) groups.units.units[static_cast<size_t>(unit)].groups.push_back(group);
     }
-    about.is_joint = stages.size() > 1;
+    about.is_joint = coords.size() > 1;
     about.is_gathered = about.is_gathered || about.is_joint;  // also on ranks that hold none of these stages
   }
   bool is_reached = false;  // backward goes down to the first unit that is trained

@@ -36,6 +36,15 @@ void take_away(const at::Tensor& tensor, const std::string& reason) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
 }
 
+void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer) {
+  if (buffer.is_meta()) return;
+  auto* base = static_cast<std::byte*>(buffer.data_ptr());
+  for (size_t i = 0; i < bucket.num_slots; ++i) {
+    const Slot& slot = state.layout.slots()[bucket.first_slot + i];
+    point_to(slot.parameter->leaf(), base + slot.leaf_offset * static_cast<int64_t>(buffer.element_size()));
+  }
+}
+
 Leaves::Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
     : state_(state),
       strategy_(strategy),
@@ -66,9 +75,9 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
-  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type();
+  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights;
   at::Tensor memory = values;
-  if (!bucket.is_at_rest()) {
+  if (!bucket.is_at_rest() || strategy_.stashes_weights) {
     memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
   } else if (!is_one) {
     memory = state_.layout.view(state_.copies, parameter).detach();
@@ -144,15 +153,6 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
   return transfers_.add(std::move(stages));
 }
 
-void Leaves::point(const Bucket& bucket, const at::Tensor& buffer) {
-  if (buffer.is_meta()) return;
-  auto* base = static_cast<std::byte*>(buffer.data_ptr());
-  for (size_t i = 0; i < bucket.num_slots; ++i) {
-    const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
-    point_to(slot.parameter->leaf(), base + slot.leaf_offset * static_cast<int64_t>(buffer.element_size()));
-  }
-}
-
 void Leaves::gather(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
   if (own.is_there) return;
@@ -167,7 +167,7 @@ void Leaves::gather(int group) {
     } else {
       own.transfers.push_back(fill(bucket, own.buffers.back()));
     }
-    point(bucket, own.buffers.back());
+    point_leaves(state_, bucket, own.buffers.back());
     tell_change(bucket);
   }
 }

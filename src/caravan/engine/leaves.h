@@ -16,6 +16,9 @@ at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions o
 /// Takes the memory of such a tensor away: reading it throws `reason`.
 void take_away(const at::Tensor& tensor, const std::string& reason);
 
+/// Gives the leaves of a bucket the memory of `buffer`, in which they lie at Slot::leaf_offset.
+void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer);
+
 /// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
 /// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
 /// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
@@ -40,6 +43,7 @@ class Leaves {
   void gather(int group);
   void wait(int group);
   void free(int group);
+  at::ScalarType dtype() const noexcept { return dtype_; }
   bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
   bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
 
@@ -53,7 +57,6 @@ class Leaves {
   void make_leaf(const Slot& slot, const Bucket& bucket);
   TransferQueue::Ticket fill(const Bucket& bucket, const at::Tensor& buffer);
   void copy(const Bucket& bucket);
-  void point(const Bucket& bucket, const at::Tensor& buffer);
   void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
   at::Tensor at_rest(const Bucket& bucket) const;

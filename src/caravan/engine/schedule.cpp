@@ -69,6 +69,10 @@ class PassEvents {
   Schedule events() {
     switch (pass_.kind) {
       case Pass::Kind::forward: add_each(Action::Kind::forward, outermost_); break;
+      case Pass::Kind::recompute:
+        if (units_.has_backward(pass_.stage)) add_each(Action::Kind::recompute, outermost_);
+        break;
+      case Pass::Kind::update: add(Action::Kind::update, outermost_.front()); break;
       case Pass::Kind::backward: add_backward(outermost_); break;
       case Pass::Kind::weight:
         add_each(Action::Kind::weight, outermost_);

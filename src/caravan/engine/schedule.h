@@ -80,7 +80,13 @@ struct Units {
 
 /// A pass of one rank through a stage; what pipeline schedules are made of.
 struct Pass {
-  enum class Kind : uint8_t { forward, backward, weight };
+  enum class Kind : uint8_t {
+    forward,    ///< F
+    recompute,  ///< C  its forward again, of a stage that has kept its input alone; before its backward
+    backward,   ///< B  input gradients; weight gradients too unless the order has a W for it
+    weight,     ///< W
+    update,     ///< U  of asynchronous pipelines: the stage takes an optimizer step of its own
+  };
   Kind kind = Kind::forward;
   int micro_batch = 0;
   int stage = 0;
@@ -135,8 +141,9 @@ Schedule with_reductions(const Schedule& table, const Units& units, bool each_mi
 Schedule with_update(Schedule table);
 
 /// Checks the tables of all ranks of a pipeline (rank p holds the stages that rank_of_stage maps to p; empty: stage p)
-/// by executing them symbolically: sends are buffered, a receive waits for its message, the gather of a joint group for
-/// all its ranks. A stage may send, receive, gather .. anywhere, and passes may come in any order that keeps the rules.
+/// by executing them symbolically: a send waits while `capacity` messages of its kind (inputs of stages, gradients) on
+/// the way to the same rank have not been received, as StageLinks does (0: never), a receive waits for its message, the
+/// gather of a joint group for all its ranks. A stage may send, receive, gather .. anywhere, and passes may come in any order that keeps the rules.
 /// Throws UsageError naming rank, position and entry of the first that breaks one:
 ///   - each stage has every micro-batch 0, 1 .., at least one: F once, then, if any table has a B, B once (stages that
 ///     have backward), then W or not. A pass goes through the units as events_of says and ends before the next begins
@@ -146,7 +153,8 @@ Schedule with_update(Schedule table);
 ///     each micro-batch, after everything of the micro-batch. Joint groups are reduced in the same order everywhere
 ///   - if any table has a B, each ends with an update, else none has one: clipping needs all ranks
 ///   - what is sent exists and is what the other stage needs; each send has its recv; from one rank to another,
-///     messages are received in the order in which they are sent; no rank waits for ever (a cycle)
-void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage = {});
+///     messages are received in the order in which they are sent; no rank waits for ever: all of a cycle is named
+void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage = {},
+           int capacity = 0);
 
 }  // namespace caravan

@@ -15,6 +15,7 @@ using Kind = Action::Kind;
 
 Pass::Kind pass_of(Kind event) {
   if (event == Kind::forward) return Pass::Kind::forward;
+  if (event == Kind::recompute) return Pass::Kind::recompute;
   return event == Kind::weight ? Pass::Kind::weight : Pass::Kind::backward;
 }
 
@@ -45,7 +46,7 @@ bool ScheduleRun::step(size_t rank) {
     case Kind::gather: return gather(rank, next.unit);
     case Kind::free: free(rank, next.unit); return true;
     case Kind::reduce: reduce(rank, next); return true;
-    case Kind::send: send(rank, next); return true;
+    case Kind::send: return send(rank, next);
     case Kind::recv: return recv(rank, next);
     case Kind::update: update(rank); return true;
   }
@@ -58,18 +59,25 @@ void ScheduleRun::begin_pass(size_t rank, const Action& event) {
   if (rank_of_stage_[stage] != static_cast<int>(rank)) {
     refuse(rank, fmt::format("stage {} is on rank {}", stage, rank_of_stage_[stage]));
   }
-  if (event.kind == Kind::recompute) refuse(rank, "comes outside of a backward");
+  if (event.kind == Kind::recompute && units_.units[event.unit].parent >= 0) {
+    refuse(rank, "comes outside of a backward");
+  }
   const Pass pass{pass_of(event.kind), m, stage};
   const auto is_done = [&](Pass::Kind kind, int of) { return done_[static_cast<int>(kind)][of].contains(m); };
   if (is_done(pass.kind, stage)) refuse(rank, "is there twice");
   if (pass.kind == Pass::Kind::backward && !is_done(Pass::Kind::forward, stage)) {
     refuse(rank, "comes before its forward");
   }
+  if (pass.kind == Pass::Kind::recompute) {
+    if (!is_done(Pass::Kind::forward, stage)) refuse(rank, "comes before its forward");
+    if (is_done(Pass::Kind::backward, stage)) refuse(rank, "comes after its backward");
+  }
   if (pass.kind == Pass::Kind::weight && !is_done(Pass::Kind::backward, stage)) {
     refuse(rank, "comes before its backward");
   }
   const int from = pass.kind == Pass::Kind::forward ? stage - 1 : stage + 1;
-  if (pass.kind != Pass::Kind::weight && from >= 0 && from < units_.num_stages()) {
+  const bool has_input = pass.kind == Pass::Kind::forward || pass.kind == Pass::Kind::backward;
+  if (has_input && from >= 0 && from < units_.num_stages()) {
     const bool local = rank_of_stage_[from] == rank_of_stage_[stage];
     if (local && !is_done(pass.kind, from)) refuse(rank, fmt::format("comes before that of stage {}", from));
     if (!local && !received_[pass.kind == Pass::Kind::backward ? 1 : 0][stage].contains(m)) {
@@ -96,6 +104,7 @@ void ScheduleRun::compute(size_t rank, const Action& event) {
     }
   }
   for (const int group : state.changed[state.at]) --state.to_add[group][event.micro_batch];
+  state.has_backward |= event.kind == Kind::backward;
   if (++state.num_done < state.pass.size()) return;
   const Pass::Kind kind = pass_of(state.pass.front().kind);
   done_[static_cast<int>(kind)][units_.units[event.unit].stage].insert(event.micro_batch);
@@ -169,13 +178,17 @@ int ScheduleRun::check_crossing(size_t rank, const Action& entry, int here) cons
   return other;
 }
 
-void ScheduleRun::send(size_t rank, const Action& entry) {
+bool ScheduleRun::send(size_t rank, const Action& entry) {
   const int here = entry.is_gradient ? units_.units[entry.unit].stage : entry.peer - 1;
   const size_t to = check_crossing(rank, entry, here);
   const Pass::Kind made_by = entry.is_gradient ? Pass::Kind::backward : Pass::Kind::forward;
   if (!done_[static_cast<int>(made_by)][here].contains(entry.micro_batch)) refuse(rank, "is not computed yet");
+  auto& on_their_way = sends_[{rank, to}];
+  const auto is_of_kind = [&](const auto& sent) { return sent.first.is_gradient == entry.is_gradient; };
+  if (capacity_ > 0 && std::ranges::count_if(on_their_way, is_of_kind) >= capacity_) return false;
   if (!sent_[entry.is_gradient ? 1 : 0][entry.peer].insert(entry.micro_batch).second) refuse(rank, "is there twice");
-  sends_[{rank, to}].emplace_back(entry, ranks_[rank].at);
+  on_their_way.emplace_back(entry, ranks_[rank].at);
+  return true;
 }
 
 bool ScheduleRun::recv(size_t rank, const Action& entry) {
@@ -195,13 +208,34 @@ bool ScheduleRun::recv(size_t rank, const Action& entry) {
   return true;
 }
 
-void ScheduleRun::update(size_t rank) {
+/// In the whole table.
+int ScheduleRun::num_additions(size_t rank, int group, int micro_batch) const {
   const Rank& state = ranks_[rank];
+  int count = 0;
+  for (size_t i = 0; i < state.changed.size(); ++i) {
+    if ((*state.table)[i].micro_batch == micro_batch) {
+      count += static_cast<int>(std::ranges::count(state.changed[i], group));
+    }
+  }
+  return count;
+}
+
+void ScheduleRun::update(size_t rank) {
+  Rank& state = ranks_[rank];
   if (!trains_) refuse(rank, "there is no backward");
-  if (state.at + 1 != state.table->size()) refuse(rank, "an update is the last entry");
+  const bool is_again = state.num_updates++ > 0;
+  if (is_again && !state.has_backward) refuse(rank, "no backward comes before it, after the last update");
+  state.has_backward = false;
   for (const auto& [group, to_add] : state.to_add) {
-    if (state.num_reductions.contains(group)) continue;
-    refuse(rank, fmt::format("{} has a gradient but no reduction", group_text(group)));
+    if (!state.num_reductions.contains(group)) {
+      refuse(rank, fmt::format("{} has a gradient but no reduction", group_text(group)));
+    }
+    // Of stages that step on their own: after whole backwards, and their reductions.
+    if (state.at + 1 == state.table->size()) continue;
+    for (const auto& [m, left] : to_add) {
+      if (state.has_reduced.contains({group, m}) || left == num_additions(rank, group, m)) continue;
+      refuse(rank, fmt::format("the gradient of {} in micro-batch {} is not reduced yet", group_text(group), m));
+    }
   }
 }
 

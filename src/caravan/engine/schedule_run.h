@@ -16,20 +16,22 @@ namespace caravan {
 /// Executes the tables of all ranks symbolically: check(). The constructor refuses what can be refused before.
 class ScheduleRun {
  public:
-  ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage);
+  ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity);
   void run();
 
  private:
   /// What one rank has done so far.
   struct Rank {
     const Schedule* table = nullptr;
-    size_t at = 0;                              // of the next entry
-    Schedule pass;                              // events of the pass it is in
-    size_t num_done = 0;                        // of them
-    std::vector<std::vector<int>> changed;      // additions() of the table
-    std::vector<bool> holds;                    // groups that its units use
-    std::vector<bool> is_there;                 // leaves of gathered groups
-    std::vector<bool> has_gathered;             // joint groups
+    size_t at = 0;                          // of the next entry
+    Schedule pass;                          // events of the pass it is in
+    size_t num_done = 0;                    // of them
+    std::vector<std::vector<int>> changed;  // additions() of the table
+    std::vector<bool> holds;                // groups that its units use
+    std::vector<bool> is_there;             // leaves of gathered groups
+    std::vector<bool> has_gathered;         // joint groups
+    bool has_backward = false;              // since the last update
+    int num_updates = 0;
     bool waits = false;                         // in a joint gather, for other ranks
     std::map<int, std::map<int, int>> to_add;   // by group and micro-batch: additions that are still to come
     std::map<int, int> num_reductions;          // of each group, in the whole table
@@ -53,20 +55,25 @@ class ScheduleRun {
   void free(size_t rank, int group);
   void reduce(size_t rank, const Action& entry);
   int check_crossing(size_t rank, const Action& entry, int here) const;  ///< the other rank
-  void send(size_t rank, const Action& entry);
+  bool send(size_t rank, const Action& entry);
   bool recv(size_t rank, const Action& entry);
   void update(size_t rank);
+  int num_additions(size_t rank, int group, int micro_batch) const;
   void refuse_waiting() const;
+  bool awaits(const Action& next, size_t other) const;
+  bool will_give(const Action& next, size_t other) const;
+  std::string text_of_cycle(size_t first) const;
   void finish(size_t rank) const;
   void compare_joint() const;
 
   std::span<const Schedule> tables_;
+  int capacity_;
   const Units& units_;
   std::vector<int> rank_of_stage_;
   std::vector<Rank> ranks_;
   int num_micro_batches_ = 1;  // a step has at least one
   bool trains_ = false;
-  std::array<Done, 3> done_;      // by kind of pass
+  std::array<Done, 5> done_;      // by kind of pass
   std::array<Done, 2> sent_;      // inputs of a stage; gradients for a stage
   std::array<Done, 2> received_;  // the same
   std::map<std::pair<size_t, size_t>, std::deque<std::pair<Action, size_t>>> sends_;  // on their way; with position

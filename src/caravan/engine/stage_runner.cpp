@@ -1,13 +1,9 @@
 #include "caravan/engine/stage_runner.h"
 
 #include <algorithm>
-#include <array>
-#include <numeric>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "caravan/base/error.h"
@@ -15,15 +11,6 @@
 
 namespace caravan {
 namespace {
-
-constexpr int64_t kMostDims = 6;
-/// What goes before a tensor: its dtype, number of dims, sizes.
-constexpr int64_t kHeader = kMostDims + 2;
-
-/// The cell of a pipeline boundary: S(0; on `from`) -> S(0; on `to`).
-FlatCell crossing(const MeshAxis& axis, int from, int to) {
-  return {axis, Shard{.dim = 0, .owner = from}, Shard{.dim = 0, .owner = to}};
-}
 
 /// The blocks of each stage: its units that stand in no other unit are blocks of the model, in their order.
 std::vector<std::pair<size_t, size_t>> blocks_of_stages(Module& model, const Strategy& strategy, int num_stages) {
@@ -40,148 +27,203 @@ std::vector<std::pair<size_t, size_t>> blocks_of_stages(Module& model, const Str
   return ranges;
 }
 
+/// The gradients of inputs that require one; zeros where nothing has used it.
+Tensors gradients_of(const Tensors& inputs) {
+  Tensors gradients;
+  for (const at::Tensor& input : inputs) {
+    if (!input.requires_grad()) continue;
+    gradients.push_back(input.grad().defined() ? input.grad() : at::zeros_like(input));
+  }
+  return gradients;
+}
+
+/// Of what a forward without a graph has made: outputs get gradients, unless they are inputs that have none.
+void promise_gradients(Tensors& outputs, const Tensors& inputs) {
+  for (at::Tensor& output : outputs) {
+    const auto is_this = [&](const at::Tensor& input) { return input.is_same(output); };
+    const bool is_passed_on = std::ranges::any_of(inputs, is_this);
+    const bool has_gradient = is_passed_on ? output.requires_grad() : at::isFloatingType(output.scalar_type());
+    output = output.detach().set_requires_grad(has_gradient);
+  }
+}
+
 }  // namespace
 
 StageRunner::StageRunner(Engine& engine)
     : engine_(engine),
       num_stages_(engine.state().layout.units().num_stages()),
-      blocks_(blocks_of_stages(engine.model(), engine.strategy(), num_stages_)) {}
+      blocks_(blocks_of_stages(engine.model(), engine.strategy(), num_stages_)),
+      draws_(std::ranges::any_of(engine.model().parameters(), [](const auto* slot) { return slot->is_external(); })),
+      links_(engine.mesh(), engine.strategy(), engine.state().values.options().device()) {}
 
-int StageRunner::rank_of(int stage) const {
-  const std::vector<int>& ranks = engine_.strategy().rank_of_stage;
-  return ranks.empty() ? stage : ranks[static_cast<size_t>(stage)];
+bool StageRunner::is_here(int stage) const {
+  const std::string& axis = engine_.strategy().pipeline_axis;
+  return axis.empty() || engine_.mesh()[axis].coord() == engine_.strategy().coord_of(stage);
+}
+
+bool StageRunner::crosses_into(int stage) const {
+  const Strategy& strategy = engine_.strategy();
+  return stage > 0 && stage < num_stages_ && strategy.coord_of(stage - 1) != strategy.coord_of(stage);
 }
 
 double StageRunner::run_step(int num_micro_batches, Source source, StepExchange* exchange) {
-  return run(std::move(source), [&] { engine_.run_step(num_micro_batches, *this, exchange); });
+  return run(num_micro_batches, std::move(source), [&] { engine_.run_step(num_micro_batches, *this, exchange); });
 }
 
 double StageRunner::run_local_step(int num_micro_batches, Source source) {
-  return run(std::move(source), [&] { engine_.run_local_step(num_micro_batches, *this); });
+  return run(num_micro_batches, std::move(source), [&] { engine_.run_local_step(num_micro_batches, *this); });
+}
+
+double StageRunner::run_updates(int num_micro_batches, Source source, Update update) {
+  update_ = std::move(update);
+  return run_step(num_micro_batches, std::move(source));
 }
 
 template <class Run>
-double StageRunner::run(Source source, const Run& run_engine) {
+double StageRunner::run(int num_micro_batches, Source source, const Run& run_engine) {
   source_ = std::move(source);
   loss_ = 0;
   inputs_.clear();
   outputs_.clear();
   gradients_.clear();
+  rewound_.clear();
+  hidden_.clear();
+  recomputed_.clear();
+  promised_.clear();
+  const Schedule& table = engine_.table(num_micro_batches);
+  const Units& units = engine_.state().layout.units();
+  for (const Action& entry : table) {
+    const Units::Unit& unit = units.units[static_cast<size_t>(entry.unit)];
+    const bool begins_pass = entry.kind == Action::Kind::recompute && unit.parent < 0;
+    if (begins_pass) recomputed_.insert({unit.stage, entry.micro_batch});
+  }
+  links_.begin_step(table, num_micro_batches);
   run_engine();
-  for (Work& work : sends_) work.wait();
-  sends_.clear();
+  links_.finish_step();
   source_ = nullptr;
   return loss_;
 }
 
-Tensors StageRunner::run_stage(int stage, const at::Tensor& input, const MicroBatch& batch) {
-  Tensors inputs{stage == 0 ? batch.ids : input};
+std::vector<Module*> StageRunner::blocks_of(int stage) const {
+  const std::vector<Module*> all = engine_.model().blocks();
+  const auto [first, last] = blocks_[static_cast<size_t>(stage)];
+  return {all.begin() + static_cast<std::ptrdiff_t>(first), all.begin() + static_cast<std::ptrdiff_t>(last)};
+}
+
+Tensors StageRunner::run_stage(int stage, const Tensors& from, const MicroBatch& batch) {
+  Tensors inputs = stage == 0 ? Tensors{batch.ids} : from;
   if (stage == num_stages_ - 1 && batch.labels.defined()) inputs.push_back(batch.labels);
   if (num_stages_ == 1) return engine_.model().run(std::move(inputs), batch.context);
   const auto [first, last] = blocks_[static_cast<size_t>(stage)];
   return engine_.model().run_blocks(first, last, std::move(inputs), batch.context);
 }
 
+/// Of a forward or recompute; the same tensors each time, since their gradients are asked for.
+Tensors StageRunner::inputs_of(const Key& key) {
+  const auto [stage, micro_batch] = key;
+  if (stage == 0) return {};
+  const auto found = inputs_.find(key);
+  if (found != inputs_.end()) return found->second;
+  const Key before{stage - 1, micro_batch};  // on this rank too
+  Tensors inputs;
+  for (const at::Tensor& output : outputs_.at(before)) {
+    inputs.push_back(output.detach().set_requires_grad(output.requires_grad()));
+  }
+  if (recomputed_.contains(before)) outputs_.erase(before);
+  return inputs_[key] = inputs;
+}
+
 void StageRunner::forward(int stage, int micro_batch) {
   const Key key{stage, micro_batch};
   MicroBatch batch = source_(micro_batch);
   batch.context.micro_batch = micro_batch;
-  if (stage > 0 && !inputs_.contains(key)) {  // the stage before is on this rank too
-    inputs_[key] = outputs_.at({stage - 1, micro_batch}).detach();
+  const Tensors inputs = inputs_of(key);
+  if (!recomputed_.contains(key)) {
+    outputs_[key] = run_stage(stage, inputs, batch);
+    return;
   }
-  const Units& units = engine_.state().layout.units();
-  at::Tensor input;
-  if (stage > 0) input = inputs_.at(key).requires_grad_(units.has_backward(stage - 1));
-  outputs_[key] = run_stage(stage, input, batch).front();
-  if (stage > 0 && !units.has_backward(stage - 1)) inputs_.erase(key);  // nothing will ask for its gradient
+  for (Module* block : blocks_of(stage)) hidden_[key].emplace_back(*block, draws_);
+  const at::NoGradGuard no_grad;
+  Tensors outputs = run_stage(stage, inputs, batch);
+  for (HiddenState& state : hidden_[key]) state.keep_changed();
+  promise_gradients(outputs, inputs);
+  for (const at::Tensor& output : outputs) promised_[key].push_back(output.requires_grad());
+  outputs_[key] = std::move(outputs);
+}
+
+void StageRunner::recompute(int stage, int micro_batch) {
+  const Key key{stage, micro_batch};
+  MicroBatch batch = source_(micro_batch);
+  batch.context.micro_batch = micro_batch;
+  batch.context.phase = Phase::recompute;
+  for (const HiddenState& state : hidden_.at(key)) rewound_[key].push_back(std::make_unique<Rewound>(state));
+  hidden_.erase(key);
+  outputs_[key] = run_stage(stage, inputs_of(key), batch);
 }
 
 void StageRunner::backward(int stage, int micro_batch) {
   const Key key{stage, micro_batch};
-  const at::Tensor output = outputs_.at(key);
+  const Tensors outputs = std::move(outputs_.at(key));
   outputs_.erase(key);
   if (stage == num_stages_ - 1) {
-    caravan::backward(output, engine_.strategy().loss_layout);
-    if (!output.is_meta()) loss_ += output.item<double>();
-    return;
-  }
-  const Key next{stage + 1, micro_batch};
-  const auto received = gradients_.find(key);
-  const at::Tensor gradient = received != gradients_.end() ? received->second : inputs_.at(next).grad();
-  if (received != gradients_.end()) {
-    gradients_.erase(received);
+    caravan::backward(outputs.front(), engine_.strategy().loss_layout);
+    if (!outputs.front().is_meta()) loss_ += outputs.front().item<double>();
   } else {
-    inputs_.erase(next);
+    back_propagate(key, outputs);
   }
-  torch::autograd::backward({output}, {gradient});
+  rewound_.erase(key);
+  if (stage > 0 && !engine_.state().layout.units().has_backward(stage - 1)) inputs_.erase(key);
+}
+
+void StageRunner::back_propagate(const Key& key, const Tensors& outputs) {
+  const Key next{key.first + 1, key.second};
+  const bool is_remote = crosses_into(next.first);
+  const Tensors gradients = is_remote ? std::move(gradients_.at(key)) : gradients_of(inputs_.at(next));
+  is_remote ? gradients_.erase(key) : inputs_.erase(next);
+  const auto promised = promised_.find(key);
+  Tensors ends;
+  Tensors theirs;
+  size_t given = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool has_gradient = promised == promised_.end() ? outputs[i].requires_grad() : promised->second[i];
+    if (!has_gradient) continue;
+    const at::Tensor& gradient = gradients.at(given++);
+    if (!outputs[i].requires_grad()) continue;  // promised, but nothing before it is trained
+    ends.push_back(outputs[i]);
+    theirs.push_back(gradient);
+  }
+  torch::autograd::backward(ends, theirs);
 }
 
 void StageRunner::transfer(const Action& entry) {
   const int stage = engine_.state().layout.units().units[static_cast<size_t>(entry.unit)].stage;
   const Key after{stage, entry.micro_batch};
   const Key before{stage - 1, entry.micro_batch};
-  const int low = rank_of(stage - 1);
-  const int high = rank_of(stage);
-  if (entry.kind == Action::Kind::send && !entry.is_gradient)
-    send(outputs_.at(before).detach(), low, high, "activation");
-  if (entry.kind == Action::Kind::recv && !entry.is_gradient) inputs_[after] = recv(low, high, "activation");
-  if (entry.kind == Action::Kind::send && entry.is_gradient) {
-    send(inputs_.at(after).grad(), high, low, "gradient of activation");
+  const bool is_send = entry.kind == Action::Kind::send;
+  if (!is_send) {
+    (entry.is_gradient ? gradients_[before] : inputs_[after]) = links_.get(entry, stage);
+    return;
+  }
+  if (entry.is_gradient) {
+    links_.put(entry, stage, gradients_of(inputs_.at(after)));
     inputs_.erase(after);
+    return;
   }
-  if (entry.kind == Action::Kind::recv && entry.is_gradient)
-    gradients_[before] = recv(high, low, "gradient of activation");
-}
-
-void StageRunner::send(const at::Tensor& tensor, int from_rank, int to_rank, const Call& call) {
-  const FlatCell cell = crossing(engine_.mesh()[engine_.strategy().pipeline_axis], from_rank, to_rank);
-  if (tensor.dim() > kMostDims) {
-    throw ShapeError({"pipeline", "activation", fmt::format("has {} dims", tensor.dim()), engine_.mesh().where(),
-                      fmt::format("pass a tensor of at most {} dims from stage to stage", kMostDims)});
-  }
-  const at::Tensor flat = tensor.contiguous().view({-1});
-  const at::Tensor header = at::empty({kHeader}, at::kLong);
-  auto* numbers = header.mutable_data_ptr<int64_t>();
-  std::fill_n(numbers, kHeader, 0);
-  numbers[0] = static_cast<int64_t>(tensor.scalar_type());
-  numbers[1] = tensor.dim();
-  std::copy(tensor.sizes().begin(), tensor.sizes().end(), numbers + 2);
-  sends_.push_back(start(cell, header, header, "shape of activation"));
-  if (flat.numel() > 0) sends_.push_back(start(cell, flat, flat, call));
-}
-
-at::Tensor StageRunner::recv(int from_rank, int to_rank, const Call& call) {
-  const FlatCell cell = crossing(engine_.mesh()[engine_.strategy().pipeline_axis], from_rank, to_rank);
-  const at::Tensor header = at::empty({kHeader}, at::kLong);
-  start(cell, header, header, "shape of activation").wait();
-  const auto* numbers = header.const_data_ptr<int64_t>();
-  const std::vector<int64_t> shape(numbers + 2, numbers + 2 + numbers[1]);
-  const at::Tensor flat = at::empty(shape, at::TensorOptions(static_cast<at::ScalarType>(numbers[0]))).view({-1});
-  if (flat.numel() > 0) start(cell, flat, flat, call).wait();
-  return flat.view(shape);
+  links_.put(entry, stage, outputs_.at(before));
+  if (recomputed_.contains(before)) outputs_.erase(before);
 }
 
 at::Tensor StageRunner::evaluate(const MicroBatch& batch) {
   const at::NoGradGuard no_grad;
-  at::Tensor stream;
+  Tensors stream;
   for (int stage = 0; stage < num_stages_; ++stage) {
-    const std::string& axis = engine_.strategy().pipeline_axis;
-    const bool is_here = axis.empty() || engine_.mesh()[axis].coord() == rank_of(stage);
-    if (!is_here) {
-      stream = at::Tensor();
-      continue;
-    }
-    if (stage > 0 && rank_of(stage - 1) != rank_of(stage)) {
-      stream = recv(rank_of(stage - 1), rank_of(stage), "activation");
-    }
-    stream = run_stage(stage, stream, batch).front();
-    if (stage + 1 < num_stages_ && rank_of(stage + 1) != rank_of(stage)) {
-      send(stream, rank_of(stage), rank_of(stage + 1), "activation");
-    }
+    if (!is_here(stage)) continue;
+    if (crosses_into(stage)) stream = links_.get_alone(stage);
+    stream = run_stage(stage, stream, batch);
+    if (crosses_into(stage + 1)) links_.put_alone(stage + 1, stream);
   }
-  for (Work& work : sends_) work.wait();
-  sends_.clear();
-  return stream;
+  links_.finish_step();
+  return is_here(num_stages_ - 1) ? stream.front() : at::Tensor();
 }
 
 }  // namespace caravan

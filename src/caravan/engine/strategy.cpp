@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include <fmt/format.h>
@@ -52,7 +53,13 @@ std::vector<std::vector<int64_t>> equal_parts(const std::vector<std::pair<int64_
   return sizes;
 }
 
-void check_stages(const std::vector<int>& stages, size_t num_units, const MeshAxis& axis) {
+std::vector<int> sorted(std::vector<int> numbers) {
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
+void check_stages(const std::vector<int>& stages, size_t num_units, const std::vector<int>& coords,
+                  const MeshAxis& axis) {
   const auto refuse = [&](const std::string& fact) {
     throw UsageError({"pipeline", "stages", fact, axis.where(), "give each unit a stage: 0, .., 0, 1, .., in order"});
   };
@@ -62,23 +69,31 @@ void check_stages(const std::vector<int>& stages, size_t num_units, const MeshAx
     if (stage != last && stage != last + 1) refuse(fmt::format("stage {} follows stage {}", stage, last));
     last = stage;
   }
-  if (stages.front() != 0 || last + 1 != axis.size()) {
-    refuse(fmt::format("{} stages on axis {} of size {}", last + 1, axis.name(), axis.size()));
+  std::set<int> used;
+  for (const int coord : coords) {
+    if (coord >= 0 && coord < axis.size()) used.insert(coord);
+  }
+  if (stages.front() != 0 || last + 1 != static_cast<int>(coords.size()) ||
+      static_cast<int>(used.size()) != axis.size()) {
+    refuse(fmt::format("{} stages on axis {} of size {}, at coordinates [{}]", last + 1, axis.name(), axis.size(),
+                       fmt::join(coords, ", ")));
   }
 }
 
-/// The stages whose units use each parameter.
-std::map<std::string, std::set<int>> stages_of_parameters(const Strategy& strategy, const Mesh& mesh) {
-  std::map<std::string, std::set<int>> stages;
+/// The coordinates of the pipeline whose units use each parameter, that of its first stage in front.
+std::map<std::string, std::vector<int>> users_of_parameters(const Strategy& strategy, const Mesh& mesh) {
+  std::map<std::string, std::vector<int>> users;
   const Groups groups = groups_of(strategy, mesh);
   for (const Units::Unit& unit : groups.units.units) {
     for (const int group : unit.groups) {
       for (const Parameter* parameter : groups.parameters[static_cast<size_t>(group)]) {
-        stages[parameter->name()].insert(unit.stage);
+        std::vector<int>& coords = users[parameter->name()];
+        const int coord = strategy.coord_of(unit.stage);
+        if (std::ranges::find(coords, coord) == coords.end()) coords.push_back(coord);
       }
     }
   }
-  return stages;
+  return users;
 }
 
 }  // namespace
@@ -206,16 +221,21 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
   }
 }
 
-void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit) {
-  check_stages(stage_of_unit, strategy.units.size(), mesh[axis]);
+void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit,
+                std::vector<int> rank_of_stage) {
+  if (rank_of_stage.empty()) {
+    rank_of_stage.resize(static_cast<size_t>(mesh[axis].size()));
+    std::iota(rank_of_stage.begin(), rank_of_stage.end(), 0);
+  }
+  check_stages(stage_of_unit, strategy.units.size(), rank_of_stage, mesh[axis]);
   for (size_t u = 0; u < stage_of_unit.size(); ++u) strategy.units[u].stage = stage_of_unit[u];
   strategy.pipeline_axis = axis;
+  strategy.rank_of_stage = std::move(rank_of_stage);
   strategy.loss_layout = strategy.loss_layout.moved(axis, Partial{});
-  const auto stages = stages_of_parameters(strategy, mesh);
+  const auto users = users_of_parameters(strategy, mesh);
   std::map<std::vector<int>, std::string> joint;  // in sorted order: every rank makes the same communicators
-  for (const auto& [name, users] : stages) {
-    const std::vector<int> coords(users.begin(), users.end());
-    if (coords.size() > 1) joint.emplace(coords, axis);
+  for (const auto& [name, coords] : users) {
+    if (coords.size() > 1) joint.emplace(sorted(coords), axis);
   }
   for (auto& [coords, name] : joint) {
     if (static_cast<int>(coords.size()) == mesh[axis].size()) continue;
@@ -224,20 +244,20 @@ void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const s
   }
   for (const auto& unit : strategy.units) {
     for (const Parameter* parameter : unit.module->parameters()) {
-      const std::set<int>& users = stages.at(parameter->name());
+      const std::vector<int>& coords = users.at(parameter->name());
       ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
       if (layouts.rest[axis].is_shard()) continue;  // another unit of the same stages has it
       if (parameter->global_shape().empty()) {
         throw LayoutError(
             {"pipeline", parameter->name(), "a scalar cannot rest on a stage", mesh.where(), "give it the shape [1]"});
       }
-      const Shard on_stage{.dim = 0, .owner = *users.begin(), .rows = rows_at_rest(*parameter, layouts, mesh)};
+      const Shard on_stage{.dim = 0, .owner = coords.front(), .rows = rows_at_rest(*parameter, layouts, mesh)};
       layouts.rest = layouts.rest.moved(axis, on_stage);
-      if (users.size() == 1) {
+      if (coords.size() == 1) {
         layouts.leaf = layouts.leaf.moved(axis, on_stage);
         continue;
       }
-      const std::string& shared = joint.at({users.begin(), users.end()});
+      const std::string& shared = joint.at(sorted(coords));
       if (!mesh.has(shared)) {  // this rank holds none of the stages that share it
         layouts.leaf = layouts.leaf.moved(axis, on_stage);
         continue;

@@ -49,9 +49,10 @@ struct Strategy {
   std::shared_ptr<ReductionHook> hook{};
   std::string hook_axis{};
 
-  /// The table of a step for one coordinate of the pipeline axis (0 without one): a pure function. Default:
-  /// accumulation, `gathers` where leaves are not at rest, reductions; a pipeline has none.
-  std::function<Schedule(const Units& units, int num_micro_batches, int pipeline_rank)> table{};
+  /// The passes of a step for each coordinate of the pipeline axis (one without it): a pure function. Default:
+  /// accumulation; a pipeline has none. The table of a step is made of them: with `gathers` where leaves are not at
+  /// rest, and reductions.
+  std::function<std::vector<PassOrder>(int num_micro_batches)> passes{};
   GatherOptions gathers{.prefetch = 1};
   /// The gradients of a group are reduced once for each micro-batch, and add up where they rest; else once a step, and
   /// add up in the layout of the leaves.
@@ -68,6 +69,12 @@ struct Strategy {
   /// Kept leaves are this rank's own version of the values, never their memory: an StepExchange may change the values
   /// during a step. Excludes shares_leaves.
   bool keeps_versions = false;
+  /// Stages step their optimizer between passes (Pass::Kind::update), while micro-batches are in flight: the leaves are
+  /// versions of the weights, and a backward reads that of its forward (weight_versions.h). Needs leaves at rest.
+  bool stashes_weights = false;
+  /// Of such a step, so many micro-batches make a batch, and all of batch t read the version after max(0, t-1) updates
+  /// of the step (PipeDream-2BW). 0: each reads the newest.
+  int batch_of_versions = 0;
   /// Sums of gradients in the layout of the leaves keep their memory, and at rest are inside it.
   bool keeps_gradients = false;
   /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
@@ -75,9 +82,12 @@ struct Strategy {
   /// The same for the first collective of a step, if this is less: a small one starts early.
   int64_t first_bucket_bytes = int64_t{1} << 20;
 
-  /// Pipeline: its axis, and the coordinate that holds each stage (default: stage i on coordinate i). "": none.
+  /// Pipeline: its axis, and the coordinate that holds each stage. "": none.
   std::string pipeline_axis{};
   std::vector<int> rank_of_stage{};
+  /// What crosses from stage to stage has the same shapes in every micro-batch of a step: the first one tells them.
+  /// false: a header of 584 bytes goes before each.
+  bool has_static_shapes = true;
 
   /// Of the loss: I or P on every axis.
   Layout loss_layout{};
@@ -101,6 +111,8 @@ struct Strategy {
   std::vector<std::shared_ptr<const Hook>> hooks{};
 
   int num_stages() const noexcept { return units.empty() ? 0 : units.back().stage + 1; }
+  /// The coordinate of the pipeline axis that holds `stage`; 0 without one.
+  int coord_of(int stage) const { return rank_of_stage.empty() ? 0 : rank_of_stage[static_cast<size_t>(stage)]; }
 };
 
 /// One process's way: a unit for each of model.blocks(), every parameter I at rest and as a leaf (or as it is laid out,
@@ -128,10 +140,12 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns);
 /// all ranks do.
 void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts = 0);
 
-/// Splits the units over the axis into stages: unit i is on stage stage_of_unit[i]. Parameters rest on their stage; one
-/// that several stages use rests on the first of them and is a leaf R on all of them.
-/// Throws UsageError if the stages are not 0, 1, .. in order, or are not as many as the axis has coordinates.
-void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit);
+/// Splits the units over the axis into stages: unit i is on stage stage_of_unit[i], stage s on coordinate
+/// rank_of_stage[s] (empty: s). Parameters rest on the coordinate of their stage; one that several coordinates use rests
+/// on that of its first stage and is a leaf R on all of them.
+/// Throws UsageError if the stages are not 0, 1, .. in order, or a coordinate of the axis has none.
+void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit,
+                std::vector<int> rank_of_stage = {});
 
 /// The units and parameter groups of a strategy, as tables go by them.
 Units units_of(const Strategy& strategy, const Mesh& mesh);

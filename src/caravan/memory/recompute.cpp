@@ -64,7 +64,8 @@ std::vector<Module*> matching_all(const std::vector<std::string>& patterns, Modu
 std::vector<Module*> chosen_modules(const RecomputeChoice& choice, Module& model) {
   using enum RecomputeChoice::Kind;
   switch (choice.kind) {
-    case none: return {};
+    case none:
+    case stage: return {};  // of the schedule
     case selective:
       return matching(kAttentionCores, model, "name the modules that are to be recomputed, or use \"full\"");
     case full: return listed_blocks(model);

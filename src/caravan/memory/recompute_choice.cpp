@@ -13,7 +13,7 @@ std::string RecomputeChoice::to_string() const {
 }
 
 const std::vector<std::string>& recompute_kinds() {
-  static const std::vector<std::string> kinds{"none", "selective", "full"};
+  static const std::vector<std::string> kinds{"none", "selective", "full", "stage"};
   return kinds;
 }
 

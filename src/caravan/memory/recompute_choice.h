@@ -12,13 +12,14 @@ struct RecomputeChoice {
     none,
     selective,  ///< attention cores: modules whose name ends in "attention.core"
     full,       ///< the blocks of a model's list of blocks: "blocks.0", .. but neither embedding nor head
+    stage,      ///< a whole stage of a pipeline keeps its input alone: a pass of the schedule (parallel/pipeline.h)
     modules,    ///< those of `patterns`
   };
   Kind kind = Kind::none;
   std::vector<std::string> patterns{};  ///< names of modules, * stands for any characters; modules inside go with them
 
   bool operator==(const RecomputeChoice&) const = default;
-  /// "none", "selective", "full", or the patterns: "blocks.0, blocks.2".
+  /// "none", "selective", "full", "stage", or the patterns: "blocks.0, blocks.2".
   std::string to_string() const;
 };
 

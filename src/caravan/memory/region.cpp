@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "caravan/base/error.h"
-#include "caravan/memory/hidden_state.h"
+#include "caravan/module/hidden_state.h"
 
 namespace caravan {
 namespace {

@@ -61,7 +61,8 @@ void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
   for (const auto& [name, placement] : query.layout.entries()) {
     if (!placement.is_shard(dim)) continue;
     const MeshAxis& axis = query.mesh[name];
-    if (!placement.sizes().empty()) extents = {size};  // those at this rank's coordinates of the major axes
+    const bool tells_rows = !placement.sizes().empty() || placement.owner_rows() >= 0;
+    if (tells_rows) extents = {size};  // those at this rank's coordinates of the major axes
     std::set<int64_t> parts;
     for (const int64_t extent : extents) {
       if (const auto wrong = misfit(placement, extent, axis.size(), name)) {

@@ -77,7 +77,9 @@ Layout dry_run(Module& model, const PlanRows& rows, const std::vector<std::vecto
     table.set(inputs[i], generates ? in_generation(layout) : layout, fmt::format("input {} of the model", i));
   }
   const at::NoGradGuard no_grad;
-  const Tensors outputs = model.run(std::move(inputs), {.phase = phase, .layouts = &table});
+  // Block by block, as stages of a pipeline run them: a hook around a list of them would not stand around each.
+  const Tensors outputs =
+      model.run_blocks(0, model.blocks().size(), std::move(inputs), {.phase = phase, .layouts = &table});
   if (outputs.empty()) throw UsageError({"plan", "", "the model has no output", "", "return the loss first"});
   return table.of(outputs.front(), generates ? "generation" : "backward");
 }
@@ -203,6 +205,8 @@ std::vector<std::string> lines_of(const Plan& plan, Module& model, const PlanRow
     const bool is_run = is_found(site.training);
     const bool is_only_generation = !is_run && is_found(site.generation);
     const PlanSite::Way& way = is_only_generation ? site.generation : site.training;
+    const bool is_list = !is_run && !is_only_generation && module->own_parameters().empty();
+    if (is_list && module->modules().size() > 1) continue;  // blocks run one by one
     const std::string layouts = layouts_of(way.inputs) + " -> " + layouts_of(way.outputs);
     cells.emplace_back(site.name, is_run ? layouts : is_only_generation ? layouts + " (generation)" : "not run");
     add_moves(cells, way.inputs, "input");
@@ -258,6 +262,7 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   const auto hooks = std::make_shared<PlanHooks>(plan.name, rows, record);
   Installation installation;
   for (Module* module : model.modules()) installation.add(*module, hooks, plan.rows);
+  hooks->sites().at(model.name()).is_of_blocks = model.blocks().front() != &model;
   {
     const MetaParameters parameters(model, rows, record);
     applied.loss_layout_ = dry_run(model, rows, input_shapes, *hooks, Phase::forward);

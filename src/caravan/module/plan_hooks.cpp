@@ -90,7 +90,7 @@ Tensors PlanHooks::run(PlanSite& site, Tensors inputs, const ForwardContext& con
   PlanSite::Way& way = site.way(context.phase);
   pass(inputs, way.inputs, site.name, "input");
   Tensors outputs;
-  if (table_ != nullptr || way.sets_index) {
+  if (!site.is_of_blocks && (table_ != nullptr || way.sets_index)) {
     const ForwardContext here = inside(site.name, way, inputs, context);
     if (table_ != nullptr && here.index != context.index) way.sets_index = true;
     outputs = next(std::move(inputs), here);

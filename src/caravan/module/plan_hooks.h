@@ -35,6 +35,8 @@ struct PlanSite {
   std::string name;
   Way training{};
   Way generation{};
+  /// Its blocks set their own index: stages of a pipeline run some of them, with other inputs.
+  bool is_of_blocks = false;
   Way& way(Phase phase) { return phase == Phase::generate ? generation : training; }
   bool needs_hook() const { return training.needs_hook() || generation.needs_hook(); }
 };

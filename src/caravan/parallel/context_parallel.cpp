@@ -28,7 +28,7 @@ at::Tensor in_order(const at::Tensor& x, int64_t dim, const at::Tensor& order) {
 /// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is cut already, or {stream, labels}.
 class Zigzag {
  public:
-  /// `parts`: into which sequences are cut in all.
+  /// `parts`: in which the sequences of the stream are cut.
   Zigzag(int num_ring, int64_t parts) : num_ring_(num_ring), parts_(parts) {}
 
   Tensors operator()(Module& /*model*/, Tensors inputs, const ForwardContext& context, const Next& next) const {
@@ -149,7 +149,7 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   // Of this plan or of one that is joined: each rank takes its heads before they go around.
   plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});
   if (!options.ring.empty()) {
-    plan.rows.push_back({.pattern = "", .around = Zigzag(num_ring, parts)});
+    plan.rows.push_back({.pattern = "", .around = Zigzag(num_ring, parts * options.stream_parts)});
     plan.rows.push_back({.pattern = "*.attention.core", .around = ring_attention(mesh[options.ring])});
   }
   return plan;

@@ -13,6 +13,8 @@ struct ContextParallelOptions {
   std::string ring{};      ///< keys and values go around (parallel/ring_attention.h)
   std::string ulysses{};   ///< attention exchanges sequence for heads
   int64_t head_parts = 1;  ///< in which another plan (tensor parallelism) splits the heads already
+  /// In which another plan (sequence parallelism) splits the sequence of the residual stream too.
+  int64_t stream_parts = 1;
 };
 
 /// Context parallelism as a plan for GPT-2 and Llama: each rank has a part of every sequence, also of the residual

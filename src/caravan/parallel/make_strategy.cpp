@@ -9,6 +9,7 @@
 #include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/param_server.h"
+#include "caravan/parallel/pipeline.h"
 #include "caravan/parallel/power_sgd.h"
 #include "caravan/parallel/replicas.h"
 #include "caravan/parallel/split_model.h"
@@ -137,9 +138,7 @@ void add_data_parallel(Strategy& strategy, const StrategyChoice& all, const Mesh
 }  // namespace
 
 StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
-                               const RecomputeChoice& recompute, const TensorParallelChoice& tensor_parallel,
-                               const ContextParallelChoice& context_parallel,
-                               const ExpertParallelChoice& expert_parallel) {
+                               const RecomputeChoice& recompute) {
   if (const std::string wrong = wrong_with_hook(data_parallel, precision); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
@@ -147,9 +146,6 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
     throw UsageError({"strategy", "precision", wrong, "", "use fp32 or bf16 to compute in, and fp32 for the rest"});
   }
   StrategyChoice choice{.data_parallel = data_parallel,
-                        .tensor_parallel = tensor_parallel,
-                        .context_parallel = context_parallel,
-                        .expert_parallel = expert_parallel,
                         .compute_dtype = dtype_of(precision.compute),
                         .gradient_dtype = dtype_of(precision.gradients),
                         .recompute = recompute};
@@ -171,6 +167,13 @@ Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
   if (hook == "bf16" || hook == "fp16") choice.reduce_dtype = dtype_of(hook);
   if (choice.data_parallel.has_groups()) factor_into_groups(mesh, choice.data_parallel);
   Strategy strategy = split_model(choice, model, mesh);
+  if (choice.pipeline.is_used()) {
+    refuse_beside_split(choice.data_parallel, mesh);
+    add_pipeline(strategy, mesh,
+                 {.choice = choice.pipeline,
+                  .stage_of_block = choice.stage_of_block,
+                  .recompute = choice.recompute.kind == RecomputeChoice::Kind::stage});
+  }
   add_data_parallel(strategy, choice, mesh);
   strategy.bucket_bytes = choice.data_parallel.bucket_bytes;
   add_recompute(strategy, model, choice.recompute);

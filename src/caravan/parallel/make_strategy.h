@@ -4,6 +4,7 @@
 
 #include "caravan/engine/strategy.h"
 #include "caravan/memory/recompute_choice.h"
+#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/techniques.h"
 #include "caravan/parallel/tensor_choice.h"
 
@@ -15,7 +16,9 @@ struct StrategyChoice {
   TensorParallelChoice tensor_parallel{};
   ContextParallelChoice context_parallel{};
   ExpertParallelChoice expert_parallel{};
-  int64_t sequences = 1;  ///< of a micro-batch of one data-parallel rank: what is split
+  PipelineChoice pipeline{};
+  std::vector<int> stage_of_block{};  ///< of model.blocks(); empty: cut evenly
+  int64_t sequences = 1;              ///< of a micro-batch of one data-parallel rank: what is split
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
@@ -23,13 +26,11 @@ struct StrategyChoice {
   bool overlap = true;  ///< what split layers send travels beside computation (DeferredWork::set_overlaps)
 };
 
-/// What the sections of a recipe say.
+/// What these sections of a recipe say.
 StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
-                               const RecomputeChoice& recompute, const TensorParallelChoice& tensor_parallel = {},
-                               const ContextParallelChoice& context_parallel = {},
-                               const ExpertParallelChoice& expert_parallel = {});
+                               const RecomputeChoice& recompute);
 
-/// The one place where names of techniques become strategies. `mesh` has an axis dp, and ep, cp and tp where these
+/// The one place where names of techniques become strategies. `mesh` has an axis dp, and pp, ep, cp and tp where these
 /// degrees are above 1; it may get further ones. Every rank calls it. Layers of a Model of this library are split by
 /// the tables of tensor_1d, its relatives, context_parallel and expert_parallel; for another module, apply a Plan of
 /// your own. Throws UsageError, naming the nearest valid choice, for a name or a number that is not one, and as apply

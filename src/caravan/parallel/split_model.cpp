@@ -16,15 +16,16 @@
 #include "caravan/parallel/tensor_3d.h"
 
 namespace caravan {
-namespace {
+namespace {}  // namespace
 
-/// Techniques whose ranks do not step together, or are given their batch by another one.
 void refuse_beside_split(const DataParallelChoice& choice, const Mesh& mesh) {
   if (!choice.is_asynchronous() && !choice.is_replicated()) return;
   const std::string what = choice.is_replicated() ? "" : " with mode \"" + choice.mode + "\"";
   throw UsageError({"strategy", choice.technique, choice.technique + what + " runs whole models", mesh.where(),
-                    "use " + data_parallel_techniques().front() + " beside layers that are split"});
+                    "use " + data_parallel_techniques().front() + " beside a model that is split"});
 }
+
+namespace {
 
 /// Splits the axis tp into those of a grid.
 Plan tensor_plan(const TensorParallelChoice& choice, const ModelConfig& config, Mesh& mesh) {
@@ -50,8 +51,10 @@ Plan tensor_plan(const TensorParallelChoice& choice, const ModelConfig& config, 
 }
 
 /// The axes of the choice: cp itself, or two parts of it.
-ContextParallelOptions context_options(const ContextParallelChoice& choice, int64_t head_parts, Mesh& mesh) {
-  ContextParallelOptions options{.head_parts = head_parts};
+ContextParallelOptions context_options(const ContextParallelChoice& choice, const TensorParallelChoice& tensor,
+                                       Mesh& mesh) {
+  ContextParallelOptions options{.head_parts = tensor.head_parts(),
+                                 .stream_parts = tensor.is_used() && tensor.sequence ? tensor.degree : 1};
   if (choice.has_both()) {
     options.ring = "cp_ring";
     options.ulysses = "cp_ulysses";
@@ -88,7 +91,7 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   // All axes are there before a plan keeps the mesh; sequences are split over those of the context first.
   const bool splits_context = choice.context_parallel.is_used();
   ContextParallelOptions context;
-  if (splits_context) context = context_options(choice.context_parallel, choice.tensor_parallel.head_parts(), mesh);
+  if (splits_context) context = context_options(choice.context_parallel, choice.tensor_parallel, mesh);
   Plan plan;
   if (choice.tensor_parallel.is_used()) plan = tensor_plan(choice.tensor_parallel, model->config(), mesh);
   if (splits_context) plan = join(context_parallel(model->config(), mesh, context), plan);

@@ -16,6 +16,25 @@ const std::vector<std::string>& communication_hooks() {
   return names;
 }
 
+std::vector<std::pair<std::string, DataParallelChoice>> sharding_choices(const DataParallelChoice& like) {
+  std::vector<std::pair<std::string, DataParallelChoice>> choices;
+  const auto add = [&](const std::string& name, const char* technique, bool reshards, const char* accumulate) {
+    DataParallelChoice choice = like;
+    choice.technique = technique;
+    choice.reshard_after_forward = reshards;
+    choice.accumulate = accumulate;
+    choices.emplace_back(name, choice);
+  };
+  add("zero1", "zero1", true, "sharded");
+  for (const char* accumulate : {"sharded", "full"}) {
+    const std::string sums = std::string(", gradients ") + (accumulate[0] == 's' ? "each micro-batch" : "once a step");
+    add("zero2" + sums, "zero2", true, accumulate);
+    add("zero3, gathered each pass" + sums, "zero3", true, accumulate);
+    add("zero3, gathered once" + sums, "zero3", false, accumulate);
+  }
+  return choices;
+}
+
 std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionChoice& precision) {
   if (choice.has_residual() && !choice.all_reduces()) {
     return fmt::format(

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "caravan/parallel/precision_choice.h"
@@ -71,6 +72,10 @@ struct DataParallelChoice {
   /// What is wrong with the back-end of this name; "" if nothing.
   std::string wrong_with_backend(const std::string& backend) const;
 };
+
+/// The ways of sharding parameters, gradients and optimizer state over a data axis, with what they do when: "zero3,
+/// gathered once, gradients each micro-batch". Other settings as in `like`.
+std::vector<std::pair<std::string, DataParallelChoice>> sharding_choices(const DataParallelChoice& like);
 
 /// What is wrong with the hook beside that technique and precision; "" if nothing.
 std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionChoice& precision);

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "caravan/base/pattern.h"
+#include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/plan/stages.h"
 #include "caravan/plan/tensor.h"
 
 namespace caravan {
@@ -45,6 +47,22 @@ struct Sizes {
   double attention_weights;  ///< [sequences, heads, context, context]
 };
 
+/// Of the embedding, or of a head of its own.
+double table_elements(const TensorShape& ranks) {
+  return words_weight_elements(ranks) / (ranks.model.tie_embeddings ? 1 : 2);
+}
+
+/// What a rank has of everything but the layers.
+double words_elements(const TensorShape& ranks, const ModelPart& part) {
+  const bool is_gpt2 = ranks.model.kind == ModelKind::gpt2;
+  const double vectors = outer_weight_elements(ranks) - words_weight_elements(ranks);  // positions and final norm
+  const double norm = is_gpt2 ? 2 / (static_cast<double>(ranks.model.context) + 2) : 1;
+  double elements = 0;
+  if (part.has_embedding) elements += table_elements(ranks) + (1 - norm) * vectors;
+  if (part.has_head) elements += norm * vectors + (ranks.model.tie_embeddings ? 0 : table_elements(ranks));
+  return elements;
+}
+
 /// Turns the state of a whole model into that of one of the ranks that split its layers.
 void split(StateShape& state, const MemoryShape& shape) {
   const TensorParallelChoice& choice = shape.tensor_parallel;
@@ -53,15 +71,16 @@ void split(StateShape& state, const MemoryShape& shape) {
   state.dense_copies = shape.expert_parallel.degree;
   if (!choice.is_used() && !shape.expert_parallel.is_used()) return;
   const TensorShape ranks = tensor_shape(shape);
-  const auto layers = static_cast<double>(shape.model.layers);
+  const auto layers = static_cast<double>(shape.part.layers_of(shape.model));
   const double all_experts = expert_elements(shape.model);
   const double experts = expert_weight_elements(expert_shape(shape));
   const double dense = layer_weight_elements(ranks) - all_experts / static_cast<double>(choice.degree);
-  const double words = outer_weight_elements(ranks);
+  const double words = words_elements(ranks, shape.part);
   const double dense_part = (layers * dense + words) / (state.parameters - layers * all_experts);
   state.experts = layers * experts;
   state.parameters = layers * (dense + experts) + words;
-  const double table = words_weight_elements(ranks) / (shape.model.tie_embeddings ? 1 : 2);
+  const double table = table_elements(ranks);
+  if (state.shared_words > 0) state.shared_words = table;
   state.largest_unit = std::max(table, dense + experts);
   for (HookMatrix& matrix : state.matrices) {
     matrix.rows *= matrix.is_of_experts ? experts / all_experts : dense_part;
@@ -125,7 +144,7 @@ StateShape state_of(const MemoryShape& shape) {
                    .reduce_bytes = shape.reduce_bytes,
                    .num_moments = shape.num_moments,
                    .num_micro_batches = shape.rows / shape.sequences};
-  state.count(shape.model);
+  state.count(shape.model, shape.part);
   split(state, shape);
   return state;
 }
@@ -158,9 +177,12 @@ double full_activation_bytes(const MemoryShape& shape) noexcept {
 
 double kept_activation_bytes(const MemoryShape& shape) noexcept {
   const auto layers = static_cast<double>(shape.model.layers - shape.num_recomputed - shape.num_recomputed_cores);
-  return layers * layer_activation_bytes(shape) +
-         static_cast<double>(shape.num_recomputed) * full_activation_bytes(shape) +
-         static_cast<double>(shape.num_recomputed_cores) * selective_activation_bytes(shape);
+  const double all = layers * layer_activation_bytes(shape) +
+                     static_cast<double>(shape.num_recomputed) * full_activation_bytes(shape) +
+                     static_cast<double>(shape.num_recomputed_cores) * selective_activation_bytes(shape);
+  const double part = static_cast<double>(shape.part.layers_of(shape.model)) /
+                      static_cast<double>(std::max<int64_t>(shape.model.layers, 1));
+  return all * part * shape.in_flight + static_cast<double>(shape.stage_inputs) * full_activation_bytes(shape);
 }
 
 double recomputed_bytes(const MemoryShape& shape) noexcept {
@@ -213,10 +235,38 @@ double batch_bytes(const MemoryShape& shape) noexcept {
   return kIdAndLabel * static_cast<double>(shape.rows) * static_cast<double>(shape.model.context);
 }
 
+MemoryShape fullest_rank(const MemoryShape& shape) {
+  const std::vector<MemoryShape> ranks = shapes_of_ranks(shape);
+  return *std::ranges::max_element(ranks, {}, [](const MemoryShape& rank) { return peak_bytes(rank); });
+}
+
+std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape, const std::vector<double>& unit_costs) {
+  if (!shape.pipeline.is_used()) return {shape};
+  const std::vector<double> costs = unit_costs.empty() ? unit_flops(shape.model) : unit_costs;
+  const std::vector<int> stages = stage_of_units(shape.pipeline, shape.model, costs);
+  PipelineOrder order = pipeline_order(shape.pipeline, static_cast<int>(shape.rows / shape.sequences));
+  if (shape.recomputes_stages) order = with_recompute(std::move(order));
+  const std::vector<HeldActivations> held = held_activations(order);
+  std::vector<MemoryShape> ranks(order.ranks.size(), shape);
+  for (MemoryShape& rank : ranks) rank.part = {0, false, false};
+  for (size_t unit = 0; unit < stages.size(); ++unit) {
+    ModelPart& part = ranks[static_cast<size_t>(order.rank_of_stage[static_cast<size_t>(stages[unit])])].part;
+    if (unit == 0) part.has_embedding = true;
+    if (unit + 1 == stages.size()) part.has_head = true;
+    if (unit > 0 && unit + 1 < stages.size()) ++part.layers;
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto stages_here = static_cast<double>(std::ranges::count(order.rank_of_stage, static_cast<int>(rank)));
+    ranks[rank].in_flight = static_cast<double>(held[rank].activations) / stages_here;
+    ranks[rank].stage_inputs = held[rank].inputs;
+  }
+  return ranks;
+}
+
 double peak_bytes(const MemoryShape& shape) {
   const double words = static_cast<double>(shape.compute_bytes) * gathered_words_elements(tensor_shape(shape));
   return state_bytes(shape) + words + batch_bytes(shape) + kept_activation_bytes(shape) +
-         std::max(head_bytes(shape), recomputed_bytes(shape) + layer_backward_bytes(shape));
+         std::max(shape.part.has_head ? head_bytes(shape) : 0, recomputed_bytes(shape) + layer_backward_bytes(shape));
 }
 
 int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) {

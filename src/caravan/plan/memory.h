@@ -5,6 +5,7 @@
 
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
+#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/tensor_choice.h"
 #include "caravan/plan/experts.h"
 #include "caravan/plan/state.h"
@@ -20,6 +21,11 @@ struct MemoryShape {
   TensorParallelChoice tensor_parallel{};
   ContextParallelChoice context_parallel{};
   ExpertParallelChoice expert_parallel{};
+  PipelineChoice pipeline{};
+  ModelPart part{};      ///< that this rank of a pipeline has
+  double in_flight = 1;  ///< micro-batches whose activations of all of it are there at once
+  bool recomputes_stages = false;
+  int64_t stage_inputs = 0;    ///< of stages that keep their inputs alone: micro-batches whose input is there
   int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t gradient_bytes = 4;  ///< see StateShape
   int64_t reduce_bytes = 4;
@@ -46,6 +52,12 @@ std::vector<TensorShape> context_shapes(const MemoryShape& shape);
 /// And those that split experts, as plan/experts.h counts them.
 ExpertShape expert_shape(const MemoryShape& shape);
 
+/// The ranks of a pipeline: which layers each has, cut by `unit_costs` (empty: by FLOPs), and how many micro-batches
+/// its schedule holds. One, the shape itself, without a pipeline.
+std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape, const std::vector<double>& unit_costs = {});
+/// The one of these whose peak is the highest.
+MemoryShape fullest_rank(const MemoryShape& shape);
+
 /// Parameters, gradients and the optimizer's moments, by kind (plan/state.h), of what one of these ranks has.
 StateShape state_of(const MemoryShape& shape);
 double state_bytes(const MemoryShape& shape);
@@ -62,7 +74,7 @@ double layer_activation_bytes(const MemoryShape& shape) noexcept;
 double selective_activation_bytes(const MemoryShape& shape) noexcept;
 double full_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// What all layers keep, some of them recomputed; and the most that is computed again at once: the activations of one
+/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight; and the most that is computed again at once: the activations of one
 /// layer, or the attention weights of one core.
 double kept_activation_bytes(const MemoryShape& shape) noexcept;
 double recomputed_bytes(const MemoryShape& shape) noexcept;

@@ -64,22 +64,30 @@ AllReduced all_reduced(const StateShape& shape, double p, double ranks) {
 
 }  // namespace
 
-void StateShape::count(const ModelConfig& model) {
-  parameters = static_cast<double>(model.num_parameters());
-  const double embedding = static_cast<double>(model.vocabulary) * static_cast<double>(model.width);
+void StateShape::count(const ModelConfig& whole, const ModelPart& part) {
+  ModelConfig model = whole;
+  model.layers = part.layers_of(whole);
   ModelConfig bare = model;
   bare.layers = 0;
-  const double layers = parameters - static_cast<double>(bare.num_parameters());
-  largest_unit = std::max(embedding, layers / static_cast<double>(std::max<int64_t>(model.layers, 1)));
+  const bool is_gpt2 = model.kind == ModelKind::gpt2;
+  const auto width = static_cast<double>(model.width);
+  const double embedding = static_cast<double>(model.vocabulary) * width;
+  const double layers = static_cast<double>(model.num_parameters() - bare.num_parameters());
+  parameters = layers;
+  if (part.has_embedding) parameters += embedding + (is_gpt2 ? static_cast<double>(model.context) * width : 0);
+  if (part.has_head) parameters += (is_gpt2 ? 2 : 1) * width + (model.tie_embeddings ? 0 : embedding);
+  shared_words = part.shares_words(model) ? embedding : 0;
+  largest_unit = std::max(part.has_embedding || part.has_head ? embedding : 0,
+                          layers / static_cast<double>(std::max<int64_t>(model.layers, 1)));
   const auto of = [](int64_t rows, int64_t columns, int64_t count) {
     return HookMatrix{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(count)};
   };
   const int64_t kv_width = model.num_kv_heads() * model.head_width();
-  const bool is_gpt2 = model.kind == ModelKind::gpt2;
   const int64_t ups = (is_gpt2 ? 1 : 2) * model.layers;
   const int64_t tables = std::max<int64_t>(model.moe.experts, 1);
-  matrices = {of(model.vocabulary, model.width, model.tie_embeddings ? 1 : 2),
-              of(model.context, model.width, is_gpt2 ? 1 : 0),
+  const int64_t words = (part.has_embedding ? 1 : 0) + (part.has_head && !model.tie_embeddings ? 1 : 0);
+  matrices = {of(model.vocabulary, model.width, words),
+              of(model.context, model.width, is_gpt2 && part.has_embedding ? 1 : 0),
               of(model.width, model.width, 2 * model.layers),
               of(kv_width, model.width, 2 * model.layers),
               of(tables * model.hidden_width(), model.width, ups),
@@ -118,6 +126,7 @@ StateBytes state_bytes(const StateShape& shape) {
     bytes.buffers = kSumBytes * p + (kSumBytes + leaf) * others;
     return bytes;
   }
+  bytes.buffers += (leaf + kSumBytes) * shape.shared_words;
   const auto units = [&](double count) { return std::min(count * shape.largest_unit, p); };
   if (!keeps_all && !shape.is_shared()) {
     const auto gathered = static_cast<double>(2 + shape.choice.prefetch);

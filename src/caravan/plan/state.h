@@ -16,6 +16,18 @@ struct HookMatrix {
   bool is_of_experts = false;
 };
 
+/// The part of a model that a rank of a pipeline has.
+struct ModelPart {
+  int64_t layers = -1;  ///< -1: all
+  bool has_embedding = true;
+  bool has_head = true;
+  int64_t layers_of(const ModelConfig& model) const noexcept { return layers < 0 ? model.layers : layers; }
+  /// Another rank has the head or the embedding that this one's weight is tied to: both gather it in a step.
+  bool shares_words(const ModelConfig& model) const noexcept {
+    return model.tie_embeddings && has_embedding != has_head;
+  }
+};
+
 /// What a data-parallel technique lays out over the ranks of a run.
 struct StateShape {
   DataParallelChoice choice;
@@ -24,6 +36,7 @@ struct StateShape {
   /// another: context, depth. Ranks that split experts have copies of all other parameters.
   std::vector<int64_t> copies{};
   int64_t dense_copies = 1;
+  double shared_words = 0;     ///< elements of a weight that stages of a pipeline share
   double experts = 0;          ///< elements of `parameters` of which there are no dense_copies
   bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
@@ -41,7 +54,7 @@ struct StateShape {
   int64_t shards() const { return choice.holders(members()); }
   /// Sets parameters, largest_unit and matrices: the units are the embedding, each layer, the head, and a weight that
   /// the two share. The experts of a layer are one matrix, or with its gate two, up and one down.
-  void count(const ModelConfig& model);
+  void count(const ModelConfig& model, const ModelPart& part = {});
   bool is_shared() const noexcept {
     return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";
   }

@@ -1,9 +1,10 @@
 #include <algorithm>
 
 #include "caravan/base/text.h"
-#include "caravan/parallel/make_strategy.h"
+#include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/plan/stages.h"
 #include "caravan/prove/prove.h"
-#include "caravan/train/recipe.h"
+#include "caravan/train/choice.h"
 
 namespace caravan {
 
@@ -74,6 +75,24 @@ void fit(ModelConfig& model, const StrategyChoice& choice, const ModelConfig& or
   if (model.context % pieces != 0) model.context = 2 * pieces;
 }
 
+/// At most 3 ranks and 2 stages on each, unless a table of its own says how many; a layer for each stage at least; and
+/// micro-batches that the schedule has a table for.
+void shrink_pipeline(StrategyChoice& choice, ProveCase& what) {
+  PipelineChoice& pipeline = choice.pipeline;
+  if (!pipeline.is_file()) {
+    pipeline.degree = shrink(pipeline.degree);
+    pipeline.stages_per_rank = std::min<int64_t>(pipeline.stages_per_rank, 2);
+    what.num_micro_batches = static_cast<int>(2 * pipeline.degree);
+  } else {
+    what.num_micro_batches = static_cast<int>(pipeline.micro_batches);
+  }
+  pipeline.layers.clear();
+  std::ranges::find(what.axes, "pp", &AxisSize::name)->size = static_cast<int>(pipeline.degree);
+  what.model.layers = std::max(what.model.layers, static_cast<int64_t>(ranks_of_stages(pipeline).size()));
+  choice.stage_of_block = stage_of_units(pipeline, what.model, unit_flops(what.model));
+  what.name = pipeline.schedule + " with " + what.name;
+}
+
 /// One process has no gradients that are rounded or compressed on their way: their layout is proved, in fp32. Returns
 /// what is left out.
 std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recipe& recipe) {
@@ -95,9 +114,7 @@ std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recip
 ProveCase prove_case(const Recipe& recipe) {
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
-  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
-                                          recipe.tensor_parallel, recipe.context_parallel, recipe.expert_parallel);
-  choice.overlap = recipe.comm.overlap;
+  StrategyChoice choice = strategy_choice(recipe, recipe.model, num_ranks);
   const std::vector<std::string> left_out = leave_out_roundings(choice, recipe);
   choice.data_parallel.bucket_bytes = std::min<int64_t>(choice.data_parallel.bucket_bytes, 4096);  // several buckets
   ProveCase what{
@@ -116,7 +133,9 @@ ProveCase prove_case(const Recipe& recipe) {
   const bool names_modules =
       choice.recompute.kind == RecomputeChoice::Kind::modules || !choice.data_parallel.units.empty();
   if (names_modules) what.model.layers = recipe.model.layers;  // "blocks.7" is there
+  if (choice.pipeline.is_used()) shrink_pipeline(choice, what);
   for (AxisSize& axis : what.axes) {
+    if (axis.name == "pp") continue;
     if (axis.name == "tp") shrink_tensor(choice.tensor_parallel, recipe.model);
     if (axis.name == "cp") shrink_context(choice.context_parallel);
     if (axis.name == "ep") choice.expert_parallel.degree = shrink(choice.expert_parallel.degree);
@@ -136,8 +155,9 @@ ProveCase prove_case(const Recipe& recipe) {
   fit(what.model, choice, recipe.model, recipe.tensor_parallel.degree);
   const int64_t row_parts = choice.tensor_parallel.row_parts() * choice.expert_parallel.row_parts();
   choice.sequences = 2 * row_parts;
-  if (row_parts > 1) what.rows = choice.sequences * what.num_micro_batches * what.axes.front().size;
-  choice.data_parallel.servers = std::min<int64_t>(choice.data_parallel.servers, what.axes.front().size);
+  const int dp = std::ranges::find(what.axes, "dp", &AxisSize::name)->size;
+  if (row_parts > 1 || choice.pipeline.is_used()) what.rows = choice.sequences * what.num_micro_batches * dp;
+  choice.data_parallel.servers = std::min<int64_t>(choice.data_parallel.servers, dp);
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
 }

@@ -28,8 +28,8 @@ Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) 
 bool splits_products(const Strategy& strategy) {
   // A plan cuts whole rows further: each rank has a summand of their loss.
   for (const auto& [axis, placement] : strategy.batch_layout.entries()) {
-    const bool is_cut =
-        placement.is_whole() && strategy.loss_layout.has(axis) && strategy.loss_layout[axis].is_partial();
+    const bool is_cut = axis != strategy.pipeline_axis && placement.is_whole() && strategy.loss_layout.has(axis) &&
+                        strategy.loss_layout[axis].is_partial();
     if (is_cut) return true;
   }
   const auto is_cut = [](const auto& entry) { return entry.second.is_shard() && entry.second.owner() < 0; };

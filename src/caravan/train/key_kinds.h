@@ -39,9 +39,10 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
 /// `key`, which is used where `condition` holds; else giving it is an error with this reason.
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
 
-/// The keys of dtypes; those of the mesh, data parallelism and memory; and those of a mixture of experts.
+/// The keys of dtypes; those of the mesh, data parallelism and memory; of pipelines; and those of a mixture of experts.
 std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
+std::vector<RecipeKey> pipeline_keys();
 std::vector<RecipeKey> moe_keys();
 
 }  // namespace caravan

@@ -69,6 +69,7 @@ std::string StepMetrics::to_json() const {
                               {"model_flops_per_second", model_flops_per_second}};
   if (loss_scale) line["loss_scale"] = *loss_scale;
   if (skipped_steps) line["skipped_steps"] = *skipped_steps;
+  if (!bubble.empty()) line["bubble"] = bubble;
   if (experts) {
     line["experts"] = {{"balance", experts->balance}, {"dropped", experts->dropped}, {"copies", experts->copies}};
   }

@@ -40,6 +40,7 @@ struct StepMetrics {
   double model_flops_per_second = 0;       ///< of all ranks
   std::optional<double> loss_scale{};      ///< of this step (fp16)
   std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
+  std::vector<double> bubble{};            ///< of a pipeline: the part of the step in which each stage's rank waits
   std::optional<ExpertLoad> experts{};     ///< of a model that has them
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};

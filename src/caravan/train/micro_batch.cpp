@@ -35,6 +35,8 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .tensor_parallel = recipe.tensor_parallel,
                     .context_parallel = recipe.context_parallel,
                     .expert_parallel = recipe.expert_parallel,
+                    .pipeline = recipe.pipeline,
+                    .recomputes_stages = recipe.memory.recompute.kind == RecomputeChoice::Kind::stage,
                     .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
                     .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
                     .reduce_bytes = PrecisionChoice::bytes(reduced_in(recipe.data_parallel, recipe.precision)),
@@ -44,7 +46,7 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .shares_memory = shares_memory};
   if (shape.model.vocabulary == 0) shape.model.vocabulary = vocabulary;
   count_recomputed(shape, recipe.memory.recompute);
-  return shape;
+  return fullest_rank(shape);
 }
 
 /// "1.5 GiB" of a number that may exceed 63 bits.
@@ -71,6 +73,8 @@ bool fits(MemoryShape shape, int64_t sequences, int64_t limit) {
                        : states > static_cast<double>(limit) / 2
                            ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
                              "this host"
+                       : recipe.pipeline.is_used()
+                           ? "raise pipeline.micro_batches, or use memory.recompute"
                            : "lower model.context, model.layers or model.width, or start fewer ranks on "
                              "this host"});
 }
@@ -101,7 +105,7 @@ MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, 
                        bool shares_memory) {
   MemoryPlan plan{.shape = shape_of(recipe, vocabulary, num_ranks, shares_memory),
                   .limit_bytes = limit_bytes,
-                  .is_chosen = recipe.train.micro_batch == kAutoMicroBatch};
+                  .is_chosen = recipe.train.micro_batch == kAutoMicroBatch && !recipe.pipeline.is_used()};
   if (plan.is_chosen && before > 0 && plan.shape.rows % before == 0 && fits(plan.shape, before, limit_bytes)) {
     plan.shape.sequences = before;
   } else if (plan.is_chosen && limit_bytes > 0) {

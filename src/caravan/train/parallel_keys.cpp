@@ -8,19 +8,6 @@
 namespace caravan {
 namespace {
 
-/// An axis of a technique that does not exist yet: any size but 1 is refused.
-RecipeKey future_axis(const std::string& name, const std::string& help) {
-  RecipeKey key{"mesh." + name, help, [](const Recipe&) { return RecipeValue{int64_t{1}}; },
-                [](Recipe&, const RecipeValue& value) -> std::string {
-                  const auto* number = std::get_if<int64_t>(&value);
-                  if (number == nullptr) return is_not(value, "a whole number");
-                  return *number == 1 ? ""
-                                      : fmt::format("{} is not supported yet, must be 1; mesh.dp takes ranks", *number);
-                }};
-  key.is_printed = false;
-  return key;
-}
-
 RecipeKey for_technique(bool (DataParallelChoice::*holds)() const, RecipeKey key) {
   const std::string names = join(techniques_where(holds), "\", \"");
   key.idle = [holds, names](const Recipe& recipe) -> std::string {
@@ -143,7 +130,7 @@ std::vector<RecipeKey> mesh_keys() {
   return {
       integer("mesh.dp", "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
       integer("mesh.tp", "ranks that split each layer", FIELD(tensor_parallel.degree), {1, 1 << 20}),
-      future_axis("pp", "pipeline parallelism"),
+      integer("mesh.pp", "ranks that hold stages of a pipeline", FIELD(pipeline.degree), {1, 1 << 20}),
       integer("mesh.cp", "ranks that split each sequence", FIELD(context_parallel.degree), {1, 1 << 20}),
       integer("mesh.ep", "ranks that share the experts of each layer", FIELD(expert_parallel.degree), {1, 1 << 20}),
   };
@@ -233,7 +220,8 @@ std::vector<RecipeKey> split_keys() {
 
 std::vector<RecipeKey> parallel_keys() {
   std::vector<RecipeKey> all = mesh_keys();
-  for (const auto& part : {data_parallel_keys(), split_keys()}) all.insert(all.end(), part.begin(), part.end());
+  for (const auto& part : {data_parallel_keys(), split_keys(), pipeline_keys()})
+    all.insert(all.end(), part.begin(), part.end());
   all.push_back(memory_recompute());
   return all;
 }

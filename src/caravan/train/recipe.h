@@ -12,6 +12,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
+#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/techniques.h"
 #include "caravan/parallel/tensor_choice.h"
 
@@ -77,6 +78,7 @@ struct Recipe {
   TensorParallelChoice tensor_parallel;    ///< with mesh.tp
   ContextParallelChoice context_parallel;  ///< with mesh.cp
   ExpertParallelChoice expert_parallel;    ///< with mesh.ep
+  PipelineChoice pipeline;                 ///< with mesh.pp
 
   struct Memory {
     RecomputeChoice recompute;
@@ -109,7 +111,8 @@ struct TrainTokenizer {
   int64_t vocabulary;
   bool operator==(const TrainTokenizer&) const = default;
 };
-using RecipeValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, TrainTokenizer>;
+using RecipeValue =
+    std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::vector<int64_t>, TrainTokenizer>;
 
 /// One key of a recipe. Recipes are read, checked and printed by the table of these.
 struct RecipeKey {
@@ -145,7 +148,8 @@ std::string to_toml(const Recipe& recipe);
 std::vector<std::string> recipe_notes(const Recipe& recipe);
 
 /// How the global batch is split: global_batch = dp x micro_batch x accumulation. Until "auto" is resolved
-/// (resolve_micro_batch), a micro-batch is all of a rank's share.
+/// (resolve_micro_batch), a micro-batch is all of a rank's share; in a pipeline, there are at least two for each rank of
+/// it, if the batch has as many.
 struct BatchPlan {
   int64_t dp = 1;
   int64_t micro_batch = 1;
@@ -154,12 +158,14 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
-/// The mesh of the recipe over `num_ranks` ranks, dp first, then the axes above 1, the fastest last: ep, cp, tp; and
-/// the split of its batch. Throw UsageError with the equation and the nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks: pp, dp, ep, cp, tp, without the axes of one rank but dp. Neighbouring
+/// ranks, of one host, are on the last axis: the one that sends most, and waits for it, goes there. Layers split by tp
+/// send several times a layer, stages once a micro-batch. And the split of its batch. Throw UsageError with the equation
+/// and the nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
-/// "dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
+/// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);
 
 /// The number of ranks that the recipe sets: the product of its mesh, in which a mesh.dp of 0 counts as 1; 0 if it sets

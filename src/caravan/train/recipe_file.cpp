@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cctype>
 #include <fstream>
 #include <map>
@@ -31,6 +32,19 @@ struct Source {
   throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where, .action = action});
 }
 
+/// A list of texts or of whole numbers.
+std::optional<RecipeValue> value_of_array(const toml::array& array) {
+  std::vector<std::string> texts;
+  std::vector<int64_t> numbers;
+  for (const auto& item : array) {
+    if (const auto* text = item.as_string()) texts.push_back(text->get());
+    if (const auto* number = item.as_integer()) numbers.push_back(number->get());
+  }
+  if (texts.size() == array.size()) return texts;
+  if (numbers.size() == array.size()) return numbers;
+  return std::nullopt;
+}
+
 /// The value of a node; nullopt for a type that no key takes.
 std::optional<RecipeValue> value_of(const toml::node& node) {
   if (const auto* boolean = node.as_boolean()) return boolean->get();
@@ -38,12 +52,7 @@ std::optional<RecipeValue> value_of(const toml::node& node) {
   if (const auto* real = node.as_floating_point()) return real->get();
   if (const auto* text = node.as_string()) return text->get();
   if (const auto* array = node.as_array()) {
-    std::vector<std::string> items;
-    for (const auto& item : *array) {
-      if (!item.is_string()) return std::nullopt;
-      items.push_back(item.as_string()->get());
-    }
-    return items;
+    return value_of_array(*array);
   }
   if (const auto* table = node.as_table()) {
     const auto* vocabulary = table->size() == 1 ? table->get_as<int64_t>("train") : nullptr;
@@ -211,6 +220,7 @@ std::string to_toml(const RecipeValue& value) {
       for (const std::string& item : v) items.push_back(quoted(item));
       return "[" + join(items) + "]";
     }
+    std::string operator()(const std::vector<int64_t>& v) const { return "[" + join(v) + "]"; }
     std::string operator()(const TrainTokenizer& v) const { return fmt::format("{{train = {}}}", v.vocabulary); }
   };
   return std::visit(Printer{}, value);
@@ -237,24 +247,56 @@ void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
   if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
 }
 
+std::string text_of_file(const std::filesystem::path& file, bool& is_read) {
+  std::ifstream in(file);
+  std::ostringstream text;
+  text << in.rdbuf();  // an empty file also sets the fail bit
+  std::error_code error;
+  is_read = in.is_open() && !in.bad() && !std::filesystem::is_directory(file, error);
+  return text.str();
+}
+
+/// A schedule that is none of ours is a file, in the current folder or beside the recipe.
+void read_table(Recipe& recipe) {
+  PipelineChoice& pipeline = recipe.pipeline;
+  const auto& known = pipeline_schedules();
+  if (!pipeline.is_used() || std::find(known.begin(), known.end(), pipeline.schedule) != known.end()) return;
+  for (const std::filesystem::path& file :
+       {std::filesystem::path(pipeline.schedule), recipe.folder / pipeline.schedule}) {
+    bool is_read = false;
+    pipeline.table = text_of_file(file, is_read);
+    if (!is_read) continue;
+    if (pipeline.table.empty()) break;
+    pipeline.schedule = std::filesystem::absolute(file).lexically_normal().string();
+    return;
+  }
+  refuse("pipeline.schedule",
+         fmt::format("'{}' is neither a file with a table nor one of {}", pipeline.schedule, join(known)),
+         recipe.where("pipeline.schedule"), "the nearest is '" + nearest(pipeline.schedule, known) + "'");
+}
+
 }  // namespace
 
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
-  if (file.empty()) return parse_recipe("", "default recipe", overrides);
+  if (file.empty()) {
+    Recipe recipe = parse_recipe("", "default recipe", overrides);
+    read_table(recipe);
+    return recipe;
+  }
   std::error_code error;
   if (std::filesystem::exists(file / "recipe.toml", error)) {
     refuse(file.string(), "is the folder of a run, not a recipe", "",
            fmt::format("use train {} --resume", (file / "recipe.toml").string()));
   }
-  std::ifstream in(file);
-  std::ostringstream text;
-  text << in.rdbuf();  // an empty file also sets the fail bit
-  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) {
+  bool is_read = false;
+  const std::string text = text_of_file(file, is_read);
+  if (!is_read) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
-  Recipe recipe = parse_recipe(text.str(), file.string(), overrides);
+  Recipe recipe = parse_recipe(text, file.string(), overrides);
   recipe.name = file.stem().string();
   recipe.folder = file.parent_path();
+  read_table(recipe);
   follow_moved_run(recipe, file);
   return recipe;
 }

@@ -13,9 +13,10 @@
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/nn/config_text.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/parallel/replicas.h"
+#include "caravan/train/choice.h"
 #include "caravan/train/hook_state.h"
+#include "caravan/train/measured_costs.h"
 
 namespace caravan {
 namespace {
@@ -64,11 +65,9 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   model_ = make_model(model_config(recipe, tokenizer));
-  StrategyChoice choice = strategy_choice(recipe.data_parallel, recipe.precision, recipe.memory.recompute,
-                                          recipe.tensor_parallel, recipe.context_parallel, recipe.expert_parallel);
-  choice.sequences = plan_batch(recipe, mesh.size()).micro_batch;
-  choice.overlap = recipe.comm.overlap;
-  Strategy strategy = make_strategy(choice, *model_, mesh_);
+  std::vector<double> costs;
+  if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, model_->config(), mesh);
+  Strategy strategy = make_strategy(strategy_choice(recipe, model_->config(), mesh.size(), costs), *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
   optimizer_ = make_optimizer(recipe.optimizer, engine_->state());

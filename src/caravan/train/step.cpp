@@ -109,10 +109,18 @@ void TrainStep::count_experts(const StageRunner::Source& source) {
 
 void TrainStep::agree(double local_loss, StepResult& result) const {
   const double summand = engine_.strategy().counts_loss(mesh_) ? local_loss : 0;
-  const at::Tensor sums = at::tensor({summand, result.stop ? 1.0 : 0.0}, at::kDouble);
+  std::vector<double> numbers{summand, result.stop ? 1.0 : 0.0};
+  const std::string& axis = engine_.strategy().pipeline_axis;
+  if (!axis.empty()) {
+    numbers.resize(2 + static_cast<size_t>(mesh_[axis].size()), 0);
+    numbers[2 + static_cast<size_t>(mesh_[axis].coord())] = runner_.wait_ms() * mesh_[axis].size() / mesh_.size();
+  }
+  const at::Tensor sums = at::tensor(numbers, at::kDouble);
   all_reduce_async(mesh_.world(), sums, sums, ReduceOp::sum, "loss").wait();
-  result.loss = sums[0].item<double>();
-  result.stop = sums[1].item<double>() > 0;
+  const auto* all = sums.const_data_ptr<double>();
+  result.loss = all[0];
+  result.stop = all[1] > 0;
+  result.waits_ms.assign(all + 2, all + sums.numel());
 }
 
 /// The index of the first parameter whose gradient is not finite; their number if there is none.

@@ -36,10 +36,12 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
                           double loss_scale = 1);
 
 struct StepResult {
-  double loss = 0;          ///< mean over the target tokens of the global batch, before the update
-  double grad_norm = 0;     ///< before clipping
-  bool stop = false;        ///< some rank asked to stop after this step
-  double loss_scale = 1;    ///< that the gradients are multiplied by
+  double loss = 0;        ///< mean over the target tokens of the global batch, before the update
+  double grad_norm = 0;   ///< before clipping
+  bool stop = false;      ///< some rank asked to stop after this step
+  double loss_scale = 1;  ///< that the gradients are multiplied by
+  /// Of a pipeline: how long the ranks of each coordinate have waited for other stages, their mean.
+  std::vector<double> waits_ms{};
   bool is_skipped = false;  ///< they overflowed: no update, and a smaller scale from now on
 };
 

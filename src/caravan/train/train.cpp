@@ -23,6 +23,7 @@
 #include "caravan/train/place.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/step.h"
+#include "caravan/train/window_run.h"
 
 namespace caravan {
 namespace {
@@ -44,6 +45,7 @@ class Run {
   TrainBatch batch(int64_t step) const;
   StepMetrics step();
   StepMetrics steps_to_drain();
+  StepMetrics steps_of_window();
   StepMetrics metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const;
   int64_t bytes_sent() const { return mesh_.bytes_sent() + (async_ ? async_->trainer().bytes_sent() : 0); }
   double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
@@ -72,7 +74,8 @@ class Run {
   std::unique_ptr<RunState> state_;
   StateBytes planned_;  ///< of state_, by formula
   std::unique_ptr<TrainStep> train_step_;
-  std::unique_ptr<AsyncRun> async_;  ///< instead, where ranks do not wait for each other
+  std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
+  std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
@@ -150,8 +153,11 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_steps();
   check_dump_steps();
   check_sample();
+  const bool has_windows = recipe_.pipeline.is_used() && recipe_.pipeline.is_asynchronous();
   if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
     async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
+  } else if (has_windows) {
+    window_ = std::make_unique<WindowRun>(*state_, recipe_, plan_.accumulation);
   } else {
     state_->clocks.clear();
     train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
@@ -229,6 +235,11 @@ void Run::check_dump_steps() const {
          "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
          recipe_.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
   }
+  const bool has_windows = recipe_.pipeline.is_used() && recipe_.pipeline.is_asynchronous();
+  if (!options_.dump_dir.empty() && has_windows) {
+    throw UsageError({"train", "--dump", "no step has a gradient of the whole model with " + recipe_.pipeline.schedule,
+                      recipe_.where("pipeline.schedule"), "use pipeline.schedule = \"1f1b\""});
+  }
   if (!options_.dump_dir.empty()) huggingface_form(state_->model().config());  // a dump has its names and shapes
   for (const int64_t step : options_.dump_steps) {
     if (options_.dump_dir.empty() || (step >= state_->step && step < end_)) continue;
@@ -290,6 +301,7 @@ StepMetrics Run::step() {
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
   metrics.lr = lr;
+  for (const double waited_ms : result.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);
   if (LossScale* scale = state_->loss_scale()) {
     metrics.loss_scale = result.loss_scale;
     metrics.skipped_steps = scale->num_skipped();
@@ -319,6 +331,26 @@ StepMetrics Run::steps_to_drain() {
   metrics.lr = state_->learning_rate().at(std::max<int64_t>(state_->step - 1, 0));
   metrics.tokens = report.pushes() * tokens;
   metrics.drain = report;
+  return metrics;
+}
+
+StepMetrics Run::steps_of_window() {
+  const auto begin = Clock::now();
+  const int64_t sent = bytes_sent();
+  const double waited = wait_ms();
+  const bool stop_requested = options_.stop_requested && options_.stop_requested();
+  const WindowReport report = window_->run(
+      end_, [this](int64_t step) { return batch(step); }, stop_requested);
+  if (report.stop) end_ = state_->step;
+  const int64_t tokens = recipe_.train.global_batch * recipe_.model.context;
+  StepMetrics metrics = metrics_since(begin, sent, waited, report.num_steps * tokens);
+  metrics.step_ms /= static_cast<double>(report.num_steps);
+  metrics.comm_ms /= static_cast<double>(report.num_steps);
+  metrics.bytes_sent /= report.num_steps;
+  metrics.loss = report.loss;
+  metrics.grad_norm = report.grad_norm;
+  metrics.lr = state_->learning_rate().at(state_->step - 1);
+  metrics.tokens = state_->step * tokens;
   return metrics;
 }
 
@@ -373,7 +405,7 @@ void Run::go() {
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
     const int64_t before = state_->step;
-    StepMetrics metrics = async_ ? steps_to_drain() : step();
+    StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
     const bool is_last = state_->step == recipe_.train.steps;
     const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
     if (evaluates) evaluate_into(metrics);

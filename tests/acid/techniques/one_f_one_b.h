@@ -21,14 +21,16 @@ inline PassOrder one_f_one_b(int num_micro_batches, int num_stages, int stage) {
 }
 
 inline void run_one_f_one_b(Strategy& strategy) {
-  strategy.table = [](const Units& units, int num_micro_batches, int rank) {
+  const int num_stages = strategy.num_stages();
+  strategy.passes = [num_stages](int num_micro_batches) {
     std::vector<PassOrder> orders;
-    for (int stage = 0; stage < units.num_stages(); ++stage) {
-      orders.push_back(one_f_one_b(num_micro_batches, units.num_stages(), stage));
+    for (int stage = 0; stage < num_stages; ++stage) {
+      orders.push_back(one_f_one_b(num_micro_batches, num_stages, stage));
     }
-    const Schedule events = expand(orders, units)[static_cast<size_t>(rank)];
-    return with_update(with_reductions(with_gathers(events, units, {.prefetch = 1}), units, /*each_micro_batch=*/true));
+    return orders;
   };
+  strategy.gathers = {.prefetch = 1};
+  strategy.reduces_each_micro_batch = true;
 }
 
 }  // namespace caravan::testing

@@ -1,4 +1,4 @@
-#include "caravan/memory/hidden_state.h"
+#include "caravan/module/hidden_state.h"
 
 #include <mutex>
 

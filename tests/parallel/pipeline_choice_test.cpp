@@ -1,0 +1,100 @@
+#include "caravan/parallel/pipeline_choice.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/parallel/pipeline_file.h"
+#include "caravan/parallel/pipeline_schedule.h"
+
+namespace caravan::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ModelConfig model_of(int64_t layers) { return {.layers = layers, .vocabulary = 256}; }
+
+PipelineChoice choice_of(const std::string& schedule, int64_t degree, int64_t stages_per_rank = 1) {
+  return {.degree = degree, .schedule = schedule, .stages_per_rank = stages_per_rank};
+}
+
+TEST(PipelineChoice, EveryScheduleHasAnOrder) {
+  for (const std::string& name : pipeline_schedules()) {
+    const int64_t stages_per_rank = name == "interleaved" || name == "zb-v" ? 2 : 1;
+    const PipelineChoice choice = choice_of(name, 3, stages_per_rank);
+    const int micro_batches = name == "pipedream" ? 1 : 6;  // it takes a batch whole
+    EXPECT_EQ(choice.wrong_with(model_of(6), micro_batches), "") << name;
+    const PipelineOrder order = pipeline_order(choice, micro_batches);
+    EXPECT_EQ(order.ranks.size(), 3U) << name;
+    EXPECT_EQ(order.num_stages(), choice.num_stages()) << name;
+    EXPECT_EQ(ranks_of_stages(choice), order.rank_of_stage) << name;
+  }
+}
+
+TEST(PipelineChoice, StagesAreInTurnOrInAV) {
+  EXPECT_THAT(ranks_of_stages(choice_of("interleaved", 2, 3)), ElementsAre(0, 1, 0, 1, 0, 1));
+  EXPECT_THAT(ranks_of_stages(choice_of("zb-v", 3, 2)), ElementsAre(0, 1, 2, 2, 1, 0));
+}
+
+TEST(PipelineChoice, NamesTheNearestSchedule) {
+  try {
+    pipeline_order(choice_of("zbh1", 2), 4);
+    FAIL() << "zbh1 is no schedule";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("'zbh1'"), HasSubstr("use 'zb-h1'")));
+  }
+}
+
+TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
+  EXPECT_THAT(choice_of("interleaved", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(choice_of("zb-v", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(choice_of("zb-v", 2, 3).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(choice_of("1f1b", 2, 2).wrong_with(model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
+}
+
+TEST(PipelineChoice, RefusesMicroBatchesThatAScheduleHasNoTableFor) {
+  const PipelineChoice interleaved = choice_of("interleaved", 4, 2);
+  EXPECT_EQ(interleaved.wrong_with(model_of(8), 8), "");
+  EXPECT_THAT(interleaved.wrong_with(model_of(8), 9), HasSubstr("no multiple of the 4 ranks"));
+  EXPECT_THAT(choice_of("pipedream-2bw", 4).wrong_with(model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
+  EXPECT_THROW(pipedream_2bw(4, 3, 2), UsageError);
+}
+
+TEST(PipelineChoice, InterleavedNamesTheNearestMicroBatches) {
+  const std::pair<int, const char*> cases[] = {{1, "use 4"}, {9, "use 8"}, {11, "use 12"}};
+  for (const auto& [micro_batches, nearest] : cases) {
+    try {
+      interleaved(4, micro_batches, 2);
+      ADD_FAILURE() << micro_batches << " is no multiple of 4";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(nearest));
+    }
+  }
+}
+
+TEST(PipelineChoice, OrdersWithoutARankAMicroBatchOrAStageAreErrors) {
+  EXPECT_THROW(one_f_one_b(0, 4), UsageError);
+  EXPECT_THROW(gpipe(2, 0), UsageError);
+  EXPECT_THROW(zero_bubble_v(2, -1), UsageError);
+  EXPECT_THROW(interleaved(2, 4, 0), UsageError);
+}
+
+TEST(PipelineChoice, ComparesATableOfAFileWithTheRecipe) {
+  PipelineChoice choice = choice_of("own.txt", 2);
+  choice.table = to_text(zero_bubble_h1(2, 3));
+  EXPECT_EQ(choice.wrong_with(model_of(2), 3), "");
+  EXPECT_EQ(choice.wrong_with(model_of(2), 0), "");
+  EXPECT_THAT(choice.wrong_with(model_of(2), 4), HasSubstr("use pipeline.micro_batches = 3"));
+  choice.degree = 3;
+  EXPECT_THAT(choice.wrong_with(model_of(3), 3), HasSubstr("use mesh.pp = 2"));
+  choice.degree = 2;
+  choice.table = to_text(interleaved(2, 2, 2));  // stages_per_rank is not set: the table says it
+  EXPECT_EQ(choice.wrong_with(model_of(4), 2), "");
+  EXPECT_THAT(choice.wrong_with(model_of(3), 2), HasSubstr("4 stages for 3 layers"));
+}
+
+}  // namespace
+}  // namespace caravan::testing

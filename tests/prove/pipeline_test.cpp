@@ -1,0 +1,245 @@
+/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, beside every
+/// data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full product
+/// takes minutes: --gtest_also_run_disabled_tests.
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "caravan/parallel/make_strategy.h"
+#include "caravan/prove/prove.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan::testing {
+namespace {
+
+using Kind = RecomputeChoice::Kind;
+
+/// Schedules in which all stages update at the end of a step.
+std::vector<std::string> flush_schedules() {
+  std::vector<std::string> names = pipeline_schedules();
+  std::erase_if(names, [](const std::string& name) { return PipelineChoice{.schedule = name}.is_asynchronous(); });
+  return names;
+}
+
+PipelineChoice pipeline_of(const std::string& schedule, int64_t ranks) {
+  const bool has_two = schedule == "interleaved" || schedule == "zb-v";
+  return {.degree = ranks, .schedule = schedule, .stages_per_rank = has_two ? 2 : 1};
+}
+
+struct Case {
+  StrategyChoice choice{};
+  ModelKind kind = ModelKind::gpt2;  ///< gpt2 with tied embeddings, llama without
+  int micro_batches = 4;
+  std::vector<AxisSize> others{};  ///< beside pp
+  std::string beside{};
+  at::ScalarType dtype = at::kDouble;
+};
+
+/// One layer more than there are stages: they are unlike.
+ProveCase to_prove(Case of) {
+  const PipelineChoice& pipeline = of.choice.pipeline;
+  ModelConfig model = shrunken({.kind = of.kind, .tie_embeddings = of.kind == ModelKind::gpt2});
+  model.kv_heads = of.kind == ModelKind::llama ? 2 : 0;
+  model.layers = pipeline.num_stages() + 1;
+  model.hidden = 32;
+  model.context = 16;
+  if (of.choice.expert_parallel.is_used()) model.moe = {.experts = 4, .top_k = 2, .balance_loss = 0.1};
+  const int64_t parts = of.choice.tensor_parallel.row_parts() * of.choice.expert_parallel.row_parts();
+  of.choice.sequences = 2 * parts;
+  std::vector<AxisSize> axes{{"pp", static_cast<int>(pipeline.degree)}};
+  if (of.others.empty()) of.others = {{"dp", 1}};
+  axes.insert(axes.end(), of.others.begin(), of.others.end());
+  const std::string recompute = of.choice.recompute.to_string();
+  return {.name = pipeline.schedule + (of.beside.empty() ? "" : " beside " + of.beside) + ", recompute " + recompute,
+          .model = model,
+          .axes = axes,
+          .arrange = [choice = of.choice](Model& built,
+                                          Mesh& mesh) { return Arrangement(make_strategy(choice, built, mesh)); },
+          .num_micro_batches = of.micro_batches,
+          .rows = of.choice.sequences * of.micro_batches * of.others.front().size,
+          .dtype = of.dtype,
+          .tolerance = of.dtype == at::kDouble ? 1e-12 : 1e-5,
+          .lr = 0.1};  // nine layers grow a difference of the last bit tenfold in a step of 0.5
+}
+
+void expect_holds(const Case& of) {
+  const ProveCase what = to_prove(of);
+  SCOPED_TRACE(what.to_string());
+  try {
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
+}
+
+std::vector<Case> product() {
+  std::vector<Case> all;
+  for (const std::string& schedule : flush_schedules()) {
+    for (const int stages : {2, 3, 4}) {
+      for (const int micro_batches : {1, 4, 7}) {
+        for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+          for (const Kind recompute : {Kind::none, Kind::selective, Kind::full, Kind::stage}) {
+            for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+              Case one{.choice = {.pipeline = pipeline_of(schedule, stages)},
+                       .kind = kind,
+                       .micro_batches = micro_batches,
+                       .dtype = dtype};
+              one.choice.recompute.kind = recompute;
+              // Interleaved pipelines take groups of as many micro-batches as there are ranks.
+              if (schedule == "interleaved") one.micro_batches = stages * ((micro_batches + stages - 1) / stages);
+              all.push_back(one);
+            }
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+/// Eleven is no divisor of the number of values of any setting, so every pair of them occurs.
+TEST(FlushSchedules, AreOneProcess) {
+  const std::vector<Case> all = product();
+  for (size_t i = 0; i < all.size(); i += 11) expect_holds(all[i]);
+}
+
+TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) {
+  const std::vector<Case> all = product();
+  for (const Case& one : all) expect_holds(one);
+  RecordProperty("cases", static_cast<int>(all.size()));
+}
+
+std::vector<Case> beside_data() {
+  std::vector<Case> all;
+  const std::vector<DataParallelChoice> choices{
+      {.technique = "ddp"},
+      {.technique = "zero1", .share = "off"},
+      {.technique = "zero1", .share = "on"},
+      {.technique = "zero2", .share = "off"},
+      {.technique = "zero2", .accumulate = "full", .share = "on"},
+      {.technique = "zero3", .share = "off"},
+      {.technique = "zero3", .reshard_after_forward = false, .share = "off"},
+      {.technique = "zero3", .units = {"blocks.*.mlp"}, .prefetch = 2, .accumulate = "full", .share = "off"},
+      {.technique = "zero3", .reshard_after_forward = false, .prefetch = 0, .accumulate = "full", .share = "off"},
+      {.technique = "zero3", .share = "on"},
+      {.technique = "param_server", .share = "off", .servers = 1},
+      {.technique = "hsdp", .shard = 2, .share = "off"},
+  };
+  for (const DataParallelChoice& data : choices) {
+    for (const std::string& schedule : flush_schedules()) {
+      for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+        for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
+          Case one{.choice = {.data_parallel = data, .pipeline = pipeline_of(schedule, 2)},
+                   .kind = kind,
+                   .others = {{"dp", data.has_groups() ? 4 : 2}},
+                   .beside = data.technique};
+          one.choice.recompute.kind = recompute;
+          all.push_back(one);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(PipelineBesideData, IsOneProcess) {
+  const std::vector<Case> all = beside_data();
+  for (size_t i = 0; i < all.size(); i += 11) expect_holds(all[i]);
+}
+
+TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) {
+  const std::vector<Case> all = beside_data();
+  for (const Case& one : all) expect_holds(one);
+  RecordProperty("cases", static_cast<int>(all.size()));
+}
+
+struct Split {
+  std::string name;
+  TensorParallelChoice tensor{};
+  ContextParallelChoice context{};
+  ExpertParallelChoice experts{};
+};
+
+std::vector<Case> beside_splits() {
+  const std::vector<Split> splits{
+      {"tp2", {.degree = 2}},
+      {"tp2 and sequence", {.degree = 2, .sequence = true}},
+      {"2d", {.kind = "2d", .degree = 4}},
+      {"3d", {.kind = "3d", .degree = 8}},
+      {"ring", {}, {.degree = 2}},
+      {"ulysses", {}, {.kind = "ulysses", .degree = 2}},
+      {"ring, tp2 and sequence", {.degree = 2, .sequence = true}, {.degree = 2}},
+      {"experts", {}, {}, {.degree = 2}},
+      {"experts and tp2", {.degree = 2}, {}, {.degree = 2}},
+  };
+  std::vector<Case> all;
+  for (const Split& split : splits) {
+    for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
+      for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+        for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
+          for (const char* technique : {"ddp", "zero2", "zero3"}) {
+            Case one{.choice = {.data_parallel = {.technique = technique, .share = "off"},
+                                .tensor_parallel = split.tensor,
+                                .context_parallel = split.context,
+                                .expert_parallel = split.experts,
+                                .pipeline = pipeline_of(schedule, 2)},
+                     .kind = kind,
+                     .others = {{"dp", 2}},
+                     .beside = split.name + " and " + technique};
+            one.choice.recompute.kind = recompute;
+            const auto add = [&](const char* axis, int64_t size) {
+              if (size > 1) one.others.push_back({axis, static_cast<int>(size)});
+            };
+            add("ep", split.experts.degree);
+            add("cp", split.context.degree);
+            add("tp", split.tensor.degree);
+            all.push_back(one);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(PipelineBesideSplits, IsOneProcess) {
+  const std::vector<Case> all = beside_splits();
+  for (size_t i = 0; i < all.size(); i += 17) expect_holds(all[i]);
+}
+
+TEST(PipelineBesideSplits, DISABLED_IsOneProcessInTheFullProduct) {
+  const std::vector<Case> all = beside_splits();
+  for (const Case& one : all) expect_holds(one);
+  RecordProperty("cases", static_cast<int>(all.size()));
+}
+
+/// What reaches a rank in bf16 is rounded as in one process that takes the same micro-batches.
+TEST(FlushSchedules, RoundAsOneProcess) {
+  for (const std::string& schedule : flush_schedules()) {
+    ProveCase what = to_prove({.choice = {.pipeline = pipeline_of(schedule, 2)}, .dtype = at::kFloat});
+    what.compute_dtype = at::kBFloat16;
+    what.tolerance = {};
+    SCOPED_TRACE(what.to_string());
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+/// dp 2 x tp 2 x pp 2, as a recipe says it: sequence parallel, full recompute, 4 micro-batches.
+TEST(ProveCaseOfPipelines, HoldsFromTheRecipe) {
+  for (const char* technique : {"zero1", "zero2", "zero3"}) {
+    const ProveCase what = prove_case(parse_recipe(
+        "", "r",
+        {"mesh.pp=2", "mesh.tp=2", "mesh.dp=2", "tensor_parallel.sequence=true", "memory.recompute=full",
+         "train.global_batch=16", std::string("data_parallel.technique=") + technique, "pipeline.schedule=zb-h1"}));
+    SCOPED_TRACE(what.to_string());
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+    EXPECT_EQ(proof.num_ranks, 8);
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing
