@@ -14,7 +14,6 @@
 #include "caravan/parallel/pipeline.h"
 
 using namespace caravan;
-
 constexpr int kSteps = 100, kMicroBatches = 6, kBatch = 240;
 
 /// Three units: a stage is one or more of them. Each hands on what it does not use, also the labels, which come last:
