@@ -135,6 +135,7 @@ int inspect_schedule(const InspectArguments& arguments) {
   fmt::print("F forward, C recompute, B backward{}, W weight gradients, . bubble; costs are FLOPs\n",
              choice.schedule.starts_with("zb") ? "" : " with weight gradients");
   print_ranks(plan);
+  if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
   print_bubble(plan, choice);
   if (!arguments.svg.empty()) {
     write_file_durably(arguments.svg, to_svg(drawn, plan.order.rank_of_stage, title), "inspect");
