@@ -29,8 +29,9 @@ void check_text(const Recipe& recipe) {
 }
 
 void refuse_recipe_options(const InspectArguments& arguments) {
-  if (!arguments.ranks && arguments.overrides.empty()) return;
-  throw UsageError({"inspect", arguments.ranks ? "--ranks" : "--set", "applies to a recipe, not to a folder", "",
+  if (!arguments.ranks && arguments.overrides.empty() && !arguments.schedule) return;
+  const char* option = arguments.ranks ? "--ranks" : arguments.schedule ? "--schedule" : "--set";
+  throw UsageError({"inspect", option, "applies to a recipe, not to a folder", "",
                     fmt::format("inspect {}", (std::filesystem::path(arguments.recipe) / "recipe.toml").string())});
 }
 

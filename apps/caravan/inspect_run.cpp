@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/caravan/inspect_schedule.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/manifest.h"
@@ -75,16 +76,38 @@ void print_steps(const fs::path& folder, const std::string& recipe) {
   print_fact("steps", line);
 }
 
+/// The bubble of each rank of the pipeline as its schedule has it, by the last checkpoint that can be read: it has the
+/// vocabulary and the number of ranks. "" if there is none.
+std::string predicted_bubble(const std::vector<fs::path>& checkpoints) {
+  for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
+    try {
+      const CheckpointInfo info = Manifest::read(*checkpoint).info;
+      Recipe recipe = parse_recipe(info.recipe, checkpoint->string());
+      if (!recipe.pipeline.is_used() || info.numerics.ranks == 0) return "";
+      recipe.model = parse_config_text(info.model, checkpoint->string());
+      const Timeline timeline = plan_schedule(recipe, static_cast<int>(info.numerics.ranks)).timeline;
+      std::string parts = "; predicted:";
+      for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+        parts += fmt::format(" {:.1f} %", 100 * timeline.bubble(rank));
+      }
+      return parts;
+    } catch (const DataError&) {
+      continue;  // damaged: the list of checkpoints says so
+    }
+  }
+  return "";
+}
+
 /// The part of the last step in which the rank of each stage has waited for others.
-void print_bubble(const fs::path& log) {
+void print_bubble(const fs::path& log, const std::vector<fs::path>& checkpoints) {
   const nlohmann::json last = last_metrics(log);
   if (!last.is_object() || !last.contains("bubble") || !last["bubble"].is_array()) return;
   std::string parts;
   for (const nlohmann::json& part : last["bubble"]) {
     if (part.is_number()) parts += fmt::format(" {:.1f} %", 100 * part.get<double>());
   }
-  print_fact("bubble",
-             fmt::format("measured at step {}, by rank of the pipeline:{}", last.value("step", int64_t{0}), parts));
+  print_fact("bubble", fmt::format("measured at step {}, by rank of the pipeline:{}{}", last.value("step", int64_t{0}),
+                                   parts, predicted_bubble(checkpoints)));
 }
 
 /// Throws DataError if the line is not one of ours.
@@ -140,7 +163,7 @@ int inspect_run(const fs::path& folder) {
   const std::string recipe = text_of(folder / "recipe.toml");
   print_fact("run", folder.string());
   print_steps(folder, recipe);
-  print_bubble(folder / "train.log");
+  print_bubble(folder / "train.log", checkpoints);
   print_experts(folder / "train.log");
   bool has_model = false;
   std::string lines;

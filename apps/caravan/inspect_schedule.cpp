@@ -1,3 +1,5 @@
+#include "apps/caravan/inspect_schedule.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <sys/ioctl.h>
@@ -41,58 +43,102 @@ std::string layers_text(const ModelPart& part) {
   return text;
 }
 
-void print_ranks(const std::vector<MemoryShape>& shapes, const PipelineOrder& order, const Timeline& timeline) {
-  const std::vector<HeldActivations> held = held_activations(order);
+/// Steps between two drains, as in the first window of the run.
+int steps_of_window(const Recipe& recipe) {
+  if (!recipe.pipeline.is_asynchronous()) return 1;
+  int64_t steps = recipe.pipeline.drain;
+  for (const int64_t end : {recipe.train.steps, recipe.train.eval_every, recipe.checkpoint.every}) {
+    if (end > 0) steps = std::min(steps, end);
+  }
+  return static_cast<int>(steps);
+}
+
+PipelineOrder order_of(const MemoryShape& shape, int num_micro_batches) {
+  PipelineOrder order = pipeline_order(shape.pipeline, num_micro_batches);
+  return shape.recomputes_stages ? with_recompute(std::move(order)) : order;
+}
+
+void print_ranks(const PlannedSchedule& plan) {
+  const std::vector<HeldActivations> held = held_activations(plan.order);
   fmt::print("\n{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>8}  {:>12}\n", "rank", "layers", "held at once",
              "activations", "parameters", "in all", "bubble", "sent a step");
-  for (size_t rank = 0; rank < shapes.size(); ++rank) {
-    const MemoryShape& shape = shapes[rank];
-    const auto sent = static_cast<double>(timeline.ranks[rank].num_sent) * full_activation_bytes(shape);
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    const MemoryShape& shape = plan.ranks[rank];
+    const double sent = static_cast<double>(plan.timeline.ranks[rank].num_sent) / plan.steps;
     std::string count = std::to_string(held[rank].activations);
     if (held[rank].inputs > 0) count += fmt::format(" + {} inputs", held[rank].inputs);
     const auto bytes = [](double number) { return format_bytes(static_cast<int64_t>(number)); };
     fmt::print("{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>7.1f}%  {:>12}\n", rank, layers_text(shape.part),
                count, bytes(kept_activation_bytes(shape)), bytes(state_of(shape).parameters * 4),
-               bytes(peak_bytes(shape)), 100 * timeline.bubble(rank), bytes(sent));
+               bytes(peak_bytes(shape)), 100 * plan.timeline.bubble(rank), bytes(sent * full_activation_bytes(shape)));
   }
+}
+
+/// Beside it what the schedule's paper says, where that has a formula.
+void print_bubble(const PlannedSchedule& plan, const PipelineChoice& choice) {
+  const auto degree = static_cast<double>(choice.degree);
+  fmt::print("\nbubble of the {}, mean of the ranks  {:.1f} %\n", plan.steps > 1 ? "window" : "step",
+             100 * plan.timeline.bubble());
+  StageCost mean{0, 0, 0, 0, 0};
+  for (const StageCost& cost : plan.costs) mean.forward += cost.forward / static_cast<double>(plan.costs.size());
+  mean.backward = mean.weight = mean.forward;
+  const std::optional<double> idle = bubble_formula(choice, plan.micro_batches, mean);
+  if (!idle || plan.ranks.front().recomputes_stages) return;
+  if (choice.schedule == "zb-h2" || choice.schedule == "zb-v") {  // whose formula leaves out the skew of the ranks
+    double inside = 0;
+    for (const Timeline::Rank& rank : plan.timeline.ranks) inside += rank.idle_inside() / plan.timeline.total / degree;
+    fmt::print("between the first and the last pass of a rank  {:.1f} %; ", 100 * inside);
+  }
+  const double work =
+      plan.steps * plan.micro_batches * 3 * mean.forward * static_cast<double>(plan.costs.size()) / degree;
+  fmt::print("by the formula, if stages cost the same  {:.1f} %\n", 100 * *idle / (work + *idle));
 }
 
 }  // namespace
 
+PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
+  const MemoryShape shape = plan_memory(recipe, recipe.model.vocabulary, num_ranks, /*limit_bytes=*/0).shape;
+  PlannedSchedule plan;
+  plan.micro_batches = static_cast<int>(shape.rows / shape.sequences);
+  plan.steps = steps_of_window(recipe);
+  const std::vector<double> unit_costs = unit_flops(recipe.model);
+  plan.costs = costs_of(stage_of_units(recipe.pipeline, recipe.model, unit_costs), unit_costs);
+  plan.order = order_of(shape, plan.steps * plan.micro_batches);
+  plan.timeline = simulate(plan.order, plan.costs);
+  MemoryShape window = shape;  // micro-batches of several steps are in flight
+  window.rows *= plan.steps;
+  plan.ranks = shapes_of_ranks(window);
+  for (MemoryShape& rank : plan.ranks) rank.rows = shape.rows;
+  return plan;
+}
+
 int inspect_schedule(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
-  if (!recipe.pipeline.is_used()) {
+  const PipelineChoice& choice = recipe.pipeline;
+  if (!choice.is_used()) {
     throw UsageError({"inspect", "--schedule", "mesh.pp is 1: there is no pipeline", recipe.where("mesh.pp"),
                       "give --set mesh.pp=2"});
   }
   recipe.model.vocabulary = vocabulary_of(recipe).size;
-  const MemoryPlan memory = plan_memory(recipe, recipe.model.vocabulary, ranks.num_ranks, /*limit_bytes=*/0);
-  const auto micro_batches = static_cast<int>(memory.shape.rows / memory.shape.sequences);
-  const std::vector<double> unit_costs = unit_flops(recipe.model);
-  const std::vector<int> stages = stage_of_units(recipe.pipeline, recipe.model, unit_costs);
-  PipelineOrder order = pipeline_order(recipe.pipeline, micro_batches);
-  if (memory.shape.recomputes_stages) order = with_recompute(std::move(order));
-  const std::vector<StageCost> costs = costs_of(stages, unit_costs);
-  const Timeline timeline = simulate(order, costs);
-
-  const std::string title =
-      fmt::format("{}, {} ranks, {} stages, {} micro-batches of {} sequences", recipe.pipeline.schedule,
-                  recipe.pipeline.degree, order.num_stages(), micro_batches, memory.shape.sequences);
-  fmt::print("{}\n\n{}", title, to_text(timeline, text_width()));
-  fmt::print("F forward, C recompute, B backward{}, W weight gradients, . bubble; costs are FLOPs\n",
-             recipe.pipeline.schedule.starts_with("zb") ? "" : " with weight gradients");
-  print_ranks(shapes_of_ranks(memory.shape), order, timeline);
-  fmt::print("\nbubble of the step, mean of the ranks  {:.1f} %\n", 100 * timeline.bubble());
-  StageCost mean{0, 0, 0, 0, 0};
-  for (const StageCost& cost : costs) mean.forward += cost.forward / static_cast<double>(costs.size());
-  mean.backward = mean.weight = mean.forward;
-  if (const auto idle = bubble_formula(recipe.pipeline, micro_batches, mean); idle && !memory.shape.recomputes_stages) {
-    const double work = micro_batches * 3 * mean.forward * static_cast<double>(order.num_stages()) /
-                        static_cast<double>(recipe.pipeline.degree);
-    fmt::print("by the formula, if stages cost the same {:.1f} %\n", 100 * *idle / (work + *idle));
+  const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
+  std::string title = fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule,
+                                  choice.degree, plan.order.num_stages(), plan.micro_batches,
+                                  plan.micro_batches == 1 ? "" : "es", plan.ranks.front().sequences);
+  Timeline drawn = plan.timeline;
+  // Of a window only as much as fills the pipeline twice: more would be too small to read.
+  const auto degree = static_cast<int>(choice.degree);
+  if (const int steps = (2 * degree + plan.micro_batches - 1) / plan.micro_batches; steps < plan.steps) {
+    drawn = simulate(order_of(plan.ranks.front(), steps * plan.micro_batches), plan.costs);
+    title += fmt::format(", a window of {} steps (the numbers: of {})", steps, plan.steps);
   }
+  fmt::print("{}\n\n{}", title, to_text(drawn, text_width()));
+  fmt::print("F forward, C recompute, B backward{}, W weight gradients, . bubble; costs are FLOPs\n",
+             choice.schedule.starts_with("zb") ? "" : " with weight gradients");
+  print_ranks(plan);
+  if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
+  print_bubble(plan, choice);
   if (!arguments.svg.empty()) {
-    write_file_durably(arguments.svg, to_svg(timeline, order.rank_of_stage, title), "inspect");
+    write_file_durably(arguments.svg, to_svg(drawn, plan.order.rank_of_stage, title), "inspect");
     fmt::print("drawn in {}\n", arguments.svg);
   }
   return 0;

@@ -113,12 +113,15 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   command->add_option("recipe", line.inspect.recipe,
                       "recipe (a TOML file), run folder or checkpoint; default: the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
-  command->add_option("--link", line.inspect.link_gbit_s, "Gbit/s of a rank's link: prints how long it sends")
-      ->check(CLI::Range(1e-3, 1e6));
-  command->add_flag("--layouts", line.inspect.layouts,
-                    "how parameters and activations are laid out, and what is sent between modules");
+  CLI::Option* link =
+      command->add_option("--link", line.inspect.link_gbit_s, "Gbit/s of a rank's link: prints how long it sends")
+          ->check(CLI::Range(1e-3, 1e6));
+  CLI::Option* layouts =
+      command->add_flag("--layouts", line.inspect.layouts,
+                        "how parameters and activations are laid out, and what is sent between modules");
   CLI::Option* schedule = command->add_flag("--schedule", line.inspect.schedule,
                                             "the passes of a pipeline over time, its bubble, memory and bytes");
+  schedule->excludes(link)->excludes(layouts);
   command->add_option("--svg", line.inspect.svg, "file for a drawing of the schedule")->needs(schedule);
   command->add_option("--set", line.inspect.overrides, "section.key=value: overrides the recipe")
       ->expected(1, -1)
