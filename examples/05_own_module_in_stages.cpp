@@ -1,6 +1,6 @@
-/// Trains your own torch::nn::Module as a pipeline of three stages on three ranks (threads of this process), which work on
-/// different micro-batches at the same time. What a stage returns is what the next one is given: here also the input,
-/// which a skip takes past the second. The losses are compared with those of one rank.
+/// Trains your own torch::nn::Module as a pipeline of three stages on three ranks (threads of this process), which work
+/// on different micro-batches at the same time. What a stage returns is what the next one is given: here also the
+/// input, which a skip takes past the second. The losses are compared with those of one rank.
 
 #include <fmt/format.h>
 #include <torch/nn/modules/container/sequential.h>

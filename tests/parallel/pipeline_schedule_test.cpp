@@ -25,8 +25,8 @@ std::string error_of(const Run& run) {
   return "no error";
 }
 
-/// Calls `visit(order, choice, micro_batches)` for every schedule on 1 to 16 ranks with 1 to 32 micro-batches and up to 4
-/// stages a rank, wherever the schedule has a table.
+/// Calls `visit(order, choice, micro_batches)` for every schedule on 1 to 16 ranks with 1 to 32 micro-batches and up to
+/// 4 stages a rank, wherever the schedule has a table.
 template <class Visit>
 void for_each_order(const Visit& visit) {
   int num_orders = 0;
@@ -61,8 +61,8 @@ void check_with_updates(const PipelineOrder& order) {
   check(tables, units, order.rank_of_stage, /*capacity=*/1);
 }
 
-/// Every dependency is met, messages of two ranks come in their order, one of each kind may be on its way to a rank, and
-/// no rank waits for ever: check(), for every schedule.
+/// Every dependency is met, messages of two ranks come in their order, one of each kind may be on its way to a rank,
+/// and no rank waits for ever: check(), for every schedule.
 TEST(Schedules, KeepTheRules) {
   for_each_order([](const PipelineOrder& order, const PipelineChoice& choice, int) {
     if (choice.is_asynchronous()) {

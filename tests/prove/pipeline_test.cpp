@@ -1,6 +1,6 @@
-/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, beside every
-/// data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full product
-/// takes minutes: --gtest_also_run_disabled_tests.
+/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, beside
+/// every data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
+/// product takes minutes: --gtest_also_run_disabled_tests.
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 
 namespace caravan {
 
-/// The table of strategy.passes for this rank, checked with those of the other stages. Throws UsageError as check(), and on every
-/// rank if two ranks have different tables. Every rank of `mesh` calls it.
+/// The table of strategy.passes for this rank, checked with those of the other stages. Throws UsageError as check(),
+/// and on every rank if two ranks have different tables. Every rank of `mesh` calls it.
 Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micro_batches, const Mesh& mesh);
 
 /// The table of a step whose events were recorded: gathers by Strategy::gathers, reductions as soon as gradients are

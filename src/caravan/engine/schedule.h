@@ -143,8 +143,8 @@ Schedule with_update(Schedule table);
 /// Checks the tables of all ranks of a pipeline (rank p holds the stages that rank_of_stage maps to p; empty: stage p)
 /// by executing them symbolically: a send waits while `capacity` messages of its kind (inputs of stages, gradients) on
 /// the way to the same rank have not been received, as StageLinks does (0: never), a receive waits for its message, the
-/// gather of a joint group for all its ranks. A stage may send, receive, gather .. anywhere, and passes may come in any order that keeps the rules.
-/// Throws UsageError naming rank, position and entry of the first that breaks one:
+/// gather of a joint group for all its ranks. A stage may send, receive, gather .. anywhere, and passes may come in any
+/// order that keeps the rules. Throws UsageError naming rank, position and entry of the first that breaks one:
 ///   - each stage has every micro-batch 0, 1 .., at least one: F once, then, if any table has a B, B once (stages that
 ///     have backward), then W or not. A pass goes through the units as events_of says and ends before the next begins
 ///   - no event and no reduction reads a gathered group that is not there; nothing is gathered or freed twice; nothing

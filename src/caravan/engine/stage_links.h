@@ -12,10 +12,11 @@
 namespace caravan {
 
 /// What crosses between the stages of a pipeline that are on different ranks: all outputs of a stage, and the gradients
-/// of those that have one. The next receive of each peer is posted ahead, and sends are waited for when the next but one
-/// goes the same way, so both travel while the ranks compute.
+/// of those that have one. The next receive of each peer is posted ahead, and sends are waited for when the next but
+/// one goes the same way, so both travel while the ranks compute.
 ///
-/// Sent: the tensors. Where shapes are static, their shapes once, with the first micro-batch (Strategy), else with each.
+/// Sent: the tensors. Where shapes are static, their shapes once, with the first micro-batch (Strategy), else with
+/// each.
 class StageLinks {
  public:
   /// `device`: of what is received. The others outlive this.

@@ -141,8 +141,8 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns);
 void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts = 0);
 
 /// Splits the units over the axis into stages: unit i is on stage stage_of_unit[i], stage s on coordinate
-/// rank_of_stage[s] (empty: s). Parameters rest on the coordinate of their stage; one that several coordinates use rests
-/// on that of its first stage and is a leaf R on all of them.
+/// rank_of_stage[s] (empty: s). Parameters rest on the coordinate of their stage; one that several coordinates use
+/// rests on that of its first stage and is a leaf R on all of them.
 /// Throws UsageError if the stages are not 0, 1, .. in order, or a coordinate of the axis has none.
 void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const std::vector<int>& stage_of_unit,
                 std::vector<int> rank_of_stage = {});

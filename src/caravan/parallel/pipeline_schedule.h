@@ -37,8 +37,8 @@ PipelineOrder one_f_one_b(int num_ranks, int num_micro_batches);
 PipelineOrder interleaved(int num_ranks, int num_micro_batches, int stages_per_rank);
 
 /// Zero bubble (Qi et al., arXiv 2401.10241): weight gradients wait, and fill the bubble. h1 holds the activations of
-/// 1F1B's first stage, p, on every rank: bubble (p-1)(F+B-W) if m is at least p. h2 holds 2p-1: if m is at least that, a
-/// rank waits (p-1)(F+B-2W) at most between its first and its last pass, not at all where this is below 0, as for
+/// 1F1B's first stage, p, on every rank: bubble (p-1)(F+B-W) if m is at least p. h2 holds 2p-1: if m is at least that,
+/// a rank waits (p-1)(F+B-2W) at most between its first and its last pass, not at all where this is below 0, as for
 /// F = B = W. Both need a W that is no longer than F and B.
 PipelineOrder zero_bubble_h1(int num_ranks, int num_micro_batches);
 PipelineOrder zero_bubble_h2(int num_ranks, int num_micro_batches);
@@ -58,8 +58,8 @@ PipelineOrder pipedream(int num_ranks, int num_micro_batches);
 /// t-1) updates: two versions. m is at least p.
 PipelineOrder pipedream_2bw(int num_ranks, int num_micro_batches, int num_batches);
 
-/// The schedule that a recipe names, over its `degree` ranks; of pipedream-2bw batches of choice.micro_batches. Throws UsageError for one
-/// that does not exist, naming the nearest, and for numbers that it has no table for.
+/// The schedule that a recipe names, over its `degree` ranks; of pipedream-2bw batches of choice.micro_batches. Throws
+/// UsageError for one that does not exist, naming the nearest, and for numbers that it has no table for.
 PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches);
 
 /// The rank that holds each stage, whatever the number of micro-batches.

@@ -74,8 +74,8 @@ double layer_activation_bytes(const MemoryShape& shape) noexcept;
 double selective_activation_bytes(const MemoryShape& shape) noexcept;
 double full_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight; and the most that is computed again at once: the activations of one
-/// layer, or the attention weights of one core.
+/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight; and the most that is
+/// computed again at once: the activations of one layer, or the attention weights of one core.
 double kept_activation_bytes(const MemoryShape& shape) noexcept;
 double recomputed_bytes(const MemoryShape& shape) noexcept;
 

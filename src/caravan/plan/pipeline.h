@@ -40,9 +40,9 @@ struct Timeline {
   double bubble() const;
 };
 
-/// Runs a schedule on paper: a pass begins when the one before it on its rank, and what it needs, are there. The backward
-/// of a stage whose order has no W computes the gradients of its weights too. Updates take no time. `stages`: by stage.
-/// Throws UsageError for an order that waits for ever.
+/// Runs a schedule on paper: a pass begins when the one before it on its rank, and what it needs, are there. The
+/// backward of a stage whose order has no W computes the gradients of its weights too. Updates take no time. `stages`:
+/// by stage. Throws UsageError for an order that waits for ever.
 Timeline simulate(const PipelineOrder& order, const std::vector<StageCost>& stages);
 
 /// How long each rank waits in a step (for zb-h2 and zb-v: between its first and its last pass) by the formula of the

@@ -148,8 +148,8 @@ std::string to_toml(const Recipe& recipe);
 std::vector<std::string> recipe_notes(const Recipe& recipe);
 
 /// How the global batch is split: global_batch = dp x micro_batch x accumulation. Until "auto" is resolved
-/// (resolve_micro_batch), a micro-batch is all of a rank's share; in a pipeline, there are at least two for each rank of
-/// it, if the batch has as many.
+/// (resolve_micro_batch), a micro-batch is all of a rank's share; in a pipeline, there are at least two for each rank
+/// of it, if the batch has as many.
 struct BatchPlan {
   int64_t dp = 1;
   int64_t micro_batch = 1;
@@ -160,8 +160,8 @@ struct BatchPlan {
 
 /// The mesh of the recipe over `num_ranks` ranks: pp, dp, ep, cp, tp, without the axes of one rank but dp. Neighbouring
 /// ranks, of one host, are on the last axis: the one that sends most, and waits for it, goes there. Layers split by tp
-/// send several times a layer, stages once a micro-batch. And the split of its batch. Throw UsageError with the equation
-/// and the nearest values that work.
+/// send several times a layer, stages once a micro-batch. And the split of its batch. Throw UsageError with the
+/// equation and the nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 

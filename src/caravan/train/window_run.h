@@ -27,8 +27,8 @@ class WindowRun {
   /// The batch of this rank in a step.
   using BatchOf = std::function<TrainBatch(int64_t step)>;
 
-  /// Trains to the next drain, at most to step `end`. Every rank calls it. Sets state.step. Throws NumericsError on every
-  /// rank if the loss or the norm of the window is not finite.
+  /// Trains to the next drain, at most to step `end`. Every rank calls it. Sets state.step. Throws NumericsError on
+  /// every rank if the loss or the norm of the window is not finite.
   WindowReport run(int64_t end, const BatchOf& batch_of, bool stop_requested);
 
  private:
