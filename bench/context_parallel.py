@@ -9,23 +9,16 @@ The three alternate --repeat times; each run counts with the median of its steps
 are medians of ratios: the speed-up over one rank, and the share of what the 2 runs reach together (2 sequences in their step).
 """
 import argparse
-import concurrent.futures
 import os
-import pathlib
 import statistics
 
 import machine
 import one_rank
 
 
-def text_of(ratios):
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-
-
 def main():
-    root = pathlib.Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--caravan", default=str(root / "build/release/bin/caravan"))
+    parser.add_argument("--caravan", default=str(one_rank.ROOT / "build/release/bin/caravan"))
     parser.add_argument("--kinds", default="ring,ulysses")
     parser.add_argument("--dtypes", default="fp32")
     parser.add_argument("--context", type=int, default=4096)
@@ -35,7 +28,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    environment.setdefault("CARAVAN_HOME", str(root))
+    environment.setdefault("CARAVAN_HOME", str(one_rank.ROOT))
     one_rank.SIZES["long"] = (arguments.layers, arguments.width, arguments.width // 64, arguments.context, 512, 1,
                               arguments.steps)
     print(machine.describe(environment))
@@ -46,18 +39,15 @@ def main():
             more |= {"mesh.cp": 2, "context_parallel.kind": f'"{kind}"'}
         return one_rank.ours(arguments, "long", dtype, environment, 2 if kind else 1, more)
 
-    def apart(dtype):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            return max(pool.map(lambda _: step(dtype), range(2)))
-
     for kind in arguments.kinds.split(","):
         for dtype in arguments.dtypes.split(","):
-            rounds = [(step(dtype), step(dtype, kind), apart(dtype)) for _ in range(arguments.repeat)]
+            rounds = [(step(dtype), step(dtype, kind), one_rank.at_the_same_time(lambda: step(dtype)))
+                      for _ in range(arguments.repeat)]
             gains = [one / both for one, both, _ in rounds]
             shares = [pair / 2 / both for _, both, pair in rounds]
             print(f"{kind:7} {dtype}  {arguments.context} tokens  one rank {statistics.median(r[0] for r in rounds):7.1f} ms  "
-                  f"2 ranks {statistics.median(r[1] for r in rounds):7.1f} ms  speed-up {text_of(gains)}  "
-                  f"of 2 runs apart {text_of(shares)}", flush=True)
+                  f"2 ranks {statistics.median(r[1] for r in rounds):7.1f} ms  speed-up {one_rank.text_of(gains)}  "
+                  f"of 2 runs apart {one_rank.text_of(shares)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ two alternate --repeat times; each run counts with the median of its steps. `--f
 with the processor class: compare figures of one class only.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -20,58 +21,29 @@ import time
 
 import machine
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
 # layers, width, heads, context, vocabulary, sequences, steps
 SIZES = {"floor": (4, 128, 4, 8, 512, 1, 60), "tiny": (4, 128, 4, 128, 512, 16, 20),
          "small": (6, 384, 6, 256, 4096, 4, 8), "gpt2": (12, 768, 12, 512, 50304, 1, 4)}
 WARM_UP = 2
 
 
-def torch_steps(size, dtype):
+def torch_steps(name, dtype):
     """Runs in a separate process and prints the milliseconds of each step."""
     import torch
     import torch.nn.functional as F
-    from torch import nn
+    sys.path.insert(0, str(ROOT / "tests/python"))
+    import gpt
 
-    layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
-    torch.manual_seed(0)
+    size = gpt.Size(*SIZES[name][:-1])
+    steps = SIZES[name][-1]
     torch.set_num_threads(1)
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x):
-            b, t, _ = x.shape
-            q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, width))
-            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-            self.blocks = nn.ModuleList(Block() for _ in range(layers))
-            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-            self.head.weight = self.tokens.weight
-
-        def forward(self, ids):
-            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
-            for block in self.blocks:
-                x = block(x)
-            return self.head(self.norm(x))
-
-    model = Model()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, 0, 0.02)
+    model = gpt.make(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     times = []
     for _ in range(WARM_UP + steps):
-        ids = torch.randint(0, vocabulary, (batch, context + 1))
+        ids = torch.randint(0, size.vocabulary, (size.batch, size.context + 1))
         begin = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
             logits = model(ids[:, :-1])
@@ -87,6 +59,16 @@ def run(command, environment):
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{result.stdout[-500:]}{result.stderr[-2000:]}")
     return result.stdout
+
+
+def at_the_same_time(step):
+    """The slower of two independent runs on the same cores."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return max(pool.map(lambda _: step(), range(2)))
+
+
+def text_of(ratios):
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def peer(arguments, size, dtype, environment):
@@ -117,8 +99,7 @@ def ours(arguments, size, dtype, environment, ranks=1, more=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", nargs=2, help=argparse.SUPPRESS)
-    root = pathlib.Path(__file__).resolve().parent.parent
-    parser.add_argument("--caravan", default=str(root / "build/release/bin/caravan"))
+    parser.add_argument("--caravan", default=str(ROOT / "build/release/bin/caravan"))
     parser.add_argument("--python", default=sys.executable, help="has torch")
     parser.add_argument("--sizes", default="tiny,small,gpt2")
     parser.add_argument("--dtypes", default="fp32,bf16")
@@ -133,7 +114,7 @@ def main():
     if arguments.torch:
         return torch_steps(*arguments.torch)
     environment = dict(os.environ, OMP_NUM_THREADS="1", **machine.FORCED.get(arguments.force, {}))
-    environment.setdefault("CARAVAN_HOME", str(root))
+    environment.setdefault("CARAVAN_HOME", str(ROOT))
     own = dict(environment, **({"CARAVAN_PRODUCTS": arguments.products} if arguments.products else {}))
     print(machine.describe(environment))
     kind = machine.processor_class(environment)

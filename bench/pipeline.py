@@ -9,7 +9,6 @@ The runs alternate --repeat times; each counts with the median of its steps. Pri
 zb-h1 to our 1F1B; and (work x (1 + (p-1)/m)) / step, where the work is that of 2 runs of one rank, each with half of the batch.
 """
 import argparse
-import concurrent.futures
 import os
 import pathlib
 import statistics
@@ -18,14 +17,9 @@ import machine
 import one_rank
 
 
-def text_of(ratios):
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-
-
 def main():
-    root = pathlib.Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--caravan", default=str(root / "build/release/bin/caravan"))
+    parser.add_argument("--caravan", default=str(one_rank.ROOT / "build/release/bin/caravan"))
     parser.add_argument("--python", required=True, help="has torch; torchrun is beside it")
     parser.add_argument("--sizes", default="floor,tiny,small,gpt2")
     parser.add_argument("--schedules", default="1f1b,gpipe")
@@ -34,13 +28,13 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    environment.setdefault("CARAVAN_HOME", str(root))
+    environment.setdefault("CARAVAN_HOME", str(one_rank.ROOT))
     print(machine.describe(environment))
 
     def peer(size, schedule, micro, batch):
         layers, width, heads, context, vocabulary, _, steps = one_rank.SIZES[size]
         command = [str(pathlib.Path(arguments.python).parent / "torchrun"), "--nproc-per-node", "2",
-                   str(root / "bench/peers/pipeline_step.py")]
+                   str(one_rank.ROOT / "bench/peers/pipeline_step.py")]
         command += map(str, (layers, width, heads, context, vocabulary, batch, steps, micro, schedule))
         return float(one_rank.run(command, environment).split()[-1])
 
@@ -50,9 +44,8 @@ def main():
         return one_rank.ours(arguments, size, dtype, environment, 2, more)
 
     def apart(size, dtype, batch):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            half = {"train.global_batch": batch // 2}
-            return max(pool.map(lambda _: one_rank.ours(arguments, size, dtype, environment, 1, half), range(2)))
+        half = {"train.global_batch": batch // 2}
+        return one_rank.at_the_same_time(lambda: one_rank.ours(arguments, size, dtype, environment, 1, half))
 
     for size in arguments.sizes.split(","):
         for dtype in arguments.dtypes.split(","):
@@ -63,12 +56,12 @@ def main():
                               for _ in range(arguments.repeat)]
                     print(f"{size:6} {dtype} {schedule:6} m {micro}  ours {statistics.median(r[0] for r in rounds):8.1f} ms  "
                           f"pytorch {statistics.median(r[1] for r in rounds):8.1f} ms  "
-                          f"ratio {text_of([a / b for a, b in rounds])}", flush=True)
+                          f"ratio {one_rank.text_of([a / b for a, b in rounds])}", flush=True)
                 rounds = [(ours(size, dtype, "zb-h1", micro, batch), ours(size, dtype, "1f1b", micro, batch),
                            apart(size, dtype, batch)) for _ in range(arguments.repeat)]
                 limits = [work * (1 + 1 / micro) / step for _, step, work in rounds]
-                print(f"{size:6} {dtype} zb-h1  m {micro}  to our 1f1b {text_of([a / b for a, b, _ in rounds])}  "
-                      f"1f1b of its limit {text_of(limits)}", flush=True)
+                print(f"{size:6} {dtype} zb-h1  m {micro}  to our 1f1b {one_rank.text_of([a / b for a, b, _ in rounds])}  "
+                      f"1f1b of its limit {one_rank.text_of(limits)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,31 +7,26 @@ The two alternate --repeat times; each run counts with the median of its steps, 
 --against OTHER: instead, one rank of this program against one rank of another build of it, as before and after a change.
 """
 import argparse
-import concurrent.futures
 import os
-import pathlib
-import statistics
 
 import machine
 import one_rank
 
 
 def ratio_of(pairs):
-    ratios = [mine / theirs for mine, theirs in pairs]
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    return one_rank.text_of([mine / theirs for mine, theirs in pairs])
 
 
 def main():
-    root = pathlib.Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--caravan", default=str(root / "build/release/bin/caravan"))
+    parser.add_argument("--caravan", default=str(one_rank.ROOT / "build/release/bin/caravan"))
     parser.add_argument("--against")
     parser.add_argument("--sizes", default="tiny,small")
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    environment.setdefault("CARAVAN_HOME", str(root))
+    environment.setdefault("CARAVAN_HOME", str(one_rank.ROOT))
     print(machine.describe(environment))
     kind = machine.processor_class(environment)
 
@@ -39,8 +34,7 @@ def main():
         return one_rank.ours(argparse.Namespace(caravan=program), size, dtype, environment, ranks)
 
     def apart(size, dtype):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            return max(pool.map(lambda _: step(arguments.caravan, size, dtype), range(2)))
+        return one_rank.at_the_same_time(lambda: step(arguments.caravan, size, dtype))
 
     for size in arguments.sizes.split(","):
         for dtype in arguments.dtypes.split(","):

@@ -3,6 +3,7 @@ the median step of rank 0 in ms.
 
   pipeline_step.py LAYERS WIDTH HEADS CONTEXT VOCABULARY BATCH STEPS MICRO_BATCHES SCHEDULE [FIRST_STAGE_LAYERS]
 """
+import pathlib
 import statistics
 import sys
 import time
@@ -13,30 +14,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import pipelining
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/python"))
+import gpt
+
 layers, width, heads, context, vocabulary, batch, steps, micro_batches = map(int, sys.argv[1:9])
+size = gpt.Size(layers, width, heads, context, vocabulary, batch)
 first = int(sys.argv[10]) if len(sys.argv) > 10 else layers // 2
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        b, t, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, t, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
 class Stage(nn.Module):
     def __init__(self, rank):
         super().__init__()
         self.is_first = rank == 0
-        self.blocks = nn.ModuleList(Block() for _ in range(first if rank == 0 else layers - first))
+        self.blocks = nn.ModuleList(gpt.Block(size) for _ in range(first if rank == 0 else layers - first))
         if self.is_first:
             self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         else:
