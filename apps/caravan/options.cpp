@@ -15,32 +15,51 @@ namespace {
 const char* const kVersion = "caravan 0.1.0";
 
 constexpr int64_t kMostDumps = 1000;  // each is a folder with all parameters and gradients
+constexpr int64_t kMostTraced = 1000;
 
-[[noreturn]] void refuse_steps(const std::string& part, const std::string& fact, const std::string& action) {
-  throw UsageError({"command line", "--dump-steps", fmt::format("'{}' {}", part, fact), "", action});
+/// An option that names steps.
+struct StepOption {
+  const char* name;
+  int64_t first;  ///< what it counts from
+  int64_t most;   ///< steps in one range
+  const char* example;
+};
+constexpr StepOption kDumpSteps{"--dump-steps", 0, kMostDumps, "0,10 or 0-3"};
+constexpr StepOption kTraceSteps{"--trace-steps", 1, kMostTraced, "3-5"};
+
+[[noreturn]] void refuse_steps(const StepOption& option, const std::string& part, const std::string& fact,
+                               const std::string& action) {
+  throw UsageError({"command line", option.name, fmt::format("'{}' {}", part, fact), "", action});
 }
 
-int64_t parse_step(const std::string& text, const std::string& part) {
+int64_t parse_step(const StepOption& option, const std::string& text, const std::string& part) {
   int64_t step = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
-  if (error != std::errc() || end != text.data() + text.size() || step < 0) {
-    refuse_steps(part, "is neither a step nor a range of steps", "write steps counted from 0, e.g. 0,10 or 0-3");
+  if (error != std::errc() || end != text.data() + text.size() || step < option.first) {
+    refuse_steps(option, part, "is neither a step nor a range of steps",
+                 fmt::format("write steps counted from {}, e.g. {}", option.first, option.example));
   }
   return step;
+}
+
+/// "5" and "0-3".
+StepRange parse_range(const StepOption& option, const std::string& part) {
+  const size_t dash = part.find('-', 1);
+  const int64_t first = parse_step(option, part.substr(0, dash), part);
+  const int64_t last = dash == std::string::npos ? first : parse_step(option, part.substr(dash + 1), part);
+  if (last < first) refuse_steps(option, part, "ends before it begins", fmt::format("write {}-{}", last, first));
+  if (last - first >= option.most) {
+    refuse_steps(option, part, fmt::format("has more than {} steps", option.most), "name fewer steps");
+  }
+  return {first, last};
 }
 
 /// "0,1,5" and "0-3" as a set of steps.
 std::set<int64_t> parse_steps(const std::string& text) {
   std::set<int64_t> steps;
   for (const std::string& part : CLI::detail::split(text, ',')) {
-    const size_t dash = part.find('-', 1);
-    const int64_t first = parse_step(part.substr(0, dash), part);
-    const int64_t last = dash == std::string::npos ? first : parse_step(part.substr(dash + 1), part);
-    if (last < first) refuse_steps(part, "ends before it begins", fmt::format("write {}-{}", last, first));
-    if (last - first >= kMostDumps) {
-      refuse_steps(part, fmt::format("has more than {} steps", kMostDumps), "dump fewer steps");
-    }
-    for (int64_t step = first; step <= last; ++step) steps.insert(step);
+    const StepRange range = parse_range(kDumpSteps, part);
+    for (int64_t step = range.first; step <= range.last; ++step) steps.insert(step);
   }
   return steps;
 }
@@ -48,7 +67,7 @@ std::set<int64_t> parse_steps(const std::string& text) {
 /// An unset variable of a script must not change what the command does.
 std::string check_not_empty(const std::string& text) { return text.empty() ? "must not be empty" : ""; }
 
-void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
+void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps, std::string& trace_steps) {
   TrainArguments& train = line.train;
   CLI::App* command = app.add_subcommand("train", "train a model over one or more ranks");
   command->add_option("recipe", train.recipe, "recipe, a TOML file; default: the default recipe");
@@ -66,6 +85,27 @@ void add_train(CLI::App& app, CommandLine& line, std::string& dump_steps) {
   command->add_option("--dump", train.dump_dir, "write batch, parameters and gradients of some steps into this folder")
       ->check(CLI::Validator(check_not_empty, "", "not empty"));
   command->add_option("--dump-steps", dump_steps, "which steps, counted from 0, e.g. 0,10 or 0-3; default 0");
+  command
+      ->add_option("--trace", train.trace_file,
+                   "write what every rank does in some steps into this file, for chrome://tracing and Perfetto")
+      ->check(CLI::Validator(check_not_empty, "", "not empty"));
+  command->add_option("--trace-steps", trace_steps,
+                      "which steps, FIRST-LAST, counted from 1 as in the log; default: the third to the fifth of those "
+                      "that the command runs");
+}
+
+void take_steps(const CLI::App& command, const std::string& dump_steps, const std::string& trace_steps,
+                TrainArguments& train) {
+  const bool names_dumps = command.count("--dump-steps") > 0;
+  if (names_dumps) train.dump_steps = parse_steps(dump_steps);
+  if (names_dumps && train.dump_dir.empty()) {
+    throw UsageError({"command line", "--dump-steps", "has no effect without --dump", "", "add --dump DIR"});
+  }
+  const bool names_traced = command.count("--trace-steps") > 0;
+  if (names_traced) train.trace_steps = parse_range(kTraceSteps, trace_steps);
+  if (names_traced && train.trace_file.empty()) {
+    throw UsageError({"command line", "--trace-steps", "has no effect without --trace", "", "add --trace FILE"});
+  }
 }
 
 void add_generate(CLI::App& app, CommandLine& line) {
@@ -210,11 +250,12 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv, std::string& text) {
   CommandLine line{};
   std::string dump_steps;
+  std::string trace_steps;
   CLI::App app("Caravan trains large models over many processes and machines.", "caravan");
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.allow_extras();
-  add_train(app, line, dump_steps);
+  add_train(app, line, dump_steps, trace_steps);
   add_generate(app, line);
   add_hugging_face(app, line);
   add_inspect(app, line);
@@ -243,11 +284,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   take_recipe_back(line.train.recipe, line.train.overrides);
   take_recipe_back(line.inspect.recipe, line.inspect.overrides);
   take_recipe_back(line.prove.recipe, line.prove.overrides);
-  const bool names_steps = app.get_subcommand("train")->count("--dump-steps") > 0;
-  if (names_steps) line.train.dump_steps = parse_steps(dump_steps);
-  if (names_steps && line.train.dump_dir.empty()) {
-    throw UsageError({"command line", "--dump-steps", "has no effect without --dump", "", "add --dump DIR"});
-  }
+  take_steps(*app.get_subcommand("train"), dump_steps, trace_steps, line.train);
   if (line.train.stop_after && *line.train.stop_after < 1) {
     throw UsageError({"command line", "--stop-after",
                       fmt::format("{} is not a number of steps", *line.train.stop_after), "", "use 1 or more"});

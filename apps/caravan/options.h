@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "caravan/comm/types.h"
+#include "caravan/train/step_range.h"
 
 namespace caravan::app {
 
@@ -20,6 +21,8 @@ struct TrainArguments {
   std::string resume_from;  ///< a checkpoint of the run: "step_000200" or its path; "": not given
   std::string dump_dir;
   std::set<int64_t> dump_steps{0};
+  std::string trace_file;
+  std::optional<StepRange> trace_steps;
 };
 
 struct GenerateArguments {

@@ -172,6 +172,10 @@ void Progress::saved(const std::filesystem::path& checkpoint) {
   if (step_ < last_step_) draw_bar();
 }
 
+void Progress::traced(const std::filesystem::path& file) {
+  line(fmt::format("traced    {} (open it in https://ui.perfetto.dev or chrome://tracing)", file.string()));
+}
+
 void Progress::warned(std::string_view text) {
   line("warning   " + std::string(text));
   if (step_ < last_step_) draw_bar();

@@ -21,6 +21,7 @@ class Progress final : public TrainObserver {
   void evaluating(int64_t step) override;
   void evaluation_progress(int64_t done, int64_t total) override;
   void saved(const std::filesystem::path& checkpoint) override;
+  void traced(const std::filesystem::path& file) override;
   void warned(std::string_view text) override;
   void sampled(std::string_view text) override;
 

@@ -45,6 +45,8 @@ int train(const TrainArguments& arguments) {
                              .stop_after = arguments.stop_after,
                              .dump_dir = arguments.dump_dir,
                              .dump_steps = arguments.dump_steps,
+                             .trace_file = arguments.trace_file,
+                             .trace_steps = arguments.trace_steps,
                              .stop_requested = [&signal] { return signal.requested(); }};
   const auto run = [&](const std::shared_ptr<Communicator>& world) {
     const bool has_table = comm.algorithms != nullptr;

@@ -45,6 +45,7 @@ TEST_F(BadFolderTest, ReadOnlyForWhatElseIsWritten) {
   const std::vector<std::string> lines = {
       "CARAVAN_CACHE=ro/cache " + train_line("run"),
       train_line("dumped") + "--dump ro/dump",
+      train_line("traced") + "--trace ro/trace.json",
       "'" + program() + "' tokenizer train text.txt --vocabulary 300 --out ro/tokenizer.json",
   };
   for (const std::string& line : lines) {

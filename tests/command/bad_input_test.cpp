@@ -126,7 +126,7 @@ TEST_F(BadInputTest, CommandLine) {
   expect_refusal(caravan({}), 2, {"--help"});
   expect_refusal(caravan({"train", "--stop-after", "0"}), 2, {"--stop-after: 0"});
   expect_refusal(caravan({"train", "--dump-steps", "1"}), 2, {"--dump DIR"});
-  for (const char* option : {"--dump", "--resume-from"}) {
+  for (const char* option : {"--dump", "--resume-from", "--trace"}) {
     expect_refusal(caravan({"train", option, ""}), 2, {option, "must not be empty"});
   }
   expect_refusal(caravan({"train", "--dump", path("d"), "--dump-steps", "0,a"}), 2,
@@ -136,6 +136,13 @@ TEST_F(BadInputTest, CommandLine) {
   for (const char* steps : {"-1", "1-", "1-2-3", "", ","}) {
     EXPECT_EQ(caravan({"train", "--dump", path("d"), "--dump-steps", steps}).code, 2) << steps;
   }
+  expect_refusal(caravan({"train", "--trace-steps", "1"}), 2, {"--trace FILE"});
+  for (const char* steps : {"0-2", "3,4", "5-3", "x", "1-1001"}) {
+    expect_refusal(caravan({"train", "--trace", path("t"), "--trace-steps", steps}), 2,
+                   {"--trace-steps: '" + std::string(steps)});
+  }
+  expect_refusal(train("run", 2, {"--trace", path("t"), "--trace-steps", "5-7"}), 2,
+                 {"steps 5-7 are not all part of this run", "from 1 to 6"});
   expect_refusal(caravan({"generate", "--temp", "0.5"}), 2, {"--temp:", "'--temperature'"});
   expect_refusal(caravan({"generate", "--temp=0.5"}), 2, {"--temp:", "'--temperature'"});
   expect_refusal(train("run", 2, {"--dump", path("d"), "--dump-steps", "0,7"}), 2,

@@ -246,6 +246,8 @@ TEST_F(ByHand, RanksWithAnotherRecipeEndBeforeTheFirstStep) {
   }
   expect_refused({}, {"--stop-after", "3"}, 2, {"--stop-after: is not given on rank 0 and 3 on rank 1"});
   expect_refused({"--dump", path("dump")}, {"--dump-steps", "1"}, 2, {"--dump-steps: is 0 on rank 0 and 1 on rank 1"});
+  expect_refused({"--trace", path("trace")}, {"--trace-steps", "1"}, 2,
+                 {"--trace-steps: is not given on rank 0 and 1-1 on rank 1"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
   ASSERT_EQ(train("run", 2, {"--stop-after", "3"}).code, 0);
   expect_refused({}, {"--resume"}, 2, {"--resume: is not given on rank 0 and given on rank 1"});

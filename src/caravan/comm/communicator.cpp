@@ -11,13 +11,19 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/base/trace.h"
 #include "caravan/comm/checks.h"
 #include "caravan/comm/operations.h"
 
 namespace caravan {
 namespace {
 
-int64_t bytes_of(const ConstBuffer& buffer) { return buffer.count * size_bytes(buffer.dtype); }
+int64_t bytes_of(const ConstBuffer& buffer) noexcept { return buffer.count * size_bytes(buffer.dtype); }
+
+std::string span_name(const Operation& operation) {
+  const std::string_view verb = name(operation.verb);
+  return operation.what[0] == '\0' ? std::string(verb) : fmt::format("{} {}", verb, operation.what.data());
+}
 
 }  // namespace
 
@@ -154,14 +160,29 @@ void Communicator::check(const Operation& operation) const {
   }
 }
 
-void Communicator::count_traffic(const Operation& operation) {
-  const size_t verb = static_cast<size_t>(operation.verb);
+int64_t Communicator::sent_bytes(const Operation& operation) const noexcept {
   int64_t own = 0;
   if (operation.verb == Verb::reduce_scatter || operation.verb == Verb::all_to_all) {
     own = operation.send_counts[static_cast<size_t>(rank_)] * size_bytes(operation.dtype);
   }
+  return wire_bytes(operation.verb, rank_, size_, bytes_of(operation.in), own, operation.root);
+}
+
+void Communicator::count_traffic(const Operation& operation) {
+  const size_t verb = static_cast<size_t>(operation.verb);
   ++traffic_.calls[verb];
-  traffic_.bytes[verb] += wire_bytes(operation.verb, rank_, size_, bytes_of(operation.in), own, operation.root);
+  traffic_.bytes[verb] += sent_bytes(operation);
+}
+
+/// A communicator that is built on others has the row of its name and its own back-end, and they have theirs.
+void Communicator::begin_span(Operation& operation, TraceLog& trace) const {
+  TraceLog::Args args{{"bytes", describe(operation).count * size_bytes(operation.dtype)},
+                      {"sent_bytes", sent_bytes(operation)}};
+  if (operation.peer >= 0) args.emplace_back("peer", operation.peer);
+  if (operation.root >= 0) args.emplace_back("root", operation.root);
+  operation.trace = trace.shared_from_this();
+  operation.trace_span =
+      trace.begin(fmt::format("{} over {}", name_, backend()), span_name(operation), std::move(args));
 }
 
 uint64_t& Communicator::counter_of(const Operation& operation) noexcept {
@@ -178,6 +199,7 @@ bool Communicator::prepare(Operation& operation) {
     return false;
   }
   operation.sequence = counter_of(operation)++;
+  if (TraceLog* trace = TraceLog::current()) begin_span(operation, *trace);
   return true;
 }
 
@@ -232,6 +254,7 @@ void Communicator::wait(Operation& operation) {
     }
   };
   const Timer timer{traffic_.wait_ms};
+  const TraceSpan span(TraceLog::kWait, caravan::name(operation.verb), operation.what.data());
   try {
     finish(operation);
   } catch (const std::exception& error) {

@@ -179,6 +179,8 @@ class Communicator {
   bool prepare(Operation& operation);
   uint64_t& counter_of(const Operation& operation) noexcept;
   void count_traffic(const Operation& operation);
+  int64_t sent_bytes(const Operation& operation) const noexcept;
+  void begin_span(Operation& operation, TraceLog& trace) const;
 
   int rank_;
   int size_;

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "caravan/base/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
 
@@ -11,7 +12,9 @@ namespace caravan {
 void Operation::set_complete(std::exception_ptr failure) noexcept {
   complete = true;
   if (flight != nullptr) flight->end(flight_number, failure == nullptr ? FlightState::done : FlightState::failed);
+  if (trace != nullptr) trace->end(trace_span);
   error = std::move(failure);
+  trace.reset();
   keep_alive.reset();
   backend_state.reset();
 }

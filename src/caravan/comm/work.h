@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -13,6 +14,7 @@ namespace caravan {
 
 class Communicator;
 class FlightLog;
+class TraceLog;
 
 /// One issued call: what a back-end executes. Its counts are complete, and when a back-end gets it, it is checked.
 struct Operation {
@@ -32,6 +34,8 @@ struct Operation {
 
   FlightLog* flight = nullptr;  ///< the log that records it; outlives it
   uint64_t flight_number = 0;
+  std::shared_ptr<TraceLog> trace;  ///< that has a span from the issue to the completion; null: none
+  size_t trace_span = 0;
 
   bool complete = false;
   std::exception_ptr error;             ///< set with complete

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace.h"
 #include "caravan/engine/agreement.h"
 
 namespace caravan {
@@ -21,6 +22,13 @@ at::Tensor no_gradient(const Parameter& parameter) {
                               "do: give the optimizer engine.parameters() instead of module->parameters()",
                               parameter.name()));
   return none;
+}
+
+const std::string& name_of(const Units& units, int unit) { return units.units[static_cast<size_t>(unit)].name; }
+
+std::string_view pass_name(Action::Kind kind) {
+  if (kind == Action::Kind::forward) return "forward";
+  return kind == Action::Kind::recompute ? "recompute" : "backward";
 }
 
 }  // namespace
@@ -169,6 +177,7 @@ void Engine::finish_step() {
 void Engine::end_step() {
   buffers_->start(transfers_, attendance_);
   if (!strategy_.is_static || !attendance_.is_full()) agree_on_used();
+  TraceLog::end_lap();
   gradients_->finish();
   end_reading();
   if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
@@ -241,6 +250,8 @@ void Engine::follow(Passes& passes) {
 /// The pass that begins with `first`, which reaches its other events.
 void Engine::run_pass(const Action& first, Passes& passes) {
   const int stage = state_.layout.units().units[static_cast<size_t>(first.unit)].stage;
+  const TraceSpan span(TraceLog::kCompute, pass_name(first.kind), std::to_string(first.micro_batch),
+                       {{"stage", stage}, {"micro_batch", first.micro_batch}});
   if (first.kind == Action::Kind::forward) {
     if (versions_ != nullptr) versions_->begin(first.micro_batch);
     return passes.forward(stage, first.micro_batch);
@@ -248,6 +259,7 @@ void Engine::run_pass(const Action& first, Passes& passes) {
   if (versions_ != nullptr) versions_->use(first.micro_batch);
   if (first.kind == Action::Kind::recompute) return passes.recompute(stage, first.micro_batch);
   passes.backward(stage, first.micro_batch);
+  TraceLog::end_lap();
   if (!is_deferring_) mesh_.deferred().run_all();
   if (versions_ != nullptr) versions_->release(first.micro_batch);
 }
@@ -259,6 +271,7 @@ bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.
 void Engine::reach(const Action& event) {
   check_present();
   if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
+  if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
   if (event.kind == Action::Kind::backward) {
     backwards_.emplace_back(event, num_deferred_);
     is_deferring_ = with_weight_.contains({event.unit, event.micro_batch});
@@ -275,6 +288,9 @@ void Engine::reach(const Action& event) {
   transfers_.poll();
   if (passes_ != nullptr) passes_->poll();
   if (exchange_ != nullptr) exchange_->poll();
+  if (event.kind != Action::Kind::backward) return;
+  TraceLog::begin_lap(TraceLog::kCompute, "backward", name_of(state_.layout.units(), event.unit),
+                      {{"micro_batch", event.micro_batch}});
 }
 
 void Engine::perform(const Action& entry) {
@@ -322,6 +338,8 @@ void Engine::run_deferred(const Action& weight) {
   const auto found = std::find_if(backwards_.begin(), backwards_.end(), is_its);
   if (found == backwards_.end()) refuse(weight, "comes before its backward");
   const size_t until = found + 1 == backwards_.end() ? num_deferred_ : (found + 1)->second;
+  const TraceSpan span(TraceLog::kCompute, "weight gradients", name_of(state_.layout.units(), weight.unit),
+                       {{"micro_batch", weight.micro_batch}});
   if (until > num_run_) mesh_.deferred().run(until - num_run_);
 }
 
@@ -343,7 +361,7 @@ GradientSink::Sum Engine::sum_of(Parameter& parameter) {
 }
 
 void Engine::refuse(const Action& event, const char* fact) const {
-  const std::string& unit = state_.layout.units().units[static_cast<size_t>(event.unit)].name;
+  const std::string& unit = name_of(state_.layout.units(), event.unit);
   const bool has_next = table_ != nullptr && position_ < table_->size();
   throw UsageError(
       {strategy_.name, fmt::format("{} (unit '{}')", event.to_string(), unit), fact,

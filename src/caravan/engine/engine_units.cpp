@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "caravan/base/trace.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {
@@ -22,8 +23,7 @@ void Engine::add_unit_hooks() {
   }
 }
 
-Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const ForwardContext& context,
-                         const Next& next) {
+Tensors Engine::run_unit(int unit, Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
   const bool is_of_step = mode_ != Mode::idle && context.is_training() && context.layouts == nullptr;
   if (context.layouts != nullptr) return next(std::move(inputs), context);
   struct Running {  // also if the forward throws
@@ -43,6 +43,8 @@ Tensors Engine::run_unit(int unit, Module& /*module*/, Tensors inputs, const For
   const bool is_counted = is_forward && passes_ == nullptr;
   const int micro_batch = is_counted ? num_forwards_[static_cast<size_t>(unit)]++ : context.micro_batch;
   reach({.kind = is_forward ? Kind::forward : Kind::recompute, .unit = unit, .micro_batch = micro_batch});
+  const TraceSpan span(TraceLog::kCompute, is_forward ? "forward" : "recompute", module.name(),
+                       {{"micro_batch", micro_batch}});
   if (context.micro_batch == micro_batch) {
     outputs = next(std::move(inputs), context);
   } else {

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace.h"
 #include "caravan/module/hidden_state.h"
 
 namespace caravan {
@@ -102,7 +103,9 @@ struct Recompute : Function<Recompute> {
     again.phase = Phase::recompute;
     const at::AutoGradMode with_gradients(true);
     const Rewound rewound(region.before);  // as long as there is a graph that may have saved a buffer
+    TraceSpan span(TraceLog::kCompute, "recompute", region.module.name(), {{"micro_batch", again.micro_batch}});
     Tensors outputs = region.next(inputs, again);
+    span.end();
     variable_list ends;
     variable_list theirs;
     for (size_t i = 0; i < gradients.size(); ++i) {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace.h"
 #include "caravan/optim/kernels.h"
 
 namespace caravan {
@@ -44,6 +45,7 @@ at::Tensor zeros_for(const FlatState& state) {
 }  // namespace
 
 void Optimizer::step(double lr, double gradient_scale) {
+  const TraceSpan span(TraceLog::kCompute, "optimizer");
   const at::NoGradGuard no_grad;
   ++num_steps_;
   const Part all{.count = state_.layout.trained_count(), .number = num_steps_};

@@ -79,6 +79,9 @@ std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& op
   facts.push_back({"--stop-after", options.stop_after ? std::to_string(*options.stop_after) : "not given"});
   facts.push_back({"--dump", options.dump_dir.empty() ? "not given" : "given"});
   facts.push_back({"--dump-steps", fmt::format("{}", fmt::join(options.dump_steps, ","))});
+  facts.push_back({"--trace", options.trace_file.empty() ? "not given" : "given"});
+  const std::optional<StepRange>& traced = options.trace_steps;
+  facts.push_back({"--trace-steps", traced ? fmt::format("{}-{}", traced->first, traced->last) : "not given"});
   facts.push_back({"program", program_build()});
   return facts;
 }

@@ -22,6 +22,7 @@
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_state.h"
+#include "caravan/train/run_trace.h"
 #include "caravan/train/step.h"
 #include "caravan/train/window_run.h"
 
@@ -56,12 +57,14 @@ class Run {
   void resume();
   void check_steps();
   void check_dump_steps() const;
+  void write_trace();
   void check_sample() const;
   TrainObserver& observer() const { return *observer_; }
 
   const TrainOptions& options_;
   Recipe recipe_;  ///< as the run keeps it
   Mesh mesh_;
+  std::unique_ptr<RunTrace> trace_;  ///< null: none
   TrainObserver silent_;
   TrainObserver* observer_;
   Place place_;
@@ -93,6 +96,12 @@ Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
   return prepare_dataset(options.recipe.data, options.folders, mesh.world(), work);
 }
 
+/// How many steps pass at most until all ranks have done the same.
+int64_t steps_at_once(const Recipe& recipe) {
+  if (recipe.data_parallel.is_asynchronous()) return recipe.data_parallel.drain;
+  return recipe.pipeline.is_used() && recipe.pipeline.is_asynchronous() ? recipe.pipeline.drain : 1;
+}
+
 /// The mesh of ranks that were all given the same: everything after this may rely on it.
 Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world) {
   refuse_different_start(find_disagreement(*world, start_facts(options.recipe, options), "recipe and options"));
@@ -116,6 +125,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     : options_(options),
       recipe_(recipe_to_keep(options)),
       mesh_(agreed_mesh(options, world)),
+      trace_(options.trace_file.empty()
+                 ? nullptr
+                 : std::make_unique<RunTrace>(options.trace_file, options.trace_steps, steps_at_once(recipe_), mesh_)),
       observer_(options.observer != nullptr ? options.observer : &silent_),
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
@@ -152,6 +164,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   if (options.resumes()) resume();
   check_steps();
   check_dump_steps();
+  if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample();
   const bool has_windows = recipe_.pipeline.is_used() && recipe_.pipeline.is_asynchronous();
   if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
@@ -378,6 +391,10 @@ void Run::save() {
   if (!saved.warning.empty()) observer().warned(saved.warning);
 }
 
+void Run::write_trace() {
+  if (trace_ && trace_->write()) observer().traced(trace_->file());
+}
+
 /// Every rank takes part in the forward passes. The first that holds the logits samples, and tells the others; rank 0
 /// shows the text.
 void Run::sample() {
@@ -405,7 +422,10 @@ void Run::go() {
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
     const int64_t before = state_->step;
+    if (trace_) trace_->begin(before);
     StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
+    if (trace_) trace_->end(state_->step);
+    if (trace_ && trace_->is_over()) write_trace();
     const bool is_last = state_->step == recipe_.train.steps;
     const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
     if (evaluates) evaluate_into(metrics);
@@ -420,6 +440,7 @@ void Run::go() {
     }
   }
   if (saved != state_->step) save();
+  write_trace();  // of a run that has stopped before
   if (state_->step == recipe_.train.steps && !is_stopped_) return sample();
   if (is_stopped_ || !options_.stop_after || state_->step < *options_.stop_after) {
     throw Interrupted({"train", shown(place_.folder).string(),

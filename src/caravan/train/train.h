@@ -17,6 +17,7 @@
 #include "caravan/train/micro_batch.h"
 #include "caravan/train/prepare.h"
 #include "caravan/train/recipe.h"
+#include "caravan/train/step_range.h"
 
 namespace caravan {
 
@@ -58,6 +59,7 @@ class TrainObserver {
   /// Before each of the `total` rounds of forward passes of an evaluation.
   virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
   virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
+  virtual void traced(const std::filesystem::path& file) { (void)file; }
   /// Something went wrong that does not stop the run.
   virtual void warned(std::string_view text) { (void)text; }
   /// The text generated after training, as it comes: first the prompt.
@@ -72,6 +74,8 @@ struct TrainOptions {
   std::optional<int64_t> stop_after{};        ///< ends, with a checkpoint, when this many steps of the run are done
   std::filesystem::path dump_dir{};           ///< empty: none
   std::set<int64_t> dump_steps{};             ///< counted from 0
+  std::filesystem::path trace_file{};         ///< empty: none
+  std::optional<StepRange> trace_steps{};     ///< as the log counts them; default: see RunTrace
   std::function<bool()> stop_requested = {};  ///< asked once a step; true on any rank stops all after the same step
   TrainObserver* observer = nullptr;
 

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "caravan/base/trace.h"
+#include "caravan/comm/clock_offset.h"
+#include "caravan/mesh/mesh.h"
+#include "caravan/train/step_range.h"
+
+namespace caravan {
+
+/// What all ranks do in some steps of a run, as one file for chrome://tracing and Perfetto: see docs/trace.md. Every
+/// rank of the mesh makes one and calls all functions at the same steps.
+class RunTrace {
+ public:
+  /// Without `steps`, the third to the fifth of those that the run does now. Up to `steps_at_once` steps pass between
+  /// begin() and end(). Throws on rank 0 if it cannot write `file`.
+  RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh);
+
+  /// The run begins after step `done` and ends with step `last`. Throws UsageError if the steps are not part of it.
+  void choose_steps(int64_t done, int64_t last);
+  /// Before step `done` + 1; records from here on if that may be traced. First, the hosts compare their clocks.
+  void begin(int64_t done);
+  /// After step `done`.
+  void end(int64_t done);
+  /// Whether all steps were recorded.
+  bool is_over() const noexcept { return is_over_; }
+  /// Rank 0 writes what was recorded; the others send it. Returns false if there is nothing that was not written.
+  bool write();
+  const std::filesystem::path& file() const noexcept { return file_; }
+
+ private:
+  std::string own_events() const;
+
+  std::filesystem::path file_;
+  std::optional<StepRange> asked_;
+  int64_t steps_at_once_;
+  Mesh mesh_;
+  StepRange steps_;
+  ClockOffset clock_;
+  std::shared_ptr<TraceLog> trace_;
+  std::optional<TraceScope> scope_;  ///< between begin() and end()
+  std::optional<TraceSpan> step_span_;
+  bool is_over_ = false;
+};
+
+}  // namespace caravan
