@@ -230,8 +230,9 @@ TEST(AsyncTrainer, LockStepHasTheStalenessOfOneStep) {
 
 // ---- the bound ----
 
-/// Rank 2 of 3 is slow: at each event it waits until rank 1 has begun the step `lead` steps after its own. Returns the
-/// largest lead that the run reports. Checks the bound by what the workers have really done.
+/// Rank 2 of 3 is slow: at each event it waits until rank 1 has begun the step `lead` steps after its own. It makes
+/// progress while it waits, as rank 1 may need what it sends. Returns the largest lead that the run reports. Checks the
+/// bound by what the workers have really done.
 int64_t lead_with_a_slow_worker(int64_t staleness, int64_t lead) {
   std::array<std::atomic<int64_t>, 3> begun{-1, -1, -1};
   std::array<std::atomic<int64_t>, 3> done{};
@@ -243,7 +244,10 @@ int64_t lead_with_a_slow_worker(int64_t staleness, int64_t lead) {
     AsyncOptions options = options_with(0.01, staleness);
     if (mesh.rank() == 2) {
       options.on_event = [&] {
-        while (begun[1] < begun[2] + lead) std::this_thread::yield();
+        while (begun[1] < begun[2] + lead) {
+          mesh.world().progress();
+          std::this_thread::yield();
+        }
       };
     }
     AsyncTrainer trainer(engine, optimizer, options);
