@@ -1,7 +1,11 @@
 /// A user's module in stages: several tensors at a boundary, integers and skips among them, shapes that change between
 /// micro-batches, and what is refused.
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <gmock/gmock.h>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -17,6 +21,7 @@
 namespace caravan::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// {x, ..} -> {h, places, x, ..} -> {h, places, x, ..} -> {loss}: `places` are integers without gradient, x has none.
@@ -107,6 +112,62 @@ TEST(OwnModuleInStages, AShapeThatChangesIsNamed) {
     EXPECT_THAT(error.what(), HasSubstr("input of stage 1"));
     EXPECT_THAT(error.what(), HasSubstr("[5, 5] in micro-batch 2, in the first it was Double [3, 5]"));
   }
+}
+
+/// What is larger than the staging buffers between two ranks, and `tensors` of them.
+std::vector<ModuleAdapter::Unit> wide_units(const torch::nn::Sequential& net, int tensors,
+                                            const std::function<void()>& on_last) {
+  const auto layer = [net](size_t i) { return net->ptr<torch::nn::LinearImpl>(i); };
+  const auto first = [=](const Tensors& in) -> Tensors {
+    return Tensors(static_cast<size_t>(tensors), layer(0)->forward(in[0]));
+  };
+  const auto last = [=](const Tensors& in) -> Tensors {
+    on_last();
+    return {layer(1)->forward(in[0]).sum()};
+  };
+  return {{"first", {layer(0)}, first}, {"last", {layer(1)}, last}};
+}
+
+void on_wide_stages(int tensors, const std::function<void()>& on_last, const std::function<void(Engine&)>& body) {
+  on_mesh({{"pp", 2}}, [&](const Mesh& given) {
+    Mesh mesh = given;
+    torch::nn::Sequential net(torch::nn::Linear(2, 40'000), torch::nn::Linear(40'000, 1));
+    ModuleAdapter model(net.ptr(), wide_units(net, tensors, on_last), mesh);
+    Strategy strategy = whole_model(model, mesh);
+    add_pipeline(strategy, mesh, {.choice = {.schedule = "gpipe"}});
+    Engine engine(model, mesh, strategy);
+    body(engine);
+  });
+}
+
+/// The first rank computes the second micro-batch, and makes no progress, until the other has begun with the first.
+TEST(OwnModuleInStages, AMessageArrivesWhileItsSenderComputes) {
+  std::atomic<bool> has_begun = false;
+  on_wide_stages(
+      1, [&] { has_begun = true; },
+      [&](Engine& engine) {
+        StageRunner(engine).run_step(2, [&](int m) {
+          const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          const bool waits = m == 1 && engine.mesh().rank() == 0;
+          while (waits && !has_begun && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+          EXPECT_TRUE(!waits || has_begun);
+          return MicroBatch{at::ones({2, 2}), at::ones({2, 1})};
+        });
+      });
+}
+
+TEST(OwnModuleInStages, MoreTensorsThanAMessageTellsAreRefused) {
+  const auto evaluate = [](Engine& engine) {
+    const EvaluationScope scope(engine);
+    StageRunner(engine).evaluate({at::ones({2, 2}), at::ones({2, 1})});
+  };
+  EXPECT_NO_THROW(on_wide_stages(
+      8, [] {}, evaluate));
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                on_wide_stages(
+                    9, [] {}, evaluate);
+              }),
+              AllOf(HasSubstr("9 tensors"), HasSubstr("at most 8")));
 }
 
 TEST(OwnModuleInStages, MoreStagesThanUnitsAreRefused) {

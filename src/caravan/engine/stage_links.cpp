@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
@@ -16,34 +15,84 @@ namespace caravan {
 namespace {
 
 constexpr int64_t kMostDims = 6;
-constexpr int64_t kMostTensors = 8;
+constexpr size_t kMostTensors = 8;
 /// What is told of a tensor: its dtype, whether it has a gradient, its number of dims, its sizes.
 constexpr int64_t kOfTensor = kMostDims + 3;
-constexpr int64_t kHeader = 1 + kMostTensors * kOfTensor;
+constexpr int64_t kHeader = 1 + static_cast<int64_t>(kMostTensors) * kOfTensor;
 
 std::string text_of(const std::vector<int64_t>& sizes) { return "[" + join(sizes) + "]"; }
 
 }  // namespace
+
+StageLinks::StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device device)
+    : mesh_(mesh), strategy_(strategy), device_(device) {
+  if (strategy.pipeline_axis.empty()) return;
+  Communicator& comm = mesh[strategy.pipeline_axis].comm();
+  if (comm.shares_memory()) to_send_.emplace(comm, false);
+}
 
 /// A boundary of the pipeline: S(0; on `from`) -> S(0; on `to`).
 FlatCell StageLinks::cell(int from, int to) const {
   return {mesh_[strategy_.pipeline_axis], Shard{.dim = 0, .owner = from}, Shard{.dim = 0, .owner = to}};
 }
 
-StageLinks::Works StageLinks::start_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const {
+/// A message in memory of the communicator is taken by its receiver while this rank computes. Any other goes through
+/// staging buffers, which this rank would have to fill again and again.
+StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call) {
+  const at::NoGradGuard no_grad;
   Works works;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor flat = tensor.detach().contiguous().view({-1});
+    if (tensor.numel() == 0) continue;
+    at::Tensor flat = tensor.contiguous().view({-1});
+    if (to_send_ && flat.is_cpu()) flat = to_send_->take(flat.numel(), flat.scalar_type()).copy_(flat);
+    works.push_back(start(cell, flat, flat, call));
+  }
+  return works;
+}
+
+StageLinks::Works StageLinks::recv_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const {
+  Works works;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor flat = tensor.view({-1});
     if (flat.numel() > 0) works.push_back(start(cell, flat, flat, call));
   }
   return works;
 }
 
-void StageLinks::check_dims(const at::Tensor& tensor, int stage) const {
-  if (tensor.defined() && tensor.dim() <= kMostDims) return;
+StageLinks::Shapes StageLinks::describe(const Tensors& tensors, int stage) const {
+  const auto refuse = [&](const std::string& fact, const std::string& action) {
+    throw ShapeError({"pipeline", fmt::format("input of stage {}", stage), fact, mesh_.where(), action});
+  };
+  if (tensors.size() > kMostTensors) {
+    refuse(fmt::format("{} tensors", tensors.size()), fmt::format("pass at most {} from stage to stage", kMostTensors));
+  }
+  Shapes shapes;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.dim() > kMostDims) {
+      refuse(tensor.defined() ? fmt::format("a tensor has {} dims", tensor.dim()) : "a tensor is undefined",
+             fmt::format("pass tensors of at most {} dims from stage to stage", kMostDims));
+    }
+    shapes.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
+  }
+  return shapes;
+}
+
+StageLinks::Key StageLinks::key(int stage, int micro_batch) const {
+  return {stage, strategy_.has_static_shapes ? 0 : micro_batch};
+}
+
+/// `shapes` are those that were agreed on.
+void StageLinks::check_same(const Shapes& agreed, const Shapes& shapes, int stage, int micro_batch) const {
+  if (agreed == shapes) return;
+  const auto [was, is] = std::ranges::mismatch(agreed, shapes);
+  const bool differs = was != agreed.end() && is != shapes.end();
   throw ShapeError({"pipeline", fmt::format("input of stage {}", stage),
-                    tensor.defined() ? fmt::format("a tensor has {} dims", tensor.dim()) : "a tensor is undefined",
-                    mesh_.where(), fmt::format("pass tensors of at most {} dims from stage to stage", kMostDims)});
+                    differs ? fmt::format("tensor {} is {} {} in micro-batch {}, in the first it was {} {}",
+                                          is - shapes.begin(), c10::toString(is->dtype), text_of(is->sizes),
+                                          micro_batch, c10::toString(was->dtype), text_of(was->sizes))
+                            : fmt::format("{} tensors in micro-batch {}, in the first there were {}", shapes.size(),
+                                          micro_batch, agreed.size()),
+                    mesh_.where(), "give all micro-batches the same shape, or set has_static_shapes = false"});
 }
 
 Work StageLinks::send_shapes(const FlatCell& cell, const Shapes& shapes) const {
@@ -123,7 +172,7 @@ void StageLinks::finish_step() {
 }
 
 const StageLinks::Shapes* StageLinks::shapes_of(int stage, int micro_batch) const {
-  const auto found = shapes_.find({stage, strategy_.has_static_shapes ? 0 : micro_batch});
+  const auto found = shapes_.find(key(stage, micro_batch));
   return found == shapes_.end() ? nullptr : &found->second;
 }
 
@@ -144,32 +193,15 @@ void StageLinks::put(const Action& entry, int stage, const Tensors& tensors) {
   const FlatCell route = cell(here, there);
   Works works;
   if (!entry.is_gradient) {
-    Shapes shapes;
-    for (const at::Tensor& tensor : tensors) {
-      check_dims(tensor, stage);
-      shapes.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
-    }
-    if (shapes.size() > kMostTensors) {
-      throw ShapeError({"pipeline", fmt::format("input of stage {}", stage), fmt::format("{} tensors", shapes.size()),
-                        mesh_.where(), fmt::format("pass at most {} from stage to stage", kMostTensors)});
-    }
-    const Shapes* agreed = shapes_of(stage, entry.micro_batch);
-    if (agreed == nullptr) {
+    Shapes shapes = describe(tensors, stage);
+    if (const Shapes* agreed = shapes_of(stage, entry.micro_batch)) {
+      check_same(*agreed, shapes, stage, entry.micro_batch);
+    } else {
       works.push_back(send_shapes(route, shapes));
-      shapes_[{stage, strategy_.has_static_shapes ? 0 : entry.micro_batch}] = std::move(shapes);
-    } else if (*agreed != shapes) {
-      const auto [was, is] = std::ranges::mismatch(*agreed, shapes);
-      const bool differs = was != agreed->end() && is != shapes.end();
-      throw ShapeError({"pipeline", fmt::format("input of stage {}", stage),
-                        differs ? fmt::format("tensor {} is {} {} in micro-batch {}, in the first it was {} {}",
-                                              is - shapes.begin(), c10::toString(is->dtype), text_of(is->sizes),
-                                              entry.micro_batch, c10::toString(was->dtype), text_of(was->sizes))
-                                : fmt::format("{} tensors in micro-batch {}, in the first there were {}", shapes.size(),
-                                              entry.micro_batch, agreed->size()),
-                        mesh_.where(), "give all micro-batches the same shape, or set has_static_shapes = false"});
+      shapes_[key(stage, entry.micro_batch)] = std::move(shapes);
     }
   }
-  for (Work& work : start_all(route, tensors, entry.is_gradient ? "gradient of activation" : "activation"))
+  for (Work& work : send_all(route, tensors, entry.is_gradient ? "gradient of activation" : "activation"))
     works.push_back(std::move(work));
   keep_one({there, entry.is_gradient}, std::move(works));
 }
@@ -180,10 +212,10 @@ StageLinks::Receipt StageLinks::post(const Action& entry, int stage) {
   const FlatCell route = cell(there, strategy_.coord_of(entry.is_gradient ? stage - 1 : stage));
   const Shapes* known = shapes_of(stage, entry.micro_batch);
   if (known == nullptr) {
-    known = &(shapes_[{stage, strategy_.has_static_shapes ? 0 : entry.micro_batch}] = recv_shapes(route));
+    known = &(shapes_[key(stage, entry.micro_batch)] = recv_shapes(route));
   }
   Receipt receipt{make(entry.is_gradient ? with_gradient(*known, stage) : *known), {}};
-  receipt.works = start_all(route, receipt.tensors, entry.is_gradient ? "gradient of activation" : "activation");
+  receipt.works = recv_all(route, receipt.tensors, entry.is_gradient ? "gradient of activation" : "activation");
   return receipt;
 }
 
@@ -212,22 +244,18 @@ Tensors StageLinks::get(const Action& entry, int stage) {
 }
 
 void StageLinks::put_alone(int stage, const Tensors& outputs) {
-  Shapes shapes;
-  for (const at::Tensor& tensor : outputs) {
-    check_dims(tensor, stage);
-    shapes.push_back({tensor.scalar_type(), tensor.sizes().vec(), false});
-  }
+  const Shapes shapes = describe(outputs, stage);
   const int there = strategy_.coord_of(stage);
   const FlatCell route = cell(strategy_.coord_of(stage - 1), there);
   Works works{send_shapes(route, shapes)};
-  for (Work& work : start_all(route, outputs, "activation")) works.push_back(std::move(work));
+  for (Work& work : send_all(route, outputs, "activation")) works.push_back(std::move(work));
   keep_one({there, false}, std::move(works));
 }
 
 Tensors StageLinks::get_alone(int stage) {
   const FlatCell route = cell(strategy_.coord_of(stage - 1), strategy_.coord_of(stage));
   Tensors tensors = make(recv_shapes(route));
-  Works works = start_all(route, tensors, "activation");
+  Works works = recv_all(route, tensors, "activation");
   wait(works);
   return tensors;
 }

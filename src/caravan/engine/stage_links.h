@@ -2,10 +2,12 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "caravan/engine/flat.h"
+#include "caravan/engine/pool.h"
 #include "caravan/engine/strategy.h"
 #include "caravan/module/module.h"
 
@@ -20,8 +22,7 @@ namespace caravan {
 class StageLinks {
  public:
   /// `device`: of what is received. The others outlive this.
-  StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device device)
-      : mesh_(mesh), strategy_(strategy), device_(device) {}
+  StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device device);
 
   /// `table` is that of this rank, and outlives the step.
   void begin_step(const Schedule& table, int num_micro_batches);
@@ -57,15 +58,20 @@ class StageLinks {
   };
   using Route = std::pair<int, bool>;  ///< coordinate of the peer, is a gradient
   using Works = std::vector<Work>;
+  using Key = std::pair<int, int>;  ///< receiving stage and micro-batch (static: 0)
 
   FlatCell cell(int from, int to) const;
-  Works start_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const;
-  void check_dims(const at::Tensor& tensor, int stage) const;
+  Works send_all(const FlatCell& cell, const Tensors& tensors, const Call& call);
+  Works recv_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const;
+  /// Throws ShapeError for what no header has room for.
+  Shapes describe(const Tensors& tensors, int stage) const;
+  void check_same(const Shapes& agreed, const Shapes& shapes, int stage, int micro_batch) const;
   Work send_shapes(const FlatCell& cell, const Shapes& shapes) const;
   Shapes recv_shapes(const FlatCell& cell) const;
   Tensors make(const Shapes& shapes) const;
   void keep_one(Route route, Works works);
   void wait(Works& works);
+  Key key(int stage, int micro_batch) const;
   /// Of what crosses into `stage`; null: not known yet.
   const Shapes* shapes_of(int stage, int micro_batch) const;
   Shapes with_gradient(const Shapes& shapes, int stage) const;
@@ -75,8 +81,9 @@ class StageLinks {
   const Mesh& mesh_;
   const Strategy& strategy_;
   at::Device device_;
+  std::optional<BufferPool> to_send_;  ///< where ranks read each other's memory: copies of what is on its way
   int num_micro_batches_ = 0;
-  std::map<std::pair<int, int>, Shapes> shapes_;           ///< by receiving stage and micro-batch (static: 0)
+  std::map<Key, Shapes> shapes_;                           ///< of what crosses
   std::map<int, std::deque<std::pair<Action, int>>> due_;  ///< receives of the step, by peer, with their stages
   std::map<int, Receipt> posted_;                          ///< the first of due_, by peer
   std::map<Route, std::deque<Works>> sends_;
