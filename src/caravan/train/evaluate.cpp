@@ -84,6 +84,7 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
   Rows rows(options.rows, windows);
   double nats = 0;
   int64_t num_targets = 0;
+  bool stops = false;
   for (int64_t round = 0; round < rounds; ++round) {
     if (options.progress) options.progress(round, rounds);
     const int64_t filled = rows.fill(windows, selection, (round * part.num_parts + part.part) * options.rows);
@@ -92,7 +93,8 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
     const at::Tensor labels = rows.labels.narrow(0, 0, computed);
     nats += loss(rows.ids.narrow(0, 0, computed), labels, rows.context(computed));
     if (part.counts) num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
-    const bool stops = options.stop_requested && options.stop_requested();
+    stops = stops || (options.stop_requested && options.stop_requested());
+    if ((round + 1) % part.rounds_at_once != 0 && round + 1 < rounds) continue;
     if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
   }
   double total = nats;
@@ -118,6 +120,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     part.part = part.part * mesh[axis].size() + mesh[axis].coord();
     part.num_parts *= mesh[axis].size();
   }
+  // What all ranks agree on after each round would let only one stage work at a time.
+  if (!strategy.pipeline_axis.empty()) part.rounds_at_once = 2 * mesh[strategy.pipeline_axis].size();
   // Every element of the batch is counted by one rank: coordinate 0 of the axes over which it is whole.
   const bool loss_counts = strategy.counts_loss(mesh);
   for (const MeshAxis& axis : mesh.axes()) {

@@ -26,8 +26,9 @@ struct EvaluationPart {
   Communicator& world;
   int64_t part = 0;
   int64_t num_parts = 1;
-  bool counts = true;     ///< of the ranks that compute the same loss, one counts
-  int64_t row_parts = 1;  ///< the windows of a forward pass are a multiple of this, padded if need be
+  bool counts = true;      ///< of the ranks that compute the same loss, one counts
+  int rounds_at_once = 1;  ///< after which all agree on whether to stop
+  int64_t row_parts = 1;   ///< the windows of a forward pass are a multiple of this, padded if need be
 };
 
 /// This rank's summand of the loss of a batch; 0 where another one holds it. The context is that of an evaluation, with
@@ -35,9 +36,9 @@ struct EvaluationPart {
 using LossOf = std::function<double(const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context)>;
 
 /// The loss over `windows`, split over the parts. Every rank of the world calls it with equal sizes, calls `loss`
-/// equally often, and gets the same bits. Nothing if stop_requested() was true on any rank, which is noticed after each
-/// forward pass. Of a part of the windows, bits_per_byte assumes that a token stands for as many bytes as on average in
-/// the whole text. Sends 8 bytes per forward pass, and 16.
+/// equally often, and gets the same bits. Nothing if stop_requested() was true on any rank, which is noticed after
+/// EvaluationPart::rounds_at_once. Of a part of the windows, bits_per_byte assumes that a token stands for as many
+/// bytes as on average in the whole text. Sends 8 bytes each time, and 16.
 std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& windows, const EvaluationPart& part,
                                    const EvaluationOptions& options);
 
