@@ -226,6 +226,11 @@ int inspect(const InspectArguments& arguments) {
   recipe.train.micro_batch = memory.shape.sequences;
   const BatchPlan plan = plan_batch(recipe, ranks.num_ranks);
   fmt::print("# {} ranks, backend {}\n\n", ranks.num_ranks, recipe.comm.backend);
+  if (const std::string mesh = split_text(recipe, plan.dp); !mesh.empty()) {
+    fmt::print("mesh\n");
+    print("axes", mesh);
+    if (const std::string order = order_text(recipe, plan.dp); !order.empty()) print("ranks", order);
+  }
   fmt::print("batch\n");
   print("sequences", plan.to_string() + (memory.is_chosen ? " (micro_batch chosen by memory)" : ""));
   print("tokens per step", fmt::format("{} = {} x context {}", tokens, recipe.train.global_batch, model.context));

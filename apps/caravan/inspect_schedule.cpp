@@ -43,21 +43,6 @@ std::string layers_text(const ModelPart& part) {
   return text;
 }
 
-/// Steps between two drains, as in the first window of the run.
-int steps_of_window(const Recipe& recipe) {
-  if (!recipe.pipeline.is_asynchronous()) return 1;
-  int64_t steps = recipe.pipeline.drain;
-  for (const int64_t end : {recipe.train.steps, recipe.train.eval_every, recipe.checkpoint.every}) {
-    if (end > 0) steps = std::min(steps, end);
-  }
-  return static_cast<int>(steps);
-}
-
-PipelineOrder order_of(const MemoryShape& shape, int num_micro_batches) {
-  PipelineOrder order = pipeline_order(shape.pipeline, num_micro_batches);
-  return shape.recomputes_stages ? with_recompute(std::move(order)) : order;
-}
-
 void print_ranks(const PlannedSchedule& plan) {
   const std::vector<HeldActivations> held = held_activations(plan.order);
   fmt::print("\n{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>8}  {:>12}\n", "rank", "layers", "held at once",
@@ -100,15 +85,13 @@ PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
   const MemoryShape shape = plan_memory(recipe, recipe.model.vocabulary, num_ranks, /*limit_bytes=*/0).shape;
   PlannedSchedule plan;
   plan.micro_batches = static_cast<int>(shape.rows / shape.sequences);
-  plan.steps = steps_of_window(recipe);
+  const int64_t end = std::max<int64_t>(recipe.train.steps, 1);
+  plan.steps = recipe.pipeline.has_windows() ? static_cast<int>(next_drain(recipe, 0, end)) : 1;
   const std::vector<double> unit_costs = unit_flops(recipe.model);
   plan.costs = costs_of(stage_of_units(recipe.pipeline, recipe.model, unit_costs), unit_costs);
-  plan.order = order_of(shape, plan.steps * plan.micro_batches);
+  plan.order = pipeline_order(recipe.pipeline, plan.steps * plan.micro_batches, shape.recomputes_stages);
   plan.timeline = simulate(plan.order, plan.costs);
-  MemoryShape window = shape;  // micro-batches of several steps are in flight
-  window.rows *= plan.steps;
-  plan.ranks = shapes_of_ranks(window);
-  for (MemoryShape& rank : plan.ranks) rank.rows = shape.rows;
+  plan.ranks = shapes_of_ranks(shape);
   return plan;
 }
 
@@ -128,7 +111,8 @@ int inspect_schedule(const InspectArguments& arguments) {
   // Of a window only as much as fills the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);
   if (const int steps = (2 * degree + plan.micro_batches - 1) / plan.micro_batches; steps < plan.steps) {
-    drawn = simulate(order_of(plan.ranks.front(), steps * plan.micro_batches), plan.costs);
+    drawn =
+        simulate(pipeline_order(choice, steps * plan.micro_batches, plan.ranks.front().recomputes_stages), plan.costs);
     title += fmt::format(", a window of {} steps (the numbers: of {})", steps, plan.steps);
   }
   fmt::print("{}\n\n{}", title, to_text(drawn, text_width()));

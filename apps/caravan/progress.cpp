@@ -108,6 +108,7 @@ void Progress::planned(const TrainPlan& plan) {
   line(fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens))));
   line(fmt::format("batch     {} over {}", plan.batch.to_string(), plan.backend));
   if (!plan.mesh.empty()) line("mesh      " + plan.mesh);
+  if (!plan.order.empty()) line("ranks     " + plan.order);
   line("memory    " + memory_text(plan.memory));
   line(fmt::format("numerics  {} per rank, matrix products by {}", threads_text(plan.numerics.threads_per_rank),
                    plan.numerics.products));

@@ -9,6 +9,7 @@
 #include "caravan/optim/optimizer.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/pipeline.h"
+#include "caravan/plan/memory.h"
 #include "caravan/train/step.h"
 #include "tests/redistribute/denote.h"
 
@@ -107,6 +108,12 @@ Values pipelined(const Window& run) {
     const bool is_2bw = run.schedule == "pipedream-2bw";
     const int64_t stage = mesh["pp"].coord();
     EXPECT_LE(most_kept, is_2bw ? 2 : run.stages - stage) << "versions of stage " << stage;
+    const MemoryShape planned{.model = {.layers = run.stages},
+                              .rows = run.micro_batches,
+                              .pipeline = {.degree = run.stages, .schedule = run.schedule}};
+    const int64_t buffers = shapes_of_ranks(planned)[static_cast<size_t>(stage)].num_versions;
+    const auto element = static_cast<int64_t>(c10::elementSize(run.dtype));
+    EXPECT_LE(engine.versions()->bytes(), buffers * engine.state().layout.count() * element);
     const std::lock_guard lock(mutex);
     for (const auto& [name, value] : values_of(engine)) all[name] = value;
   });

@@ -139,6 +139,7 @@ TEST(PipelineTable, OfADeadlockIsRefusedWithTheCycle) {
   const std::string error =
       error_of([] { parse_pipeline_table("rank 0: F0.0 B0.0 F0.1 B0.1\nrank 1: F1.0 F1.1 B1.0 B1.1\n", "t.txt"); });
   EXPECT_THAT(error, HasSubstr("rank 0, entry 2 (<g1.0@1)"));
+  EXPECT_THAT(error, AllOf(HasSubstr("where: t.txt"), HasSubstr("<g1.0@1 its gradient")));
   EXPECT_THAT(error, HasSubstr("waits for ever for rank 1, which waits at entry 2 (<1.1@0) for rank 0"));
 }
 

@@ -74,6 +74,12 @@ void expect_holds(const Case& of) {
   }
 }
 
+/// Every `stride`-th case. A stride that divides no number of values of a setting lets every pair of values occur.
+void expect_every(const std::vector<Case>& cases, size_t stride) {
+  for (size_t i = 0; i < cases.size(); i += stride) expect_holds(cases[i]);
+  ::testing::Test::RecordProperty("cases", static_cast<int>((cases.size() + stride - 1) / stride));
+}
+
 std::vector<Case> product() {
   std::vector<Case> all;
   for (const std::string& schedule : flush_schedules()) {
@@ -99,17 +105,8 @@ std::vector<Case> product() {
   return all;
 }
 
-/// Eleven is no divisor of the number of values of any setting, so every pair of them occurs.
-TEST(FlushSchedules, AreOneProcess) {
-  const std::vector<Case> all = product();
-  for (size_t i = 0; i < all.size(); i += 11) expect_holds(all[i]);
-}
-
-TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) {
-  const std::vector<Case> all = product();
-  for (const Case& one : all) expect_holds(one);
-  RecordProperty("cases", static_cast<int>(all.size()));
-}
+TEST(FlushSchedules, AreOneProcess) { expect_every(product(), 11); }
+TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) { expect_every(product(), 1); }
 
 std::vector<Case> beside_data() {
   std::vector<Case> all;
@@ -144,16 +141,8 @@ std::vector<Case> beside_data() {
   return all;
 }
 
-TEST(PipelineBesideData, IsOneProcess) {
-  const std::vector<Case> all = beside_data();
-  for (size_t i = 0; i < all.size(); i += 11) expect_holds(all[i]);
-}
-
-TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) {
-  const std::vector<Case> all = beside_data();
-  for (const Case& one : all) expect_holds(one);
-  RecordProperty("cases", static_cast<int>(all.size()));
-}
+TEST(PipelineBesideData, IsOneProcess) { expect_every(beside_data(), 11); }
+TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_data(), 1); }
 
 struct Split {
   std::string name;
@@ -204,16 +193,8 @@ std::vector<Case> beside_splits() {
   return all;
 }
 
-TEST(PipelineBesideSplits, IsOneProcess) {
-  const std::vector<Case> all = beside_splits();
-  for (size_t i = 0; i < all.size(); i += 17) expect_holds(all[i]);
-}
-
-TEST(PipelineBesideSplits, DISABLED_IsOneProcessInTheFullProduct) {
-  const std::vector<Case> all = beside_splits();
-  for (const Case& one : all) expect_holds(one);
-  RecordProperty("cases", static_cast<int>(all.size()));
-}
+TEST(PipelineBesideSplits, IsOneProcess) { expect_every(beside_splits(), 17); }
+TEST(PipelineBesideSplits, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_splits(), 1); }
 
 /// What reaches a rank in bf16 is rounded as in one process that takes the same micro-batches.
 TEST(FlushSchedules, RoundAsOneProcess) {

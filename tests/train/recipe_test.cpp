@@ -242,6 +242,7 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
       {{"mesh.cp=3"}, 3, {"128 positions do not split into 6 equal pieces", "model.context = 126"}},
       {{"mesh.cp=4", "context_parallel.kind=ulysses"}, 4, {"6 heads do not divide among 4 ranks"}},
       {{"mesh.cp=4", "context_parallel.kind=both", "context_parallel.exchange=3"}, 4, {"not a proper divisor of 4"}},
+      {{"memory.recompute=stage"}, 1, {"with mesh.pp above 1 only", "use \"full\""}},
       {{"mesh.tp=2", "data_parallel.technique=replicas", "comm.backend=thread"}, 2, {"runs whole models"}},
   };
   for (const Case& each : cases) {
@@ -259,6 +260,8 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   EXPECT_THAT(refused({"mesh.tp=2", kind + "4d"}), HasSubstr("the nearest is"));
   const Recipe right = parse_recipe("", "r", {"mesh.tp=2", "mesh.cp=2"});
   EXPECT_EQ(recipe_ranks(right), 4);
+  EXPECT_THAT(order_text(right, 3), AllOf(HasSubstr("neighbours on tp ("), HasSubstr("then cp ("), HasSubstr("dp (")));
+  EXPECT_EQ(order_text(parse_recipe("", "r", {"mesh.pp=2"}), 1), "") << "one axis has no order";
   EXPECT_EQ(plan_batch(right, 12).to_string(), "global_batch 12 = dp 3 x micro_batch 4 x accumulation 1");
 }
 

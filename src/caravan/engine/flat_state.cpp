@@ -75,7 +75,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     if (bucket.is_trained) {
       bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
     }
-    if (leaf_dtype == dtype) continue;
+    if (leaf_dtype == dtype || strategy.stashes_weights) continue;
     if (bucket.keeps_leaf && !bucket.keeps_version) all_copies.add_inside(bucket, kept_leaves[index]);
     if (bucket.is_at_rest()) all_copies.add_own(bucket);
   }

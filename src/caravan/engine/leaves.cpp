@@ -120,7 +120,7 @@ void Leaves::refresh() {
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  const bool has_copies = dtype_ != state_.values.scalar_type();
+  const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights;
   const bool is_fresh = state_.has_copied();
   for (const Bucket& bucket : state_.layout.buckets()) {
     const bool is_copied = bucket.is_at_rest() || (bucket.keeps_leaf && !bucket.keeps_version);

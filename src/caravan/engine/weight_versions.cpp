@@ -32,10 +32,7 @@ void WeightVersions::renew() {
     const auto index = static_cast<size_t>(bucket.index);
     if (version.buffers.size() <= index) version.buffers.resize(index + 1);
     at::Tensor& buffer = version.buffers[index];
-    if (!buffer.defined()) {
-      buffer = at::empty({bucket.leaf_count}, state_.values.options().dtype(dtype_));
-      buffer.zero_();
-    }
+    if (!buffer.defined()) buffer = at::empty({bucket.leaf_count}, state_.values.options().dtype(dtype_));
     buffer.copy_(state_.values.narrow(bucket.rest_offset, bucket.rest_count));
   }
   const int64_t number = versions_.empty() ? 0 : newest() + 1;
@@ -102,10 +99,11 @@ uint64_t WeightVersions::hash() const {
 
 int64_t WeightVersions::bytes() const noexcept {
   int64_t bytes = 0;
-  for (const auto& [number, version] : versions_) {
-    for (const at::Tensor& buffer : version.buffers)
-      bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
-  }
+  const auto add = [&](const std::vector<at::Tensor>& buffers) {
+    for (const at::Tensor& buffer : buffers) bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
+  };
+  add(spare_);
+  for (const auto& [number, version] : versions_) add(version.buffers);
   return bytes;
 }
 

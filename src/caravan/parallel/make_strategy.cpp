@@ -167,12 +167,15 @@ Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
   if (hook == "bf16" || hook == "fp16") choice.reduce_dtype = dtype_of(hook);
   if (choice.data_parallel.has_groups()) factor_into_groups(mesh, choice.data_parallel);
   Strategy strategy = split_model(choice, model, mesh);
+  const bool recomputes_stages = choice.recompute.kind == RecomputeChoice::Kind::stage;
+  if (recomputes_stages && !choice.pipeline.is_used()) {
+    throw UsageError(
+        {"strategy", "recompute", "stages are recomputed in a pipeline only, and there is one stage", "", "use full"});
+  }
   if (choice.pipeline.is_used()) {
     refuse_beside_split(choice.data_parallel, mesh);
     add_pipeline(strategy, mesh,
-                 {.choice = choice.pipeline,
-                  .stage_of_block = choice.stage_of_block,
-                  .recompute = choice.recompute.kind == RecomputeChoice::Kind::stage});
+                 {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recomputes_stages});
   }
   add_data_parallel(strategy, choice, mesh);
   strategy.bucket_bytes = choice.data_parallel.bucket_bytes;

@@ -34,8 +34,7 @@ void add_pipeline(Strategy& strategy, Mesh& mesh, const PipelineOptions& options
   if (choice.schedule == "pipedream-2bw") strategy.batch_of_versions = static_cast<int>(choice.micro_batches);
   if (choice.is_asynchronous()) strategy.reduces_each_micro_batch = true;
   strategy.passes = [choice, recompute = options.recompute](int num_micro_batches) {
-    PipelineOrder order = pipeline_order(choice, num_micro_batches);
-    return recompute ? with_recompute(std::move(order)).ranks : std::move(order.ranks);
+    return pipeline_order(choice, num_micro_batches, recompute).ranks;
   };
 }
 

@@ -10,7 +10,7 @@ namespace caravan {
 
 struct PipelineOptions {
   std::string axis = "pp";
-  /// The schedule, stages_per_rank and cut. `degree` is the size of the axis.
+  /// The schedule, stages_per_rank and, of pipedream-2bw, micro_batches; not its cut. `degree` is the size of the axis.
   PipelineChoice choice{};
   /// The stage of each of model.blocks(); empty: cut evenly.
   std::vector<int> stage_of_block{};

@@ -59,8 +59,10 @@ std::vector<int64_t> even_layers(int64_t layers, int64_t stages) {
 
 std::string PipelineChoice::wrong_with(const ModelConfig& model, int64_t num_micro_batches) const {
   const int64_t chunks = stages_per_rank;
+  int64_t stages = num_stages();
   if (is_file()) {
     const PipelineOrder order = pipeline_order(*this, 1);
+    stages = order.num_stages();
     if (std::string wrong = misfit_of_table(order, degree, num_micro_batches); !wrong.empty()) return wrong;
   } else if (schedule == "interleaved" && chunks < 2) {
     return "interleaved needs 2 or more stages on each rank; use pipeline.stages_per_rank = 2";
@@ -70,7 +72,6 @@ std::string PipelineChoice::wrong_with(const ModelConfig& model, int64_t num_mic
     return fmt::format("{} has one stage on each rank, not {}; use pipeline.schedule = \"interleaved\"", schedule,
                        chunks);
   }
-  const auto stages = is_file() ? static_cast<int64_t>(ranks_of_stages(*this).size()) : num_stages();
   if (stages > model.layers) {
     return fmt::format("{} stages for {} layers: each has one at least; {}", stages, model.layers,
                        fewer_stages(*this, model.layers));

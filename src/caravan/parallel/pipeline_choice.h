@@ -33,6 +33,8 @@ struct PipelineChoice {
   bool is_file() const { return !table.empty(); }
   /// Stages update their weights on their own, without waiting for each other.
   bool is_asynchronous() const { return schedule == "pipedream" || schedule == "pipedream-2bw"; }
+  /// So all of them have done the same in a drain only.
+  bool has_windows() const { return is_used() && is_asynchronous(); }
   /// The costs by which it is cut are measured when the run starts.
   bool measures() const { return layers.empty() && cut == "measured"; }
   int64_t num_stages() const { return degree * stages_per_rank; }

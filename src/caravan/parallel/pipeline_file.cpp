@@ -96,7 +96,16 @@ PipelineOrder parse_pipeline_table(const std::string& text, const std::string& s
     order.rank_of_stage.push_back(rank);
   }
   if (order.ranks.empty()) line.refuse("there is no rank", "begin with 'rank 0: F0.0 ..'");
-  check(order);
+  try {
+    check(order);
+  } catch (const UsageError& error) {  // which speaks of a table without knowing where it is from
+    ErrorText text = error.text();
+    text.where = source;
+    text.action =
+        "change the order of the passes; <1.0@0 is the input of stage 1 in micro-batch 0, received from stage "
+        "0, <g1.0@1 its gradient from stage 1, > what is sent";
+    throw UsageError(text);
+  }
   return order;
 }
 

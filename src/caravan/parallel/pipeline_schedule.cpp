@@ -222,7 +222,9 @@ PipelineOrder pipedream_2bw(int num_ranks, int num_micro_batches, int num_batche
   return with_updates(one_f_one_b(num_ranks, num_micro_batches * num_batches), num_micro_batches);
 }
 
-PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches) {
+namespace {
+
+PipelineOrder named_order(const PipelineChoice& choice, int num_micro_batches) {
   const auto p = static_cast<int>(choice.degree);
   const int m = num_micro_batches;
   if (choice.is_file()) return parse_pipeline_table(choice.table, choice.schedule);
@@ -242,6 +244,13 @@ PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches
                     .subject = "schedule",
                     .fact = "'" + choice.schedule + "' is not one of " + join(pipeline_schedules()),
                     .action = "use '" + nearest(choice.schedule, pipeline_schedules()) + "'"});
+}
+
+}  // namespace
+
+PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches, bool recompute) {
+  PipelineOrder order = named_order(choice, num_micro_batches);
+  return recompute ? with_recompute(std::move(order)) : order;
 }
 
 std::vector<int> ranks_of_stages(const PipelineChoice& choice) {

@@ -59,8 +59,9 @@ PipelineOrder pipedream(int num_ranks, int num_micro_batches);
 PipelineOrder pipedream_2bw(int num_ranks, int num_micro_batches, int num_batches);
 
 /// The schedule that a recipe names, over its `degree` ranks; of pipedream-2bw batches of choice.micro_batches. Throws
-/// UsageError for one that does not exist, naming the nearest, and for numbers that it has no table for.
-PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches);
+/// UsageError for one that does not exist, naming the nearest, and for numbers that it has no table for. `recompute`:
+/// with_recompute of it.
+PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches, bool recompute = false);
 
 /// The rank that holds each stage, whatever the number of micro-batches.
 std::vector<int> ranks_of_stages(const PipelineChoice& choice);

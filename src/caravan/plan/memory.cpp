@@ -63,6 +63,13 @@ double words_elements(const TensorShape& ranks, const ModelPart& part) {
   return elements;
 }
 
+/// Of PipeDream: those that micro-batches in flight have read, and the newest; one buffer is made before another is
+/// free.
+int64_t versions_of(const PipelineChoice& pipeline, int64_t rank) {
+  if (!pipeline.has_windows()) return 0;
+  return pipeline.schedule == "pipedream" ? std::max<int64_t>(pipeline.degree - rank, 2) : 3;
+}
+
 /// Turns the state of a whole model into that of one of the ranks that split its layers.
 void split(StateShape& state, const MemoryShape& shape) {
   const TensorParallelChoice& choice = shape.tensor_parallel;
@@ -143,7 +150,8 @@ StateShape state_of(const MemoryShape& shape) {
                    .gradient_bytes = shape.gradient_bytes,
                    .reduce_bytes = shape.reduce_bytes,
                    .num_moments = shape.num_moments,
-                   .num_micro_batches = shape.rows / shape.sequences};
+                   .num_micro_batches = shape.rows / shape.sequences,
+                   .num_versions = shape.num_versions};
   state.count(shape.model, shape.part);
   split(state, shape);
   return state;
@@ -240,12 +248,14 @@ MemoryShape fullest_rank(const MemoryShape& shape) {
   return *std::ranges::max_element(ranks, {}, [](const MemoryShape& rank) { return peak_bytes(rank); });
 }
 
-std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape, const std::vector<double>& unit_costs) {
+std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape) {
   if (!shape.pipeline.is_used()) return {shape};
-  const std::vector<double> costs = unit_costs.empty() ? unit_flops(shape.model) : unit_costs;
-  const std::vector<int> stages = stage_of_units(shape.pipeline, shape.model, costs);
-  PipelineOrder order = pipeline_order(shape.pipeline, static_cast<int>(shape.rows / shape.sequences));
-  if (shape.recomputes_stages) order = with_recompute(std::move(order));
+  const std::vector<int> stages = stage_of_units(shape.pipeline, shape.model, unit_flops(shape.model));
+  int64_t num_micro_batches = shape.rows / shape.sequences;
+  // Micro-batches of several steps are in flight.
+  if (shape.pipeline.has_windows()) num_micro_batches = std::max(num_micro_batches, shape.pipeline.degree);
+  const PipelineOrder order =
+      pipeline_order(shape.pipeline, static_cast<int>(num_micro_batches), shape.recomputes_stages);
   const std::vector<HeldActivations> held = held_activations(order);
   std::vector<MemoryShape> ranks(order.ranks.size(), shape);
   for (MemoryShape& rank : ranks) rank.part = {0, false, false};
@@ -259,6 +269,7 @@ std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape, const std::ve
     const auto stages_here = static_cast<double>(std::ranges::count(order.rank_of_stage, static_cast<int>(rank)));
     ranks[rank].in_flight = static_cast<double>(held[rank].activations) / stages_here;
     ranks[rank].stage_inputs = held[rank].inputs;
+    ranks[rank].num_versions = versions_of(shape.pipeline, static_cast<int64_t>(rank));
   }
   return ranks;
 }

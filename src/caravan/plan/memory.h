@@ -25,6 +25,7 @@ struct MemoryShape {
   ModelPart part{};      ///< that this rank of a pipeline has
   double in_flight = 1;  ///< micro-batches whose activations of all of it are there at once
   bool recomputes_stages = false;
+  int64_t num_versions = 0;    ///< see StateShape
   int64_t stage_inputs = 0;    ///< of stages that keep their inputs alone: micro-batches whose input is there
   int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t gradient_bytes = 4;  ///< see StateShape
@@ -52,9 +53,9 @@ std::vector<TensorShape> context_shapes(const MemoryShape& shape);
 /// And those that split experts, as plan/experts.h counts them.
 ExpertShape expert_shape(const MemoryShape& shape);
 
-/// The ranks of a pipeline: which layers each has, cut by `unit_costs` (empty: by FLOPs), and how many micro-batches
-/// its schedule holds. One, the shape itself, without a pipeline.
-std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape, const std::vector<double>& unit_costs = {});
+/// The ranks of a pipeline: which layers each has, by FLOPs if they are cut by cost, and how many micro-batches and
+/// versions of its weights its schedule holds. One, the shape itself, without a pipeline.
+std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape);
 /// The one of these whose peak is the highest.
 MemoryShape fullest_rank(const MemoryShape& shape);
 

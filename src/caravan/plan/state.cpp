@@ -112,8 +112,9 @@ StateBytes state_bytes(const StateShape& shape) {
   const bool has_versions = !is_alone && shape.choice.is_asynchronous();
   const bool is_copied = leaf != kRestBytes || has_versions;
   const bool keeps_all = is_alone || !shape.choice.frees_parameters();
-  const double leaves = shape.is_shared() ? leaf * part : keeps_all ? leaf * p : 0;
-  const double rests = is_copied || !(keeps_all || shape.is_shared()) ? kRestBytes * part : 0;
+  const bool is_stashed = shape.num_versions > 0;
+  const double leaves = is_stashed ? 0 : shape.is_shared() ? leaf * part : keeps_all ? leaf * p : 0;
+  const double rests = is_stashed || is_copied || !(keeps_all || shape.is_shared()) ? kRestBytes * part : 0;
   const bool is_reduced_in_place = is_alone || !shape.choice.shards_gradients();
   const auto gradient = static_cast<double>(shape.gradient_bytes);
   const auto reduced = static_cast<double>(shape.reduce_bytes);
@@ -126,6 +127,7 @@ StateBytes state_bytes(const StateShape& shape) {
     bytes.buffers = kSumBytes * p + (kSumBytes + leaf) * others;
     return bytes;
   }
+  bytes.buffers += leaf * p * static_cast<double>(shape.num_versions);
   bytes.buffers += (leaf + kSumBytes) * shape.shared_words;
   const auto units = [&](double count) { return std::min(count * shape.largest_unit, p); };
   if (!keeps_all && !shape.is_shared()) {

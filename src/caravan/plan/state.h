@@ -48,6 +48,9 @@ struct StateShape {
   std::vector<HookMatrix> matrices{};  ///< with the hook powersgd
   int64_t num_moments = 2;             ///< fp32 values the optimizer keeps for each parameter
   int64_t num_micro_batches = 1;
+  /// Copies of all leaves, of a stage that updates its weights while micro-batches are in flight; 0: leaves are not
+  /// copied, or as the technique says.
+  int64_t num_versions = 0;
 
   /// Ranks that gather parameters from each other, and those of them that hold a shard.
   int64_t members() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }

@@ -1,7 +1,5 @@
 #include "caravan/train/async_run.h"
 
-#include <algorithm>
-
 namespace caravan {
 namespace {
 
@@ -25,14 +23,6 @@ AsyncRun::AsyncRun(RunState& state, const Recipe& recipe, int64_t num_micro_batc
   trainer_.set_clocks(state.clocks);
 }
 
-int64_t AsyncRun::next_drain(int64_t end) const {
-  int64_t next = end;
-  for (const int64_t every : {recipe_.data_parallel.drain, recipe_.train.eval_every, recipe_.checkpoint.every}) {
-    if (every > 0) next = std::min(next, (state_.step / every + 1) * every);
-  }
-  return next;
-}
-
 DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::function<bool()>& stop_requested) {
   const auto rows = [&](int64_t step) -> StageRunner::Source {
     TrainBatch batch = batch_of(step);
@@ -45,7 +35,7 @@ DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::funct
       return part;
     };
   };
-  DrainReport report = trainer_.run(next_drain(end), rows, stop_requested);
+  DrainReport report = trainer_.run(next_drain(recipe_, state_.step, end), rows, stop_requested);
   state_.clocks = report.clocks;
   state_.step = report.slowest();
   return report;

@@ -26,8 +26,6 @@ class AsyncRun {
   const AsyncTrainer& trainer() const noexcept { return trainer_; }
 
  private:
-  int64_t next_drain(int64_t end) const;
-
   RunState& state_;
   const Recipe& recipe_;
   int64_t num_micro_batches_;

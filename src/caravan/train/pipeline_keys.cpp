@@ -74,7 +74,7 @@ std::vector<RecipeKey> pipeline_keys() {
       only_with(
           integer("pipeline.drain", "pipedream: steps after which all stages stop for a line of the log, at the latest",
                   [](Recipe & recipe) -> auto& { return recipe.pipeline.drain; }, {1, 1 << 20}),
-          [](const Recipe& recipe) { return recipe.pipeline.is_used() && recipe.pipeline.is_asynchronous(); },
+          [](const Recipe& recipe) { return recipe.pipeline.has_windows(); },
           "is used with pipeline.schedule = \"pipedream\" or \"pipedream-2bw\" only"),
   };
 }

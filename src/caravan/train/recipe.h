@@ -104,6 +104,8 @@ struct Recipe {
   /// Where each key was given: "recipe.toml:12", "--set train.steps=3". Other keys have their default.
   std::map<std::string, std::string> locations;
   std::string where(const std::string& key) const;
+  /// Throws UsageError about the value of `key`.
+  [[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& action) const;
 };
 
 /// One value of a recipe file.
@@ -158,6 +160,11 @@ struct BatchPlan {
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
 
+/// How many steps pass at most until all ranks have done the same: more than 1 where ranks do not wait for each other.
+int64_t steps_at_once(const Recipe& recipe);
+/// The step at which these ranks stop for a line of the log, an evaluation or a checkpoint: after `step`, at most `end`.
+int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end);
+
 /// The mesh of the recipe over `num_ranks` ranks: pp, dp, ep, cp, tp, without the axes of one rank but dp. Neighbouring
 /// ranks, of one host, are on the last axis: the one that sends most, and waits for it, goes there. Layers split by tp
 /// send several times a layer, stages once a micro-batch. And the split of its batch. Throw UsageError with the
@@ -167,6 +174,10 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
 /// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);
+
+/// How mesh_axes lays out the ranks, and why, a word for each axis of more than one rank from neighbours outward: "tp
+/// (sends several times a layer), dp (gradients, during backward)"; "" for fewer than two of them.
+std::string order_text(const Recipe& recipe, int64_t dp);
 
 /// The number of ranks that the recipe sets: the product of its mesh, in which a mesh.dp of 0 counts as 1; 0 if it sets
 /// no axis.

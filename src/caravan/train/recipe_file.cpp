@@ -247,12 +247,13 @@ void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
   if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
 }
 
-std::string text_of_file(const std::filesystem::path& file, bool& is_read) {
+/// Nothing if it cannot be read.
+std::optional<std::string> text_of_file(const std::filesystem::path& file) {
   std::ifstream in(file);
   std::ostringstream text;
   text << in.rdbuf();  // an empty file also sets the fail bit
   std::error_code error;
-  is_read = in.is_open() && !in.bad() && !std::filesystem::is_directory(file, error);
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) return {};
   return text.str();
 }
 
@@ -263,10 +264,10 @@ void read_table(Recipe& recipe) {
   if (!pipeline.is_used() || std::find(known.begin(), known.end(), pipeline.schedule) != known.end()) return;
   for (const std::filesystem::path& file :
        {std::filesystem::path(pipeline.schedule), recipe.folder / pipeline.schedule}) {
-    bool is_read = false;
-    pipeline.table = text_of_file(file, is_read);
-    if (!is_read) continue;
-    if (pipeline.table.empty()) break;
+    std::optional<std::string> table = text_of_file(file);
+    if (!table) continue;
+    if (table->empty()) break;
+    pipeline.table = std::move(*table);
     pipeline.schedule = std::filesystem::absolute(file).lexically_normal().string();
     return;
   }
@@ -288,12 +289,11 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
     refuse(file.string(), "is the folder of a run, not a recipe", "",
            fmt::format("use train {} --resume", (file / "recipe.toml").string()));
   }
-  bool is_read = false;
-  const std::string text = text_of_file(file, is_read);
-  if (!is_read) {
+  const std::optional<std::string> text = text_of_file(file);
+  if (!text) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
-  Recipe recipe = parse_recipe(text, file.string(), overrides);
+  Recipe recipe = parse_recipe(*text, file.string(), overrides);
   recipe.name = file.stem().string();
   recipe.folder = file.parent_path();
   read_table(recipe);

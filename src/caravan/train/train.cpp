@@ -96,12 +96,6 @@ Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
   return prepare_dataset(options.recipe.data, options.folders, mesh.world(), work);
 }
 
-/// How many steps pass at most until all ranks have done the same.
-int64_t steps_at_once(const Recipe& recipe) {
-  if (recipe.data_parallel.is_asynchronous()) return recipe.data_parallel.drain;
-  return recipe.pipeline.is_used() && recipe.pipeline.is_asynchronous() ? recipe.pipeline.drain : 1;
-}
-
 /// The mesh of ranks that were all given the same: everything after this may rely on it.
 Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world) {
   refuse_different_start(find_disagreement(*world, start_facts(options.recipe, options), "recipe and options"));
@@ -166,10 +160,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_dump_steps();
   if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample();
-  const bool has_windows = recipe_.pipeline.is_used() && recipe_.pipeline.is_asynchronous();
   if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
     async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
-  } else if (has_windows) {
+  } else if (recipe_.pipeline.has_windows()) {
     window_ = std::make_unique<WindowRun>(*state_, recipe_, plan_.accumulation);
   } else {
     state_->clocks.clear();
@@ -197,6 +190,7 @@ void Run::announce(const ModelConfig& model) {
                       .memory = memory_,
                       .backend = mesh_.world().backend(),
                       .mesh = split_text(recipe_, plan_.dp),
+                      .order = order_text(recipe_, plan_.dp),
                       .num_parameters = model.num_parameters(),
                       .vocabulary = dataset_.tokenizer.vocab_size(),
                       .train_tokens = dataset_.train.size(),
@@ -248,8 +242,7 @@ void Run::check_dump_steps() const {
          "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
          recipe_.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
   }
-  const bool has_windows = recipe_.pipeline.is_used() && recipe_.pipeline.is_asynchronous();
-  if (!options_.dump_dir.empty() && has_windows) {
+  if (!options_.dump_dir.empty() && recipe_.pipeline.has_windows()) {
     throw UsageError({"train", "--dump", "no step has a gradient of the whole model with " + recipe_.pipeline.schedule,
                       recipe_.where("pipeline.schedule"), "use pipeline.schedule = \"1f1b\""});
   }

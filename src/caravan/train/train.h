@@ -27,7 +27,8 @@ struct TrainPlan {
   BatchPlan batch;
   MemoryPlan memory;
   std::string_view backend;
-  std::string mesh{};  ///< "dp 2 x tp 4 (2d)"; "": dp alone
+  std::string mesh{};   ///< "dp 2 x tp 4 (2d)"; "": dp alone
+  std::string order{};  ///< see order_text
   int64_t num_parameters = 0;
   int64_t vocabulary = 0;
   int64_t train_tokens = 0;

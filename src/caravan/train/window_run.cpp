@@ -1,6 +1,5 @@
 #include "caravan/train/window_run.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include <ATen/ops/tensor.h>
@@ -18,17 +17,9 @@ WindowRun::WindowRun(RunState& state, const Recipe& recipe, int64_t num_micro_ba
       num_micro_batches_(static_cast<int>(num_micro_batches)),
       runner_(state.engine()) {}
 
-int64_t WindowRun::next_drain(int64_t end) const {
-  int64_t next = end;
-  for (const int64_t every : {recipe_.pipeline.drain, recipe_.train.eval_every, recipe_.checkpoint.every}) {
-    if (every > 0) next = std::min(next, (state_.step / every + 1) * every);
-  }
-  return next;
-}
-
 WindowReport WindowRun::run(int64_t end, const BatchOf& batch_of, bool stop_requested) {
   const int64_t first = state_.step;
-  WindowReport report{.num_steps = next_drain(end) - first};
+  WindowReport report{.num_steps = next_drain(recipe_, state_.step, end) - first};
   std::map<int64_t, TrainBatch> batches;  // of the steps in flight
   const auto source = [&](int index) {
     const int64_t step = first + index / num_micro_batches_;

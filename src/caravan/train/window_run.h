@@ -32,8 +32,6 @@ class WindowRun {
   WindowReport run(int64_t end, const BatchOf& batch_of, bool stop_requested);
 
  private:
-  int64_t next_drain(int64_t end) const;
-
   RunState& state_;
   const Recipe& recipe_;
   int num_micro_batches_;
