@@ -77,18 +77,23 @@ def peer(arguments, size, dtype, environment):
     return statistics.median(json.loads(run(command, environment)))
 
 
+def model_settings(size):
+    layers, width, heads, context, vocabulary, _, _ = SIZES[size]
+    return {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
+            "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"'}
+
+
 def ours(arguments, size, dtype, environment, ranks=1, more=None):
     """The median step in ms. `more`: further settings of the recipe."""
-    layers, width, heads, context, vocabulary, batch, steps = SIZES[size]
+    batch, steps = SIZES[size][-2:]
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"model.layers": layers, "model.width": width, "model.heads": heads, "model.context": context,
-                    "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"', "train.global_batch": batch * ranks,
-                    "train.steps": steps + WARM_UP, "train.eval_every": 0, "train.eval_batches": 1,
+        settings = {"train.global_batch": batch * ranks, "train.steps": steps + WARM_UP,
+                    "train.eval_every": 0, "train.eval_batches": 1,
                     "optimizer.clip_norm": 0, "checkpoint.every": 0, "sample.tokens": 0,
                     "precision.compute": f'"{dtype}"',
                     "comm.threads_per_rank": 1, "checkpoint.dir": f'"{folder}/run"'}
         command = [arguments.caravan, "train", "--ranks", str(ranks)]
-        for key, value in (settings | (more or {})).items():
+        for key, value in (model_settings(size) | settings | (more or {})).items():
             command += ["--set", f"{key}={value}"]
         run(command, environment)
         lines = [json.loads(line) for line in open(f"{folder}/run/train.log")]
