@@ -16,6 +16,7 @@
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/data/corpus.h"
+#include "caravan/parallel/pipeline_schedule.h"
 #include "caravan/train/micro_batch.h"
 
 namespace caravan::app {
@@ -81,6 +82,24 @@ void print_busiest(const StateShape& shape, double batch) {
   StateShape plain = shape;
   plain.choice = {};
   print("a rank of " + plain.choice.technique, bytes_line(state_traffic(plain).bytes));
+}
+
+/// What goes from stage to stage, the mean over the ranks of the pipeline.
+void print_pipeline_traffic(const MemoryShape& shape) {
+  if (!shape.pipeline.is_used()) return;
+  const std::vector<int> ranks = ranks_of_stages(shape.pipeline);
+  const auto degree = static_cast<double>(shape.pipeline.degree);
+  double boundaries = 0;
+  for (size_t stage = 1; stage < ranks.size(); ++stage) boundaries += ranks[stage] == ranks[stage - 1] ? 0 : 1;
+  const auto micro_batches = static_cast<double>(shape.rows / shape.sequences);
+  fmt::print("sent per rank and step, from stage to stage\n");
+  print("activations, gradients", bytes_line(2 * micro_batches * boundaries * full_activation_bytes(shape) / degree));
+  if (!shape.model.tie_embeddings) return;
+  MemoryShape first = shape;
+  first.part = {0, true, false};
+  const StateShape state = state_of(first);
+  const auto element = static_cast<double>(state.compute_bytes + state.reduce_bytes);
+  print("the tied embedding", bytes_line(element * state.shared_words / degree));
 }
 
 void print_traffic(const MemoryPlan& plan, double link_gbit_s) {
@@ -244,6 +263,7 @@ int inspect(const InspectArguments& arguments) {
   print("the run, all ranks", format_count(flops * static_cast<double>(tokens) * steps));
   print_memory(memory);
   print_traffic(memory, arguments.link_gbit_s);
+  print_pipeline_traffic(memory.shape);
   print_sharding_choices(memory);
   print_tensor_traffic(memory);
   print_experts(memory, ranks.num_ranks);

@@ -116,8 +116,10 @@ int inspect_schedule(const InspectArguments& arguments) {
     title += fmt::format(", a window of {} steps (the numbers: of {})", steps, plan.steps);
   }
   fmt::print("{}\n\n{}", title, to_text(drawn, text_width()));
-  fmt::print("F forward, C recompute, B backward{}, W weight gradients, . bubble; costs are FLOPs\n",
-             choice.schedule.starts_with("zb") ? "" : " with weight gradients");
+  fmt::print(
+      "F forward, C recompute, B backward{}, W weight gradients, each until the next letter, . bubble; costs are "
+      "FLOPs\n",
+      choice.schedule.starts_with("zb") ? "" : " with weight gradients");
   print_ranks(plan);
   if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
   print_bubble(plan, choice);

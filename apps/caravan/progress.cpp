@@ -120,6 +120,7 @@ void Progress::started(const TrainStart& start) {
   const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
   const StateBytes &state = start.state, &planned = start.planned_state;
   line("dtypes    " + start.dtypes);
+  if (!start.stages.empty()) line("stages    " + start.stages);
   line(fmt::format("state     parameters {}, gradients {}, optimizer {} (formula {}, {}, {})", bytes(state.parameters),
                    bytes(state.gradients), bytes(state.optimizer), bytes(planned.parameters), bytes(planned.gradients),
                    bytes(planned.optimizer)));

@@ -59,7 +59,8 @@ TEST_F(BadInputTest, BatchAndRanks) {
                  {"global_batch 13 = dp 2 x micro_batch x accumulation", "13 / 2 is not whole", "global_batch = 14"});
   expect_refused({"train.micro_batch=4"}, 2, {"global_batch 12 = dp 2 x micro_batch 4 x accumulation", "{1, 2, 3, 6}"});
   expect_refused({"mesh.dp=5"}, 2, {"dp 5 = 5 ranks, but 2 are started", "--ranks 5"});
-  expect_refused({"mesh.pp=2", "pipeline.schedule=zb-v"}, 2, {"zb-v needs 2 stages", "pipeline.stages_per_rank = 2"});
+  expect_refused({"mesh.pp=2", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=1"}, 2,
+                 {"zb-v needs 2 stages", "pipeline.stages_per_rank = 2"});
   expect_refused({"mesh.pp=2", "pipeline.micro_batches=5"}, 2, {"do not split into 5 micro-batches"});
   expect_refused({"mesh.pp=2", "pipeline.schedule=pipedream"}, 2, {"optimizer.clip_norm"});
   for (const char* ranks : {"0", "-1"}) {

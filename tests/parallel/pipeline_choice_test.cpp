@@ -51,6 +51,8 @@ TEST(PipelineChoice, NamesTheNearestSchedule) {
 TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
   EXPECT_THAT(choice_of("interleaved", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
   EXPECT_THAT(choice_of("zb-v", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_EQ(choice_of("zb-v", 2, 0).wrong_with(model_of(8), 4), "") << "as many as it needs";
+  EXPECT_EQ(choice_of("interleaved", 2, 0).num_stages(), 4);
   EXPECT_THAT(choice_of("zb-v", 2, 3).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
   EXPECT_THAT(choice_of("1f1b", 2, 2).wrong_with(model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
 }

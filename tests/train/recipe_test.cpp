@@ -258,6 +258,18 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   EXPECT_THAT(refused({"mesh.tp=4", kind + "2d", "tensor_parallel.sequence=true"}), HasSubstr("kind = \"1d\" only"));
   EXPECT_THAT(refused({"mesh.tp=2", "tensor_parallel.depth=2"}), HasSubstr("kind = \"2.5d\" only"));
   EXPECT_THAT(refused({"mesh.tp=2", kind + "4d"}), HasSubstr("the nearest is"));
+  // What an override switches off takes what the file says of it along.
+  const std::string piped = "[mesh]\npp = 2\n[pipeline]\nschedule = \"pipedream\"\ndrain = 7\n";
+  const Recipe alone = parse_recipe(piped, "r", {"mesh.pp=1"});
+  EXPECT_EQ(alone.pipeline.schedule, "1f1b");
+  EXPECT_EQ(parse_recipe(to_toml(alone), "r").pipeline.drain, 50);
+  EXPECT_EQ(parse_recipe(piped, "r", {"pipeline.schedule=gpipe"}).pipeline.drain, 50);
+  EXPECT_THAT(message_of<UsageError>([&] {
+                parse_recipe(piped, "r", {"mesh.pp=1", "pipeline.drain=9"});
+              }),
+              HasSubstr("--set pipeline.drain=9"));
+  EXPECT_THAT(message_of<UsageError>([&] { parse_recipe("[pipeline]\ndrain = 7\n", "r", {"train.steps=3"}); }),
+              HasSubstr("r:2"));
   const Recipe right = parse_recipe("", "r", {"mesh.tp=2", "mesh.cp=2"});
   EXPECT_EQ(recipe_ranks(right), 4);
   EXPECT_THAT(order_text(right, 3), AllOf(HasSubstr("neighbours on tp ("), HasSubstr("then cp ("), HasSubstr("dp (")));

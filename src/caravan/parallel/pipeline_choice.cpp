@@ -32,7 +32,7 @@ std::string fewer_stages(const PipelineChoice& choice, int64_t layers) {
   if (choice.schedule == "interleaved" && fewer_each >= 2) {
     return fmt::format("use pipeline.stages_per_rank = {}", fewer_each);
   }
-  const int64_t fewer_ranks = layers / choice.stages_per_rank;
+  const int64_t fewer_ranks = layers / choice.chunks();
   if (choice.is_file() || fewer_ranks < 2) return "use a model of more layers";
   return fmt::format("use mesh.pp = {}", fewer_ranks);
 }
@@ -58,19 +58,18 @@ std::vector<int64_t> even_layers(int64_t layers, int64_t stages) {
 }
 
 std::string PipelineChoice::wrong_with(const ModelConfig& model, int64_t num_micro_batches) const {
-  const int64_t chunks = stages_per_rank;
   int64_t stages = num_stages();
   if (is_file()) {
     const PipelineOrder order = pipeline_order(*this, 1);
     stages = order.num_stages();
     if (std::string wrong = misfit_of_table(order, degree, num_micro_batches); !wrong.empty()) return wrong;
-  } else if (schedule == "interleaved" && chunks < 2) {
+  } else if (schedule == "interleaved" && chunks() < 2) {
     return "interleaved needs 2 or more stages on each rank; use pipeline.stages_per_rank = 2";
-  } else if (schedule == "zb-v" && chunks != 2) {
+  } else if (schedule == "zb-v" && chunks() != 2) {
     return "zb-v needs 2 stages on each rank; use pipeline.stages_per_rank = 2";
-  } else if (schedule != "interleaved" && schedule != "zb-v" && chunks != 1) {
+  } else if (schedule != "interleaved" && schedule != "zb-v" && chunks() != 1) {
     return fmt::format("{} has one stage on each rank, not {}; use pipeline.schedule = \"interleaved\"", schedule,
-                       chunks);
+                       chunks());
   }
   if (stages > model.layers) {
     return fmt::format("{} stages for {} layers: each has one at least; {}", stages, model.layers,

@@ -25,7 +25,7 @@ struct PipelineChoice {
   std::string schedule = pipeline_schedules().front();
   std::string table{};          ///< the text of the file, if `schedule` names one
   int64_t micro_batches = 0;    ///< of a step; 0: by train.micro_batch, or enough to fill the pipeline
-  int64_t stages_per_rank = 1;  ///< interleaved: 2 or more; zb-v: 2
+  int64_t stages_per_rank = 0;  ///< interleaved: 2 or more; zb-v: 2; others: 1. 0: the least of these
   std::string cut = pipeline_cuts().front();
   int64_t drain = 50;             ///< pipedream: steps after which all stages stop for a line of the log
   std::vector<int64_t> layers{};  ///< of each stage, if they are given by hand
@@ -37,7 +37,10 @@ struct PipelineChoice {
   bool has_windows() const { return is_used() && is_asynchronous(); }
   /// The costs by which it is cut are measured when the run starts.
   bool measures() const { return layers.empty() && cut == "measured"; }
-  int64_t num_stages() const { return degree * stages_per_rank; }
+  int64_t chunks() const {
+    return stages_per_rank > 0 ? stages_per_rank : schedule == "interleaved" || schedule == "zb-v" ? 2 : 1;
+  }
+  int64_t num_stages() const { return degree * chunks(); }
   /// What is wrong with it for that model and number of micro-batches (0: not known), and what to use; "" if nothing.
   std::string wrong_with(const ModelConfig& model, int64_t num_micro_batches) const;
 };

@@ -231,7 +231,7 @@ PipelineOrder named_order(const PipelineChoice& choice, int num_micro_batches) {
   if (choice.schedule == "naive") return naive(p, m);
   if (choice.schedule == "gpipe") return gpipe(p, m);
   if (choice.schedule == "1f1b") return one_f_one_b(p, m);
-  if (choice.schedule == "interleaved") return interleaved(p, m, static_cast<int>(choice.stages_per_rank));
+  if (choice.schedule == "interleaved") return interleaved(p, m, static_cast<int>(choice.chunks()));
   if (choice.schedule == "zb-h1") return zero_bubble_h1(p, m);
   if (choice.schedule == "zb-h2") return zero_bubble_h2(p, m);
   if (choice.schedule == "zb-v") return zero_bubble_v(p, m);

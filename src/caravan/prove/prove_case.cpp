@@ -81,7 +81,7 @@ void shrink_pipeline(StrategyChoice& choice, ProveCase& what) {
   PipelineChoice& pipeline = choice.pipeline;
   if (!pipeline.is_file()) {
     pipeline.degree = shrink(pipeline.degree);
-    pipeline.stages_per_rank = std::min<int64_t>(pipeline.stages_per_rank, 2);
+    pipeline.stages_per_rank = std::min<int64_t>(pipeline.chunks(), 2);
     what.num_micro_batches = static_cast<int>(2 * pipeline.degree);
   } else {
     what.num_micro_batches = static_cast<int>(pipeline.micro_batches);
@@ -112,6 +112,11 @@ std::vector<std::string> leave_out_roundings(StrategyChoice& choice, const Recip
 }  // namespace
 
 ProveCase prove_case(const Recipe& recipe) {
+  if (recipe.pipeline.has_windows()) {
+    recipe.refuse("pipeline.schedule",
+                  recipe.pipeline.schedule + " computes with the weights of earlier steps, as no one process does",
+                  "prove the recipe with 1f1b; docs/pipedream.md says what is computed");
+  }
   const int usual = recipe.data_parallel.has_groups() ? static_cast<int>(2 * recipe.data_parallel.shard) : 2;
   const int num_ranks = recipe_ranks(recipe) > 0 ? recipe_ranks(recipe) : std::max(usual, 2);
   StrategyChoice choice = strategy_choice(recipe, recipe.model, num_ranks);

@@ -68,8 +68,9 @@ std::vector<RecipeKey> pipeline_keys() {
       with_pp(integer_or(
           "pipeline.micro_batches", "micro-batches of a step; \"auto\": by train.micro_batch, or enough to fill it",
           [](Recipe & recipe) -> auto& { return recipe.pipeline.micro_batches; }, {1, 1 << 20}, "auto", 0)),
-      with_pp(integer("pipeline.stages_per_rank", "interleaved: 2 or more stages on each rank; zb-v: 2",
-                      [](Recipe & recipe) -> auto& { return recipe.pipeline.stages_per_rank; }, {1, 1 << 10})),
+      with_pp(integer_or(
+          "pipeline.stages_per_rank", "interleaved: 2 or more stages on each rank; zb-v: 2; \"auto\": 2 there, else 1",
+          [](Recipe & recipe) -> auto& { return recipe.pipeline.stages_per_rank; }, {1, 1 << 10}, "auto", 0)),
       with_pp(pipeline_cut()),
       only_with(
           integer("pipeline.drain", "pipedream: steps after which all stages stop for a line of the log, at the latest",

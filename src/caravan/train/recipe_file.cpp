@@ -170,6 +170,27 @@ std::string where_given(const Recipe& recipe, const std::string& key) {
   return recipe.where(key);
 }
 
+/// The keys of `recipe` that are given and used.
+std::set<std::string> used_keys(const Recipe& recipe) {
+  std::set<std::string> names;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (recipe.locations.contains(key.name) && key.idle(recipe).empty()) names.insert(key.name);
+  }
+  return names;
+}
+
+/// What a file says of something that an override switches off goes with it, such as the schedule of a run's pipeline
+/// when it is resumed on one rank.
+void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
+  const Recipe defaults;
+  for (const RecipeKey& key : recipe_keys()) {
+    const bool is_of_file = used_in_file.contains(key.name) && !recipe.where(key.name).starts_with("--set");
+    if (!is_of_file || key.idle(recipe).empty()) continue;
+    key.set(recipe, key.get(defaults));
+    recipe.locations.erase(key.name);
+  }
+}
+
 /// Checks the rules between keys: unused keys that are given, and values that conflict.
 void check_whole(Recipe& recipe) {
   for (const RecipeKey& key : recipe_keys()) {
@@ -229,7 +250,9 @@ std::string to_toml(const RecipeValue& value) {
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
   Recipe recipe;
   apply_table(recipe, parse(toml, source), {source});
+  const std::set<std::string> used_in_file = used_keys(recipe);
   for (const std::string& override : overrides) apply_override(recipe, override);
+  drop_unused(recipe, used_in_file);
   recipe.optimizer.rate.total_steps = recipe.train.steps;
   check_whole(recipe);
   return recipe;

@@ -41,18 +41,20 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
          .fact = fmt::format("{} = {} ranks, but {} are started", mesh_text(recipe, std::to_string(recipe.mesh.dp)),
                              recipe.mesh.dp * others, num_ranks),
          .where = recipe.where("mesh.dp"),
-         .action = fmt::format("use --ranks {}, or leave mesh.dp out", recipe.mesh.dp * others)});
+         .action = fmt::format("use --ranks {}, leave mesh.dp out, or change it", recipe.mesh.dp * others)});
   }
   if (num_ranks % others != 0) {
+    const std::string key = recipe.tensor_parallel.is_used()    ? "mesh.tp"
+                            : recipe.context_parallel.is_used() ? "mesh.cp"
+                            : recipe.expert_parallel.is_used()  ? "mesh.ep"
+                                                                : "mesh.pp";
     throw UsageError({.op = "recipe",
                       .subject = "mesh",
                       .fact = fmt::format("{} ranks are started, not a multiple of {} ({})", num_ranks, others,
                                           mesh_text(recipe, "any")),
-                      .where = recipe.where(recipe.tensor_parallel.is_used()    ? "mesh.tp"
-                                            : recipe.context_parallel.is_used() ? "mesh.cp"
-                                            : recipe.expert_parallel.is_used()  ? "mesh.ep"
-                                                                                : "mesh.pp"),
-                      .action = fmt::format("use --ranks {}", nearest_multiple(num_ranks, others))});
+                      .where = recipe.where(key),
+                      .action = fmt::format("use --ranks {}, or another {}, such as --set {}=1",
+                                            nearest_multiple(num_ranks, others), key, key)});
   }
   return num_ranks / others;
 }
@@ -146,12 +148,19 @@ void check_data_parallel(const Recipe& recipe, int dp) {
                 "\" over processes");
 }
 
+/// The key to change for what PipelineChoice::wrong_with says.
+const char* key_of(const std::string& wrong) {
+  const auto names = [&](const char* part) { return wrong.find(part) != std::string::npos; };
+  if (names("pipeline.cut")) return "pipeline.cut";
+  return names("use pipeline.stages_per_rank") || names("pipeline.schedule") ? "pipeline.schedule" : "mesh.pp";
+}
+
 /// Micro-batches of a step, from `rows` sequences of a data-parallel rank; each a multiple of `parts`.
 int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts) {
   const PipelineChoice& pipeline = recipe.pipeline;
   const int64_t micro_batch = recipe.train.micro_batch;
   if (const std::string wrong = pipeline.wrong_with(recipe.model, 0); !wrong.empty()) {
-    recipe.refuse("mesh.pp", wrong, "change the section [pipeline], mesh.pp or the model");
+    recipe.refuse(key_of(wrong), wrong, "change the section [pipeline], mesh.pp or the model");
   }
   std::vector<int64_t> possible;
   for (int64_t count = 1; count <= rows; ++count) {
@@ -161,6 +170,12 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
   const std::string choices = possible.empty() ? "change train.global_batch"
                                                : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
   const auto check = [&](const char* key, int64_t count) {
+    if (rows % count != 0 && pipeline.is_file()) {  // which says how many there are
+      recipe.refuse("train.global_batch",
+                    fmt::format("{} sequences of a data-parallel rank do not split into {} micro-batches", rows, count),
+                    fmt::format("use train.global_batch = {}",
+                                nearest_multiple(recipe.train.global_batch, count * recipe.train.global_batch / rows)));
+    }
     if (rows % count != 0) {
       recipe.refuse(key,
                     fmt::format("{} sequences of a data-parallel rank do not split into {} micro-batches", rows, count),

@@ -83,6 +83,21 @@ StateBytes RunState::bytes() const {
   return bytes;
 }
 
+std::string RunState::stages() const {
+  if (engine_->strategy().pipeline_axis.empty()) return "";
+  std::vector<std::pair<std::string, std::string>> ends;  // by stage: the first and the last
+  for (const Units::Unit& unit : engine_->state().layout.units().units) {
+    if (unit.parent >= 0) continue;
+    if (static_cast<int>(ends.size()) <= unit.stage) ends.emplace_back(unit.name, "");
+    ends.back().second = unit.name;
+  }
+  std::string text;
+  for (const auto& [first, last] : ends) {
+    text += (text.empty() ? "" : " | ") + first + (first == last ? "" : " to " + last);
+  }
+  return text;
+}
+
 std::string RunState::dtypes() const {
   const FlatState& state = engine_->state();
   const at::Tensor leaf = state.layout.slots().front().parameter->leaf();

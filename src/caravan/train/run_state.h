@@ -51,6 +51,8 @@ class RunState {
   StateBytes bytes() const;
   /// The dtypes of what is there: "parameters fp32, compute bf16, gradients fp32, reduction fp32, optimizer fp32".
   std::string dtypes() const;
+  /// "embedding to blocks.1 | blocks.2 to head": the units of each stage of a pipeline; "" without one.
+  std::string stages() const;
   Optimizer& optimizer() noexcept { return *optimizer_; }
   /// Null unless the run computes in fp16.
   LossScale* loss_scale() noexcept { return loss_scale_ ? &*loss_scale_ : nullptr; }

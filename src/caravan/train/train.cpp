@@ -409,6 +409,7 @@ void Run::go() {
                       .last_step = end_,
                       .notes = place_.notes,
                       .dtypes = state_->dtypes(),
+                      .stages = state_->stages(),
                       .state = state_->bytes(),
                       .planned_state = planned_});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };

@@ -42,6 +42,7 @@ struct TrainStart {
   int64_t last_step = 0;             ///< steps done when it ends
   std::vector<std::string> notes{};  ///< what the user should know before it starts, a line each
   std::string dtypes{};              ///< of what is there: RunState::dtypes
+  std::string stages{};              ///< of a pipeline: see RunState::stages
   StateBytes state{};                ///< what this rank has allocated, by kind; buffers come in the first step
   StateBytes planned_state{};        ///< the same by formula
 };
