@@ -9,6 +9,9 @@ namespace caravan::app {
 int inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
 int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule
+int plot(const PlotArguments& arguments);
+int compare(const CompareArguments& arguments);
+int report(const ReportArguments& arguments);
 int tokenizer(const TokenizerArguments& arguments);
 int cache(const CacheArguments& arguments);
 

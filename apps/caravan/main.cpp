@@ -64,6 +64,9 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::inspect:
       if (line.inspect.layouts) become_rank(argv);
       return inspect(line.inspect);
+    case CommandLine::Command::plot: return plot(line.plot);
+    case CommandLine::Command::compare: return compare(line.compare);
+    case CommandLine::Command::report: return report(line.report);
     case CommandLine::Command::tokenizer: return tokenizer(line.tokenizer);
     case CommandLine::Command::cache: return cache(line.cache);
     case CommandLine::Command::bench_comm:

@@ -177,6 +177,21 @@ void add_prove(CLI::App& app, CommandLine& line) {
       ->take_all();
 }
 
+void add_reports(CLI::App& app, CommandLine& line) {
+  const auto not_empty = CLI::Validator(check_not_empty, "", "not empty");
+  CLI::App* plot = app.add_subcommand("plot", "draw the curves of runs: loss, norm, learning rate, speed, memory");
+  plot->add_option("runs", line.plot.runs, "run folders")->required();
+  plot->add_option("--of", line.plot.quantities, "names in train.log, e.g. loss,val_loss; default: the usual ones")
+      ->delimiter(',');
+  plot->add_option("--over", line.plot.axis, "what the curves are over: step, tokens or time");
+  plot->add_option("--svg", line.plot.svg, "file to draw in; default: as text")->check(not_empty);
+  CLI::App* compare = app.add_subcommand("compare", "put runs side by side: losses, speed, memory, recipes");
+  compare->add_option("runs", line.compare.runs, "run folders")->required()->expected(2, 16);
+  CLI::App* report = app.add_subcommand("report", "write a page about a run: curves, recipe, machine, schedule");
+  report->add_option("run", line.report.run, "run folder")->required();
+  report->add_option("--out", line.report.out, "HTML file; default: <run>/report.html")->check(not_empty);
+}
+
 void add_tokenizer(CLI::App& app, CommandLine& line) {
   TokenizerArguments& tokenizer = line.tokenizer;
   CLI::App* command = app.add_subcommand("tokenizer", "train a tokenizer, or try one");
@@ -231,7 +246,8 @@ CommandLine::Command command_of(const CLI::App& app) {
       {"train", Command::train},         {"generate", Command::generate}, {"export", Command::export_model},
       {"import", Command::import_model}, {"inspect", Command::inspect},   {"prove", Command::prove},
       {"tokenizer", Command::tokenizer}, {"bench", Command::bench_comm},  {"doctor", Command::doctor},
-      {"cache", Command::cache}};
+      {"cache", Command::cache},         {"plot", Command::plot},         {"compare", Command::compare},
+      {"report", Command::report}};
   for (const auto& [name, command] : names) {
     if (app.got_subcommand(name)) return command;
   }
@@ -260,6 +276,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   add_hugging_face(app, line);
   add_inspect(app, line);
   add_prove(app, line);
+  add_reports(app, line);
   add_tokenizer(app, line);
   add_cache(app, line);
   BenchWords bench;

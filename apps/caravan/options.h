@@ -61,6 +61,22 @@ struct InspectArguments {
   std::string svg;         ///< file to draw it in; "": none
 };
 
+struct PlotArguments {
+  std::vector<std::string> runs;
+  std::vector<std::string> quantities;  ///< empty: a chart of each kind for one run; loss and speed for several
+  std::string axis = "step";
+  std::string svg;  ///< file to draw in; "": as text
+};
+
+struct CompareArguments {
+  std::vector<std::string> runs;
+};
+
+struct ReportArguments {
+  std::string run;
+  std::string out;  ///< "": <run>/report.html
+};
+
 struct TokenizerArguments {
   enum class Action : uint8_t { train, encode, decode } action = Action::train;
   std::vector<std::string> texts;  ///< train: files
@@ -101,6 +117,9 @@ struct CommandLine {
     import_model,
     inspect,
     prove,
+    plot,
+    compare,
+    report,
     tokenizer,
     cache,
     bench_comm,
@@ -112,6 +131,9 @@ struct CommandLine {
   ImportArguments import_model;
   InspectArguments inspect;
   ProveArguments prove;
+  PlotArguments plot;
+  CompareArguments compare;
+  ReportArguments report;
   TokenizerArguments tokenizer;
   CacheArguments cache;
   BenchArguments bench;

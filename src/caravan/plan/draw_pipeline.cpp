@@ -3,16 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include "caravan/base/svg.h"
+
 namespace caravan {
 namespace {
+
+using svg::box, svg::words;
 
 constexpr double kRowHeight = 34;
 constexpr double kMargin = 56;
 constexpr double kDrawnWidth = 1400;
+constexpr std::string_view kMessage = "#b04040";
 
 struct Look {
   const char* letter;
@@ -32,27 +38,6 @@ Look look_of(Pass::Kind kind) {
   return {};
 }
 
-/// `text` without the characters that XML reads as its own.
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  }
-  return out;
-}
-
-std::string box(double x, double y, double width, double height, const std::string& fill) {
-  return fmt::format(R"(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" stroke="#555" )"
-                     "stroke-width=\"0.5\"/>\n",
-                     x, y, width, height, fill);
-}
-
-std::string words(double x, double y, double size, const std::string& text, const char* anchor = "start") {
-  return fmt::format(R"(<text x="{:.2f}" y="{:.2f}" font-size="{:.1f}" text-anchor="{}">{}</text>)"
-                     "\n",
-                     x, y, size, anchor, escaped(text));
-}
-
 class Drawing {
  public:
   Drawing(const Timeline& timeline, const std::vector<int>& rank_of_stage)
@@ -60,14 +45,11 @@ class Drawing {
 
   std::string document(const std::string& title) {
     const auto rows = static_cast<double>(timeline_.ranks.size());
-    std::string out = fmt::format(
-        R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" )"
-        "font-family=\"sans-serif\">\n",
-        kDrawnWidth + 2 * kMargin, (rows + 1) * kRowHeight + 2 * kMargin);
-    out += words(kMargin, kMargin / 2, 15, title);
+    std::string out = words(kMargin, kMargin / 2, 15, title);
     for (size_t rank = 0; rank < timeline_.ranks.size(); ++rank) out += row(rank);
     for (size_t rank = 0; rank < timeline_.ranks.size(); ++rank) out += messages(rank);
-    return out + legend(kMargin + rows * kRowHeight + 20) + "</svg>\n";
+    return svg::document(kDrawnWidth + 2 * kMargin, (rows + 1) * kRowHeight + 2 * kMargin,
+                         out + legend(kMargin + rows * kRowHeight + 20));
   }
 
  private:
@@ -102,9 +84,8 @@ class Drawing {
       if (step == 0 || found == ends_.end()) continue;
       const int from = rank_of_stage_[static_cast<size_t>(pass.stage + step)];
       if (from == static_cast<int>(rank)) continue;
-      out += fmt::format(R"(<line x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}" stroke="#b04040" )"
-                         "stroke-width=\"0.6\" stroke-opacity=\"0.5\"/>\n",
-                         x_of(found->second), y_of(static_cast<size_t>(from)) + 13, x_of(span.begin), y_of(rank) + 13);
+      out += svg::line(x_of(found->second), y_of(static_cast<size_t>(from)) + 13, x_of(span.begin), y_of(rank) + 13,
+                       kMessage, 0.6, 0.5);
     }
     return out;
   }
@@ -120,8 +101,7 @@ class Drawing {
     }
     out += box(x, y, 28, 14, "#eeeeee") + words(x + 34, y + 12, 12, "bubble");
     x += 110;
-    out += fmt::format(R"(<line x1="{0:.1f}" y1="{1:.1f}" x2="{2:.1f}" y2="{1:.1f}" stroke="#b04040"/>)", x, y + 7,
-                       x + 28);
+    out += svg::line(x, y + 7, x + 28, y + 7, kMessage);
     return out + words(x + 34, y + 12, 12, "message to another rank; darker: a later stage of the rank");
   }
 

@@ -80,6 +80,8 @@ std::string StepMetrics::to_json() const {
     line["largest_lead"] = drain->largest_lead;
     line["staleness"] = drain->staleness.used();
   }
+  if (!time.empty()) line["time"] = time;
+  if (!host.empty()) line["host"] = host;
   return line.dump();
 }
 

@@ -48,6 +48,8 @@ struct StepMetrics {
   /// loss and norm are the means over all steps of all ranks since the drain before, each of its own rows; step_ms,
   /// comm_ms and bytes_sent are those of a step of this rank.
   std::optional<DrainReport> drain{};
+  std::string time{};  ///< when the line was made, e.g. "2026-03-01T09:30:05.250Z"; "": not told
+  std::string host{};  ///< of rank 0
 
   std::string to_json() const;
 };

@@ -84,6 +84,11 @@ struct Recipe {
     RecomputeChoice recompute;
   } memory;
 
+  struct Log {
+    bool csv = false;          ///< metrics.csv beside train.log
+    bool tensorboard = false;  ///< event files
+  } log;
+
   struct Checkpoint {
     std::string dir;      ///< "": runs/<recipe name>-N, a new N each time
     int64_t every = 200;  ///< steps; 0: only at the end

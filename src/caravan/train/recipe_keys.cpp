@@ -198,6 +198,9 @@ std::vector<RecipeKey> comm_keys() {
 
 std::vector<RecipeKey> output_keys() {
   return {
+      boolean("log.csv", "also write metrics.csv into the run's folder", FIELD(log.csv)),
+      boolean("log.tensorboard", "also write event files for TensorBoard into its folder tensorboard",
+              FIELD(log.tensorboard)),
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),
       integer("checkpoint.keep", "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),

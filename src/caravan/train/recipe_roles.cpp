@@ -46,6 +46,8 @@ constexpr RecipeRole kRoles[] = {
     {"train.eval_every", equal, listed},
     {"train.eval_batches", equal, listed},
     {"train.log_every", equal, free},
+    {"log.csv", equal, free},
+    {"log.tensorboard", equal, free},
     {"optimizer.kind", equal, history},
     {"optimizer.lr", equal, listed},
     {"optimizer.schedule", equal, listed},

@@ -9,11 +9,13 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/base/time.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
 #include "caravan/generate/generate.h"
 #include "caravan/nn/hf_form.h"
+#include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
 #include "caravan/train/dump.h"
@@ -80,6 +82,7 @@ class Run {
   std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
   std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
+  std::unique_ptr<MetricFiles> files_;  ///< null: none
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
 };
@@ -181,6 +184,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     write_run_files(place_.folder, recipe_, dataset_.tokenizer);
     log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
     log_->write_changes(state_->step, state_->changed_keys());
+    const MetricFiles::Options files{.csv = recipe_.log.csv, .tensorboard = recipe_.log.tensorboard};
+    if (files.any()) files_ = std::make_unique<MetricFiles>(place_.folder, files);
   }
 }
 
@@ -279,6 +284,9 @@ StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double wai
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
   metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
   metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
+  metrics.time = utc_text(now_seconds());
+  const std::string host = host_name();
+  metrics.host = host.substr(0, host.find(' '));
   metrics.model_flops_per_second =
       state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
   return metrics;
@@ -427,6 +435,7 @@ void Run::go() {
         evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
     if (is_logged) metrics.experts = take_expert_load(state_->engine());
     if (is_logged && log_) log_->write(metrics);
+    if (is_logged && files_) files_->write(parse_metrics_line(metrics.to_json()));
     observer().stepped(metrics, is_logged);
     if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
       save();

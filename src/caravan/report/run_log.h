@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace caravan {
+
+/// One line of train.log: what it has as numbers. Of a list, such as the bubble of each rank, "bubble.0", "bubble.1".
+struct MetricsLine {
+  int64_t step = 0;
+  double seconds = -1;  ///< since 1970; -1: the line has no time
+  std::string host{};
+  std::map<std::string, double> numbers{};
+};
+
+/// Throws what nlohmann::json throws, or DataError, for text that is no line of a log.
+MetricsLine parse_metrics_line(std::string_view json);
+
+/// Points of one quantity.
+struct Series {
+  std::vector<double> x{};
+  std::vector<double> y{};
+};
+
+/// train.log of a run, read back: of a run that goes on, what there is so far.
+class RunLog {
+ public:
+  /// `run`: a run folder. Throws DataError, naming file and line, if it has no log, or a line that is none of ours. A
+  /// last line that is not whole yet is left out.
+  static RunLog read(const std::filesystem::path& run);
+
+  const std::filesystem::path& run() const noexcept { return run_; }
+  std::string name() const;
+  const std::vector<MetricsLine>& lines() const noexcept { return lines_; }
+  /// The names of all numbers, in the order of the alphabet.
+  std::vector<std::string> quantities() const;
+
+  /// A quantity over "step", "tokens", or "time" (hours since the first line, pauses between parts of a run included);
+  /// lines without it are left out. Throws UsageError for another axis, for a quantity that no line has, naming the
+  /// nearest, and for "time" where lines have none.
+  Series series(const std::string& quantity, const std::string& axis = "step") const;
+  /// The last line's value; throws as series().
+  double last(const std::string& quantity) const { return series(quantity).y.back(); }
+  bool has(const std::string& quantity) const;
+
+ private:
+  std::filesystem::path run_;
+  std::vector<MetricsLine> lines_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,70 @@
+// plot, compare and report of runs, and the files that other programs read.
+#include <gmock/gmock.h>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class ReportTest : public CommandTest {};
+
+TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
+  const Result first =
+      train("one", 2, set({"mesh.pp=2", "train.steps=4", "train.eval_every=2", "log.csv=true", "log.tensorboard=true"}));
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Result second = train("two", 1, set({"train.steps=3", "optimizer.lr=0.01"}));
+  ASSERT_EQ(second.code, 0) << second.err;
+
+  EXPECT_THAT(text_of(path("one/metrics.csv")), AllOf(HasSubstr("time,host,step,loss"), HasSubstr(",4,")));
+  EXPECT_FALSE(std::filesystem::is_empty(path("one/tensorboard")));
+  EXPECT_FALSE(std::filesystem::exists(path("two/metrics.csv")));
+
+  const Result plot = caravan({"plot", path("one")});
+  ASSERT_EQ(plot.code, 0) << plot.err;
+  EXPECT_THAT(plot.out, AllOf(HasSubstr("loss, nats per token"), HasSubstr("b val_loss"), HasSubstr("learning rate")));
+  const Result both = caravan({"plot", path("one"), path("two"), "--of", "loss,lr", "--svg", path("both.svg")});
+  ASSERT_EQ(both.code, 0) << both.err;
+  EXPECT_THAT(text_of(path("both.svg")), AllOf(HasSubstr(">one<"), HasSubstr(">two<"), HasSubstr("</svg>")));
+
+  const Result compared = caravan({"compare", path("one"), path("two")});
+  ASSERT_EQ(compared.code, 0) << compared.err;
+  EXPECT_THAT(compared.out, AllOf(HasSubstr("loss at step 3"), HasSubstr("optimizer.lr"), HasSubstr("mesh.pp")));
+  EXPECT_THAT(compared.out, Not(HasSubstr("model.width"))) << "it is the same";
+
+  const Result report = caravan({"report", path("one")});
+  ASSERT_EQ(report.code, 0) << report.err;
+  const std::string page = text_of(path("one/report.html"));
+  EXPECT_THAT(page, AllOf(HasSubstr("matrix products"), HasSubstr("as planned by FLOPs"), HasSubstr("[model]")));
+}
+
+/// What was written after the checkpoint that a run goes on from is gone from all of its files.
+TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
+  const Words options = set({"train.steps=4", "checkpoint.every=2", "checkpoint.keep=0", "log.csv=true"});
+  ASSERT_EQ(train("run", 1, options).code, 0);
+  const Result resumed = caravan({"train", path("run/recipe.toml"), "--resume-from", "step_000002"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  const std::string csv = text_of(path("run/metrics.csv"));
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 5) << csv;
+}
+
+TEST_F(ReportTest, WhatIsWrongIsNamed) {
+  ASSERT_EQ(train("run", 1, set({"train.steps=2"})).code, 0);
+  const auto refused = [&](const Words& words, int code, const std::string& part) {
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(part));
+  };
+  refused({"plot", path("none")}, 3, "has no train.log");
+  refused({"plot", path("run"), "--of", "los"}, 2, "the nearest is 'loss'");
+  refused({"plot", path("run"), "--over", "stepp"}, 2, "use 'step'");
+  refused({"plot", path("run"), "--svg", path("no/folder.svg")}, 5, "folder.svg");
+  refused({"compare", path("run")}, 2, "runs");
+  refused({"report", path("run"), "--out", ""}, 2, "must not be empty");
+}
+
+}  // namespace
+}  // namespace caravan
