@@ -1,5 +1,5 @@
-/// Pipelines whose passes sleep, one stage longer than the others: the measured step beside that of the simulation which
-/// `inspect --schedule` draws (plan/pipeline.h). 4 ranks, threads of this process.
+/// Pipelines whose passes sleep, one stage longer than the others: the measured step beside that of the simulation
+/// which `inspect --schedule` draws (plan/pipeline.h). 4 ranks, threads of this process.
 ///
 ///   slowed_stage
 

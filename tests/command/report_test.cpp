@@ -1,4 +1,6 @@
 // plot, compare and report of runs, and the files that other programs read.
+#include <algorithm>
+#include <filesystem>
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
@@ -13,8 +15,8 @@ using testing::Not;
 class ReportTest : public CommandTest {};
 
 TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
-  const Result first =
-      train("one", 2, set({"mesh.pp=2", "train.steps=4", "train.eval_every=2", "log.csv=true", "log.tensorboard=true"}));
+  const Result first = train(
+      "one", 2, set({"mesh.pp=2", "train.steps=4", "train.eval_every=2", "log.csv=true", "log.tensorboard=true"}));
   ASSERT_EQ(first.code, 0) << first.err;
   const Result second = train("two", 1, set({"train.steps=3", "optimizer.lr=0.01"}));
   ASSERT_EQ(second.code, 0) << second.err;
@@ -45,7 +47,7 @@ TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
 TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
   const Words options = set({"train.steps=4", "checkpoint.every=2", "checkpoint.keep=0", "log.csv=true"});
   ASSERT_EQ(train("run", 1, options).code, 0);
-  const Result resumed = caravan({"train", path("run/recipe.toml"), "--resume-from", "step_000002"});
+  const Result resumed = caravan({"train", path("run/recipe.toml"), "--ranks", "1", "--resume-from", "step_000002"});
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   const std::string csv = text_of(path("run/metrics.csv"));
   EXPECT_EQ(std::ranges::count(csv, '\n'), 5) << csv;

@@ -13,7 +13,7 @@ std::string name_of(std::string_view kind, std::string_view what) {
 
 }  // namespace
 
-thread_local constinit TraceLog* TraceLog::innermost_ = nullptr;
+thread_local constinit TraceLog* TraceLog::innermost = nullptr;
 
 int64_t TraceLog::now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -53,9 +53,9 @@ void TraceLog::stop_lap() noexcept {
 }
 
 TraceScope::TraceScope(std::shared_ptr<TraceLog> trace) noexcept
-    : trace_(std::move(trace)), outer_(std::exchange(TraceLog::innermost_, trace_.get())) {}
+    : trace_(std::move(trace)), outer_(std::exchange(TraceLog::innermost, trace_.get())) {}
 
-TraceScope::~TraceScope() { TraceLog::innermost_ = outer_; }
+TraceScope::~TraceScope() { TraceLog::innermost = outer_; }
 
 void TraceSpan::begin(std::string_view row, std::string_view kind, std::string_view what, TraceLog::ArgList args) {
   trace_ = TraceLog::current()->shared_from_this();

@@ -32,17 +32,17 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
   static constexpr std::string_view kWait = "wait";
 
   /// The trace of the calling thread's innermost TraceScope; null: nothing is traced.
-  static TraceLog* current() noexcept { return innermost_; }
+  static TraceLog* current() noexcept { return innermost; }
   static int64_t now_ns() noexcept;
 
   using ArgList = std::initializer_list<Args::value_type>;
   /// In the trace of this thread, if it has one: a span that lasts until the next lap begins, or end_lap(). For what
   /// tells when it begins, but not when it ends.
   static void begin_lap(std::string_view row, std::string_view kind, std::string_view what, ArgList args) {
-    if (innermost_ != nullptr) innermost_->start_lap(row, kind, what, args);
+    if (innermost != nullptr) innermost->start_lap(row, kind, what, args);
   }
   static void end_lap() noexcept {
-    if (innermost_ != nullptr) innermost_->stop_lap();
+    if (innermost != nullptr) innermost->stop_lap();
   }
 
   /// Returns the number of the span.
@@ -55,7 +55,7 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
 
  private:
   friend class TraceScope;
-  static thread_local constinit TraceLog* innermost_;
+  static thread_local constinit TraceLog* innermost;
   void start_lap(std::string_view row, std::string_view kind, std::string_view what, ArgList args);
   void stop_lap() noexcept;
 

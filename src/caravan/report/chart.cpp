@@ -183,7 +183,7 @@ std::string drawn(const Chart& chart) {
   constexpr double kRight = 16;
   constexpr double kTop = 30;
   const bool has_legend = chart.curves.size() > 1;
-  const double bottom = 40 + (has_legend ? 18.0 * static_cast<double>((chart.curves.size() + 1) / 2) : 0);
+  const double bottom = 40 + (has_legend ? 18 * std::ceil(static_cast<double>(chart.curves.size()) / 2) : 0);
   const auto [x, y] = ranges_of(chart);
   const auto place_x = [&, &x = x](double value) { return kLeft + x.part(value) * (width - kLeft - kRight); };
   const auto place_y = [&, &y = y](double value) { return height - bottom - y.part(value) * (height - bottom - kTop); };
@@ -217,7 +217,7 @@ std::string drawn(const Chart& chart) {
     }
     if (!has_legend) continue;
     const double column = kLeft + (i % 2 == 0 ? 0 : (width - kLeft) / 2);
-    const double row = height - bottom + 50 + 18 * static_cast<double>(i / 2);
+    const double row = height - bottom + 50 + 18 * std::floor(static_cast<double>(i) / 2);
     body += svg::line(column, row - 4, column + 22, row - 4, color, 2);
     body += svg::words(column + 28, row, 12, curve.name);
   }

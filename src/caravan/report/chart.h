@@ -25,8 +25,8 @@ std::vector<double> axis_ticks(double low, double high, int count);
 /// "1.5 k", "0.00012", "3.2 M": a number of an axis or a table.
 std::string short_number(double number);
 
-/// The chart in characters, `width` columns and `height` rows of them. One curve is drawn in dots of Braille, two by four
-/// to a character; several with a letter each, and a legend below.
+/// The chart in characters, `width` columns and `height` rows of them. One curve is drawn in dots of Braille, two by
+/// four to a character; several with a letter each, and a legend below.
 std::string to_text(const Chart& chart, int width, int height);
 
 /// The charts below each other as one SVG document, which may also stand in a page.

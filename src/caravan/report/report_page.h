@@ -8,12 +8,12 @@
 
 namespace caravan {
 
-/// Curves of the quantities that a log has, one chart each: loss with that of the validation text, norm, learning rate,
-/// speed, waiting, memory, bubbles. `axis` as RunLog::series.
+/// Curves of the quantities that a log has, one chart each: loss with that of the validation text, norm, learning
+/// rate, speed, waiting, memory, bubbles. `axis` as RunLog::series.
 std::vector<Chart> charts_of(const RunLog& log, const std::string& axis = "step");
 
-/// The same of several runs: one chart for each quantity, with a curve for each run that has it. Throws UsageError for a
-/// quantity that no run has, naming the nearest.
+/// The same of several runs: one chart for each quantity, with a curve for each run that has it. Throws UsageError for
+/// a quantity that no run has, naming the nearest.
 std::vector<Chart> charts_of(const std::vector<RunLog>& logs, const std::vector<std::string>& quantities,
                              const std::string& axis);
 
