@@ -1,15 +1,15 @@
-#include "apps/caravan/bench_options.h"
-
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "apps/caravan/option_groups.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/algorithm.h"
@@ -18,6 +18,13 @@
 
 namespace caravan::app {
 namespace {
+
+/// The lists of `bench comm` as given on the command line; "": not given.
+struct BenchWords {
+  std::string verbs;
+  std::string dtypes;
+  std::string bytes;
+};
 
 const char* const kCommHelp =
     "time collectives between processes of this host\n\n"
@@ -143,37 +150,6 @@ void read_tune(const BenchWords& words, BenchArguments& arguments) {
   refuse_single_rank(arguments);
 }
 
-}  // namespace
-
-void add_bench(CLI::App& app, BenchArguments& arguments, BenchWords& words) {
-  CLI::App* bench = app.add_subcommand("bench", "measure this machine");
-  bench->require_subcommand(1);
-  CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
-  comm->add_option("--ranks", arguments.ranks, "number of processes on this host, at least 2; default 2");
-  comm->add_option("--op", words.verbs, "collectives, comma-separated, or all; default all_reduce, with --tune all");
-  comm->add_option("--dtype", words.dtypes, "dtypes, comma-separated, or all; default fp32");
-  comm->add_option("--bytes", words.bytes, std::string("sizes; default ") + kBytes + ", with --tune " + kTuneBytes);
-  comm->add_option("--backend", arguments.backend, fmt::format("back-end: {}", fmt::join(kBackends, ", ")))
-      ->capture_default_str();
-  comm->add_flag("--copy", arguments.copy, "use plain memory instead of buffers from Communicator::allocate");
-  comm->add_flag("--in-place", arguments.in_place, "input and output are the same buffer, as in nccl-tests");
-  comm->add_flag("--json", arguments.json, "one JSON object per line instead of a table");
-  comm->add_flag("--tune", arguments.tune,
-                 "time the algorithms over messages and write the table that selects among them");
-  comm->add_option("--out", arguments.out, std::string("file for the table of --tune; default ") + kTable);
-}
-
-void add_doctor(CLI::App& app, DoctorArguments& arguments) {
-  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks and recommend a back-end");
-  auto* ranks = doctor->add_option("--ranks", arguments.ranks,
-                                   "number of processes on this host; default 2. Under torchrun or mpirun: theirs");
-  auto* json = doctor->add_flag("--json", arguments.json, "one JSON object instead of the report");
-  doctor
-      ->add_flag("--tune", arguments.tune,
-                 "time the libraries that multiply matrices instead, and use the fastest from now on")
-      ->excludes(ranks, json);
-}
-
 void read_bench(const BenchWords& words, BenchArguments& arguments) {
   refuse_unknown_backend(arguments.backend);
   if (arguments.tune) return read_tune(words, arguments);
@@ -191,6 +167,45 @@ void read_bench(const BenchWords& words, BenchArguments& arguments) {
     for (const Verb verb : arguments.verbs) refuse_not_in_place(verb);
   }
   refuse_single_rank(arguments);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, CommandLine& line) {
+  BenchArguments& arguments = line.bench;
+  const auto words = std::make_shared<BenchWords>();
+  CLI::App* bench = app.add_subcommand("bench", "measure this machine");
+  bench->require_subcommand(1);
+  CLI::App* comm = bench->add_subcommand("comm", kCommHelp);
+  comm->add_option("--ranks", arguments.ranks, "number of processes on this host, at least 2; default 2");
+  comm->add_option("--op", words->verbs, "collectives, comma-separated, or all; default all_reduce, with --tune all");
+  comm->add_option("--dtype", words->dtypes, "dtypes, comma-separated, or all; default fp32");
+  comm->add_option("--bytes", words->bytes, std::string("sizes; default ") + kBytes + ", with --tune " + kTuneBytes);
+  comm->add_option("--backend", arguments.backend, fmt::format("back-end: {}", fmt::join(kBackends, ", ")))
+      ->capture_default_str();
+  comm->add_flag("--copy", arguments.copy, "use plain memory instead of buffers from Communicator::allocate");
+  comm->add_flag("--in-place", arguments.in_place, "input and output are the same buffer, as in nccl-tests");
+  comm->add_flag("--json", arguments.json, "one JSON object per line instead of a table");
+  comm->add_flag("--tune", arguments.tune,
+                 "time the algorithms over messages and write the table that selects among them");
+  comm->add_option("--out", arguments.out, std::string("file for the table of --tune; default ") + kTable);
+  bench->callback([&line, words] {
+    line.command = CommandLine::Command::bench_comm;
+    read_bench(*words, line.bench);
+  });
+}
+
+void add_doctor(CLI::App& app, CommandLine& line) {
+  DoctorArguments& arguments = line.doctor;
+  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks and recommend a back-end");
+  auto* ranks = doctor->add_option("--ranks", arguments.ranks,
+                                   "number of processes on this host; default 2. Under torchrun or mpirun: theirs");
+  auto* json = doctor->add_flag("--json", arguments.json, "one JSON object instead of the report");
+  doctor
+      ->add_flag("--tune", arguments.tune,
+                 "time the libraries that multiply matrices instead, and use the fastest from now on")
+      ->excludes(ranks, json);
+  doctor->callback([&line] { line.command = CommandLine::Command::doctor; });
 }
 
 }  // namespace caravan::app

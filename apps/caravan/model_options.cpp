@@ -1,0 +1,48 @@
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/caravan/option_groups.h"
+
+namespace caravan::app {
+
+void add_generate(CLI::App& app, CommandLine& line) {
+  GenerateArguments& generate = line.generate;
+  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
+  command->add_option("source", generate.source,
+                      "a run, a checkpoint or a Hugging Face folder; default: the newest run");
+  command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
+  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+  command->add_option("--temperature", generate.temperature, "sampling temperature; 0: always the most likely token");
+  command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
+  command->add_option("--top-p", generate.top_p,
+                      "sample from the most likely tokens that reach this total probability");
+  const auto check_seed = [](const std::string& text) {
+    const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return is_number ? "" : "'" + text + "' is not a whole number of at least 0";
+  };
+  command->add_option("--seed", generate.seed, "seed of the sampling")->check(CLI::Validator(check_seed, "", "seed"));
+  command->callback([&line] { line.command = CommandLine::Command::generate; });
+}
+
+void add_hugging_face(CLI::App& app, CommandLine& line) {
+  CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
+  exporter
+      ->add_option("directory", line.export_model.directory,
+                   "a run or checkpoint: its model is written to <directory>/huggingface; or a new folder to write to, "
+                   "for the model of --from")
+      ->required();
+  exporter->add_option("--from", line.export_model.from,
+                       "run, checkpoint or Hugging Face folder whose model goes into a new folder; "
+                       "default: the newest run");
+  exporter->callback([&line] { line.command = CommandLine::Command::export_model; });
+  CLI::App* importer =
+      app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2, Llama, Qwen2 or Mixtral");
+  importer
+      ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
+      ->required();
+  importer->add_option("--out", line.import_model.out, "run folder to create; default: runs/<name>-N");
+  importer->callback([&line] { line.command = CommandLine::Command::import_model; });
+}
+
+}  // namespace caravan::app

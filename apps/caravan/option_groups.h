@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include "apps/caravan/options.h"
+
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
+
+namespace caravan::app {
+
+// Each adds one command, or a few. When its command is parsed, it sets line.command. `line` outlives the parsing.
+
+void add_train(CLI::App& app, CommandLine& line);
+void add_inspect(CLI::App& app, CommandLine& line);
+void add_prove(CLI::App& app, CommandLine& line);
+void add_generate(CLI::App& app, CommandLine& line);
+void add_hugging_face(CLI::App& app, CommandLine& line);
+void add_reports(CLI::App& app, CommandLine& line);
+void add_tokenizer(CLI::App& app, CommandLine& line);
+void add_cache(CLI::App& app, CommandLine& line);
+void add_bench(CLI::App& app, CommandLine& line);
+void add_doctor(CLI::App& app, CommandLine& line);
+
+/// For options that take text: an unset variable of a script must not change what the command does.
+CLI::Validator not_empty();
+
+}  // namespace caravan::app

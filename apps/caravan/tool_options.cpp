@@ -1,0 +1,58 @@
+#include <CLI/CLI.hpp>
+
+#include "apps/caravan/option_groups.h"
+
+namespace caravan::app {
+
+void add_reports(CLI::App& app, CommandLine& line) {
+  CLI::App* plot = app.add_subcommand("plot", "draw the curves of runs: loss, norm, learning rate, speed, memory");
+  plot->add_option("runs", line.plot.runs, "run folders")->required();
+  plot->add_option("--of", line.plot.quantities, "names in train.log, e.g. loss,val_loss; default: the usual ones")
+      ->delimiter(',');
+  plot->add_option("--over", line.plot.axis, "what the curves are over: step, tokens or time");
+  plot->add_option("--svg", line.plot.svg, "file to draw in; default: as text")->check(not_empty());
+  plot->callback([&line] { line.command = CommandLine::Command::plot; });
+  CLI::App* compare = app.add_subcommand("compare", "put runs side by side: losses, speed, memory, recipes");
+  compare->add_option("runs", line.compare.runs, "run folders")->required()->expected(2, 16);
+  compare->callback([&line] { line.command = CommandLine::Command::compare; });
+  CLI::App* report = app.add_subcommand("report", "write a page about a run: curves, recipe, machine, schedule");
+  report->add_option("run", line.report.run, "run folder")->required();
+  report->add_option("--out", line.report.out, "HTML file; default: <run>/report.html")->check(not_empty());
+  report->callback([&line] { line.command = CommandLine::Command::report; });
+}
+
+void add_tokenizer(CLI::App& app, CommandLine& line) {
+  TokenizerArguments& tokenizer = line.tokenizer;
+  CLI::App* command = app.add_subcommand("tokenizer", "train a tokenizer, or try one");
+  command->require_subcommand(1);
+  command->callback([&line] { line.command = CommandLine::Command::tokenizer; });
+  using Action = TokenizerArguments::Action;
+  CLI::App* train = command->add_subcommand("train", "byte-level BPE from text files");
+  train->callback([&tokenizer] { tokenizer.action = Action::train; });
+  train->add_option("texts", tokenizer.texts, "text files")->required();
+  train->add_option("--vocabulary", tokenizer.vocabulary, "number of tokens, including the 256 bytes");
+  train->add_option("--out", tokenizer.out, "file to write");
+  CLI::App* encode = command->add_subcommand("encode", "text to ids");
+  encode->callback([&tokenizer] { tokenizer.action = Action::encode; });
+  CLI::App* decode = command->add_subcommand("decode", "ids to text");
+  decode->callback([&tokenizer] { tokenizer.action = Action::decode; });
+  for (CLI::App* one : {encode, decode}) {
+    one->add_option("tokenizer", tokenizer.tokenizer, "\"bytes\" or a tokenizer.json")->required();
+    one->add_option("input", tokenizer.input, "default: standard input");
+  }
+}
+
+void add_cache(CLI::App& app, CommandLine& line) {
+  CacheArguments& cache = line.cache;
+  CLI::App* command = app.add_subcommand("cache", "list, measure or clear the cache of tokenized texts");
+  command->require_subcommand(0, 1);
+  command->callback([&line] { line.command = CommandLine::Command::cache; });
+  using Action = CacheArguments::Action;
+  command->add_subcommand("list", "each file, least recently used first (the default)");
+  command->add_subcommand("size", "number of files, and bytes")->callback([&cache] { cache.action = Action::size; });
+  command->add_subcommand("clear", "remove every file that no process uses")->callback([&cache] {
+    cache.action = Action::clear;
+  });
+}
+
+}  // namespace caravan::app
