@@ -20,7 +20,7 @@ endif()
 # CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts a libtorch of its
 # own.
 set(run_path ${LIBTORCH_ROOT}/lib)
-foreach(library pcre2 utf8proc crypto)
+foreach(library pcre2 utf8proc crypto zlib zstd)
   get_target_property(location Caravan::${library} IMPORTED_LOCATION)
   get_filename_component(folder ${location} DIRECTORY)
   if(folder MATCHES "^${PROJECT_SOURCE_DIR}/")

@@ -7,7 +7,7 @@
 #include "caravan/base/runtime.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/data/corpus.h"
-#include "caravan/data/sampler.h"
+#include "caravan/data/train_windows.h"
 #include "caravan/generate/generate.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/train/evaluate.h"
@@ -27,13 +27,13 @@ int main(int argc, char** argv) {
   run_thread_ranks(kRanks, [&](const std::shared_ptr<Communicator>& world) {
     const Mesh mesh = Mesh::create(world, {{"dp", kRanks}});
 
-    const Corpus corpus(std::vector{text});
+    const auto cache = std::filesystem::temp_directory_path() / "caravan-example";
+    const Corpus corpus(std::vector{text}, cache);
     const TextSplit split = corpus.split();  // the last tenth is for validation
     const Tokenizer tokenizer = Tokenizer::bytes();
-    const auto cache = std::filesystem::temp_directory_path() / "caravan-example";
     const TokenFile train = open_or_build(cache, split.train, tokenizer);
     const TokenFile validation = open_or_build(cache, split.validation, tokenizer);
-    const Sampler sampler(train.size(), kContext, /*seed=*/1);
+    const TrainWindows train_windows({{&train}}, kContext, /*seed=*/1);
 
     const auto model =
         make_model({.layers = 2, .width = 64, .heads = 2, .context = kContext, .vocabulary = tokenizer.vocab_size()});
@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
 
     for (int64_t step = 0; step < kSteps; ++step) {
       const int64_t rows = kGlobalBatch / kRanks, first_row = mesh.rank() * rows;
-      TrainBatch batch = make_batch(train, sampler, step * kGlobalBatch + first_row, rows);
+      TrainBatch batch = make_batch(train_windows, step * kGlobalBatch + first_row, rows);
       batch.first_row = first_row;
       batch.global_rows = kGlobalBatch;
       batch.num_targets = kGlobalBatch * kContext;  // of all ranks: the divisor of the loss

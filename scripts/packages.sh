@@ -12,6 +12,8 @@ libpcre2-dev pcre2.h
 libutf8proc-dev utf8proc.h
 libssl-dev openssl/hmac.h
 libxxhash-dev xxhash.h
+zlib1g-dev zlib.h
+libzstd-dev zstd.h
 libfmt-dev fmt/format.h'
 packages_test='libgtest-dev gtest/gtest.h
 libgmock-dev gmock/gmock.h

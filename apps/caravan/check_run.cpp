@@ -5,6 +5,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/backends.h"
 #include "caravan/train/dataset.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan::app {
 namespace {

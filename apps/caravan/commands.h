@@ -12,6 +12,7 @@ int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedul
 int plot(const PlotArguments& arguments);
 int compare(const CompareArguments& arguments);
 int report(const ReportArguments& arguments);
+int inspect_data(const DataArguments& arguments);
 int tokenizer(const TokenizerArguments& arguments);
 int cache(const CacheArguments& arguments);
 

@@ -24,9 +24,14 @@ namespace {
 
 /// `train` opens the texts, so a text that it refuses is refused here.
 void check_text(const Recipe& recipe) {
+  const DataFolders folders = data_folders(recipe.folder);
+  std::vector<std::string> paths = text_paths(recipe.data);
+  paths.insert(paths.end(), recipe.data.validation.begin(), recipe.data.validation.end());
   std::vector<std::filesystem::path> files;
-  for (const std::string& text : recipe.data.text) files.push_back(find_file(text, data_folders(recipe.folder)));
-  const Corpus corpus(files);
+  for (const std::string& path : paths) {
+    for (std::filesystem::path& file : find_texts(path, folders)) files.push_back(std::move(file));
+  }
+  const Corpus corpus(files, folders.cache, text_format(recipe.data));
 }
 
 void refuse_recipe_options(const InspectArguments& arguments) {

@@ -20,9 +20,13 @@ void add_generate(CLI::App& app, CommandLine& line);
 void add_hugging_face(CLI::App& app, CommandLine& line);
 void add_reports(CLI::App& app, CommandLine& line);
 void add_tokenizer(CLI::App& app, CommandLine& line);
+void add_data(CLI::App& app, CommandLine& line);
 void add_cache(CLI::App& app, CommandLine& line);
 void add_bench(CLI::App& app, CommandLine& line);
 void add_doctor(CLI::App& app, CommandLine& line);
+
+/// --set
+void add_set(CLI::App& command, std::vector<std::string>& overrides);
 
 /// For options that take text: an unset variable of a script must not change what the command does.
 CLI::Validator not_empty();

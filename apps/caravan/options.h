@@ -79,11 +79,19 @@ struct ReportArguments {
 
 struct TokenizerArguments {
   enum class Action : uint8_t { train, encode, decode } action = Action::train;
-  std::vector<std::string> texts;  ///< train: files
+  std::vector<std::string> texts;  ///< train: as data.text of a recipe
+  std::string field = "text";      ///< train: of JSON lines
   int64_t vocabulary = 2048;
   std::string out = "tokenizer.json";
   std::string tokenizer;  ///< encode, decode: "bytes" or a tokenizer.json
   std::string input;      ///< encode: text; decode: ids; "": standard input
+};
+
+struct DataArguments {
+  std::string file;  ///< a recipe (.toml), or a text as data.text names it; "": the default recipe
+  std::vector<std::string> overrides;
+  int64_t first_sample = 0;
+  int64_t num_samples = 1;
 };
 
 struct CacheArguments {
@@ -121,6 +129,7 @@ struct CommandLine {
     compare,
     report,
     tokenizer,
+    inspect_data,
     cache,
     bench_comm,
     doctor
@@ -135,6 +144,7 @@ struct CommandLine {
   CompareArguments compare;
   ReportArguments report;
   TokenizerArguments tokenizer;
+  DataArguments data;
   CacheArguments cache;
   BenchArguments bench;
   DoctorArguments doctor;

@@ -81,13 +81,13 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
   overrides.pop_back();
 }
 
+}  // namespace
+
 void add_set(CLI::App& command, std::vector<std::string>& overrides) {
   command.add_option("--set", overrides, "section.key=value: overrides the recipe; may be repeated")
       ->expected(1, -1)
       ->take_all();
 }
-
-}  // namespace
 
 void add_train(CLI::App& app, CommandLine& line) {
   TrainArguments& train = line.train;

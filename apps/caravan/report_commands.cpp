@@ -20,7 +20,7 @@
 #include "caravan/nn/config_text.h"
 #include "caravan/plan/draw_pipeline.h"
 #include "caravan/report/report_page.h"
-#include "caravan/train/recipe.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan::app {
 namespace {

@@ -45,9 +45,12 @@ std::vector<int32_t> parse_ids(const std::string& text) {
 }
 
 void train_tokenizer(const TokenizerArguments& arguments) {
+  const DataFolders folders = data_folders();
   std::vector<std::filesystem::path> files;
-  for (const std::string& text : arguments.texts) files.push_back(find_file(text, data_folders()));
-  const Corpus corpus(files);
+  for (const std::string& text : arguments.texts) {
+    for (std::filesystem::path& file : find_texts(text, folders)) files.push_back(std::move(file));
+  }
+  const Corpus corpus(files, folders.cache, {.field = arguments.field});
   const Tokenizer tokenizer = train_bpe(corpus.documents(), arguments.vocabulary);
   tokenizer.save(arguments.out);
   fmt::print("{}: {} tokens\n", arguments.out, tokenizer.vocab_size());

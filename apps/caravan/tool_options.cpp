@@ -29,7 +29,8 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
   using Action = TokenizerArguments::Action;
   CLI::App* train = command->add_subcommand("train", "byte-level BPE from text files");
   train->callback([&tokenizer] { tokenizer.action = Action::train; });
-  train->add_option("texts", tokenizer.texts, "text files")->required();
+  train->add_option("texts", tokenizer.texts, "files, folders or patterns, as data.text of a recipe")->required();
+  train->add_option("--field", tokenizer.field, "field of JSON lines that has the text");
   train->add_option("--vocabulary", tokenizer.vocabulary, "number of tokens, including the 256 bytes");
   train->add_option("--out", tokenizer.out, "file to write");
   CLI::App* encode = command->add_subcommand("encode", "text to ids");
@@ -40,6 +41,20 @@ void add_tokenizer(CLI::App& app, CommandLine& line) {
     one->add_option("tokenizer", tokenizer.tokenizer, "\"bytes\" or a tokenizer.json")->required();
     one->add_option("input", tokenizer.input, "default: standard input");
   }
+}
+
+void add_data(CLI::App& app, CommandLine& line) {
+  DataArguments& data = line.data;
+  CLI::App* command = app.add_subcommand("data", "see what a model will be trained on");
+  command->require_subcommand(1);
+  CLI::App* inspect = command->add_subcommand("inspect", "texts, tokens and sequences, token by token");
+  inspect->add_option("file", data.file,
+                      "a recipe (.toml), or a file, folder or pattern of texts; default: the default recipe");
+  inspect->add_option("--samples", data.num_samples, "sequences to print; default 1")->check(CLI::Range(0, 1'000'000));
+  inspect->add_option("--first", data.first_sample, "the first of them, in the order of training; default 0")
+      ->check(CLI::NonNegativeNumber);
+  add_set(*inspect, data.overrides);
+  inspect->callback([&line] { line.command = CommandLine::Command::inspect_data; });
 }
 
 void add_cache(CLI::App& app, CommandLine& line) {

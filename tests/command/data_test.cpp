@@ -131,8 +131,10 @@ TEST_F(DataTest, OtherFilesThanTextAreRefused) {
     EXPECT_EQ(result.code, 3);
     return result.err;
   };
-  EXPECT_THAT(refusal("\x1f\x8b\x08 and more"), AllOf(HasSubstr("is a gzip file"), HasSubstr("gzip -dc")));
-  EXPECT_THAT(refusal("{\"text\": \"a\"}\n{\"text\": \"b\"}\n"), HasSubstr("jq -r .text"));
+  EXPECT_THAT(refusal("BZh91AY&SY"), AllOf(HasSubstr("is a bzip2 file"), HasSubstr("bzip2 -dc")));
+  EXPECT_THAT(refusal("\x1f\x8b\x08 and more"), HasSubstr("is a damaged gzip file"));
+  EXPECT_THAT(refusal("{\"txt\": \"a\"}\n{\"txt\": \"b\"}\n"),
+              AllOf(HasSubstr("a file:1"), HasSubstr("has no field text, but txt")));
 }
 
 TEST_F(DataTest, ATextThatMayNotBeReadIsSaidSo) {

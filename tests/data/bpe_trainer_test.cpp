@@ -18,7 +18,8 @@ using nlohmann::json;
 /// words and the same order on ties.
 TEST(BpeTrainer, LearnsTheMergesOfPythonsTokenizers) {
   const std::vector<std::filesystem::path> files{book_path()};
-  const Corpus corpus(files);
+  const TemporaryFolder cache;
+  const Corpus corpus(files, cache.path());
   const TextSplit split = corpus.split();
   const Tokenizer tokenizer = train_bpe(split.train, 1024);
   EXPECT_EQ(tokenizer.vocab_size(), 1024);

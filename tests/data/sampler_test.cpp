@@ -98,50 +98,6 @@ TEST(Sampler, RefusesATextShorterThanAWindow) {
   EXPECT_THROW(Sampler(100, 0, 1), ShapeError);
 }
 
-TEST(Batch, LabelsAreTheNextTokens) {
-  const TemporaryFolder folder;
-  const TokenFile tokens = numbered_tokens(folder, 500);
-  const Sampler sampler(500, 8, 5);
-  std::vector<int64_t> inputs(24);
-  std::vector<int64_t> labels(24);
-  fill_batch(tokens, sampler, 12, inputs, labels);
-  for (int64_t row = 0; row < 3; ++row) {
-    for (int64_t t = 0; t < 8; ++t) {
-      EXPECT_EQ(inputs[row * 8 + t], sampler.offset(12 + row) + t);
-      EXPECT_EQ(labels[row * 8 + t], inputs[row * 8 + t] + 1);
-    }
-  }
-  EXPECT_THROW(fill_batch(tokens, sampler, 0, inputs, std::span(labels).first(16)), ShapeError);
-  EXPECT_THROW(fill_batch(tokens, sampler, 0, std::span(inputs).first(5), std::span(labels).first(5)), ShapeError);
-}
-
-/// Row r of the global batch does not depend on the rank that fills it, nor on accumulation.
-TEST(Batch, DoesNotDependOnRanks) {
-  const TemporaryFolder folder;
-  const TokenFile tokens = numbered_tokens(folder, 3000);
-  const Sampler sampler(3000, 8, 5);
-  constexpr int64_t kBatch = 12;
-  const auto rows_of = [&](int64_t step, int64_t first, int64_t count) {
-    std::vector<int64_t> inputs(static_cast<size_t>(count * 8));
-    std::vector<int64_t> labels(inputs.size());
-    fill_batch(tokens, sampler, step * kBatch + first, inputs, labels);
-    return inputs;
-  };
-  for (int64_t step = 0; step < 5; ++step) {
-    const std::vector<int64_t> whole = rows_of(step, 0, kBatch);
-    for (const int64_t ranks : {2, 3, 4, 12}) {
-      std::vector<int64_t> joined;
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        const std::vector<int64_t> part = rows_of(step, rank * kBatch / ranks, kBatch / ranks);
-        joined.insert(joined.end(), part.begin(), part.end());
-      }
-      EXPECT_EQ(joined, whole) << ranks << " ranks";
-    }
-  }
-}
-
-TEST(Batch, APositionCountsTokens) { EXPECT_EQ(Sampler(3000, 8, 5).position(7 * 12), 7 * 12 * 8); }
-
 /// Token i is i: each of 1 .. N-1 is a label exactly once, for the input before it.
 TEST(ValidationWindows, CountEveryTargetOnce) {
   const TemporaryFolder folder;

@@ -259,19 +259,10 @@ TEST(Split, RefusesAnEmptyText) {
   EXPECT_THROW(split_text(std::vector<std::string_view>{"", ""}), DataError);
 }
 
-TEST(Corpus, RefusesFilesWithoutText) {
-  const TemporaryFolder folder;
-  write_file(folder / "empty.txt", "");
-  write_file(folder / "latin1.txt", "caf\xE9 noir");
-  write_file(folder / "good.txt", "good");
-  const auto refusal = [&](std::string_view name) {
-    return message_of<DataError>([&] { Corpus(std::vector{folder / "good.txt", folder / name}); });
-  };
-  EXPECT_NE(refusal("empty.txt").find("empty.txt: is empty"), std::string::npos);
-  EXPECT_NE(refusal("latin1.txt").find("offset 3"), std::string::npos);
-  EXPECT_NE(refusal("missing.txt").find("missing.txt"), std::string::npos);
-  const Corpus twice(std::vector{folder / "good.txt", folder / "good.txt"});
-  EXPECT_EQ(twice.documents(), (std::vector<std::string_view>{"good", "good"}));
+TEST(Split, TakesAnyFraction) {
+  const std::string text(1'000'007, 'a');
+  EXPECT_EQ(num_bytes(split_text(std::vector<std::string_view>{text}, 0.3).validation), 300'003);  // rounded up
+  EXPECT_TRUE(split_text(std::vector<std::string_view>{text}, 0).validation.empty());
 }
 
 }  // namespace

@@ -167,11 +167,11 @@ void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
   const Mesh mesh = Mesh::create(world, {{"dp", 3}});
   const Dataset data = open_dataset(recipe.data, runs.folders());
   RunState state(recipe, data.tokenizer, mesh);
-  const Sampler sampler(data.train.size(), 8, 3);
+  const TrainWindows windows = data.train_windows(8, 3);
   TrainStep step(state.engine(), state.optimizer(), {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
   std::string before;
   for (int64_t n = 0; n < 5; ++n) {
-    TrainBatch batch = make_batch(data.train, sampler, n * 12 + world->rank() * 4, 4);
+    TrainBatch batch = make_batch(windows, n * 12 + world->rank() * 4, 4);
     batch.first_row = world->rank() * 4;
     batch.global_rows = 12;
     batch.num_targets = 12 * 8;

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "caravan/train/recipe.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan {
 namespace {

@@ -58,8 +58,8 @@ struct Apart {
 TEST_P(Packed, DocumentsAreThoseThatAreAlone) {
   const Recipe made = recipe("none", {"model.dropout=0"});
   const Dataset data = open_dataset(made.data, runs_.folders());
-  const Sampler sampler(data.train.size(), 8, 3);
-  const TrainBatch batch = make_batch(data.train, sampler, 72, 36, data.documents_of_train());
+  const TrainWindows windows = data.train_windows(8, 3);
+  const TrainBatch batch = make_batch(windows, 72, 36);
   const Apart apart(batch.ids, batch.labels, batch.documents);
   ASSERT_GT(apart.ids.size(), 45U);
   EXPECT_EQ(batch.num_targets, batch.labels.ne(kNoTarget).sum().item<int64_t>());
@@ -97,16 +97,15 @@ TEST_P(Packed, RowsOfTheBatchAreThoseOfOneRank) {
   for (const char* positions : {"restart", "continue"}) {
     const Recipe made = recipe("none", {std::string("data.positions=") + positions});
     const Dataset data = open_dataset(made.data, runs_.folders());
-    const Sampler sampler(data.train.size(), 8, 3);
-    TrainBatch whole = make_batch(data.train, sampler, 36, 36, data.documents_of_train());
+    const TrainWindows windows = data.train_windows(8, 3);
+    TrainBatch whole = make_batch(windows, 36, 36);
     const at::Tensor along = at::arange(8).expand({36, 8});
     EXPECT_EQ(whole.positions.equal(along), std::string(positions) == "continue");
     run_thread_ranks(3,
                      [&](const std::shared_ptr<Communicator>& world) {
                        const Mesh mesh = Mesh::create(world, {{"dp", 3}});
                        RunState state(made, data.tokenizer, mesh);
-                       TrainBatch part =
-                           make_rank_batch(state.engine(), made, data.train, sampler, 1, data.documents_of_train());
+                       TrainBatch part = make_rank_batch(state.engine(), made, windows, 1);
                        EXPECT_EQ(part.num_targets, whole.num_targets);
                        ASSERT_EQ(part.tensors().size(), 4U);
                        for (size_t i = 0; i < 4; ++i) {
@@ -140,7 +139,7 @@ TEST_P(Packed, TrainsLikeOneRank) {
 TEST_P(Packed, EvaluatesDocumentsAlone) {
   const Recipe made = recipe("none");
   const Dataset data = open_dataset(made.data, runs_.folders());
-  const ValidationWindows windows(data.validation, 8, data.documents_of_validation());
+  const ValidationWindows windows = data.validation_windows(8);
   const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   RunState state(made, data.tokenizer, mesh);
   const auto shape = std::vector<int64_t>{windows.size(), 8};

@@ -33,13 +33,13 @@ const std::vector<Split> kSplits{{1, 1}, {1, 3}, {2, 1}, {2, 3}, {3, 1}, {3, 3},
 TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
   const Recipe recipe = runs_.recipe(GetParam(), "run");
   const Dataset data = open_dataset(recipe.data, runs_.folders());
-  const Sampler sampler(data.train.size(), 8, 3);
-  const TrainBatch whole = make_batch(data.train, sampler, 72, 36);
+  const TrainWindows windows = data.train_windows(8, 3);
+  const TrainBatch whole = make_batch(windows, 72, 36);
   EXPECT_EQ(whole.num_targets, 36 * 8);
   EXPECT_TRUE(at::equal(whole.ids.narrow(1, 1, 7), whole.labels.narrow(1, 0, 7)));
   for (const int64_t rows : {9, 12, 18}) {
     for (int64_t first = 0; first < 36; first += rows) {
-      const TrainBatch part = make_batch(data.train, sampler, 72 + first, rows);
+      const TrainBatch part = make_batch(windows, 72 + first, rows);
       EXPECT_TRUE(at::equal(part.ids, whole.ids.narrow(0, first, rows)));
       EXPECT_TRUE(at::equal(part.labels, whole.labels.narrow(0, first, rows)));
     }

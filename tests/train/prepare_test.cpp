@@ -131,8 +131,8 @@ TEST_F(PrepareDataset, OneRankOfEachHostBuilds) {
     // Two hosts, each with a cache of its own.
     const std::string host = "host" + std::to_string(world.rank() / 2);
     const Dataset dataset = prepare_dataset(data(), folders("cache-" + host), world, {.beat = kBeat}, host);
-    EXPECT_EQ(dataset.train.size(), 36'000);
-    EXPECT_EQ(dataset.validation.size(), 4'000);
+    EXPECT_EQ(dataset.num_train_tokens(), 36'000);
+    EXPECT_EQ(dataset.validation.tokens.size(), 4'000);
   });
   for (const char* cache : {"cache-host0", "cache-host1"}) EXPECT_EQ(count_files(cache), 2);
 }

@@ -1,5 +1,3 @@
-#include "caravan/train/recipe.h"
-
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
@@ -7,6 +5,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/train/recipe_key.h"
 #include "tests/data/support.h"
 
 namespace caravan {

@@ -23,16 +23,15 @@ std::vector<std::string> keys_of(const std::string& technique, int ranks) {
 
 /// The state of a run of `recipe` on thread ranks.
 void on_state(const TinyRuns& runs, const Recipe& recipe, int ranks, const RunOrigin& origin,
-              const std::function<void(RunState&, const Sampler&, const Mesh&)>& body) {
+              const std::function<void(RunState&, const TrainWindows&, const Mesh&)>& body) {
   const Dataset data = open_dataset(recipe.data, runs.folders());
-  run_thread_ranks(
-      ranks,
-      [&](const std::shared_ptr<Communicator>& world) {
-        const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
-        RunState state(recipe, data.tokenizer, mesh, origin);
-        body(state, Sampler(data.train.size(), recipe.model.context, static_cast<uint64_t>(recipe.train.seed)), mesh);
-      },
-      {.timeout = std::chrono::seconds(20)});
+  run_thread_ranks(ranks,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+                     RunState state(recipe, data.tokenizer, mesh, origin);
+                     body(state, data.train_windows(recipe.model.context, recipe.train.seed), mesh);
+                   },
+                   {.timeout = std::chrono::seconds(20)});
 }
 
 /// Every ordered pair of techniques, and of numbers of ranks.
@@ -63,9 +62,9 @@ TEST(Reshard, EveryTechniqueLoadsWhatEveryOtherHasSaved) {
         std::vector<std::string> its = keys_of(reader, later);
         its.emplace_back("train.steps=2");
         on_state(runs, runs.recipe(kind, again, its), later, origin,
-                 [&](RunState& state, const Sampler& sampler, const Mesh&) {
-                   state.load(find_checkpoint(runs / writer), sampler);
-                   state.save(runs / again, 1, sampler);
+                 [&](RunState& state, const TrainWindows& windows, const Mesh&) {
+                   state.load(find_checkpoint(runs / writer), windows);
+                   state.save(runs / again, 1, windows);
                  });
         EXPECT_EQ(first_difference(checkpoint_tensors(runs / again), want), "");
       }
@@ -94,15 +93,15 @@ TEST(Reshard, AddsLittleToTheMemoryOfARank) {
         return memory.peak_bytes() - before;
       };
       fs::create_directories(runs / dir);
-      on_state(runs, recipe(writer), 2, {}, [&](RunState& state, const Sampler& sampler, const Mesh& mesh) {
+      on_state(runs, recipe(writer), 2, {}, [&](RunState& state, const TrainWindows& windows, const Mesh& mesh) {
         ASSERT_GT(state.bytes().at_rest(), 10 * kLittle) << "a copy would not be noticed";
         ASSERT_GE(MemoryCounter::current().live_bytes(), static_cast<int64_t>(state.bytes().parameters / 2));
         state.step = 1;
-        const int64_t added = peak_of([&] { state.save(runs / dir, 1, sampler); });
+        const int64_t added = peak_of([&] { state.save(runs / dir, 1, windows); });
         EXPECT_LE(added, kLittle) << writer << " saves, " << mesh.where();
       });
-      on_state(runs, recipe(reader), 2, {}, [&](RunState& state, const Sampler& sampler, const Mesh& mesh) {
-        const int64_t added = peak_of([&] { state.load(find_checkpoint(runs / dir), sampler); });
+      on_state(runs, recipe(reader), 2, {}, [&](RunState& state, const TrainWindows& windows, const Mesh& mesh) {
+        const int64_t added = peak_of([&] { state.load(find_checkpoint(runs / dir), windows); });
         EXPECT_LE(added, kLittle) << reader << " loads, " << mesh.where();
       });
     }

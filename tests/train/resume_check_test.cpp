@@ -6,6 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/nn/config_text.h"
+#include "caravan/train/recipe_key.h"
 #include "caravan/train/recipe_roles.h"
 #include "tests/data/support.h"
 

@@ -28,8 +28,8 @@ void on_steps(int ranks, const TinyRuns& runs,
                      const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
                      const Dataset data = open_dataset(recipe.data, runs.folders());
                      RunState state(recipe, data.tokenizer, mesh);
-                     const Sampler sampler(data.train.size(), 8, 3);
-                     TrainBatch batch = make_batch(data.train, sampler, world->rank() * 4, 4);
+                     const TrainWindows windows = data.train_windows(8, 3);
+                     TrainBatch batch = make_batch(windows, world->rank() * 4, 4);
                      batch.first_row = world->rank() * 4;
                      batch.global_rows = ranks * 4;
                      batch.num_targets = ranks * 4 * 8;
@@ -159,33 +159,33 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
   const TinyRuns runs;
   const Recipe recipe = runs.recipe(ModelKind::llama, "none");
   const Dataset data = open_dataset(recipe.data, runs.folders());
-  const ValidationWindows windows(data.validation, 8);
+  const ValidationWindows windows = data.validation_windows(8);
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   RunState one(recipe, data.tokenizer, alone);
   double nats = 0;
   const at::NoGradGuard no_grad;
-  for (int64_t begin = 0; begin + 1 < data.validation.size(); begin += 8) {
-    const int64_t count = std::min<int64_t>(8, data.validation.size() - 1 - begin);
+  for (int64_t begin = 0; begin + 1 < data.validation.tokens.size(); begin += 8) {
+    const int64_t count = std::min<int64_t>(8, data.validation.tokens.size() - 1 - begin);
     at::Tensor ids = at::empty({1, count + 1}, at::kLong);
-    data.validation.read(begin, {ids.data_ptr<int64_t>(), static_cast<size_t>(count + 1)});
+    data.validation.tokens.read(begin, {ids.data_ptr<int64_t>(), static_cast<size_t>(count + 1)});
     const at::Tensor logits = one.model().run({ids.narrow(1, 0, count)}, {.phase = Phase::evaluate}).front();
     nats -= logits.to(at::kDouble).log_softmax(-1).gather(2, ids.narrow(1, 1, count).unsqueeze(2)).sum().item<double>();
   }
-  const double loss = nats / static_cast<double>(data.validation.size() - 1);
+  const double loss = nats / static_cast<double>(data.validation.tokens.size() - 1);
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int64_t rows : {1, 5}) {
       std::vector<double> got(ranks);
-      run_thread_ranks(
-          ranks,
-          [&](const std::shared_ptr<Communicator>& world) {
-            const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
-            RunState state(recipe, data.tokenizer, mesh);
-            const Evaluation result = *evaluate(state.engine(), windows, {.rows = rows});
-            got[world->rank()] = result.loss;
-            EXPECT_NEAR(result.bits_per_byte * std::log(2.0) * static_cast<double>(data.validation.info().text_bytes),
-                        result.loss * static_cast<double>(windows.num_targets()), 1e-6);
-          },
-          {.timeout = std::chrono::seconds(20)});
+      run_thread_ranks(ranks,
+                       [&](const std::shared_ptr<Communicator>& world) {
+                         const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+                         RunState state(recipe, data.tokenizer, mesh);
+                         const Evaluation result = *evaluate(state.engine(), windows, {.rows = rows});
+                         got[world->rank()] = result.loss;
+                         EXPECT_NEAR(result.bits_per_byte * std::log(2.0) *
+                                         static_cast<double>(data.validation.tokens.info().text_bytes),
+                                     result.loss * static_cast<double>(windows.num_targets()), 1e-6);
+                       },
+                       {.timeout = std::chrono::seconds(20)});
       EXPECT_NEAR(got[0] / loss, 1, 1e-6) << ranks;  // fp32 logits
       for (const double other : got) EXPECT_EQ(other, got[0]);
     }

@@ -28,10 +28,12 @@ bool is_hex(std::string_view text, size_t length) {
 /// Whether `name` is that of a finished file of the cache.
 bool is_cache_name(std::string_view name) {
   constexpr std::string_view kTokens = ".tokens";
+  constexpr std::string_view kText = ".text";
   constexpr std::string_view kPrefix = "tokenizer-";
   constexpr std::string_view kJson = ".json";
   constexpr size_t kHash = 32;
   if (name.ends_with(kTokens)) return is_hex(name.substr(0, name.size() - kTokens.size()), kHash);
+  if (name.ends_with(kText)) return is_hex(name.substr(0, name.size() - kText.size()), kHash);
   if (!name.starts_with(kPrefix) || !name.ends_with(kJson)) return false;
   return is_hex(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kJson.size()), kHash);
 }

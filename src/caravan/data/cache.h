@@ -12,7 +12,8 @@
 
 namespace caravan {
 
-/// One file of the cache: tokens (<hash>.tokens) or a trained tokenizer (tokenizer-<hash>.json).
+/// One file of the cache: a decoded text (<hash>.text), tokens (<hash>.tokens) or a trained tokenizer
+/// (tokenizer-<hash>.json).
 struct CacheFile {
   std::filesystem::path path;
   int64_t bytes = 0;

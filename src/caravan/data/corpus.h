@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/base/file.h"
 #include "caravan/data/data_observer.h"
+#include "caravan/data/text_file.h"
 
 namespace caravan {
 
@@ -17,25 +17,30 @@ struct TextSplit {
   std::vector<std::string_view> validation;
 };
 
-/// Splits the concatenation of the documents: validation is the last tenth of its UTF-8 bytes, rounded up to a whole
-/// character, and train is the rest. Empty parts are left out. Throws DataError for an empty text.
-TextSplit split_text(std::span<const std::string_view> documents);
+inline constexpr double kValidationFraction = 0.1;
+
+/// Splits the concatenation of the documents: validation is the last `validation_fraction` of its UTF-8 bytes (counted
+/// in millionths), rounded up to a whole character, and train is the rest. Empty parts are left out. Throws DataError
+/// for an empty text.
+TextSplit split_text(std::span<const std::string_view> documents, double validation_fraction = kValidationFraction);
 TextSplit split_text(std::string_view text);
 
 int64_t num_bytes(std::span<const std::string_view> parts) noexcept;
 
-/// Memory-mapped text files; each is one document.
+/// The documents of some files: see TextFile.
 class Corpus {
  public:
-  /// Throws DataError for a file that is missing, empty, not UTF-8 or of a known other format (see file_format.h),
-  /// ResourceError if it cannot be read.
-  explicit Corpus(std::span<const std::filesystem::path> files, DataObserver& observer = DataObserver::none());
+  /// Throws what TextFile throws.
+  Corpus(std::span<const std::filesystem::path> files, const std::filesystem::path& cache,
+         const TextFormat& format = {}, DataObserver& observer = DataObserver::none());
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
-  TextSplit split() const { return split_text(documents_); }
+  int64_t num_skipped_lines() const noexcept;
+  /// Splits each file, so that validation has a part of every one.
+  TextSplit split(double validation_fraction = kValidationFraction) const;
 
  private:
-  std::vector<MappedFile> files_;
+  std::vector<TextFile> files_;
   std::vector<std::string_view> documents_;
 };
 

@@ -29,8 +29,6 @@ constexpr std::string_view kTable = "write its text column to a file, and name t
 constexpr std::string_view kDocument = "convert it to plain text in UTF-8";
 
 constexpr std::array kSignatures{
-    Signature{0, "\x1f\x8b"sv, "a gzip file", "decompress it: gzip -dc {0} > {0}.txt"},
-    Signature{0, "\x28\xb5\x2f\xfd"sv, "a zstd file", "decompress it: zstd -dc {0} > {0}.txt"},
     Signature{0,
               "\xfd"
               "7zXZ\0"sv,
@@ -74,20 +72,6 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-/// Whether `text` begins with JSON objects, one a line. Prose or a program that begins with a brace does not.
-bool is_json_lines(std::string_view text) {
-  if (!text.starts_with('{')) return false;
-  constexpr int kLines = 3;
-  constexpr size_t kLongestLine = size_t{1} << 24;
-  for (int i = 0; i < kLines && !text.empty(); ++i) {
-    const std::string_view line = take_line(text);
-    if (line.empty() || line == "\r") continue;
-    // Not parsed into a value: a line with deep nesting must cost nothing.
-    if (!line.starts_with('{') || line.size() > kLongestLine || !nlohmann::json::accept(line)) return false;
-  }
-  return true;
-}
-
 /// "text in UTF-16" where every second byte of the beginning is 0, as in Western text without a mark.
 bool is_utf16_without_mark(std::string_view text) {
   const std::string_view head = text.substr(0, 64);
@@ -100,15 +84,24 @@ bool is_utf16_without_mark(std::string_view text) {
 
 }  // namespace
 
+bool is_json_lines(std::string_view head) {
+  if (!head.starts_with('{')) return false;
+  constexpr int kLines = 3;
+  constexpr size_t kLongestLine = size_t{1} << 24;
+  for (int i = 0; i < kLines && !head.empty(); ++i) {
+    const std::string_view line = take_line(head);
+    if (line.empty() || line == "\r") continue;
+    // Not parsed into a value: a line with deep nesting must cost nothing.
+    if (!line.starts_with('{') || line.size() > kLongestLine || !nlohmann::json::accept(line)) return false;
+  }
+  return true;
+}
+
 void check_is_text(std::string_view content, const std::filesystem::path& path, DataObserver& observer) {
   for (const Signature& one : kSignatures) {
     if (content.size() < one.offset + one.bytes.size()) continue;
     if (content.substr(one.offset, one.bytes.size()) != one.bytes) continue;
     refuse(path, fmt::format("is {}, not plain text", one.name), one.action);
-  }
-  if (is_json_lines(content)) {
-    refuse(path, "is JSON with one object a line, not plain text",
-           "write the texts to a file of their own, such as: jq -r .text {0} > {0}.txt");
   }
   const void* zero = nullptr;
   in_pieces(content, observer, [&](std::string_view piece) {

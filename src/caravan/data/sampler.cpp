@@ -19,8 +19,9 @@ void check_context(int64_t context) {
                     .action = "use at least 1"});
 }
 
-/// The number of rows that both buffers have.
-int64_t count_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels) {
+}  // namespace
+
+int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels) {
   if (input_ids.size() == labels.size() && static_cast<int64_t>(input_ids.size()) % context == 0) {
     return static_cast<int64_t>(input_ids.size()) / context;
   }
@@ -36,14 +37,13 @@ std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context) 
   return all.subspan(static_cast<size_t>(row * context), static_cast<size_t>(context));
 }
 
-}  // namespace
-
-Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed) : context_(context), seed_(seed) {
+Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed, const std::string& name)
+    : context_(context), seed_(seed) {
   check_context(context);
   if (num_tokens <= context) {
     throw DataError(
         {.op = "data",
-         .subject = "the training text",
+         .subject = name.empty() ? "the training text" : "the training text " + name,
          .fact = fmt::format("has {} tokens, but a window of context {} needs {}", num_tokens, context, context + 1),
          .where = {},
          .action = "give more text, or lower model.context"});
@@ -62,30 +62,20 @@ int64_t Sampler::offset(int64_t sample) const {
   return phase + static_cast<int64_t>(order(static_cast<uint64_t>(sample % num_windows_))) * context_;
 }
 
-void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
-                std::span<int64_t> labels) {
-  const int64_t rows = count_rows(sampler.context(), input_ids, labels);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t offset = sampler.offset(first_sample + row);
-    tokens.read(offset, row_of(input_ids, row, sampler.context()));
-    tokens.read(offset + 1, row_of(labels, row, sampler.context()));
-  }
-}
-
 ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents)
     : tokens_(tokens), context_(context), documents_(documents) {
   check_context(context);
   if (tokens.size() >= 2) return;
   throw DataError({.op = "data",
-                   .subject = "the validation text (the last tenth)",
+                   .subject = "the validation text",
                    .fact = fmt::format("has {} tokens, but an evaluation needs 2", tokens.size()),
                    .where = {},
-                   .action = "give more text"});
+                   .action = "give more text, or raise data.validation_fraction"});
 }
 
 void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
                              std::span<int64_t> documents, std::span<int64_t> positions) const {
-  const int64_t rows = count_rows(context_, input_ids, labels);
+  const int64_t rows = num_rows(context_, input_ids, labels);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t first = std::min((first_window + row) * context_, last());
     const auto count = static_cast<size_t>(std::min(context_, last() - first));

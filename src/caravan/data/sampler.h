@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
@@ -10,26 +11,23 @@ namespace caravan {
 
 inline constexpr int64_t kNoTarget = -100;  ///< the label of a token without a target
 
-/// The order in which training visits a text. Sample k, where k = step * global_batch + row in the global batch, is a
-/// window of context + 1 tokens. It depends only on (num_tokens, context, seed, k), not on the number of ranks, on
-/// accumulation or on restarts.
+/// The order in which training visits a text. Sample k is a window of context + 1 tokens. It depends only on
+/// (num_tokens, context, seed, k).
 ///
 /// Each epoch splits the text into windows that share no target, starting at a random phase, and visits each window
 /// once in random order. The tokens before the first and after the last window (fewer than two windows) are used in
 /// other epochs.
 class Sampler {
  public:
-  /// Throws DataError for a text shorter than context + 1 tokens, naming both numbers; ShapeError for context < 1.
-  Sampler(int64_t num_tokens, int64_t context, uint64_t seed);
+  /// Throws DataError for a text shorter than context + 1 tokens, naming both numbers and the text's `name`; ShapeError
+  /// for context < 1.
+  Sampler(int64_t num_tokens, int64_t context, uint64_t seed, const std::string& name = "");
 
   int64_t context() const noexcept { return context_; }
   int64_t windows_per_epoch() const noexcept { return num_windows_; }
 
   /// First token of the window of sample k >= 0; the window is tokens [offset, offset + context + 1).
   int64_t offset(int64_t sample) const;
-
-  /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before sample k.
-  int64_t position(int64_t sample) const noexcept { return sample * context_; }
 
  private:
   int64_t context_;
@@ -38,11 +36,10 @@ class Sampler {
   int64_t num_phases_;
 };
 
-/// Rows of a batch: row r gets sample first_sample + r.
-///   input_ids, labels   [rows, context], row-major, of equal size; labels[r, t] is the token after input_ids[r, t]
-/// Throws ShapeError if the sizes are not rows * context.
-void fill_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, std::span<int64_t> input_ids,
-                std::span<int64_t> labels);
+/// The number of rows of `context` elements that both buffers have. Throws ShapeError if they have no whole number of
+/// rows, or not the same.
+int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels);
+std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
 
 /// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most
 /// `context` tokens before it as input.
@@ -59,8 +56,8 @@ class ValidationWindows {
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
 
-  /// Fills rows as fill_batch does with the windows from `first_window` on. The last window, and rows after it, are
-  /// padded with token 0 and kNoTarget, so that every rank can fill the same number of rows.
+  /// Fills rows as TrainWindows::fill does with the windows from `first_window` on. The last window, and rows after it,
+  /// are padded with token 0 and kNoTarget, so that every rank can fill the same number of rows.
   /// `documents` and `positions`, where the windows have documents: see Documents::mark; else they are not used.
   void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
             std::span<int64_t> documents = {}, std::span<int64_t> positions = {}) const;

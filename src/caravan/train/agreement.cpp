@@ -88,8 +88,8 @@ std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& op
 
 std::vector<SharedFact> data_facts(const Dataset& dataset) {
   return {{"data.tokenizer", dataset.tokenizer.hash().hex()},
-          {"data.text, training part", dataset.train.info().content.hex()},
-          {"data.text, validation part", dataset.validation.info().content.hex()}};
+          {"data.text, training part", dataset.train_hash().hex()},
+          {"data.text, validation part", dataset.validation.tokens.info().content.hex()}};
 }
 
 void refuse_different_start(const std::optional<Disagreement>& found) {

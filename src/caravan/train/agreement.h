@@ -5,7 +5,7 @@
 
 #include "caravan/comm/same.h"
 #include "caravan/train/dataset.h"
-#include "caravan/train/recipe.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan {
 

@@ -10,7 +10,7 @@
 #include "caravan/base/text.h"
 #include "caravan/data/bpe_trainer.h"
 #include "caravan/data/cache.h"
-#include "caravan/data/corpus.h"
+#include "caravan/data/text_paths.h"
 
 namespace caravan {
 namespace {
@@ -54,28 +54,90 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, int64_t v
   return *tokenizer;
 }
 
-}  // namespace
-
-fs::path find_file(const std::string& path, const DataFolders& folders) {
+/// Where `path` is looked up.
+std::vector<fs::path> starts_of(const std::string& path, const DataFolders& folders) {
   std::error_code error;
   std::vector<fs::path> starts{fs::current_path(error)};
   for (const fs::path& folder : {folders.recipe, folders.home}) {
     if (!folder.empty() && !fs::path(path).is_absolute()) starts.push_back(folder);
   }
-  std::string looked_up;
-  for (const fs::path& start : starts) {
+  return starts;
+}
+
+[[noreturn]] void refuse_missing(const std::string& path, const DataFolders& folders, const char* fact) {
+  std::vector<std::string> looked_up;
+  for (const fs::path& start : starts_of(path, folders)) looked_up.push_back(start.string());
+  throw DataError({"data", path, fact, "looked up from " + join(looked_up), "name a file that exists"});
+}
+
+/// The files of a text, and the path that means them from any folder.
+struct FoundText {
+  std::vector<fs::path> files;
+  fs::path path;
+};
+
+FoundText find_text(const std::string& path, const DataFolders& folders) {
+  std::error_code error;
+  for (const fs::path& start : starts_of(path, folders)) {
+    const fs::path absolute = fs::absolute(start / path, error).lexically_normal();
+    std::vector<fs::path> files = text_files(absolute);
+    if (!files.empty()) return {std::move(files), absolute};
+  }
+  refuse_missing(path, folders, is_pattern(path) ? "no file matches" : "no such file");
+}
+
+/// The text that some paths name, split in two.
+struct SplitCorpus {
+  Corpus corpus;
+  TextSplit split;
+};
+
+SplitCorpus open_corpus(const std::vector<std::string>& paths, const Recipe::Data& data, const DataFolders& folders,
+                        DataObserver& observer) {
+  std::vector<fs::path> files;
+  for (const std::string& path : paths) {
+    for (fs::path& file : find_texts(path, folders)) files.push_back(std::move(file));
+  }
+  Corpus corpus(files, folders.cache, text_format(data), observer);
+  TextSplit split = corpus.split(data.validation.empty() ? data.validation_fraction : 0);
+  return {std::move(corpus), std::move(split)};
+}
+
+void append(std::vector<std::string_view>& all, const std::vector<std::string_view>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+fs::path find_file(const std::string& path, const DataFolders& folders) {
+  std::error_code error;
+  for (const fs::path& start : starts_of(path, folders)) {
     const fs::path file = fs::absolute(start / path, error).lexically_normal();
     if (fs::exists(file, error)) return file;
-    looked_up += (looked_up.empty() ? "" : ", ") + start.string();
   }
-  throw DataError({"data", path, "no such file", "looked up from " + looked_up, "name a file that exists"});
+  refuse_missing(path, folders, "no such file");
+}
+
+std::vector<fs::path> find_texts(const std::string& path, const DataFolders& folders) {
+  return find_text(path, folders).files;
+}
+
+TextFormat text_format(const Recipe::Data& data) {
+  return {.field = data.field, .skips_bad_lines = data.skip_bad_lines};
+}
+
+std::vector<std::string> text_paths(const Recipe::Data& data) {
+  if (data.sources.empty()) return data.text;
+  std::vector<std::string> paths;
+  for (const DataSource& source : data.sources) paths.push_back(source.path);
+  return paths;
 }
 
 void resolve_files(Recipe::Data& data, const DataFolders& folders) {
-  const auto resolve = [&](std::string& path) {
+  const auto resolve = [](std::string& path, const auto& find) {
     fs::path found;
     try {
-      found = find_file(path, folders);
+      found = find(path);
     } catch (const DataError&) {
       return;  // reported where the file is opened
     }
@@ -85,18 +147,84 @@ void resolve_files(Recipe::Data& data, const DataFolders& folders) {
     }
     path = found.string();
   };
-  for (std::string& path : data.text) resolve(path);
-  if (!data.tokenizer.empty() && data.tokenizer != "bytes") resolve(data.tokenizer);
+  const auto text = [&](const std::string& path) { return find_text(path, folders).path; };
+  for (std::string& path : data.text) resolve(path, text);
+  for (DataSource& source : data.sources) resolve(source.path, text);
+  for (std::string& path : data.validation) resolve(path, text);
+  if (data.tokenizer.empty() || data.tokenizer == "bytes") return;
+  resolve(data.tokenizer, [&](const std::string& path) { return find_file(path, folders); });
+}
+
+int64_t Dataset::num_train_tokens() const noexcept {
+  int64_t count = 0;
+  for (const Text& text : train) count += text.tokens.size();
+  return count;
+}
+
+ContentHash Dataset::train_hash() const {
+  if (train.size() == 1) return train.front().tokens.info().content;
+  ContentHasher hasher;
+  for (const Text& text : train) {
+    hasher.update(text.tokens.info().content.high);
+    hasher.update(text.tokens.info().content.low);
+    hasher.update(fmt::format("{} ", text.weight));
+  }
+  return hasher.value();
+}
+
+TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
+  std::vector<TrainSource> sources;
+  for (const Text& text : train) {
+    sources.push_back(
+        {&text.tokens, text.documents ? &*text.documents : nullptr, text.weight, train.size() == 1 ? "" : text.name});
+  }
+  return {sources, context, static_cast<uint64_t>(seed)};
+}
+
+ValidationWindows Dataset::validation_windows(int64_t context) const {
+  return {validation.tokens, context, validation.documents ? &*validation.documents : nullptr};
+}
+
+std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe) {
+  std::vector<std::string> notes;
+  const int64_t samples = recipe.train.steps * recipe.train.global_batch;
+  const std::vector<int64_t> drawn = windows.drawn(samples);
+  for (size_t i = 0; dataset.train.size() > 1 && i < dataset.train.size(); ++i) {
+    const Dataset::Text& text = dataset.train[i];
+    notes.push_back(fmt::format("{}: {} tokens, {} of {} sequences, {:.3g} epochs", text.name,
+                                format_count(static_cast<double>(text.tokens.size())), drawn[i], samples,
+                                windows.epochs(i, drawn[i])));
+  }
+  if (dataset.num_skipped_lines > 0) {
+    notes.push_back(fmt::format("{} lines were left out: they are no JSON, or have no text in {} (data.skip_bad_lines)",
+                                dataset.num_skipped_lines, recipe.data.field));
+  }
+  return notes;
 }
 
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer) {
-  std::vector<fs::path> files;
-  for (const std::string& path : data.text) files.push_back(find_file(path, folders));
-  const Corpus corpus(files, observer);
-  const TextSplit split = corpus.split();
+  std::vector<DataSource> sources = data.sources;
+  if (sources.empty()) sources.push_back({.path = join(data.text)});
+  std::vector<SplitCorpus> corpora;
+  std::vector<std::string_view> all_train;
+  std::vector<std::string_view> all_validation;
+  int64_t num_skipped_lines = 0;
+  const auto open = [&](const std::vector<std::string>& paths) {
+    const SplitCorpus& opened = corpora.emplace_back(open_corpus(paths, data, folders, observer));
+    num_skipped_lines += opened.corpus.num_skipped_lines();
+    return opened.split;
+  };
+  std::vector<TextSplit> splits;
+  for (const DataSource& source : sources) {
+    splits.push_back(open(data.sources.empty() ? data.text : std::vector{source.path}));
+    append(all_train, splits.back().train);
+    append(all_validation, splits.back().validation);
+  }
+  if (!data.validation.empty()) all_validation = open(data.validation).train;
+
   Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
                         : data.tokenizer.empty()
-                            ? trained_tokenizer(split.train, data.trained_vocabulary, folders.cache, observer)
+                            ? trained_tokenizer(all_train, data.trained_vocabulary, folders.cache, observer)
                             : Tokenizer::load(find_file(data.tokenizer, folders));
   const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
   if (data.packs_documents() && !end_of_text) {
@@ -104,16 +232,19 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
                       "documents are told apart by an end-of-text token, and the tokenizer has none", "",
                       "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
   }
-  TokenFile train = open_or_build(folders.cache, split.train, tokenizer, observer);
-  TokenFile validation = open_or_build(folders.cache, split.validation, tokenizer, observer);
-  trim_cache(folders.cache, folders.cache_limit_bytes);
-  Dataset dataset{std::move(tokenizer), std::move(train), std::move(validation)};
-  if (data.packs_documents()) {
-    const bool restarts = data.positions == "restart";
-    dataset.packed = {Documents(dataset.train, *end_of_text, restarts),
-                      Documents(dataset.validation, *end_of_text, restarts)};
+  const auto tokenized = [&](const std::vector<std::string_view>& documents, const std::string& name, double weight) {
+    Dataset::Text text{
+        .tokens = open_or_build(folders.cache, documents, tokenizer, observer), .name = name, .weight = weight};
+    if (data.packs_documents()) text.documents.emplace(text.tokens, *end_of_text, data.positions == "restart");
+    return text;
+  };
+  std::vector<Dataset::Text> train;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    train.push_back(tokenized(splits[i].train, sources[i].path, sources[i].weight));
   }
-  return dataset;
+  Dataset::Text validation = tokenized(all_validation, "validation", 1);
+  trim_cache(folders.cache, folders.cache_limit_bytes);
+  return {std::move(tokenizer), std::move(train), std::move(validation), num_skipped_lines};
 }
 
 }  // namespace caravan

@@ -3,28 +3,42 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "caravan/base/content_hash.h"
+#include "caravan/data/corpus.h"
 #include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
 #include "caravan/data/tokenizer.h"
+#include "caravan/data/train_windows.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
 
-/// What a run reads: its tokenizer, and its two texts as ids.
+/// What a run reads: its tokenizer, and its texts as ids.
 struct Dataset {
-  Tokenizer tokenizer;
-  TokenFile train;
-  TokenFile validation;
-  struct Packed {
-    Documents train;
-    Documents validation;
+  struct Text {
+    TokenFile tokens;
+    std::optional<Documents> documents{};  ///< with data.pack = "documents"
+    std::string name{};                    ///< as the recipe names it
+    double weight = 1;                     ///< in a mixture
   };
-  std::optional<Packed> packed{};  ///< with data.pack = "documents"
+  Tokenizer tokenizer;
+  std::vector<Text> train;  ///< one, or those of a mixture
+  Text validation;
+  int64_t num_skipped_lines = 0;  ///< of JSON lines, with data.skip_bad_lines
 
-  const Documents* documents_of_train() const noexcept { return packed ? &packed->train : nullptr; }
-  const Documents* documents_of_validation() const noexcept { return packed ? &packed->validation : nullptr; }
+  int64_t num_train_tokens() const noexcept;
+  /// Of the training texts, the tokenizer and the weights of a mixture.
+  ContentHash train_hash() const;
+  /// The windows refer to the texts: they outlive them, where they are.
+  TrainWindows train_windows(int64_t context, int64_t seed) const;
+  ValidationWindows validation_windows(int64_t context) const;
 };
+
+/// What the user should know about the texts of a run: the share of each in a mixture, and lines that were left out.
+std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe);
 
 /// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of
 /// the recipe, then from `home`.
@@ -35,11 +49,11 @@ struct DataFolders {
   std::optional<int64_t> cache_limit_bytes{};  ///< of all files in the cache; files in use stay. None: no limit
 };
 
-/// Opens what `data` names. Token files and trained tokenizers come from the cache and are built where they are
-/// missing; then the cache is trimmed to its limit. A tokenizer is trained on the training text alone. Any number of
-/// processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an end-of-text
-/// token, DataError for text or tokenizer files that are missing, empty or of another
-/// format, ResourceError if the cache cannot be written to, and what `observer` throws.
+/// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built where
+/// they are missing; then the cache is trimmed to its limit. A tokenizer is trained on the training texts alone. Any
+/// number of processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an
+/// end-of-text token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError
+/// if the cache cannot be written to, and what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
                      DataObserver& observer = DataObserver::none());
 
@@ -47,6 +61,16 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
 /// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which
 /// no recipe can hold.
 void resolve_files(Recipe::Data& data, const DataFolders& folders);
+
+/// The absolute paths of the text files that `path` of a recipe means: see text_files. Throws DataError naming the
+/// folders where it was looked up if there is none.
+std::vector<std::filesystem::path> find_texts(const std::string& path, const DataFolders& folders);
+
+/// The format of the files that `data` names.
+TextFormat text_format(const Recipe::Data& data);
+
+/// All paths of training texts that `data` names.
+std::vector<std::string> text_paths(const Recipe::Data& data);
 
 /// The absolute path of the file that `path` of a recipe means. Throws DataError naming the folders where it was looked
 /// up if it is in none.

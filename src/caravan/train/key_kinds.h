@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/train/recipe.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan {
 
@@ -39,7 +39,8 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
 /// `key`, which is used where `condition` holds; else giving it is an error with this reason.
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
 
-/// The keys of dtypes; those of the mesh, data parallelism and memory; of pipelines; and those of a mixture of experts.
+/// The keys of the data; of dtypes; of the mesh, data parallelism and memory; of pipelines; of a mixture of experts.
+std::vector<RecipeKey> data_keys();
 std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
 std::vector<RecipeKey> pipeline_keys();

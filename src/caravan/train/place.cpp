@@ -65,7 +65,6 @@ Recipe recipe_to_keep(const TrainOptions& options) {
     std::error_code error;
     if (fs::exists(path, error)) path = fs::absolute(path).lexically_normal().string();
   };
-  for (std::string& path : recipe.data.text) make_absolute(path);
   if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
   make_absolute(recipe.comm.algorithms);
   if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {

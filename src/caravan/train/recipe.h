@@ -2,10 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "caravan/memory/recompute_choice.h"
@@ -21,17 +19,29 @@ namespace caravan {
 /// train.micro_batch = "auto": as many sequences as the memory of the rank allows. See resolve_micro_batch.
 inline constexpr int64_t kAutoMicroBatch = -1;
 
+/// A text of a mixture: data.sources.
+struct DataSource {
+  std::string path;   ///< as one of data.text
+  double weight = 1;  ///< its share of the sequences, relative to the others'
+  bool operator==(const DataSource&) const = default;
+};
+
 /// All settings of a training run: those of a recipe file, with defaults for the others. The defaults are the default
 /// recipe, which recipes/default.toml documents.
 struct Recipe {
   ModelConfig model;
 
   struct Data {
-    std::vector<std::string> text{"data/moby_dick.txt"};
-    std::string tokenizer;              ///< "bytes" or the path of a tokenizer.json; "": train one
-    int64_t trained_vocabulary = 2048;  ///< of the tokenizer trained on the text
-    std::string pack = "none";          ///< or "documents": those of a sequence do not see each other
-    std::string positions = "restart";  ///< of packed documents; or "continue"
+    std::vector<std::string> text{"data/moby_dick.txt"};  ///< files, folders, patterns: see text_files
+    std::vector<DataSource> sources{};                    ///< a mixture of texts, in place of `text`
+    std::vector<std::string> validation{};                ///< a text of its own; empty: a part of each file
+    double validation_fraction = 0.1;                     ///< of each file
+    std::string field = "text";                           ///< of JSON lines
+    bool skip_bad_lines = false;                          ///< of JSON lines; else they are errors
+    std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one
+    int64_t trained_vocabulary = 2048;                    ///< of the tokenizer trained on the text
+    std::string pack = "none";                            ///< or "documents": those of a sequence do not see each other
+    std::string positions = "restart";                    ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
   } data;
 
@@ -113,27 +123,6 @@ struct Recipe {
   [[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& action) const;
 };
 
-/// One value of a recipe file.
-struct TrainTokenizer {
-  int64_t vocabulary;
-  bool operator==(const TrainTokenizer&) const = default;
-};
-using RecipeValue =
-    std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::vector<int64_t>, TrainTokenizer>;
-
-/// One key of a recipe. Recipes are read, checked and printed by the table of these.
-struct RecipeKey {
-  std::string name;  ///< "train.steps"
-  std::string help;
-  std::function<RecipeValue(const Recipe&)> get;
-  /// Sets the value, or returns what is wrong with it.
-  std::function<std::string(Recipe&, const RecipeValue&)> set;
-  bool is_printed = true;  ///< false: only one value is valid
-  /// Why the key is not used in this recipe; "" if it is. Giving an unused key is an error.
-  std::function<std::string(const Recipe&)> idle = [](const Recipe&) { return std::string(); };
-};
-const std::vector<RecipeKey>& recipe_keys();
-
 /// Reads a recipe file ("": the defaults) and applies `overrides` of the form "section.key=value". The value is TOML,
 /// or a plain string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for
 /// an unknown key, a wrong type or an impossible value.
@@ -144,9 +133,6 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
 
 /// The same from text, such as that in a checkpoint's manifest. `source` names it in errors.
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides = {});
-
-/// One value as TOML.
-std::string to_toml(const RecipeValue& value);
 
 /// The recipe as TOML: every key that is used in it, in the order of recipe_keys().
 std::string to_toml(const Recipe& recipe);

@@ -2,7 +2,6 @@
 #include <cctype>
 #include <fstream>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -13,7 +12,8 @@
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/manifest.h"
 #include "caravan/data/utf8.h"
-#include "caravan/train/recipe.h"
+#include "caravan/train/recipe_key.h"
+#include "caravan/train/recipe_value.h"
 
 namespace caravan {
 namespace {
@@ -32,42 +32,14 @@ struct Source {
   throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where, .action = action});
 }
 
-/// A list of texts or of whole numbers.
-std::optional<RecipeValue> value_of_array(const toml::array& array) {
-  std::vector<std::string> texts;
-  std::vector<int64_t> numbers;
-  for (const auto& item : array) {
-    if (const auto* text = item.as_string()) texts.push_back(text->get());
-    if (const auto* number = item.as_integer()) numbers.push_back(number->get());
-  }
-  if (texts.size() == array.size()) return texts;
-  if (numbers.size() == array.size()) return numbers;
-  return std::nullopt;
-}
-
-/// The value of a node; nullopt for a type that no key takes.
-std::optional<RecipeValue> value_of(const toml::node& node) {
-  if (const auto* boolean = node.as_boolean()) return boolean->get();
-  if (const auto* integer = node.as_integer()) return integer->get();
-  if (const auto* real = node.as_floating_point()) return real->get();
-  if (const auto* text = node.as_string()) return text->get();
-  if (const auto* array = node.as_array()) {
-    return value_of_array(*array);
-  }
-  if (const auto* table = node.as_table()) {
-    const auto* vocabulary = table->size() == 1 ? table->get_as<int64_t>("train") : nullptr;
-    if (vocabulary != nullptr) return TrainTokenizer{vocabulary->get()};
-  }
-  return std::nullopt;
-}
-
 void apply(Recipe& recipe, const std::string& name, const toml::node& node, const Source& source) {
   std::vector<std::string> names;
   for (const RecipeKey& key : recipe_keys()) {
     names.push_back(key.name);
     if (key.name != name) continue;
-    const auto value = value_of(node);
-    const std::string wrong = value ? key.set(recipe, *value) : "dates, times and nested values are not supported";
+    std::string wrong;
+    const auto value = read_value(node, wrong);
+    if (value) wrong = key.set(recipe, *value);
     if (!wrong.empty()) {
       refuse(name, wrong, source.at(node), fmt::format("{}; the default is {}", key.help, to_toml(key.get(Recipe()))));
     }
@@ -208,44 +180,7 @@ void check_whole(Recipe& recipe) {
   }
 }
 
-/// A basic string of TOML, on one line.
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += fmt::format("\\{}", c);
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      out += fmt::format("\\u{:04X}", static_cast<int>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
 }  // namespace
-
-std::string to_toml(const RecipeValue& value) {
-  struct Printer {
-    std::string operator()(bool v) const { return v ? "true" : "false"; }
-    std::string operator()(int64_t v) const { return fmt::format("{}", v); }
-    std::string operator()(double v) const {
-      const std::string text = fmt::format("{}", v);  // the shortest that reads back as the same value
-      return text.find_first_of(".einf") == std::string::npos ? text + ".0" : text;
-    }
-    std::string operator()(const std::string& v) const { return quoted(v); }
-    std::string operator()(const std::vector<std::string>& v) const {
-      std::vector<std::string> items;
-      for (const std::string& item : v) items.push_back(quoted(item));
-      return "[" + join(items) + "]";
-    }
-    std::string operator()(const std::vector<int64_t>& v) const { return "[" + join(v) + "]"; }
-    std::string operator()(const TrainTokenizer& v) const { return fmt::format("{{train = {}}}", v.vocabulary); }
-  };
-  return std::visit(Printer{}, value);
-}
 
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
   Recipe recipe;

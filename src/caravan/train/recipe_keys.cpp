@@ -40,47 +40,6 @@ RecipeKey model_kind() {
           }};
 }
 
-RecipeKey data_text() {
-  return {"data.text", "a text file, or a list of them; each is one document",
-          [](const Recipe& recipe) -> RecipeValue {
-            if (recipe.data.text.size() == 1) return recipe.data.text.front();
-            return recipe.data.text;
-          },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            if (const auto* one = std::get_if<std::string>(&value)) {
-              recipe.data.text = {*one};
-            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
-              recipe.data.text = *many;
-            } else {
-              return is_not(value, "a path or a list of paths");
-            }
-            const bool has_empty =
-                std::find(recipe.data.text.begin(), recipe.data.text.end(), "") != recipe.data.text.end();
-            return has_empty || recipe.data.text.empty() ? "names no file" : "";
-          }};
-}
-
-RecipeKey data_tokenizer() {
-  return {"data.tokenizer", "\"bytes\", the path of a tokenizer.json, or {train = 1024}: one trained on the text",
-          [](const Recipe& recipe) -> RecipeValue {
-            if (recipe.data.tokenizer.empty()) return TrainTokenizer{recipe.data.trained_vocabulary};
-            return recipe.data.tokenizer;
-          },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            if (const auto* train = std::get_if<TrainTokenizer>(&value)) {
-              const std::string wrong = out_of({257, 1 << 20}, static_cast<double>(train->vocabulary));
-              if (!wrong.empty()) return wrong;
-              recipe.data.tokenizer.clear();
-              recipe.data.trained_vocabulary = train->vocabulary;
-            } else if (const auto* path = std::get_if<std::string>(&value); path != nullptr && !path->empty()) {
-              recipe.data.tokenizer = *path;
-            } else {
-              return is_not(value, "\"bytes\", a path, or {train = VOCABULARY}");
-            }
-            return "";
-          }};
-}
-
 RecipeKey schedule() {
   return {"optimizer.schedule", "learning rate schedule: constant, cosine, linear, constant_then_decay",
           [](const Recipe& recipe) {
@@ -133,15 +92,6 @@ std::vector<RecipeKey> model_keys() {
 
 std::vector<RecipeKey> training_keys() {
   return {
-      data_text(),
-      data_tokenizer(),
-      choice("data.pack", "documents that share a sequence see each other, or each only itself", FIELD(data.pack),
-             {"none", "documents"}),
-      only_with(
-          choice("data.positions", "positions in a packed document: restart from 0, or continue along the sequence",
-                 FIELD(data.positions), {"restart", "continue"}),
-          [](const Recipe& recipe) { return recipe.data.packs_documents(); },
-          "is used with data.pack = \"documents\" only"),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
       integer("train.global_batch", "sequences per step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
       integer_or("train.micro_batch",
@@ -221,7 +171,8 @@ std::vector<RecipeKey> output_keys() {
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = [] {
     std::vector<RecipeKey> all = model_keys();
-    for (auto& part : {moe_keys(), training_keys(), precision_keys(), comm_keys(), parallel_keys(), output_keys()}) {
+    for (auto& part :
+         {moe_keys(), data_keys(), training_keys(), precision_keys(), comm_keys(), parallel_keys(), output_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

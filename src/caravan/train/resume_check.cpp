@@ -5,6 +5,8 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/config_text.h"
+#include "caravan/train/dataset.h"
+#include "caravan/train/recipe_key.h"
 #include "caravan/train/recipe_roles.h"
 
 namespace caravan {
@@ -39,7 +41,7 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
         {"resume", "data.text",
          fmt::format("differs from the text that the run's tokenizer was trained on (data.tokenizer = "
                      "{{train = {}}}): {}, then {}",
-                     before.data.trained_vocabulary, join(run.recipe.data.text), join(before.data.text)),
+                     before.data.trained_vocabulary, join(text_paths(run.recipe.data)), join(text_paths(before.data))),
          run.recipe.where("data.text"),
          has_history(info) ? "use the same data.text" : "use the same data.text, or the tokenizer.json of that run"});
   }
@@ -52,11 +54,11 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
   const bool is_known = !info.train_hash.empty();
   const bool is_same = info.train_hash == run.train_hash && info.validation_hash == run.validation_hash;
   if (!has_history(info) || !is_known || is_same) return;
-  throw UsageError({"resume", "data.text",
-                    fmt::format("is another text than the run was trained on: {} (hash {}), then {} (hash {})",
-                                join(run.recipe.data.text), run.train_hash, join(before.data.text), info.train_hash),
-                    run.recipe.where("data.text"),
-                    "use the same text; to train its model on another one: export it, import that"});
+  throw UsageError(
+      {"resume", "data.text",
+       fmt::format("is another text than the run was trained on: {} (hash {}), then {} (hash {})",
+                   join(text_paths(run.recipe.data)), run.train_hash, join(text_paths(before.data)), info.train_hash),
+       run.recipe.where("data.text"), "use the same text; to train its model on another one: export it, import that"});
 }
 
 }  // namespace

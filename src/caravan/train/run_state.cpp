@@ -141,9 +141,9 @@ std::vector<CheckpointPiece> RunState::pieces() {
   return all;
 }
 
-SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler& sampler) {
+SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const TrainWindows& windows) {
   const CheckpointInfo info{.step = step,
-                            .position = sampler.position(step * recipe_.train.global_batch),
+                            .position = windows.position(step * recipe_.train.global_batch),
                             .optimizer_steps = optimizer_->num_steps(),
                             .clocks = clocks,
                             .recipe = to_toml(recipe_),
@@ -157,15 +157,15 @@ SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const Sampler&
   return save_checkpoint(run, info, all, mesh_.world(), keep);
 }
 
-void RunState::load(const fs::path& folder, const Sampler& sampler) {
+void RunState::load(const fs::path& folder, const TrainWindows& windows) {
   try {
-    read(folder, sampler);
+    read(folder, windows);
   } catch (const DataError& error) {
     refuse_damaged(folder, error);
   }
 }
 
-void RunState::read(const fs::path& folder, const Sampler& sampler) {
+void RunState::read(const fs::path& folder, const TrainWindows& windows) {
   CheckpointReader reader(folder);
   const CheckpointInfo& info = reader.info();
   changed_keys_ = check_resumed_run(info, folder.string(),
@@ -174,7 +174,7 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
                                      .tokenizer_hash = tokenizer_.hash().hex(),
                                      .train_hash = origin_.train_hash,
                                      .validation_hash = origin_.validation_hash});
-  if (info.position != sampler.position(info.step * recipe_.train.global_batch)) {
+  if (info.position != windows.position(info.step * recipe_.train.global_batch)) {
     throw DataError({"resume", folder.string(),
                      fmt::format("its data position {} does not fit its step {}", info.position, info.step), "",
                      "resume with the recipe.toml of that run"});
@@ -209,47 +209,26 @@ void RunState::read(const fs::path& folder, const Sampler& sampler) {
   clocks = info.clocks;
 }
 
-namespace {
-
-/// Targets of the rows of these samples.
-int64_t count_targets(const Sampler& sampler, int64_t first_sample, int64_t rows, const Documents* documents) {
-  int64_t count = rows * sampler.context();
-  for (int64_t row = 0; documents != nullptr && row < rows; ++row) {
-    count -= documents->num_ends(sampler.offset(first_sample + row), sampler.context());
-  }
-  return count;
-}
-
-std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) {
-  const int64_t context = tensor.size(1);
-  return {tensor.mutable_data_ptr<int64_t>() + row * context, static_cast<size_t>(context)};
-}
-
-}  // namespace
-
-TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows,
-                      const Documents* documents) {
+TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows) {
   TrainBatch batch;
-  batch.ids = at::empty({rows, sampler.context()}, at::kLong);
-  batch.labels = at::empty({rows, sampler.context()}, at::kLong);
-  const auto count = static_cast<size_t>(rows * sampler.context());
-  fill_batch(tokens, sampler, first_sample, {batch.ids.mutable_data_ptr<int64_t>(), count},
-             {batch.labels.mutable_data_ptr<int64_t>(), count});
-  if (documents != nullptr) {
+  const auto data_of = [](at::Tensor& tensor) -> std::span<int64_t> {
+    if (!tensor.defined()) return {};
+    return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
+  };
+  batch.ids = at::empty({rows, windows.context()}, at::kLong);
+  batch.labels = at::empty_like(batch.ids);
+  if (windows.has_documents()) {
     batch.positions = at::empty_like(batch.ids);
     batch.documents = at::empty_like(batch.ids);
-    for (int64_t row = 0; row < rows; ++row) {
-      documents->mark(row_of(batch.ids, row), row_of(batch.labels, row), row_of(batch.documents, row),
-                      row_of(batch.positions, row));
-    }
   }
+  windows.fill(first_sample, data_of(batch.ids), data_of(batch.labels), data_of(batch.documents),
+               data_of(batch.positions));
   batch.global_rows = rows;
-  batch.num_targets = count_targets(sampler, first_sample, rows, documents);
+  batch.num_targets = windows.num_targets(first_sample, rows);
   return batch;
 }
 
-TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
-                           int64_t step, const Documents* documents) {
+TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TrainWindows& windows, int64_t step) {
   const int64_t global_rows = recipe.train.global_batch;
   const int64_t context = recipe.model.context;
   const Mesh& mesh = engine.mesh();
@@ -257,15 +236,15 @@ TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const Tok
   const int64_t first = step * global_rows;
   TrainBatch batch;
   if (recipe.data_parallel.is_replicated()) {
-    batch = make_batch(tokens, sampler, first, mesh.rank() == 0 ? global_rows : 0, documents);
+    batch = make_batch(windows, first, mesh.rank() == 0 ? global_rows : 0);
     for (at::Tensor* all : batch.tensors()) *all = scatter_rows(*all, global_rows, mesh);
   } else {
-    batch = make_batch(tokens, sampler, first + mine.offset[0], mine.size[0], documents);
+    batch = make_batch(windows, first + mine.offset[0], mine.size[0]);
   }
   for (at::Tensor* all : batch.tensors()) *all = all->narrow(1, mine.offset[1], mine.size[1]).contiguous();
   batch.first_row = mine.offset[0];
   batch.global_rows = global_rows;
-  batch.num_targets = count_targets(sampler, first, global_rows, documents);
+  batch.num_targets = windows.num_targets(first, global_rows);
   return batch;
 }
 

@@ -9,8 +9,8 @@
 
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/text_settings.h"
-#include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
+#include "caravan/data/train_windows.h"
 #include "caravan/engine/engine.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/model.h"
@@ -60,15 +60,15 @@ class RunState {
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
   /// Every rank calls it. See save_checkpoint.
-  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const Sampler& sampler);
+  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows);
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
-  void load(const std::filesystem::path& folder, const Sampler& sampler);
+  void load(const std::filesystem::path& folder, const TrainWindows& windows);
   /// What the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:
-  void read(const std::filesystem::path& folder, const Sampler& sampler);
+  void read(const std::filesystem::path& folder, const TrainWindows& windows);
   std::vector<CheckpointPiece> pieces();
   at::Tensor loss_scale_numbers() const;
 
@@ -85,16 +85,13 @@ class RunState {
   std::optional<LossScale> loss_scale_;
 };
 
-/// Rows of the training text: row r is sample first_sample + r. `documents` of the text share the rows; null: each row
-/// is one.
-TrainBatch make_batch(const TokenFile& tokens, const Sampler& sampler, int64_t first_sample, int64_t rows,
-                      const Documents* documents = nullptr);
+/// Rows of the training texts: row r is sample first_sample + r.
+TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows);
 
 /// What this rank trains on in a step: its piece of the global batch, by Strategy::batch_layout. Where the first rank
 /// is the controller of replicas, it alone makes the batch, and every rank calls this. The targets of the whole global
 /// batch are counted without reading it: each rank looks the ends of documents up in its own list of them.
-TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TokenFile& tokens, const Sampler& sampler,
-                           int64_t step, const Documents* documents = nullptr);
+TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TrainWindows& windows, int64_t step);
 
 /// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);

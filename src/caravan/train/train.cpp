@@ -72,7 +72,7 @@ class Run {
   Place place_;
   Numerics numerics_;
   Dataset dataset_;
-  Sampler sampler_;
+  TrainWindows train_windows_;
   ValidationWindows windows_;
   MemoryPlan memory_;
   BatchPlan plan_;
@@ -113,8 +113,8 @@ Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
 }
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
-  return {.train_hash = dataset.train.info().content.hex(),
-          .validation_hash = dataset.validation.info().content.hex(),
+  return {.train_hash = dataset.train_hash().hex(),
+          .validation_hash = dataset.validation.tokens.info().content.hex(),
           .numerics = numerics};
 }
 
@@ -129,8 +129,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
       dataset_(agreed_dataset(options, mesh_)),
-      sampler_(dataset_.train.size(), recipe_.model.context, static_cast<uint64_t>(recipe_.train.seed)),
-      windows_(dataset_.validation, recipe_.model.context, dataset_.documents_of_validation()),
+      train_windows_(dataset_.train_windows(recipe_.model.context, recipe_.train.seed)),
+      windows_(dataset_.validation_windows(recipe_.model.context)),
       memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world, place_.micro_batch)),
       plan_(plan_batch(recipe_, world->size())) {
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
@@ -198,13 +198,13 @@ void Run::announce(const ModelConfig& model) {
                       .order = order_text(recipe_, plan_.dp),
                       .num_parameters = model.num_parameters(),
                       .vocabulary = dataset_.tokenizer.vocab_size(),
-                      .train_tokens = dataset_.train.size(),
+                      .train_tokens = dataset_.num_train_tokens(),
                       .first_step = options_.resumes() ? step_of(place_.checkpoint) : 0,
                       .numerics = numerics_});
 }
 
 void Run::resume() {
-  state_->load(place_.checkpoint, sampler_);
+  state_->load(place_.checkpoint, train_windows_);
   const MappedFile manifest(place_.checkpoint / "manifest.json", "checkpoint");
   refuse_different_data(find_disagreement(
       mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
@@ -226,6 +226,7 @@ void Run::check_steps() {
                       place_.folder.string(), fmt::format("use {} or more", state_->step + 1)});
   }
   for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
+  for (std::string& note : dataset_notes(dataset_, train_windows_, recipe_)) place_.notes.push_back(std::move(note));
   const bool has_peers = (recipe_.data_parallel.has_residual() ? mesh_["dp"].size() : mesh_.size()) > 1;
   if (!has_peers && recipe_.data_parallel.hook != "none") {
     place_.notes.push_back(
@@ -269,9 +270,7 @@ void Run::check_sample() const {
   }
 }
 
-TrainBatch Run::batch(int64_t step) const {
-  return make_rank_batch(state_->engine(), recipe_, dataset_.train, sampler_, step, dataset_.documents_of_train());
-}
+TrainBatch Run::batch(int64_t step) const { return make_rank_batch(state_->engine(), recipe_, train_windows_, step); }
 
 /// `tokens`: of all ranks since `begin`.
 StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const {
@@ -300,8 +299,8 @@ StepMetrics Run::step() {
   TrainStep::Inspect inspect;
   if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_->step)) {
     inspect = [&](const StepResult& result) {
-      const TrainBatch whole = make_batch(dataset_.train, sampler_, state_->step * recipe_.train.global_batch,
-                                          recipe_.train.global_batch, dataset_.documents_of_train());
+      const TrainBatch whole =
+          make_batch(train_windows_, state_->step * recipe_.train.global_batch, recipe_.train.global_batch);
       dump_step(options_.dump_dir, state_->step, *state_, whole, result);
     };
   }
@@ -387,7 +386,7 @@ void Run::evaluate_into(StepMetrics& metrics) {
 }
 
 void Run::save() {
-  const SavedCheckpoint saved = state_->save(place_.folder, recipe_.checkpoint.keep, sampler_);
+  const SavedCheckpoint saved = state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_);
   observer().saved(shown(saved.folder));
   if (!saved.warning.empty()) observer().warned(saved.warning);
 }

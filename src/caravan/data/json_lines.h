@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace caravan {
+
+// Files with a JSON object in each line (JSONL). Errors name file and line.
+
+/// The object in line `number` (from 1) of `file`. Throws DataError if the line is no JSON object.
+nlohmann::json parse_json_line(std::string_view line, const std::filesystem::path& file, int64_t number);
+
+/// The text in `field` of the object in that line; "meta.text" is a member of a member. Throws DataError if it is
+/// missing or not a string, naming the fields that there are.
+const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,
+                              int64_t number);
+
+/// Calls take(number, object) for every line of `file` that is not blank. Throws as parse_json_line does.
+void for_each_json_line(const std::filesystem::path& file,
+                        const std::function<void(int64_t number, const nlohmann::json& object)>& take);
+
+/// Gives `take` the lines of a text that arrives in pieces, without their ends, counted from 1. Blank lines are left
+/// out.
+class LineSplitter {
+ public:
+  explicit LineSplitter(std::function<void(int64_t number, std::string_view line)> take) : take_(std::move(take)) {}
+  void put(std::string_view piece);
+  /// The last line need not end with a line break.
+  void finish();
+
+ private:
+  void line(std::string_view text);
+
+  std::function<void(int64_t, std::string_view)> take_;
+  std::string begun_;
+  int64_t number_ = 0;
+};
+
+}  // namespace caravan

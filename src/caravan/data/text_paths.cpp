@@ -1,0 +1,95 @@
+#include "caravan/data/text_paths.h"
+
+#include <algorithm>
+#include <array>
+#include <glob.h>
+#include <string>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::string_view, 6> kEndings{".txt", ".text", ".md", ".json", ".jsonl", ".ndjson"};
+constexpr std::array<std::string_view, 2> kTables{".parquet", ".arrow"};
+
+bool has_text_name(const fs::path& file) {
+  fs::path name = file.filename();
+  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
+  return std::ranges::find(kEndings, name.extension().string()) != kEndings.end();
+}
+
+/// A folder that Hugging Face's datasets wrote has descriptions beside its tables.
+[[noreturn]] void refuse_tables(const fs::path& folder, const fs::path& table) {
+  throw DataError({.op = "data",
+                   .subject = folder.string(),
+                   .fact = fmt::format("has tables, such as {}, which are not read", table.filename().string()),
+                   .where = {},
+                   .action = "write them as JSON lines: datasets.load_from_disk(FOLDER).to_json(\"data.jsonl\"), or "
+                             "datasets.load_dataset(FOLDER)"});
+}
+
+std::vector<fs::path> files_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::recursive_directory_iterator at(folder, fs::directory_options::follow_directory_symlink, error);
+  for (const fs::recursive_directory_iterator end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;
+    if (at->path().filename().string().starts_with('.')) {
+      if (at->is_directory(ignored)) at.disable_recursion_pending();
+      continue;
+    }
+    if (!at->is_regular_file(ignored)) continue;
+    if (std::ranges::find(kTables, at->path().extension().string()) != kTables.end()) refuse_tables(folder, at->path());
+    if (has_text_name(at->path())) found.push_back(at->path());
+  }
+  if (error) {
+    throw ResourceError({"data", folder.string(), "cannot be read: " + error.message(), "", "make it readable"});
+  }
+  if (found.empty()) {
+    throw DataError({.op = "data",
+                     .subject = folder.string(),
+                     .fact = fmt::format("is a folder without files that end in {} (or these with .gz, .zst)",
+                                         fmt::join(kEndings, ", ")),
+                     .where = {},
+                     .action = fmt::format("name its files, or a pattern: {}", (folder / "*").string())});
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+std::vector<fs::path> matches_of(const std::string& pattern) {
+  glob_t matches{};
+  std::vector<fs::path> found;
+  if (glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
+    for (size_t i = 0; i < matches.gl_pathc; ++i) found.emplace_back(matches.gl_pathv[i]);
+  }
+  globfree(&matches);
+  return found;
+}
+
+}  // namespace
+
+bool is_pattern(std::string_view path) { return path.find_first_of("*?[") != std::string_view::npos; }
+
+std::vector<fs::path> text_files(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> named{path};
+  if (!fs::exists(path, error)) named = is_pattern(path.string()) ? matches_of(path.string()) : std::vector<fs::path>{};
+  std::vector<fs::path> files;
+  for (const fs::path& one : named) {
+    if (!fs::is_directory(one, error)) {
+      files.push_back(one);
+    } else {
+      for (fs::path& file : files_in(one)) files.push_back(std::move(file));
+    }
+  }
+  return files;
+}
+
+}  // namespace caravan

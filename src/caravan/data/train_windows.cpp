@@ -1,0 +1,139 @@
+#include "caravan/data/train_windows.h"
+
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+constexpr int64_t kLongestPeriod = 10'000;
+
+/// The weights times `scale` as whole numbers; empty if they are none, or if their sum is more than a period.
+std::vector<int64_t> whole_weights(const std::vector<TrainSource>& sources, double scale) {
+  std::vector<int64_t> whole;
+  int64_t sum = 0;
+  for (const TrainSource& source : sources) {
+    const double scaled = source.weight * scale;
+    const double rounded = std::round(scaled);
+    // 0.7 * 10 need not be 7 exactly.
+    if (rounded < 1 || rounded > static_cast<double>(kLongestPeriod) || std::abs(scaled - rounded) > 1e-9 * rounded) {
+      return {};
+    }
+    whole.push_back(static_cast<int64_t>(rounded));
+    sum += whole.back();
+  }
+  return sum <= kLongestPeriod ? whole : std::vector<int64_t>{};
+}
+
+/// Ten-thousandths of the sum; what rounding leaves over goes to the largest.
+std::vector<int64_t> rounded_weights(const std::vector<TrainSource>& sources) {
+  double sum = 0;
+  for (const TrainSource& source : sources) sum += source.weight;
+  std::vector<int64_t> rounded;
+  for (const TrainSource& source : sources) {
+    rounded.push_back(std::llround(source.weight / sum * static_cast<double>(kLongestPeriod)));
+    if (rounded.back() >= 1) continue;
+    throw DataError(
+        {.op = "data",
+         .subject = source.name,
+         .fact = fmt::format("has a weight of {}, less than a ten-thousandth of all, {}", source.weight, sum),
+         .where = {},
+         .action = "leave it out, or raise its weight"});
+  }
+  const int64_t total = std::accumulate(rounded.begin(), rounded.end(), int64_t{0});
+  *std::ranges::max_element(rounded) += kLongestPeriod - total;
+  return rounded;
+}
+
+/// Samples of each source in a period.
+std::vector<int64_t> quotas_of(const std::vector<TrainSource>& sources) {
+  if (sources.size() == 1) return {1};
+  for (const TrainSource& source : sources) {
+    if (source.weight > 0 && std::isfinite(source.weight)) continue;
+    throw DataError({.op = "data",
+                     .subject = source.name,
+                     .fact = fmt::format("has a weight of {}", source.weight),
+                     .where = {},
+                     .action = "use a number above 0"});
+  }
+  for (const double scale : {1.0, 10.0, 100.0, 1000.0}) {
+    std::vector<int64_t> whole = whole_weights(sources, scale);
+    if (whole.empty()) continue;
+    const int64_t divisor = std::accumulate(whole.begin(), whole.end(), int64_t{0}, std::gcd<int64_t, int64_t>);
+    for (int64_t& weight : whole) weight /= divisor;
+    return whole;
+  }
+  return rounded_weights(sources);
+}
+
+}  // namespace
+
+TrainWindows::TrainWindows(const std::vector<TrainSource>& sources, int64_t context, uint64_t seed)
+    : sources_(sources), context_(context), quotas_(quotas_of(sources)) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // texts of equal length are visited in different orders
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    samplers_.emplace_back(sources_[i].tokens->size(), context, seed + kOdd * i, sources_[i].name);
+  }
+  // Each turn goes to the source that is furthest behind its quota; the first of equals.
+  const int64_t period = std::accumulate(quotas_.begin(), quotas_.end(), int64_t{0});
+  std::vector<int64_t> drawn(quotas_.size());
+  for (int64_t turn = 0; turn < period; ++turn) {
+    size_t next = 0;
+    const auto behind = [&](size_t i) { return quotas_[i] * (turn + 1) - drawn[i] * period; };
+    for (size_t i = 1; i < quotas_.size(); ++i) {
+      if (behind(i) > behind(next)) next = i;
+    }
+    turns_.push_back(next);
+    earlier_.push_back(drawn[next]++);
+  }
+}
+
+TrainWindows::Draw TrainWindows::draw(int64_t sample) const {
+  const auto period = static_cast<int64_t>(turns_.size());
+  const auto turn = static_cast<size_t>(sample % period);
+  const size_t source = turns_[turn];
+  return {source, sample / period * quotas_[source] + earlier_[turn]};
+}
+
+std::vector<int64_t> TrainWindows::drawn(int64_t sample) const {
+  const auto period = static_cast<int64_t>(turns_.size());
+  std::vector<int64_t> counts;
+  for (const int64_t quota : quotas_) counts.push_back(sample / period * quota);
+  for (int64_t turn = 0; turn < sample % period; ++turn) ++counts[turns_[static_cast<size_t>(turn)]];
+  return counts;
+}
+
+double TrainWindows::epochs(size_t source, int64_t samples) const {
+  return static_cast<double>(samples) / static_cast<double>(samplers_[source].windows_per_epoch());
+}
+
+int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
+  int64_t count = rows * context_;
+  for (int64_t row = 0; has_documents() && row < rows; ++row) {
+    const Draw drawn = draw(first + row);
+    count -= sources_[drawn.source].documents->num_ends(samplers_[drawn.source].offset(drawn.sample), context_);
+  }
+  return count;
+}
+
+void TrainWindows::fill(int64_t first, std::span<int64_t> input_ids, std::span<int64_t> labels,
+                        std::span<int64_t> documents, std::span<int64_t> positions) const {
+  const int64_t rows = num_rows(context_, input_ids, labels);
+  for (int64_t row = 0; row < rows; ++row) {
+    const Draw drawn = draw(first + row);
+    const TrainSource& source = sources_[drawn.source];
+    const int64_t offset = samplers_[drawn.source].offset(drawn.sample);
+    const std::span<int64_t> inputs = row_of(input_ids, row, context_);
+    const std::span<int64_t> targets = row_of(labels, row, context_);
+    source.tokens->read(offset, inputs);
+    source.tokens->read(offset + 1, targets);
+    if (!has_documents()) continue;
+    source.documents->mark(inputs, targets, row_of(documents, row, context_), row_of(positions, row, context_));
+  }
+}
+
+}  // namespace caravan

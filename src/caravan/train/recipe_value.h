@@ -1,0 +1,15 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <toml++/toml.h>
+
+#include "caravan/train/recipe_key.h"
+
+namespace caravan {
+
+/// The value of a node of TOML. Nothing for one that no key takes; `wrong` then says why.
+std::optional<RecipeValue> read_value(const toml::node& node, std::string& wrong);
+
+}  // namespace caravan
