@@ -45,7 +45,7 @@ Progress::Progress()
 
 Progress::~Progress() {
   clear_bar();
-  if (is_sampling_) write("\n");
+  end_sample();
 }
 
 void Progress::write(std::string_view text) {
@@ -56,8 +56,14 @@ void Progress::write(std::string_view text) {
   if (std::freopen("/dev/null", "w", stdout) == nullptr) std::clearerr(stdout);
 }
 
+void Progress::end_sample() {
+  if (is_sampling_) write("\n");
+  is_sampling_ = false;
+}
+
 void Progress::line(const std::string& text) {
   clear_bar();
+  end_sample();
   write(text + "\n");
 }
 
@@ -68,6 +74,7 @@ void Progress::clear_bar() {
 
 void Progress::draw_bar(const std::string& note) {
   if (!is_terminal_) return;
+  end_sample();
   constexpr int kWidth = 30;
   const double done = last_step_ > 0 ? static_cast<double>(step_) / static_cast<double>(last_step_) : 1;
   const int filled = std::clamp(static_cast<int>(done * kWidth), 0, kWidth);

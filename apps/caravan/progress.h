@@ -33,6 +33,7 @@ class Progress final : public TrainObserver {
   void draw_bar(const std::string& note = "");
   void draw(const std::string& text);
   void clear_bar();
+  void end_sample();
 
   bool is_terminal_;
   bool bar_is_drawn_ = false;

@@ -9,14 +9,17 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "apps/caravan/commands.h"
 #include "apps/caravan/inspect_schedule.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
 #include "caravan/base/time.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/data/json_lines.h"
 #include "caravan/nn/config_text.h"
 #include "caravan/plan/draw_pipeline.h"
 #include "caravan/report/report_page.h"
@@ -117,8 +120,21 @@ void print_recipe_differences(const std::vector<RunLog>& logs) {
   }
 }
 
+/// The texts that the run has sampled.
+std::vector<std::pair<int64_t, std::string>> samples_of(const RunLog& log) {
+  std::vector<std::pair<int64_t, std::string>> samples;
+  const fs::path file = log.run() / "samples.jsonl";
+  std::error_code error;
+  if (!fs::exists(file, error)) return samples;
+  for_each_json_line(file, [&](int64_t number, const nlohmann::json& line) {
+    const int64_t step = JsonReader(line, "", file.string(), "report")["step"].integer(0, INT64_MAX);
+    samples.emplace_back(step, text_field(line, "text", file, number));
+  });
+  return samples;
+}
+
 ReportFacts facts_of(const RunLog& log) {
-  ReportFacts report{.recipe = recipe_text(log)};
+  ReportFacts report{.recipe = recipe_text(log), .samples = samples_of(log)};
   const auto add = [&](const char* name, const std::string& value) { report.facts.emplace_back(name, value); };
   const MetricsLine& last = log.lines().back();
   add("steps", std::to_string(last.step));

@@ -101,9 +101,41 @@ TEST_F(ResumeTest, OfAMixtureIsBitEqualAndTheSameOnAnyRanks) {
       EXPECT_NEAR(log(run)[i].at("loss").get<double>(), log("whole")[i].at("loss").get<double>(), 1e-5) << ranks;
     }
   }
-  const Result other = mixed("halves", 2, {"--resume", "--set", "data.validation_fraction=0.3", "--set", "train.steps=10"});
+  const Result other =
+      mixed("halves", 2, {"--resume", "--set", "data.validation_fraction=0.3", "--set", "train.steps=10"});
   EXPECT_EQ(other.code, 2) << other.err;
   EXPECT_THAT(other.err, HasSubstr("differs from the text"));
+}
+
+TEST_F(ResumeTest, TheBestCheckpointIsKept) {
+  // The learning rate is so high in the end that the loss rises again.
+  const Words more = set({"train.steps=12", "train.eval_every=2", "checkpoint.every=3", "checkpoint.keep=1",
+                          "checkpoint.keep_best=true", "optimizer.schedule=constant", "optimizer.lr=0.05",
+                          "optimizer.warmup_steps=12"});
+  const auto best_of = [&](const std::string& run) {
+    std::pair<double, int64_t> best{1e9, 0};
+    for (const auto& line : log(run)) {
+      if (line.contains("val_loss"))
+        best = std::min(best, {line["val_loss"].get<double>(), line["step"].get<int64_t>()});
+    }
+    char name[32];
+    std::snprintf(name, sizeof name, "step_%06d", static_cast<int>(best.second));
+    return std::string(name);
+  };
+  ASSERT_EQ(train("whole", 2, more).code, 0);
+  const std::string best = best_of("whole");
+  EXPECT_NE(best, "step_000012") << "the test needs a best step before the last";
+  EXPECT_EQ(std::filesystem::read_symlink(path("whole/best")), best);
+  EXPECT_TRUE(std::filesystem::exists(path("whole/step_000012/manifest.json")));
+  size_t checkpoints = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path("whole"))) {
+    checkpoints += entry.path().filename().string().starts_with("step_") ? 1 : 0;
+  }
+  EXPECT_EQ(checkpoints, 2U);
+  EXPECT_EQ(caravan({"generate", path("whole/best"), "--tokens", "2"}).code, 0);
+  ASSERT_EQ(train("halves", 2, also(more, {"--stop-after", "10"})).code, 0);
+  ASSERT_EQ(train("halves", 2, also(more, {"--resume"})).code, 0);
+  EXPECT_EQ(std::filesystem::read_symlink(path("halves/best")), best) << "known again after a resume";
 }
 
 TEST_F(ResumeTest, AfterAKillOfTheWholeJobIsBitEqual) {

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kWritten = ".tmp";    ///< being written
 constexpr const char* kReplaced = ".old";   ///< complete; its successor is about to take its name
 constexpr const char* kPruned = ".pruned";  ///< being deleted
+constexpr const char* kBest = "best";       ///< a link to the checkpoint of the lowest validation loss
 
 /// run/.step_000005<suffix> for run/step_000005.
 fs::path hidden(const fs::path& checkpoint, const char* suffix) {
@@ -91,13 +92,29 @@ void publish_checkpoint(const fs::path& aside, const fs::path& target) {
   remove_folder(old);
 }
 
+void mark_best_checkpoint(const fs::path& run, int64_t step) {
+  const fs::path aside = run / ".best";
+  std::error_code error;
+  fs::remove(aside, error);
+  fs::create_directory_symlink(checkpoint_name(step), aside, error);
+  if (error) throw_file_error("checkpoint", aside, "cannot be made", error.value());
+  rename_durably(aside, run / kBest, "checkpoint");
+}
+
+int64_t best_checkpoint_step(const fs::path& run) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(run / kBest, error);
+  return error || is_missing(run / target / kManifestName) ? -1 : step_of(target);
+}
+
 void prune_checkpoints(const fs::path& run, int64_t keep) {
   restore_checkpoints(run);
   for (const fs::path& folder : hidden_folders(run, "")) remove_folder(folder);
   if (keep == 0) return;
+  const int64_t best = best_checkpoint_step(run);
   const auto all = list_checkpoints(run);
   for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
-    if (has_no_training(all[i])) continue;
+    if (has_no_training(all[i]) || step_of(all[i]) == best) continue;
     // Durable before the first file is deleted: after a power failure a checkpoint must not come back in part.
     rename_durably(all[i], hidden(all[i], kPruned), "checkpoint");
     remove_folder(hidden(all[i], kPruned));

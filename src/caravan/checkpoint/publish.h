@@ -20,9 +20,14 @@ std::filesystem::path make_checkpoint_aside(const std::filesystem::path& run, in
 /// copied in part: a resume skips it and reaches its step again. Throws ResourceError.
 void publish_checkpoint(const std::filesystem::path& aside, const std::filesystem::path& target);
 
-/// Removes all but the `keep` newest checkpoints (0: none), but never one without a step of training: imported weights
-/// could not be made again. Each is renamed before it is deleted, so that no part of a checkpoint is ever taken for a
-/// whole one. Also removes leftovers of killed processes. Throws ResourceError.
+/// Makes `run`/best a link to the checkpoint of `step`, in place of an earlier one. Throws ResourceError.
+void mark_best_checkpoint(const std::filesystem::path& run, int64_t step);
+/// The step of the checkpoint that `run`/best links to; -1 if there is none.
+int64_t best_checkpoint_step(const std::filesystem::path& run);
+
+/// Removes all but the `keep` newest checkpoints (0: none), but never the best one, nor one without a step of
+/// training: imported weights could not be made again. Each is renamed before it is deleted, so that no part of a
+/// checkpoint is ever taken for a whole one. Also removes leftovers of killed processes. Throws ResourceError.
 void prune_checkpoints(const std::filesystem::path& run, int64_t keep);
 
 /// Puts back a checkpoint whose replacement was interrupted on a file system that cannot exchange two names.

@@ -81,6 +81,10 @@ std::string report_page(const RunLog& log, const ReportFacts& facts) {
   body += "<h2>Curves</h2>\n";
   body += to_svg(charts_of(log));
   if (!facts.schedule.empty()) body += "<h2>Schedule</h2>\n" + facts.schedule;
+  if (!facts.samples.empty()) body += "<h2>Samples</h2>\n";
+  for (const auto& [step, text] : facts.samples) {
+    body += fmt::format("<h3>step {}</h3>\n<p>{}</p>\n", step, svg::escaped(text));
+  }
   if (!facts.recipe.empty()) body += "<h2>Recipe</h2>\n<pre>" + svg::escaped(facts.recipe) + "</pre>\n";
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<link rel=\"icon\" href=\"data:,\">\n"

@@ -22,6 +22,7 @@ struct ReportFacts {
   std::vector<std::pair<std::string, std::string>> facts{};  ///< names and values, in order
   std::string recipe{};                                      ///< TOML
   std::string schedule{};                                    ///< SVG of a pipeline; "": none
+  std::vector<std::pair<int64_t, std::string>> samples{};    ///< texts, by step
 };
 
 /// One HTML file, without scripts and without anything from elsewhere.

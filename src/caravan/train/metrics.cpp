@@ -85,26 +85,32 @@ std::string StepMetrics::to_json() const {
   return line.dump();
 }
 
-MetricsLog::MetricsLog(const fs::path& run, int64_t last_step) : path_(run / "train.log") {
+StepLines::StepLines(fs::path path, int64_t last_step) : path_(std::move(path)) {
   const std::string kept = kept_lines(path_, last_step);
   write_file_durably(path_, kept, "train.log");
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw_file_error("train.log", path_, "cannot be opened", errno);
 }
 
-void MetricsLog::write(const StepMetrics& metrics) { write_line(metrics.to_json()); }
+void StepLines::write(const std::string& line) {
+  errno = 0;
+  file_ << line << '\n' << std::flush;
+  if (!file_) throw_file_error("train.log", path_, "cannot be written", errno != 0 ? errno : ENOSPC);
+}
+
+MetricsLog::MetricsLog(const fs::path& run, int64_t last_step)
+    : run_(run), last_step_(last_step), log_(run / "train.log", last_step) {}
 
 void MetricsLog::write_changes(int64_t step, const std::vector<ChangedKey>& changed) {
   if (changed.empty()) return;
   nlohmann::ordered_json line{{"step", step}, {"resumed", true}, {"changed", nlohmann::ordered_json::object()}};
   for (const ChangedKey& key : changed) line["changed"][key.name] = {{"before", key.before}, {"now", key.now}};
-  write_line(line.dump());
+  log_.write(line.dump());
 }
 
-void MetricsLog::write_line(const std::string& line) {
-  errno = 0;
-  file_ << line << '\n' << std::flush;
-  if (!file_) throw_file_error("train.log", path_, "cannot be written", errno != 0 ? errno : ENOSPC);
+void MetricsLog::write_sample(int64_t step, const std::string& text) {
+  if (!samples_) samples_.emplace(run_ / "samples.jsonl", last_step_);
+  samples_->write(nlohmann::ordered_json{{"step", step}, {"text", text}}.dump());
 }
 
 }  // namespace caravan

@@ -54,22 +54,36 @@ struct StepMetrics {
   std::string to_json() const;
 };
 
-/// train.log: JSON lines, one per logged step. Each is handed to the system when the call returns, so that a killed
-/// process loses none.
-class MetricsLog {
+/// A file of JSON lines, each of a step. Each is handed to the system when the call returns, so that a killed process
+/// loses none.
+class StepLines {
  public:
-  /// Appends to run/train.log; lines of steps after `last_step` (of a run that continued past its last checkpoint) are
-  /// dropped first.
-  MetricsLog(const std::filesystem::path& run, int64_t last_step);
-  void write(const StepMetrics& metrics);
-  /// A line that says which keys of the recipe a resume after `step` changed; nothing if none.
-  void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
+  /// Appends to `path`; lines of steps after `last_step` (of a run that continued past its last checkpoint) are dropped
+  /// first.
+  StepLines(std::filesystem::path path, int64_t last_step);
+  void write(const std::string& line);
 
  private:
-  void write_line(const std::string& line);
-
   std::filesystem::path path_;
   std::ofstream file_;
+};
+
+/// The logs of a run: train.log, a line for each logged step, and samples.jsonl, a line for each sampled text.
+class MetricsLog {
+ public:
+  /// The run goes on after `last_step`.
+  MetricsLog(const std::filesystem::path& run, int64_t last_step);
+  void write(const StepMetrics& metrics) { log_.write(metrics.to_json()); }
+  /// A line that says which keys of the recipe a resume after `step` changed; nothing if none.
+  void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
+  /// `text`: the prompt and what follows.
+  void write_sample(int64_t step, const std::string& text);
+
+ private:
+  std::filesystem::path run_;
+  int64_t last_step_;
+  StepLines log_;
+  std::optional<StepLines> samples_;  ///< made with the first
 };
 
 }  // namespace caravan

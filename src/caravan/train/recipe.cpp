@@ -65,7 +65,8 @@ int64_t steps_at_once(const Recipe& recipe) {
 
 int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end) {
   int64_t next = end;
-  for (const int64_t every : {steps_at_once(recipe), recipe.train.eval_every, recipe.checkpoint.every}) {
+  for (const int64_t every :
+       {steps_at_once(recipe), recipe.train.eval_every, recipe.checkpoint.every, recipe.sample.every}) {
     if (every > 0) next = std::min(next, (step / every + 1) * every);
   }
   return next;

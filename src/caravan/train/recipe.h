@@ -46,6 +46,7 @@ struct Recipe {
   } data;
 
   struct Train {
+    std::string init_from;  ///< weights to start with: a run, a checkpoint, a Hugging Face folder; "": random ones
     int64_t steps = 800;
     int64_t global_batch = 12;              ///< sequences per step, over all ranks
     int64_t micro_batch = kAutoMicroBatch;  ///< sequences a rank computes at once; 0: all of its share
@@ -100,14 +101,16 @@ struct Recipe {
   } log;
 
   struct Checkpoint {
-    std::string dir;      ///< "": runs/<recipe name>-N, a new N each time
-    int64_t every = 200;  ///< steps; 0: only at the end
-    int64_t keep = 2;     ///< newest checkpoints to keep; 0: all
+    std::string dir;         ///< "": runs/<recipe name>-N, a new N each time
+    int64_t every = 200;     ///< steps; 0: only at the end
+    int64_t keep = 2;        ///< newest checkpoints to keep; 0: all
+    bool keep_best = false;  ///< saves and keeps that of the lowest validation loss, too
   } checkpoint;
 
   struct Sample {
     std::string prompt = "Call me Ishmael.";
     int64_t tokens = 120;  ///< generated after training; 0: none
+    int64_t every = 0;     ///< steps between samples during training; 0: only after it
     double temperature = 0.7;
     int64_t top_k = 20;
     double top_p = 1.0;

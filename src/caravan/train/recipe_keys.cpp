@@ -92,6 +92,9 @@ std::vector<RecipeKey> model_keys() {
 
 std::vector<RecipeKey> training_keys() {
   return {
+      text("train.init_from",
+           "start with the weights of this run, checkpoint or Hugging Face folder; \"\": with random ones",
+           FIELD(train.init_from)),
       integer("train.steps", "optimizer steps of the whole run", FIELD(train.steps), {0}),
       integer("train.global_batch", "sequences per step, over all ranks", FIELD(train.global_batch), {1, 1 << 30}),
       integer_or("train.micro_batch",
@@ -154,8 +157,14 @@ std::vector<RecipeKey> output_keys() {
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),
       integer("checkpoint.keep", "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),
+      boolean("checkpoint.keep_best",
+              "also save and keep the checkpoint of the lowest validation loss: best in the run",
+              FIELD(checkpoint.keep_best)),
       text("sample.prompt", "prompt of the text generated after training", FIELD(sample.prompt)),
       integer("sample.tokens", "tokens to generate after training; 0: none", FIELD(sample.tokens), {0}),
+      only_with(
+          integer("sample.every", "steps between samples during training; 0: only after it", FIELD(sample.every), {0}),
+          [](const Recipe& recipe) { return recipe.sample.tokens > 0; }, "is not used with sample.tokens = 0"),
       real("sample.temperature", "sampling temperature; 0: always the most likely token", FIELD(sample.temperature),
            {0, 100}),
       integer("sample.top_k", "sample among this many tokens; 0: all", FIELD(sample.top_k), {0}),

@@ -44,6 +44,7 @@ constexpr RecipeRole kRoles[] = {
     {"data.tokenizer", differ, content},
     {"data.pack", equal, history},
     {"data.positions", equal, history},
+    {"train.init_from", equal, free},  // the weights are compared
     {"train.steps", equal, listed},
     {"train.global_batch", equal, history},
     {"train.micro_batch", equal, listed},
@@ -109,8 +110,10 @@ constexpr RecipeRole kRoles[] = {
     {"checkpoint.dir", equal, free},
     {"checkpoint.every", equal, listed},
     {"checkpoint.keep", equal, listed},
+    {"checkpoint.keep_best", equal, listed},
     {"sample.prompt", equal, free},
     {"sample.tokens", equal, free},
+    {"sample.every", equal, free},
     {"sample.temperature", equal, free},
     {"sample.top_k", equal, free},
     {"sample.top_p", equal, free},

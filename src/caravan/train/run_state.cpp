@@ -16,6 +16,7 @@
 #include "caravan/parallel/replicas.h"
 #include "caravan/train/choice.h"
 #include "caravan/train/hook_state.h"
+#include "caravan/train/load_weights.h"
 #include "caravan/train/measured_costs.h"
 
 namespace caravan {
@@ -163,6 +164,12 @@ void RunState::load(const fs::path& folder, const TrainWindows& windows) {
   } catch (const DataError& error) {
     refuse_damaged(folder, error);
   }
+}
+
+void RunState::start_from(const InitSource& source) {
+  load_weights(*model_, mesh_, source);
+  engine_->state().bump_version();
+  tokens_ = source.tokens;
 }
 
 void RunState::read(const fs::path& folder, const TrainWindows& windows) {

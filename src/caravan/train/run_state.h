@@ -18,6 +18,7 @@
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/plan/state.h"
+#include "caravan/train/init_from.h"
 #include "caravan/train/recipe.h"
 #include "caravan/train/resume_check.h"
 #include "caravan/train/step.h"
@@ -64,6 +65,8 @@ class RunState {
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TrainWindows& windows);
+  /// Starts with the weights and the special tokens of another model, in place of random weights.
+  void start_from(const InitSource& source);
   /// What the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 

@@ -18,9 +18,11 @@
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
+#include "caravan/train/best_checkpoint.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/expert_load.h"
+#include "caravan/train/init_from.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_state.h"
@@ -57,6 +59,7 @@ class Run {
   void sample();
   void announce(const ModelConfig& model);
   void resume();
+  void start_from(const InitSource& source);
   void check_steps();
   void check_dump_steps() const;
   void write_trace();
@@ -82,6 +85,7 @@ class Run {
   std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
   std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
+  std::optional<BestCheckpoint> best_;  ///< with checkpoint.keep_best
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
@@ -158,7 +162,11 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   announce(model);
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
   planned_ = state_bytes(state_of(memory_.shape));
-  if (options.resumes()) resume();
+  if (options.resumes()) {
+    resume();
+  } else if (!options.recipe.train.init_from.empty()) {
+    start_from(read_init_source(options.recipe.train.init_from));
+  }
   check_steps();
   check_dump_steps();
   if (trace_) trace_->choose_steps(state_->step, end_);
@@ -187,6 +195,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     const MetricFiles::Options files{.csv = recipe_.log.csv, .tensorboard = recipe_.log.tensorboard};
     if (files.any()) files_ = std::make_unique<MetricFiles>(place_.folder, files);
   }
+  if (recipe_.checkpoint.keep_best) best_.emplace(place_.folder, mesh_.world());
 }
 
 void Run::announce(const ModelConfig& model) {
@@ -211,6 +220,14 @@ void Run::resume() {
   for (const ChangedKey& key : state_->changed_keys()) {
     place_.notes.push_back(fmt::format("{} is {}, before the resume it was {}", key.name, key.now, key.before));
   }
+}
+
+void Run::start_from(const InitSource& source) {
+  state_->start_from(source);
+  recipe_.data.tokenizer = (place_.folder / "tokenizer.json").string();  // the run's own copy
+  place_.notes.push_back("starts with the weights of " + shown(source.folder).string());
+  if (!is_first()) return;
+  write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
 }
 
 void Run::check_steps() {
@@ -399,7 +416,8 @@ void Run::write_trace() {
 /// shows the text.
 void Run::sample() {
   if (recipe_.sample.tokens == 0) return;
-  if (is_first()) observer().sampled(recipe_.sample.prompt);
+  std::string sampled = recipe_.sample.prompt;
+  if (is_first()) observer().sampled(sampled);
   const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
@@ -407,8 +425,10 @@ void Run::sample() {
   generate(TextModel(state_->engine()), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
            [&](std::string_view text) {
              if (is_first()) observer().sampled(text);
+             sampled += text;
              return !options_.stop_requested || !options_.stop_requested();
            });
+  if (log_) log_->write_sample(state_->step, sampled);
 }
 
 void Run::go() {
@@ -436,9 +456,12 @@ void Run::go() {
     if (is_logged && log_) log_->write(metrics);
     if (is_logged && files_) files_->write(parse_metrics_line(metrics.to_json()));
     observer().stepped(metrics, is_logged);
-    if (state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
+    if (!is_last && !is_stopped_ && is_due(state_->step, recipe_.sample.every)) sample();
+    const bool is_best = best_ && best_->improves(metrics);
+    if (is_best || state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
       save();
       saved = state_->step;
+      if (is_best && is_first()) best_->mark(state_->step);
     }
   }
   if (saved != state_->step) save();

@@ -64,7 +64,7 @@ class TrainObserver {
   virtual void traced(const std::filesystem::path& file) { (void)file; }
   /// Something went wrong that does not stop the run.
   virtual void warned(std::string_view text) { (void)text; }
-  /// The text generated after training, as it comes: first the prompt.
+  /// A text generated during or after training, as it comes: first the prompt.
   virtual void sampled(std::string_view text) { (void)text; }
 };
 

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <filesystem>
+
+#include "caravan/nn/hf_config.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+/// The model that a run starts from (train.init_from): a checkpoint, or a Hugging Face folder.
+struct InitSource {
+  std::filesystem::path folder;
+  bool is_huggingface = false;
+  ModelConfig model;
+  SpecialTokens tokens;
+  std::filesystem::path text;  ///< the folder with its tokenizer.json and text settings
+};
+
+/// Reads the config of a run's newest checkpoint, a checkpoint, or a Hugging Face folder. Throws DataError for what is
+/// missing, damaged or not supported.
+InitSource read_init_source(const std::filesystem::path& path);
+
+/// Looks train.init_from up in the current folder and then beside the recipe, and takes from there what the recipe does
+/// not give: the model's keys and the tokenizer. The key becomes the absolute path. Throws UsageError for a key that
+/// the weights contradict, naming both values; the context, dropout and losses of experts may differ.
+void apply_init_from(Recipe& recipe, const std::filesystem::path& recipe_folder);
+
+}  // namespace caravan

@@ -1,0 +1,84 @@
+#include "caravan/train/load_weights.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "caravan/base/content_hash.h"
+#include "caravan/base/error.h"
+#include "caravan/base/file.h"
+#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/huggingface.h"
+#include "caravan/comm/same.h"
+#include "caravan/train/agreement.h"
+
+namespace caravan {
+namespace {
+
+std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh) {
+  std::vector<CheckpointPiece> pieces;
+  for (Parameter* parameter : model.parameters()) {
+    pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh));
+  }
+  return pieces;
+}
+
+void check_same(const Mesh& mesh, const ContentHash& hash) {
+  refuse_different_data(find_disagreement(mesh.world(), {{"train.init_from", hash.hex()}}, "weights"));
+}
+
+/// Shapes as the source has them: it may have more positions than the model.
+std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& piece, const ModelConfig& model) {
+  std::vector<int64_t> shape = piece.shape;
+  const bool is_positions = piece.name.ends_with("position.weight") && shape.front() == model.context;
+  if (is_positions) shape.front() = source.model.context;
+  return shape;
+}
+
+void load_checkpoint(Model& model, const Mesh& mesh, const InitSource& source) {
+  CheckpointReader reader(source.folder);
+  const MappedFile manifest(source.folder / kManifestName, "init_from");
+  check_same(mesh, content_hash(manifest.bytes()));
+  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh);
+  std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
+  for (const CheckpointPiece& piece : pieces) {
+    wanted.emplace_back(piece.name, shape_in(source, piece, model.config()));
+  }
+  for (const auto& [name, tensor] : reader.manifest().tensors) {
+    if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
+  }
+  reader.verify(mesh.world());
+  reader.check(wanted);
+  for (const CheckpointPiece& piece : pieces) reader.read(piece.name, piece.box, piece.tensor);
+}
+
+void load_huggingface(Model& model, const Mesh& mesh, const InitSource& source) {
+  const HuggingFaceModel read = read_huggingface(source.folder);
+  ContentHasher hasher;
+  for (const auto& [name, tensor] : read.parameters) {
+    const at::Tensor whole = tensor.contiguous();
+    hasher.update(std::span(static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()));
+  }
+  check_same(mesh, hasher.value());
+  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const CheckpointPiece& piece = pieces[i];
+    if (piece.tensor.numel() == 0) continue;
+    at::Tensor part = read.parameters[i].second;
+    for (size_t dim = 0; dim < piece.shape.size(); ++dim) {
+      part = part.narrow(static_cast<int64_t>(dim), piece.box.offset[dim], piece.box.size[dim]);
+    }
+    piece.tensor.copy_(part.view(piece.tensor.sizes()));
+  }
+}
+
+}  // namespace
+
+void load_weights(Model& model, const Mesh& mesh, const InitSource& source) {
+  const at::NoGradGuard no_grad;
+  if (source.is_huggingface) {
+    load_huggingface(model, mesh, source);
+  } else {
+    load_checkpoint(model, mesh, source);
+  }
+}
+
+}  // namespace caravan
