@@ -28,11 +28,16 @@ struct TrainArguments {
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
+  std::string prompts;  ///< a file of prompts; "": not given
   std::optional<int64_t> tokens;
+  int64_t samples = 1;  ///< of each prompt
   std::optional<double> temperature;
   std::optional<int64_t> top_k;
   std::optional<double> top_p;
+  std::optional<double> repetition_penalty;
+  std::vector<std::string> stop;
   uint64_t seed = 0;
+  bool json = false;
 };
 
 struct ExportArguments {
