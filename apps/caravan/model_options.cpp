@@ -47,6 +47,24 @@ void add_generate(CLI::App& app, CommandLine& line) {
   command->callback([&line] { line.command = CommandLine::Command::generate; });
 }
 
+void add_evaluate(CLI::App& app, CommandLine& line) {
+  EvaluateArguments& evaluate = line.evaluate;
+  CLI::App* command = app.add_subcommand("evaluate", "loss and perplexity of a model on a text");
+  command->add_option("model", evaluate.model, "a run, a checkpoint or a Hugging Face folder")
+      ->required()
+      ->check(not_empty());
+  command->add_option("texts", evaluate.texts, "UTF-8 text files")->required();
+  CLI::Option* context =
+      command->add_option("--context", evaluate.context, "tokens that the model sees at once; default: its own number");
+  CLI::Option* stride = command->add_option("--stride", evaluate.stride,
+                                            "tokens from one window to the next; default: the context, no overlap");
+  CLI::Option* batch = command->add_option("--batch", evaluate.batch, "windows of a forward pass");
+  command->add_option("--ranks", evaluate.ranks, "number of processes; default: 1");
+  command->add_flag("--json", evaluate.json, "print one JSON object");
+  for (CLI::Option* count : {context, stride, batch}) count->check(whole_number(1));
+  command->callback([&line] { line.command = CommandLine::Command::evaluate; });
+}
+
 void add_hugging_face(CLI::App& app, CommandLine& line) {
   CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
   exporter

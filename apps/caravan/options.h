@@ -40,6 +40,16 @@ struct GenerateArguments {
   bool json = false;
 };
 
+struct EvaluateArguments {
+  std::string model;               ///< run, checkpoint or Hugging Face folder
+  std::vector<std::string> texts;  ///< files
+  std::optional<int> ranks;
+  std::optional<int64_t> context;  ///< tokens of a window; default: the model's
+  std::optional<int64_t> stride;   ///< tokens from one window to the next; default: the context
+  int64_t batch = 4;               ///< windows of a forward pass
+  bool json = false;
+};
+
 struct ExportArguments {
   std::string directory;  ///< a new folder; or a run folder, whose newest checkpoint goes into <run>/huggingface
   std::string from;       ///< run, checkpoint or Hugging Face folder; "": the newest run
@@ -126,6 +136,7 @@ struct CommandLine {
   enum class Command : uint8_t {
     train,
     generate,
+    evaluate,
     export_model,
     import_model,
     inspect,
@@ -141,6 +152,7 @@ struct CommandLine {
   } command;
   TrainArguments train;
   GenerateArguments generate;
+  EvaluateArguments evaluate;
   ExportArguments export_model;
   ImportArguments import_model;
   InspectArguments inspect;

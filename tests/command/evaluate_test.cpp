@@ -1,0 +1,113 @@
+// evaluate: the loss of a model on a text.
+#include <cmath>
+#include <gmock/gmock.h>
+
+#include "caravan/data/corpus.h"
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::HasSubstr;
+
+class EvaluateCommandTest : public CommandTest {
+ protected:
+  EvaluateCommandTest() {
+    const Result trained = train("run", 2, set({"train.steps=30", "optimizer.lr=0.01", "train.eval_batches=0"}));
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    const std::string text = text_of(path("text.txt"));
+    file("validation.txt", std::string(split_text(text).validation.front()));
+  }
+
+  Result evaluate(const Words& more, const std::string& model = "run") const {
+    Words words{"evaluate", path(model)};
+    words.insert(words.end(), more.begin(), more.end());
+    return caravan(words);
+  }
+  nlohmann::json json(Words more, const std::string& model = "run") const {
+    more.emplace_back("--json");
+    const Result result = evaluate(more, model);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    return nlohmann::json::parse(result.out, nullptr, false);
+  }
+  void expect_refused(const Words& more, int code, const std::vector<std::string>& words) const {
+    SCOPED_TRACE(testing::PrintToString(more));
+    const Result result = evaluate(more);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_EQ(result.out, "");
+    for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
+    EXPECT_THAT(result.err, HasSubstr("do: "));
+  }
+  static double number(const nlohmann::json& line, const char* key) { return line.at(key).get<double>(); }
+};
+
+TEST_F(EvaluateCommandTest, GivesTheValidationLossOfTheRunOnAnyRanks) {
+  const auto trained = log("run").back();
+  const double loss = number(trained, "val_loss");
+  for (const Words& more :
+       {Words{}, Words{"--batch", "1"}, Words{"--ranks", "2"}, Words{"--ranks", "3", "--batch", "2"}}) {
+    Words words{path("validation.txt")};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto line = json(words);
+    EXPECT_EQ(line.at("tokens"), text_of(path("validation.txt")).size() - 1);
+    EXPECT_NEAR(number(line, "loss"), loss, 1e-6 * loss);
+    EXPECT_NEAR(number(line, "bits_per_byte"), number(trained, "val_bits_per_byte"), 1e-5);
+    EXPECT_DOUBLE_EQ(number(line, "perplexity"), std::exp(number(line, "loss")));
+    EXPECT_EQ(line.at("context"), 32);
+    EXPECT_EQ(line.at("stride"), 32);
+  }
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  EXPECT_NEAR(number(json({path("validation.txt")}, "run/huggingface"), "loss"), loss, 1e-6 * loss);
+  const Result text = evaluate({path("validation.txt")});
+  for (const char* label :
+       {"model          ", "\ntokens         2999\n", "\nloss           ", "\nperplexity     ", "\nbits per byte  "}) {
+    EXPECT_THAT(text.out, HasSubstr(label));
+  }
+}
+
+TEST_F(EvaluateCommandTest, MoreTextBeforeATokenLowersTheLoss) {
+  const std::string text = path("validation.txt");
+  const auto whole = json({text}), narrow = json({text, "--context", "4"}), sliding = json({text, "--stride", "8"});
+  EXPECT_EQ(narrow.at("context"), 4);
+  EXPECT_EQ(sliding.at("stride"), 8);
+  EXPECT_EQ(sliding.at("tokens"), whole.at("tokens"));
+  EXPECT_GT(number(narrow, "loss"), number(whole, "loss"));
+  EXPECT_LT(number(sliding, "loss"), number(whole, "loss"));
+  EXPECT_NEAR(number(json({text, "--stride", "8", "--ranks", "2"}), "loss"), number(sliding, "loss"), 1e-6);
+  const auto two = json({text, file("short.txt", "The whale.")});
+  EXPECT_EQ(two.at("tokens").get<int64_t>(), whole.at("tokens").get<int64_t>() + 10);
+  EXPECT_EQ(json({path("short.txt")}).at("tokens"), 9) << "shorter than the context";
+}
+
+TEST_F(EvaluateCommandTest, RefusesTextsItCannotEvaluate) {
+  const std::string text = path("validation.txt");
+  expect_refused({}, 2, {"texts"});
+  expect_refused({path("nothere.txt")}, 3, {"nothere.txt: cannot be opened"});
+  expect_refused({file("one.txt", "a"), "--ranks", "2"}, 3, {"one.txt: has 1 token, but an evaluation needs 2"});
+  expect_refused({file("empty.txt", "")}, 3, {"empty.txt: is empty"});
+  expect_refused({file("latin1.txt", "caf\xe9")}, 3, {"latin1.txt: is not UTF-8"});
+  expect_refused({text, "--context", "33"}, 2, {"--context: 33 is more than the model's context of 32", "1 to 32"});
+  expect_refused({text, "--stride", "33"}, 2, {"--stride: 33 is more than the context of 32"});
+  expect_refused({text, "--ranks", "0"}, 2, {"--ranks: 0 ranks cannot be started"});
+  for (const char* option : {"--context", "--stride", "--batch"}) {
+    expect_refused({text, option, "0"}, 2, {option, "'0' is not a whole number of at least 1"});
+  }
+  const Result missing = caravan({"evaluate", path("nothere"), text});
+  EXPECT_EQ(missing.code, 3);
+  EXPECT_THAT(missing.err, HasSubstr("nothere: is not there"));
+
+  // A model with fewer rows than its tokenizer has tokens.
+  ASSERT_EQ(train("small", 1, set({"train.steps=0", "data.tokenizer={train = 300}"})).code, 0);
+  ASSERT_EQ(caravan({"export", path("small")}).code, 0);
+  std::filesystem::copy_file(path("small/huggingface/tokenizer.json"), path("tokenizer.json"));
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  std::filesystem::copy_file(path("tokenizer.json"), path("run/huggingface/tokenizer.json"),
+                             std::filesystem::copy_options::overwrite_existing);
+  const Result foreign = caravan({"evaluate", path("run/huggingface"), text});
+  EXPECT_EQ(foreign.code, 3) << foreign.out;
+  EXPECT_THAT(foreign.err, HasSubstr("tokenizer.json: has 300 tokens, the model 256"));
+}
+
+}  // namespace
+}  // namespace caravan
