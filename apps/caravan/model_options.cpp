@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/caravan/option_groups.h"
+#include "caravan/base/error.h"
 
 namespace caravan::app {
 namespace {
@@ -49,20 +50,34 @@ void add_generate(CLI::App& app, CommandLine& line) {
 
 void add_evaluate(CLI::App& app, CommandLine& line) {
   EvaluateArguments& evaluate = line.evaluate;
-  CLI::App* command = app.add_subcommand("evaluate", "loss and perplexity of a model on a text");
+  CLI::App* command = app.add_subcommand("evaluate", "loss and perplexity of a model on a text, or accuracy on tasks");
   command->add_option("model", evaluate.model, "a run, a checkpoint or a Hugging Face folder")
       ->required()
       ->check(not_empty());
-  command->add_option("texts", evaluate.texts, "UTF-8 text files")->required();
+  CLI::Option* texts = command->add_option("texts", evaluate.texts, "UTF-8 text files");
   CLI::Option* context =
       command->add_option("--context", evaluate.context, "tokens that the model sees at once; default: its own number");
   CLI::Option* stride = command->add_option("--stride", evaluate.stride,
                                             "tokens from one window to the next; default: the context, no overlap");
   CLI::Option* batch = command->add_option("--batch", evaluate.batch, "windows of a forward pass");
+  CLI::Option* tasks =
+      command
+          ->add_option("--tasks", evaluate.tasks,
+                       "a .jsonl file of multiple-choice questions: \"context\" or \"query\", \"choices\", \"gold\"")
+          ->check(not_empty());
+  for (CLI::Option* of_texts : {texts, stride, batch}) tasks->excludes(of_texts);
+  command->add_option("--delimiter", evaluate.delimiter, "text between the context and each choice of --tasks")
+      ->needs(tasks);
+  command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are no questions")
+      ->needs(tasks);
   command->add_option("--ranks", evaluate.ranks, "number of processes; default: 1");
   command->add_flag("--json", evaluate.json, "print one JSON object");
   for (CLI::Option* count : {context, stride, batch}) count->check(whole_number(1));
-  command->callback([&line] { line.command = CommandLine::Command::evaluate; });
+  command->callback([&line] {
+    line.command = CommandLine::Command::evaluate;
+    if (!line.evaluate.texts.empty() || !line.evaluate.tasks.empty()) return;
+    throw UsageError({"evaluate", "texts", "no file is named", "", "name a text file, or questions: --tasks FILE"});
+  });
 }
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {

@@ -42,11 +42,14 @@ struct GenerateArguments {
 
 struct EvaluateArguments {
   std::string model;               ///< run, checkpoint or Hugging Face folder
-  std::vector<std::string> texts;  ///< files
+  std::vector<std::string> texts;  ///< files; empty with tasks
+  std::string tasks;               ///< a file of multiple-choice questions; "": none
   std::optional<int> ranks;
   std::optional<int64_t> context;  ///< tokens of a window; default: the model's
   std::optional<int64_t> stride;   ///< tokens from one window to the next; default: the context
   int64_t batch = 4;               ///< windows of a forward pass
+  std::string delimiter;           ///< of tasks: stands between context and choice
+  bool skip_bad = false;           ///< of tasks: leave bad lines out
   bool json = false;
 };
 

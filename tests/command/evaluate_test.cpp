@@ -1,4 +1,4 @@
-// evaluate: the loss of a model on a text.
+// evaluate: the loss of a model on a text, and multiple-choice tasks.
 #include <cmath>
 #include <gmock/gmock.h>
 
@@ -82,7 +82,7 @@ TEST_F(EvaluateCommandTest, MoreTextBeforeATokenLowersTheLoss) {
 
 TEST_F(EvaluateCommandTest, RefusesTextsItCannotEvaluate) {
   const std::string text = path("validation.txt");
-  expect_refused({}, 2, {"texts"});
+  expect_refused({}, 2, {"no file is named", "--tasks FILE"});
   expect_refused({path("nothere.txt")}, 3, {"nothere.txt: cannot be opened"});
   expect_refused({file("one.txt", "a"), "--ranks", "2"}, 3, {"one.txt: has 1 token, but an evaluation needs 2"});
   expect_refused({file("empty.txt", "")}, 3, {"empty.txt: is empty"});
@@ -93,6 +93,8 @@ TEST_F(EvaluateCommandTest, RefusesTextsItCannotEvaluate) {
   for (const char* option : {"--context", "--stride", "--batch"}) {
     expect_refused({text, option, "0"}, 2, {option, "'0' is not a whole number of at least 1"});
   }
+  expect_refused({text, "--skip-bad"}, 2, {"--skip-bad", "--tasks"});
+  expect_refused({text, "--tasks", path("nothere.jsonl")}, 2, {"--tasks"});
   const Result missing = caravan({"evaluate", path("nothere"), text});
   EXPECT_EQ(missing.code, 3);
   EXPECT_THAT(missing.err, HasSubstr("nothere: is not there"));
@@ -107,6 +109,61 @@ TEST_F(EvaluateCommandTest, RefusesTextsItCannotEvaluate) {
   const Result foreign = caravan({"evaluate", path("run/huggingface"), text});
   EXPECT_EQ(foreign.code, 3) << foreign.out;
   EXPECT_THAT(foreign.err, HasSubstr("tokenizer.json: has 300 tokens, the model 256"));
+}
+
+const std::string kQuestions =
+    "{\"context\": \"The whale\", \"choices\": [\" is\", \" qqq\"], \"gold\": 0}\n"
+    "{\"query\": \"Call me\", \"choices\": [\" zzzzzz\", \" a\", \" the sea\"], \"answer\": 1, \"id\": \"x\"}\n"
+    "\n"
+    "{\"context\": \"of the \", \"choices\": [\"ship\", \"Q\"], \"label\": 1}\n";
+
+std::string first_question() { return kQuestions.substr(0, kQuestions.find('\n') + 1); }
+
+TEST_F(EvaluateCommandTest, TasksGiveTheSameFiguresOnAnyRanks) {
+  const std::string tasks = file("tasks.jsonl", kQuestions);
+  const auto one = json({"--tasks", tasks});
+  EXPECT_EQ(one.at("questions"), 3);
+  EXPECT_EQ(one.at("skipped"), 0);
+  const double acc = number(one, "acc");
+  EXPECT_NEAR(acc * 3, std::round(acc * 3), 1e-9);
+  EXPECT_GE(acc, 1.0 / 3) << "a word of the text is likelier than qqq";
+  EXPECT_NEAR(number(one, "acc_stderr"), std::sqrt(acc * (1 - acc) / 2), 1e-9);
+  for (const char* ranks : {"2", "3"}) EXPECT_EQ(json({"--tasks", tasks, "--ranks", ranks}), one) << ranks;
+  const Result text = evaluate({"--tasks", tasks});
+  EXPECT_THAT(text.out, testing::AllOf(HasSubstr("questions      3\n"), HasSubstr("acc            "),
+                                       HasSubstr("acc_norm       "), HasSubstr(" +- ")));
+  EXPECT_TRUE(json({"--tasks", file("single.jsonl", first_question())}).at("acc_stderr").is_null());
+}
+
+TEST_F(EvaluateCommandTest, BadLinesOfTasksAreRefusedOrSkipped) {
+  const std::string good = first_question();
+  int files = 0;
+  const auto bad = [&](const std::string& line, const std::string& what) {
+    const std::string tasks = file("bad" + std::to_string(++files) + ".jsonl", good + line + "\n");
+    expect_refused({"--tasks", tasks}, 3, {tasks + ":2: " + what});
+    const auto skipping = json({"--tasks", tasks, "--skip-bad"});
+    EXPECT_EQ(skipping.at("questions"), 1) << line;
+    EXPECT_EQ(skipping.at("skipped"), 1) << line;
+  };
+  bad("{", "the line is not a JSON object");
+  bad(R"({"choices": ["a", "b"], "gold": 0})", "the line has no field context or query");
+  bad(R"({"context": 5, "choices": ["a", "b"], "gold": 0})", "context is 5, not a string");
+  bad(R"({"context": "x", "gold": 0})", "the line has no field choices");
+  bad(R"({"context": "x", "choices": ["a"], "gold": 0})", "choices is no list of two or more");
+  bad(R"({"context": "x", "choices": ["a", 7], "gold": 0})", "choices[1] is 7, not a string");
+  bad(R"({"context": "x", "choices": ["a", ""], "gold": 0})", "choices one of them is empty");
+  bad(R"({"context": "x", "choices": ["a", "b"]})", "the line has no field gold or answer or label");
+  bad(R"({"context": "x", "choices": ["a", "b"], "gold": 2})", "gold is 2, not a whole number from 0 to 1");
+  bad(R"({"context": "x", "choices": ["a", ")" + std::string(33, 'b') + R"("], "label": 0})",
+      "continuation has 33 tokens, but the model sees 32 at once");
+  bad(R"({"context": "", "choices": ["a", "b"], "gold": 0})", "context is empty, and the model has no token");
+
+  expect_refused({"--tasks", file("none.jsonl", "\n")}, 3, {"none.jsonl: holds no question"});
+  expect_refused({"--tasks", file("all.jsonl", "{}\n{}\n"), "--skip-bad"}, 3,
+                 {"all.jsonl: holds no question; 2 bad lines"});
+  expect_refused({"--tasks", path("nothere.jsonl")}, 3, {"nothere.jsonl: cannot be opened"});
+  expect_refused({"--tasks", file("t.jsonl", good), "--stride", "4"}, 2, {"--stride", "--tasks"});
+  expect_refused({"--tasks", path("t.jsonl"), path("validation.txt")}, 2, {"texts", "--tasks"});
 }
 
 }  // namespace
