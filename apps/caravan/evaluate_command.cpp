@@ -60,14 +60,18 @@ int64_t context_of(const EvaluateArguments& arguments, const ModelConfig& config
   return context;
 }
 
-TokenFile tokens_of(const std::vector<std::string>& files, const Tokenizer& tokenizer) {
-  const Corpus corpus(std::vector<fs::path>(files.begin(), files.end()));
+TokenFile tokens_of(const EvaluateArguments& arguments, const Tokenizer& tokenizer) {
   const DataFolders folders = data_folders();
+  std::vector<fs::path> files;
+  for (const std::string& text : arguments.texts) {
+    for (fs::path& file : find_texts(text, folders)) files.push_back(std::move(file));
+  }
+  const Corpus corpus(files, folders.cache, {.field = arguments.field});
   TokenFile tokens = open_or_build(folders.cache, corpus.documents(), tokenizer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
   if (tokens.size() < 2) {
-    throw DataError({"evaluate", join(files), fmt::format("has {} token, but an evaluation needs 2", tokens.size()), "",
-                     "give more text"});
+    throw DataError({"evaluate", join(arguments.texts),
+                     fmt::format("has {} token, but an evaluation needs 2", tokens.size()), "", "give more text"});
   }
   return tokens;
 }
@@ -82,7 +86,7 @@ void check_same(Communicator& world, const LoadedModel& loaded, std::vector<Shar
 
 void evaluate_texts(const EvaluateArguments& arguments, LoadedModel& loaded, Communicator& world) {
   const int64_t context = context_of(arguments, loaded.model->config());
-  const TokenFile tokens = tokens_of(arguments.texts, loaded.tokenizer);
+  const TokenFile tokens = tokens_of(arguments, loaded.tokenizer);
   const int64_t stride = arguments.stride.value_or(context);
   check_same(world, loaded,
              {{"the text", tokens.info().content.hex()},

@@ -54,7 +54,10 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
   command->add_option("model", evaluate.model, "a run, a checkpoint or a Hugging Face folder")
       ->required()
       ->check(not_empty());
-  CLI::Option* texts = command->add_option("texts", evaluate.texts, "UTF-8 text files");
+  CLI::Option* texts =
+      command->add_option("texts", evaluate.texts, "texts: files, folders or patterns; plain or JSON lines");
+  CLI::Option* field =
+      command->add_option("--field", evaluate.field, "the field that has the text, for JSON lines")->check(not_empty());
   CLI::Option* context =
       command->add_option("--context", evaluate.context, "tokens that the model sees at once; default: its own number");
   CLI::Option* stride = command->add_option("--stride", evaluate.stride,
@@ -65,7 +68,7 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
           ->add_option("--tasks", evaluate.tasks,
                        "a .jsonl file of multiple-choice questions: \"context\" or \"query\", \"choices\", \"gold\"")
           ->check(not_empty());
-  for (CLI::Option* of_texts : {texts, stride, batch}) tasks->excludes(of_texts);
+  for (CLI::Option* of_texts : {texts, field, stride, batch}) tasks->excludes(of_texts);
   command->add_option("--delimiter", evaluate.delimiter, "text between the context and each choice of --tasks")
       ->needs(tasks);
   command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are no questions")

@@ -42,7 +42,8 @@ struct GenerateArguments {
 
 struct EvaluateArguments {
   std::string model;               ///< run, checkpoint or Hugging Face folder
-  std::vector<std::string> texts;  ///< files; empty with tasks
+  std::vector<std::string> texts;  ///< files, folders or patterns; empty with tasks
+  std::string field = "text";      ///< of texts in JSON lines
   std::string tasks;               ///< a file of multiple-choice questions; "": none
   std::optional<int> ranks;
   std::optional<int64_t> context;  ///< tokens of a window; default: the model's

@@ -11,9 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/caravan/json_lines.h"
 #include "caravan/base/error.h"
-#include "caravan/base/json_reader.h"
+#include "caravan/base/file.h"
+#include "caravan/data/json_lines.h"
 #include "caravan/data/utf8.h"
 #include "caravan/train/recipe.h"
 
@@ -55,15 +55,9 @@ std::vector<std::string> prompts_of_text(const std::filesystem::path& path) {
 }
 
 std::vector<std::string> prompts_of_json(const std::filesystem::path& path) {
-  const JsonLines lines(path, "generate");
   std::vector<std::string> prompts;
-  lines.for_each([&](int64_t number, const nlohmann::json& object) {
-    const std::string where = lines.where(number);
-    const JsonReader line(object, "", where, "generate");
-    if (!line.has("prompt")) {
-      throw DataError({"generate", where, "the line has no field \"prompt\"", "", R"(write {"prompt": "some text"})"});
-    }
-    prompts.push_back(line["prompt"].string());
+  for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
+    prompts.push_back(text_field(object, "prompt", path, number));
   });
   return prompts;
 }

@@ -5,10 +5,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "apps/caravan/json_lines.h"
 #include "caravan/base/error.h"
+#include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
+#include "caravan/data/json_lines.h"
 
 namespace caravan::app {
 namespace {
@@ -38,10 +39,10 @@ Question question_of(const nlohmann::json& object, const std::string& where) {
 
 TaskFile read_tasks(const std::filesystem::path& path, bool skip_bad,
                     const std::function<EncodedQuestion(const Question&)>& encode) {
-  const JsonLines lines(path, "evaluate");
+  const MappedFile content(path, "evaluate");
   TaskFile file;
   const auto take = [&](int64_t number, const nlohmann::json& object) {
-    const std::string where = lines.where(number);
+    const std::string where = fmt::format("{}:{}", path.string(), number);
     const Question question = question_of(object, where);
     try {
       file.questions.push_back(encode(question));
@@ -50,10 +51,16 @@ TaskFile read_tasks(const std::filesystem::path& path, bool skip_bad,
       throw DataError({text.op, where, text.subject + " " + text.fact, text.where, text.action});
     }
   };
-  lines.for_each(take, [&](const DataError& error) {
-    if (!skip_bad) throw DataError(error);
-    ++file.skipped;
+  LineSplitter lines([&](int64_t number, std::string_view line) {
+    try {
+      take(number, parse_json_line(line, path, number));
+    } catch (const DataError&) {
+      if (!skip_bad) throw;
+      ++file.skipped;
+    }
   });
+  lines.put(content.text());
+  lines.finish();
   if (file.questions.empty()) {
     throw DataError(
         {"evaluate", path.string(),

@@ -120,12 +120,12 @@ TEST_F(GenerateCommandTest, RefusesBadInput) {
   expect_refused({"--prompts", file("latin1.txt", "a\ncaf\xe9\n")}, 3, {"latin1.txt: is not UTF-8"});
   const std::string good = "{\"prompt\": \"a\"}\n";
   expect_refused({"--prompts", file("key.jsonl", good + "{\"text\": \"a\"}\n")}, 3,
-                 {"key.jsonl:2: the line has no field \"prompt\""});
+                 {"key.jsonl:2: has no field prompt, but text"});
   expect_refused({"--prompts", file("type.jsonl", good + "\n{\"prompt\": 5}\n")}, 3,
-                 {"type.jsonl:3: prompt is 5", "string"});
+                 {"type.jsonl:3: its field prompt is a number, not a string"});
   expect_refused({"--prompts", file("broken.jsonl", good + "{\"prompt\": \"a\"")}, 3,
-                 {"broken.jsonl:2: the line is not a JSON object"});
-  expect_refused({"--prompts", file("array.jsonl", "[1]\n")}, 3, {"array.jsonl:1: the line is not a JSON object"});
+                 {"broken.jsonl:2: is not JSON from byte "});
+  expect_refused({"--prompts", file("array.jsonl", "[1]\n")}, 3, {"array.jsonl:1: is an array, not an object"});
 }
 
 }  // namespace
