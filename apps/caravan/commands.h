@@ -19,6 +19,7 @@ int cache(const CacheArguments& arguments);
 // In the rank program, because they need libtorch.
 int train(const TrainArguments& arguments);
 int generate(const GenerateArguments& arguments);
+int evaluate(const EvaluateArguments& arguments);
 int export_model(const ExportArguments& arguments);
 int import_model(const ImportArguments& arguments);
 int inspect_layouts(const InspectArguments& arguments);  ///< inspect --layouts

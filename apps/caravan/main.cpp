@@ -61,6 +61,8 @@ void shorten_openmp_spinning() {
 int run(const CommandLine& line, int argc, char** argv) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
+    case CommandLine::Command::evaluate:
+      return start(plan_ranks(line.evaluate.ranks, "", /*default_ranks=*/1), "evaluate", argc, argv);
     case CommandLine::Command::inspect:
       if (line.inspect.layouts) become_rank(argv);
       return inspect(line.inspect);

@@ -17,6 +17,7 @@ void add_train(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app, CommandLine& line);
 void add_prove(CLI::App& app, CommandLine& line);
 void add_generate(CLI::App& app, CommandLine& line);
+void add_evaluate(CLI::App& app, CommandLine& line);
 void add_hugging_face(CLI::App& app, CommandLine& line);
 void add_reports(CLI::App& app, CommandLine& line);
 void add_tokenizer(CLI::App& app, CommandLine& line);

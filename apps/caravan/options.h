@@ -28,11 +28,30 @@ struct TrainArguments {
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
+  std::string prompts;  ///< a file of prompts; "": not given
   std::optional<int64_t> tokens;
+  int64_t samples = 1;  ///< of each prompt
   std::optional<double> temperature;
   std::optional<int64_t> top_k;
   std::optional<double> top_p;
+  std::optional<double> repetition_penalty;
+  std::vector<std::string> stop;
   uint64_t seed = 0;
+  bool json = false;
+};
+
+struct EvaluateArguments {
+  std::string model;               ///< run, checkpoint or Hugging Face folder
+  std::vector<std::string> texts;  ///< files, folders or patterns; empty with tasks
+  std::string field = "text";      ///< of texts in JSON lines
+  std::string tasks;               ///< a file of multiple-choice questions; "": none
+  std::optional<int> ranks;
+  std::optional<int64_t> context;  ///< tokens of a window; default: the model's
+  std::optional<int64_t> stride;   ///< tokens from one window to the next; default: the context
+  int64_t batch = 4;               ///< windows of a forward pass
+  std::string delimiter;           ///< of tasks: stands between context and choice
+  bool skip_bad = false;           ///< of tasks: leave bad lines out
+  bool json = false;
 };
 
 struct ExportArguments {
@@ -121,6 +140,7 @@ struct CommandLine {
   enum class Command : uint8_t {
     train,
     generate,
+    evaluate,
     export_model,
     import_model,
     inspect,
@@ -136,6 +156,7 @@ struct CommandLine {
   } command;
   TrainArguments train;
   GenerateArguments generate;
+  EvaluateArguments evaluate;
   ExportArguments export_model;
   ImportArguments import_model;
   InspectArguments inspect;

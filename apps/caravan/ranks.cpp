@@ -74,9 +74,9 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
 }
 
-RankPlan plan_ranks(std::optional<int> asked, const std::string& backend) {
+RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int default_ranks) {
   if (const auto started = plan_of_environment(asked)) return *started;
-  const int num_ranks = asked.value_or(2);
+  const int num_ranks = asked.value_or(default_ranks);
   return {num_ranks, num_ranks == 1 || backend == "thread", true};
 }
 

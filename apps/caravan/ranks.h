@@ -20,8 +20,8 @@ struct RankPlan {
 /// WORLD_SIZE. Throws UsageError for a number below 1 or one that contradicts the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 
-/// The same for a command without a recipe over back-end `backend`; default: 2 ranks.
-RankPlan plan_ranks(std::optional<int> asked, const std::string& backend);
+/// The same for a command without a recipe over back-end `backend`.
+RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int default_ranks = 2);
 
 /// The largest number of ranks that may be started on this host: more is a typing error that would bring it down.
 int most_local_ranks();

@@ -137,12 +137,41 @@ TEST(ValidationWindows, RowsDoNotDependOnHowTheyAreAskedFor) {
   }
 }
 
+/// Token i is i: the context of a target is what stands before it in its row.
+TEST(ValidationWindows, OverlappingOnesCountEveryTargetOnceWithAtLeastTheOverlapBeforeIt) {
+  const TemporaryFolder folder;
+  for (const int32_t count : {2, 8, 9, 10, 11, 12, 17, 100}) {
+    const TokenFile tokens = numbered_tokens(folder, count);
+    for (const int64_t stride : {1, 3, 7, 8}) {
+      const ValidationWindows windows(tokens, 8, nullptr, stride);
+      EXPECT_EQ(windows.num_targets(), count - 1);
+      std::vector<int64_t> inputs(static_cast<size_t>(windows.size() * 8 + 16));  // two rows of padding
+      std::vector<int64_t> labels(inputs.size());
+      windows.fill(0, inputs, labels);
+      std::vector<int64_t> targets;
+      for (size_t i = 0; i < labels.size(); ++i) {
+        if (labels[i] == kNoTarget) continue;
+        EXPECT_EQ(labels[i], inputs[i] + 1);
+        EXPECT_EQ(inputs[i / 8 * 8], labels[i] - 1 - static_cast<int64_t>(i % 8)) << "its row has the text before it";
+        EXPECT_GE(i % 8, i < 8 ? 0U : static_cast<size_t>(8 - stride));
+        targets.push_back(labels[i]);
+      }
+      std::vector<int64_t> expected(static_cast<size_t>(count - 1));
+      std::iota(expected.begin(), expected.end(), 1);
+      EXPECT_EQ(targets, expected) << count << " tokens, stride " << stride;
+      EXPECT_LT(std::count(labels.end() - 24, labels.end(), kNoTarget), 24) << "the last window is empty";
+    }
+  }
+}
+
 TEST(ValidationWindows, RefuseATextOfOneToken) {
   const TemporaryFolder folder;
   const TokenFile one = numbered_tokens(folder, 1);
   EXPECT_NE(message_of<DataError>([&] { ValidationWindows(one, 8); }).find("1 tokens"), std::string::npos);
   const TokenFile two = numbered_tokens(folder, 2);
   EXPECT_THROW(ValidationWindows(two, 0), ShapeError);
+  EXPECT_THROW(ValidationWindows(two, 8, nullptr, 0), ShapeError);
+  EXPECT_THROW(ValidationWindows(two, 8, nullptr, 9), ShapeError);
 }
 
 }  // namespace

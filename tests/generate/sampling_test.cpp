@@ -108,6 +108,30 @@ TEST(Sampling, IsAFunctionOfSeedAndPlace) {
   EXPECT_EQ(sample_token(logits().to(at::kBFloat16), {.temperature = 0}, 0), 1);
 }
 
+TEST(Sampling, TheRepetitionPenaltyIsThatOfTransformers) {
+  std::vector<float> few{2, -1, 0, 4, -8};
+  apply_repetition_penalty(few, std::vector<int64_t>{1, 0, 1, 2, 4}, 2);
+  EXPECT_EQ(few, (std::vector<float>{1, -2, 0, 4, -16})) << "once for an id that occurs twice";
+  // RepetitionPenaltyLogitsProcessor, to the bit.
+  const at::Tensor scores = at::sin(at::arange(500, at::kFloat)) * 9;
+  const at::Tensor ids = at::arange(40, at::kLong) * 37 % 211;
+  for (const double penalty : {1.0, 1.1, 1.3, 0.7, 5.0}) {
+    const at::Tensor old = scores.gather(0, ids);
+    const at::Tensor want = scores.scatter(0, ids, at::where(old < 0, old * penalty, old / penalty));
+    std::vector<float> got(scores.const_data_ptr<float>(), scores.const_data_ptr<float>() + scores.numel());
+    apply_repetition_penalty(got, {ids.const_data_ptr<int64_t>(), 40}, penalty);
+    EXPECT_TRUE(at::tensor(got).equal(want)) << penalty;
+  }
+}
+
+TEST(Sampling, ThePenaltyComesBeforeTheTemperature) {
+  const std::vector<int64_t> text{1};
+  const SamplingOptions greedy{.temperature = 0, .repetition_penalty = 3};
+  EXPECT_EQ(sample_token(at::tensor({1.0, 5.0, 2.0}), greedy, 0, text), 2);
+  EXPECT_EQ(sample_token(at::tensor({1.0, 5.0, 2.0}), greedy, 0), 1);
+  EXPECT_EQ(sample_token(at::tensor({-4.0, -2.0, -5.0}), greedy, 0, text), 0);
+}
+
 TEST(Sampling, RefusesOptionsAndLogitsThatMeanNothing) {
   const auto refusal = [](const SamplingOptions& options) {
     return message_of<UsageError>([&] { options.validate(); });
@@ -117,6 +141,9 @@ TEST(Sampling, RefusesOptionsAndLogitsThatMeanNothing) {
   EXPECT_THAT(refusal({.top_k = -1}), HasSubstr("top_k"));
   EXPECT_THAT(refusal({.top_p = 0}), HasSubstr("top_p"));
   EXPECT_THAT(refusal({.top_p = 1.5}), HasSubstr("top_p"));
+  for (const double penalty : {0.0, -1.2, 1e9, double{NAN}}) {
+    EXPECT_THAT(refusal({.repetition_penalty = penalty}), HasSubstr("repetition_penalty")) << penalty;
+  }
   EXPECT_NO_THROW(SamplingOptions{}.validate());
   for (const double bad : {NAN, INFINITY}) {
     EXPECT_NE(message_of<NumericsError>([&] { sample_token(at::tensor({1.0, bad, 2.0}), {}, 0); }), "");

@@ -252,7 +252,11 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   EXPECT_EQ(full.temperature, 0.6);
   EXPECT_EQ(full.top_k, 7);
   EXPECT_EQ(full.top_p, 0.9);
-  EXPECT_EQ(full.ignored, (std::vector<std::string>{"repetition_penalty = 1.1", "num_beams = 4", "stop_strings"}));
+  EXPECT_EQ(full.ignored, (std::vector<std::string>{"num_beams = 4"}));
+  EXPECT_EQ(full.repetition_penalty, 1.1);
+  EXPECT_EQ(full.stop_strings, std::vector<std::string>{"x"});
+  EXPECT_EQ(parse_generation_config(R"({"stop_strings": "a\nb"})", "g.json").stop_strings,
+            std::vector<std::string>{"a\nb"});
 
   const GenerationConfig none = parse_generation_config(R"({"eos_token_id": null, "top_k": null})", "g.json");
   EXPECT_FALSE(none.end || none.begin || none.do_sample || none.temperature || none.top_k || none.top_p);
@@ -263,7 +267,7 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   EXPECT_EQ(generation_tokens(config, none), config);
   EXPECT_EQ(generation_tokens(config, full), (SpecialTokens{.begin = 1, .end = {2, 5}, .pad = 3}));
   for (const char* text : {"", "[]", R"({"eos_token_id": "</s>"})", R"({"do_sample": 1})", R"({"temperature": "hot"})",
-                           R"({"top_k": -1})", R"({"top_p": []})"}) {
+                           R"({"top_k": -1})", R"({"top_p": []})", R"({"stop_strings": [3]})"}) {
     EXPECT_THAT(error_of<DataError>([&] { parse_generation_config(text, "some/g.json"); }), HasSubstr("some/g.json"))
         << text;
   }

@@ -8,6 +8,7 @@
 
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/data/support.h"
+#include "tests/nn/tiny.h"
 
 namespace caravan::testing {
 namespace {
@@ -143,6 +144,37 @@ TEST_F(Evaluate, OfAnEngineIsSplitOverItsDataAxesOnly) {
                        EXPECT_EQ(model.num_forwards, 2 * ((10 + 2 * data_ranks - 1) / (2 * data_ranks)));
                      },
                      {.timeout = std::chrono::seconds(20)});
+  }
+}
+
+/// Of a whole model on every rank, with windows that overlap: as one target at a time, from the inputs of its window.
+TEST_F(Evaluate, OfAWholeModelIsThatOfEachTargetAlone) {
+  constexpr int64_t kWidth = 8, kStride = 3;
+  const ModelConfig config{.layers = 1, .width = 16, .heads = 2, .context = kWidth, .vocabulary = 41};
+  const TokenFile tokens = TokenFile::open(folder / "t.tokens");
+  const ValidationWindows windows(tokens, kWidth, nullptr, kStride);
+  double nats = 0;
+  {
+    const at::NoGradGuard no_grad;
+    const auto model = whole_model(config);
+    for (int64_t target = 1; target <= 40; ++target) {
+      const int64_t first = target <= kWidth ? 0 : (target - kWidth + kStride - 1) / kStride * kStride;
+      const at::Tensor ids = at::arange(first, target, at::kLong).unsqueeze(0);
+      const at::Tensor logits = model->run({ids}, {.phase = Phase::evaluate}).front()[0][-1];
+      nats -= at::log_softmax(logits.to(at::kDouble), 0)[target].item<double>();
+    }
+  }
+  for (const int ranks : {1, 2, 3}) {
+    for (const int64_t rows : {1, 4}) {
+      run_thread_ranks(ranks,
+                       [&](const std::shared_ptr<Communicator>& world) {
+                         const auto model = whole_model(config);
+                         const auto result = evaluate(*model, *world, windows, {.rows = rows});
+                         ASSERT_TRUE(result);
+                         EXPECT_NEAR(result->loss, nats / 40, 1e-6 * nats / 40) << ranks << " x " << rows;
+                       },
+                       {.timeout = std::chrono::seconds(20)});
+    }
   }
 }
 

@@ -62,9 +62,17 @@ int64_t Sampler::offset(int64_t sample) const {
   return phase + static_cast<int64_t>(order(static_cast<uint64_t>(sample % num_windows_))) * context_;
 }
 
-ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents)
-    : tokens_(tokens), context_(context), documents_(documents) {
+ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents,
+                                     std::optional<int64_t> stride)
+    : tokens_(tokens), context_(context), stride_(stride.value_or(context)), documents_(documents) {
   check_context(context);
+  if (stride_ < 1 || stride_ > context_) {
+    throw ShapeError({.op = "data",
+                      .subject = "stride",
+                      .fact = fmt::format("is {} tokens for windows of {}", stride_, context_),
+                      .where = {},
+                      .action = fmt::format("use 1 to {}", context_)});
+  }
   if (tokens.size() >= 2) return;
   throw DataError({.op = "data",
                    .subject = "the validation text",
@@ -77,7 +85,8 @@ void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids,
                              std::span<int64_t> documents, std::span<int64_t> positions) const {
   const int64_t rows = num_rows(context_, input_ids, labels);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = std::min((first_window + row) * context_, last());
+    const int64_t window = first_window + row;
+    const int64_t first = window < size() ? window * stride_ : last();
     const auto count = static_cast<size_t>(std::min(context_, last() - first));
     const std::span<int64_t> inputs = row_of(input_ids, row, context_);
     const std::span<int64_t> targets = row_of(labels, row, context_);
@@ -85,6 +94,7 @@ void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids,
     tokens_.read(first + 1, targets.first(count));
     std::ranges::fill(inputs.subspan(count), 0);
     std::ranges::fill(targets.subspan(count), kNoTarget);
+    if (window > 0) std::ranges::fill(targets.first(static_cast<size_t>(context_ - stride_)), kNoTarget);
     if (documents_ == nullptr) continue;
     documents_->mark(inputs, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -42,15 +43,19 @@ int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_
 std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
 
 /// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most
-/// `context` tokens before it as input.
+/// `context` tokens before it as input. Windows begin `stride` tokens apart. Where they overlap, stride < context, the
+/// first context - stride targets of each window but the first are those of the window before, and are left out: the
+/// others have at least context - stride tokens before them, at context / stride times the work.
 class ValidationWindows {
  public:
-  /// `documents`: those of the text, which do not see each other; null: it is one. Throws DataError for a text of fewer
-  /// than 2 tokens, ShapeError for context < 1. Both outlive the windows.
-  ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr);
+  /// `documents`: those of the text, which do not see each other; null: it is one. Default stride: the context. Throws
+  /// DataError for a text of fewer than 2 tokens, ShapeError for context < 1 or a stride that is not from 1 to context.
+  /// Both outlive the windows.
+  ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr,
+                    std::optional<int64_t> stride = {});
 
   int64_t context() const noexcept { return context_; }
-  int64_t size() const noexcept { return (last() + context_ - 1) / context_; }
+  int64_t size() const noexcept { return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_; }
   int64_t num_targets() const { return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last())); }
   const Documents* documents() const noexcept { return documents_; }
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
@@ -67,6 +72,7 @@ class ValidationWindows {
 
   const TokenFile& tokens_;
   int64_t context_;
+  int64_t stride_;
   const Documents* documents_;
 };
 

@@ -29,7 +29,6 @@ const std::vector<std::pair<const char*, json>>& unsupported_settings() {
       {"epsilon_cutoff", 0},
       {"eta_cutoff", 0},
       {"top_h", nullptr},
-      {"repetition_penalty", 1},
       {"encoder_repetition_penalty", 1},
       {"no_repeat_ngram_size", 0},
       {"num_beams", 1},
@@ -39,7 +38,6 @@ const std::vector<std::pair<const char*, json>>& unsupported_settings() {
       {"guidance_scale", 1},
       {"min_length", 0},
       {"min_new_tokens", 0},
-      {"stop_strings", nullptr},
       {"bad_words_ids", nullptr},
       {"force_words_ids", nullptr},
       {"suppress_tokens", nullptr},
@@ -73,6 +71,12 @@ GenerationConfig parse_generation_config(std::string_view text, std::string_view
   if (const auto temperature = in["temperature"]; !temperature.is_null()) config.temperature = real(temperature);
   if (const auto top_k = in["top_k"]; !top_k.is_null()) config.top_k = top_k.integer(0, kLargestId);
   if (const auto top_p = in["top_p"]; !top_p.is_null()) config.top_p = real(top_p);
+  if (const auto penalty = in["repetition_penalty"]; !penalty.is_null()) config.repetition_penalty = real(penalty);
+  if (const auto stop = in["stop_strings"]; stop.value().is_array()) {
+    for (size_t i = 0; i < stop.size(); ++i) config.stop_strings.push_back(stop.element(i).string());
+  } else if (!stop.is_null()) {
+    config.stop_strings = {stop.string()};
+  }
   for (const auto& [key, off] : unsupported_settings()) {
     const JsonReader setting = in[key];
     if (setting.is_null() || setting.value() == off) continue;

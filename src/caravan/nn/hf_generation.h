@@ -18,7 +18,9 @@ struct GenerationConfig {
   std::optional<double> temperature{};
   std::optional<int64_t> top_k{};
   std::optional<double> top_p{};
-  /// Keys that would change the text and that Caravan does not implement, e.g. "repetition_penalty = 1.1".
+  std::optional<double> repetition_penalty{};
+  std::vector<std::string> stop_strings{};
+  /// Keys that would change the text and that Caravan does not implement, e.g. "min_p = 0.1".
   std::vector<std::string> ignored{};
 };
 

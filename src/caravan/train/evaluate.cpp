@@ -5,6 +5,7 @@
 #include <numbers>
 #include <span>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -138,6 +139,15 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
   };
   const EvaluationScope scope(engine);
   return evaluate(loss, windows, part, options);
+}
+
+std::optional<Evaluation> evaluate(Model& model, Communicator& world, const ValidationWindows& windows,
+                                   const EvaluationOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context) {
+    return model.run({ids, labels}, context).front().item<double>();
+  };
+  return evaluate(loss, windows, {.world = world, .part = world.rank(), .num_parts = world.size()}, options);
 }
 
 }  // namespace caravan

@@ -6,6 +6,7 @@
 
 #include "caravan/data/sampler.h"
 #include "caravan/engine/engine.h"
+#include "caravan/nn/model.h"
 
 namespace caravan {
 
@@ -44,5 +45,9 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
 
 /// The same of the engine's model: run({ids, labels}) -> {loss}.
 std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& windows, const EvaluationOptions& options);
+
+/// The same of a model that every rank of `world` has whole.
+std::optional<Evaluation> evaluate(Model& model, Communicator& world, const ValidationWindows& windows,
+                                   const EvaluationOptions& options);
 
 }  // namespace caravan

@@ -1,0 +1,132 @@
+// generate: several samples, prompts from a file, stop strings, the repetition penalty, and its JSON.
+#include <gmock/gmock.h>
+#include <sstream>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::HasSubstr;
+
+class GenerateCommandTest : public CommandTest {
+ protected:
+  GenerateCommandTest() {
+    const Result trained = train("run", 1, set({"train.steps=30", "optimizer.lr=0.01"}));
+    EXPECT_EQ(trained.code, 0) << trained.err;
+  }
+
+  Result generate(const Words& more) const {
+    Words words{"generate", path("run"), "--tokens", "24", "--temperature", "1.2"};
+    words.insert(words.end(), more.begin(), more.end());
+    return caravan(words);
+  }
+  std::string out(const Words& more) const {
+    const Result result = generate(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  }
+  std::vector<nlohmann::json> lines(Words more) const {
+    more.emplace_back("--json");
+    std::istringstream text(out(more));
+    std::vector<nlohmann::json> all;
+    for (std::string line; std::getline(text, line);) all.push_back(nlohmann::json::parse(line, nullptr, false));
+    return all;
+  }
+  void expect_refused(const Words& more, int code, const std::vector<std::string>& words) const {
+    SCOPED_TRACE(testing::PrintToString(more));
+    const Result result = generate(more);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_EQ(result.out, "");
+    for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
+    EXPECT_THAT(result.err, HasSubstr("do: "));
+  }
+};
+
+TEST_F(GenerateCommandTest, SamplesAndPromptsOfAFile) {
+  const std::string whale = out({"--prompt", "The whale"});
+  const std::string sea = out({"--prompt", "A sea"});
+  EXPECT_EQ(out({"--prompt", "The whale", "--samples", "1"}), whale);
+  const std::string two = out({"--prompt", "The whale", "--samples", "2"});
+  EXPECT_EQ(two.find("--- 0 ---\n" + whale + "--- 1 ---\nThe whale"), 0U) << two;
+  EXPECT_EQ(two.find(whale, 20), std::string::npos) << "the second sample has a seed of its own";
+
+  const std::string plain = file("prompts.txt", "The whale\r\n\nA sea");
+  EXPECT_EQ(out({"--prompts", plain}), "--- 0 ---\n" + whale + "--- 1 ---\n" + sea);
+  const std::string json = file("prompts.jsonl", "{\"prompt\": \"The whale\"}\n\n{\"prompt\": \"A sea\", \"id\": 3}\n");
+  EXPECT_EQ(out({"--prompts", json}), out({"--prompts", plain}));
+
+  const auto all = lines({"--prompts", json, "--samples", "2"});
+  ASSERT_EQ(all.size(), 4U);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(all[i].at("prompt"), i < 2 ? "The whale" : "A sea");
+    EXPECT_EQ(all[i].at("sample"), i % 2);
+    EXPECT_EQ(all[i].at("tokens"), 24);
+    EXPECT_EQ(all[i].at("stopped"), "length");
+  }
+  EXPECT_EQ("The whale" + all[0].at("text").get<std::string>() + "\n", whale);
+  EXPECT_EQ("--- 1 ---\nThe whale" + all[1].at("text").get<std::string>() + "\n", two.substr(two.find("--- 1")));
+  EXPECT_EQ("A sea" + all[2].at("text").get<std::string>() + "\n", sea);
+}
+
+TEST_F(GenerateCommandTest, EndsBeforeAStopString) {
+  const std::string text = lines({"--prompt", "The whale"}).at(0).at("text");
+  const std::string stop = text.substr(6, 2);
+  const auto cut = lines({"--prompt", "The whale", "--stop", "not there", "--stop", stop}).at(0);
+  EXPECT_EQ(cut.at("text"), text.substr(0, text.find(stop)));
+  EXPECT_EQ(cut.at("stopped"), "stop string");
+  EXPECT_EQ(out({"--prompt", "The whale", "--stop", stop}), "The whale" + text.substr(0, text.find(stop)) + "\n");
+
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  file("run/huggingface/generation_config.json", nlohmann::json{{"stop_strings", {stop}}}.dump());
+  const Words theirs{"generate", path("run/huggingface"), "--tokens", "24", "--temperature", "1.2", "--prompt",
+                     "The whale"};
+  const Result result = caravan(theirs);
+  EXPECT_EQ(result.out, "The whale" + text.substr(0, text.find(stop)) + "\n") << result.err;
+  EXPECT_EQ(result.err, "");
+}
+
+TEST_F(GenerateCommandTest, TheRepetitionPenaltyOfTheModelIsUsedUnlessOneIsGiven) {
+  const Words greedy{"--prompt", "The whale", "--temperature", "0", "--tokens", "60"};
+  const auto with = [&](const std::string& source, const Words& more) {
+    Words words{"generate", source};
+    words.insert(words.end(), greedy.begin(), greedy.end());
+    words.insert(words.end(), more.begin(), more.end());
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    return result.out;
+  };
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  file("run/huggingface/generation_config.json", R"({"repetition_penalty": 1.4})");
+  const std::string plain = with(path("run"), {});
+  const std::string penalised = with(path("run"), {"--repetition-penalty", "1.4"});
+  EXPECT_NE(plain, penalised);
+  EXPECT_EQ(with(path("run/huggingface"), {}), penalised);
+  EXPECT_EQ(with(path("run/huggingface"), {"--repetition-penalty", "1"}), plain);
+}
+
+TEST_F(GenerateCommandTest, RefusesBadInput) {
+  expect_refused({"--repetition-penalty", "0"}, 2, {"repetition_penalty: 0 is out of range"});
+  expect_refused({"--repetition-penalty", "-1"}, 2, {"repetition_penalty: -1 is out of range"});
+  expect_refused({"--samples", "0"}, 2, {"--samples: 0 is too few", "use 1 or more"});
+  expect_refused({"--stop", ""}, 2, {"--stop", "must not be empty"});
+  expect_refused({"--stop", "\xff"}, 2, {"stop string: is not UTF-8"});
+  expect_refused({"--prompts", ""}, 2, {"--prompts", "must not be empty"});
+  expect_refused({"--prompts", file("p.txt", "a"), "--prompt", "b"}, 2, {"--prompt", "--prompts"});
+  expect_refused({"--prompts", path("nothere.txt")}, 3, {"nothere.txt: cannot be opened"});
+  expect_refused({"--prompts", file("empty.txt", "\n\n")}, 3, {"empty.txt: holds no prompt", "one prompt per line"});
+  expect_refused({"--prompts", file("empty.jsonl", "\n")}, 3, {"empty.jsonl: holds no prompt"});
+  expect_refused({"--prompts", file("latin1.txt", "a\ncaf\xe9\n")}, 3, {"latin1.txt: is not UTF-8"});
+  const std::string good = "{\"prompt\": \"a\"}\n";
+  expect_refused({"--prompts", file("key.jsonl", good + "{\"text\": \"a\"}\n")}, 3,
+                 {"key.jsonl:2: has no field prompt, but text"});
+  expect_refused({"--prompts", file("type.jsonl", good + "\n{\"prompt\": 5}\n")}, 3,
+                 {"type.jsonl:3: its field prompt is a number, not a string"});
+  expect_refused({"--prompts", file("broken.jsonl", good + "{\"prompt\": \"a\"")}, 3,
+                 {"broken.jsonl:2: is not JSON from byte "});
+  expect_refused({"--prompts", file("array.jsonl", "[1]\n")}, 3, {"array.jsonl:1: is an array, not an object"});
+}
+
+}  // namespace
+}  // namespace caravan
