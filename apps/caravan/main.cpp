@@ -61,6 +61,7 @@ void shorten_openmp_spinning() {
 int run(const CommandLine& line, int argc, char** argv) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
+    case CommandLine::Command::run: return run_program(line.run);
     case CommandLine::Command::inspect:
       if (line.inspect.layouts) become_rank(argv);
       return inspect(line.inspect);

@@ -25,6 +25,12 @@ struct TrainArguments {
   std::optional<StepRange> trace_steps;
 };
 
+struct RunArguments {
+  std::optional<int> ranks;
+  std::string log_dir;             ///< "": logs have no names
+  std::vector<std::string> words;  ///< the program and its arguments
+};
+
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
@@ -112,6 +118,7 @@ struct DoctorArguments {
 struct CommandLine {
   enum class Command : uint8_t {
     train,
+    run,
     generate,
     export_model,
     import_model,
@@ -126,6 +133,7 @@ struct CommandLine {
     doctor
   } command;
   TrainArguments train;
+  RunArguments run;
   GenerateArguments generate;
   ExportArguments export_model;
   ImportArguments import_model;
