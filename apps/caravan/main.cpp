@@ -62,6 +62,7 @@ int run(const CommandLine& line, int argc, char** argv) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
     case CommandLine::Command::run: return run_program(line.run);
+    case CommandLine::Command::new_project: return new_project(line.new_project);
     case CommandLine::Command::inspect:
       if (line.inspect.layouts) become_rank(argv);
       return inspect(line.inspect);

@@ -16,6 +16,7 @@ namespace caravan::app {
 
 void add_train(CLI::App& app, CommandLine& line);
 void add_run(CLI::App& app, CommandLine& line);
+void add_new(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app, CommandLine& line);
 void add_prove(CLI::App& app, CommandLine& line);
 void add_generate(CLI::App& app, CommandLine& line);

@@ -41,8 +41,8 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.allow_extras();
-  for (const auto add : {add_train, add_run, add_generate, add_hugging_face, add_inspect, add_prove, add_reports,
-                         add_tokenizer, add_cache, add_bench, add_doctor}) {
+  for (const auto add : {add_train, add_run, add_new, add_generate, add_hugging_face, add_inspect, add_prove,
+                         add_reports, add_tokenizer, add_cache, add_bench, add_doctor}) {
     add(app, line);
   }
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) command->allow_extras();

@@ -31,6 +31,10 @@ struct RunArguments {
   std::vector<std::string> words;  ///< the program and its arguments
 };
 
+struct NewArguments {
+  std::string folder;
+};
+
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
@@ -119,6 +123,7 @@ struct CommandLine {
   enum class Command : uint8_t {
     train,
     run,
+    new_project,
     generate,
     export_model,
     import_model,
@@ -134,6 +139,7 @@ struct CommandLine {
   } command;
   TrainArguments train;
   RunArguments run;
+  NewArguments new_project;
   GenerateArguments generate;
   ExportArguments export_model;
   ImportArguments import_model;

@@ -57,4 +57,12 @@ void add_run(CLI::App& app, CommandLine& line) {
   });
 }
 
+void add_new(CLI::App& app, CommandLine& line) {
+  CLI::App* command = app.add_subcommand("new", "write a program of your own to start from: a CMake project");
+  command->add_option("folder", line.new_project.folder, "a new folder; its name becomes that of the program")
+      ->required()
+      ->check(not_empty());
+  command->callback([&line] { line.command = CommandLine::Command::new_project; });
+}
+
 }  // namespace caravan::app
