@@ -12,7 +12,8 @@ set(CARAVAN_PUBLIC_HEADERS
   parallel/make_strategy.h parallel/pipeline.h prove/prove.h
   nn/experts.h nn/model.h nn/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
   data/corpus.h data/sampler.h data/tokenizer.h
-  checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
+  caravan.h checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
+  session/module_checkpoint.h session/session.h
   generate/generate.h train/evaluate.h train/recipe.h train/run_state.h train/step.h)
 
 # caravan_install_headers(source destination): runs at install time, so that it sees the includes as they are then.

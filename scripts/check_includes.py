@@ -18,7 +18,7 @@ CORE_TARGETS = re.compile(r"(?:target_sources\(caravan_core PRIVATE|add_library\
 
 
 def listed_parts(text):
-    """The parts in their order: folders below src/caravan, or sets of files such as comm/world.{h,cpp}."""
+    """The parts in their order: folders below src/caravan, or sets of files such as comm/world.{h,cpp} and caravan.h."""
     block = re.search(r"^src/caravan/.*\n((?: +.*\n)+)", text, re.M)
     if block is None:
         sys.exit("check_includes: HACKING.md has no list of folders below a line that begins with src/caravan/")
@@ -26,7 +26,7 @@ def listed_parts(text):
     for indent, words in re.findall(r"^( +)(\S.*)$", block[1], re.M):
         names = []
         for word in words.split():
-            if not re.fullmatch(r"[a-z0-9_]+(/|\.\{h,cpp\})", word):
+            if not re.fullmatch(r"[a-z0-9_]+(/|\.h|\.\{h,cpp\})", word):
                 break
             names.append(word.removesuffix("/"))
         if not names or len(indent) > 4:
@@ -54,7 +54,7 @@ class Tree:
     def part(self, file):
         """The part of a file given relative to src/caravan, or None."""
         path = pathlib.PurePosixPath(file)
-        for name in (f"{path.with_suffix('')}.{{h,cpp}}", str(path.parent)):
+        for name in (str(path), f"{path.with_suffix('')}.{{h,cpp}}", str(path.parent)):
             if name in self.parts:
                 return name
         return None

@@ -6,6 +6,8 @@ namespace caravan::app {
 
 // Each runs a command and returns the exit code; throws what the library throws.
 
+int run_program(const RunArguments& arguments);
+int new_project(const NewArguments& arguments);
 int inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
 int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule

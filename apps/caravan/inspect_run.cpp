@@ -45,7 +45,15 @@ std::string contents(const fs::path& checkpoint) {
                      manifest.info.optimizer_steps == 0 ? ", weights only" : "");
 }
 
+/// Of a program of one's own, which has no recipe and a model that is not known here.
+void print_counters(const CheckpointInfo& info) {
+  std::string text;
+  for (const auto& [name, count] : info.counters) text += fmt::format(" {}={}", name, count);
+  print_fact("program", fmt::format("its own, at step {}{}", info.step, text));
+}
+
 void print_model(const CheckpointInfo& info, const fs::path& checkpoint) {
+  if (info.model.empty()) return print_counters(info);
   const ModelConfig model = parse_config_text(info.model, checkpoint.string());
   print_fact("model",
              fmt::format("{}, {} layers of width {}, {} parameters, vocabulary {}, context {}", name(model.kind),

@@ -6,9 +6,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <netinet/in.h>
 #include <optional>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +20,8 @@
 #include "apps/caravan/launch_report.h"
 #include "apps/caravan/oom_kills.h"
 #include "caravan/base/error.h"
+#include "caravan/base/fd.h"
+#include "caravan/comm/store/listen.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace caravan {
@@ -66,8 +70,8 @@ class SignalQueue {
 
 class Job {
  public:
-  Job(std::vector<RankProcess> processes, const SignalQueue& signals)
-      : processes_(std::move(processes)), signals_(signals) {}
+  Job(std::vector<RankProcess> processes, const SignalQueue& signals, bool is_caravan)
+      : processes_(std::move(processes)), signals_(signals), is_caravan_(is_caravan) {}
   ~Job() { release(processes_); }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -87,6 +91,7 @@ class Job {
 
   std::vector<RankProcess> processes_;
   const SignalQueue& signals_;
+  const bool is_caravan_;
   const OomKills oom_kills_;
   std::vector<const RankProcess*> failures_;  ///< earliest first
   int64_t used_bytes_ = 0;                    ///< by all ranks, when one was killed; the largest
@@ -131,9 +136,8 @@ void Job::on_signal(int number) {
     return;
   }
   stop_requested_ = true;
-  std::fprintf(stderr,
-               "caravan: asking %zu ranks to stop; a run in progress saves a checkpoint; a second signal kills them\n",
-               processes_.size());
+  std::fprintf(stderr, "caravan: asking %zu ranks to stop;%s a second signal kills them\n", processes_.size(),
+               is_caravan_ ? " a run in progress saves a checkpoint;" : "");
   for (const RankProcess& process : processes_) {
     if (process.running) kill(process.pid, number == SIGHUP ? SIGHUP : SIGTERM);
   }
@@ -192,6 +196,7 @@ int Job::verdict() const {
   if (insisted_) return 130;
   const bool are_counted = oom_kills_.are_counted();
   const JobFacts facts{.num_ranks = static_cast<int>(processes_.size()),
+                       .is_caravan = is_caravan_,
                        .stop_requested = stop_requested_,
                        .memory_ran_out = are_counted ? oom_kills_.happened() : used_nearly_all_memory(),
                        .is_estimated = !are_counted};
@@ -214,6 +219,24 @@ int Job::verdict() const {
   return job_code_of(*culprit, facts);
 }
 
+/// A free port, bound so that nobody else is given it. It is not listened on: then a rank may bind it, too, if it sets
+/// SO_REUSEADDR, as servers do.
+Fd reserve_port() {
+  Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  if (!socket || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+      bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0) {
+    throw ResourceError({.op = "launch",
+                         .subject = "MASTER_PORT",
+                         .fact = fmt::format("no port is free: {}", strerrordesc_np(errno)),
+                         .where = "",
+                         .action = "raise the limit of open files (ulimit -n), or end programs that hold ports"});
+  }
+  return socket;
+}
+
 }  // namespace
 
 int launch(const LaunchOptions& options) {
@@ -229,7 +252,9 @@ int launch(const LaunchOptions& options) {
   const StoreServer server("127.0.0.1", 0, {.key = key, .log = [](const std::string& line) {
                                               std::fprintf(stderr, "caravan: %s\n", line.c_str());
                                             }});
-  return Job(start_ranks(options, {server.port(), key}, signals.mask_before()), signals).run();
+  const Fd reserved = reserve_port();
+  const ServedStoreInfo store{.port = server.port(), .master_port = store_socket::port_of(reserved.get()), .key = key};
+  return Job(start_ranks(options, store, signals.mask_before()), signals, options.is_caravan).run();
 }
 
 }  // namespace caravan

@@ -10,6 +10,7 @@ struct LaunchOptions {
   std::string program;                 ///< path of the executable that every rank runs; PATH is not searched
   std::vector<std::string> arguments;  ///< without argv[0]
   std::string log_dir;                 ///< for rank_N.log of every rank but 0; empty: unnamed files
+  bool is_caravan = true;              ///< its exit codes and advice are Caravan's; false: of somebody's own program
 };
 
 /// Runs `num_ranks` processes of `program` on this host and returns the exit code of the job when all have ended:
@@ -23,6 +24,7 @@ struct LaunchOptions {
 ///
 /// Each rank finds its job in the environment (RankInfo::from_environment): the launcher serves the store, with a
 /// secret for this job unless the environment has one (JobKey::for_launch), and reports refused connections on stderr.
+/// MASTER_PORT is another port, kept free for a rank 0 that serves a store of its own, as torch.distributed does.
 /// Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the other ranks write to logs.
 /// When a rank fails, the others have half a second to end and are then killed. stderr gets the error of the rank that
 /// caused the failure, once: a signal or an exit code other than 4 comes before exit code 4, the consequence of a lost

@@ -42,10 +42,10 @@ Image::Image(const LaunchOptions& options, const RankProcess& process, const Ser
       fmt::format("LOCAL_RANK={}", process.rank),
       fmt::format("LOCAL_WORLD_SIZE={}", options.num_ranks),
       "MASTER_ADDR=127.0.0.1",
-      fmt::format("MASTER_PORT={}", store.port),
+      fmt::format("MASTER_PORT={}", store.master_port),
       "CARAVAN_JOB_ID=" + store.key.id,
       "CARAVAN_SECRET=" + store.key.secret,
-      "CARAVAN_STORE_SERVED=1",
+      fmt::format("CARAVAN_STORE_PORT={}", store.port),
       fmt::format("{}={}", app::kErrorFileVariable, process.error_fd < 0 ? "" : std::to_string(process.error_fd)),
       "TORCHELASTIC_USE_AGENT_STORE=0",  // the launcher may itself run under torchrun
   };
@@ -144,6 +144,13 @@ void start_rank(RankProcess& process, const LaunchOptions& options, const Served
   }
 }
 
+/// What to do if the program cannot be run.
+const char* action_for(int error) {
+  if (error == ENOEXEC) return "if it is a script, begin it with the line of its interpreter, such as #!/bin/sh";
+  if (error == ENOENT) return "give the path of an executable file; of a script, check the interpreter after #!";
+  return "give the path of an executable file";
+}
+
 /// A pipe that closes when all children have called exec, or carries the errno of one that failed to.
 class FailurePipe {
  public:
@@ -208,7 +215,7 @@ std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedS
                         .subject = options.program,
                         .fact = fmt::format("cannot be run: {}", strerrordesc_np(error)),
                         .where = "",
-                        .action = "give the path of an executable file"});
+                        .action = action_for(error)});
     }
   } catch (...) {
     end_all(processes);

@@ -31,7 +31,8 @@ struct RankProcess {
 /// How ranks reach the store that the launcher serves.
 struct ServedStoreInfo {
   int port = 0;
-  JobKey key;  ///< passed in the environment, which only the user's own processes can read
+  int master_port = 0;  ///< MASTER_PORT, on which the launcher serves nothing
+  JobKey key;           ///< passed in the environment, which only the user's own processes can read
 };
 
 /// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws.

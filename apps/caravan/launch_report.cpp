@@ -44,8 +44,9 @@ std::string how_it_ended(const RankProcess& process, const JobFacts& facts) {
                                                       {130, "interrupted"}};
   const int code = WEXITSTATUS(process.wait_status);
   const auto found = kClasses.find(code);
-  return found == kClasses.end() ? fmt::format("ended with exit code {}", code)
-                                 : fmt::format("ended with exit code {} ({})", code, found->second);
+  return found == kClasses.end() || !facts.is_caravan
+             ? fmt::format("ended with exit code {}", code)
+             : fmt::format("ended with exit code {} ({})", code, found->second);
 }
 
 std::vector<std::string> tail_of(int fd) {
@@ -148,9 +149,10 @@ std::string report(const RankProcess& culprit, const std::vector<const RankProce
     out = (culprit.rank > 0 && is_only_its_own ? who + how_it_ended(culprit, facts) + ":\n" : "") + error + "\n";
   }
   if (ending_of(culprit, facts) == Ending::out_of_memory) {
-    out +=
-        "  do: lower train.micro_batch if it is above 1, use a smaller model or context, or give each rank more "
-        "memory: start fewer ranks on this host\n";
+    out += facts.is_caravan
+               ? "  do: lower train.micro_batch if it is above 1, use a smaller model or context, or give each rank "
+                 "more memory: start fewer ranks on this host\n"
+               : "  do: start fewer ranks on this host, or let each use less memory\n";
   }
   return out + others(culprit, error, failures, facts);
 }

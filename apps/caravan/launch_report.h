@@ -21,6 +21,7 @@ enum class Ending : uint8_t {
 /// The launcher's view of the job.
 struct JobFacts {
   int num_ranks = 0;
+  bool is_caravan = true;       ///< see LaunchOptions
   bool stop_requested = false;  ///< the launcher has passed a signal on to the ranks
   bool memory_ran_out = false;  ///< the reason of a SIGKILL that the launcher did not send
   bool is_estimated = false;    ///< from the memory that the ranks used: the kernel does not count its kills

@@ -63,6 +63,8 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
     case CommandLine::Command::evaluate:
       return start(plan_ranks(line.evaluate.ranks, "", /*default_ranks=*/1), "evaluate", argc, argv);
+    case CommandLine::Command::run: return run_program(line.run);
+    case CommandLine::Command::new_project: return new_project(line.new_project);
     case CommandLine::Command::inspect:
       if (line.inspect.layouts) become_rank(argv);
       return inspect(line.inspect);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "apps/caravan/options.h"
 
@@ -14,6 +15,8 @@ namespace caravan::app {
 // Each adds one command, or a few. When its command is parsed, it sets line.command. `line` outlives the parsing.
 
 void add_train(CLI::App& app, CommandLine& line);
+void add_run(CLI::App& app, CommandLine& line);
+void add_new(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app, CommandLine& line);
 void add_prove(CLI::App& app, CommandLine& line);
 void add_generate(CLI::App& app, CommandLine& line);
@@ -28,6 +31,10 @@ void add_doctor(CLI::App& app, CommandLine& line);
 
 /// --set
 void add_set(CLI::App& command, std::vector<std::string>& overrides);
+
+/// Of the words of `caravan run`, moves the program and its arguments into `run` before the others are parsed: what
+/// looks like an option among them is the program's. --ranks N stays, unless it stands behind --.
+void split_run(std::vector<std::string>& words, RunArguments& run);
 
 /// For options that take text: an unset variable of a script must not change what the command does.
 CLI::Validator not_empty();

@@ -1,5 +1,7 @@
 #include "apps/caravan/options.h"
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 
 #include "apps/caravan/option_groups.h"
@@ -39,13 +41,16 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   app.allow_extras();
-  for (const auto add : {add_train, add_generate, add_evaluate, add_hugging_face, add_inspect, add_prove, add_reports,
-                         add_tokenizer, add_data, add_cache, add_bench, add_doctor}) {
+  for (const auto add : {add_train, add_run, add_new, add_generate, add_evaluate, add_hugging_face, add_inspect,
+                         add_prove, add_reports, add_tokenizer, add_data, add_cache, add_bench, add_doctor}) {
     add(app, line);
   }
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) command->allow_extras();
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  split_run(words, line.run);
+  std::ranges::reverse(words);  // the order that CLI11 takes
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return std::nullopt;

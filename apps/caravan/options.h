@@ -25,6 +25,16 @@ struct TrainArguments {
   std::optional<StepRange> trace_steps;
 };
 
+struct RunArguments {
+  std::optional<int> ranks;
+  std::string log_dir;             ///< "": logs have no names
+  std::vector<std::string> words;  ///< the program and its arguments
+};
+
+struct NewArguments {
+  std::string folder;
+};
+
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
@@ -139,6 +149,8 @@ struct DoctorArguments {
 struct CommandLine {
   enum class Command : uint8_t {
     train,
+    run,
+    new_project,
     generate,
     evaluate,
     export_model,
@@ -155,6 +167,8 @@ struct CommandLine {
     doctor
   } command;
   TrainArguments train;
+  RunArguments run;
+  NewArguments new_project;
   GenerateArguments generate;
   EvaluateArguments evaluate;
   ExportArguments export_model;

@@ -19,6 +19,7 @@ using Axes = std::vector<AxisSize>;
 const CheckpointInfo kInfo{.step = 5,
                            .position = 77,
                            .optimizer_steps = 4,
+                           .counters = {{"epoch", 3}, {"below zero", -7}},
                            .recipe = "[train]\nsteps = 9 # \"é\"\n",
                            .model = "{}",
                            .tokenizer_hash = "abc",

@@ -200,6 +200,11 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        }},
       {"step is not a whole number", [&](json& root) { root["step"] = -1; }},
       {"position is not a whole number", [&](json& root) { root["position"] = 1e300; }},
+      {"counters is not an object", [&](json& root) { root["counters"] = json::array({3}); }},
+      {"counters.epoch is not a whole number",
+       [&](json& root) {
+         root["counters"] = {{"epoch", 1.5}};
+       }},
       {"version is 3", [&](json& root) { root["version"] = 3; }},
       {"version is 0", [&](json& root) { root["version"] = 0; }},
       {"has no 'version'", [&](json& root) { root.erase("version"); }},

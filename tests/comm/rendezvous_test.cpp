@@ -18,7 +18,7 @@ using testing::ThrowsMessage;
 /// Exactly these variables of the job are set.
 void set_environment(const std::map<std::string, std::string>& variables) {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                           "TORCHELASTIC_USE_AGENT_STORE", "CARAVAN_STORE_SERVED", "OMPI_COMM_WORLD_RANK",
+                           "TORCHELASTIC_USE_AGENT_STORE", "CARAVAN_STORE_PORT", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
                            "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}) {
     const auto found = variables.find(name);
@@ -60,11 +60,12 @@ TEST(RankInfo, ReadsEveryVariable) {
   set_environment(variables);
   EXPECT_TRUE(RankInfo::from_environment().agent_store);
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
-  variables["CARAVAN_STORE_SERVED"] = "1";
+  variables["CARAVAN_STORE_PORT"] = "4000";
   set_environment(variables);
   info = RankInfo::from_environment();
   EXPECT_FALSE(info.agent_store);
   EXPECT_TRUE(info.store_is_served);
+  EXPECT_EQ(info.master_port, 4000);
 }
 
 TEST(RankInfo, ReadsWhatMpirunSays) {
@@ -130,7 +131,8 @@ TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
       {"MASTER_PORT", "65536", "65536 is out of range", "1 .. 65535"},
       {"MASTER_PORT", "0", "0 is out of range", "1 .. 65535"},
       {"MASTER_PORT", " 80", "\" 80\" is not", "1 .. 65535"},
-      {"CARAVAN_STORE_SERVED", "maybe", "\"maybe\" is not a boolean", "1 or 0"},
+      {"CARAVAN_STORE_PORT", "maybe", "\"maybe\" is not a whole number", "1 .. 65535"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "maybe", "\"maybe\" is not a boolean", "1 or 0"},
   };
   for (const auto& wrong : cases) {
     auto variables = kComplete;
@@ -145,7 +147,7 @@ TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
 TEST(RankInfo, TwoLaunchersAreOneTooMany) {
   auto variables = kComplete;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "1";
-  variables["CARAVAN_STORE_SERVED"] = "1";
+  variables["CARAVAN_STORE_PORT"] = "4000";
   set_environment(variables);
   EXPECT_THAT([] { RankInfo::from_environment(); }, ThrowsMessage<UsageError>(HasSubstr("two launchers")));
 }

@@ -41,6 +41,24 @@ if(NOT output MATCHES "12 bytes")
   message(FATAL_ERROR "the consumer printed: ${output}")
 endif()
 
+# A project that `caravan new` writes builds against this installation, and trains.
+file(REMOVE_RECURSE ${WORK}/mine)
+run(${WORK}/moved/bin/caravan new ${WORK}/mine)
+if(NOT output MATCHES "cmake -S . -B build -DCMAKE_PREFIX_PATH=${WORK}/moved\n" OR output MATCHES "--install")
+  message(FATAL_ERROR "caravan new does not say how to build here: ${output}")
+endif()
+run(${CMAKE_COMMAND} -G Ninja -S ${WORK}/mine -B ${WORK}/mine/build -DCMAKE_CXX_COMPILER=${CXX}
+  -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH})
+run(${CMAKE_COMMAND} --build ${WORK}/mine/build)
+run(${CMAKE_COMMAND} -E chdir ${WORK}/mine ${WORK}/moved/bin/caravan run build/mine 3 --ranks 2)
+if(NOT output MATCHES "step 3: loss" OR NOT EXISTS ${WORK}/mine/checkpoints/step_000003/manifest.json)
+  message(FATAL_ERROR "the new project printed: ${output}")
+endif()
+run(${CMAKE_COMMAND} -E chdir ${WORK}/mine ${WORK}/moved/bin/caravan run build/mine 5 --ranks 1)
+if(NOT output MATCHES "^step 4: loss[^\n]*\nstep 5: loss")
+  message(FATAL_ERROR "the new project did not resume: ${output}")
+endif()
+
 # The wrong torch is refused by name, not met with a crash at run time.
 execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project/refused
   -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${WORK} RESULT_VARIABLE code

@@ -59,11 +59,28 @@ TEST_F(LaunchTest, RanksFindTheirJobAndTheStore) {
                                                              "RANK=7", "MASTER_ADDR=elsewhere"}});
   EXPECT_EQ(child.wait(), 0) << child.err();
   EXPECT_EQ(child.out(),
-            "RANK=0\nWORLD_SIZE=3\nLOCAL_RANK=0\nLOCAL_WORLD_SIZE=3\nMASTER_ADDR=127.0.0.1\nCARAVAN_STORE_SERVED=1\n"
+            "RANK=0\nWORLD_SIZE=3\nLOCAL_RANK=0\nLOCAL_WORLD_SIZE=3\nMASTER_ADDR=127.0.0.1\n"
             "TORCHELASTIC_USE_AGENT_STORE=0\nINHERITED=kept\nall 3 met\n");
   EXPECT_THAT(text_of(logs + "/rank_2.log"), AllOf(HasSubstr("RANK=2\n"), HasSubstr("LOCAL_RANK=2\n")));
   EXPECT_EQ(child.err(), "");
   EXPECT_TRUE(child.all_gone(0));
+}
+
+/// MASTER_PORT is for a program that serves a store of its own there, such as torch.distributed.
+TEST_F(LaunchTest, RankZeroMayServeMasterPort) {
+  Child child(job(2, {"0=serve,meet", "*=meet"}));
+  EXPECT_EQ(child.wait(), 0) << child.err();
+  EXPECT_EQ(child.out(), "serves MASTER_PORT\nall 2 met\n");
+}
+
+/// Exit codes of other programs mean what those say, and their advice is not Caravan's.
+TEST_F(LaunchTest, CodesOfOtherProgramsAreNotExplained) {
+  const RankProcess failed{.rank = 1, .wait_status = 3 << 8};
+  const RankProcess victim{.rank = 1, .wait_status = SIGKILL, .peak_resident_bytes = int64_t{3} << 30};
+  const JobFacts facts{.num_ranks = 2, .is_caravan = false, .memory_ran_out = true};
+  EXPECT_EQ(report(failed, {&failed}, facts), "caravan: rank 1 of 2 ended with exit code 3\n");
+  EXPECT_THAT(report(victim, {&victim}, facts),
+              AllOf(HasSubstr("do: start fewer ranks on this host"), Not(HasSubstr("micro_batch"))));
 }
 
 TEST_F(LaunchTest, RankZeroOwnsTheTerminalAndTheOthersHaveLogs) {

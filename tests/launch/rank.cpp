@@ -8,6 +8,7 @@
 ///   error:TEXT    as the error that ends the rank
 ///   read          echoes one line of stdin
 ///   env           prints what the launcher has set
+///   serve         listens on MASTER_PORT, as the store of torch.distributed does on rank 0
 ///   meet          waits for all ranks, through the store
 ///   hang          for ever
 ///   deaf          ignores signals
@@ -15,13 +16,16 @@
 ///   stop:MS       waits for a request to stop, takes MS to save, ends with 130
 ///   spawn         starts a child that sleeps for ever
 ///   stranger      tries to join the job without its secret, and prints the error
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <netinet/in.h>
 #include <sstream>
 #include <string>
+#include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
 
@@ -39,10 +43,21 @@ volatile std::sig_atomic_t requests = 0;
 
 void print_environment() {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                           "CARAVAN_STORE_SERVED", "TORCHELASTIC_USE_AGENT_STORE", "INHERITED"}) {
+                           "TORCHELASTIC_USE_AGENT_STORE", "INHERITED"}) {
     const char* value = std::getenv(name);
     std::printf("%s=%s\n", name, value == nullptr ? "(unset)" : value);
   }
+}
+
+void serve() {
+  const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  const int yes = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
+  const bool serves = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && listen(fd, 8) == 0;
+  std::printf("%s\n", serves ? "serves MASTER_PORT" : std::strerror(errno));
 }
 
 void meet() {
@@ -93,6 +108,7 @@ void run_step(const std::string& step) {
   if (verb == "error") app::report_error(argument);
   if (verb == "warn") std::fprintf(stderr, "%s\n", argument.c_str());
   if (verb == "env") print_environment();
+  if (verb == "serve") serve();
   if (verb == "meet") meet();
   if (verb == "count") count_requests();
   if (verb == "stranger") be_stranger();

@@ -21,8 +21,7 @@ std::vector<std::string> rank_environment(int rank, int ranks, int port,
   set("WORLD_SIZE", std::to_string(ranks));
   set("LOCAL_WORLD_SIZE", std::to_string(ranks));
   set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(port));
-  set("CARAVAN_STORE_SERVED", "1");
+  set("CARAVAN_STORE_PORT", std::to_string(port));
   for (const auto& [name, value] : more) set(name, value);
   return variables;
 }

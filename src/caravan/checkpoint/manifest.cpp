@@ -69,6 +69,19 @@ class Fields {
     return name;
   }
 
+  /// Of either sign, by name.
+  std::map<std::string, int64_t> counters(const json& value, const std::string& field) const {
+    if (!value.is_object()) refuse(field, "is not an object");
+    std::map<std::string, int64_t> out;
+    for (const auto& [name, count] : value.items()) {
+      if (!count.is_number_integer() || (count.is_number_unsigned() && count.get<uint64_t>() > uint64_t{INT64_MAX})) {
+        refuse(field + "." + name, "is not a whole number");
+      }
+      out[name] = count.get<int64_t>();
+    }
+    return out;
+  }
+
   std::vector<int64_t> numbers(const json& value, const std::string& field) const {
     if (!value.is_array()) refuse(field, "is not a list");
     std::vector<int64_t> out;
@@ -172,6 +185,7 @@ std::string Manifest::to_json() const {
            {"tensors", json::object()},
            {"files", json::object()}};
   if (!info.clocks.empty()) out["clocks"] = info.clocks;
+  if (!info.counters.empty()) out["counters"] = info.counters;
   for (const auto& [name, tensor] : tensors) {
     json pieces = json::array();
     for (const ManifestPiece& piece : tensor.pieces) {
@@ -201,7 +215,9 @@ Manifest Manifest::read(const fs::path& folder) {
   std::vector<std::string> keys{"version", "step",           "position", "optimizer_steps", "recipe",
                                 "model",   "tokenizer_hash", "tensors",  "files",           "hash"};
   if (version > kOldestVersion) keys.insert(keys.end(), {"data", "numerics"});
-  if (root.contains("clocks")) keys.emplace_back("clocks");
+  for (const char* optional : {"clocks", "counters"}) {
+    if (root.contains(optional)) keys.emplace_back(optional);
+  }
   fields.check_keys(root, "the manifest", keys);
   const std::string hash = fields.text(root["hash"], "hash");
   root.erase("hash");
@@ -215,6 +231,7 @@ Manifest Manifest::read(const fs::path& folder) {
                    .model = fields.text(root["model"], "model"),
                    .tokenizer_hash = fields.text(root["tokenizer_hash"], "tokenizer_hash")};
   if (root.contains("clocks")) manifest.info.clocks = fields.numbers(root["clocks"], "clocks");
+  if (root.contains("counters")) manifest.info.counters = fields.counters(root["counters"], "counters");
   if (version > kOldestVersion) read_origin(fields, root, manifest.info);
   if (!root["files"].is_object() || !root["tensors"].is_object()) fields.refuse("files, tensors", "are not objects");
   for (const auto& [name, value] : root["files"].items()) {

@@ -28,8 +28,9 @@ struct CheckpointInfo {
   int64_t optimizer_steps = 0;  ///< the optimizer's own count
   /// Steps that each rank has done, where ranks do not wait for each other (AsyncTrainer); `step` is the smallest.
   std::vector<int64_t> clocks{};
-  std::string recipe{};  ///< of the run, as TOML
-  std::string model{};   ///< the model's config (nn/config_text.h)
+  std::map<std::string, int64_t> counters{};  ///< of a program of one's own, by its names
+  std::string recipe{};                       ///< of the run, as TOML
+  std::string model{};                        ///< the model's config (nn/config_text.h)
   std::string tokenizer_hash{};
   std::string train_hash{};       ///< of the training text and the tokenizer; "": not known
   std::string validation_hash{};  ///< of the validation text and the tokenizer

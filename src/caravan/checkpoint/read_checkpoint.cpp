@@ -87,7 +87,7 @@ void CheckpointReader::check(const std::vector<std::pair<std::string, std::vecto
   if (!other_shape.empty()) facts.push_back("has in another shape " + some_of(other_shape));
   if (!facts.empty()) {
     throw DataError({"checkpoint", folder_.string(), join(facts, "; "), "",
-                     "resume with the recipe.toml of the run that wrote it"});
+                     "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});
   }
   for (const auto& [name, tensor] : manifest_.tensors) {
     for (const ManifestPiece& piece : tensor.pieces) bytes_of(tensor, piece);
@@ -101,7 +101,7 @@ void CheckpointReader::read(const std::string& name, const Box& box, at::Tensor 
   const std::string dtype(safetensors_name(to_dtype(out.scalar_type())));
   if (tensor.dtype != dtype) {
     throw DataError({"checkpoint", name, fmt::format("is {}, not {}", tensor.dtype, dtype), folder_.string(),
-                     "resume with the recipe.toml of the run that wrote it"});
+                     "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});
   }
   const std::span<std::byte> target(static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<size_t>(out.nbytes()));
   for (const ManifestPiece& piece : tensor.pieces) {

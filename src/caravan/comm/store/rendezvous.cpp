@@ -85,12 +85,12 @@ RankInfo RankInfo::from_environment() {
   info.local_rank = number_of("LOCAL_RANK", 0, info.local_world_size - 1);
   if (info.world_size == 1) return info;  // no peers
   info.master_addr = text_of("MASTER_ADDR");
-  info.master_port = number_of("MASTER_PORT", 1, 65535);
   info.agent_store = is_true("TORCHELASTIC_USE_AGENT_STORE");
-  info.store_is_served = is_true("CARAVAN_STORE_SERVED");
+  info.store_is_served = is_set("CARAVAN_STORE_PORT");
+  info.master_port = number_of(info.store_is_served ? "CARAVAN_STORE_PORT" : "MASTER_PORT", 1, 65535);
   info.key = JobKey::from_environment(info.world_size);
   if (info.agent_store && info.store_is_served) {
-    throw wrong("CARAVAN_STORE_SERVED",
+    throw wrong("CARAVAN_STORE_PORT",
                 "is set together with TORCHELASTIC_USE_AGENT_STORE: two launchers have started this process",
                 "start the ranks with only one of them");
   }

@@ -16,16 +16,17 @@ struct RankInfo {
   int local_rank = 0;
   int local_world_size = 1;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;
-  bool store_is_served = false;  ///< the launcher serves our store on master_port
+  int master_port = 0;           ///< of the store
+  bool store_is_served = false;  ///< our launcher serves our store on master_port
   bool agent_store = false;      ///< torchrun's agent serves a c10d TCPStore on master_port
   bool by_mpirun = false;        ///< started by mpirun, which serves no store (see open_mpi_store)
   JobKey key;                    ///< of our store; unused in a world of one
 
-  /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE,
-  /// CARAVAN_STORE_SERVED and the variables of JobKey. Without RANK, reads those of Open MPI's mpirun
-  /// (OMPI_COMM_WORLD_*) or of MPICH's and its derivatives' (PMI_*, MPI_LOCAL*); without those either, the world has
-  /// one rank. Throws UsageError naming the variable that is missing, not a number or out of range.
+  /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
+  /// the variables of JobKey. Our launcher serves its store on CARAVAN_STORE_PORT, and leaves MASTER_PORT to programs
+  /// such as torch.distributed. Without RANK, reads the variables of Open MPI's mpirun (OMPI_COMM_WORLD_*) or of
+  /// MPICH's and its derivatives' (PMI_*, MPI_LOCAL*); without those either, the world has one rank. Throws UsageError
+  /// naming the variable that is missing, not a number or out of range.
   static RankInfo from_environment();
 };
 

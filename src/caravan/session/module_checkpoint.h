@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "caravan/base/file_lock.h"
+#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/engine/engine.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace caravan {
+
+class OptimizerState;
+
+/// How far a program of one's own has come.
+struct Progress {
+  int64_t step = 0;                           ///< optimizer steps done; names the checkpoint
+  std::map<std::string, int64_t> counters{};  ///< whatever else it counts: epochs, samples
+};
+
+/// The checkpoints of a program of one's own, in a folder `run`: parameters and buffers of its module under their own
+/// names, the state of its torch::optim optimizer, and its counts. The format, and what holds after a crash, are those
+/// of save_checkpoint. A checkpoint has no layout: what N ranks saved, sharded or not, M ranks load in their own way.
+///
+///   Ddp ddp(model, session.mesh());
+///   torch::optim::AdamW optimizer(ddp.parameters());
+///   ModuleCheckpoint checkpoint("runs/mine", ddp, &optimizer);
+///   for (Progress at = checkpoint.load(); at.step < kSteps;) {
+///     ..
+///     if (++at.step % 100 == 0) checkpoint.save(at);
+///   }
+///
+/// Not kept: options of the optimizer, such as a learning rate, and the state of generators and of communication hooks.
+/// Buffers are those of rank 0.
+class ModuleCheckpoint {
+ public:
+  /// `engine` and `optimizer` outlive this. Without an optimizer only the module is saved, and only it is loaded, also
+  /// from a checkpoint that has more. `keep`: the number of checkpoints that stay; 0: all.
+  /// Throws UsageError for an optimizer other than SGD, Adam, AdamW, Adagrad and RMSprop, or whose tensors are not
+  /// engine.parameters(); for a parameter whose name begins as those of training state do; and for a model with buffers
+  /// in stages, of which no rank has all.
+  ModuleCheckpoint(std::filesystem::path run, Engine& engine, torch::optim::Optimizer* optimizer = nullptr,
+                   int64_t keep = 2);
+  ~ModuleCheckpoint();
+
+  /// Every rank calls it, between steps, with the same progress. Sends a few texts, and 16 bytes for each parameter.
+  /// Throws as save_checkpoint; on rank 0, UsageError for a folder that another process writes to, or that holds
+  /// checkpoints which were not loaded: they would be mixed with those of this run.
+  SavedCheckpoint save(const Progress& progress);
+
+  /// Loads the newest checkpoint of the run and returns its progress; if there is none, step 0. Every rank calls it.
+  Progress load();
+  /// Loads `checkpoint`. If it is of this run, later ones are set aside as step_NNNNNN.abandoned.
+  /// Throws DataError for a damaged checkpoint, one written with another kind of optimizer, or one whose tensors are
+  /// not those of the module and the optimizer, listing what is missing, unexpected or of another shape.
+  Progress load(const std::filesystem::path& checkpoint);
+
+ private:
+  using Shape = std::vector<int64_t>;
+  void take_folder(bool starts);
+  void refuse_other_kind(const CheckpointReader& reader) const;
+  /// By parameter: which fields the optimizers of all ranks keep, and the steps they counted.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> agreed_state() const;
+  std::vector<CheckpointPiece> module_pieces() const;
+  std::vector<CheckpointPiece> optimizer_pieces() const;
+  std::vector<std::pair<std::string, Shape>> wanted(const CheckpointReader& reader) const;
+  void read_module(CheckpointReader& reader);
+  void read_optimizer(CheckpointReader& reader);
+
+  std::filesystem::path run_;
+  Engine& engine_;
+  std::vector<Parameter*> parameters_;
+  std::unique_ptr<OptimizerState> optimizer_;  ///< null: none
+  int64_t keep_;
+  FileLock lock_;          ///< on rank 0, once it writes
+  bool is_taken_ = false;  ///< the folder is this run's
+};
+
+}  // namespace caravan

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/base/runtime.h"
+#include "caravan/comm/communicator.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/mesh/mesh.h"
+
+namespace caravan {
+
+struct SessionOptions {
+  /// Of the mesh, the slowest first. Size 0, of at most one axis: the ranks that the others leave. Empty: one axis "dp"
+  /// of all ranks.
+  std::vector<AxisSize> axes{};
+  std::string backend = "auto";  ///< see make_world
+  uint64_t seed = 1;
+  double timeout_s = 300;  ///< of every wait for other ranks
+  int threads = 0;         ///< of this rank, for compute; 0: an equal share of the host's cores. Ranks may differ
+};
+
+/// What a program of one's own needs of its job, from the environment: `caravan run`, torchrun, mpirun, or none of them
+/// for one rank. main() makes one before the first tensor, and keeps it as long as anything made from it.
+///
+/// torch's default generator is seeded the same on every rank, so modules start equal. What shall differ between ranks,
+/// such as dropout, takes a generator of its own.
+class Session {
+ public:
+  /// Every rank of the job calls it. Throws UsageError on every rank, naming the option and both values, if two ranks
+  /// have different options; if the sizes do not multiply to the number of ranks, naming sizes that do; for an unknown
+  /// back-end; for a time-out or a number of threads that is none; and if another Session or Runtime exists. Throws
+  /// CommError naming the ranks that do not come within the time-out.
+  explicit Session(const SessionOptions& options = {});
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  Communicator& world() const noexcept { return mesh_.world(); }
+  const Mesh& mesh() const noexcept { return mesh_; }
+  /// Mesh::operator[].
+  const MeshAxis& operator[](std::string_view axis) const { return mesh_[axis]; }
+
+  int rank() const noexcept { return info_.rank; }
+  int size() const noexcept { return info_.world_size; }
+  /// True on the rank that prints: under `caravan run`, the one whose output is the command's.
+  bool is_main() const noexcept { return info_.rank == 0; }
+  at::Device device() const noexcept { return at::kCPU; }
+  uint64_t seed() const noexcept { return seed_; }
+  int threads() const noexcept { return threads_; }
+
+ private:
+  // In the order in which they are made; the store outlives the world, and the allocator all tensors.
+  RankInfo info_;
+  uint64_t seed_;
+  int threads_;
+  Runtime runtime_;
+  std::shared_ptr<Store> store_;
+  Mesh mesh_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,82 @@
+// Session, in a program that `caravan run` and others start.
+#include <gmock/gmock.h>
+
+#include "caravan/base/cores.h"
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class SessionTest : public CommandTest {
+ protected:
+  Result on(int ranks, const Words& words) const {
+    Words all{"run", "--ranks", std::to_string(ranks), "--log-dir", path("logs"), CARAVAN_SESSION_PROGRAM};
+    all.insert(all.end(), words.begin(), words.end());
+    return caravan(all);
+  }
+};
+
+TEST_F(SessionTest, EachRankFindsItsPlace) {
+  const Result two = on(2, {"threads=1"});
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(two.out, "rank 0 of 2 dp=0/2: cpu, seed 1, random equal, threads set 1, main\n");
+  const Result six = on(6, {"axes=pp:1,dp:0,tp:2", "threads=1", "seed=7", "backend=gloo"});
+  EXPECT_EQ(six.code, 0) << six.err;
+  EXPECT_EQ(text_of(path("logs/rank_5.log")),
+            "rank 5 of 6 pp=0/1 dp=2/3 tp=1/2: cpu, seed 7, random equal, threads set 1\n");
+}
+
+TEST_F(SessionTest, OneRankNeedsNoLauncher) {
+  const int cores = num_usable_cores();
+  const Result alone = run({CARAVAN_SESSION_PROGRAM});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  const std::string text =
+      "rank 0 of 1 dp=0/1: cpu, seed 1, random equal, threads set " + std::to_string(cores) + ", main\n";
+  EXPECT_EQ(alone.out, text);
+  EXPECT_EQ(on(1, {}).out, text);
+}
+
+TEST_F(SessionTest, DifferentOptionsAreNamedWithBothValues) {
+  const std::vector<std::pair<Words, std::string>> cases{
+      {{"1:seed=2"}, "[session] seed: is 1 on rank 0 and 2 on rank 1"},
+      {{"1:backend=gloo"}, "[session] backend: is auto on rank 0 and gloo on rank 1"},
+      {{"1:axes=tp:0"}, "[session] axes: is none on rank 0 and tp=0 on rank 1"},
+      {{"1:timeout_s=20"}, "[session] timeout_s: is 300 on rank 0 and 20 on rank 1"}};
+  for (const auto& [words, text] : cases) {
+    const Result result = on(3, words);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(text), HasSubstr("do: give every rank the same SessionOptions")));
+  }
+  EXPECT_EQ(on(2, {"threads=1", "1:threads=2"}).code, 0);  // hosts may differ
+}
+
+TEST_F(SessionTest, ImpossibleOptionsNameWhatWorks) {
+  const std::vector<std::pair<Words, std::vector<std::string>>> cases{
+      {{"axes=dp:0,tp:2"}, {"[session] axes dp=0 tp=2: 3 ranks are no multiple of 2", "start 4 ranks", "{1, 3}"}},
+      {{"axes=dp:2,tp:2"}, {"the sizes multiply to 4, the world has 3 ranks", "start 4 ranks"}},
+      {{"axes=dp:0,tp:0"}, {"dp and tp both take the rest", "give a size to all axes but one"}},
+      {{"axes=dp:0,tp:-2"}, {"axis tp has size -2"}},
+      {{"axes=dp:3,dp:1"}, {"two axes are named dp"}},
+      {{"backend=gluu"}, {"there is no such back-end", "choose gloo"}},
+      {{"threads=-1"}, {"[session] threads: -1 is no number of threads", "use 1 or more, or 0"}},
+      {{"timeout_s=0"}, {"[session] timeout_s: 0 is no time-out"}}};
+  for (const auto& [words, parts] : cases) {
+    const Result result = on(3, words);
+    EXPECT_EQ(result.code, 2);
+    for (const std::string& part : parts) EXPECT_THAT(result.err, HasSubstr(part));
+  }
+}
+
+TEST_F(SessionTest, ARankThatDoesNotComeIsNamed) {
+  const Result alone =
+      run({"env", "RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+           "MASTER_PORT=" + std::to_string(20000 + getpid() % 10000), CARAVAN_SESSION_PROGRAM, "timeout_s=0.5"});
+  EXPECT_EQ(alone.code, 4) << alone.err;
+  EXPECT_THAT(alone.err, HasSubstr("rank 1 of 2"));
+}
+
+}  // namespace
+}  // namespace caravan
