@@ -41,7 +41,7 @@ SamplingOptions sampling_options(const GenerateArguments& arguments, const Gener
 /// What the model's folder cannot change is refused before the model is loaded.
 void check(const GenerateArguments& arguments) {
   sampling_options(arguments, {}).validate();
-  StopStrings{arguments.stop};
+  const StopStrings are_valid(arguments.stop);
   if (const int64_t tokens = arguments.tokens.value_or(0); tokens < 0)
     throw UsageError({"generate", "--tokens", fmt::format("{} is negative", tokens), "", "use 0 or more"});
   if (arguments.samples < 1) {
