@@ -142,7 +142,7 @@ void evaluate_tasks(const EvaluateArguments& arguments, LoadedModel& loaded, Com
   check_same(world, loaded,
              {{"the tasks", content_hash(MappedFile(arguments.tasks, "evaluate").text()).hex()},
               {"--context", std::to_string(limits.context)},
-              {"--delimiter", arguments.delimiter},
+              {"--delimiter", arguments.delimiter.value_or("a space where there is none")},
               {"--skip-bad", arguments.skip_bad ? "yes" : "no"}});
   const RoundCounter counter(world);
   const ChoiceResult result = evaluate_choices(*loaded.model, world, file.questions,

@@ -69,7 +69,9 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
                        "a .jsonl file of multiple-choice questions: \"context\" or \"query\", \"choices\", \"gold\"")
           ->check(not_empty());
   for (CLI::Option* of_texts : {texts, field, stride, batch}) tasks->excludes(of_texts);
-  command->add_option("--delimiter", evaluate.delimiter, "text between the context and each choice of --tasks")
+  command
+      ->add_option("--delimiter", evaluate.delimiter,
+                   "text between the context and each choice of --tasks; default: a space, where there is none")
       ->needs(tasks);
   command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are no questions")
       ->needs(tasks);

@@ -56,11 +56,11 @@ struct EvaluateArguments {
   std::string field = "text";      ///< of texts in JSON lines
   std::string tasks;               ///< a file of multiple-choice questions; "": none
   std::optional<int> ranks;
-  std::optional<int64_t> context;  ///< tokens of a window; default: the model's
-  std::optional<int64_t> stride;   ///< tokens from one window to the next; default: the context
-  int64_t batch = 4;               ///< windows of a forward pass
-  std::string delimiter;           ///< of tasks: stands between context and choice
-  bool skip_bad = false;           ///< of tasks: leave bad lines out
+  std::optional<int64_t> context;        ///< tokens of a window; default: the model's
+  std::optional<int64_t> stride;         ///< tokens from one window to the next; default: the context
+  int64_t batch = 4;                     ///< windows of a forward pass
+  std::optional<std::string> delimiter;  ///< of tasks: stands between context and choice
+  bool skip_bad = false;                 ///< of tasks: leave bad lines out
   bool json = false;
 };
 

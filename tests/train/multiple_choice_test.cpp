@@ -167,6 +167,12 @@ TEST_F(MultipleChoice, TheDelimiterIsScoredButHasNoLength) {
   EXPECT_EQ(question.choices[1].ids, ids_of("The whale swims"));
   EXPECT_EQ(question.choices[1].num_scored, 6);
   EXPECT_EQ(question.gold, 1);
+  const auto whole = [](const std::string& context, const std::string& choice) {
+    return encode_question(kBytes, {context, {choice, "other"}, 0}, {}, kLimits).choices[0].ids;
+  };
+  EXPECT_EQ(whole("The whale", "swims"), ids_of("The whale swims")) << "by default, a space";
+  EXPECT_EQ(whole("The whale", " swims"), ids_of("The whale swims")) << "unless there is one";
+  EXPECT_EQ(whole("The whale\n", "swims"), ids_of("The whale\nswims"));
   EXPECT_THAT(message_of<DataError>([] {
                 encode_question(kBytes, {"a", {"b", ""}, 0}, " ", kLimits);
               }),

@@ -36,6 +36,12 @@ std::string_view without_end_space(std::string_view text) {
   return text.substr(0, end);
 }
 
+/// The delimiter where none is given.
+std::string space_between(std::string_view context, std::string_view choice) {
+  const bool is_apart = without_end_space(context) != context || choice.find_first_not_of(" \t\n\r") != 0;
+  return context.empty() || is_apart ? "" : " ";
+}
+
 [[noreturn]] void refuse_text(const char* subject, std::string fact, const char* action) {
   throw DataError({"evaluate", subject, std::move(fact), "", action});
 }
@@ -92,13 +98,13 @@ double log_likelihood(Model& model, const ScoredText& text) {
   return -model.run({ids.narrow(1, 0, inputs), labels}, {.phase = Phase::evaluate}).front().item<double>();
 }
 
-EncodedQuestion encode_question(const Tokenizer& tokenizer, const Question& question, std::string_view delimiter,
-                                const ScoringLimits& limits) {
+EncodedQuestion encode_question(const Tokenizer& tokenizer, const Question& question,
+                                const std::optional<std::string>& delimiter, const ScoringLimits& limits) {
   EncodedQuestion encoded{.gold = question.gold};
   for (const std::string& choice : question.choices) {
     if (choice.empty()) refuse_text("choices", "one of them is empty", "give each some text");
-    encoded.choices.push_back(
-        encode_continuation(tokenizer, question.context, std::string(delimiter) + choice, limits));
+    encoded.choices.push_back(encode_continuation(
+        tokenizer, question.context, delimiter.value_or(space_between(question.context, choice)) + choice, limits));
     const auto is_begin = [](char byte) { return !is_utf8_tail(byte); };
     encoded.lengths.push_back(static_cast<double>(std::ranges::count_if(choice, is_begin)));
   }

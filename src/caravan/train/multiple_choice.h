@@ -50,10 +50,11 @@ struct EncodedQuestion {
   int64_t gold = 0;
 };
 
-/// `delimiter` stands between the context and each choice and does not count as length. Throws DataError like
-/// encode_continuation, naming the choice.
-EncodedQuestion encode_question(const Tokenizer& tokenizer, const Question& question, std::string_view delimiter,
-                                const ScoringLimits& limits);
+/// `delimiter` stands between the context and each choice and does not count as length. Without one it is a space, as
+/// in the harness, unless white space ends the context or begins the choice, or there is no context. Throws DataError
+/// like encode_continuation, naming the choice.
+EncodedQuestion encode_question(const Tokenizer& tokenizer, const Question& question,
+                                const std::optional<std::string>& delimiter, const ScoringLimits& limits);
 
 struct Accuracy {
   double mean = 0;
