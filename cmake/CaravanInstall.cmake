@@ -31,6 +31,22 @@ get_property(programs GLOBAL PROPERTY CARAVAN_PROGRAMS)
 set_target_properties(${programs} PROPERTIES INSTALL_RPATH "${run_path}")
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+# The manual page and the completions, printed by the program itself.
+install(CODE "
+  set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATAROOTDIR}\")
+  foreach(output \"man/man1/caravan.1;manual\" \"bash-completion/completions/caravan;completion;bash\"
+                 \"fish/vendor_completions.d/caravan.fish;completion;fish\")
+    list(POP_FRONT output file)
+    get_filename_component(folder \"\${share}/\${file}\" DIRECTORY)
+    file(MAKE_DIRECTORY \"\${folder}\")
+    execute_process(COMMAND \"$<TARGET_FILE:caravan_app>\" \${output} OUTPUT_FILE \"\${share}/\${file}\"
+      RESULT_VARIABLE code)
+    if(code)
+      message(FATAL_ERROR \"caravan \${output} ended with \${code}\")
+    endif()
+    message(STATUS \"Installing: \${share}/\${file}\")
+  endforeach()")
+
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" matched ${Libtorch_VERSION})
 set(Libtorch_VERSION_MAJOR ${CMAKE_MATCH_1})
 set(Libtorch_VERSION_MINOR ${CMAKE_MATCH_2})

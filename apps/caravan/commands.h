@@ -17,6 +17,7 @@ int report(const ReportArguments& arguments);
 int inspect_data(const DataArguments& arguments);
 int tokenizer(const TokenizerArguments& arguments);
 int cache(const CacheArguments& arguments);
+int about(const AboutArguments& arguments);  ///< version, completion, manual
 
 // In the rank program, because they need libtorch.
 int train(const TrainArguments& arguments);

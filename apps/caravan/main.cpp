@@ -74,6 +74,7 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::tokenizer: return tokenizer(line.tokenizer);
     case CommandLine::Command::inspect_data: return inspect_data(line.data);
     case CommandLine::Command::cache: return cache(line.cache);
+    case CommandLine::Command::about: return about(line.about);
     case CommandLine::Command::bench_comm:
       return start(plan_ranks(line.bench.ranks, line.bench.backend), "bench comm", argc, argv);
     case CommandLine::Command::doctor:

@@ -28,6 +28,7 @@ void add_data(CLI::App& app, CommandLine& line);
 void add_cache(CLI::App& app, CommandLine& line);
 void add_bench(CLI::App& app, CommandLine& line);
 void add_doctor(CLI::App& app, CommandLine& line);
+void add_about(CLI::App& app, CommandLine& line);
 
 /// --set
 void add_set(CLI::App& command, std::vector<std::string>& overrides);

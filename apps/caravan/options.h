@@ -146,6 +146,13 @@ struct DoctorArguments {
   bool tune = false;  ///< time the libraries of matrix products instead
 };
 
+struct AboutArguments {
+  enum class What : uint8_t { version, completion, manual } what = What::version;
+  std::string shell;
+};
+
+inline constexpr const char* kVersion = "caravan 0.1.0";
+
 struct CommandLine {
   enum class Command : uint8_t {
     train,
@@ -164,7 +171,8 @@ struct CommandLine {
     inspect_data,
     cache,
     bench_comm,
-    doctor
+    doctor,
+    about
   } command;
   TrainArguments train;
   RunArguments run;
@@ -183,6 +191,7 @@ struct CommandLine {
   CacheArguments cache;
   BenchArguments bench;
   DoctorArguments doctor;
+  AboutArguments about;
 };
 
 /// Parses the command line. Returns nothing for --help and --version; `text` is then what to print. Throws UsageError

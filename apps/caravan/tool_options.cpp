@@ -70,4 +70,22 @@ void add_cache(CLI::App& app, CommandLine& line) {
   });
 }
 
+void add_about(CLI::App& app, CommandLine& line) {
+  using What = AboutArguments::What;
+  const auto add = [&](const char* name, const char* help, What what) {
+    CLI::App* command = app.add_subcommand(name, help);
+    command->callback([&line, what] {
+      line.command = CommandLine::Command::about;
+      line.about.what = what;
+    });
+    return command;
+  };
+  add("version", "the version, and what it was built with", What::version);
+  add("completion", "print a script with which a shell completes this command: source <(caravan completion bash)",
+      What::completion)
+      ->add_option("shell", line.about.shell, "bash, zsh or fish")
+      ->required();
+  add("manual", "print the manual page: caravan manual | man -l -", What::manual);
+}
+
 }  // namespace caravan::app

@@ -26,6 +26,13 @@ if(internal)
   message(FATAL_ERROR "internal headers are installed: ${internal}")
 endif()
 
+foreach(file man/man1/caravan.1 bash-completion/completions/caravan fish/vendor_completions.d/caravan.fish)
+  file(READ ${WORK}/moved/share/${file} text)
+  if(NOT text MATCHES "resume.*evaluate")
+    message(FATAL_ERROR "${file} does not know the commands: ${text}")
+  endif()
+endforeach()
+
 run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project
   -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH})
 run(${CMAKE_COMMAND} --build ${WORK}/project)
