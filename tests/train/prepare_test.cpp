@@ -141,7 +141,7 @@ TEST_F(PrepareDataset, OneRankOfEachHostBuilds) {
 TEST_F(PrepareDataset, ARankThatFindsNothingBuilds) {
   on_ranks(2, [&](Communicator& world) {
     const std::string cache = "cache" + std::to_string(world.rank());
-    EXPECT_EQ(prepare_dataset(data(), folders(cache), world, {.beat = kBeat}).train.size(), 36'000);
+    EXPECT_EQ(prepare_dataset(data(), folders(cache), world, {.beat = kBeat}).num_train_tokens(), 36'000);
   });
   EXPECT_EQ(count_files("cache0"), 2);
   EXPECT_EQ(count_files("cache1"), 2);
@@ -158,7 +158,7 @@ TEST_F(PrepareDataset, TheCacheIsTrimmedToItsLimit) {
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) bytes += entry.file_size();
   EXPECT_LE(bytes, 100'000 + 4 * 72);
-  EXPECT_EQ(open_dataset(data(), limited).train.size(), 18'000);
+  EXPECT_EQ(open_dataset(data(), limited).num_train_tokens(), 18'000);
 }
 
 TEST_F(PrepareDataset, FilesAreFoundWithAbsolutePaths) {
