@@ -40,7 +40,12 @@ TEST_F(BadInputTest, Text) {
   expect_refused({"data.text=" + file("latin1.txt", "caf\xe9 " + std::string(400, 'x'))}, 3,
                  {"latin1.txt: is not UTF-8", "0xE9", "offset 3"});
   expect_refused({"data.text=" + path("nothere.txt")}, 3, {"nothere.txt: no such file"});
-  expect_refused({"data.text=" + folder().string()}, 3, {"is a folder, not a file"});
+  std::filesystem::create_directory(path("pictures"));
+  file("pictures/one.png", "no text");
+  expect_refused({"data.text=" + path("pictures")}, 3, {"pictures: is a folder without files that end in .txt"});
+  expect_refused({"data.text=" + path("*.csv")}, 3, {"*.csv: no file matches"});
+  expect_refused({"data.validation_fraction=0.95"}, 2, {"data.validation_fraction: 0.95 is too large"});
+  expect_refused({"train.init_from=" + path("pictures")}, 3, {"pictures: holds no complete checkpoint"});
   expect_refused({"data.text=/dev/zero"}, 3, {"/dev/zero: is not a regular file"});
   expect_refused({"data.text="}, 2, {"data.text: names no file"});
 }
