@@ -44,7 +44,8 @@ CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& 
   check_backend(run.recipe);
   plan_batch(run.recipe, run.ranks.num_ranks);
   const DataFolders folders = data_folders(run.recipe.folder);
-  for (const std::string& text : run.recipe.data.text) find_file(text, folders);
+  for (const std::string& text : text_paths(run.recipe.data)) find_texts(text, folders);
+  for (const std::string& text : run.recipe.data.validation) find_texts(text, folders);
   const std::string& tokenizer = run.recipe.data.tokenizer;
   if (!tokenizer.empty() && tokenizer != "bytes") find_file(tokenizer, folders);
   return run;

@@ -137,6 +137,27 @@ TEST_F(DataTest, OtherFilesThanTextAreRefused) {
               AllOf(HasSubstr("a file:1"), HasSubstr("has no field text, but txt")));
 }
 
+TEST_F(DataTest, PatternsFoldersAndCompressedLinesAreOneText) {
+  std::string lines;
+  for (int i = 0; i < 200; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\"}\n";
+  fs::create_directories(path("texts/deeper"));
+  file("texts/deeper/lines.jsonl", lines);
+  ASSERT_EQ(run({"gzip", path("texts/deeper/lines.jsonl")}).code, 0);
+  fs::copy_file(path("text.txt"), path("texts/plain.txt"));
+  const Result whole = train("whole", 2, set({"data.text=" + path("texts")}));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const Result patterns =
+      train("patterns", 2, set({"data.text=[\"" + path("texts/deep*") + "\", \"" + path("texts/*.txt") + "\"]"}));
+  ASSERT_EQ(patterns.code, 0) << patterns.err;
+  EXPECT_EQ(log("patterns").back().at("loss"), log("whole").back().at("loss"));
+  const Result own =
+      train("own", 2, set({"data.text=" + path("texts/*.txt"), "data.validation=" + path("texts/deeper")}));
+  EXPECT_EQ(own.code, 0) << own.err;
+  EXPECT_NE(log("own").back().at("val_loss"), log("whole").back().at("val_loss"));
+  EXPECT_THAT(caravan({"data", "inspect", path("texts"), "--set", "data.tokenizer=bytes", "--samples", "0"}).out,
+              HasSubstr("the last 0.1 of each file"));
+}
+
 TEST_F(DataTest, ATextThatMayNotBeReadIsSaidSo) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   const std::string text = file("secret.txt", "secret");

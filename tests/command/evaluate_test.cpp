@@ -155,7 +155,7 @@ TEST_F(EvaluateCommandTest, BadLinesOfTasksAreRefusedOrSkipped) {
   bad(R"({"context": "x", "choices": ["a", ""], "gold": 0})", "choices one of them is empty");
   bad(R"({"context": "x", "choices": ["a", "b"]})", "the line has no field gold or answer or label");
   bad(R"({"context": "x", "choices": ["a", "b"], "gold": 2})", "gold is 2, not a whole number from 0 to 1");
-  bad(R"({"context": "x", "choices": ["a", ")" + std::string(33, 'b') + R"("], "label": 0})",
+  bad(R"({"context": "x", "choices": ["a", ")" + std::string(32, 'b') + R"("], "label": 0})",
       "continuation has 33 tokens, but the model sees 32 at once");
   bad(R"({"context": "", "choices": ["a", "b"], "gold": 0})", "context is empty, and the model has no token");
   const auto skipping = json({"--tasks", file("bad.jsonl", lines + good), "--skip-bad"});
