@@ -14,6 +14,7 @@
 #include "caravan/checkpoint/huggingface.h"
 #include "caravan/checkpoint/load_model.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/checkpoint/peft.h"
 #include "caravan/comm/world.h"
 #include "caravan/train/import.h"
 #include "caravan/train/run_folder.h"
@@ -36,7 +37,9 @@ fs::path source_or_newest(const std::string& source, const char* command) {
 
 namespace {
 
-const char* const kExportFolder = "huggingface";  ///< in a run or checkpoint folder: export's own
+/// In a run or checkpoint folder: export's own.
+const char* const kExportFolder = "huggingface";
+const char* const kAdapterFolder = "adapter";
 
 bool is_run_or_checkpoint(const fs::path& folder) {
   std::error_code error;
@@ -57,7 +60,8 @@ std::string some_contents(const fs::path& folder) {
 /// Refuses a folder that holds anything, unless an earlier export into a run made it.
 void refuse_to_overwrite(const fs::path& target) {
   const fs::path folder = fs::absolute(target / "").lexically_normal().parent_path();
-  if (folder.filename() == kExportFolder && is_run_or_checkpoint(folder.parent_path())) return;
+  const bool is_own = folder.filename() == kExportFolder || folder.filename() == kAdapterFolder;
+  if (is_own && is_run_or_checkpoint(folder.parent_path())) return;
   const std::string contents = some_contents(target);
   if (contents.empty()) return;
   std::error_code error;
@@ -78,7 +82,7 @@ int export_model(const ExportArguments& arguments) {
     throw UsageError({"export", named.string(), "is not a run with a checkpoint", "in " + fs::current_path().string(),
                       "name a run; or a folder outside runs/, with --from RUN"});
   }
-  const fs::path target = is_run ? named / kExportFolder : named;
+  const fs::path target = is_run ? named / (arguments.adapter ? kAdapterFolder : kExportFolder) : named;
   refuse_to_overwrite(target);
   const fs::path source = is_run ? named : source_or_newest(arguments.from, "export");
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
@@ -86,16 +90,39 @@ int export_model(const ExportArguments& arguments) {
   NamedTensors parameters;
   for (const Parameter* parameter : loaded.model->parameters())
     parameters.emplace_back(parameter->name(), parameter->rest().detach());
-  write_huggingface(target, loaded.model->config(), parameters, loaded.tokenizer, loaded.text);
+  const ModelConfig& config = loaded.model->config();
+  if (arguments.adapter) {
+    if (!config.lora.is_used()) {
+      throw UsageError({"export", "--adapter", loaded.origin + " has no adapters", "", "leave --adapter out"});
+    }
+    write_peft(target, config, parameters, arguments.base);
+    fmt::print("{} -> {}: {}, {}\n", loaded.origin, target.string(), kPeftConfig, kPeftWeights);
+    return 0;
+  }
+  write_huggingface(target, without_adapters(config), with_adapters_merged(config, parameters), loaded.tokenizer,
+                    loaded.text);
   std::vector<std::string> names{"config.json", "model.safetensors", "tokenizer.json"};
   for (const auto& [name, content] : read_text_files(target)) names.push_back(name);
   fmt::print("{} -> {}: {}\n", loaded.origin, target.string(), join(names));
   return 0;
 }
 
+namespace {
+
+void merge_adapter(HuggingFaceModel& model, const fs::path& folder) {
+  ModelConfig adapted = model.config;
+  adapted.lora = read_peft_config(folder, model.config).lora;
+  NamedTensors all = model.parameters;
+  for (auto& factor : read_peft(folder, adapted)) all.push_back(std::move(factor));
+  model.parameters = with_adapters_merged(adapted, all);
+}
+
+}  // namespace
+
 int import_model(const ImportArguments& arguments) {
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
-  const HuggingFaceModel model = read_huggingface(arguments.source);
+  HuggingFaceModel model = read_huggingface(arguments.source);
+  if (!arguments.adapter.empty()) merge_adapter(model, arguments.adapter);
   Recipe named;
   named.name = fs::absolute(arguments.source).lexically_normal().filename().string();
   if (named.name.empty())

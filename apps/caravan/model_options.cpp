@@ -95,6 +95,13 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
   exporter->add_option("--from", line.export_model.from,
                        "run, checkpoint or Hugging Face folder whose model goes into a new folder; "
                        "default: the newest run");
+  CLI::Option* adapter = exporter->add_flag("--adapter", line.export_model.adapter,
+                                            "write the adapters alone, in PEFT's format, to <directory>/adapter; "
+                                            "otherwise they are merged into the weights");
+  exporter
+      ->add_option("--base", line.export_model.base,
+                   "what the adapters name as the model that they belong to: a folder, or a name on Hugging Face's hub")
+      ->needs(adapter);
   exporter->callback([&line] { line.command = CommandLine::Command::export_model; });
   CLI::App* importer =
       app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2, Llama, Qwen2 or Mixtral");
@@ -102,6 +109,10 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
       ->required();
   importer->add_option("--out", line.import_model.out, "run folder to create; default: runs/<name>-N");
+  importer
+      ->add_option("--adapter", line.import_model.adapter,
+                   "folder with adapters of the model in PEFT's format, which are merged into the weights")
+      ->check(not_empty());
   importer->callback([&line] { line.command = CommandLine::Command::import_model; });
 }
 

@@ -67,11 +67,14 @@ struct EvaluateArguments {
 struct ExportArguments {
   std::string directory;  ///< a new folder; or a run folder, whose newest checkpoint goes into <run>/huggingface
   std::string from;       ///< run, checkpoint or Hugging Face folder; "": the newest run
+  bool adapter = false;   ///< the adapters alone
+  std::string base;       ///< of the adapters, as they name it
 };
 
 struct ImportArguments {
-  std::string source;  ///< Hugging Face folder
-  std::string out;     ///< run folder to create; "": runs/<name of source>-N
+  std::string source;   ///< Hugging Face folder
+  std::string out;      ///< run folder to create; "": runs/<name of source>-N
+  std::string adapter;  ///< folder in PEFT's format, to be merged; "": none
 };
 
 struct ProveArguments {

@@ -16,26 +16,26 @@ using ::testing::AllOf;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-constexpr ModelConfig kGpt2{.layers = 3,
-                            .width = 20,
-                            .heads = 5,
-                            .kv_heads = 5,
-                            .context = 31,
-                            .vocabulary = 101,
-                            .hidden = 77,
-                            .tie_embeddings = false,
-                            .dropout = 0.25,
-                            .norm_epsilon = 1e-6};
-constexpr ModelConfig kLlama{.kind = ModelKind::llama,
-                             .layers = 2,
-                             .width = 24,
-                             .heads = 6,
-                             .kv_heads = 2,
-                             .context = 64,
-                             .vocabulary = 99,
-                             .hidden = 50,
-                             .dropout = 0.125,
-                             .rope_theta = 5e5};
+const ModelConfig kGpt2{.layers = 3,
+                        .width = 20,
+                        .heads = 5,
+                        .kv_heads = 5,
+                        .context = 31,
+                        .vocabulary = 101,
+                        .hidden = 77,
+                        .tie_embeddings = false,
+                        .dropout = 0.25,
+                        .norm_epsilon = 1e-6};
+const ModelConfig kLlama{.kind = ModelKind::llama,
+                         .layers = 2,
+                         .width = 24,
+                         .heads = 6,
+                         .kv_heads = 2,
+                         .context = 64,
+                         .vocabulary = 99,
+                         .hidden = 50,
+                         .dropout = 0.125,
+                         .rope_theta = 5e5};
 
 /// kLlama with another MLP.
 ModelConfig mixtral() {
@@ -112,8 +112,10 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
   gpt2.moe = moe;
   ModelConfig llama = qwen2();
   llama.moe = {.experts = 3, .shared_hidden = 4, .shared_gate = true, .balance = BalanceScope::batch};
+  ModelConfig adapted = gpt2;
+  adapted.lora = {.rank = 3, .alpha = 1.5, .targets = {"query", "mlp.*"}};
   const SpecialTokens tokens{.begin = 3, .end = {4}};
-  for (const ModelConfig& config : {gpt2, llama, kLlama, qwen2(), mixtral()}) {
+  for (const ModelConfig& config : {gpt2, llama, adapted, kLlama, qwen2(), mixtral()}) {
     const std::string text = config_text(config, tokens);
     EXPECT_EQ(parse_config_text(text, "manifest.json"), config);
     EXPECT_EQ(parse_special_tokens(text, "manifest.json"), tokens);

@@ -10,6 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/nn/lora.h"
 
 namespace caravan {
 namespace {
@@ -128,6 +129,7 @@ void ModelConfig::validate() const {
   check_range("hidden", hidden, 0, 1 << 22);
   check_heads(*this);
   check_experts(*this);
+  check_lora(*this);
   if (qkv_bias && kind == ModelKind::gpt2) {
     refuse("qkv_bias", "GPT-2 has these biases anyway", "leave qkv_bias out, or use kind = \"llama\"");
   }
@@ -162,7 +164,7 @@ int64_t ModelConfig::num_parameters() const noexcept {
   const int64_t norm = (is_gpt2 ? 2 : 1) * width;
   const int64_t layer = 2 * width * width + 2 * width * kv_width + biases + feed_parameters(*this) + 2 * norm;
   const int64_t words = (vocabulary + (is_gpt2 ? context : 0)) * width;
-  return words + layers * layer + norm + (tie_embeddings ? 0 : vocabulary * width);
+  return words + layers * layer + norm + (tie_embeddings ? 0 : vocabulary * width) + adapter_parameters(*this);
 }
 
 double ModelConfig::flops_per_token(int64_t length) const noexcept {
@@ -173,7 +175,9 @@ double ModelConfig::flops_per_token(int64_t length) const noexcept {
   const auto scores = static_cast<double>(moe.experts);
   const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(passed) +
                        2 * h * scores + 4 * static_cast<double>(length) * h;
-  return 3 * (static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary));
+  const double forward = static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary);
+  // A frozen weight has no gradient: a third of its products is left out.
+  return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
 }
 
 }  // namespace caravan

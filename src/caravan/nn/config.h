@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace caravan {
 
@@ -41,6 +43,20 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const noexcept = default;
 };
 
+/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights are frozen, and each linear layer that is chosen
+/// computes W x + alpha / rank B A x, of which A [rank, in] and B [out, rank] are trained. B starts at zero.
+struct LoraConfig {
+  int64_t rank = 0;  ///< 0: no adapters, all weights are trained
+  double alpha = 16;
+  /// Linear layers by name or pattern, the names of their parents may be left out: "query", "mlp.*", "blocks.3.*".
+  std::vector<std::string> targets = default_targets();
+
+  static std::vector<std::string> default_targets() { return {"query", "value"}; }
+  bool is_used() const noexcept { return rank > 0; }
+  double scale() const noexcept { return alpha / static_cast<double>(rank); }
+  bool operator==(const LoraConfig&) const noexcept = default;
+};
+
 /// The sizes of a reference model: enough to build it, count its parameters and name its tensors. 0 in kv_heads or
 /// hidden means the default of the kind; num_kv_heads() and hidden_width() return the resolved values.
 struct ModelConfig {
@@ -58,6 +74,7 @@ struct ModelConfig {
   double rope_theta = 10000;  ///< Llama: base of the rotary frequencies
   bool qkv_bias = false;      ///< Llama: queries, keys and values have biases; those of GPT-2 always do
   MoeConfig moe{};
+  LoraConfig lora{};
 
   int64_t num_kv_heads() const noexcept { return kv_heads == 0 ? heads : kv_heads; }
   int64_t head_width() const noexcept { return width / heads; }
@@ -68,11 +85,11 @@ struct ModelConfig {
   /// valid choice. Everything else here expects a valid config.
   void validate() const;
 
-  /// Number of parameters; tied weights count once.
+  /// Number of parameters, adapters included; tied weights count once.
   int64_t num_parameters() const noexcept;
-  /// Model FLOPs of training on one token of a sequence of `length`, forward and backward (3 x forward). Counts matrix
-  /// products only, attention without its causal mask, the head also if it is tied, and no recomputation; of experts
-  /// those that a token goes through.
+  /// Model FLOPs of training on one token of a sequence of `length`, forward and backward (3 x forward; 2 x where only
+  /// adapters are trained). Counts matrix products only, attention without its causal mask, the head also if it is
+  /// tied, and no recomputation; of experts those that a token goes through.
   double flops_per_token(int64_t length) const noexcept;
 
   bool operator==(const ModelConfig&) const noexcept = default;

@@ -9,6 +9,7 @@ namespace caravan {
 namespace {
 
 constexpr const char* kExperts = "moe";
+constexpr const char* kAdapters = "lora";
 
 MoeConfig read_moe(const ConfigReader& in) {
   MoeConfig moe{.experts = in.count("experts"), .top_k = in.count("top_k")};
@@ -25,15 +26,29 @@ MoeConfig read_moe(const ConfigReader& in) {
   return moe;
 }
 
+LoraConfig read_lora(const ConfigReader& in) {
+  LoraConfig lora{.rank = in.count("rank"), .alpha = in.real_or("alpha", 0), .targets = {}};
+  const auto* targets = in.find("targets");
+  for (const auto& target : targets != nullptr && targets->is_array() ? *targets : ConfigReader::Json::array()) {
+    if (!target.is_string()) in.refuse("targets", "is not a list of strings", "restore the checkpoint");
+    lora.targets.push_back(target.get<std::string>());
+  }
+  return lora;
+}
+
 }  // namespace
 
 std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) {
   const MoeConfig& moe = config.moe;
+  const LoraConfig& lora = config.lora;
   ModelConfig dense = config;
   dense.moe = {};
+  dense.lora = {};
   const std::string text = huggingface_config(dense, tokens);
-  if (!moe.is_used()) return text;
+  if (!moe.is_used() && !lora.is_used()) return text;
   auto out = nlohmann::ordered_json::parse(text);
+  if (lora.is_used()) out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
+  if (!moe.is_used()) return out.dump(2) + "\n";
   out[kExperts] = {{"experts", moe.experts},
                    {"top_k", moe.top_k},
                    {"gates", moe.gates == Gates::softmax ? "softmax" : "sigmoid"},
@@ -50,9 +65,12 @@ std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) 
 ModelConfig parse_config_text(std::string_view json, std::string_view file) {
   ModelConfig config = parse_huggingface_config(json, file);
   const nlohmann::ordered_json parsed = parse_config_object(json, file);
-  const auto experts = ConfigReader(parsed, "", file).below(kExperts);
-  if (!experts) return config;
-  config.moe = read_moe(*experts);
+  const ConfigReader in(parsed, "", file);
+  const auto experts = in.below(kExperts);
+  const auto adapters = in.below(kAdapters);
+  if (!experts && !adapters) return config;
+  if (experts) config.moe = read_moe(*experts);
+  if (adapters) config.lora = read_lora(*adapters);
   validate_config(config, file);
   return config;
 }

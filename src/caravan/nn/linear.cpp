@@ -8,7 +8,8 @@
 namespace caravan {
 
 Linear::Linear(const Options& options)
-    : weight_(register_parameter(
+    : options_(options),
+      weight_(register_parameter(
           "weight",
           {.shape = {options.out, options.in}, .init = {Init::Kind::normal, options.init_std}, .decays = true})) {
   if (options.bias) bias_ = &register_parameter("bias", {.shape = {options.out}, .init = {}, .decays = false});
@@ -24,7 +25,32 @@ at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& contex
   at::Tensor y = linear(input, weight_, bias_);
   record_layout(context, kProduct, y, {input, weight_}, name());
   if (bias_ != nullptr) record_layout(context, kSum, y, {y, *bias_}, name());
-  return y;
+  return with_adapter(y, input, context);
+}
+
+void Linear::add_adapter(int64_t rank, double scale) {
+  adapter_ = &register_module<Adapter>("lora", options_, rank, scale);
+}
+
+at::Tensor Linear::with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context) {
+  return adapter_ == nullptr ? y : add(y, (*adapter_)(input, context), context, name());
+}
+
+/// A starts as in PEFT, whose uniform distribution has this deviation, B at zero: so does the sum.
+Adapter::Adapter(const Linear::Options& of, int64_t rank, double scale)
+    : scale_(scale),
+      a_(register_module<Linear>(
+          "a",
+          Linear::Options{
+              .in = of.in, .out = rank, .bias = false, .init_std = 1 / std::sqrt(3 * static_cast<double>(of.in))})),
+      b_(register_module<Linear>("b", Linear::Options{.in = rank, .out = of.out, .bias = false, .init_std = 0})) {}
+
+at::Tensor Adapter::forward(const at::Tensor& input, const ForwardContext& context) {
+  static const OpType kScale{"bsr->bsr", "", {{0}}};
+  const at::Tensor h = a_(input, context);
+  const at::Tensor scaled = h * scale_;
+  record_layout(context, kScale, scaled, {h}, name());
+  return b_(scaled, context);
 }
 
 }  // namespace caravan

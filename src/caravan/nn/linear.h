@@ -7,8 +7,10 @@ namespace caravan {
 
 inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as in GPT-2
 
-/// y = x W^T + b. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row split: weight S(1), and P for
-/// the bias in compute (I -> P adds it once) and the output, which a hook then reduces.
+class Adapter;
+
+/// y = x W^T + b, plus what an adapter adds. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row
+/// split: weight S(1), and P for the bias in compute (I -> P adds it once) and the output, which a hook then reduces.
 class Linear final : public Layer {
  public:
   struct Options {
@@ -22,12 +24,33 @@ class Linear final : public Layer {
   Parameter& weight() noexcept { return weight_; }
   Parameter* bias() noexcept { return bias_; }
 
+  /// Makes the child "lora". Before the layer has memory.
+  void add_adapter(int64_t rank, double scale);
+  /// `y` plus what the adapter, if there is one, computes of the layer's input: of the layout of y.
+  at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context);
+
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
+  Options options_;
   Parameter& weight_;
   Parameter* bias_ = nullptr;
+  Adapter* adapter_ = nullptr;
+};
+
+/// scale B A x, a low-rank addition to a linear layer (LoraConfig). Children "a" [rank, in] and "b" [out, rank].
+class Adapter final : public Layer {
+ public:
+  Adapter(const Linear::Options& of, int64_t rank, double scale);
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  double scale_;
+  Linear& a_;
+  Linear& b_;
 };
 
 /// Init of the two linear layers of a block that write into the residual stream, scaled down as in GPT-2 because

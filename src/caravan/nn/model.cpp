@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/block.h"
+#include "caravan/nn/lora.h"
 #include "caravan/nn/mlp.h"
 #include "caravan/nn/moe.h"
 #include "caravan/nn/norm.h"
@@ -54,7 +55,13 @@ Model::Model(const ModelConfig& config)
     : config_(valid(config)),
       embedding_(register_module<InputEmbedding>("embedding", config_)),
       blocks_(register_module<BlockList>("blocks", config_)),
-      head_(register_module<Head>("head", config_, config_.tie_embeddings ? &embedding_.token_weight() : nullptr)) {}
+      head_(register_module<Head>("head", config_, config_.tie_embeddings ? &embedding_.token_weight() : nullptr)) {
+  if (!config_.lora.is_used()) return;
+  for (Parameter* parameter : parameters()) parameter->set_requires_grad(false);
+  for (const LinearShape& layer : adapted_layers(config_)) {
+    dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora.rank, config_.lora.scale());
+  }
+}
 
 std::vector<Module*> Model::blocks() {
   std::vector<Module*> all{&embedding_};

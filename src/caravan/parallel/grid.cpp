@@ -72,6 +72,13 @@ std::string wrong_with_grid(std::string_view kind, const ModelConfig& config, in
   if (config.hidden_width() % parts != 0) return wrong("features of the MLP", config.hidden_width(), parts);
   if (config.vocabulary > 0 && config.vocabulary < side)
     return wrong("rows of the vocabulary", config.vocabulary, side);
+  if (config.lora.is_used() && kind == "3d") {
+    return "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers: use 2d";
+  }
+  if (config.lora.rank % side != 0) {
+    return fmt::format("a grid of side {} divides adapters of rank {}: use a rank of {}", side, config.lora.rank,
+                       multiples_text(config.lora.rank, side));
+  }
   return "";
 }
 

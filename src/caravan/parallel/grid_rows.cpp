@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/embedding.h"
+#include "caravan/nn/lora.h"
 #include "caravan/nn/norm.h"
 #include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/grid.h"
@@ -47,6 +48,20 @@ void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& column
   const auto up = has_bias(config) ? std::vector<std::string>{"up"} : std::vector<std::string>{"gate", "up"};
   const std::vector<Plan::ParameterRow> of_columns = parameters_of(columns, has_bias(config));
   const std::vector<Plan::ParameterRow> of_rows = parameters_of(rows, has_bias(config));
+  // The factors of an adapter are linear layers of the same kind, one after the other.
+  const auto add_adapters = [&](const std::string& parent, const std::vector<std::string>& names,
+                                const GridLinear& linear) {
+    for (const std::string& name : names) {
+      if (!has_adapter(config, parent.substr(2) + "." + name)) continue;
+      for (const char* factor : {"a", "b"}) {
+        add_split_linears(plan, parent + "." + name + ".lora", {factor}, {{"weight", linear.weight}}, linear.product);
+      }
+    }
+  };
+  add_adapters("*.attention", {"query", "key", "value"}, columns);
+  add_adapters("*.attention", {"output"}, rows);
+  add_adapters("*.mlp", up, columns);
+  add_adapters("*.mlp", {"down"}, rows);
   add_split_linears(plan, "*.attention", {"query", "key", "value"}, parameters_of(columns, config.has_qkv_bias()),
                     columns.product);
   add_split_linears(plan, "*.attention", {"output"}, of_rows, rows.product);

@@ -174,7 +174,9 @@ void add_split_linears(Plan& plan, const std::string& parent, const std::vector<
     };
   };
   const Around around = [groups](Module& module, Tensors inputs, const ForwardContext& context, const Next& /*next*/) {
-    return Tensors{groups->at(&module)->run(dynamic_cast<Linear&>(module), inputs.front(), context)};
+    auto& linear = dynamic_cast<Linear&>(module);
+    const at::Tensor& x = inputs.front();
+    return Tensors{linear.with_adapter(groups->at(&module)->run(linear, x, context), x, context)};
   };
   plan.rows.push_back({.pattern = parent, .prepare = prepare});
   for (const std::string& name : names) {

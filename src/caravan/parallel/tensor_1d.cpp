@@ -10,6 +10,7 @@
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/embedding.h"
 #include "caravan/nn/experts.h"
+#include "caravan/nn/lora.h"
 #include "caravan/nn/router.h"
 #include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/kv_heads.h"
@@ -73,6 +74,7 @@ class Table {
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", rows}}};
     if (has_bias) row.parameters.push_back({"bias", rows});
     add(std::move(row));
+    add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rows});
   }
   /// [out, in] split by its columns; each rank has a summand of the output.
   void add_rows(const std::string& pattern, const Layout& columns, bool sums_up = true) {
@@ -80,6 +82,14 @@ class Table {
     if (has_bias_) row.parameters.push_back({"bias", whole_, whole_, summand_});
     if (sums_up) row.outputs = {stream_};
     add(std::move(row));
+    add_adapter(pattern, {"weight", columns}, {"weight", whole_, replicate_});
+  }
+  /// Of the layer with that pattern: the split factor as the weight is, the other one whole, on whose gradient every
+  /// rank has a summand.
+  void add_adapter(const std::string& pattern, const Plan::ParameterRow& a, const Plan::ParameterRow& b) {
+    if (!has_adapter(config_, pattern.substr(2))) return;
+    add({.pattern = pattern + ".lora.a", .parameters = {a}});
+    add({.pattern = pattern + ".lora.b", .parameters = {b}});
   }
 
   void add_attention() {
@@ -111,6 +121,7 @@ class Table {
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", rest, leaf}}};
     if (config_.has_qkv_bias()) row.parameters.push_back({"bias", rest, leaf});
     add(std::move(row));
+    add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rest, leaf});
   }
 
   void add_feed() {

@@ -83,9 +83,11 @@ void split(StateShape& state, const MemoryShape& shape) {
   const double experts = expert_weight_elements(expert_shape(shape));
   const double dense = layer_weight_elements(ranks) - all_experts / static_cast<double>(choice.degree);
   const double words = words_elements(ranks, shape.part);
+  const double adapters = shape.model.lora.is_used() ? state.trained() : 0;  // small: as if they were not split
   const double dense_part = (layers * dense + words) / (state.parameters - layers * all_experts);
-  state.experts = layers * experts;
-  state.parameters = layers * (dense + experts) + words;
+  state.experts = shape.model.lora.is_used() ? 0 : layers * experts;
+  state.parameters = layers * (dense + experts) + words + adapters;
+  if (shape.model.lora.is_used()) state.frozen = state.parameters - adapters;
   const double table = table_elements(ranks);
   if (state.shared_words > 0) state.shared_words = table;
   state.largest_unit = std::max(table, dense + experts);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "caravan/nn/lora.h"
 #include "caravan/plan/experts.h"
 
 namespace caravan {
@@ -31,7 +32,7 @@ double hook_bytes(const StateShape& shape) {
   for (const HookMatrix& matrix : compressed(shape)) {
     factors += static_cast<double>(shape.choice.hook_rank) * matrix.columns * matrix.count;
   }
-  return kSumBytes * (shape.parameters / static_cast<double>(shape.shards()) + factors);
+  return kSumBytes * (shape.trained() / static_cast<double>(shape.shards()) + factors);
 }
 
 /// Elements and bytes that the all-reduces of the gradients of a step send, of p elements over `ranks` ranks.
@@ -43,8 +44,8 @@ struct AllReduced {
 /// What the all-reduces over the axes that have copies of the parameters send.
 double copied_elements(const StateShape& shape) {
   const auto part = [](int64_t ranks) { return 2 * (static_cast<double>(ranks) - 1) / static_cast<double>(ranks); };
-  double sent = part(shape.dense_copies) * (shape.parameters - shape.experts);
-  for (const int64_t degree : shape.copies) sent += part(degree) * shape.parameters;
+  double sent = part(shape.dense_copies) * (shape.trained() - shape.experts);
+  for (const int64_t degree : shape.copies) sent += part(degree) * shape.trained();
   return sent;
 }
 
@@ -82,6 +83,15 @@ void StateShape::count(const ModelConfig& whole, const ModelPart& part) {
   const auto of = [](int64_t rows, int64_t columns, int64_t count) {
     return HookMatrix{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(count)};
   };
+  if (model.lora.is_used()) {
+    frozen = parameters - static_cast<double>(adapter_parameters(model));
+    matrices.clear();
+    for (const LinearShape& layer : adapted_layers(model)) {
+      matrices.push_back(of(model.lora.rank, layer.in, 1));
+      matrices.push_back(of(layer.out, model.lora.rank, 1));
+    }
+    return;
+  }
   const int64_t kv_width = model.num_kv_heads() * model.head_width();
   const int64_t ups = (is_gpt2 ? 1 : 2) * model.layers;
   const int64_t tables = std::max<int64_t>(model.moe.experts, 1);
@@ -107,7 +117,9 @@ StateBytes state_bytes(const StateShape& shape) {
   const double p = shape.parameters;
   const bool is_alone = shape.members() == 1;
   const bool holds = is_alone || shape.is_server || !shape.choice.has_holders();
+  const double trained = shape.trained();
   const double part = holds ? p / static_cast<double>(shape.shards()) : 0;  // that rests here
+  const double trained_part = holds ? trained / static_cast<double>(shape.shards()) : 0;
   const auto leaf = static_cast<double>(shape.compute_bytes);
   const bool has_versions = !is_alone && shape.choice.is_asynchronous();
   const bool is_copied = leaf != kRestBytes || has_versions;
@@ -119,12 +131,12 @@ StateBytes state_bytes(const StateShape& shape) {
   const auto gradient = static_cast<double>(shape.gradient_bytes);
   const auto reduced = static_cast<double>(shape.reduce_bytes);
   StateBytes bytes{.parameters = leaves + rests,
-                   .gradients = gradient * (is_reduced_in_place ? p : part),
-                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * part,
+                   .gradients = gradient * (is_reduced_in_place ? trained : trained_part),
+                   .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * trained_part,
                    .hook = hook_bytes(shape)};
   if (has_versions) {
     const double others = static_cast<double>(shape.members() - 1) * part;
-    bytes.buffers = kSumBytes * p + (kSumBytes + leaf) * others;
+    bytes.buffers = kSumBytes * trained + (kSumBytes + leaf) * others;
     return bytes;
   }
   bytes.buffers += leaf * p * static_cast<double>(shape.num_versions);
@@ -134,13 +146,14 @@ StateBytes state_bytes(const StateShape& shape) {
     const auto gathered = static_cast<double>(2 + shape.choice.prefetch);
     bytes.buffers += leaf * (shape.choice.reshard_after_forward ? units(gathered) : p);
   }
+  const auto sums = [&](double count) { return std::min(units(count), trained); };
   if (is_reduced_in_place) {
-    if (gradient != kSumBytes) bytes.buffers += kSumBytes * units(kUnitsSummed);
-    if (reduced != gradient && shape.ranks > 1) bytes.buffers += reduced * p;  // no bound on what is in flight
+    if (gradient != kSumBytes) bytes.buffers += kSumBytes * sums(kUnitsSummed);
+    if (reduced != gradient && shape.ranks > 1) bytes.buffers += reduced * trained;  // no bound on what is in flight
     return bytes;
   }
   bytes.buffers +=
-      shape.reduces_each() ? kSumBytes * units(kUnitsSummed) + reduced * units(kUnitsInFlight) : kSumBytes * p;
+      shape.reduces_each() ? kSumBytes * sums(kUnitsSummed) + reduced * sums(kUnitsInFlight) : kSumBytes * trained;
   return bytes;
 }
 
@@ -150,11 +163,11 @@ StateTraffic state_traffic(const StateShape& shape) {
   const double replicas = static_cast<double>(shape.ranks) / n;
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
-  traffic.reduced = p * (shape.reduces_each() ? steps : 1);
+  traffic.reduced = shape.trained() * (shape.reduces_each() ? steps : 1);
   // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
   // a whole one, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
-  AllReduced replicated = all_reduced(shape, p / n, replicas);
+  AllReduced replicated = all_reduced(shape, shape.trained() / n, replicas);
   const double copied = copied_elements(shape) / n;
   replicated.elements += copied;
   replicated.bytes += copied * static_cast<double>(shape.reduce_bytes);

@@ -41,6 +41,7 @@ struct StateShape {
   bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
+  double frozen = 0;           ///< of them: those without gradient and moments
   double largest_unit = 0;     ///< elements of the unit with the most
   int64_t compute_bytes = 4;   ///< of an element that layers compute with: fp32 4, bf16 and fp16 2
   int64_t gradient_bytes = 4;  ///< of an element of the gradients that are kept, and that are reduced
@@ -61,6 +62,7 @@ struct StateShape {
   bool is_shared() const noexcept {
     return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";
   }
+  double trained() const noexcept { return parameters - frozen; }
   /// Gradients are reduced once for each micro-batch.
   bool reduces_each() const noexcept;
 };
@@ -77,6 +79,8 @@ struct StateShape {
 ///   param_server: zero2 with k servers in place of n on a server; 4p | 2p, 0, 0 on a worker, nothing in shared memory
 ///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its leaves are a version of their own
 ///   replicas: param_server with one server, never in shared memory
+///
+/// Of adapters, p is all parameters in the first column, and those that are trained in the others.
 ///
 /// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add
 /// up in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward). async and bounded: all

@@ -20,6 +20,10 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.vocabulary = 23;  // divides by nothing
   small.dropout = 0.1;
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
+  if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
+    small.lora.rank = 4;
+    small.lora.alpha = 2;
+  }
   return small;
 }
 
@@ -136,7 +140,8 @@ ProveCase prove_case(const Recipe& recipe) {
   if (choice.recompute.kind != RecomputeChoice::Kind::none)
     what.name += " with recompute " + choice.recompute.to_string();
   const bool names_modules =
-      choice.recompute.kind == RecomputeChoice::Kind::modules || !choice.data_parallel.units.empty();
+      choice.recompute.kind == RecomputeChoice::Kind::modules || !choice.data_parallel.units.empty() ||
+      std::ranges::any_of(what.model.lora.targets, [](const auto& target) { return target.starts_with("blocks."); });
   if (names_modules) what.model.layers = recipe.model.layers;  // "blocks.7" is there
   if (choice.pipeline.is_used()) shrink_pipeline(choice, what);
   for (AxisSize& axis : what.axes) {

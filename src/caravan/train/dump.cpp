@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/file.h"
+#include "caravan/checkpoint/peft.h"
 #include "caravan/checkpoint/tensor_file.h"
 #include "caravan/checkpoint/text_settings.h"
 #include "caravan/nn/hf_names.h"
@@ -20,6 +21,16 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
   return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
 }
 
+/// Under the names of transformers, those of adapters under PEFT's.
+NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& ours) {
+  if (!config.lora.is_used()) return to_huggingface(config, ours);
+  NamedTensors theirs;
+  const NamedTensors base = without_adapters(ours);
+  if (!base.empty()) theirs = to_huggingface(without_adapters(config), base);
+  for (auto& adapter : to_peft(config, ours)) theirs.push_back(std::move(adapter));
+  return theirs;
+}
+
 }  // namespace
 
 void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
@@ -30,6 +41,7 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {
     parameters.emplace_back(parameter->name(), whole(parameter->rest().detach(), *parameter, mesh));
+    if (!parameter->requires_grad()) continue;
     const at::Tensor gradient = whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh);
     gradients.emplace_back(parameter->name(), gradient.to(parameter->rest().scalar_type()) / result.loss_scale);
   }
@@ -39,13 +51,14 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw_file_error("dump", folder, "cannot be made", error.value());
-  write_file_durably(folder / "config.json", huggingface_config(config, special_tokens(state.tokenizer())), "dump");
+  write_file_durably(folder / "config.json",
+                     huggingface_config(without_adapters(config), special_tokens(state.tokenizer())), "dump");
   NamedTensors batch{{"input_ids", global_batch.ids}, {"labels", global_batch.labels}};
   if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
   if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
   write_tensors(folder / "batch.safetensors", batch);
-  write_tensors(folder / "parameters.safetensors", to_huggingface(config, parameters), {{"format", "pt"}});
-  write_tensors(folder / "gradients.safetensors", to_huggingface(config, gradients), {{"format", "pt"}});
+  write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters), {{"format", "pt"}});
+  write_tensors(folder / "gradients.safetensors", with_their_names(config, gradients), {{"format", "pt"}});
   const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
   write_file_durably(folder / "metrics.json", metrics.dump(2) + "\n", "dump");
 }

@@ -5,6 +5,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/checkpoint/peft_config.h"
 #include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_key.h"
 #include "caravan/train/recipe_roles.h"
@@ -29,7 +30,53 @@ void check_context(const Recipe& recipe, const InitSource& source) {
                 fmt::format("use at most {}", source.model.context));
 }
 
+/// In the current folder, then beside the recipe; absolute.
+fs::path find_source(const std::string& name, const fs::path& recipe_folder) {
+  std::error_code error;
+  fs::path path = fs::absolute(name, error).lexically_normal();
+  if (!fs::exists(path, error) && !recipe_folder.empty()) {
+    path = fs::absolute(recipe_folder / name, error).lexically_normal();
+  }
+  return path.filename().empty() ? path.parent_path() : path;  // "runs/a/"
+}
+
+/// Takes the keys `prefix`.. from the source; throws UsageError for one that the recipe gives another value.
+void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, const std::string& key_of_source,
+               const fs::path& source) {
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!key.name.starts_with(prefix) || !recipe.locations.contains(key.name)) continue;
+    const RecipeValue given = key.get(recipe);
+    const RecipeValue found = key.get(merged);
+    if (given == found) continue;
+    if (!may_differ(key.name)) {
+      recipe.refuse(key.name,
+                    fmt::format("is {}, but that of {} is {}", to_toml(given), source.string(), to_toml(found)),
+                    fmt::format("leave it out: {} gives it", key_of_source));
+    }
+    key.set(merged, given);
+  }
+}
+
+void apply_adapter(Recipe& recipe, const fs::path& recipe_folder) {
+  if (recipe.train.init_from.empty()) {
+    recipe.refuse("lora.adapter", "adapters belong to the weights that they were trained with, which are not given",
+                  "set train.init_from to these");
+  }
+  const fs::path path = find_source(recipe.train.adapter, recipe_folder);
+  Recipe merged = recipe;
+  merged.model.lora = read_peft_config(path, recipe.model).lora;
+  take_keys(merged, recipe, "lora.", "lora.adapter", path);
+  recipe.model.lora = merged.model.lora;
+  recipe.train.adapter = path.string();
+}
+
 }  // namespace
+
+InitSource init_source(const Recipe& recipe) {
+  InitSource source = read_init_source(recipe.train.init_from);
+  source.adapter = recipe.train.adapter;
+  return source;
+}
 
 InitSource read_init_source(const fs::path& path) {
   std::error_code error;
@@ -55,32 +102,29 @@ InitSource read_init_source(const fs::path& path) {
 }
 
 void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
-  std::error_code error;
-  fs::path path = fs::absolute(recipe.train.init_from, error).lexically_normal();
-  if (!fs::exists(path, error) && !recipe_folder.empty()) {
-    path = fs::absolute(recipe_folder / recipe.train.init_from, error).lexically_normal();
-  }
-  if (path.filename().empty()) path = path.parent_path();  // "runs/a/"
-  const InitSource source = read_init_source(path);
-  Recipe merged = recipe;
-  merged.model = source.model;
-  for (const RecipeKey& key : recipe_keys()) {
-    const bool is_of_model = key.name.starts_with("model.") || key.name.starts_with("moe.");
-    if (!is_of_model || !recipe.locations.contains(key.name)) continue;
-    const RecipeValue given = key.get(recipe);
-    const RecipeValue found = key.get(merged);
-    if (given == found) continue;
-    if (!may_differ(key.name)) {
-      recipe.refuse(key.name,
-                    fmt::format("is {}, but that of {} is {}", to_toml(given), source.folder.string(), to_toml(found)),
-                    "leave it out: train.init_from gives it");
+  if (!recipe.train.init_from.empty()) {
+    const InitSource source = read_init_source(find_source(recipe.train.init_from, recipe_folder));
+    Recipe merged = recipe;
+    merged.model = source.model;
+    take_keys(merged, recipe, "model.", "train.init_from", source.folder);
+    take_keys(merged, recipe, "moe.", "train.init_from", source.folder);
+    if (source.model.lora.is_used()) {
+      if (!recipe.train.adapter.empty()) {
+        recipe.refuse("lora.adapter", source.folder.string() + " has adapters already",
+                      "leave it out, or export that model first, which merges them");
+      }
+      take_keys(merged, recipe, "lora.", "train.init_from", source.folder);
+    } else {
+      merged.model.lora = recipe.model.lora;
     }
-    key.set(merged, given);
+    recipe.model = merged.model;
+    check_context(recipe, source);
+    recipe.train.init_from = source.folder.string();
+    if (!recipe.locations.contains("data.tokenizer")) {
+      recipe.data.tokenizer = (source.text / "tokenizer.json").string();
+    }
   }
-  recipe.model = merged.model;
-  check_context(recipe, source);
-  recipe.train.init_from = source.folder.string();
-  if (!recipe.locations.contains("data.tokenizer")) recipe.data.tokenizer = (source.text / "tokenizer.json").string();
+  if (!recipe.train.adapter.empty()) apply_adapter(recipe, recipe_folder);
 }
 
 }  // namespace caravan

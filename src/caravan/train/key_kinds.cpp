@@ -73,6 +73,22 @@ RecipeKey text(std::string name, std::string help, Field<std::string> field) {
           }};
 }
 
+RecipeKey texts(std::string name, std::string help, Field<std::vector<std::string>> field) {
+  return {std::move(name), std::move(help),
+          [field](const Recipe& recipe) -> RecipeValue { return read(field, recipe); },
+          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
+            std::vector<std::string>& all = field(recipe);
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              all = {*one};
+            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
+              all = *many;
+            } else {
+              return is_not(value, "a name or a list of names");
+            }
+            return std::ranges::find(all, "") != all.end() ? "names nothing" : "";
+          }};
+}
+
 RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
                      int64_t value_of_word) {
   return {std::move(name), std::move(help),

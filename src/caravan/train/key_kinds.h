@@ -33,6 +33,8 @@ RecipeKey text(std::string name, std::string help, Field<std::string> field);
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
 RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
                      int64_t value_of_word);
+/// A list of texts, none of them empty; one text is a list of one.
+RecipeKey texts(std::string name, std::string help, Field<std::vector<std::string>> field);
 /// A text that is one of `choices`.
 RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices);
 
@@ -45,5 +47,7 @@ std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
 std::vector<RecipeKey> pipeline_keys();
 std::vector<RecipeKey> moe_keys();
+/// Of adapters.
+std::vector<RecipeKey> lora_keys();
 
 }  // namespace caravan

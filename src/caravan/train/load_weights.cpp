@@ -7,15 +7,20 @@
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/huggingface.h"
+#include "caravan/checkpoint/peft.h"
 #include "caravan/comm/same.h"
+#include "caravan/nn/lora.h"
 #include "caravan/train/agreement.h"
 
 namespace caravan {
 namespace {
 
-std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh) {
+/// Of the parameters that `source` has, or of all but these.
+std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh, const InitSource& source, bool has = true) {
   std::vector<CheckpointPiece> pieces;
   for (Parameter* parameter : model.parameters()) {
+    const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
+    if (is_there != has) continue;
     pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh));
   }
   return pieces;
@@ -37,7 +42,7 @@ void load_checkpoint(Model& model, const Mesh& mesh, const InitSource& source) {
   CheckpointReader reader(source.folder);
   const MappedFile manifest(source.folder / kManifestName, "init_from");
   check_same(mesh, content_hash(manifest.bytes()));
-  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh);
+  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh, source);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
   for (const CheckpointPiece& piece : pieces) {
     wanted.emplace_back(piece.name, shape_in(source, piece, model.config()));
@@ -50,19 +55,18 @@ void load_checkpoint(Model& model, const Mesh& mesh, const InitSource& source) {
   for (const CheckpointPiece& piece : pieces) reader.read(piece.name, piece.box, piece.tensor);
 }
 
-void load_huggingface(Model& model, const Mesh& mesh, const InitSource& source) {
-  const HuggingFaceModel read = read_huggingface(source.folder);
+/// Fills the pieces, in the order of the whole tensors, which every rank has read.
+void fill(const std::vector<CheckpointPiece>& pieces, const NamedTensors& whole, const Mesh& mesh) {
   ContentHasher hasher;
-  for (const auto& [name, tensor] : read.parameters) {
-    const at::Tensor whole = tensor.contiguous();
-    hasher.update(std::span(static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()));
+  for (const auto& [name, tensor] : whole) {
+    const at::Tensor bytes = tensor.contiguous();
+    hasher.update(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
   }
   check_same(mesh, hasher.value());
-  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh);
   for (size_t i = 0; i < pieces.size(); ++i) {
     const CheckpointPiece& piece = pieces[i];
     if (piece.tensor.numel() == 0) continue;
-    at::Tensor part = read.parameters[i].second;
+    at::Tensor part = whole[i].second;
     for (size_t dim = 0; dim < piece.shape.size(); ++dim) {
       part = part.narrow(static_cast<int64_t>(dim), piece.box.offset[dim], piece.box.size[dim]);
     }
@@ -75,10 +79,12 @@ void load_huggingface(Model& model, const Mesh& mesh, const InitSource& source) 
 void load_weights(Model& model, const Mesh& mesh, const InitSource& source) {
   const at::NoGradGuard no_grad;
   if (source.is_huggingface) {
-    load_huggingface(model, mesh, source);
+    fill(pieces_of(model, mesh, source), read_huggingface(source.folder).parameters, mesh);
   } else {
     load_checkpoint(model, mesh, source);
   }
+  if (source.adapter.empty()) return;
+  fill(pieces_of(model, mesh, source, /*has=*/false), read_peft(source.adapter, model.config()), mesh);
 }
 
 }  // namespace caravan

@@ -39,19 +39,9 @@ RecipeKey with_cp(RecipeKey key) {
 }
 
 RecipeKey data_parallel_units() {
-  return {"data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
-          [](const Recipe& recipe) -> RecipeValue { return recipe.data_parallel.units; },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            if (const auto* one = std::get_if<std::string>(&value)) {
-              recipe.data_parallel.units = {*one};
-            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
-              recipe.data_parallel.units = *many;
-            } else {
-              return is_not(value, "a pattern or a list of patterns");
-            }
-            const auto& units = recipe.data_parallel.units;
-            return std::find(units.begin(), units.end(), "") != units.end() ? "names no module" : "";
-          }};
+  return texts(
+      "data_parallel.units", "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
+      [](Recipe & recipe) -> auto& { return recipe.data_parallel.units; });
 }
 
 RecipeKey loss_scale() {

@@ -68,6 +68,7 @@ Recipe recipe_to_keep(const TrainOptions& options) {
   if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
   make_absolute(recipe.comm.algorithms);
   recipe.train.init_from.clear();  // the run has its own checkpoints to go on from
+  recipe.train.adapter.clear();
   if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {
     throw UsageError({"train", "recipe", "names a file whose path is not UTF-8", "from " + fs::current_path().string(),
                       "rename the folder, or give the files other paths"});

@@ -36,17 +36,21 @@ struct Recipe {
     std::vector<DataSource> sources{};                    ///< a mixture of texts, in place of `text`
     std::vector<std::string> validation{};                ///< a text of its own; empty: a part of each file
     double validation_fraction = 0.1;                     ///< of each file
-    std::string field = "text";                           ///< of JSON lines
+    std::string field{};                                  ///< of JSON lines; "": "text", of chats "messages"
     bool skip_bad_lines = false;                          ///< of JSON lines; else they are errors
     std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one
     int64_t trained_vocabulary = 2048;                    ///< of the tokenizer trained on the text
-    std::string pack = "none";                            ///< or "documents": those of a sequence do not see each other
-    std::string positions = "restart";                    ///< of packed documents; or "continue"
+    std::string format = "text";                          ///< or "chat": the field has messages
+    std::string chat_template{};                          ///< a file; "": that beside the tokenizer
+    bool has_chats() const { return format == "chat"; }
+    std::string pack = "none";          ///< or "documents": those of a sequence do not see each other
+    std::string positions = "restart";  ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
   } data;
 
   struct Train {
     std::string init_from;  ///< weights to start with: a run, a checkpoint, a Hugging Face folder; "": random ones
+    std::string adapter;    ///< adapters to start with, a folder in PEFT's format; "": new ones
     int64_t steps = 800;
     int64_t global_batch = 12;              ///< sequences per step, over all ranks
     int64_t micro_batch = kAutoMicroBatch;  ///< sequences a rank computes at once; 0: all of its share

@@ -189,7 +189,7 @@ Recipe parse_recipe(const std::string& toml, const std::string& source, const st
   const std::set<std::string> used_in_file = used_keys(recipe);
   for (const std::string& override : overrides) apply_override(recipe, override);
   drop_unused(recipe, used_in_file);
-  if (!recipe.train.init_from.empty()) apply_init_from(recipe, std::filesystem::path(source).parent_path());
+  apply_init_from(recipe, std::filesystem::path(source).parent_path());
   recipe.optimizer.rate.total_steps = recipe.train.steps;
   check_whole(recipe);
   return recipe;

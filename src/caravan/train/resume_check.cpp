@@ -19,9 +19,10 @@ std::string describe(const ModelConfig& c) {
   const std::string experts = moe.is_used() ? fmt::format(" experts {} shared {}{}", moe.experts, moe.shared_hidden,
                                                           moe.shared_gate ? " gated" : "")
                                             : "";
-  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}{}{}", name(c.kind),
+  const std::string adapters = c.lora.is_used() ? fmt::format(" lora {} of {}", c.lora.rank, join(c.lora.targets)) : "";
+  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}{}{}{}", name(c.kind),
                      c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
-                     c.tie_embeddings ? " tied" : "", c.qkv_bias ? " qkv_bias" : "", experts);
+                     c.tie_embeddings ? " tied" : "", c.qkv_bias ? " qkv_bias" : "", experts, adapters);
 }
 
 void check_model(const CheckpointInfo& info, const std::string& folder, const ModelConfig& model) {

@@ -165,7 +165,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   if (options.resumes()) {
     resume();
   } else if (!options.recipe.train.init_from.empty()) {
-    start_from(read_init_source(options.recipe.train.init_from));
+    start_from(init_source(options.recipe));
+  } else if (recipe_.model.lora.is_used()) {
+    place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
   }
   check_steps();
   check_dump_steps();

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "caravan/nn/config.h"
+
+namespace caravan {
+
+// Adapters in the format of Hugging Face's PEFT: a folder with adapter_config.json and adapter_model.safetensors.
+
+inline constexpr const char* kPeftConfig = "adapter_config.json";
+inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
+
+/// A linear layer of theirs, and those of ours that it fuses: three for GPT-2's c_attn.
+struct PeftLayer {
+  std::string theirs;  ///< "model.layers.0.self_attn.q_proj"
+  std::vector<std::string> ours;
+};
+/// All linear layers of the model, in forward order. Throws UsageError for a model that transformers does not have.
+std::vector<PeftLayer> peft_layers(const ModelConfig& config);
+
+/// Of one layer's adapter.
+struct PeftScale {
+  std::string theirs;
+  double scale = 1;
+};
+struct PeftConfig {
+  LoraConfig lora;  ///< the largest rank; its scale is that of the layers that adapter_config.json does not name
+  std::vector<PeftScale> layers;
+};
+
+/// Reads which layers of `model` have adapters, from the configuration and the names and shapes of the weights. Throws
+/// DataError naming file and key for what is missing, damaged, of another model, or not supported: other methods than
+/// LoRA (DoRA, trained biases or whole modules).
+PeftConfig read_peft_config(const std::filesystem::path& folder, const ModelConfig& model);
+
+/// adapter_config.json of the adapters of `config`.
+std::string peft_config(const ModelConfig& config, const std::string& base_model);
+
+/// The names of their tensors A and B of a layer.
+std::string peft_tensor(const std::string& theirs, char factor);
+
+}  // namespace caravan

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/nn/config.h"
+
+namespace caravan {
+
+/// Which layers have adapters; without torch.
+
+struct LinearShape {
+  std::string name;  ///< of the module: "blocks.0.attention.query"
+  int64_t in = 0;
+  int64_t out = 0;
+};
+
+/// The linear layers of all blocks, in forward order. Experts, embedding and head are none.
+std::vector<LinearShape> linear_layers(const ModelConfig& config);
+
+/// Those that config.lora chooses; none without adapters.
+std::vector<LinearShape> adapted_layers(const ModelConfig& config);
+/// Whether the layer `name` within a block, "attention.query", has an adapter in any of the blocks.
+bool has_adapter(const ModelConfig& config, std::string_view name);
+
+/// Of all adapters.
+int64_t adapter_parameters(const ModelConfig& config);
+/// Whether a parameter of that name belongs to an adapter.
+bool is_of_adapter(std::string_view parameter);
+
+/// Throws UsageError for an impossible rank or alpha, and for a target that no linear layer matches, naming the
+/// nearest.
+void check_lora(const ModelConfig& config);
+
+}  // namespace caravan

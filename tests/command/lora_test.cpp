@@ -1,0 +1,117 @@
+// Adapters: trained on weights of another run, exported merged or in PEFT's format, taken in again.
+#include <gmock/gmock.h>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class LoraTest : public CommandTest {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(train("base", 1, set({"train.steps=1", "data.tokenizer={train = 300}"})).code, 0);
+    ASSERT_EQ(caravan({"export", path("base")}).code, 0);
+  }
+
+  /// Adapters of `base`, with the weights' own tokenizer.
+  Result tune(const std::string& run, int ranks, const std::vector<std::string>& overrides) const {
+    Words words = tiny(run, ranks, set({"train.init_from=" + path("base"), "optimizer.lr=0.01", "lora.rank=4"}));
+    std::erase_if(words, [](const std::string& word) { return word.starts_with("data.tokenizer="); });
+    for (size_t i = words.size(); i-- > 1;) {  // --set without its key
+      if (words[i] == "--set" && (i + 1 == words.size() || words[i + 1] == "--set")) words.erase(words.begin() + i);
+    }
+    const Words more = set(overrides);
+    words.insert(words.end(), more.begin(), more.end());
+    return caravan(words);
+  }
+
+  double last_loss(const std::string& run) const { return log(run).back().at("val_loss").get<double>(); }
+};
+
+TEST_F(LoraTest, LearnsTheSameOnAnyRanks) {
+  const std::string all = "lora.targets=[\"*\"]";
+  ASSERT_EQ(tune("one", 1, {all}).code, 0);
+  EXPECT_LT(last_loss("one"), last_loss("base") - 0.01);
+  for (const auto& [ranks, override] : std::vector<std::pair<int, std::string>>{
+           {2, "data_parallel.technique=zero3"}, {2, "mesh.tp=2"}, {2, "mesh.pp=2"}, {3, "comm.check=true"}}) {
+    const std::string run = "other" + override;
+    const Result result = tune(run, ranks, {all, override});
+    ASSERT_EQ(result.code, 0) << result.err;
+    // Six steps of AdamW on sums in another order.
+    EXPECT_NEAR(last_loss(run), last_loss("one"), 1e-4) << override;
+  }
+}
+
+TEST_F(LoraTest, ResumesToTheSameBits) {
+  ASSERT_EQ(tune("whole", 2, {}).code, 0);
+  ASSERT_EQ(tune("parts", 2, {"train.steps=3", "optimizer.schedule=constant"}).code, 0);
+  ASSERT_EQ(tune("constant", 2, {"optimizer.schedule=constant"}).code, 0);
+  const Result resumed =
+      caravan({"train", path("parts/recipe.toml"), "--ranks", "2", "--resume", "--set", "train.steps=6"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_TRUE(tensors(folder() / "parts/step_000006") == tensors(folder() / "constant/step_000006"));
+  EXPECT_EQ(caravan({"train", path("parts/recipe.toml"), "--resume", "--set", "lora.rank=2"}).code, 3);
+}
+
+TEST_F(LoraTest, TheExportIsMergedAndTheAdaptersComeBack) {
+  ASSERT_EQ(tune("tuned", 2, {"lora.targets=[\"query\", \"value\", \"mlp.up\"]"}).code, 0);
+  const Words prompt{"--prompt", "The whale", "--temperature", "0", "--tokens", "8"};
+  const auto generated = [&](const std::string& source) {
+    Words words{"generate", path(source)};
+    words.insert(words.end(), prompt.begin(), prompt.end());
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  ASSERT_EQ(caravan({"export", path("tuned")}).code, 0);
+  EXPECT_EQ(generated("tuned/huggingface"), generated("tuned"));
+  const auto weights = [&](const std::string& run) { return tensors(folder() / run / "huggingface"); };
+  const auto before = weights("base");
+  for (const auto& [name, bytes] : weights("tuned")) {
+    const bool is_adapted = name.find("c_attn.weight") != std::string::npos || name.find("c_fc.w") != std::string::npos;
+    EXPECT_EQ(bytes == before.at(name), !is_adapted) << name;
+  }
+
+  const Result exported = caravan({"export", path("tuned"), "--adapter", "--base", "my/base"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_THAT(text_of(folder() / "tuned/adapter/adapter_config.json"),
+              AllOf(HasSubstr("\"my/base\""), HasSubstr("c_attn"), HasSubstr("\"lora_alpha\": 16")));
+  const Result taken = tune("taken", 2, {"lora.rank=8", "lora.adapter=" + path("tuned/adapter"), "optimizer.lr=0"});
+  ASSERT_EQ(taken.code, 0) << taken.err;
+  EXPECT_NEAR(last_loss("taken"), last_loss("tuned"), 1e-5);
+  const Result imported =
+      caravan({"import", path("base/huggingface"), "--adapter", path("tuned/adapter"), "--out", path("imported")});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_EQ(generated("imported"), generated("tuned"));
+}
+
+TEST_F(LoraTest, BadAdaptersAreRefused) {
+  const auto refusal = [&](int code, const std::vector<std::string>& overrides) {
+    const Result result = tune("refused", 2, overrides);
+    EXPECT_EQ(result.code, code) << result.out;
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+    return result.err;
+  };
+  EXPECT_THAT(refusal(2, {"lora.targets=[\"q_proj\"]"}), HasSubstr("'q_proj' matches no linear layer"));
+  EXPECT_THAT(refusal(3, {"lora.adapter=" + path("none")}), HasSubstr("no such file"));
+  ASSERT_EQ(tune("tuned", 1, {"train.steps=1"}).code, 0);
+  ASSERT_EQ(caravan({"export", path("tuned"), "--adapter"}).code, 0);
+  const std::string config = text_of(folder() / "tuned/adapter/adapter_config.json");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = config;
+    changed.replace(changed.find(from), from.size(), to);
+    file("tuned/adapter/adapter_config.json", changed);
+    return refusal(3, {"lora.adapter=" + path("tuned/adapter")});
+  };
+  EXPECT_THAT(with("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is IA3"));
+  EXPECT_THAT(with("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("sets bias"));
+  EXPECT_THAT(with("\"r\": 4", "\"r\": \"4\""), HasSubstr("r is no number"));
+  EXPECT_THAT(with("{", "["), HasSubstr("no JSON object"));
+  EXPECT_EQ(caravan({"export", path("base"), "--adapter"}).code, 2);
+}
+
+}  // namespace
+}  // namespace caravan
