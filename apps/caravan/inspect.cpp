@@ -31,7 +31,7 @@ void check_text(const Recipe& recipe) {
   for (const std::string& path : paths) {
     for (std::filesystem::path& file : find_texts(path, folders)) files.push_back(std::move(file));
   }
-  const Corpus corpus(files, folders.cache, text_format(recipe.data));
+  const Corpus corpus(files, folders.cache, text_format(recipe.data, folders));
 }
 
 void refuse_recipe_options(const InspectArguments& arguments) {

@@ -27,9 +27,8 @@ TEST(Documents, BelongToTheirEndAndStartAfterIt) {
   const TokenFile tokens = tokens_of(folder, {1, 2, 7, 3, 7, 7, 4, 5, 7});
   for (const bool restarts : {true, false}) {
     const Documents documents(tokens, kEnd, restarts);
-    const Ids inputs{2, 7, 3, 7, 7, 4, 5};
     Ids labels{7, 3, 7, 7, 4, 5, 7}, of(7), positions(7);
-    documents.mark(inputs, labels, of, positions);
+    documents.mark(1, labels, of, positions);
     EXPECT_EQ(of, (Ids{0, 0, 1, 1, 2, 3, 3}));
     EXPECT_EQ(positions, restarts ? (Ids{0, 1, 0, 1, 0, 0, 1}) : (Ids{0, 1, 2, 3, 4, 5, 6}));
     EXPECT_EQ(labels, (Ids{7, kNoTarget, 7, kNoTarget, kNoTarget, 5, 7})) << "an end is a target, what follows is not";
@@ -82,8 +81,7 @@ TEST(Documents, RefuseRowsOfDifferentLengths) {
   const TokenFile tokens = tokens_of(folder, {1, 2, 7});
   const Documents documents(tokens, kEnd, true);
   Ids labels(3), of(2), positions(3);
-  const Ids inputs{1, 2, 7};
-  EXPECT_THROW(documents.mark(inputs, labels, of, positions), InternalError);
+  EXPECT_THROW(documents.mark(0, labels, of, positions), InternalError);
 }
 
 }  // namespace

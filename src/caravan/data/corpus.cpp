@@ -72,10 +72,21 @@ int64_t Corpus::num_skipped_lines() const noexcept {
   return count;
 }
 
-TextSplit Corpus::split(double validation_fraction) const {
+namespace {
+
+TextSplit split_documents(const std::vector<std::string_view>& documents, double validation_fraction) {
+  const size_t cut = documents.size() - part_of(documents.size(), validation_fraction);
+  return {{documents.begin(), documents.begin() + static_cast<std::ptrdiff_t>(cut)},
+          {documents.begin() + static_cast<std::ptrdiff_t>(cut), documents.end()}};
+}
+
+}  // namespace
+
+TextSplit Corpus::split(double validation_fraction, bool keeps_documents) const {
   TextSplit whole;
   for (const TextFile& file : files_) {
-    const TextSplit split = split_text(file.documents(), validation_fraction);
+    const TextSplit split = keeps_documents ? split_documents(file.documents(), validation_fraction)
+                                            : split_text(file.documents(), validation_fraction);
     whole.train.insert(whole.train.end(), split.train.begin(), split.train.end());
     whole.validation.insert(whole.validation.end(), split.validation.begin(), split.validation.end());
   }

@@ -36,8 +36,9 @@ class Corpus {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept;
-  /// Splits each file, so that validation has a part of every one.
-  TextSplit split(double validation_fraction = kValidationFraction) const;
+  /// Splits each file, so that validation has a part of every one. `keeps_documents`: validation is the last of its
+  /// documents instead, rounded up, and no document is cut.
+  TextSplit split(double validation_fraction = kValidationFraction, bool keeps_documents = false) const;
 
  private:
   std::vector<TextFile> files_;

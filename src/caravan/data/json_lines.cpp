@@ -51,8 +51,8 @@ nlohmann::json parse_json_line(std::string_view line, const std::filesystem::pat
   return object;
 }
 
-const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,
-                              int64_t number) {
+const nlohmann::json& json_field(const nlohmann::json& object, const std::string& field,
+                                 const std::filesystem::path& file, int64_t number) {
   const nlohmann::json* at = &object;
   std::string_view rest = field;
   while (true) {
@@ -72,11 +72,17 @@ const std::string& text_field(const nlohmann::json& object, const std::string& f
     if (dot == std::string_view::npos) break;
     rest.remove_prefix(dot + 1);
   }
-  if (!at->is_string()) {
-    refuse(file, number, fmt::format("its field {} is {}, not a string", field, kind_of(*at)),
+  return *at;
+}
+
+const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,
+                              int64_t number) {
+  const nlohmann::json& value = json_field(object, field, file, number);
+  if (!value.is_string()) {
+    refuse(file, number, fmt::format("its field {} is {}, not a string", field, kind_of(value)),
            "name a field that has text");
   }
-  return at->get_ref<const std::string&>();
+  return value.get_ref<const std::string&>();
 }
 
 void for_each_json_line(const std::filesystem::path& file,

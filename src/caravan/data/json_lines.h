@@ -15,6 +15,11 @@ namespace caravan {
 /// The object in line `number` (from 1) of `file`. Throws DataError if the line is no JSON object.
 nlohmann::json parse_json_line(std::string_view line, const std::filesystem::path& file, int64_t number);
 
+/// The value of `field` of the object in that line. Throws DataError if it is missing, naming the fields that there
+/// are.
+const nlohmann::json& json_field(const nlohmann::json& object, const std::string& field,
+                                 const std::filesystem::path& file, int64_t number);
+
 /// The text in `field` of the object in that line; "meta.text" is a member of a member. Throws DataError if it is
 /// missing or not a string, naming the fields that there are.
 const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,

@@ -63,8 +63,8 @@ int64_t Sampler::offset(int64_t sample) const {
 }
 
 ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents,
-                                     std::optional<int64_t> stride)
-    : tokens_(tokens), context_(context), stride_(stride.value_or(context)), documents_(documents) {
+                                     std::optional<int64_t> stride, const TokenFile* marks)
+    : tokens_(tokens), context_(context), stride_(stride.value_or(context)), documents_(documents), marks_(marks) {
   check_context(context);
   if (stride_ < 1 || stride_ > context_) {
     throw ShapeError({.op = "data",
@@ -81,6 +81,18 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, c
                    .action = "give more text, or raise data.validation_fraction"});
 }
 
+int64_t ValidationWindows::num_targets() const {
+  if (marks_ == nullptr) return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last()));
+  const auto length = static_cast<size_t>(context_);
+  std::vector<int64_t> ids(length), labels(length), documents(length), positions(length);
+  int64_t count = 0;
+  for (int64_t window = 0; window < size(); ++window) {
+    fill(window, ids, labels, documents, positions);
+    count += context_ - std::ranges::count(labels, kNoTarget);
+  }
+  return count;
+}
+
 void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
                              std::span<int64_t> documents, std::span<int64_t> positions) const {
   const int64_t rows = num_rows(context_, input_ids, labels);
@@ -92,11 +104,12 @@ void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids,
     const std::span<int64_t> targets = row_of(labels, row, context_);
     tokens_.read(first, inputs.first(count));
     tokens_.read(first + 1, targets.first(count));
+    if (marks_ != nullptr) mark_answers(*marks_, first, targets.first(count));
     std::ranges::fill(inputs.subspan(count), 0);
     std::ranges::fill(targets.subspan(count), kNoTarget);
     if (window > 0) std::ranges::fill(targets.first(static_cast<size_t>(context_ - stride_)), kNoTarget);
     if (documents_ == nullptr) continue;
-    documents_->mark(inputs, targets, row_of(documents, row, context_), row_of(positions, row, context_));
+    documents_->mark(first, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "caravan/data/chat_tokens.h"
 #include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
 
@@ -48,15 +49,15 @@ std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
 /// others have at least context - stride tokens before them, at context / stride times the work.
 class ValidationWindows {
  public:
-  /// `documents`: those of the text, which do not see each other; null: it is one. Default stride: the context. Throws
-  /// DataError for a text of fewer than 2 tokens, ShapeError for context < 1 or a stride that is not from 1 to context.
-  /// Both outlive the windows.
+  /// `documents`: those of the text, which do not see each other; null: it is one. `marks`: of chats; null: all
+  /// tokens are targets. Default stride: the context. Throws DataError for a text of fewer than 2 tokens, ShapeError
+  /// for context < 1 or a stride that is not from 1 to context. Both outlive the windows.
   ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr,
-                    std::optional<int64_t> stride = {});
+                    std::optional<int64_t> stride = {}, const TokenFile* marks = nullptr);
 
   int64_t context() const noexcept { return context_; }
   int64_t size() const noexcept { return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_; }
-  int64_t num_targets() const { return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last())); }
+  int64_t num_targets() const;
   const Documents* documents() const noexcept { return documents_; }
   /// bits per byte = nats over all targets / ln 2 / text_bytes.
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
@@ -74,6 +75,7 @@ class ValidationWindows {
   int64_t context_;
   int64_t stride_;
   const Documents* documents_;
+  const TokenFile* marks_;
 };
 
 }  // namespace caravan

@@ -89,7 +89,15 @@ class Decoding {
   void add_json(int64_t number, std::string_view line) {
     try {
       const nlohmann::json object = parse_json_line(line, source_, number);
-      add_text(text_field(object, format_.field, source_, number));
+      if (format_.chat == nullptr) {
+        add_text(text_field(object, format_.field, source_, number));
+      } else {
+        const nlohmann::json tools = object.contains("tools") ? object["tools"] : nlohmann::json();
+        add_text(format_.chat
+                     ->render(json_field(object, format_.field, source_, number), tools,
+                              fmt::format("{}:{}", source_.string(), number))
+                     .to_json());
+      }
       end_document();
     } catch (const DataError& error) {
       if (!format_.skips_bad_lines) throw;
@@ -160,6 +168,12 @@ fs::path decoded_path(const fs::path& cache, std::string_view content, bool is_j
     hasher.update(static_cast<uint64_t>(format.field.size()));
     hasher.update(format.field);
     hasher.update(uint64_t{format.skips_bad_lines ? 1U : 0U});
+    for (const std::string& part : format.chat == nullptr
+                                       ? std::vector<std::string>{}
+                                       : std::vector{format.chat->source(), format.chat->bos(), format.chat->eos()}) {
+      hasher.update(static_cast<uint64_t>(part.size()));
+      hasher.update(part);
+    }
   }
   in_pieces(content, observer, [&](std::string_view piece) { hasher.update(piece); });
   return cache / (hasher.value().hex() + ".text");
@@ -180,6 +194,10 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
   const bool is_json = has_json_lines(file_.text(), path);
   const bool is_packed = is_compressed(file_.text());
+  if (!is_json && format.chat != nullptr) {
+    throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
+                     "give a .jsonl file with a list of messages in each line"});
+  }
   if (!is_json && !is_packed) {
     check_is_text(file_.text(), path, observer);
     documents_.push_back(file_.text());

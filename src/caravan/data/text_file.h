@@ -9,6 +9,7 @@
 
 #include "caravan/base/file.h"
 #include "caravan/data/cache.h"
+#include "caravan/data/chat_template.h"
 #include "caravan/data/data_observer.h"
 
 namespace caravan {
@@ -17,6 +18,8 @@ namespace caravan {
 struct TextFormat {
   std::string field = "text";    ///< of each line; "meta.text": a member of a member
   bool skips_bad_lines = false;  ///< lines that are no JSON, lack the field or have no text in it; else they are errors
+  /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
+  std::shared_ptr<const ChatTemplate> chat{};
 };
 
 /// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, known by its name

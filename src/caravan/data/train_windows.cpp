@@ -1,5 +1,6 @@
 #include "caravan/data/train_windows.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -112,7 +113,17 @@ double TrainWindows::epochs(size_t source, int64_t samples) const {
 }
 
 int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
+  const bool has_answers = sources_.front().marks != nullptr;
   int64_t count = rows * context_;
+  if (has_answers) {
+    std::vector<int64_t> ids(static_cast<size_t>(context_)), labels(ids), documents(ids), positions(ids);
+    count = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      fill(first + row, ids, labels, documents, positions);
+      count += context_ - std::ranges::count(labels, kNoTarget);
+    }
+    return count;
+  }
   for (int64_t row = 0; has_documents() && row < rows; ++row) {
     const Draw drawn = draw(first + row);
     count -= sources_[drawn.source].documents->num_ends(samplers_[drawn.source].offset(drawn.sample), context_);
@@ -131,8 +142,9 @@ void TrainWindows::fill(int64_t first, std::span<int64_t> input_ids, std::span<i
     const std::span<int64_t> targets = row_of(labels, row, context_);
     source.tokens->read(offset, inputs);
     source.tokens->read(offset + 1, targets);
+    if (source.marks != nullptr) mark_answers(*source.marks, offset, targets);
     if (!has_documents()) continue;
-    source.documents->mark(inputs, targets, row_of(documents, row, context_), row_of(positions, row, context_));
+    source.documents->mark(offset, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }
 }
 

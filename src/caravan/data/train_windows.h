@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "caravan/data/chat_tokens.h"
 #include "caravan/data/documents.h"
 #include "caravan/data/sampler.h"
 #include "caravan/data/token_file.h"
@@ -15,6 +16,7 @@ namespace caravan {
 struct TrainSource {
   const TokenFile* tokens;               ///< outlives the windows, as do the documents
   const Documents* documents = nullptr;  ///< those of the text, which do not see each other; null: it is one
+  const TokenFile* marks = nullptr;      ///< of chats: which tokens are targets; null: all are
   double weight = 1;                     ///< its share of the samples, relative to the others'
   std::string name{};                    ///< for errors
 };

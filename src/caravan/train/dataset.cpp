@@ -98,8 +98,8 @@ SplitCorpus open_corpus(const std::vector<std::string>& paths, const Recipe::Dat
   for (const std::string& path : paths) {
     for (fs::path& file : find_texts(path, folders)) files.push_back(std::move(file));
   }
-  Corpus corpus(files, folders.cache, text_format(data), observer);
-  TextSplit split = corpus.split(data.validation.empty() ? data.validation_fraction : 0);
+  Corpus corpus(files, folders.cache, text_format(data, folders), observer);
+  TextSplit split = corpus.split(data.validation.empty() ? data.validation_fraction : 0, data.has_chats());
   return {std::move(corpus), std::move(split)};
 }
 
@@ -122,8 +122,11 @@ std::vector<fs::path> find_texts(const std::string& path, const DataFolders& fol
   return find_text(path, folders).files;
 }
 
-TextFormat text_format(const Recipe::Data& data) {
-  return {.field = data.field, .skips_bad_lines = data.skip_bad_lines};
+TextFormat text_format(const Recipe::Data& data, const DataFolders& folders) {
+  TextFormat format{.field = data.field, .skips_bad_lines = data.skip_bad_lines};
+  if (data.has_chats()) format.chat = find_chat_template(data, folders);
+  if (format.field.empty()) format.field = data.has_chats() ? "messages" : "text";
+  return format;
 }
 
 std::vector<std::string> text_paths(const Recipe::Data& data) {
@@ -151,6 +154,9 @@ void resolve_files(Recipe::Data& data, const DataFolders& folders) {
   for (std::string& path : data.text) resolve(path, text);
   for (DataSource& source : data.sources) resolve(source.path, text);
   for (std::string& path : data.validation) resolve(path, text);
+  if (!data.chat_template.empty()) {
+    resolve(data.chat_template, [&](const std::string& path) { return find_file(path, folders); });
+  }
   if (data.tokenizer.empty() || data.tokenizer == "bytes") return;
   resolve(data.tokenizer, [&](const std::string& path) { return find_file(path, folders); });
 }
@@ -175,14 +181,18 @@ ContentHash Dataset::train_hash() const {
 TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
   std::vector<TrainSource> sources;
   for (const Text& text : train) {
-    sources.push_back(
-        {&text.tokens, text.documents ? &*text.documents : nullptr, text.weight, train.size() == 1 ? "" : text.name});
+    sources.push_back({.tokens = &text.tokens,
+                       .documents = text.documents ? &*text.documents : nullptr,
+                       .marks = text.marks ? &*text.marks : nullptr,
+                       .weight = text.weight,
+                       .name = train.size() == 1 ? "" : text.name});
   }
   return {sources, context, static_cast<uint64_t>(seed)};
 }
 
 ValidationWindows Dataset::validation_windows(int64_t context) const {
-  return {validation.tokens, context, validation.documents ? &*validation.documents : nullptr};
+  return {validation.tokens, context, validation.documents ? &*validation.documents : nullptr, std::nullopt,
+          validation.marks ? &*validation.marks : nullptr};
 }
 
 std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe) {
@@ -197,7 +207,8 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
   }
   if (dataset.num_skipped_lines > 0) {
     notes.push_back(fmt::format("{} lines were left out: they are no JSON, or have no text in {} (data.skip_bad_lines)",
-                                dataset.num_skipped_lines, recipe.data.field));
+                                dataset.num_skipped_lines,
+                                recipe.data.field.empty() ? "their field" : recipe.data.field));
   }
   return notes;
 }
@@ -227,15 +238,28 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
                             ? trained_tokenizer(all_train, data.trained_vocabulary, folders.cache, observer)
                             : Tokenizer::load(find_file(data.tokenizer, folders));
   const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
-  if (data.packs_documents() && !end_of_text) {
+  if (data.packs_documents() && !data.has_chats() && !end_of_text) {
     throw UsageError({"data", "data.pack",
                       "documents are told apart by an end-of-text token, and the tokenizer has none", "",
                       "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
   }
+  const bool restarts = data.positions == "restart";
+  const auto with_marks = [&](const std::vector<std::string_view>& chats, const std::string& name, double weight) {
+    if (chats.empty()) throw DataError({"data", name, "has no chats", "", "give more of them"});
+    ChatTokens made = open_or_build_chats(folders.cache, chats, tokenizer, observer);
+    Dataset::Text text{
+        .tokens = std::move(made.tokens), .marks = std::move(made.marks), .name = name, .weight = weight};
+    if (data.packs_documents()) {
+      text.documents.emplace(
+          *text.marks, [](int64_t mark) { return (mark & kEndsChat) != 0; }, restarts);
+    }
+    return text;
+  };
   const auto tokenized = [&](const std::vector<std::string_view>& documents, const std::string& name, double weight) {
+    if (data.has_chats()) return with_marks(documents, name, weight);
     Dataset::Text text{
         .tokens = open_or_build(folders.cache, documents, tokenizer, observer), .name = name, .weight = weight};
-    if (data.packs_documents()) text.documents.emplace(text.tokens, *end_of_text, data.positions == "restart");
+    if (data.packs_documents()) text.documents.emplace(text.tokens, *end_of_text, restarts);
     return text;
   };
   std::vector<Dataset::Text> train;

@@ -21,6 +21,7 @@ struct Dataset {
   struct Text {
     TokenFile tokens;
     std::optional<Documents> documents{};  ///< with data.pack = "documents"
+    std::optional<TokenFile> marks{};      ///< of chats
     std::string name{};                    ///< as the recipe names it
     double weight = 1;                     ///< in a mixture
   };
@@ -66,8 +67,12 @@ void resolve_files(Recipe::Data& data, const DataFolders& folders);
 /// folders where it was looked up if there is none.
 std::vector<std::filesystem::path> find_texts(const std::string& path, const DataFolders& folders);
 
-/// The format of the files that `data` names.
-TextFormat text_format(const Recipe::Data& data);
+/// The format of the files that `data` names. Throws DataError for chats whose template is missing or cannot be
+/// rendered.
+TextFormat text_format(const Recipe::Data& data, const DataFolders& folders);
+
+/// data.chat_template, or else that of the folder of data.tokenizer.
+std::shared_ptr<const ChatTemplate> find_chat_template(const Recipe::Data& data, const DataFolders& folders);
 
 /// All paths of training texts that `data` names.
 std::vector<std::string> text_paths(const Recipe::Data& data);

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+#include "caravan/data/token_file.h"
+
+namespace caravan {
+
+/// Chats as ids, and for each id its mark, in files of the cache.
+struct ChatTokens {
+  TokenFile tokens;
+  TokenFile marks;
+};
+
+/// Bits of a mark.
+inline constexpr int32_t kIsAnswer = 1;  ///< the assistant's: a target
+inline constexpr int32_t kEndsChat = 2;  ///< the last token of its chat
+
+/// As open_or_build, for documents of RenderedChat::to_json: one after the other, without a token between them. A token
+/// is the assistant's if it begins within an answer. The tokens' text_bytes are those of answers. Throws DataError,
+/// too, for a tokenizer whose tokens do not spell the text byte for byte: then nothing says which are the assistant's.
+ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
+                               const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
+
+/// labels[t], the target of token first + t of chats, becomes kNoTarget unless it is the assistant's.
+void mark_answers(const TokenFile& marks, int64_t first, std::span<int64_t> labels);
+
+}  // namespace caravan

@@ -1,0 +1,144 @@
+// data.format = "chat": only what the assistant says is learned.
+#include <gmock/gmock.h>
+
+#include "tests/command/command.h"
+
+namespace caravan {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr const char* kTemplate =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+class ChatTest : public CommandTest {
+ protected:
+  /// Every question has the answer "whale 3 whale 3 ..", every second one after another question.
+  std::string chats(int count) const {
+    std::string lines;
+    for (int i = 0; i < count; ++i) {
+      nlohmann::json messages;
+      const auto add = [&](const char* role, const std::string& content) {
+        messages.push_back({{"role", role}, {"content", content}});
+      };
+      if (i % 2 == 0) {
+        add("user", "What is " + std::to_string(7 * i) + "?");
+        add("assistant", "A number.");
+      }
+      add("user", "Say " + std::string(static_cast<size_t>(i % 7), '!') + std::to_string(i));
+      add("assistant", "whale " + std::to_string(i % 3) + " whale " + std::to_string(i % 3));
+      lines += nlohmann::json{{"messages", messages}}.dump() + "\n";
+    }
+    return lines;
+  }
+  Result train_chats(const std::string& run, int ranks, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> overrides{"data.text=" + path("chats.jsonl"), "data.format=chat",
+                                       "data.chat_template=" + path("chat.jinja"), "data.tokenizer={train = 300}"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return train(run, ranks, set(overrides));
+  }
+  void SetUp() override {
+    file("chats.jsonl", chats(200));
+    file("chat.jinja", kTemplate);
+  }
+  double last_loss(const std::string& run) const { return log(run).back().at("val_loss").get<double>(); }
+};
+
+TEST_F(ChatTest, LearnsTheSameOnAnyRanksAndResumesToTheSameBits) {
+  for (const std::string pack : {"data.pack=none", "data.pack=documents"}) {
+    const std::string name = pack.substr(10);
+    const std::vector<std::string> common{pack, "train.steps=6", "optimizer.schedule=constant"};
+    const auto with = [&](const std::string& more) {
+      std::vector<std::string> all = common;
+      all.push_back(more);
+      return all;
+    };
+    const Result one = train_chats(name + "1", 1, common);
+    ASSERT_EQ(one.code, 0) << one.err;
+    for (const auto& [ranks, more] : std::vector<std::pair<int, std::string>>{
+             {2, "comm.check=true"}, {3, "data_parallel.technique=zero2"}, {2, "mesh.cp=2"}, {2, "mesh.pp=2"}}) {
+      const std::string run = name + more;
+      ASSERT_EQ(train_chats(run, ranks, with(more)).code, 0) << more;
+      EXPECT_NEAR(last_loss(run), last_loss(name + "1"), 1e-4) << more;  // six steps on sums in another order
+    }
+    ASSERT_EQ(train_chats(name + "parts", 2, with("train.steps=3")).code, 0);
+    const Result resumed =
+        caravan({"train", path(name + "parts/recipe.toml"), "--ranks", "2", "--resume", "--set", "train.steps=6"});
+    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_TRUE(tensors(folder() / (name + "parts") / "step_000006") ==
+                tensors(folder() / (name + "comm.check=true") / "step_000006"));
+  }
+}
+
+/// Answers follow from two tokens that change; questions do not follow from anything.
+TEST_F(ChatTest, OnlyAnswersCount) {
+  ASSERT_EQ(train_chats("masked", 2, {"train.steps=60", "optimizer.lr=0.01", "data.pack=documents"}).code, 0);
+  EXPECT_LT(last_loss("masked"), 1.5);
+  const Result inspected = caravan({"data", "inspect", path("masked/recipe.toml"), "--samples", "1"});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_THAT(inspected.out, HasSubstr("im_start"));
+}
+
+TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
+  const auto refusal = [&](const std::vector<std::string>& more = {}) {
+    const Result result = train_chats("refused", 2, more);
+    EXPECT_EQ(result.code, 3) << result.out << result.err;
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+    return result.err;
+  };
+  const auto with_line = [&](const std::string& line) { file("chats.jsonl", chats(200) + line + "\n"); };
+  with_line("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("chats.jsonl:201"), HasSubstr("no message of the assistant")));
+  const Result skipped = train_chats("skipped", 2, {"data.skip_bad_lines=true"});
+  EXPECT_EQ(skipped.code, 0) << skipped.err;
+  EXPECT_THAT(skipped.out, HasSubstr("1 lines were left out"));
+  with_line("{\"messages\": \"a\"}");
+  EXPECT_THAT(refusal(), HasSubstr("its messages are no list"));
+  with_line("{\"talk\": []}");
+  EXPECT_THAT(refusal(), HasSubstr("has no field messages"));
+  with_line("no json");
+  EXPECT_THAT(refusal(), HasSubstr("chats.jsonl:201"));
+  file("chats.jsonl", chats(200));
+  file("chat.jinja", "{% for m in messages %}");
+  EXPECT_THAT(refusal(), HasSubstr("cannot be rendered"));
+  EXPECT_THAT(refusal({"data.chat_template="}), HasSubstr("has no chat template"));
+  file("plain.txt", "Call me Ishmael.");
+  file("chat.jinja", kTemplate);
+  EXPECT_THAT(refusal({"data.text=" + path("plain.txt")}), HasSubstr("has no JSON lines"));
+  EXPECT_EQ(train_chats("refused", 2, {"data.format=text"}).code, 2) << "data.chat_template is not used";
+}
+
+/// The template of an imported model, kept in its runs.
+TEST_F(ChatTest, TheModelsOwnTemplateIsUsed) {
+  ASSERT_EQ(train("base", 1, set({"train.steps=1", "data.tokenizer={train = 300}"})).code, 0);
+  ASSERT_EQ(caravan({"export", path("base")}).code, 0);
+  file("base/huggingface/chat_template.jinja", kTemplate);
+  const Words tune{"train",
+                   "--ranks",
+                   "2",
+                   "--set",
+                   "train.init_from=" + path("base/huggingface"),
+                   "--set",
+                   "data.format=chat",
+                   "--set",
+                   "data.text=" + path("chats.jsonl"),
+                   "--set",
+                   "train.steps=2",
+                   "--set",
+                   "lora.rank=2",
+                   "--set",
+                   "sample.tokens=0",
+                   "--set",
+                   "train.eval_batches=1",
+                   "--set",
+                   "checkpoint.dir=" + path("tuned")};
+  const Result tuned = caravan(tune);
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  const Result resumed = caravan({"train", path("tuned/recipe.toml"), "--resume", "--set", "train.steps=4"});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+}
+
+}  // namespace
+}  // namespace caravan

@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/data/chat_template.h"
+#include "caravan/data/chat_tokens.h"
+#include "caravan/data/sampler.h"
+#include "caravan/data/tokenizer.h"
+#include "caravan/data/train_windows.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr const char* kChatMl =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+json message(const char* role, const std::string& content) { return {{"role", role}, {"content", content}}; }
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<std::string> answers_of(const RenderedChat& chat) {
+  std::vector<std::string> texts;
+  for (const auto& [begin, end] : chat.answers) texts.push_back(chat.text.substr(begin, end - begin));
+  return texts;
+}
+
+TEST(ChatTemplate, SaysWhatTheAssistantSays) {
+  const ChatTemplate chat_ml(kChatMl, "chat_template.jinja", "", "<|im_end|>");
+  const json messages{message("system", "Be brief."), message("user", "Hi"), message("assistant", "Héllo"),
+                      message("user", "And?"), message("assistant", "")};
+  const RenderedChat chat = chat_ml.render(messages, nullptr, "chats.jsonl:1");
+  EXPECT_EQ(chat.text,
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHéllo"
+            "<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n");
+  EXPECT_EQ(answers_of(chat), (std::vector<std::string>{"Héllo<|im_end|>\n", "<|im_end|>\n"}));
+  const RenderedChat back = RenderedChat::from_json(chat.to_json());
+  EXPECT_EQ(back.text, chat.text);
+  EXPECT_EQ(back.answers, chat.answers);
+}
+
+TEST(ChatTemplate, WithoutAPromptForAReplyTheHeaderIsPartOfIt) {
+  const ChatTemplate plain("{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "t",
+                           "<s>", "");
+  const RenderedChat chat = plain.render({message("user", "a"), message("assistant", "b")}, nullptr, "x:1");
+  EXPECT_EQ(chat.text, "<s>user: a\nassistant: b\n");
+  EXPECT_EQ(answers_of(chat), std::vector<std::string>{"assistant: b\n"});
+}
+
+TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
+  EXPECT_THAT(refusal([] { ChatTemplate("{% if %}", "bad.jinja", "", ""); }),
+              AllOf(HasSubstr("bad.jinja"), HasSubstr("cannot be rendered")));
+  const ChatTemplate strict(
+      "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+      "{% endif %}{{ m.content }}{% endfor %}",
+      "strict.jinja", "", "");
+  const auto refused = [&](const ChatTemplate& by, const json& messages) {
+    return refusal([&] { by.render(messages, nullptr, "chats.jsonl:7"); });
+  };
+  const json answer = message("assistant", "b");
+  EXPECT_THAT(refused(strict, {message("system", "a"), answer}),
+              AllOf(HasSubstr("chats.jsonl:7"), HasSubstr("no system role"), HasSubstr("strict.jinja")));
+  // Only the last answer keeps its thoughts.
+  const ChatTemplate forgets("{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}", "t", "", "");
+  EXPECT_THAT(refused(forgets, {answer, message("user", "c"), answer}), HasSubstr("message 0 changes"));
+  EXPECT_THAT(refused(strict, {message("user", "a")}), HasSubstr("no message of the assistant"));
+  EXPECT_THAT(refused(strict, json::array()), HasSubstr("no list, or an empty one"));
+  EXPECT_THAT(refused(strict, "hello"), HasSubstr("no list"));
+  EXPECT_THAT(refused(strict, {{{"content", "a"}}}), HasSubstr("message 0 has no role"));
+  EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
+}
+
+class Chats : public testing::Test {
+ protected:
+  /// Of the bytes tokenizer: an id is a byte.
+  ChatTokens tokens(const std::vector<json>& chats) {
+    const ChatTemplate plain(
+        "{% for m in messages %}{% if m.role != 'assistant' %}u{{ m.content }}"
+        "{% else %}a{{ m.content }}.{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}",
+        "t", "", "");
+    std::vector<std::string> documents;
+    for (const json& chat : chats) documents.push_back(plain.render(chat, nullptr, "x").to_json());
+    const std::vector<std::string_view> views(documents.begin(), documents.end());
+    return open_or_build_chats(folder_ / "cache", views, Tokenizer::bytes());
+  }
+  TemporaryFolder folder_;
+};
+
+std::string text_of(const std::vector<int64_t>& ids) { return {ids.begin(), ids.end()}; }
+
+TEST_F(Chats, HaveTargetsInAnswersAlone) {
+  const std::vector<json> chats{
+      {message("user", "hi"), message("assistant", "yo")},
+      {message("user", "é"), message("assistant", "b"), message("user", "c"), message("assistant", "d")}};
+  for (int again = 0; again < 2; ++again) {  // built, then found
+    const ChatTokens made = tokens(chats);
+    const std::string text =
+        "uhiayo.u\xc3\xa9"
+        "ab.ucad.";
+    ASSERT_EQ(made.tokens.size(), static_cast<int64_t>(text.size()));
+    EXPECT_EQ(made.tokens.info().text_bytes, 3 + 2 + 2);
+    const std::string want_marks =
+        "000"
+        "0113"
+        "000"
+        "0"
+        "11"
+        "00"
+        "0"
+        "13";
+    std::vector<int64_t> ids(text.size()), marks(text.size());
+    made.tokens.read(0, ids);
+    made.marks.read(0, marks);
+    EXPECT_EQ(text_of(ids), text);
+    std::string found;
+    for (const int64_t mark : marks) found += static_cast<char>('0' + mark);
+    EXPECT_EQ(found, want_marks);
+  }
+}
+
+/// Against the marks, read one by one.
+TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
+  std::vector<json> chats;
+  for (int i = 0; i < 20; ++i) {
+    chats.push_back({message("user", std::string(static_cast<size_t>(i % 5 + 1), 'q')),
+                     message("assistant", std::string(static_cast<size_t>(i % 3), 'r'))});
+  }
+  const ChatTokens made = tokens(chats);
+  const auto size = static_cast<size_t>(made.tokens.size());
+  std::vector<int64_t> marks(size);
+  made.marks.read(0, marks);
+  const Documents documents(
+      made.marks, [](int64_t mark) { return (mark & kEndsChat) != 0; }, true);
+  for (const Documents* packed : {static_cast<const Documents*>(nullptr), &documents}) {
+    const TrainWindows windows({{.tokens = &made.tokens, .documents = packed, .marks = &made.marks}}, 8, 3);
+    std::vector<int64_t> inputs(8), labels(8), of(8), positions(8);
+    int64_t counted = 0;
+    for (int64_t sample = 0; sample < 40; ++sample) {
+      windows.fill(sample, inputs, labels, of, positions);
+      counted += 8 - std::ranges::count(labels, kNoTarget);
+    }
+    EXPECT_EQ(windows.num_targets(0, 40), counted);
+    EXPECT_GT(counted, 0);
+
+    const ValidationWindows evaluation(made.tokens, 8, packed, std::nullopt, &made.marks);
+    int64_t want = 0;
+    for (size_t t = 1; t < size; ++t) want += (marks[t] & kIsAnswer) != 0 ? 1 : 0;
+    EXPECT_EQ(evaluation.num_targets(), want) << "no chat begins with an answer";
+  }
+}
+
+}  // namespace
+}  // namespace caravan
