@@ -89,6 +89,8 @@ std::vector<RecipeKey> data_keys() {
                 FIELD(data.text), false),
           [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
       data_sources(),
+      boolean("data.streaming", "tokenize the text while training goes on: for texts larger than memory",
+              FIELD(data.streaming)),
       text("data.field", "field of JSON lines that has the text", FIELD(data.field)),
       boolean("data.skip_bad_lines", "leave out JSON lines that lack the field or are no JSON; else they are errors",
               FIELD(data.skip_bad_lines)),

@@ -36,6 +36,7 @@ struct Recipe {
     std::vector<DataSource> sources{};                    ///< a mixture of texts, in place of `text`
     std::vector<std::string> validation{};                ///< a text of its own; empty: a part of each file
     double validation_fraction = 0.1;                     ///< of each file
+    bool streaming = false;                               ///< the text is tokenized while training goes on
     std::string field = "text";                           ///< of JSON lines
     bool skip_bad_lines = false;                          ///< of JSON lines; else they are errors
     std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one

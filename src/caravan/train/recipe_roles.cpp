@@ -37,6 +37,7 @@ constexpr RecipeRole kRoles[] = {
     {"moe.z_loss", equal, listed},
     {"data.text", differ, content},
     {"data.sources", differ, content},
+    {"data.streaming", equal, history},
     {"data.field", equal, content},
     {"data.skip_bad_lines", equal, content},
     {"data.validation", differ, content},

@@ -13,6 +13,7 @@
 #include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
+#include "caravan/comm/peer_failure.h"
 #include "caravan/generate/generate.h"
 #include "caravan/nn/hf_form.h"
 #include "caravan/report/metric_files.h"
@@ -55,6 +56,7 @@ class Run {
   int64_t bytes_sent() const { return mesh_.bytes_sent() + (async_ ? async_->trainer().bytes_sent() : 0); }
   double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
   void evaluate_into(StepMetrics& metrics);
+  void await_data(int64_t saved);
   void save();
   void sample();
   void announce(const ModelConfig& model);
@@ -91,8 +93,8 @@ class Run {
   bool is_stopped_ = false;  ///< on request, in an evaluation
 };
 
-/// The first rank of each host reads the text and builds what the cache lacks; the others then find it in the cache.
-Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
+/// How ranks wait for each other's data.
+JointWork joint_work(const TrainOptions& options) {
   // Several beats fit into the time that a rank waits for its peers.
   const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
   JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
@@ -100,7 +102,7 @@ Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
   if (TrainObserver* observer = options.observer) {
     work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
   }
-  return prepare_dataset(options.recipe.data, options.folders, mesh.world(), work);
+  return work;
 }
 
 /// The mesh of ranks that were all given the same: everything after this may rely on it.
@@ -111,7 +113,7 @@ Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator
 }
 
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
-  Dataset dataset = open_in_turn(options, mesh);
+  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
   refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
   return dataset;
 }
@@ -402,6 +404,21 @@ void Run::evaluate_into(StepMetrics& metrics) {
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
+/// With data.streaming: waits for the text of the steps up to the next drain. If there is none, or a stop is requested
+/// meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
+void Run::await_data(int64_t saved) {
+  const int64_t rows = recipe_.train.global_batch;
+  try {
+    prepare_samples(train_windows_, state_->step * rows, next_drain(recipe_, state_->step, end_) * rows, mesh_.world(),
+                    joint_work(options_));
+  } catch (const Error& error) {
+    const bool has_peers = dynamic_cast<const CommError*>(&error) == nullptr;
+    const bool is_echo = dynamic_cast<const PeerFailure*>(&error) != nullptr;
+    if (state_->step > 0 && saved != state_->step && (has_peers || is_echo)) save();
+    throw;
+  }
+}
+
 void Run::save() {
   const SavedCheckpoint saved = state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_);
   observer().saved(shown(saved.folder));
@@ -443,6 +460,7 @@ void Run::go() {
   int64_t saved = options_.resumes() ? state_->step : -1;
   while (state_->step < end_) {
     const int64_t before = state_->step;
+    if (dataset_.streamed) await_data(saved);
     if (trace_) trace_->begin(before);
     StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
     if (trace_) trace_->end(state_->step);
