@@ -38,7 +38,7 @@ def ours_by_line(tool, json, lines):
 
 def theirs(tokenizer, texts, num_bytes):
     begin = time.perf_counter()
-    count = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+    count = sum(len(found.ids) for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     return num_bytes / (time.perf_counter() - begin) / 1e6, count
 
 
