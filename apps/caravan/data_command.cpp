@@ -60,10 +60,15 @@ void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& 
     fmt::print("text        {}: {} tokens of {}\n", text.name, text.tokens.size(),
                format_bytes(text.tokens.info().text_bytes));
   }
+  for (size_t i = 0; data.streamed && i < data.streamed->texts->size(); ++i) {
+    fmt::print("text        {}: streamed, the number of its tokens is known when all of it has been visited\n",
+               data.train_name(i));
+  }
   fmt::print("validation  {} tokens of {}{}\n", data.validation.tokens.size(),
              format_bytes(data.validation.tokens.info().text_bytes),
              recipe.data.validation.empty()
-                 ? fmt::format(": the last {:g} of each file", recipe.data.validation_fraction)
+                 ? fmt::format(": the last {:g} of each file{}", recipe.data.validation_fraction,
+                               data.streamed ? fmt::format(", at most {}", format_bytes(kMostStreamedValidation)) : "")
                  : ": " + join(recipe.data.validation));
   for (const std::string& note : dataset_notes(data, windows, recipe)) fmt::print("note        {}\n", note);
   const auto end = data.tokenizer.end_of_text();
@@ -77,7 +82,7 @@ void print_sample(const Dataset& data, const TrainWindows& windows, int64_t samp
   std::vector<int64_t> ids(count), labels(count), documents(count), positions(count);
   windows.fill(sample, ids, labels, documents, positions);
   const TrainWindows::Draw draw = windows.draw(sample);
-  fmt::print("\nsequence {}, number {} of {}, {} targets\n", sample, draw.sample, data.train[draw.source].name,
+  fmt::print("\nsequence {}, number {} of {}, {} targets\n", sample, draw.sample, data.train_name(draw.source),
              windows.num_targets(sample, 1));
   fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  target\n", "position", "document", "id", "token");
   for (size_t t = 0; t < count; ++t) {

@@ -74,6 +74,7 @@ void print_memory(const MemoryPlan& plan) {
   if (recomputes) print("recomputed at once", bytes_line(recomputed_bytes(shape)));
   print("logits, gradients, batch",
         bytes_line(batch_bytes(shape) + std::max(head_bytes(shape), layer_backward_bytes(shape))));
+  if (shape.copies_checkpoint) print("copy of the checkpoint", bytes_line(checkpoint_bytes(of)));
   print("total", bytes_line(plan.peak_bytes));
   if (plan.limit_bytes > 0) print("available per rank", bytes_line(static_cast<double>(plan.limit_bytes)));
   print_workers(of);

@@ -112,7 +112,9 @@ void Progress::planned(const TrainPlan& plan) {
                    plan.first_step > 0 ? fmt::format(", resumed after step {}", plan.first_step) : ""));
   line(fmt::format("model     {} parameters, vocabulary {}", format_count(static_cast<double>(plan.num_parameters)),
                    plan.vocabulary));
-  line(fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens))));
+  line(plan.train_tokens > 0
+           ? fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens)))
+           : "data      streamed: tokenized while training goes on");
   line(fmt::format("batch     {} over {}", plan.batch.to_string(), plan.backend));
   if (!plan.mesh.empty()) line("mesh      " + plan.mesh);
   if (!plan.order.empty()) line("ranks     " + plan.order);

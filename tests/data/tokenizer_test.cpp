@@ -1,5 +1,6 @@
 #include "caravan/data/tokenizer.h"
 
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +34,19 @@ class AgainstPython : public testing::TestWithParam<const char*> {
   const Tokenizer tokenizer = Tokenizer::load(fixture(std::string(GetParam()) + ".json"));
   const json& expected = cases()["tokenizers"][GetParam()];
 };
+
+TEST_P(AgainstPython, TextsOneAfterTheOther) {
+  std::vector<std::string_view> all;
+  Ids apart, joined;
+  for (const std::string& text : texts()) {
+    if (!all.empty()) apart.push_back(7);
+    const auto ids = expected["ids"][all.size()].get<Ids>();
+    apart.insert(apart.end(), ids.begin(), ids.end());
+    all.push_back(text);
+  }
+  tokenizer.encode(all, 7, [&](std::span<const int32_t> ids) { joined.insert(joined.end(), ids.begin(), ids.end()); });
+  EXPECT_EQ(joined, apart);
+}
 
 TEST_P(AgainstPython, IdsAreEqual) {
   for (size_t i = 0; i < texts().size(); ++i) {

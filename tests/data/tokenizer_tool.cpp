@@ -14,6 +14,7 @@
 ///   train VOCAB_SIZE TEXT        stdout: the tokenizer.json
 ///   train-documents VOCAB_SIZE   stdin: documents, in the format of encode
 ///   time TOKENIZER_JSON TEXT     encodes a file five times and prints the best speed
+///   time-texts TOKENIZER_JSON    the same for stdin, in the format of encode
 namespace {
 
 using caravan::Tokenizer;
@@ -57,21 +58,32 @@ int train_documents(int64_t vocab_size) {
   return 0;
 }
 
-int time(const char* json, const char* path) {
+int time(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts) {
   using Clock = std::chrono::steady_clock;
-  const Tokenizer tokenizer = Tokenizer::load(json);
-  std::ifstream file(path, std::ios::binary);
-  const std::string text = read_all(file);
   double best = 1e9;
+  size_t bytes = 0;
   size_t count = 0;
+  for (const std::string_view text : texts) bytes += text.size();
   for (int round = 0; round < 5; ++round) {
     const auto start = Clock::now();
-    count = tokenizer.encode(text).size();
+    count = 0;
+    tokenizer.encode(texts, std::nullopt, [&](std::span<const int32_t> ids) { count += ids.size(); });
     best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
   }
-  std::cout << text.size() << " bytes, " << count << " ids, " << best << " s, "
-            << static_cast<double>(text.size()) / best / 1e6 << " MB/s\n";
+  std::cout << bytes << " bytes, " << count << " ids, " << best << " s, " << static_cast<double>(bytes) / best / 1e6
+            << " MB/s\n";
   return 0;
+}
+
+int time_file(const char* json, const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text = read_all(file);
+  return time(Tokenizer::load(json), {text});
+}
+
+int time_texts(const char* json) {
+  const std::string input = read_all(std::cin);
+  return time(Tokenizer::load(json), texts_of(input));
 }
 
 }  // namespace
@@ -82,11 +94,13 @@ int main(int argc, char** argv) {
     if (verb == "encode") return encode(argv[2]);
     if (verb == "train" && argc > 3) return train(std::stoll(argv[2]), argv[3]);
     if (verb == "train-documents") return train_documents(std::stoll(argv[2]));
-    if (verb == "time" && argc > 3) return time(argv[2], argv[3]);
+    if (verb == "time" && argc > 3) return time_file(argv[2], argv[3]);
+    if (verb == "time-texts") return time_texts(argv[2]);
   } catch (const caravan::Error& error) {
     std::cerr << error.what() << '\n';
     return error.exit_code();
   }
-  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | train-documents SIZE | time JSON TEXT\n";
+  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | train-documents SIZE | time JSON TEXT | "
+               "time-texts JSON\n";
   return 2;
 }

@@ -136,7 +136,7 @@ TEST(TrainWindows, RowsOfAMixtureAreThoseOfItsTexts) {
   EXPECT_EQ(joined, of_first) << "the first text is visited as if it were alone";
   EXPECT_EQ(starts.size(), 5U) << "no window of the other comes twice in an epoch";
   EXPECT_EQ(windows.num_targets(0, 20), 160);
-  EXPECT_DOUBLE_EQ(windows.epochs(1, 10), 1);
+  EXPECT_DOUBLE_EQ(windows.epochs(1, 10).value(), 1);
   EXPECT_THAT(message_of<DataError>([&] {
                 TrainWindows({{&first}, {.tokens = &second, .name = "b.txt"}}, 90, 5);
               }),

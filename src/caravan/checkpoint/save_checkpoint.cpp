@@ -11,6 +11,7 @@
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/checkpoint/safetensors.h"
+#include "caravan/checkpoint/save_steps.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/tensor.h"
 
@@ -25,10 +26,12 @@ int64_t global_bytes(const CheckpointPiece& piece) {
   return whole.num_elements() * static_cast<int64_t>(piece.tensor.element_size());
 }
 
-/// The pieces that this rank writes. Of the replicas of a piece, the one with the fewest bytes so far writes it. All of
-/// them must compute the same assignment, so it depends only on what they know alike: bytes are those of the whole
-/// tensors, as ranks may hold more or less of one, and they are added up for each set of replica axes alone, as a
-/// replica of one set is a different rank than that of another.
+}  // namespace
+
+/// Of the replicas of a piece, the one with the fewest bytes so far writes it. All of them must compute the same
+/// assignment, so it depends only on what they know alike: bytes are those of the whole tensors, as ranks may hold more
+/// or less of one, and they are added up for each set of replica axes alone, as a replica of one set is a different rank
+/// than that of another.
 std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>& pieces) {
   std::map<std::pair<std::string, int>, std::vector<int64_t>> load;
   std::vector<const CheckpointPiece*> mine;
@@ -42,9 +45,8 @@ std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>&
   return mine;
 }
 
-/// Writes this rank's shard into `folder`, unless its pieces have no elements. Returns its entry in the manifest, as
-/// JSON.
-std::string write_shard(const fs::path& folder, const std::vector<const CheckpointPiece*>& pieces, int rank) {
+std::string write_shard(const fs::path& folder, const std::vector<const CheckpointPiece*>& pieces, int rank,
+                        const std::stop_token& stop) {
   json report{{"pieces", json::array()}};
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, const at::Tensor*> tensors;
@@ -64,6 +66,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   OutputFile file(folder / name, "checkpoint");
   SafetensorsWriter writer(file, std::move(specs));
   for (const std::string& tensor : writer.names()) {
+    if (stop.stop_requested()) throw ResourceError({"checkpoint", name, "was given up", "", ""});
     const at::Tensor& data = *tensors.at(tensor);
     writer.append(tensor, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
   }
@@ -74,6 +77,8 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   report["hash"] = writer.hash().hex();
   return report.dump();
 }
+
+namespace {
 
 Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& reports) {
   Manifest manifest;
@@ -170,16 +175,18 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
   return piece;
 }
 
-SavedCheckpoint save_checkpoint(const fs::path& run, const CheckpointInfo& info,
-                                const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep) {
+fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
+  const auto asides = all_or_none(
+      world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
+  return asides.front();
+}
+
+SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const CheckpointInfo& info, Communicator& world,
+                         int64_t keep, const std::function<std::string()>& shard) {
   const fs::path target = run / checkpoint_name(info.step);
   const bool is_first = world.rank() == 0;
-  fs::path aside;
   try {
-    const auto asides =
-        all_or_none(world, [&] { return is_first ? make_checkpoint_aside(run, info.step).string() : std::string(); });
-    aside = asides.front();
-    const auto reports = all_or_none(world, [&] { return write_shard(aside, my_share(pieces), world.rank()); });
+    const auto reports = all_or_none(world, shard);
     all_or_none(world, [&] {
       if (!is_first) return std::string();
       OutputFile file(aside / "manifest.json", "checkpoint");
@@ -190,10 +197,16 @@ SavedCheckpoint save_checkpoint(const fs::path& run, const CheckpointInfo& info,
     });
   } catch (const ResourceError&) {
     std::error_code error;
-    if (is_first && !aside.empty()) fs::remove_all(aside, error);
+    if (is_first) fs::remove_all(aside, error);
     throw;
   }
   return {.folder = target, .warning = is_first ? try_prune(run, keep) : ""};
+}
+
+SavedCheckpoint save_checkpoint(const fs::path& run, const CheckpointInfo& info,
+                                const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep) {
+  const fs::path aside = begin_save(run, info.step, world);
+  return end_save(run, aside, info, world, keep, [&] { return write_shard(aside, my_share(pieces), world.rank()); });
 }
 
 }  // namespace caravan

@@ -29,10 +29,12 @@ bool is_hex(std::string_view text, size_t length) {
 bool is_cache_name(std::string_view name) {
   constexpr std::string_view kTokens = ".tokens";
   constexpr std::string_view kText = ".text";
+  constexpr std::string_view kShard = ".shard";
   constexpr std::string_view kPrefix = "tokenizer-";
   constexpr std::string_view kJson = ".json";
   constexpr size_t kHash = 32;
   if (name.ends_with(kTokens)) return is_hex(name.substr(0, name.size() - kTokens.size()), kHash);
+  if (name.ends_with(kShard)) return is_hex(name.substr(0, name.size() - kShard.size()), kHash);
   if (name.ends_with(kText)) return is_hex(name.substr(0, name.size() - kText.size()), kHash);
   if (!name.starts_with(kPrefix) || !name.ends_with(kJson)) return false;
   return is_hex(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kJson.size()), kHash);
@@ -146,6 +148,8 @@ std::vector<CacheFile> list_cache(const fs::path& folder) {
                    .in_use = !CacheLock::try_exclusive(file).has_value()});
   }
   std::sort(all.begin(), all.end(), [](const CacheFile& a, const CacheFile& b) {
+    const bool a_is_shard = a.path.extension() == ".shard";
+    if (a_is_shard != (b.path.extension() == ".shard")) return !a_is_shard;
     return a.last_used_s != b.last_used_s ? a.last_used_s < b.last_used_s : a.path < b.path;
   });
   return all;

@@ -12,8 +12,8 @@
 
 namespace caravan {
 
-/// One file of the cache: a decoded text (<hash>.text), tokens (<hash>.tokens) or a trained tokenizer
-/// (tokenizer-<hash>.json).
+/// One file of the cache: a decoded text (<hash>.text), tokens (<hash>.tokens), what is known of a shard of a streamed
+/// text (<hash>.shard) or a trained tokenizer (tokenizer-<hash>.json).
 struct CacheFile {
   std::filesystem::path path;
   int64_t bytes = 0;
@@ -21,7 +21,8 @@ struct CacheFile {
   bool in_use = false;      ///< some process holds it open, or this user may not write it
 };
 
-/// What the cache in `folder` holds, least recently used first. Empty for a missing folder.
+/// What the cache in `folder` holds, least recently used first; shards last: they are small, and without them all shards
+/// before are tokenized again. Empty for a missing folder.
 std::vector<CacheFile> list_cache(const std::filesystem::path& folder);
 
 struct CacheRemoval {

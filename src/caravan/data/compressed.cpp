@@ -28,21 +28,13 @@ using Use = std::function<void(std::string_view piece)>;
                    .action = "copy or compress it again"});
 }
 
-/// Decompresses what arrives in pieces.
-class Decoder {
+class GzipDecoder final : public Decompressor {
  public:
-  virtual ~Decoder() = default;
-  virtual void put(std::string_view piece) = 0;
-  /// Whether the input so far is whole.
-  virtual bool is_complete() const = 0;
-};
-
-class GzipDecoder final : public Decoder {
- public:
-  GzipDecoder(const std::filesystem::path& path, const Use& use) : path_(path), use_(use), out_(kDecoded, '\0') {
+  GzipDecoder(std::filesystem::path path, Use use)
+      : Decompressor(std::move(path), std::move(use)), out_(kDecoded, '\0') {
     constexpr int kGzipOnly = 16;
     if (inflateInit2(&stream_, kGzipOnly + MAX_WBITS) != Z_OK) {
-      throw ResourceError({"data", path.string(), "no memory to decompress it", "", "use a machine with more memory"});
+      throw ResourceError({"data", path_.string(), "no memory to decompress it", "", "use a machine with more memory"});
     }
   }
   ~GzipDecoder() override { inflateEnd(&stream_); }
@@ -72,20 +64,20 @@ class GzipDecoder final : public Decoder {
   bool is_complete() const override { return is_complete_; }
 
  private:
-  const std::filesystem::path& path_;
-  const Use& use_;
   z_stream stream_{};
   std::string out_;
   bool is_complete_ = false;
   bool is_full_ = false;  ///< there may be more output without more input
 };
 
-class ZstdDecoder final : public Decoder {
+class ZstdDecoder final : public Decompressor {
  public:
-  ZstdDecoder(const std::filesystem::path& path, const Use& use)
-      : path_(path), use_(use), stream_(ZSTD_createDStream(), &ZSTD_freeDStream), out_(kDecoded, '\0') {
+  ZstdDecoder(std::filesystem::path path, Use use)
+      : Decompressor(std::move(path), std::move(use)),
+        stream_(ZSTD_createDStream(), &ZSTD_freeDStream),
+        out_(kDecoded, '\0') {
     if (!stream_) {
-      throw ResourceError({"data", path.string(), "no memory to decompress it", "", "use a machine with more memory"});
+      throw ResourceError({"data", path_.string(), "no memory to decompress it", "", "use a machine with more memory"});
     }
   }
 
@@ -105,33 +97,37 @@ class ZstdDecoder final : public Decoder {
   bool is_complete() const override { return is_complete_; }
 
  private:
-  const std::filesystem::path& path_;
-  const Use& use_;
   std::unique_ptr<ZSTD_DStream, decltype(&ZSTD_freeDStream)> stream_;
   std::string out_;
   bool is_complete_ = false;
 };
 
-std::unique_ptr<Decoder> decoder_of(std::string_view content, const std::filesystem::path& path, const Use& use) {
-  if (content.starts_with(kGzip)) return std::make_unique<GzipDecoder>(path, use);
-  return std::make_unique<ZstdDecoder>(path, use);
-}
-
 }  // namespace
 
 bool is_compressed(std::string_view content) { return content.starts_with(kGzip) || content.starts_with(kZstd); }
 
+Decompressor::Decompressor(std::filesystem::path path, Use use) : path_(std::move(path)), use_(std::move(use)) {}
+
+std::unique_ptr<Decompressor> Decompressor::of(std::string_view beginning, std::filesystem::path path, Use use) {
+  if (beginning.starts_with(kGzip)) return std::make_unique<GzipDecoder>(std::move(path), std::move(use));
+  return std::make_unique<ZstdDecoder>(std::move(path), std::move(use));
+}
+
+void Decompressor::finish() const {
+  if (!is_complete()) refuse_compressed(path_, "is truncated: its compressed data ends early");
+}
+
 void decompress(std::string_view content, const std::filesystem::path& path, const Use& use, DataObserver& observer) {
-  const std::unique_ptr<Decoder> decoder = decoder_of(content, path, use);
+  const std::unique_ptr<Decompressor> decoder = Decompressor::of(content, path, use);
   in_pieces(content, observer, [&](std::string_view piece) { decoder->put(piece); });
-  if (!decoder->is_complete()) refuse_compressed(path, "is truncated: its compressed data ends early");
+  decoder->finish();
 }
 
 std::string decompress_beginning(std::string_view content, const std::filesystem::path& path) {
   constexpr size_t kBeginning = size_t{16} << 10;
   std::string text;
   const Use take = [&](std::string_view piece) { text += piece; };
-  decoder_of(content, path, take)->put(content.substr(0, kBeginning));
+  Decompressor::of(content, path, take)->put(content.substr(0, kBeginning));
   return text;
 }
 

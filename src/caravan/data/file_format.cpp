@@ -97,7 +97,13 @@ bool is_json_lines(std::string_view head) {
   return true;
 }
 
-void check_is_text(std::string_view content, const std::filesystem::path& path, DataObserver& observer) {
+bool has_json_lines_name(const std::filesystem::path& path) {
+  std::filesystem::path name = path.filename();
+  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
+  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+}
+
+void check_is_not_binary(std::string_view content, const std::filesystem::path& path, DataObserver& observer) {
   for (const Signature& one : kSignatures) {
     if (content.size() < one.offset + one.bytes.size()) continue;
     if (content.substr(one.offset, one.bytes.size()) != one.bytes) continue;
@@ -118,6 +124,10 @@ void check_is_text(std::string_view content, const std::filesystem::path& path, 
                        static_cast<const char*>(zero) - content.data(), content.size()),
            "name a text file in UTF-8");
   }
+}
+
+void check_is_text(std::string_view content, const std::filesystem::path& path, DataObserver& observer) {
+  check_is_not_binary(content, path, observer);
   SecondPass again(observer);
   check_utf8(content, "data", path.string(), again);
 }

@@ -129,9 +129,7 @@ class Decoding {
 };
 
 bool has_json_lines(std::string_view content, const fs::path& path) {
-  fs::path name = path.filename();
-  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
-  if (name.extension() == ".jsonl" || name.extension() == ".ndjson") return true;
+  if (has_json_lines_name(path)) return true;
   if (!is_compressed(content)) return is_json_lines(content);
   std::string beginning = decompress_beginning(content, path);
   const size_t last = beginning.rfind('\n');

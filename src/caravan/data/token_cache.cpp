@@ -1,4 +1,3 @@
-#include <array>
 #include <optional>
 
 #include "caravan/base/error.h"
@@ -45,13 +44,8 @@ std::shared_ptr<const CacheLock> build(const std::filesystem::path& path, Conten
                                        DataObserver& observer) {
   observer.begin("tokenizing", num_bytes(documents));
   TokenFileWriter writer(path, tokenizer.vocab_size());
-  bool is_first = true;
-  for (const std::string_view document : documents) {
-    if (!is_first && tokenizer.end_of_text()) writer.append(std::array{*tokenizer.end_of_text()});
-    tokenizer.encode(
-        document, [&](std::span<const int32_t> ids) { writer.append(ids); }, observer);
-    is_first = false;
-  }
+  tokenizer.encode(
+      documents, tokenizer.end_of_text(), [&](std::span<const int32_t> ids) { writer.append(ids); }, observer);
   return writer.finish(num_bytes(documents), content);
 }
 

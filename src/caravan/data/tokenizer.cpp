@@ -92,10 +92,20 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 void Tokenizer::encode(std::string_view text, const Sink& sink, DataObserver& observer) const {
+  encode(std::span(&text, 1), std::nullopt, sink, observer);
+}
+
+void Tokenizer::encode(std::span<const std::string_view> texts, std::optional<int32_t> between, const Sink& sink,
+                       DataObserver& observer) const {
   SecondPass checking(observer);
-  check_utf8(text, "tokenizer", "the text", checking);
   TokenizerEncoder encoder(state_->tables, sink, observer);
-  encoder.encode(text);
+  bool is_first = true;
+  for (const std::string_view text : texts) {
+    check_utf8(text, "tokenizer", "the text", checking);
+    if (!is_first && between) encoder.ids().push_back(*between);
+    encoder.encode(text);
+    is_first = false;
+  }
   encoder.flush();
 }
 

@@ -77,7 +77,14 @@ TrainWindows::TrainWindows(const std::vector<TrainSource>& sources, int64_t cont
     : sources_(sources), context_(context), quotas_(quotas_of(sources)) {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // texts of equal length are visited in different orders
   for (size_t i = 0; i < sources_.size(); ++i) {
-    samplers_.emplace_back(sources_[i].tokens->size(), context, seed + kOdd * i, sources_[i].name);
+    const TrainSource& source = sources_[i];
+    const uint64_t own = seed + kOdd * i;
+    if (source.streams == nullptr) {
+      orders_.push_back({.sampler = Sampler(source.tokens->size(), context, own, source.name)});
+    } else {
+      orders_.push_back(
+          {.streamed = std::make_shared<StreamedWindows>(*source.streams, i, context, own, source.packs)});
+    }
   }
   // Each turn goes to the source that is furthest behind its quota; the first of equals.
   const int64_t period = std::accumulate(quotas_.begin(), quotas_.end(), int64_t{0});
@@ -108,8 +115,45 @@ std::vector<int64_t> TrainWindows::drawn(int64_t sample) const {
   return counts;
 }
 
-double TrainWindows::epochs(size_t source, int64_t samples) const {
-  return static_cast<double>(samples) / static_cast<double>(samplers_[source].windows_per_epoch());
+std::optional<double> TrainWindows::epochs(size_t source, int64_t samples) const {
+  const Order& order = orders_[source];
+  const std::optional<int64_t> windows =
+      order.sampler ? order.sampler->windows_per_epoch() : order.streamed->windows_per_epoch();
+  if (!windows) return std::nullopt;
+  return static_cast<double>(samples) / static_cast<double>(*windows);
+}
+
+TrainWindows::Place TrainWindows::place_of(int64_t sample) const {
+  const Draw drawn = draw(sample);
+  const Order& order = orders_[drawn.source];
+  const TrainSource& source = sources_[drawn.source];
+  if (order.sampler) {
+    return {nullptr, *source.tokens, source.documents, source.marks, order.sampler->offset(drawn.sample)};
+  }
+  StreamedWindows::Window window = order.streamed->window(drawn.sample);
+  const StreamedWindows::Shard& shard = *window.shard;
+  return {std::move(window.shard), shard.tokens, shard.documents ? &*shard.documents : nullptr, nullptr, window.offset};
+}
+
+std::vector<TrainWindows::SeenShard> TrainWindows::prepare(int64_t first, int64_t end, DataObserver& observer) const {
+  std::vector<SeenShard> seen;
+  const std::vector<int64_t> before = drawn(first);
+  const std::vector<int64_t> after = drawn(end);
+  for (size_t i = 0; i < orders_.size(); ++i) {
+    if (!orders_[i].streamed) continue;
+    for (const StreamedWindows::Seen& one : orders_[i].streamed->prepare(before[i], after[i], observer)) {
+      seen.push_back({fmt::format("shard {} of training text {}", one.shard, i), one.content});
+    }
+  }
+  return seen;
+}
+
+bool TrainWindows::is_ready(int64_t end) const {
+  const std::vector<int64_t> after = drawn(end);
+  for (size_t i = 0; i < orders_.size(); ++i) {
+    if (orders_[i].streamed && !orders_[i].streamed->is_ready(after[i])) return false;
+  }
+  return true;
 }
 
 int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
@@ -125,8 +169,8 @@ int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
     return count;
   }
   for (int64_t row = 0; has_documents() && row < rows; ++row) {
-    const Draw drawn = draw(first + row);
-    count -= sources_[drawn.source].documents->num_ends(samplers_[drawn.source].offset(drawn.sample), context_);
+    const Place place = place_of(first + row);
+    count -= place.documents->num_ends(place.offset, context_);
   }
   return count;
 }
@@ -135,16 +179,14 @@ void TrainWindows::fill(int64_t first, std::span<int64_t> input_ids, std::span<i
                         std::span<int64_t> documents, std::span<int64_t> positions) const {
   const int64_t rows = num_rows(context_, input_ids, labels);
   for (int64_t row = 0; row < rows; ++row) {
-    const Draw drawn = draw(first + row);
-    const TrainSource& source = sources_[drawn.source];
-    const int64_t offset = samplers_[drawn.source].offset(drawn.sample);
+    const Place place = place_of(first + row);
     const std::span<int64_t> inputs = row_of(input_ids, row, context_);
     const std::span<int64_t> targets = row_of(labels, row, context_);
-    source.tokens->read(offset, inputs);
-    source.tokens->read(offset + 1, targets);
-    if (source.marks != nullptr) mark_answers(*source.marks, offset, targets);
+    place.tokens.read(place.offset, inputs);
+    place.tokens.read(place.offset + 1, targets);
+    if (place.marks != nullptr) mark_answers(*place.marks, place.offset, targets);
     if (!has_documents()) continue;
-    source.documents->mark(offset, targets, row_of(documents, row, context_), row_of(positions, row, context_));
+    place.documents->mark(place.offset, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }
 }
 

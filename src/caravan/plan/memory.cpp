@@ -278,7 +278,8 @@ std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape) {
 
 double peak_bytes(const MemoryShape& shape) {
   const double words = static_cast<double>(shape.compute_bytes) * gathered_words_elements(tensor_shape(shape));
-  return state_bytes(shape) + words + batch_bytes(shape) + kept_activation_bytes(shape) +
+  const double copy = shape.copies_checkpoint ? checkpoint_bytes(state_of(shape)) : 0;
+  return state_bytes(shape) + copy + words + batch_bytes(shape) + kept_activation_bytes(shape) +
          std::max(shape.part.has_head ? head_bytes(shape) : 0, recomputed_bytes(shape) + layer_backward_bytes(shape));
 }
 

@@ -34,6 +34,7 @@ struct MemoryShape {
   DataParallelChoice data_parallel{};
   int64_t ranks = 1;                 ///< data-parallel
   bool shares_memory = false;        ///< see StateShape
+  bool copies_checkpoint = false;    ///< checkpoint.async
   int64_t num_recomputed = 0;        ///< layers that keep their input alone (memory/recompute.h)
   int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
 

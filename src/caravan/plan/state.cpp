@@ -157,6 +157,12 @@ StateBytes state_bytes(const StateShape& shape) {
   return bytes;
 }
 
+double checkpoint_bytes(const StateShape& shape) {
+  const double kept = shape.parameters + static_cast<double>(shape.num_moments) * shape.trained();
+  const int64_t writers = shape.choice.has_holders() ? shape.shards() : shape.ranks;
+  return kRestBytes * kept / static_cast<double>(writers) + hook_bytes(shape);
+}
+
 StateTraffic state_traffic(const StateShape& shape) {
   const double p = shape.parameters;
   const auto n = static_cast<double>(shape.members());

@@ -98,6 +98,10 @@ struct StateBytes {
 };
 StateBytes state_bytes(const StateShape& shape);
 
+/// What one of the ranks writes into a checkpoint: its part of parameters and moments, which replicas share out, and
+/// its own residuals.
+double checkpoint_bytes(const StateShape& shape);
+
 /// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
 /// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes count as sent
 /// over shared memory too, where the other ranks read them in place.

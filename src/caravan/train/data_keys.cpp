@@ -89,6 +89,10 @@ std::vector<RecipeKey> data_keys() {
                 FIELD(data.text), false),
           [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
       data_sources(),
+      only_with(
+          boolean("data.streaming", "tokenize the text while training goes on: for texts larger than memory",
+                  FIELD(data.streaming)),
+          [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
       choice("data.format",
              "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
              FIELD(data.format), {"text", "chat"}),

@@ -11,6 +11,7 @@
 #include "caravan/data/bpe_trainer.h"
 #include "caravan/data/cache.h"
 #include "caravan/data/text_paths.h"
+#include "caravan/train/dataset_parts.h"
 
 namespace caravan {
 namespace {
@@ -94,11 +95,7 @@ struct SplitCorpus {
 
 SplitCorpus open_corpus(const std::vector<std::string>& paths, const Recipe::Data& data, const DataFolders& folders,
                         DataObserver& observer) {
-  std::vector<fs::path> files;
-  for (const std::string& path : paths) {
-    for (fs::path& file : find_texts(path, folders)) files.push_back(std::move(file));
-  }
-  Corpus corpus(files, folders.cache, text_format(data, folders), observer);
+  Corpus corpus(find_all_texts(paths, folders), folders.cache, text_format(data, folders), observer);
   TextSplit split = corpus.split(data.validation.empty() ? data.validation_fraction : 0, data.has_chats());
   return {std::move(corpus), std::move(split)};
 }
@@ -170,10 +167,14 @@ int64_t Dataset::num_train_tokens() const noexcept {
 ContentHash Dataset::train_hash() const {
   if (train.size() == 1) return train.front().tokens.info().content;
   ContentHasher hasher;
-  for (const Text& text : train) {
-    hasher.update(text.tokens.info().content.high);
-    hasher.update(text.tokens.info().content.low);
-    hasher.update(fmt::format("{} ", text.weight));
+  const auto add = [&](const ContentHash& content, double weight) {
+    hasher.update(content.high);
+    hasher.update(content.low);
+    hasher.update(fmt::format("{} ", weight));
+  };
+  for (const Text& text : train) add(text.tokens.info().content, text.weight);
+  for (size_t i = 0; streamed && i < streamed->texts->size(); ++i) {
+    add(streamed->texts->content(i), streamed->weights[i]);
   }
   return hasher.value();
 }
@@ -187,6 +188,13 @@ TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
                        .weight = text.weight,
                        .name = train.size() == 1 ? "" : text.name});
   }
+  for (size_t i = 0; streamed && i < streamed->texts->size(); ++i) {
+    sources.push_back({.tokens = nullptr,
+                       .weight = streamed->weights[i],
+                       .name = streamed->texts->name(i),
+                       .streams = streamed->texts.get(),
+                       .packs = streamed->packs});
+  }
   return {sources, context, static_cast<uint64_t>(seed)};
 }
 
@@ -199,11 +207,15 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
   std::vector<std::string> notes;
   const int64_t samples = recipe.train.steps * recipe.train.global_batch;
   const std::vector<int64_t> drawn = windows.drawn(samples);
-  for (size_t i = 0; dataset.train.size() > 1 && i < dataset.train.size(); ++i) {
-    const Dataset::Text& text = dataset.train[i];
-    notes.push_back(fmt::format("{}: {} tokens, {} of {} sequences, {:.3g} epochs", text.name,
-                                format_count(static_cast<double>(text.tokens.size())), drawn[i], samples,
-                                windows.epochs(i, drawn[i])));
+  for (size_t i = 0; drawn.size() > 1 && i < drawn.size(); ++i) {
+    const std::string& name = dataset.train_name(i);
+    if (dataset.streamed) {
+      notes.push_back(fmt::format("{}: {} of {} sequences", name, drawn[i], samples));
+      continue;
+    }
+    notes.push_back(fmt::format("{}: {} tokens, {} of {} sequences, {:.3g} epochs", name,
+                                format_count(static_cast<double>(dataset.train[i].tokens.size())), drawn[i], samples,
+                                windows.epochs(i, drawn[i]).value()));
   }
   if (dataset.num_skipped_lines > 0) {
     notes.push_back(fmt::format("{} lines were left out: they are no JSON, or have no text in {} (data.skip_bad_lines)",
@@ -213,9 +225,73 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
   return notes;
 }
 
-Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer) {
-  std::vector<DataSource> sources = data.sources;
-  if (sources.empty()) sources.push_back({.path = join(data.text)});
+std::vector<fs::path> find_all_texts(const std::vector<std::string>& paths, const DataFolders& folders) {
+  std::vector<fs::path> files;
+  for (const std::string& path : paths) {
+    for (fs::path& file : find_texts(path, folders)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+std::vector<TrainPaths> train_paths(const Recipe::Data& data) {
+  if (data.sources.empty()) return {{.paths = data.text, .name = join(data.text), .weight = 1}};
+  std::vector<TrainPaths> all;
+  for (const DataSource& source : data.sources) {
+    all.push_back({.paths = {source.path}, .name = source.path, .weight = source.weight});
+  }
+  return all;
+}
+
+Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
+                         const std::vector<std::string_view>& text, DataObserver& observer) {
+  Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
+                        : data.tokenizer.empty()
+                            ? trained_tokenizer(text, data.trained_vocabulary, folders.cache, observer)
+                            : Tokenizer::load(find_file(data.tokenizer, folders));
+  if (data.packs_documents() && !data.has_chats() && !tokenizer.end_of_text()) {
+    throw UsageError({"data", "data.pack",
+                      "documents are told apart by an end-of-text token, and the tokenizer has none", "",
+                      "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
+  }
+  return tokenizer;
+}
+
+std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tokenizer) {
+  if (!data.packs_documents()) return std::nullopt;
+  return PackRule{.end_of_text = tokenizer.end_of_text().value(), .restarts = data.positions == "restart"};
+}
+
+namespace {
+
+Dataset::Text tokenized_chats(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                              const std::vector<std::string_view>& chats, DataObserver& observer) {
+  if (chats.empty()) {
+    throw DataError({"data", join(data.text), "leaves no chat for training, or none for validation", "",
+                     "give more of them, or another data.validation_fraction"});
+  }
+  ChatTokens made = open_or_build_chats(folders.cache, chats, tokenizer, observer);
+  Dataset::Text text{.tokens = std::move(made.tokens), .marks = std::move(made.marks)};
+  if (!data.packs_documents()) return text;
+  const auto is_end = [](int64_t mark) { return (mark & kEndsChat) != 0; };
+  text.documents.emplace(*text.marks, is_end, data.positions == "restart");
+  return text;
+}
+
+}  // namespace
+
+Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                             const std::vector<std::string_view>& documents, DataObserver& observer) {
+  if (data.has_chats()) return tokenized_chats(data, folders, tokenizer, documents, observer);
+  Dataset::Text text{.tokens = open_or_build(folders.cache, documents, tokenizer, observer)};
+  if (const auto rule = pack_rule(data, tokenizer)) {
+    text.documents.emplace(text.tokens, rule->end_of_text, rule->restarts);
+  }
+  return text;
+}
+
+Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer, StreamRole role) {
+  if (data.streaming) return open_streamed_dataset(data, folders, observer, role);
+  const std::vector<TrainPaths> sources = train_paths(data);
   std::vector<SplitCorpus> corpora;
   std::vector<std::string_view> all_train;
   std::vector<std::string_view> all_validation;
@@ -226,47 +302,21 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
     return opened.split;
   };
   std::vector<TextSplit> splits;
-  for (const DataSource& source : sources) {
-    splits.push_back(open(data.sources.empty() ? data.text : std::vector{source.path}));
+  for (const TrainPaths& source : sources) {
+    splits.push_back(open(source.paths));
     append(all_train, splits.back().train);
     append(all_validation, splits.back().validation);
   }
   if (!data.validation.empty()) all_validation = open(data.validation).train;
 
-  Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
-                        : data.tokenizer.empty()
-                            ? trained_tokenizer(all_train, data.trained_vocabulary, folders.cache, observer)
-                            : Tokenizer::load(find_file(data.tokenizer, folders));
-  const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
-  if (data.packs_documents() && !data.has_chats() && !end_of_text) {
-    throw UsageError({"data", "data.pack",
-                      "documents are told apart by an end-of-text token, and the tokenizer has none", "",
-                      "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
-  }
-  const bool restarts = data.positions == "restart";
-  const auto with_marks = [&](const std::vector<std::string_view>& chats, const std::string& name, double weight) {
-    if (chats.empty()) throw DataError({"data", name, "has no chats", "", "give more of them"});
-    ChatTokens made = open_or_build_chats(folders.cache, chats, tokenizer, observer);
-    Dataset::Text text{
-        .tokens = std::move(made.tokens), .marks = std::move(made.marks), .name = name, .weight = weight};
-    if (data.packs_documents()) {
-      text.documents.emplace(
-          *text.marks, [](int64_t mark) { return (mark & kEndsChat) != 0; }, restarts);
-    }
-    return text;
-  };
-  const auto tokenized = [&](const std::vector<std::string_view>& documents, const std::string& name, double weight) {
-    if (data.has_chats()) return with_marks(documents, name, weight);
-    Dataset::Text text{
-        .tokens = open_or_build(folders.cache, documents, tokenizer, observer), .name = name, .weight = weight};
-    if (data.packs_documents()) text.documents.emplace(text.tokens, *end_of_text, restarts);
-    return text;
-  };
+  Tokenizer tokenizer = open_tokenizer(data, folders, all_train, observer);
   std::vector<Dataset::Text> train;
   for (size_t i = 0; i < sources.size(); ++i) {
-    train.push_back(tokenized(splits[i].train, sources[i].path, sources[i].weight));
+    train.push_back(tokenized_text(data, folders, tokenizer, splits[i].train, observer));
+    train.back().name = sources[i].name;
+    train.back().weight = sources[i].weight;
   }
-  Dataset::Text validation = tokenized(all_validation, "validation", 1);
+  Dataset::Text validation = tokenized_text(data, folders, tokenizer, all_validation, observer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
   return {std::move(tokenizer), std::move(train), std::move(validation), num_skipped_lines};
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "caravan/data/corpus.h"
 #include "caravan/data/documents.h"
 #include "caravan/data/token_file.h"
+#include "caravan/data/token_streams.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/train_windows.h"
 #include "caravan/train/recipe.h"
@@ -25,13 +27,23 @@ struct Dataset {
     std::string name{};                    ///< as the recipe names it
     double weight = 1;                     ///< in a mixture
   };
+  /// Training texts that are tokenized while the run goes on (data.streaming).
+  struct Streamed {
+    std::unique_ptr<TokenStreams> texts;
+    std::vector<double> weights;  ///< of each
+    std::optional<PackRule> packs{};
+  };
   Tokenizer tokenizer;
-  std::vector<Text> train;  ///< one, or those of a mixture
+  std::vector<Text> train;  ///< one, or those of a mixture; none if they are streamed
   Text validation;
-  int64_t num_skipped_lines = 0;  ///< of JSON lines, with data.skip_bad_lines
+  int64_t num_skipped_lines = 0;  ///< of JSON lines, with data.skip_bad_lines; of streamed texts they are not counted
+  std::optional<Streamed> streamed{};
 
+  /// 0: streamed, and not known.
   int64_t num_train_tokens() const noexcept;
-  /// Of the training texts, the tokenizer and the weights of a mixture.
+  /// The training text at an index of TrainWindows.
+  const std::string& train_name(size_t text) const { return streamed ? streamed->texts->name(text) : train[text].name; }
+  /// Of the training texts, the tokenizer and the weights of a mixture. Of streamed texts: see StreamedText::content.
   ContentHash train_hash() const;
   /// The windows refer to the texts: they outlive them, where they are.
   TrainWindows train_windows(int64_t context, int64_t seed) const;
@@ -48,7 +60,11 @@ struct DataFolders {
   std::filesystem::path recipe{};              ///< the folder of the recipe; may be empty
   std::filesystem::path cache;                 ///< of token files and trained tokenizers, by content hash
   std::optional<int64_t> cache_limit_bytes{};  ///< of all files in the cache; files in use stay. None: no limit
+  int64_t shard_bytes = kShardBytes;           ///< of streamed texts; the same in all runs of a checkpoint
 };
+
+/// Whether this process tokenizes streamed texts, or waits for one on the same host that does.
+enum class StreamRole { builds, waits };
 
 /// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built where
 /// they are missing; then the cache is trimmed to its limit. A tokenizer is trained on the training texts alone. Any
@@ -56,7 +72,7 @@ struct DataFolders {
 /// end-of-text token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError
 /// if the cache cannot be written to, and what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
-                     DataObserver& observer = DataObserver::none());
+                     DataObserver& observer = DataObserver::none(), StreamRole role = StreamRole::builds);
 
 /// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
 /// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which

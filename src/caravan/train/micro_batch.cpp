@@ -43,7 +43,8 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .num_moments = num_moments(recipe.optimizer),
                     .data_parallel = recipe.data_parallel,
                     .ranks = plan.dp,
-                    .shares_memory = shares_memory};
+                    .shares_memory = shares_memory,
+                    .copies_checkpoint = recipe.checkpoint.async};
   if (shape.model.vocabulary == 0) shape.model.vocabulary = vocabulary;
   count_recomputed(shape, recipe.memory.recompute);
   return fullest_rank(shape);

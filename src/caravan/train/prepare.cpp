@@ -16,6 +16,8 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/peer_failure.h"
+#include "caravan/comm/same.h"
+#include "caravan/train/agreement.h"
 
 namespace caravan {
 namespace {
@@ -136,14 +138,32 @@ std::string host_name() {
 
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host) {
-  const std::vector<std::string> hosts = gather_texts(world, host, "hosts");
-  const auto first = std::find(hosts.begin(), hosts.end(), host) - hosts.begin();
-  std::optional<Dataset> dataset;
-  const auto open = [&](DataObserver& observer) { dataset.emplace(open_dataset(data, folders, observer)); };
+  // Ranks of a host with caches of their own do not find what another has built.
+  const std::string place = host + " " + (data.streaming ? folders.cache.string() : "");
+  const std::vector<std::string> places = gather_texts(world, place, "hosts");
+  const auto first = std::find(places.begin(), places.end(), place) - places.begin();
   const bool is_first = first == world.rank();
+  std::optional<Dataset> dataset;
+  const auto open = [&](DataObserver& observer) {
+    dataset.emplace(open_dataset(data, folders, observer, is_first ? StreamRole::builds : StreamRole::waits));
+  };
   work_jointly(world, is_first ? open : std::function<void(DataObserver&)>(), options);
   work_jointly(world, is_first ? std::function<void(DataObserver&)>() : open, options);
   return std::move(*dataset);
+}
+
+void prepare_samples(const TrainWindows& windows, int64_t first, int64_t end, Communicator& world,
+                     const JointWork& options) {
+  if (windows.is_ready(end)) return;
+  std::vector<SharedFact> facts;
+  const auto prepare = [&](DataObserver& observer) {
+    observer.begin("tokenizing", 0);
+    for (const TrainWindows::SeenShard& shard : windows.prepare(first, end, observer)) {
+      facts.push_back({shard.name, shard.content.hex()});
+    }
+  };
+  work_jointly(world, prepare, options);
+  refuse_different_data(find_disagreement(world, facts, "data"));
 }
 
 }  // namespace caravan

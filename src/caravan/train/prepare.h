@@ -39,9 +39,15 @@ void work_jointly(Communicator& world, const std::function<void(DataObserver&)>&
 std::string host_name();
 
 /// open_dataset on every rank: on each host the first rank opens it, building what is missing in the cache, then the
-/// others open what it has built. Every rank calls it. `host`: host_name(), or another name in tests. Errors as those
+/// others open what it has built; that rank goes on to tokenize streamed texts. Every rank calls it. `host`: host_name(), or another name in tests. Errors as those
 /// of open_dataset and work_jointly.
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host = host_name());
+
+/// Waits until every rank can fill the samples [first, end) of streamed texts, and checks that all have the same text.
+/// Every rank calls it with the same samples. Cheap where they are ready. Throws DataError naming a shard whose content
+/// differs between ranks; errors as those of TrainWindows::prepare and work_jointly, on every rank.
+void prepare_samples(const TrainWindows& windows, int64_t first, int64_t end, Communicator& world,
+                     const JointWork& options);
 
 }  // namespace caravan

@@ -36,6 +36,7 @@ struct Recipe {
     std::vector<DataSource> sources{};                    ///< a mixture of texts, in place of `text`
     std::vector<std::string> validation{};                ///< a text of its own; empty: a part of each file
     double validation_fraction = 0.1;                     ///< of each file
+    bool streaming = false;                               ///< the text is tokenized while training goes on
     std::string field{};                                  ///< of JSON lines; "": "text", of chats "messages"
     bool skip_bad_lines = false;                          ///< of JSON lines; else they are errors
     std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one
@@ -108,6 +109,7 @@ struct Recipe {
     std::string dir;         ///< "": runs/<recipe name>-N, a new N each time
     int64_t every = 200;     ///< steps; 0: only at the end
     int64_t keep = 2;        ///< newest checkpoints to keep; 0: all
+    bool async = false;      ///< writes a copy while training goes on
     bool keep_best = false;  ///< saves and keeps that of the lowest validation loss, too
   } checkpoint;
 

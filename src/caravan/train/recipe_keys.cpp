@@ -157,6 +157,8 @@ std::vector<RecipeKey> output_keys() {
       text("checkpoint.dir", "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer("checkpoint.every", "steps between checkpoints; 0: only at the end", FIELD(checkpoint.every), {0}),
       integer("checkpoint.keep", "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),
+      boolean("checkpoint.async", "write a copy while training goes on; the run waits only for the copy",
+              FIELD(checkpoint.async)),
       boolean("checkpoint.keep_best",
               "also save and keep the checkpoint of the lowest validation loss: best in the run",
               FIELD(checkpoint.keep_best)),

@@ -34,6 +34,15 @@ void check_model(const CheckpointInfo& info, const std::string& folder, const Mo
 /// Weights without a step of training (imported ones, say) have no history that another seed or text could contradict.
 bool has_history(const CheckpointInfo& info) { return info.optimizer_steps > 0; }
 
+/// Another order of the same text. Its hash, and a tokenizer trained on its beginning, differ as well.
+void check_streaming(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
+  const bool now = run.recipe.data.streaming;
+  if (!has_history(info) || before.data.streaming == now) return;
+  throw UsageError({"resume", "data.streaming",
+                    fmt::format("is {}, but the run was trained with {}", now, before.data.streaming),
+                    run.recipe.where("data.streaming"), kOwnRecipe});
+}
+
 void check_data(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
   const bool are_trained = before.data.tokenizer.empty() && run.recipe.data.tokenizer.empty();
   const bool train_alike = are_trained && before.data.trained_vocabulary == run.recipe.data.trained_vocabulary;
@@ -68,6 +77,7 @@ std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std:
                                           const ResumingRun& run) {
   check_model(info, folder, run.model);
   const Recipe before = parse_recipe(info.recipe, folder);
+  check_streaming(info, before, run);
   check_data(info, before, run);
   std::vector<ChangedKey> changed;
   for (const RecipeKey& key : recipe_keys()) {

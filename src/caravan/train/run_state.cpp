@@ -117,6 +117,12 @@ at::Tensor RunState::loss_scale_numbers() const {
 }
 
 std::vector<CheckpointPiece> RunState::pieces() {
+  std::vector<CheckpointPiece> all = pieces_without_hooks();
+  for (CheckpointPiece& piece : hook_pieces(*engine_)) all.push_back(std::move(piece));
+  return all;
+}
+
+std::vector<CheckpointPiece> RunState::pieces_without_hooks() {
   std::vector<CheckpointPiece> all;
   for (Parameter* parameter : model_->parameters()) {
     all.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh_));
@@ -142,20 +148,17 @@ std::vector<CheckpointPiece> RunState::pieces() {
   return all;
 }
 
-SavedCheckpoint RunState::save(const fs::path& run, int64_t keep, const TrainWindows& windows) {
-  const CheckpointInfo info{.step = step,
-                            .position = windows.position(step * recipe_.train.global_batch),
-                            .optimizer_steps = optimizer_->num_steps(),
-                            .clocks = clocks,
-                            .recipe = to_toml(recipe_),
-                            .model = config_text(model_->config(), tokens_),
-                            .tokenizer_hash = tokenizer_.hash().hex(),
-                            .train_hash = origin_.train_hash,
-                            .validation_hash = origin_.validation_hash,
-                            .numerics = origin_.numerics};
-  std::vector<CheckpointPiece> all = pieces();
-  for (CheckpointPiece& piece : hook_pieces(*engine_)) all.push_back(std::move(piece));
-  return save_checkpoint(run, info, all, mesh_.world(), keep);
+CheckpointInfo RunState::info(const TrainWindows& windows) const {
+  return {.step = step,
+          .position = windows.position(step * recipe_.train.global_batch),
+          .optimizer_steps = optimizer_->num_steps(),
+          .clocks = clocks,
+          .recipe = to_toml(recipe_),
+          .model = config_text(model_->config(), tokens_),
+          .tokenizer_hash = tokenizer_.hash().hex(),
+          .train_hash = origin_.train_hash,
+          .validation_hash = origin_.validation_hash,
+          .numerics = origin_.numerics};
 }
 
 void RunState::load(const fs::path& folder, const TrainWindows& windows) {
@@ -187,7 +190,7 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
                      "resume with the recipe.toml of that run"});
   }
   const at::NoGradGuard no_grad;
-  std::vector<CheckpointPiece> wanted = pieces();
+  std::vector<CheckpointPiece> wanted = pieces_without_hooks();
   // Imported weights come without moments.
   const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
   const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);

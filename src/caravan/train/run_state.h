@@ -60,8 +60,13 @@ class RunState {
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
+  /// What a checkpoint of this step holds, for save_checkpoint. The tensors are those of the run.
+  CheckpointInfo info(const TrainWindows& windows) const;
+  std::vector<CheckpointPiece> pieces();
   /// Every rank calls it. See save_checkpoint.
-  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows);
+  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
+    return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
+  }
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TrainWindows& windows);
@@ -72,7 +77,7 @@ class RunState {
 
  private:
   void read(const std::filesystem::path& folder, const TrainWindows& windows);
-  std::vector<CheckpointPiece> pieces();
+  std::vector<CheckpointPiece> pieces_without_hooks();
   at::Tensor loss_scale_numbers() const;
 
   const Recipe& recipe_;

@@ -10,11 +10,12 @@
 #include "caravan/base/file.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/base/time.h"
+#include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
+#include "caravan/comm/peer_failure.h"
 #include "caravan/generate/generate.h"
-#include "caravan/nn/hf_form.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
@@ -25,6 +26,7 @@
 #include "caravan/train/init_from.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
+#include "caravan/train/run_checks.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/run_trace.h"
 #include "caravan/train/step.h"
@@ -55,15 +57,17 @@ class Run {
   int64_t bytes_sent() const { return mesh_.bytes_sent() + (async_ ? async_->trainer().bytes_sent() : 0); }
   double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
   void evaluate_into(StepMetrics& metrics);
-  void save();
+  void await_data();
+  void save(bool is_best = false);
+  void published(const SavedCheckpoint& saved, bool is_best);
+  void poll_save();
+  void finish_save();
   void sample();
   void announce(const ModelConfig& model);
   void resume();
   void start_from(const InitSource& source);
-  void check_steps();
-  void check_dump_steps() const;
+  void take_notes();
   void write_trace();
-  void check_sample() const;
   TrainObserver& observer() const { return *observer_; }
 
   const TrainOptions& options_;
@@ -85,14 +89,17 @@ class Run {
   std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
   std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
-  std::optional<BestCheckpoint> best_;  ///< with checkpoint.keep_best
+  std::optional<BestCheckpoint> best_;         ///< with checkpoint.keep_best
+  std::unique_ptr<BackgroundSave> background_;  ///< with checkpoint.async
+  bool is_best_ = false;                        ///< what is being saved in the background
+  int64_t saved_step_ = -1;                     ///< of the last save
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
 };
 
-/// The first rank of each host reads the text and builds what the cache lacks; the others then find it in the cache.
-Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
+/// How ranks wait for each other's data.
+JointWork joint_work(const TrainOptions& options) {
   // Several beats fit into the time that a rank waits for its peers.
   const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
   JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
@@ -100,7 +107,7 @@ Dataset open_in_turn(const TrainOptions& options, const Mesh& mesh) {
   if (TrainObserver* observer = options.observer) {
     work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
   }
-  return prepare_dataset(options.recipe.data, options.folders, mesh.world(), work);
+  return work;
 }
 
 /// The mesh of ranks that were all given the same: everything after this may rely on it.
@@ -111,7 +118,7 @@ Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator
 }
 
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
-  Dataset dataset = open_in_turn(options, mesh);
+  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
   refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
   return dataset;
 }
@@ -144,19 +151,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
     place_ = std::move(place);
   }
-  if (recipe_.model.moe.is_used() && recipe_.tensor_parallel.is_used() && numerics_.threads_per_rank == 0) {
-    throw UsageError(
-        {"train", "comm.threads_per_rank",
-         "ranks that split layers choose the experts of the same tokens each for itself, and other numbers "
-         "of threads may round scores to another choice",
-         recipe_.where("comm.threads_per_rank"), "give every rank the same number"});
-  }
-  if (recipe_.data_parallel.hook == "powersgd" && numerics_.threads_per_rank == 0) {
-    throw UsageError({"train", "data_parallel.hook",
-                      "powersgd gives other bits with other numbers of threads, which differ "
-                      "between the ranks",
-                      recipe_.where("data_parallel.hook"), "set comm.threads_per_rank"});
-  }
+  check_threads(recipe_, numerics_);
   recipe_.checkpoint.dir = place_.folder.string();  // so that this recipe with --resume means this run
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
@@ -169,10 +164,11 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   } else if (recipe_.model.lora.is_used()) {
     place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
   }
-  check_steps();
-  check_dump_steps();
+  end_ = checked_end(options_, recipe_, state_->step, place_.folder);
+  take_notes();
+  check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
-  check_sample();
+  check_sample(recipe_, dataset_.tokenizer);
   if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
     async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
   } else if (recipe_.pipeline.has_windows()) {
@@ -198,6 +194,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     if (files.any()) files_ = std::make_unique<MetricFiles>(place_.folder, files);
   }
   if (recipe_.checkpoint.keep_best) best_.emplace(place_.folder, mesh_.world());
+  if (recipe_.checkpoint.async) background_ = std::make_unique<BackgroundSave>(mesh_.world());
 }
 
 void Run::announce(const ModelConfig& model) {
@@ -232,18 +229,7 @@ void Run::start_from(const InitSource& source) {
   write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
 }
 
-void Run::check_steps() {
-  const int64_t steps = recipe_.train.steps;
-  if (state_->step > steps) {
-    throw UsageError({"train", "train.steps", fmt::format("{} steps, but {} are done already", steps, state_->step),
-                      recipe_.where("train.steps"), fmt::format("use {} or more", state_->step)});
-  }
-  end_ = std::min(options_.stop_after.value_or(steps), steps);
-  if (options_.stop_after && *options_.stop_after <= state_->step) {
-    throw UsageError({"train", "--stop-after",
-                      fmt::format("{} steps, but {} are done already", *options_.stop_after, state_->step),
-                      place_.folder.string(), fmt::format("use {} or more", state_->step + 1)});
-  }
+void Run::take_notes() {
   for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
   for (std::string& note : dataset_notes(dataset_, train_windows_, recipe_)) place_.notes.push_back(std::move(note));
   const bool has_peers = (recipe_.data_parallel.has_residual() ? mesh_["dp"].size() : mesh_.size()) > 1;
@@ -253,39 +239,11 @@ void Run::check_steps() {
                     "what ranks of an earlier part left out is not added",
                     recipe_.data_parallel.hook));
   }
+  const int64_t steps = recipe_.train.steps;
   if (options_.resumes() && state_->step == steps) {
     place_.notes.push_back(
         fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
                     steps, steps, steps));
-  }
-}
-
-void Run::check_dump_steps() const {
-  if (!options_.dump_dir.empty() && recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
-    throw UsageError(
-        {"train", "--dump",
-         "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe_.data_parallel.mode + "\"",
-         recipe_.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
-  }
-  if (!options_.dump_dir.empty() && recipe_.pipeline.has_windows()) {
-    throw UsageError({"train", "--dump", "no step has a gradient of the whole model with " + recipe_.pipeline.schedule,
-                      recipe_.where("pipeline.schedule"), "use pipeline.schedule = \"1f1b\""});
-  }
-  if (!options_.dump_dir.empty()) huggingface_form(state_->model().config());  // a dump has its names and shapes
-  for (const int64_t step : options_.dump_steps) {
-    if (options_.dump_dir.empty() || (step >= state_->step && step < end_)) continue;
-    throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
-                      state_->step < end_ ? fmt::format("choose steps from {} to {}", state_->step, end_ - 1)
-                                          : "the run is complete: leave --dump out"});
-  }
-}
-
-/// What would end the run after its last step ends it before the first.
-void Run::check_sample() const {
-  if (recipe_.sample.tokens == 0 || dataset_.tokenizer.end_of_text()) return;
-  if (dataset_.tokenizer.encode(recipe_.sample.prompt).empty()) {
-    throw UsageError({"train", "sample.prompt", "is empty, and the tokenizer has no end-of-text token to begin with",
-                      recipe_.where("sample.prompt"), "give some text, or sample.tokens = 0"});
   }
 }
 
@@ -404,10 +362,47 @@ void Run::evaluate_into(StepMetrics& metrics) {
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
-void Run::save() {
-  const SavedCheckpoint saved = state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_);
+/// With data.streaming: waits for the text of the steps up to the next drain. If there is none, or a stop is requested
+/// meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
+void Run::await_data() {
+  const int64_t rows = recipe_.train.global_batch;
+  try {
+    prepare_samples(train_windows_, state_->step * rows, next_drain(recipe_, state_->step, end_) * rows, mesh_.world(),
+                    joint_work(options_));
+  } catch (const Error& error) {
+    const bool has_peers = dynamic_cast<const CommError*>(&error) == nullptr;
+    const bool is_echo = dynamic_cast<const PeerFailure*>(&error) != nullptr;
+    if (state_->step > 0 && saved_step_ != state_->step && (has_peers || is_echo)) save();
+    if (has_peers || is_echo) finish_save();
+    throw;
+  }
+}
+
+void Run::save(bool is_best) {
+  saved_step_ = state_->step;
+  if (!background_) {
+    return published(state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_), is_best);
+  }
+  finish_save();
+  background_->begin(place_.folder, state_->info(train_windows_), state_->pieces(), recipe_.checkpoint.keep);
+  is_best_ = is_best;
+}
+
+void Run::published(const SavedCheckpoint& saved, bool is_best) {
   observer().saved(shown(saved.folder));
   if (!saved.warning.empty()) observer().warned(saved.warning);
+  if (is_best && is_first()) best_->mark(step_of(saved.folder));
+}
+
+/// Waits for a save in the background.
+void Run::finish_save() {
+  if (background_ && background_->is_running()) published(background_->finish(), is_best_);
+}
+
+/// Between steps: publishes a save that has ended meanwhile.
+void Run::poll_save() {
+  if (!background_ || !background_->is_running()) return;
+  if (const auto saved = background_->poll()) published(*saved, is_best_);
 }
 
 void Run::write_trace() {
@@ -442,9 +437,11 @@ void Run::go() {
                       .state = state_->bytes(),
                       .planned_state = planned_});
   const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
-  int64_t saved = options_.resumes() ? state_->step : -1;
+  if (options_.resumes()) saved_step_ = state_->step;
   while (state_->step < end_) {
     const int64_t before = state_->step;
+    if (dataset_.streamed) await_data();
+    poll_save();
     if (trace_) trace_->begin(before);
     StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
     if (trace_) trace_->end(state_->step);
@@ -461,12 +458,11 @@ void Run::go() {
     if (!is_last && !is_stopped_ && is_due(state_->step, recipe_.sample.every)) sample();
     const bool is_best = best_ && best_->improves(metrics);
     if (is_best || state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
-      save();
-      saved = state_->step;
-      if (is_best && is_first()) best_->mark(state_->step);
+      save(is_best);
     }
   }
-  if (saved != state_->step) save();
+  if (saved_step_ != state_->step) save();
+  finish_save();
   write_trace();  // of a run that has stopped before
   if (state_->step == recipe_.train.steps && !is_stopped_) return sample();
   if (is_stopped_ || !options_.stop_after || state_->step < *options_.stop_after) {

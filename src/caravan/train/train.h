@@ -31,8 +31,8 @@ struct TrainPlan {
   std::string order{};  ///< see order_text
   int64_t num_parameters = 0;
   int64_t vocabulary = 0;
-  int64_t train_tokens = 0;
-  int64_t first_step = 0;  ///< steps done before; 0 unless resumed
+  int64_t train_tokens = 0;  ///< 0: streamed, not known
+  int64_t first_step = 0;    ///< steps done before; 0 unless resumed
   Numerics numerics{};
 };
 

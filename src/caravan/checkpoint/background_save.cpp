@@ -1,0 +1,94 @@
+#include "caravan/checkpoint/background_save.h"
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "caravan/checkpoint/save_steps.h"
+#include "caravan/comm/agree.h"
+
+namespace caravan {
+
+struct BackgroundSave::Running {
+  std::filesystem::path run;
+  std::filesystem::path aside;
+  CheckpointInfo info;
+  int64_t keep = 0;
+  std::vector<CheckpointPiece> pieces;
+  std::promise<std::string> shard;
+  std::atomic<bool> is_written = false;
+  std::jthread thread;  ///< last: it uses the others
+};
+
+BackgroundSave::BackgroundSave(Communicator& world) : world_(world) {}
+
+BackgroundSave::~BackgroundSave() {
+  if (running_ == nullptr) return;
+  const std::filesystem::path aside = running_->aside;
+  running_.reset();  // asks the thread to stop, and waits for it
+  std::error_code ignored;
+  if (world_.rank() == 0) std::filesystem::remove_all(aside, ignored);
+}
+
+std::vector<CheckpointPiece> BackgroundSave::copied(const std::vector<const CheckpointPiece*>& mine) {
+  constexpr int64_t kAlignment = 64;
+  const auto padded = [](const CheckpointPiece& piece) {
+    return (static_cast<int64_t>(piece.tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  int64_t bytes = 0;
+  for (const CheckpointPiece* piece : mine) bytes += padded(*piece);
+  if (!buffer_.defined() || buffer_.numel() < bytes) {
+    buffer_ = at::Tensor();  // free before the larger one is made
+    buffer_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  }
+  std::vector<CheckpointPiece> copies;
+  int64_t first = 0;
+  for (const CheckpointPiece* piece : mine) {
+    const auto size = static_cast<int64_t>(piece->tensor.nbytes());
+    CheckpointPiece& copy = copies.emplace_back(*piece);
+    copy.tensor = buffer_.narrow(0, first, size).view(piece->tensor.scalar_type()).view(piece->tensor.sizes());
+    copy.tensor.copy_(piece->tensor);
+    first += padded(*piece);
+  }
+  return copies;
+}
+
+void BackgroundSave::begin(const std::filesystem::path& run, CheckpointInfo info,
+                           const std::vector<CheckpointPiece>& pieces, int64_t keep) {
+  const at::NoGradGuard no_grad;
+  auto running = std::make_unique<Running>();
+  running->run = run;
+  running->aside = begin_save(run, info.step, world_);
+  running->info = std::move(info);
+  running->keep = keep;
+  running->pieces = copied(my_share(pieces));
+  running->thread = std::jthread([save = running.get(), rank = world_.rank()](const std::stop_token& stop) {
+    std::vector<const CheckpointPiece*> mine;
+    for (const CheckpointPiece& piece : save->pieces) mine.push_back(&piece);
+    try {
+      save->shard.set_value(write_shard(save->aside, mine, rank, stop));
+    } catch (...) {
+      save->shard.set_exception(std::current_exception());
+    }
+    save->is_written = true;
+  });
+  running_ = std::move(running);
+}
+
+std::optional<SavedCheckpoint> BackgroundSave::poll() {
+  int64_t is_missing = running_->is_written ? 0 : 1;
+  take_maxima(world_, {&is_missing, 1}, "checkpoint written");
+  if (is_missing != 0) return std::nullopt;
+  return finish();
+}
+
+SavedCheckpoint BackgroundSave::finish() {
+  const std::unique_ptr<Running> save = std::move(running_);
+  return end_save(save->run, save->aside, save->info, world_, save->keep,
+                  [&] { return save->shard.get_future().get(); });
+}
+
+}  // namespace caravan

@@ -1,0 +1,225 @@
+#include "caravan/data/token_streams.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/file.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kLookAgain{20};
+constexpr const char* kRecordMagic = "caravan-shard-1";
+
+/// Ends the thread that builds, from inside. Never leaves this file.
+struct StreamsCancelled {};
+
+/// Nothing if there is no such record, or a damaged one.
+std::optional<ShardRecord> read_record(const fs::path& path) {
+  std::ifstream file(path);
+  std::string magic, end;
+  ShardRecord record;
+  file >> magic >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >>
+      record.end.offset >> record.is_last >> end;
+  if (!file || magic != kRecordMagic || end != "end" || record.num_tokens < 0) return std::nullopt;
+  return record;
+}
+
+void write_record(const fs::path& path, const ShardRecord& record) {
+  write_file_durably(path,
+                     fmt::format("{} {} {} {} {} {} {:d} end\n", kRecordMagic, record.content.high, record.content.low,
+                                 record.num_tokens, record.end.file, record.end.offset, record.is_last),
+                     "data");
+}
+
+}  // namespace
+
+/// Asked by the work of the thread that builds.
+class TokenStreams::Cancel final : public DataObserver {
+ public:
+  explicit Cancel(const TokenStreams& streams) : streams_(streams) {}
+  void advance(int64_t) override {
+    const std::lock_guard lock(streams_.mutex_);
+    if (streams_.is_cancelled_) throw StreamsCancelled();
+  }
+
+ private:
+  const TokenStreams& streams_;
+};
+
+TokenStreams::TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options)
+    : tokenizer_(std::move(tokenizer)), options_(std::move(options)) {
+  for (Text& text : texts) {
+    const ContentHash content = text.text.content();
+    const ContentHash identity = text.text.identity();
+    texts_.push_back(
+        {.text = std::move(text.text), .name = std::move(text.name), .content = content, .identity = identity});
+  }
+  if (options_.builds) thread_ = std::thread([this] { run(); });
+}
+
+TokenStreams::~TokenStreams() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_cancelled_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+int64_t TokenStreams::num_known(size_t text) const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(texts_[text].records.size());
+}
+
+fs::path TokenStreams::record_path(const Work& work) const {
+  ContentHasher hasher;
+  const ContentHash& identity = texts_[work.text].identity;
+  const ContentHash tokenizer = tokenizer_.hash();
+  for (const uint64_t part :
+       {identity.high, identity.low, tokenizer.high, tokenizer.low,
+        static_cast<uint64_t>(tokenizer_.end_of_text().value_or(-1)), static_cast<uint64_t>(work.shard)}) {
+    hasher.update(part);
+  }
+  return options_.cache / (hasher.value().hex() + ".shard");
+}
+
+fs::path TokenStreams::tokens_path(const ShardRecord& record) const {
+  return options_.cache / (record.content.hex() + ".tokens");
+}
+
+void TokenStreams::run() {
+  try {
+    while (const std::optional<Work> work = next_work()) build(*work);
+  } catch (const StreamsCancelled&) {
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+/// What somebody waits for, else the text that is least ahead of the run. Waits until there is some; nothing: cancelled.
+std::optional<TokenStreams::Work> TokenStreams::next_work() {
+  std::unique_lock lock(mutex_);
+  while (!is_cancelled_) {
+    std::optional<Work> best;
+    int64_t least = options_.num_ahead + 1;
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      const Progress& text = texts_[i];
+      if (text.removed) return Work{i, *text.removed};
+      const auto next = static_cast<int64_t>(text.records.size());
+      const bool is_whole = next > 0 && text.records.back().is_last;
+      if (is_whole || next - text.wanted >= least) continue;
+      best = {i, next};
+      least = next - text.wanted;
+    }
+    if (best) return best;
+    changed_.wait(lock);
+  }
+  return std::nullopt;
+}
+
+ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
+  Cancel cancel(*this);
+  Progress& text = texts_[work.text];
+  const StreamedText::Shard shard = text.text.read(begin);
+  const std::vector<std::string_view> documents(shard.documents.begin(), shard.documents.end());
+  const TokenFile tokens = open_or_build(options_.cache, documents, tokenizer_, cancel);
+  const ShardRecord record{.content = tokens.info().content,
+                           .num_tokens = tokens.size(),
+                           .end = shard.end,
+                           .is_last = text.text.is_end(shard.end)};
+  write_record(record_path(work), record);
+  {
+    const std::lock_guard lock(mutex_);
+    text.in_use[work.shard] = {use_cache_file(tokens.path()), use_cache_file(record_path(work))};
+    std::erase_if(text.in_use, [&](const auto& entry) { return entry.first < text.wanted - 1; });
+  }
+  trim_cache(options_.cache, options_.cache_limit_bytes);
+  return record;
+}
+
+void TokenStreams::build(const Work& work) {
+  Progress& text = texts_[work.text];
+  const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds any
+  const TextPlace begin = work.shard == 0 ? TextPlace{} : text.records[static_cast<size_t>(work.shard - 1)].end;
+  std::optional<ShardRecord> record;
+  if (is_next) record = read_record(record_path(work));
+  if (!record) record = tokenize(work, begin);
+  if (!is_next && record->content != text.records[static_cast<size_t>(work.shard)].content) {
+    throw DataError({"data", fmt::format("shard {} of {}", work.shard, text.name),
+                     "is another text than when the run read it first", "",
+                     "leave the texts of a run as they are, and start it again"});
+  }
+  const std::lock_guard lock(mutex_);
+  if (is_next) text.records.push_back(*record);
+  if (text.removed == work.shard) text.removed.reset();
+  changed_.notify_all();
+}
+
+void TokenStreams::wait(std::unique_lock<std::mutex>& lock, const Work& work,
+                        std::chrono::steady_clock::time_point since, DataObserver& observer) {
+  if (error_) std::rethrow_exception(error_);
+  if (!options_.builds && std::chrono::steady_clock::now() - since > options_.patience) {
+    throw ResourceError({"data", fmt::format("shard {} of {}", work.shard, texts_[work.text].name),
+                         fmt::format("has not been tokenized for {} s", options_.patience.count()),
+                         "cache " + options_.cache.string(),
+                         "see what became of the first rank of this host, which tokenizes the text"});
+  }
+  changed_.wait_for(lock, kLookAgain);
+  lock.unlock();
+  observer.advance(0);
+  lock.lock();
+}
+
+ShardRecord TokenStreams::record(size_t text, int64_t shard, DataObserver& observer) {
+  const auto since = std::chrono::steady_clock::now();
+  Progress& progress = texts_[text];
+  std::unique_lock lock(mutex_);
+  while (static_cast<int64_t>(progress.records.size()) <= shard) {
+    if (shard > progress.wanted) {
+      progress.wanted = shard;
+      changed_.notify_all();
+    }
+    const Work next{text, static_cast<int64_t>(progress.records.size())};
+    const std::optional<ShardRecord> found = options_.builds ? std::nullopt : read_record(record_path(next));
+    if (found) {
+      progress.records.push_back(*found);
+    } else {
+      wait(lock, next, since, observer);
+    }
+  }
+  return progress.records[static_cast<size_t>(shard)];
+}
+
+TokenFile TokenStreams::open(size_t text, int64_t shard, DataObserver& observer) {
+  const auto since = std::chrono::steady_clock::now();
+  const ShardRecord known = record(text, shard, observer);
+  Progress& progress = texts_[text];
+  std::unique_lock lock(mutex_);
+  progress.wanted = std::max(progress.wanted, shard);
+  changed_.notify_all();
+  while (true) {
+    std::error_code error;
+    if (fs::exists(tokens_path(known), error)) {
+      try {
+        TokenFile file = TokenFile::open(tokens_path(known));
+        if (file.info().content == known.content && file.size() == known.num_tokens) return file;
+      } catch (const DataError&) {
+        // Damaged, or removed meanwhile: built again.
+      }
+    }
+    if (options_.builds) progress.removed = shard;
+    changed_.notify_all();
+    wait(lock, {text, shard}, since, observer);
+  }
+}
+
+}  // namespace caravan

@@ -1,0 +1,247 @@
+#include "caravan/data/streamed_windows.h"
+
+#include <algorithm>
+#include <chrono>
+#include <gmock/gmock.h>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/random.h"
+#include "caravan/data/cache.h"
+#include "caravan/data/train_windows.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kContext = 16;
+constexpr uint64_t kSeed = 5;
+constexpr int64_t kShard = 300;
+
+/// The order of a streamed text, from the whole text in memory. A token is a byte.
+class Reference {
+ public:
+  explicit Reference(const std::vector<std::string>& files, uint64_t seed = kSeed) : shards_(1), seed_(seed) {
+    for (const std::string& file : files) {
+      std::istringstream lines(file);
+      for (std::string line; std::getline(lines, line);) {
+        if (static_cast<int64_t>(shards_.back().size()) >= kShard) shards_.emplace_back();
+        shards_.back() += lines.eof() ? line : line + '\n';
+      }
+    }
+  }
+  std::string window(int64_t sample) const {
+    for (int64_t epoch = 0;; ++epoch) {
+      for (size_t shard = 0; shard < shards_.size(); ++shard) {
+        const int64_t count = num_windows(shards_[shard]);
+        if (sample < count) return window_of(shard, epoch, sample);
+        sample -= count;
+      }
+    }
+  }
+  int64_t windows_per_epoch() const {
+    int64_t count = 0;
+    for (const std::string& shard : shards_) count += num_windows(shard);
+    return count;
+  }
+  size_t num_shards() const { return shards_.size(); }
+
+ private:
+  static int64_t num_windows(const std::string& shard) {
+    const auto tokens = static_cast<int64_t>(shard.size());
+    return tokens <= kContext ? 0 : std::max<int64_t>(1, (tokens - 1) / kContext - 1);
+  }
+  std::string window_of(size_t shard, int64_t epoch, int64_t index) const {
+    const uint64_t seed = seed_ + 0xD1B54A32D192ED03 * shard;
+    const auto count = static_cast<uint64_t>(num_windows(shards_[shard]));
+    const RandomStream phases(seed, "data.phase", epoch);
+    const uint64_t num_phases = shards_[shard].size() - count * kContext;
+    const uint64_t phase = (uint64_t{phases.bits(0)} << 32 | phases.bits(1)) % num_phases;
+    const RandomPermutation order(seed, "data.order", epoch, count);
+    return shards_[shard].substr(phase + order(static_cast<uint64_t>(index)) * kContext, kContext + 1);
+  }
+
+  std::vector<std::string> shards_;
+  uint64_t seed_;
+};
+
+class StreamedWindowsTest : public ::testing::Test {
+ protected:
+  StreamedWindowsTest() {
+    const std::string book = read_file(book_path());
+    texts_ = {book.substr(0, 3000), book.substr(3000, 40), book.substr(4000, 2500)};
+    for (size_t i = 0; i < texts_.size(); ++i) write_file(folder / std::to_string(i), texts_[i]);
+  }
+  std::unique_ptr<TokenStreams> open(const std::vector<std::vector<int>>& sources,
+                                     TokenStreams::Options options = {}) const {
+    std::vector<TokenStreams::Text> texts;
+    for (const std::vector<int>& files : sources) {
+      std::vector<fs::path> paths;
+      for (const int file : files) paths.push_back(folder / std::to_string(file));
+      texts.push_back({StreamedText(paths, {.shard_bytes = kShard}), "text" + std::to_string(texts.size())});
+    }
+    if (options.cache.empty()) options.cache = folder / "cache";
+    return std::make_unique<TokenStreams>(std::move(texts), Tokenizer::bytes(), options);
+  }
+  static TrainWindows windows_of(TokenStreams& streams, const std::vector<double>& weights = {1}) {
+    std::vector<TrainSource> sources;
+    for (const double weight : weights) sources.push_back({.tokens = nullptr, .weight = weight, .streams = &streams});
+    return {sources, kContext, kSeed};
+  }
+  /// The tokens of a sample, with the last target.
+  static std::string row(const TrainWindows& windows, int64_t sample) {
+    std::vector<int64_t> inputs(kContext), labels(kContext);
+    windows.fill(sample, inputs, labels);
+    inputs.push_back(labels.back());
+    return {inputs.begin(), inputs.end()};
+  }
+  int64_t count_files(const std::string& ending) const {
+    return std::ranges::count_if(fs::directory_iterator(folder / "cache"),
+                                 [&](const auto& entry) { return entry.path().extension() == ending; });
+  }
+
+  const TemporaryFolder folder;
+  std::vector<std::string> texts_;
+};
+
+TEST_F(StreamedWindowsTest, TheOrderIsThatOfTheWholeText) {
+  const Reference reference(texts_);
+  ASSERT_GT(reference.num_shards(), 10U);
+  const auto streams = open({{0, 1, 2}});
+  const TrainWindows windows = windows_of(*streams);
+  const int64_t epoch = reference.windows_per_epoch();
+  for (int64_t k = 0; k < 2 * epoch + 20; ++k) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
+  EXPECT_EQ(windows.epochs(0, 3 * epoch), 3.0);
+  // Another process that begins in the second epoch, and goes back.
+  const auto later = open({{0, 1, 2}});
+  const TrainWindows same = windows_of(*later);
+  for (const int64_t k : {epoch + 37, epoch + 3, epoch - 1, int64_t{0}}) EXPECT_EQ(row(same, k), reference.window(k));
+}
+
+/// How batches are split over ranks or steps changes nothing, whoever tokenizes.
+TEST_F(StreamedWindowsTest, RanksReadWhatOneTokenizes) {
+  const Reference reference(texts_);
+  const auto builder = open({{0, 1, 2}});
+  for (const int64_t ranks : {2, 3}) {
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const auto streams = open({{0, 1, 2}}, {.cache = folder / "cache", .builds = rank == 0});
+      const TrainWindows windows = windows_of(*streams);
+      for (int64_t k = rank; k < 200; k += ranks) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
+    }
+  }
+}
+
+TEST_F(StreamedWindowsTest, SourcesOfAMixtureAreVisitedAsIfAlone) {
+  const Reference first({texts_[0]});
+  const Reference second({texts_[2]}, kSeed + 0x9E3779B97F4A7C15);
+  const auto streams = open({{0}, {2}});
+  const TrainWindows windows = windows_of(*streams, {3, 1});
+  for (const int64_t begin : {600, 0}) {  // the second time as if resumed
+    for (int64_t k = begin; k < begin + 100; ++k) {
+      const TrainWindows::Draw draw = windows.draw(k);
+      ASSERT_EQ(row(windows, k), (draw.source == 0 ? first : second).window(draw.sample)) << k;
+    }
+  }
+}
+
+/// What was finished when a process was killed is used by the next, and the rest is made.
+TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
+  const Reference reference(texts_);
+  open({{0, 1, 2}})->record(0, 2);
+  const int64_t finished = count_files(".shard");
+  EXPECT_GE(finished, 3);
+  EXPECT_LT(finished, static_cast<int64_t>(reference.num_shards()));
+  write_file(folder / "cache/0123456789abcdef0123456789abcdef.shard", "caravan-shard-1 12 3");
+  const auto streams = open({{0, 1, 2}});
+  const TrainWindows windows = windows_of(*streams);
+  const int64_t epoch = reference.windows_per_epoch();
+  for (int64_t k = 0; k < epoch; ++k) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
+}
+
+/// A resumed run needs the records of the shards before its place, not their tokens.
+TEST_F(StreamedWindowsTest, EarlierShardsAreNotTokenizedAgain) {
+  const Reference reference(texts_);
+  const int64_t sample = reference.windows_per_epoch() - 1;
+  EXPECT_EQ(row(windows_of(*open({{0, 1, 2}})), sample), reference.window(sample));
+  for (const auto& entry : fs::directory_iterator(folder / "cache")) {
+    if (entry.path().extension() == ".tokens") fs::remove(entry.path());
+  }
+  const auto streams = open({{0, 1, 2}});
+  EXPECT_EQ(row(windows_of(*streams), sample), reference.window(sample));
+  EXPECT_EQ(count_files(".tokens"), 1);
+  fs::remove_all(folder / "cache");
+  EXPECT_EQ(row(windows_of(*open({{0, 1, 2}})), sample), reference.window(sample)) << "without records, too";
+}
+
+/// Few shards are open, and few are tokenized before they are needed.
+TEST_F(StreamedWindowsTest, MemoryAndWorkAreBounded) {
+  const auto streams = open({{0, 1, 2}}, {.cache = folder / "cache", .num_ahead = 2});
+  StreamedWindows windows(*streams, 0, kContext, kSeed, {});
+  int64_t most = 0;
+  for (int64_t k = 0; k < 60; ++k) {
+    const auto window = windows.window(k);
+    most = std::max(most, windows.num_open());
+    EXPECT_LE(streams->num_known(0), window.shard->index + 3);
+  }
+  EXPECT_EQ(most, static_cast<int64_t>(StreamedWindows::kMostOpen));
+}
+
+/// A cache that keeps no file beyond those in use.
+TEST_F(StreamedWindowsTest, ACacheThatIsTrimmedOnlyCostsTime) {
+  const Reference reference(texts_);
+  const auto streams = open({{0, 1, 2}}, {.cache = folder / "cache", .cache_limit_bytes = 0, .num_ahead = 1});
+  const TrainWindows windows = windows_of(*streams);
+  for (int64_t k = 0; k < 2 * reference.windows_per_epoch(); k += 5) {
+    ASSERT_EQ(row(windows, k), reference.window(k)) << k;
+  }
+  EXPECT_LT(count_files(".tokens"), 8);
+}
+
+TEST_F(StreamedWindowsTest, PreparedSamplesAreThoseOfWholeShards) {
+  const auto streams = open({{0}});
+  const TrainWindows windows = windows_of(*streams);
+  EXPECT_FALSE(windows.is_ready(1));
+  const auto seen = windows.prepare(0, 30);
+  ASSERT_EQ(seen.size(), 2U) << "of 17 windows or more each";
+  EXPECT_EQ(seen[1].name, "shard 1 of training text 0");
+  EXPECT_NE(seen[0].content, seen[1].content);
+  EXPECT_TRUE(windows.is_ready(34));
+  EXPECT_FALSE(windows.is_ready(100));
+}
+
+TEST_F(StreamedWindowsTest, DocumentsArePackedInsideAShard) {
+  std::string lines;
+  for (int i = 0; i < 100; ++i) lines += "{\"text\": \"" + std::string(static_cast<size_t>(3 + i % 11), 'a') + "\"}\n";
+  write_file(folder / "7", lines);
+  const auto streams = open({{7}});
+  // The byte 'a' ends documents as an end-of-text token would.
+  StreamedWindows windows(*streams, 0, kContext, kSeed, PackRule{.end_of_text = 'a'});
+  const auto window = windows.window(3);
+  ASSERT_TRUE(window.shard->documents);
+  EXPECT_EQ(window.shard->documents->num_ends(window.offset, kContext), kContext);
+}
+
+TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {
+  write_file(folder / "8", texts_[0] + "a\xff\n" + texts_[2]);
+  const auto line = std::to_string(std::ranges::count(texts_[0], '\n') + 1);
+  const auto streams = open({{8}}, {.cache = folder / "cache", .num_ahead = 100});
+  const TrainWindows windows = windows_of(*streams);
+  for (int64_t k = 0; k < 10; ++k) row(windows, k);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(message_of<DataError>([&] { row(windows, 400); }), HasSubstr("8:" + line + ": is not text in UTF-8"));
+  }
+  write_file(folder / "9", "short");
+  EXPECT_THAT(message_of<DataError>([&] { row(windows_of(*open({{9}})), 0); }), HasSubstr("has no shard of 17 tokens"));
+  const auto waiting = open({{0}}, {.cache = folder / "other", .builds = false, .patience = std::chrono::seconds(0)});
+  EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*waiting), 0); }),
+              AllOf(HasSubstr("shard 0 of text0: has not been tokenized for 0 s"), HasSubstr("other")));
+}
+
+}  // namespace
+}  // namespace caravan

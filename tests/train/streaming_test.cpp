@@ -1,0 +1,131 @@
+#include <atomic>
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/peer_failure.h"
+#include "caravan/train/run_folder.h"
+#include "tests/train/tiny_run.h"
+
+namespace caravan::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Runs on a text in shards of 13 windows or so: a step of 36 samples needs three, an epoch is 18 steps.
+class Streaming : public ::testing::Test {
+ protected:
+  TrainOptions options(const std::string& dir, std::vector<std::string> set = {}, const std::string& cache = "cache") {
+    set.insert(set.begin(), {"data.streaming=true", "train.steps=30", "train.eval_every=10"});
+    TrainOptions options{.recipe = runs_.recipe(ModelKind::gpt2, dir, set), .folders = runs_.folders()};
+    options.folders.shard_bytes = 110;
+    options.folders.cache = runs_ / cache;
+    return options;
+  }
+  const TinyRuns runs_;
+};
+
+TEST_F(Streaming, LossesDoNotDependOnRanksAndAccumulation) {
+  train_on(1, options("one"));
+  for (const auto& [ranks, accumulation] : {std::pair{1, 4}, {2, 3}, {3, 1}}) {
+    const std::string dir = "run" + std::to_string(ranks);
+    // Each with a cache of its own: the shards are tokenized while the ranks train.
+    train_on(ranks, options(dir, {micro_batch(ranks, accumulation)}, "cache-" + dir));
+    const std::vector<double> one = losses(runs_ / "one");
+    const std::vector<double> run = losses(runs_ / dir);
+    ASSERT_EQ(run.size(), one.size());
+    for (size_t step = 0; step < run.size(); ++step) {
+      EXPECT_NEAR(run[step], one[step], 1e-4) << ranks << " ranks, step " << step << ": fp32 sums in another order";
+    }
+  }
+}
+
+TEST_F(Streaming, AResumedRunGoesOnWhereItStopped) {
+  write_file(runs_ / "more.txt", read_file(runs_ / "text.txt").substr(1000, 2000));
+  const std::vector<DataSource> sources{{.path = "text.txt", .weight = 2}, {.path = "more.txt"}};
+  for (const std::string dir : {"text", "mixture"}) {
+    const auto of = [&](const std::string& run) {
+      TrainOptions made = options(dir + "-" + run);
+      if (dir == "text") return made;
+      made.recipe.data.text = Recipe{}.data.text;
+      made.recipe.locations.erase("data.text");
+      made.recipe.data.sources = sources;
+      return made;
+    };
+    train_on(2, of("whole"));
+    for (const int64_t stop : {7, 21}) {  // in the middle of a shard, of the first and of a later epoch
+      TrainOptions parts = of("parts" + std::to_string(stop));
+      parts.stop_after = stop;
+      train_on(2, parts);
+      parts.stop_after.reset();
+      parts.resume = true;
+      parts.folders.cache = runs_ / ("cold" + std::to_string(stop));
+      train_on(2, parts);
+      const fs::path run = parts.recipe.checkpoint.dir;
+      EXPECT_EQ(log_lines(run), log_lines(runs_ / (dir + "-whole"))) << dir << ", stopped after " << stop;
+      EXPECT_EQ(first_difference(checkpoint_tensors(run), checkpoint_tensors(runs_ / (dir + "-whole"))), "");
+    }
+  }
+}
+
+TEST_F(Streaming, AResumedRunRefusesAnotherOrder) {
+  TrainOptions run = options("run");
+  run.stop_after = 2;
+  train_on(1, run);
+  run.stop_after.reset();
+  run.resume = true;
+  run.recipe.data.streaming = false;
+  EXPECT_THAT(message_of<UsageError>([&] { train_on(1, run); }),
+              HasSubstr("data.streaming: is false, but the run was trained with true"));
+  run.recipe.data.streaming = true;
+  write_file(runs_ / "text.txt", read_file(runs_ / "text.txt") + "more.\n");
+  EXPECT_THAT(message_of<UsageError>([&] { train_on(1, run); }), HasSubstr("data.text: is another text"));
+}
+
+/// The steps before the bad line are kept, and every rank ends.
+TEST_F(Streaming, ABadLineLeavesACheckpointOfTheStepBefore) {
+  std::string lines;
+  for (int i = 0; i < 200; ++i) lines += "{\"text\": \"call me number " + std::to_string(i) + "\"}\n";
+  for (int i = 0; i < 20; ++i) lines += "{\"txt\": \"me\"}\n";
+  write_file(runs_ / "bad.jsonl", lines);
+  write_file(runs_ / "held_out.txt", "call me Ishmael");
+  const TrainOptions run = options("bad", {"data.text=bad.jsonl", "data.validation=held_out.txt"});
+  std::atomic<int> num_told{0};
+  run_thread_ranks(2, [&](const auto& world) {
+    const auto run_rank = [&] { train(run, world); };
+    const std::string message =
+        world->rank() == 0 ? message_of<DataError>(run_rank) : message_of<PeerFailure>(run_rank);
+    EXPECT_THAT(message, HasSubstr("bad.jsonl:201: has no field text"));
+    ++num_told;
+  });
+  EXPECT_EQ(num_told, 2);
+  const auto steps = static_cast<int64_t>(losses(runs_ / "bad").size());
+  EXPECT_GT(steps, 5);
+  EXPECT_EQ(step_of(find_checkpoint(runs_ / "bad")), steps);
+}
+
+TEST_F(Streaming, HostsWithDifferentTextsAreTold) {
+  // Beginning, end and size are the same; only what lies between tells them apart.
+  std::string text;
+  for (int line = 0; line < 400; ++line) text += std::string(99, 'a') + '\n';
+  for (const std::string host : {"0", "1"}) {
+    text[16'500] = host.front();
+    write_file(runs_ / ("text" + host), text);
+  }
+  write_file(runs_ / "held_out.txt", "call me Ishmael");
+  run_thread_ranks(2, [&](const auto& world) {
+    const std::string host = std::to_string(world->rank());
+    TrainOptions run =
+        options("apart", {"data.text=text" + host, "data.validation=held_out.txt", "train.steps=80"}, "cache" + host);
+    run.folders.shard_bytes = 1000;
+    EXPECT_THAT(message_of<DataError>([&] { train(run, world); }),
+                AllOf(HasSubstr("shard 16 of training text 0: has another content"), HasSubstr("on rank 1")));
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing
