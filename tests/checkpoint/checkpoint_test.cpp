@@ -1,10 +1,13 @@
 #include "caravan/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
+#include <thread>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/file.h"
+#include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/safetensors.h"
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
@@ -199,6 +202,67 @@ TEST(Checkpoint, WhatOneRankCannotWriteNoRankHasWritten) {
     EXPECT_EQ(entries(run.path()), std::vector<std::string>{"step_000004"});
     CheckpointReader(run / "step_000004").check(names_and_shapes(saved));
   }
+}
+
+/// The values of the moment of begin(), in the same bytes.
+TEST(Checkpoint, WrittenInTheBackgroundIsTheSame) {
+  for (const int ranks : {1, 2, 3}) {
+    const TemporaryFolder run, other;
+    const Whole tensors{{"a", at::arange(1000.0)}, {"b", at::ones({7}, at::kHalf)}, {"c", at::ones({0})}};
+    on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
+      save_checkpoint(other.path(), kInfo, invariant_pieces(tensors, mesh), mesh.world(), 2);
+      BackgroundSave background(mesh.world());
+      for (const int64_t step : {4, 5, 6}) {
+        std::vector<CheckpointPiece> pieces = invariant_pieces(tensors, mesh);
+        CheckpointInfo info = kInfo;
+        info.step = step;
+        background.begin(run.path(), info, pieces, 0);
+        for (CheckpointPiece& piece : pieces) piece.tensor.fill_(-1);
+        EXPECT_TRUE(background.is_running());
+        while (step == 5 && !background.poll()) std::this_thread::yield();
+        if (background.is_running()) EXPECT_EQ(background.finish().folder, run / checkpoint_name(step));
+        EXPECT_FALSE(background.is_running());
+      }
+    });
+    EXPECT_EQ(entries(run.path()), (std::vector<std::string>{"step_000004", "step_000005", "step_000006"}));
+    for (const std::string& name : entries(other / "step_000005")) {
+      if (name == "manifest.json") continue;
+      const MappedFile here(run / "step_000005" / name, "test"), there(other / "step_000005" / name, "test");
+      EXPECT_EQ(here.text(), there.text()) << name;
+    }
+    CheckpointReader(run / "step_000005").check(names_and_shapes(tensors));
+  }
+}
+
+TEST(Checkpoint, WhatCannotBeWrittenInTheBackgroundIsAnErrorOnEveryRank) {
+  const TemporaryFolder run;
+  const Whole saved{{"a", at::ones({64})}, {"b", at::ones({64})}};
+  save(run.path(), 4, saved, 2);
+  std::vector<std::string> messages(2);
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+    BackgroundSave background(mesh.world());
+    std::vector<CheckpointPiece> pieces = invariant_pieces(saved, mesh);
+    if (mesh.rank() == 1) {
+      for (CheckpointPiece& piece : pieces) piece.box.size = {int64_t{1} << 58};
+    }
+    background.begin(run.path(), kInfo, pieces, 2);
+    messages[mesh.rank()] = message_of<ResourceError>([&] {
+      while (!background.poll()) std::this_thread::yield();
+    });
+  });
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 1"), HasSubstr("earlier ones are untouched")));
+  }
+  EXPECT_EQ(entries(run.path()), std::vector<std::string>{"step_000004"});
+}
+
+TEST(Checkpoint, ASaveThatIsGivenUpLeavesNothing) {
+  const TemporaryFolder run;
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+    BackgroundSave background(mesh.world());
+    background.begin(run.path(), kInfo, invariant_pieces({{"w", at::ones({1 << 20})}}, mesh), 2);
+  });
+  EXPECT_THAT(entries(run.path()), ::testing::IsEmpty());
 }
 
 TEST(Checkpoint, AFolderThatCannotBeMadeIsAnErrorOnEveryRank) {

@@ -8,10 +8,12 @@
 #include <mutex>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <tuple>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
 
+#include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/publish.h"
 #include "tests/checkpoint/pieces.h"
@@ -104,12 +106,16 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 /// Returns the warning.
-std::string save(const fs::path& run, int64_t step, int64_t keep, int ranks = 1) {
+std::string save(const fs::path& run, int64_t step, int64_t keep, int ranks = 1, bool in_background = false) {
   const Whole tensors{{"w", at::full({64}, static_cast<float>(step))}, {"v", at::ones({64})}};
   const CheckpointInfo info{.step = step, .position = 8 * step, .optimizer_steps = step, .model = "{}"};
   std::string warning;
   on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
-    const SavedCheckpoint saved = save_checkpoint(run, info, invariant_pieces(tensors, mesh), mesh.world(), keep);
+    BackgroundSave background(mesh.world());
+    if (in_background) background.begin(run, info, invariant_pieces(tensors, mesh), keep);
+    const SavedCheckpoint saved = in_background
+                                      ? background.finish()
+                                      : save_checkpoint(run, info, invariant_pieces(tensors, mesh), mesh.world(), keep);
     EXPECT_EQ(saved.folder, run / checkpoint_name(step));
     if (mesh.rank() == 0) warning = saved.warning;
   });
@@ -177,7 +183,8 @@ TEST(Durability, WhereNamesCannotBeExchangedTheOldOneStepsAsideFirst) {
 }
 
 /// Ends a save of `step` before each of its calls in turn; after each, `check` looks at what is left.
-void end_everywhere(int64_t step, bool can_exchange, const std::function<void(const fs::path& run)>& check) {
+void end_everywhere(int64_t step, bool can_exchange, bool in_background,
+                    const std::function<void(const fs::path& run)>& check) {
   for (int64_t call = 0;; ++call) {
     ASSERT_LT(call, 100);
     const TemporaryFolder run;
@@ -188,7 +195,7 @@ void end_everywhere(int64_t step, bool can_exchange, const std::function<void(co
       calls().made.clear();
       calls().die_before = call;
       calls().root = run.path();
-      save(run.path(), step, 1);
+      save(run.path(), step, 1, 1, in_background);
       ::_exit(1);
     }
     int status = 0;
@@ -204,8 +211,9 @@ void end_everywhere(int64_t step, bool can_exchange, const std::function<void(co
 }
 
 TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoRemains) {
-  for (const auto& [step, can_exchange] : {std::pair{7, true}, std::pair{6, true}, std::pair{6, false}}) {
-    end_everywhere(step, can_exchange, [&, last = step](const fs::path& run) {
+  for (const auto& [step, can_exchange, in_background] : {std::tuple{7, true, false}, std::tuple{6, true, false},
+                                                          std::tuple{6, false, false}, std::tuple{7, true, true}}) {
+    end_everywhere(step, can_exchange, in_background, [&, last = step](const fs::path& run) {
       restore_checkpoints(run);
       const auto left = list_checkpoints(run);
       ASSERT_FALSE(left.empty());

@@ -141,16 +141,21 @@ TEST_F(ResumeTest, TheBestCheckpointIsKept) {
 TEST_F(ResumeTest, AfterAKillOfTheWholeJobIsBitEqual) {
   const Words more = set({"train.steps=60", "checkpoint.every=5", "checkpoint.keep=2"});
   ASSERT_EQ(train("whole", 2, more).code, 0);
-  const auto job = start(tiny("killed", 2, more));
-  job->expect_soon("step 12/60");
-  for (const pid_t pid : job->living()) kill(pid, SIGKILL);
-  job->wait();
-  ASSERT_TRUE(job->all_gone(5));
-  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
-  const Result rest = train("killed", 2, also(more, {"--resume"}));
-  ASSERT_EQ(rest.code, 0) << rest.err;
-  EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
-  expect_same_run("killed", "whole", "step_000060");
+  for (const std::string async : {"false", "true"}) {
+    const Words how =
+        also(more, set({"checkpoint.async=" + async, "checkpoint.keep_best=" + async, "train.eval_every=7"}));
+    std::filesystem::remove_all(path("killed"));
+    const auto job = start(tiny("killed", 2, how));
+    job->expect_soon("step 12/60");
+    for (const pid_t pid : job->living()) kill(pid, SIGKILL);
+    job->wait();
+    ASSERT_TRUE(job->all_gone(5));
+    ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
+    const Result rest = train("killed", 2, also(how, {"--resume"}));
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
+    expect_same_run("killed", "whole", "step_000060");
+  }
 }
 
 TEST_F(ResumeTest, OnOtherRanksIsEqualWithinRounding) {

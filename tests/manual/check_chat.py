@@ -53,13 +53,14 @@ def main():
             sys.exit(f"caravan {words} ended with {done.returncode}:\n{done.stderr}")
 
     random.seed(1)
-    lines = [line for line in TEXT.read_text().splitlines() if line.strip()]
+    words = TEXT.read_text().split()
     chats = []
     for _ in range(400):
         chats.append([])
         for _ in range(random.randint(1, 3)):
             for role in ("user", "assistant"):
-                chats[-1].append({"role": role, "content": random.choice(lines)})
+                at = random.randrange(len(words))  # short, so that no row of 64 tokens is in two places
+                chats[-1].append({"role": role, "content": " ".join(words[at:at + random.randint(1, 12)])})
     for name, template in TEMPLATES.items():
         work = pathlib.Path(tempfile.mkdtemp())
         torch.manual_seed(1)

@@ -30,8 +30,8 @@ int64_t global_bytes(const CheckpointPiece& piece) {
 
 /// Of the replicas of a piece, the one with the fewest bytes so far writes it. All of them must compute the same
 /// assignment, so it depends only on what they know alike: bytes are those of the whole tensors, as ranks may hold more
-/// or less of one, and they are added up for each set of replica axes alone, as a replica of one set is a different rank
-/// than that of another.
+/// or less of one, and they are added up for each set of replica axes alone, as a replica of one set is a different
+/// rank than that of another.
 std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>& pieces) {
   std::map<std::pair<std::string, int>, std::vector<int64_t>> load;
   std::vector<const CheckpointPiece*> mine;
@@ -176,8 +176,8 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
 }
 
 fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
-  const auto asides = all_or_none(
-      world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
+  const auto asides =
+      all_or_none(world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
   return asides.front();
 }
 

@@ -21,8 +21,8 @@ struct CacheFile {
   bool in_use = false;      ///< some process holds it open, or this user may not write it
 };
 
-/// What the cache in `folder` holds, least recently used first; shards last: they are small, and without them all shards
-/// before are tokenized again. Empty for a missing folder.
+/// What the cache in `folder` holds, least recently used first; shards last: they are small, and without them all
+/// shards before are tokenized again. Empty for a missing folder.
 std::vector<CacheFile> list_cache(const std::filesystem::path& folder);
 
 struct CacheRemoval {

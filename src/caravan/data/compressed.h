@@ -16,8 +16,8 @@ bool is_compressed(std::string_view content);
 /// Decompresses a gzip or zstd file that arrives in pieces. Errors as decompress.
 class Decompressor {
  public:
-  /// `beginning`: the first bytes of the file, which tell its format. `path` names it in errors. `use` gets pieces of at
-  /// most 1 MiB.
+  /// `beginning`: the first bytes of the file, which tell its format. `path` names it in errors. `use` gets pieces of
+  /// at most 1 MiB.
   static std::unique_ptr<Decompressor> of(std::string_view beginning, std::filesystem::path path,
                                           std::function<void(std::string_view piece)> use);
   virtual ~Decompressor() = default;

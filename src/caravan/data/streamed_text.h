@@ -34,23 +34,23 @@ class StreamedText {
     int64_t most_validation_bytes = kMostStreamedValidation;
     int64_t shard_bytes = kShardBytes;
   };
-  /// Looks at the size and the beginning of each file. Throws DataError as TextFile does; UsageError for a fraction of a
-  /// compressed file, whose end is not known before all of it is decompressed.
+  /// Looks at the size and the beginning of each file. Throws DataError as TextFile does; UsageError for a fraction of
+  /// a compressed file, whose end is not known before all of it is decompressed.
   StreamedText(const std::vector<std::filesystem::path>& files, const Options& options);
 
   struct Shard {
     std::vector<std::string> documents;  ///< the first and the last may be parts of one
     TextPlace end;
   };
-  /// The shard that begins at `begin`; `bytes` instead of shard_bytes. Where the last shard ended nothing is skipped, so
-  /// that compressed files are decompressed once. Throws DataError naming file and line for text that is not UTF-8 and
-  /// for bad JSON lines. One thread.
+  /// The shard that begins at `begin`; `bytes` instead of shard_bytes. Where the last shard ended nothing is skipped,
+  /// so that compressed files are decompressed once. Throws DataError naming file and line for text that is not UTF-8
+  /// and for bad JSON lines. One thread.
   Shard read(TextPlace begin, int64_t bytes);
   Shard read(TextPlace begin) { return read(begin, options_.shard_bytes); }
   bool is_end(TextPlace place) const noexcept { return place.file >= files_.size(); }
 
-  /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together. Parts
-  /// of JSON lines are left to training.
+  /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together.
+  /// Parts of JSON lines are left to training.
   std::vector<std::string> validation() const;
 
   /// Tells texts apart without reading them: sizes, beginnings and ends of the files, and the options.

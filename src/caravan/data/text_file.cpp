@@ -9,6 +9,7 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
+#include "caravan/data/chat_template.h"
 #include "caravan/data/compressed.h"
 #include "caravan/data/file_format.h"
 #include "caravan/data/json_lines.h"

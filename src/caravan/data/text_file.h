@@ -9,10 +9,11 @@
 
 #include "caravan/base/file.h"
 #include "caravan/data/cache.h"
-#include "caravan/data/chat_template.h"
 #include "caravan/data/data_observer.h"
 
 namespace caravan {
+
+class ChatTemplate;
 
 /// How the documents of a file of JSON lines are found.
 struct TextFormat {

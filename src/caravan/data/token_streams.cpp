@@ -105,7 +105,8 @@ void TokenStreams::run() {
   }
 }
 
-/// What somebody waits for, else the text that is least ahead of the run. Waits until there is some; nothing: cancelled.
+/// What somebody waits for, else the text that is least ahead of the run. Waits until there is some; nothing:
+/// cancelled.
 std::optional<TokenStreams::Work> TokenStreams::next_work() {
   std::unique_lock lock(mutex_);
   while (!is_cancelled_) {

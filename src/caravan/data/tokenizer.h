@@ -38,8 +38,8 @@ class Tokenizer {
   /// `observer` sees the bytes that are done, and may throw to cancel.
   void encode(std::string_view text, const Sink& sink, DataObserver& observer = DataObserver::none()) const;
 
-  /// The same for several texts, with the id `between` (nothing: none) between them. For many short ones: words that were
-  /// seen in one are known in the next.
+  /// The same for several texts, with the id `between` (nothing: none) between them. For many short ones: words that
+  /// were seen in one are known in the next.
   void encode(std::span<const std::string_view> texts, std::optional<int32_t> between, const Sink& sink,
               DataObserver& observer = DataObserver::none()) const;
 

@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-constexpr std::array<std::string_view, 18> kColumns{"step",
+constexpr std::array<std::string_view, 19> kColumns{"step",
                                                     "loss",
                                                     "val_loss",
                                                     "val_bits_per_byte",
@@ -25,6 +25,7 @@ constexpr std::array<std::string_view, 18> kColumns{"step",
                                                     "step_ms",
                                                     "tokens_per_second",
                                                     "comm_ms",
+                                                    "save_ms",
                                                     "bytes_sent",
                                                     "state_bytes",
                                                     "peak_memory_bytes",

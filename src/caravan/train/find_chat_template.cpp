@@ -5,6 +5,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/text_settings.h"
+#include "caravan/data/chat_template.h"
 #include "caravan/train/dataset.h"
 
 namespace caravan {

@@ -67,6 +67,7 @@ std::string StepMetrics::to_json() const {
                               {"state_bytes", state_bytes},
                               {"planned_state_bytes", planned_state_bytes},
                               {"model_flops_per_second", model_flops_per_second}};
+  if (save_ms > 0) line["save_ms"] = save_ms;
   if (loss_scale) line["loss_scale"] = *loss_scale;
   if (skipped_steps) line["skipped_steps"] = *skipped_steps;
   if (!bubble.empty()) line["bubble"] = bubble;

@@ -38,6 +38,7 @@ struct StepMetrics {
   int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
   int64_t planned_state_bytes = 0;         ///< the same by formula
   double model_flops_per_second = 0;       ///< of all ranks
+  double save_ms = 0;                      ///< that checkpoints held the run up since the last line
   std::optional<double> loss_scale{};      ///< of this step (fp16)
   std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
   std::vector<double> bubble{};            ///< of a pipeline: the part of the step in which each stage's rank waits

@@ -39,8 +39,8 @@ void work_jointly(Communicator& world, const std::function<void(DataObserver&)>&
 std::string host_name();
 
 /// open_dataset on every rank: on each host the first rank opens it, building what is missing in the cache, then the
-/// others open what it has built; that rank goes on to tokenize streamed texts. Every rank calls it. `host`: host_name(), or another name in tests. Errors as those
-/// of open_dataset and work_jointly.
+/// others open what it has built; that rank goes on to tokenize streamed texts. Every rank calls it. `host`:
+/// host_name(), or another name in tests. Errors as those of open_dataset and work_jointly.
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host = host_name());
 

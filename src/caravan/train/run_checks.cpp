@@ -57,9 +57,8 @@ void check_dump(const TrainOptions& options, const Recipe& recipe, const ModelCo
   for (const int64_t step : options.dump_steps) {
     if (options.dump_dir.empty() || (step >= steps.first && step < steps.end)) continue;
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",
-                      steps.first < steps.end
-                          ? fmt::format("choose steps from {} to {}", steps.first, steps.end - 1)
-                          : "the run is complete: leave --dump out"});
+                      steps.first < steps.end ? fmt::format("choose steps from {} to {}", steps.first, steps.end - 1)
+                                              : "the run is complete: leave --dump out"});
   }
 }
 

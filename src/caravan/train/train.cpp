@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -89,11 +90,12 @@ class Run {
   std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
   std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
-  std::optional<BestCheckpoint> best_;         ///< with checkpoint.keep_best
+  std::optional<BestCheckpoint> best_;          ///< with checkpoint.keep_best
   std::unique_ptr<BackgroundSave> background_;  ///< with checkpoint.async
   bool is_best_ = false;                        ///< what is being saved in the background
+  double save_ms_ = 0;                          ///< since the last line of the log
   int64_t saved_step_ = -1;                     ///< of the last save
-  std::unique_ptr<MetricFiles> files_;  ///< null: none
+  std::unique_ptr<MetricFiles> files_;          ///< null: none
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation
 };
@@ -379,13 +381,16 @@ void Run::await_data() {
 }
 
 void Run::save(bool is_best) {
+  const auto begin = Clock::now();
   saved_step_ = state_->step;
-  if (!background_) {
-    return published(state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_), is_best);
+  if (background_) {
+    finish_save();
+    background_->begin(place_.folder, state_->info(train_windows_), state_->pieces(), recipe_.checkpoint.keep);
+    is_best_ = is_best;
+  } else {
+    published(state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_), is_best);
   }
-  finish_save();
-  background_->begin(place_.folder, state_->info(train_windows_), state_->pieces(), recipe_.checkpoint.keep);
-  is_best_ = is_best;
+  save_ms_ += ms_since(begin);
 }
 
 void Run::published(const SavedCheckpoint& saved, bool is_best) {
@@ -402,7 +407,9 @@ void Run::finish_save() {
 /// Between steps: publishes a save that has ended meanwhile.
 void Run::poll_save() {
   if (!background_ || !background_->is_running()) return;
+  const auto begin = Clock::now();
   if (const auto saved = background_->poll()) published(*saved, is_best_);
+  save_ms_ += ms_since(begin);
 }
 
 void Run::write_trace() {
@@ -452,6 +459,7 @@ void Run::go() {
     const bool is_logged =
         evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
     if (is_logged) metrics.experts = take_expert_load(state_->engine());
+    if (is_logged) metrics.save_ms = std::exchange(save_ms_, 0);
     if (is_logged && log_) log_->write(metrics);
     if (is_logged && files_) files_->write(parse_metrics_line(metrics.to_json()));
     observer().stepped(metrics, is_logged);
