@@ -31,6 +31,8 @@ get_property(programs GLOBAL PROPERTY CARAVAN_PROGRAMS)
 set_target_properties(${programs} PROPERTIES INSTALL_RPATH "${run_path}")
 install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+install(DIRECTORY recipes DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/caravan FILES_MATCHING PATTERN "*.toml")
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/caravan)
 install(FILES third_party/minja/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/caravan RENAME LICENSE.minja)
 
 # The manual page and the completions, printed by the program itself.

@@ -29,6 +29,7 @@
 #include "caravan/parallel/power_sgd.h"
 #include "caravan/parallel/replicas.h"
 #include "caravan/parallel/ring_attention.h"
+#include "caravan/parallel/sync_batch_norm.h"
 #include "caravan/parallel/tensor_1d.h"
 #include "caravan/parallel/tensor_25d.h"
 #include "caravan/parallel/tensor_2d.h"

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/mesh/mesh.h"
+
+namespace caravan {
+
+/// What a batch norm has: the tensors and settings of a torch::nn::BatchNorm.
+struct BatchNormState {
+  at::Tensor weight{};        ///< [channels]; undefined: 1
+  at::Tensor bias{};          ///< undefined: 0
+  at::Tensor running_mean{};  ///< undefined: the statistics of the batch are used also outside of training
+  at::Tensor running_var{};
+  double momentum = 0.1;
+  double eps = 1e-5;
+  bool is_training = true;
+};
+
+/// Batch normalisation over the rows of all ranks of an axis, as one process computes it on all of them: of x [rows,
+/// channels, ..], local, with any number of rows on each rank, also none. (Zhang et al., arXiv 1803.08904.)
+///
+/// In training every rank of the axis calls it, in the same order, forward and backward. The running statistics are
+/// those of all rows, and so the same on every rank.
+///   sends   two all-reduces of [channels] in forward, and two in backward; outside of training nothing
+///   grad    of x, weight and bias; those of weight and bias are this rank's summand, as Ddp expects
+///   throws  ShapeError for another number of channels, and if all ranks together have fewer than 2 values a channel
+at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, const MeshAxis& axis);
+
+/// The same for a torch::nn::BatchNorm1d, 2d or 3d in a forward of your own: `sync_batch_norm(x, norm, axis)` in place
+/// of `norm(x)`.
+template <class BatchNorm>
+at::Tensor sync_batch_norm(const at::Tensor& x, BatchNorm& norm, const MeshAxis& axis) {
+  if (norm->is_training() && norm->num_batches_tracked.defined()) norm->num_batches_tracked.add_(1);
+  return sync_batch_norm(x,
+                         BatchNormState{.weight = norm->weight,
+                                        .bias = norm->bias,
+                                        .running_mean = norm->running_mean,
+                                        .running_var = norm->running_var,
+                                        .momentum = norm->options.momentum().value_or(0.1),
+                                        .eps = norm->options.eps(),
+                                        .is_training = norm->is_training()},
+                         axis);
+}
+
+}  // namespace caravan
