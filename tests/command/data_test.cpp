@@ -103,6 +103,26 @@ TEST_F(DataTest, AKilledPreparationIsDoneAgain) {
   EXPECT_TRUE(in_cache(".lock").empty());
 }
 
+/// The first step does not wait for the whole text, and a run that is killed meanwhile can be resumed.
+TEST_F(DataTest, AStreamedTextIsTokenizedWhileItTrains) {
+  const std::vector<std::string> endless{"data.streaming=true", "train.steps=1000000", "checkpoint.every=5"};
+  const auto job = start(big("run", 2, 60, endless));
+  job->expect_soon("saved  ");
+  kill(rank_process(*job, 0), SIGKILL);
+  EXPECT_EQ(job->wait(), 4) << job->err();
+  EXPECT_TRUE(job->all_gone(0));
+  const auto stop = std::to_string(log("run").back().at("step").get<int64_t>() + 20);
+  Words again = big("run", 2, 60, endless);
+  for (const std::string& word : {std::string("--resume"), std::string("--stop-after"), stop}) again.push_back(word);
+  const Result resumed = caravan(again);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out,
+              AllOf(HasSubstr("streamed: tokenized while training goes on"), HasSubstr("step " + stop + "/")));
+  EXPECT_TRUE(in_cache(".lock").empty());
+  EXPECT_THAT(caravan({"data", "inspect", path("big.txt"), "--set", "data.streaming=true"}).out,
+              AllOf(HasSubstr("big.txt: streamed"), HasSubstr("at most 4.0 MiB"), HasSubstr("sequence 0, number 0")));
+}
+
 TEST_F(DataTest, TwoJobsPrepareATextOnce) {
   const auto one = start(big("one", 2, 20));
   const auto two = start(big("two", 2, 20));

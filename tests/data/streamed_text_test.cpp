@@ -115,7 +115,7 @@ TEST_F(StreamedTextTest, ErrorsNameFileAndLine) {
               AllOf(HasSubstr("b.txt:" + std::to_string(line) + ": is not text in UTF-8"), HasSubstr("5002"),
                     HasSubstr("0xff")));
   EXPECT_THAT(message_of<DataError>([&] { text({{"c.txt", ""}}); }), HasSubstr("c.txt: is empty"));
-  EXPECT_THAT(message_of<DataError>([&] { text({{"d.txt", "PAR1 and more"}}); }), HasSubstr("a Parquet file"));
+  EXPECT_THAT(message_of<DataError>([&] { text({{"d.txt", "PAR1 and more"}}); }), HasSubstr("d.txt: is a table"));
 }
 
 TEST_F(StreamedTextTest, ValidationIsTheEndOfEachFile) {

@@ -12,6 +12,7 @@
 #include "caravan/base/file.h"
 #include "caravan/data/file_format.h"
 #include "caravan/data/json_lines.h"
+#include "caravan/data/table.h"
 #include "caravan/data/utf8.h"
 
 namespace caravan {
@@ -69,6 +70,10 @@ StreamedText::StreamedText(const std::vector<fs::path>& files, const Options& op
     const std::string head = head_of(path, is_compressed);
     if (head.empty()) {
       throw DataError({"data", path.string(), "is empty: 0 bytes", "", "name a text file that is not empty"});
+    }
+    if (is_table(head)) {
+      throw DataError({"data", path.string(), "is a table, which data.streaming does not read", "",
+                       "write it as JSON lines, or use data.streaming = false"});
     }
     file.has_json_lines = begins_with_json_lines(head, path);
     if (!file.has_json_lines) check_is_not_binary(head, path);  // where it is not UTF-8, read() finds the line

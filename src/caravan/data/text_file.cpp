@@ -13,6 +13,7 @@
 #include "caravan/data/compressed.h"
 #include "caravan/data/file_format.h"
 #include "caravan/data/json_lines.h"
+#include "caravan/data/table.h"
 
 namespace caravan {
 namespace {
@@ -70,6 +71,9 @@ std::optional<Decoded> read_decoded(const MappedFile& file, DataObserver& observ
   if (hash != ContentHash{decoded.header.hash_high, decoded.header.hash_low}) return std::nullopt;
   return decoded;
 }
+
+/// What a file holds, compressed or not.
+enum class Content : uint64_t { text, json_lines, table };
 
 /// Writes the documents of a file into the cache.
 class Decoding {
@@ -138,32 +142,44 @@ bool has_json_lines(std::string_view content, const fs::path& path) {
   return is_json_lines(beginning);
 }
 
-void decode(std::string_view content, const fs::path& path, bool is_json, Decoding& decoding, DataObserver& observer) {
+Content kind_of_content(std::string_view content, const fs::path& path) {
+  if (is_table(content)) return Content::table;
+  return has_json_lines(content, path) ? Content::json_lines : Content::text;
+}
+
+void decode(std::string_view content, const fs::path& path, Content kind, const std::string& field, Decoding& decoding,
+            DataObserver& observer) {
   LineSplitter lines([&](int64_t number, std::string_view line) { decoding.add_json(number, line); });
   const auto use = [&](std::string_view piece) {
-    if (is_json) {
+    if (kind == Content::json_lines) {
       lines.put(piece);
     } else {
       decoding.add_text(piece);
     }
   };
-  if (is_compressed(content)) {
+  if (kind == Content::table) {
+    read_table(path, field, [&](std::string_view text) {
+      decoding.add_text(text);
+      decoding.end_document();
+      observer.advance(static_cast<int64_t>(text.size()));
+    });
+  } else if (is_compressed(content)) {
     decompress(content, path, use, observer);
   } else {
     in_pieces(content, observer, use);
   }
-  if (is_json) lines.finish();
+  lines.finish();
   decoding.end_document();
   decoding.finish();
 }
 
 /// Where the decoded text of a file lies in the cache.
-fs::path decoded_path(const fs::path& cache, std::string_view content, bool is_json, const TextFormat& format,
+fs::path decoded_path(const fs::path& cache, std::string_view content, Content kind, const TextFormat& format,
                       DataObserver& observer) {
   ContentHasher hasher;
   hasher.update(kDecoding);
-  hasher.update(uint64_t{is_json ? 1U : 0U});
-  if (is_json) {
+  hasher.update(static_cast<uint64_t>(kind));
+  if (kind != Content::text) {
     hasher.update(static_cast<uint64_t>(format.field.size()));
     hasher.update(format.field);
     hasher.update(uint64_t{format.skips_bad_lines ? 1U : 0U});
@@ -191,19 +207,18 @@ fs::path decoded_path(const fs::path& cache, std::string_view content, bool is_j
 TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat& format, DataObserver& observer)
     : file_(path, "data") {
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
-  const bool is_json = has_json_lines(file_.text(), path);
-  const bool is_packed = is_compressed(file_.text());
-  if (!is_json && format.chat != nullptr) {
+  const Content kind = kind_of_content(file_.text(), path);
+  if (kind != Content::json_lines && format.chat != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
                      "give a .jsonl file with a list of messages in each line"});
   }
-  if (!is_json && !is_packed) {
+  if (kind == Content::text && !is_compressed(file_.text())) {
     check_is_text(file_.text(), path, observer);
     documents_.push_back(file_.text());
     return;
   }
   SecondPass hashing(observer);
-  const fs::path decoded_file = decoded_path(cache, file_.text(), is_json, format, hashing);
+  const fs::path decoded_file = decoded_path(cache, file_.text(), kind, format, hashing);
   std::optional<Decoded> decoded;
   MappedFile mapped;
   const auto open = [&] {
@@ -215,7 +230,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   };
   const auto build = [&] {
     Decoding decoding(decoded_file, path, format);
-    decode(file_.text(), path, is_json, decoding, observer);
+    decode(file_.text(), path, kind, format.field, decoding, observer);
   };
   find_or_build(decoded_file, open, build, observer);
   if (!decoded && !open()) {
@@ -232,7 +247,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
     refuse_empty(path, num_skipped_lines_ > 0 ? fmt::format("has no text: all its {} lines are bad", num_skipped_lines_)
                                               : "has no text");
   }
-  if (!is_json) check_is_text(decoded->text, path, hashing);
+  if (kind == Content::text) check_is_text(decoded->text, path, hashing);
 }
 
 }  // namespace caravan

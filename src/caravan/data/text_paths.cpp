@@ -9,6 +9,8 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/table.h"
 
 namespace caravan {
 namespace {
@@ -16,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 6> kEndings{".txt", ".text", ".md", ".json", ".jsonl", ".ndjson"};
-constexpr std::array<std::string_view, 2> kTables{".parquet", ".arrow"};
 
 bool has_text_name(const fs::path& file) {
   fs::path name = file.filename();
@@ -24,19 +25,36 @@ bool has_text_name(const fs::path& file) {
   return std::ranges::find(kEndings, name.extension().string()) != kEndings.end();
 }
 
-/// A folder that Hugging Face's datasets wrote has descriptions beside its tables.
 [[noreturn]] void refuse_tables(const fs::path& folder, const fs::path& table) {
   throw DataError({.op = "data",
                    .subject = folder.string(),
                    .fact = fmt::format("has tables, such as {}, which are not read", table.filename().string()),
                    .where = {},
-                   .action = "write them as JSON lines: datasets.load_from_disk(FOLDER).to_json(\"data.jsonl\"), or "
-                             "datasets.load_dataset(FOLDER)"});
+                   .action = kWithoutTables});
+}
+
+/// A DatasetDict of Hugging Face's datasets has a folder for each split; not all of them are for training.
+void refuse_splits(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / "dataset_dict.json", error)) return;
+  std::vector<std::string> splits;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.is_directory(error)) splits.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(splits);
+  throw DataError({.op = "data",
+                   .subject = folder.string(),
+                   .fact = fmt::format("has a folder for each split: {}", fmt::join(splits, ", ")),
+                   .where = {},
+                   .action = fmt::format("name that of one split, such as {}/{}", folder.string(),
+                                         splits.empty() ? "train" : nearest("train", splits))});
 }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
   std::vector<fs::path> found;
+  std::vector<fs::path> tables;
   std::error_code error;
+  refuse_splits(folder);
   fs::recursive_directory_iterator at(folder, fs::directory_options::follow_directory_symlink, error);
   for (const fs::recursive_directory_iterator end; !error && at != end; at.increment(error)) {
     std::error_code ignored;
@@ -45,12 +63,14 @@ std::vector<fs::path> files_in(const fs::path& folder) {
       continue;
     }
     if (!at->is_regular_file(ignored)) continue;
-    if (std::ranges::find(kTables, at->path().extension().string()) != kTables.end()) refuse_tables(folder, at->path());
+    if (has_table_name(at->path())) tables.push_back(at->path());
     if (has_text_name(at->path())) found.push_back(at->path());
   }
   if (error) {
     throw ResourceError({"data", folder.string(), "cannot be read: " + error.message(), "", "make it readable"});
   }
+  if (!tables.empty() && !reads_tables()) refuse_tables(folder, tables.front());
+  if (!tables.empty()) found = std::move(tables);  // what stands beside them describes them
   if (found.empty()) {
     throw DataError({.op = "data",
                      .subject = folder.string(),

@@ -1,0 +1,88 @@
+#include "caravan/data/table.h"
+
+#include <gmock/gmock.h>
+
+#include <gtest/gtest.h>
+
+#include "caravan/data/text_file.h"
+#include "caravan/data/text_paths.h"
+#include "tests/data/support.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Each of fixtures/tables, which have the same rows.
+class Tables : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::vector<std::string> documents(const fs::path& path, const std::string& field) const {
+    const TextFile file(path, folder / "cache", {.field = field}, DataObserver::none());
+    return {file.documents().begin(), file.documents().end()};
+  }
+  fs::path path() const { return fixture("tables") / GetParam(); }
+  const TemporaryFolder folder;
+};
+
+INSTANTIATE_TEST_SUITE_P(Formats, Tables, ::testing::Values("rows.parquet", "file.arrow", "stream.arrow"),
+                         [](const auto& info) {
+                           const std::string name = info.param;
+                           return name.substr(0, name.find('.'));
+                         });
+
+TEST_P(Tables, EachRowWithATextIsADocument) {
+  if (!reads_tables()) GTEST_SKIP() << "built without Apache Arrow";
+  const auto texts = ElementsAre("Call me Ishmael.", "Some years ago", "é €");
+  EXPECT_THAT(documents(path(), "text"), texts);
+  EXPECT_THAT(documents(path(), "text"), texts) << "from the cache";
+  EXPECT_THAT(documents(path(), "long"), texts);
+  EXPECT_THAT(documents(path(), "meta.body"), ElementsAre("body 0", "body 1", "body 2", "body 3", "body 4"));
+}
+
+TEST_P(Tables, AnotherSchemaIsRefusedWithItsColumns) {
+  if (!reads_tables()) GTEST_SKIP() << "built without Apache Arrow";
+  for (const char* field : {"txt", "id", "meta", "meta.length", "meta.none"}) {
+    EXPECT_THAT(message_of<DataError>([&] { documents(path(), field); }),
+                AllOf(HasSubstr(std::string(GetParam()) + ": has no column of text " + field),
+                      HasSubstr("id (int64), text (string), long (large_string)"), HasSubstr("data.field = ")));
+  }
+  EXPECT_THAT(message_of<DataError>([&] { documents(path(), "txt"); }), HasSubstr("data.field = \"text\""));
+}
+
+TEST_P(Tables, ADamagedFileIsRefused) {
+  if (!reads_tables()) GTEST_SKIP() << "built without Apache Arrow";
+  const std::string content = read_file(path());
+  write_file(folder / "cut", content.substr(0, content.size() / 2));
+  EXPECT_THAT(message_of<DataError>([&] { documents(folder / "cut", "text"); }), HasSubstr("cut: "));
+}
+
+TEST_P(Tables, WithoutArrowTheMessageSaysHowToBuild) {
+  if (reads_tables()) GTEST_SKIP() << "built with Apache Arrow";
+  EXPECT_THAT(message_of<DataError>([&] { documents(path(), "text"); }),
+              AllOf(HasSubstr("this build reads no tables"), HasSubstr("to_json"), HasSubstr("CARAVAN_DEPS")));
+}
+
+/// What Dataset.save_to_disk and DatasetDict.save_to_disk write.
+TEST(TableFolders, TheDescriptionsBesideTablesAreNoTexts) {
+  const TemporaryFolder folder;
+  for (const char* split : {"test", "train"}) {
+    fs::create_directories(folder / split);
+    fs::copy(fixture("tables") / "stream.arrow", folder / split / "data-00000-of-00001.arrow");
+    write_file(folder / split / "state.json", "{}");
+  }
+  if (reads_tables()) {
+    EXPECT_THAT(text_files(folder / "train"), ElementsAre(folder / "train/data-00000-of-00001.arrow"));
+  } else {
+    EXPECT_THAT(message_of<DataError>([&] { text_files(folder / "train"); }),
+                AllOf(HasSubstr("data-00000-of-00001.arrow"), HasSubstr("to_json"), HasSubstr("CARAVAN_DEPS")));
+  }
+  write_file(folder / "dataset_dict.json", "{}");
+  EXPECT_THAT(message_of<DataError>([&] { text_files(folder.path()); }),
+              AllOf(HasSubstr("has a folder for each split: test, train"), HasSubstr("/train")));
+}
+
+}  // namespace
+}  // namespace caravan
