@@ -29,7 +29,8 @@ class TextReader {
   bool at_end();
 
   /// The next `bytes` and on to the end of their line; less at the end of the text. A line that goes on past `most`
-  /// bytes is cut there, before the character. Memory: what it returns, and 1 MiB.
+  /// bytes is cut there, before the character. Memory: what it returns, and 1 MiB, or
+  /// what 16 KiB decompress to.
   std::string take(size_t bytes, size_t most);
 
  private:

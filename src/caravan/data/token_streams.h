@@ -53,7 +53,7 @@ class TokenStreams {
 
   size_t size() const noexcept { return texts_.size(); }
   const std::string& name(size_t text) const { return texts_[text].name; }
-  /// Of all texts and the tokenizer, by what tells texts apart without reading them.
+  /// What tells the text from others: see StreamedText::content.
   ContentHash content(size_t text) const { return texts_[text].content; }
 
   /// Waits until the shard, which follows one that is not the last, has been tokenized. Any thread. Throws what reading
