@@ -106,7 +106,8 @@ struct CompareArguments {
 
 struct ReportArguments {
   std::string run;
-  std::string out;  ///< "": <run>/report.html
+  std::string out;    ///< "": <run>/report.html
+  std::string trace;  ///< of train --trace; "": none
 };
 
 struct TokenizerArguments {

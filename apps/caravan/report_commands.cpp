@@ -23,6 +23,8 @@
 #include "caravan/nn/config_text.h"
 #include "caravan/plan/draw_pipeline.h"
 #include "caravan/report/report_page.h"
+#include "caravan/report/step_timeline.h"
+#include "caravan/train/micro_batch.h"
 #include "caravan/train/recipe_key.h"
 
 namespace caravan::app {
@@ -133,6 +135,23 @@ std::vector<std::pair<int64_t, std::string>> samples_of(const RunLog& log) {
   return samples;
 }
 
+/// By formula, of the rank that needs the most.
+std::vector<std::pair<std::string, double>> memory_by_kind(const Recipe& recipe, int ranks) {
+  const MemoryPlan plan = plan_memory(recipe, recipe.model.vocabulary, ranks, /*limit_bytes=*/0);
+  const StateShape shape = state_of(plan.shape);
+  const StateBytes state = state_bytes(shape);
+  std::vector<std::pair<std::string, double>> kinds{
+      {"parameters", state.parameters}, {"gradients", state.gradients}, {"optimizer", state.optimizer}};
+  if (state.hook > 0) kinds.emplace_back("communication hook", state.hook);
+  if (state.buffers > 0) kinds.emplace_back("units in flight", state.buffers);
+  kinds.emplace_back("activations", kept_activation_bytes(plan.shape));
+  kinds.emplace_back("logits, gradients, batch",
+                     batch_bytes(plan.shape) + std::max(head_bytes(plan.shape), layer_backward_bytes(plan.shape)));
+  if (plan.shape.copies_checkpoint) kinds.emplace_back("copy of the checkpoint", checkpoint_bytes(shape));
+  kinds.emplace_back("all, by formula", plan.peak_bytes);
+  return kinds;
+}
+
 ReportFacts facts_of(const RunLog& log) {
   ReportFacts report{.recipe = recipe_text(log), .samples = samples_of(log)};
   const auto add = [&](const char* name, const std::string& value) { report.facts.emplace_back(name, value); };
@@ -157,8 +176,11 @@ ReportFacts facts_of(const RunLog& log) {
   add("model", fmt::format("{}, {} layers of width {}, {} parameters", name(model.kind), model.layers, model.width,
                            format_count(static_cast<double>(model.num_parameters()))));
   Recipe recipe = parse_recipe(info->recipe, log.run().string());
-  if (!recipe.pipeline.is_used() || info->numerics.ranks == 0) return report;
+  if (info->numerics.ranks == 0) return report;
   recipe.model = model;
+  report.memory = memory_by_kind(recipe, static_cast<int>(info->numerics.ranks));
+  report.memory.emplace_back("measured peak of rank 0", log.last("peak_memory_bytes"));
+  if (!recipe.pipeline.is_used()) return report;
   const PlannedSchedule plan = plan_schedule(recipe, static_cast<int>(info->numerics.ranks));
   report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.schedule + ", as planned by FLOPs");
   return report;
@@ -216,7 +238,9 @@ int compare(const CompareArguments& arguments) {
 int report(const ReportArguments& arguments) {
   const RunLog log = read_logs({arguments.run}).front();
   const fs::path out = arguments.out.empty() ? log.run() / "report.html" : fs::path(arguments.out);
-  write_file_durably(out, report_page(log, facts_of(log)), "report");
+  ReportFacts facts = facts_of(log);
+  if (!arguments.trace.empty()) facts.timeline = step_timeline(arguments.trace);
+  write_file_durably(out, report_page(log, facts), "report");
   fmt::print("written to {}\n", out.string());
   return 0;
 }

@@ -17,6 +17,8 @@ void add_reports(CLI::App& app, CommandLine& line) {
   compare->callback([&line] { line.command = CommandLine::Command::compare; });
   CLI::App* report = app.add_subcommand("report", "write a page about a run: curves, recipe, machine, schedule");
   report->add_option("run", line.report.run, "run folder")->required();
+  report->add_option("--trace", line.report.trace, "a file of train --trace: the page shows its last step")
+      ->check(not_empty());
   report->add_option("--out", line.report.out, "HTML file; default: <run>/report.html")->check(not_empty());
   report->callback([&line] { line.command = CommandLine::Command::report; });
 }

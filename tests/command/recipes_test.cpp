@@ -45,6 +45,7 @@ TEST_F(RecipesTest, TinyStoriesAreStreamed) {
     lines +=
         nlohmann::json{{"text", "Once upon a time " + std::to_string(i % 9) + " cats sat on a mat."}}.dump() + "\n";
   }
+  std::filesystem::create_directories(path("tinystories"));
   file("tinystories/a.jsonl", lines);
   file("tinystories/b.jsonl", lines);
   const Result result =

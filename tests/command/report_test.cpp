@@ -40,7 +40,14 @@ TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
   const Result report = caravan({"report", path("one")});
   ASSERT_EQ(report.code, 0) << report.err;
   const std::string page = text_of(path("one/report.html"));
-  EXPECT_THAT(page, AllOf(HasSubstr("matrix products"), HasSubstr("as planned by FLOPs"), HasSubstr("[model]")));
+  EXPECT_THAT(page, AllOf(HasSubstr("matrix products"), HasSubstr("as planned by FLOPs"), HasSubstr("[model]"),
+                          HasSubstr("measured peak of rank 0"), Not(HasSubstr("<h2>A step</h2>"))));
+
+  ASSERT_EQ(train("traced", 2, {"--trace", path("trace.json")}).code, 0);
+  ASSERT_EQ(caravan({"report", path("traced"), "--trace", path("trace.json")}).code, 0);
+  EXPECT_THAT(text_of(path("traced/report.html")),
+              AllOf(HasSubstr("<h2>A step</h2>"), HasSubstr("step 5, "), HasSubstr("<title>forward 0"),
+                    HasSubstr("rank 1"), Not(HasSubstr("step 4, "))));
 }
 
 /// What was written after the checkpoint that a run goes on from is gone from all of its files.
@@ -60,6 +67,7 @@ TEST_F(ReportTest, WhatIsWrongIsNamed) {
     EXPECT_EQ(result.code, code) << result.err;
     EXPECT_THAT(result.err, HasSubstr(part));
   };
+  refused({"report", path("run"), "--trace", path("run/train.log")}, 3, "is no trace");
   refused({"plot", path("none")}, 3, "has no train.log");
   refused({"plot", path("run"), "--of", "los"}, 2, "the nearest is 'loss'");
   refused({"plot", path("run"), "--over", "stepp"}, 2, "use 'step'");

@@ -33,8 +33,8 @@ class ResumeTest : public CommandTest {
     const auto lines = [&](const std::string& run) {
       auto all = log(run);
       for (auto& line : all) {
-        for (const char* key :
-             {"step_ms", "tokens_per_second", "comm_ms", "peak_memory_bytes", "model_flops_per_second", "time"})
+        for (const char* key : {"step_ms", "tokens_per_second", "comm_ms", "save_ms", "peak_memory_bytes",
+                                "model_flops_per_second", "time"})
           line.erase(key);
       }
       return all;
@@ -141,21 +141,62 @@ TEST_F(ResumeTest, TheBestCheckpointIsKept) {
 TEST_F(ResumeTest, AfterAKillOfTheWholeJobIsBitEqual) {
   const Words more = set({"train.steps=60", "checkpoint.every=5", "checkpoint.keep=2"});
   ASSERT_EQ(train("whole", 2, more).code, 0);
-  for (const std::string async : {"false", "true"}) {
-    const Words how =
-        also(more, set({"checkpoint.async=" + async, "checkpoint.keep_best=" + async, "train.eval_every=7"}));
-    std::filesystem::remove_all(path("killed"));
-    const auto job = start(tiny("killed", 2, how));
-    job->expect_soon("step 12/60");
-    for (const pid_t pid : job->living()) kill(pid, SIGKILL);
-    job->wait();
-    ASSERT_TRUE(job->all_gone(5));
-    ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
-    const Result rest = train("killed", 2, also(how, {"--resume"}));
+  const auto job = start(tiny("killed", 2, more));
+  job->expect_soon("step 12/60");
+  for (const pid_t pid : job->living()) kill(pid, SIGKILL);
+  job->wait();
+  ASSERT_TRUE(job->all_gone(5));
+  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
+  const Result rest = train("killed", 2, also(more, {"--resume"}));
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
+  expect_same_run("killed", "whole", "step_000060");
+}
+
+/// With the residuals of a hook, and with shards: the files of each rank are those of a run that saves at once.
+TEST_F(ResumeTest, FromACheckpointOfTheBackgroundIsBitEqual) {
+  for (const Overrides& how : {Overrides{"data_parallel.hook=topk"}, Overrides{"data_parallel.technique=zero3"}}) {
+    const std::string name = how.front();
+    Overrides keys = how;
+    keys.insert(keys.end(), {"checkpoint.every=1", "checkpoint.keep=0"});
+    const Words more = set(keys);
+    ASSERT_EQ(train("whole " + name, 3, more).code, 0);
+    const Words later = also(more, set({"checkpoint.async=true"}));
+    ASSERT_EQ(train("halves " + name, 3, also(later, {"--stop-after", "3"})).code, 0);
+    const Result rest = train("halves " + name, 3, also(later, {"--resume-from", "step_000002"}));
     ASSERT_EQ(rest.code, 0) << rest.err;
-    EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
-    expect_same_run("killed", "whole", "step_000060");
+    for (const char* step : {"step_000002", "step_000004", "step_000006"}) {
+      for (const char* rank : {"/rank_00000", "/rank_00001", "/rank_00002"}) {
+        const std::string file = std::string(step) + rank + ".safetensors";
+        EXPECT_TRUE(text_of(folder() / ("halves " + name) / file) == text_of(folder() / ("whole " + name) / file))
+            << name << ": " << file;
+      }
+    }
+    expect_same_log("halves " + name, "whole " + name);
   }
+}
+
+TEST_F(ResumeTest, AfterAKillOfARankThatWritesInTheBackground) {
+  const Words more = set({"train.steps=60", "checkpoint.every=5", "checkpoint.async=true"});
+  ASSERT_EQ(train("whole", 2, more).code, 0);
+  const auto job = start(tiny("killed", 2, more));
+  job->expect_soon("step_000005");
+  const auto is_in_flight = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(path("killed"))) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(".step_") && name.ends_with(".tmp")) return true;
+    }
+    return false;
+  };
+  while (!is_in_flight() && !std::filesystem::exists(path("killed/step_000060"))) std::this_thread::yield();
+  kill(rank_process(*job, 1), SIGKILL);
+  EXPECT_NE(job->wait(), 0);
+  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
+  const Result rest = train("killed", 2, also(more, {"--resume"}));
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
+  EXPECT_FALSE(is_in_flight()) << "the unfinished folder is still there";
+  expect_same_run("killed", "whole", "step_000060");
 }
 
 TEST_F(ResumeTest, OnOtherRanksIsEqualWithinRounding) {

@@ -76,7 +76,7 @@ TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
   // Only the last answer keeps its thoughts.
   const ChatTemplate forgets("{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}", "t", "", "");
   EXPECT_THAT(refused(forgets, {answer, message("user", "c"), answer}), HasSubstr("message 0 changes"));
-  EXPECT_THAT(refused(strict, {message("user", "a")}), HasSubstr("no message of the assistant"));
+  EXPECT_THAT(refused(strict, json::array({message("user", "a")})), HasSubstr("no message of the assistant"));
   EXPECT_THAT(refused(strict, json::array()), HasSubstr("no list, or an empty one"));
   EXPECT_THAT(refused(strict, "hello"), HasSubstr("no list"));
   EXPECT_THAT(refused(strict, {{{"content", "a"}}}), HasSubstr("message 0 has no role"));

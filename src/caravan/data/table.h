@@ -24,8 +24,8 @@ inline constexpr const char* kWithoutTables =
     "datasets.load_dataset(FOLDER); or build with Apache Arrow: CARAVAN_DEPS=FOLDER, see HACKING.md";
 
 /// Gives `take` the text in column `field` of each row of the table `path`; "meta.text" is a member of a member. Rows
-/// without a value are left out. Uses the memory of one group of rows. Throws DataError naming `path` and the columns that
-/// there are if it has no such column of text, or is damaged, and for any table if this build reads none.
+/// without a value are left out. Uses the memory of one group of rows. Throws DataError naming `path` and the columns
+/// that there are if it has no such column of text, or is damaged, and for any table if this build reads none.
 void read_table(const std::filesystem::path& path, const std::string& field,
                 const std::function<void(std::string_view text)>& take);
 

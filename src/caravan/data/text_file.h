@@ -28,9 +28,9 @@ struct TextFormat {
 /// compressed with gzip or zstd, known by the first bytes. A table has one a row: see read_table.
 class TextFile {
  public:
-  /// JSON lines, tables and compressed files are written as plain text into `cache`, once. Throws DataError naming the file
-  /// (and the line) if it is missing, empty, damaged, not UTF-8 or of another known format; ResourceError if it cannot
-  /// be read or the cache not be written to.
+  /// JSON lines, tables and compressed files are written as plain text into `cache`, once. Throws DataError naming the
+  /// file (and the line) if it is missing, empty, damaged, not UTF-8 or of another known format; ResourceError if it
+  /// cannot be read or the cache not be written to.
   TextFile(const std::filesystem::path& path, const std::filesystem::path& cache, const TextFormat& format,
            DataObserver& observer);
 

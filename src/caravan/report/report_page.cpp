@@ -42,6 +42,22 @@ std::string table_of(const std::vector<std::pair<std::string, std::string>>& fac
   return "<table>\n" + rows + "</table>\n";
 }
 
+/// A bar for each kind.
+std::string memory_bars(const std::vector<std::pair<std::string, double>>& kinds) {
+  constexpr double kLeft = 230, kWidest = 500, kRow = 20;
+  double most = 1;
+  for (const auto& [name, bytes] : kinds) most = std::max(most, bytes);
+  std::string body;
+  double y = 0;
+  for (const auto& [name, bytes] : kinds) {
+    const double width = bytes / most * kWidest;
+    body += svg::words(kLeft - 8, y + 14, 12, name, "end") + svg::box(kLeft, y + 3, width, kRow - 6, "#90caf9") +
+            svg::words(kLeft + width + 6, y + 14, 12, format_bytes(static_cast<int64_t>(bytes)));
+    y += kRow;
+  }
+  return svg::document(kLeft + kWidest + 120, y + 4, body);
+}
+
 }  // namespace
 
 std::vector<Chart> charts_of(const RunLog& log, const std::string& axis) {
@@ -80,6 +96,8 @@ std::string report_page(const RunLog& log, const ReportFacts& facts) {
   std::string body = fmt::format("<h1>{}</h1>\n{}", svg::escaped(log.name()), table_of(facts.facts));
   body += "<h2>Curves</h2>\n";
   body += to_svg(charts_of(log));
+  if (!facts.memory.empty()) body += "<h2>Memory of a rank</h2>\n" + memory_bars(facts.memory);
+  if (!facts.timeline.empty()) body += "<h2>A step</h2>\n" + facts.timeline;
   if (!facts.schedule.empty()) body += "<h2>Schedule</h2>\n" + facts.schedule;
   if (!facts.samples.empty()) body += "<h2>Samples</h2>\n";
   for (const auto& [step, text] : facts.samples) {

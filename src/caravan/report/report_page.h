@@ -22,6 +22,8 @@ struct ReportFacts {
   std::vector<std::pair<std::string, std::string>> facts{};  ///< names and values, in order
   std::string recipe{};                                      ///< TOML
   std::string schedule{};                                    ///< SVG of a pipeline; "": none
+  std::string timeline{};                                    ///< SVG of a step (step_timeline); "": none
+  std::vector<std::pair<std::string, double>> memory{};      ///< bytes of a rank by kind
   std::vector<std::pair<int64_t, std::string>> samples{};    ///< texts, by step
 };
 

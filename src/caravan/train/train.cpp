@@ -60,6 +60,7 @@ class Run {
   void evaluate_into(StepMetrics& metrics);
   void await_data();
   void save(bool is_best = false);
+  void go_on();
   void published(const SavedCheckpoint& saved, bool is_best);
   void poll_save();
   void finish_save();
@@ -436,6 +437,15 @@ void Run::sample() {
 }
 
 void Run::go() {
+  try {
+    go_on();
+  } catch (const NumericsError&) {  // of the same step on every rank: nothing is wrong with what is being saved
+    if (!async_) finish_save();
+    throw;
+  }
+}
+
+void Run::go_on() {
   observer().started({.first_step = state_->step,
                       .last_step = end_,
                       .notes = place_.notes,
