@@ -218,7 +218,7 @@ TEST(Checkpoint, WrittenInTheBackgroundIsTheSame) {
         std::vector<CheckpointPiece> pieces = invariant_pieces(own, mesh);
         CheckpointInfo info = kInfo;
         info.step = step;
-        background.begin(run.path(), info, pieces, 0);
+        background.begin(run.path(), info, pieces);
         for (CheckpointPiece& piece : pieces) piece.tensor.fill_(-1);
         EXPECT_TRUE(background.is_running());
         while (step == 5 && !background.poll()) std::this_thread::yield();
@@ -249,7 +249,7 @@ TEST(Checkpoint, WhatCannotBeWrittenInTheBackgroundIsAnErrorOnEveryRank) {
     if (mesh.rank() == 1) {
       for (CheckpointPiece& piece : pieces) piece.box.size = {int64_t{1} << 58};
     }
-    background.begin(run.path(), kInfo, pieces, 2);
+    background.begin(run.path(), kInfo, pieces);
     messages[mesh.rank()] = message_of<ResourceError>([&] {
       while (!background.poll()) std::this_thread::yield();
     });
@@ -264,7 +264,7 @@ TEST(Checkpoint, ASaveThatIsGivenUpLeavesNothing) {
   const TemporaryFolder run;
   on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
     BackgroundSave background(mesh.world());
-    background.begin(run.path(), kInfo, invariant_pieces({{"w", at::ones({1 << 20})}}, mesh), 2);
+    background.begin(run.path(), kInfo, invariant_pieces({{"w", at::ones({1 << 20})}}, mesh));
   });
   EXPECT_THAT(entries(run.path()), ::testing::IsEmpty());
 }

@@ -112,11 +112,12 @@ std::string save(const fs::path& run, int64_t step, int64_t keep, int ranks = 1,
   std::string warning;
   on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
     BackgroundSave background(mesh.world());
-    if (in_background) background.begin(run, info, invariant_pieces(tensors, mesh), keep);
+    if (in_background) background.begin(run, info, invariant_pieces(tensors, mesh));
     const SavedCheckpoint saved = in_background
                                       ? background.finish()
                                       : save_checkpoint(run, info, invariant_pieces(tensors, mesh), mesh.world(), keep);
     EXPECT_EQ(saved.folder, run / checkpoint_name(step));
+    if (in_background && mesh.rank() == 0) background.prune(run, keep);
     if (mesh.rank() == 0) warning = saved.warning;
   });
   return warning;

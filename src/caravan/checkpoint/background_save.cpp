@@ -2,7 +2,7 @@
 
 #include <atomic>
 #include <future>
-#include <thread>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -16,7 +16,6 @@ struct BackgroundSave::Running {
   std::filesystem::path run;
   std::filesystem::path aside;
   CheckpointInfo info;
-  int64_t keep = 0;
   std::vector<CheckpointPiece> pieces;
   std::promise<std::string> shard;
   std::atomic<bool> is_written = false;
@@ -57,13 +56,13 @@ std::vector<CheckpointPiece> BackgroundSave::copied(const std::vector<const Chec
 }
 
 void BackgroundSave::begin(const std::filesystem::path& run, CheckpointInfo info,
-                           const std::vector<CheckpointPiece>& pieces, int64_t keep) {
+                           const std::vector<CheckpointPiece>& pieces) {
   const at::NoGradGuard no_grad;
+  if (pruning_.joinable()) pruning_.join();  // it removes unfinished folders
   auto running = std::make_unique<Running>();
   running->run = run;
   running->aside = begin_save(run, info.step, world_);
   running->info = std::move(info);
-  running->keep = keep;
   running->pieces = copied(my_share(pieces));
   running->thread = std::jthread([save = running.get(), rank = world_.rank()](const std::stop_token& stop) {
     std::vector<const CheckpointPiece*> mine;
@@ -87,8 +86,15 @@ std::optional<SavedCheckpoint> BackgroundSave::poll() {
 
 SavedCheckpoint BackgroundSave::finish() {
   const std::unique_ptr<Running> save = std::move(running_);
-  return end_save(save->run, save->aside, save->info, world_, save->keep,
-                  [&] { return save->shard.get_future().get(); });
+  SavedCheckpoint saved =
+      end_save(save->run, save->aside, save->info, world_, [&] { return save->shard.get_future().get(); });
+  if (!pruning_.joinable()) saved.warning = std::exchange(warning_, "");
+  return saved;
+}
+
+void BackgroundSave::prune(const std::filesystem::path& run, int64_t keep) {
+  if (pruning_.joinable()) pruning_.join();
+  pruning_ = std::jthread([this, run, keep] { warning_ = prune_or_warn(run, keep); });
 }
 
 }  // namespace caravan

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "caravan/checkpoint/checkpoint.h"
@@ -23,14 +25,16 @@ class BackgroundSave {
 
   /// Copies and returns; the pieces may change afterwards. Finish an earlier save first. Throws ResourceError on every
   /// rank if the folder cannot be made.
-  void begin(const std::filesystem::path& run, CheckpointInfo info, const std::vector<CheckpointPiece>& pieces,
-             int64_t keep);
+  void begin(const std::filesystem::path& run, CheckpointInfo info, const std::vector<CheckpointPiece>& pieces);
   bool is_running() const noexcept { return running_ != nullptr; }
   /// The checkpoint, if all ranks have written it meanwhile. Sends 8 bytes a rank. Throws as save_checkpoint on every
   /// rank if one could not write.
   std::optional<SavedCheckpoint> poll();
   /// Waits for it.
   SavedCheckpoint finish();
+  /// Removes all but the `keep` newest checkpoints, as prune_checkpoints, in the background: rank 0 calls it after a
+  /// save. What it could not remove is the warning of the next save.
+  void prune(const std::filesystem::path& run, int64_t keep);
 
  private:
   struct Running;
@@ -39,6 +43,8 @@ class BackgroundSave {
   Communicator& world_;
   at::Tensor buffer_;  ///< of the copies; grows
   std::unique_ptr<Running> running_;
+  std::string warning_;   ///< of pruning_
+  std::jthread pruning_;  ///< last: it uses the others
 };
 
 }  // namespace caravan

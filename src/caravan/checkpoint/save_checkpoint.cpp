@@ -124,19 +124,6 @@ std::vector<std::string> all_or_none(Communicator& world, const std::function<st
   return gather_texts(world, mine, "checkpoint");
 }
 
-/// The new checkpoint exists by now, so a failure does not end the run. Returns it as a warning.
-std::string try_prune(const fs::path& run, int64_t keep) {
-  try {
-    prune_checkpoints(run, keep);
-  } catch (const Error& error) {
-    const ErrorText& text = error.text();
-    return fmt::format("older checkpoints were not removed: {}: {}", text.subject, text.fact);
-  } catch (const std::exception& error) {
-    return fmt::format("older checkpoints were not removed: {}", error.what());
-  }
-  return "";
-}
-
 /// The axes on which the ranks hold the same piece of a tensor of this layout.
 std::vector<MeshAxis> replica_axes(const Layout& layout, const Mesh& mesh) {
   std::vector<MeshAxis> axes;
@@ -175,6 +162,18 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
   return piece;
 }
 
+std::string prune_or_warn(const fs::path& run, int64_t keep) {
+  try {
+    prune_checkpoints(run, keep);
+  } catch (const Error& error) {
+    const ErrorText& text = error.text();
+    return fmt::format("older checkpoints were not removed: {}: {}", text.subject, text.fact);
+  } catch (const std::exception& error) {
+    return fmt::format("older checkpoints were not removed: {}", error.what());
+  }
+  return "";
+}
+
 fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
   const auto asides =
       all_or_none(world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
@@ -182,7 +181,7 @@ fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
 }
 
 SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const CheckpointInfo& info, Communicator& world,
-                         int64_t keep, const std::function<std::string()>& shard) {
+                         const std::function<std::string()>& shard) {
   const fs::path target = run / checkpoint_name(info.step);
   const bool is_first = world.rank() == 0;
   try {
@@ -200,13 +199,16 @@ SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const Check
     if (is_first) fs::remove_all(aside, error);
     throw;
   }
-  return {.folder = target, .warning = is_first ? try_prune(run, keep) : ""};
+  return {.folder = target};
 }
 
 SavedCheckpoint save_checkpoint(const fs::path& run, const CheckpointInfo& info,
                                 const std::vector<CheckpointPiece>& pieces, Communicator& world, int64_t keep) {
   const fs::path aside = begin_save(run, info.step, world);
-  return end_save(run, aside, info, world, keep, [&] { return write_shard(aside, my_share(pieces), world.rank()); });
+  SavedCheckpoint saved =
+      end_save(run, aside, info, world, [&] { return write_shard(aside, my_share(pieces), world.rank()); });
+  if (world.rank() == 0) saved.warning = prune_or_warn(run, keep);
+  return saved;
 }
 
 }  // namespace caravan

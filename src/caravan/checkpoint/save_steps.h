@@ -26,7 +26,10 @@ std::string write_shard(const std::filesystem::path& folder, const std::vector<c
 /// Publishes the checkpoint once all ranks have their shard() on disk. Throws on every rank what it throws on one, as
 /// ResourceError; then nothing new is left.
 SavedCheckpoint end_save(const std::filesystem::path& run, const std::filesystem::path& aside,
-                         const CheckpointInfo& info, Communicator& world, int64_t keep,
-                         const std::function<std::string()>& shard);
+                         const CheckpointInfo& info, Communicator& world, const std::function<std::string()>& shard);
+
+/// prune_checkpoints by rank 0, after a save. The new checkpoint exists by then, so a failure does not end the run:
+/// returns it as a warning.
+std::string prune_or_warn(const std::filesystem::path& run, int64_t keep);
 
 }  // namespace caravan

@@ -386,7 +386,7 @@ void Run::save(bool is_best) {
   saved_step_ = state_->step;
   if (background_) {
     finish_save();
-    background_->begin(place_.folder, state_->info(train_windows_), state_->pieces(), recipe_.checkpoint.keep);
+    background_->begin(place_.folder, state_->info(train_windows_), state_->pieces());
     is_best_ = is_best;
   } else {
     published(state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_), is_best);
@@ -398,6 +398,7 @@ void Run::published(const SavedCheckpoint& saved, bool is_best) {
   observer().saved(shown(saved.folder));
   if (!saved.warning.empty()) observer().warned(saved.warning);
   if (is_best && is_first()) best_->mark(step_of(saved.folder));
+  if (background_ && is_first()) background_->prune(place_.folder, recipe_.checkpoint.keep);
 }
 
 /// Waits for a save in the background.
