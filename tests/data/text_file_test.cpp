@@ -78,6 +78,8 @@ TEST_F(TextFileTest, BadLinesAreNamedOrCounted) {
   }
   EXPECT_THAT(refusal("all.jsonl", "{}\n{}\n", {.skips_bad_lines = true}), HasSubstr("all its 2 lines are bad"));
   EXPECT_THAT(refusal("deep.jsonl", "{\"a\": {\"b\": 1}}", {.field = "a.c"}), HasSubstr("has no field a.c, but b"));
+  EXPECT_THAT(refusal("list.jsonl", "{\"a\": [1]}", {.field = "a.c"}),
+              AllOf(HasSubstr("has no field a.c"), Not(HasSubstr("but"))));
 }
 
 TEST_F(TextFileTest, WhatTheCacheHasIsReadAgainOrMadeAgain) {

@@ -61,7 +61,9 @@ const nlohmann::json& json_field(const nlohmann::json& object, const std::string
     const auto found = at->is_object() ? at->find(name) : at->end();
     if (found == at->end()) {
       std::vector<std::string> names;
-      for (const auto& item : at->items()) names.push_back(at->is_object() ? item.key() : "");
+      if (at->is_object()) {
+        for (const auto& item : at->items()) names.push_back(item.key());
+      }
       refuse(file, number,
              names.empty() ? fmt::format("has no field {}", field)
                            : fmt::format("has no field {}, but {}", field, join(names)),

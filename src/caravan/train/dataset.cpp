@@ -10,6 +10,7 @@
 #include "caravan/base/text.h"
 #include "caravan/data/bpe_trainer.h"
 #include "caravan/data/cache.h"
+#include "caravan/data/chat_template.h"
 #include "caravan/data/text_paths.h"
 #include "caravan/train/dataset_parts.h"
 
@@ -309,6 +310,11 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   }
   if (!data.validation.empty()) all_validation = open(data.validation).train;
 
+  std::vector<std::string> chats;  // as the tokenizer sees them, without their answers' places
+  if (data.has_chats() && data.tokenizer.empty()) {
+    for (const std::string_view chat : all_train) chats.push_back(RenderedChat::from_json(chat).text);
+    all_train.assign(chats.begin(), chats.end());
+  }
   Tokenizer tokenizer = open_tokenizer(data, folders, all_train, observer);
   std::vector<Dataset::Text> train;
   for (size_t i = 0; i < sources.size(); ++i) {
