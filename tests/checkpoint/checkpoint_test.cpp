@@ -221,6 +221,7 @@ TEST(Checkpoint, WrittenInTheBackgroundIsTheSame) {
         background.begin(run.path(), info, pieces);
         for (CheckpointPiece& piece : pieces) piece.tensor.fill_(-1);
         EXPECT_TRUE(background.is_running());
+        EXPECT_THROW(background.begin(run.path(), info, pieces), InternalError);
         while (step == 5 && !background.poll()) std::this_thread::yield();
         if (background.is_running()) {
           EXPECT_EQ(background.finish().folder, run / checkpoint_name(step));

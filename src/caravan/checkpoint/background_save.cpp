@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/error.h"
 #include "caravan/checkpoint/save_steps.h"
 #include "caravan/comm/agree.h"
 
@@ -57,6 +58,7 @@ std::vector<CheckpointPiece> BackgroundSave::copied(const std::vector<const Chec
 
 void BackgroundSave::begin(const std::filesystem::path& run, CheckpointInfo info,
                            const std::vector<CheckpointPiece>& pieces) {
+  if (running_ != nullptr) throw InternalError({"checkpoint", run.string(), "an earlier save is not finished", "", ""});
   const at::NoGradGuard no_grad;
   if (pruning_.joinable()) pruning_.join();  // it removes unfinished folders
   auto running = std::make_unique<Running>();
