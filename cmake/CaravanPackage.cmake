@@ -5,12 +5,13 @@ set(CPACK_PACKAGE_VENDOR "Caravan")
 set(CPACK_PACKAGE_CONTACT "the developers of Caravan <caravan@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "trains large models over many processes, on libtorch ${Libtorch_VERSION}")
 set(CPACK_PACKAGE_DESCRIPTION "A command and a C++20 library for training over processes and hosts: data, tensor,\n\
- sequence, expert and pipeline parallelism that compose. libtorch ${Libtorch_VERSION} is not part of it: set\n\
- LD_LIBRARY_PATH to its lib folder, unless it is where it was at build time.")
+sequence, expert and pipeline parallelism that compose. libtorch ${Libtorch_VERSION} is not part of it: set\n\
+LD_LIBRARY_PATH to its lib folder, unless it is where it was at build time.")
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, mpich")  # of the back-end mpi, which is loaded by name
 
 # The packages of the shared libraries, by the files that were linked.
 find_program(CARAVAN_DPKG_QUERY dpkg-query)

@@ -68,6 +68,10 @@ TEST_F(ReportTest, WhatIsWrongIsNamed) {
     EXPECT_THAT(result.err, HasSubstr(part));
   };
   refused({"report", path("run"), "--trace", path("run/train.log")}, 3, "is no trace");
+  for (const char* events : {"1", "{\"pid\": \"a\", \"args\": {}}", "{\"name\": \"process_name\", \"pid\": 0}"}) {
+    file("bad.json", std::string("{\"traceEvents\": [") + events + "]}");
+    refused({"report", path("run"), "--trace", path("bad.json")}, 3, "has an event");
+  }
   refused({"plot", path("none")}, 3, "has no train.log");
   refused({"plot", path("run"), "--of", "los"}, 2, "the nearest is 'loss'");
   refused({"plot", path("run"), "--over", "stepp"}, 2, "use 'step'");

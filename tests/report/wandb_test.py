@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 source = pathlib.Path(sys.argv[1])
 program = re.search(r"```python\n(.*?)```", (source / "docs/seeing.md").read_text(), re.S).group(1)
@@ -21,10 +22,12 @@ with tempfile.TemporaryDirectory() as name:
     (run / "recipe.toml").write_text("[train]\nsteps = 3\n")
     log = run / "train.log"
     lines = [json.dumps({"step": step, "loss": 3.5 - step, "lr": 0.1}) + "\n" for step in (1, 2, 3)]
-    log.write_text(lines[0] + '{"resumed_after": 1, "changed": []}\n' + lines[1] + lines[2][:9])
+    # Half of a line, of two-byte characters, is there for a while.
+    log.write_text(lines[0] + '{"resumed_after": 1, "changed": []}\n' + lines[1] + '{"text": "\u00e9\u00e9\u00e9')
     following = subprocess.Popen([sys.executable, "follow.py", str(run)], cwd=folder)
+    time.sleep(1.5)
     with log.open("a") as rest:
-        rest.write(lines[2][9:])
+        rest.write('"}\n' + lines[2])
     assert following.wait(timeout=30) == 0
     calls = [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
     assert calls[0] == {"project": "caravan", "name": "my-1", "config": {"train": {"steps": 3}}}, calls[0]

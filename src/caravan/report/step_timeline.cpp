@@ -47,6 +47,8 @@ std::map<int, RankRows> read_spans(const std::filesystem::path& file) {
   }
   std::map<int, RankRows> ranks;
   for (const json& event : root["traceEvents"]) {
+    const bool has_args = event.is_object() && event.contains("args") && event["args"].is_object();
+    if (!has_args) refuse_trace(file, "has an event that is none of a trace");
     const int rank = event.value("pid", 0);
     if (rank >= kMostTimelineRanks) continue;
     auto& [row_name, spans] = ranks[rank].rows[event.value("tid", 0)];
@@ -107,7 +109,12 @@ std::string draw_row(const std::string& row, const std::vector<DrawnSpan>& spans
 }  // namespace
 
 std::string step_timeline(const std::filesystem::path& trace) {
-  const std::map<int, RankRows> ranks = read_spans(trace);
+  std::map<int, RankRows> ranks;
+  try {
+    ranks = read_spans(trace);
+  } catch (const json::exception&) {
+    refuse_trace(trace, "has an event with values of other types");
+  }
   const DrawnSpan step = last_step(ranks, trace);
   std::string body =
       svg::words(kSpansLeft, 14, 12, fmt::format("{}, {:.1f} ms", step.name, (step.end_us - step.begin_us) / 1e3));
