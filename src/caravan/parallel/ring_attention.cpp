@@ -12,6 +12,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
 #include "caravan/nn/fused_attention.h"
 #include "caravan/parallel/ring_schedule.h"
