@@ -1,0 +1,38 @@
+#include "caravan/base/path_log.h"
+
+namespace caravan {
+namespace {
+
+thread_local PathLog* current_log = nullptr;
+
+}  // namespace
+
+double PathLog::take(std::string_view path) {
+  const std::lock_guard lock(mutex_);
+  const auto count = counts_.find(path);
+  if (count == counts_.end()) {
+    counts_.emplace(path, 1);
+  } else {
+    ++count->second;
+  }
+  const auto factor = planted_.find(path);
+  return factor == planted_.end() ? 1 : factor->second;
+}
+
+PathCounts PathLog::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {counts_.begin(), counts_.end()};
+}
+
+void PathLog::clear() {
+  const std::lock_guard lock(mutex_);
+  counts_.clear();
+}
+
+PathLog* PathLog::current() noexcept { return current_log; }
+
+PathScope::PathScope(PathLog* log) noexcept : before_(current_log) { current_log = log; }
+
+PathScope::~PathScope() { current_log = before_; }
+
+}  // namespace caravan
