@@ -11,6 +11,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
+#include "caravan/base/path_log.h"
 #include "caravan/base/trace.h"
 #include "caravan/comm/checks.h"
 #include "caravan/comm/operations.h"
@@ -200,6 +201,11 @@ bool Communicator::prepare(Operation& operation) {
   }
   operation.sequence = counter_of(operation)++;
   if (TraceLog* trace = TraceLog::current()) begin_span(operation, *trace);
+  const bool has_result = operation.verb != Verb::send && operation.verb != Verb::barrier;
+  if (PathLog* paths = has_result ? PathLog::current() : nullptr) {
+    operation.planted =
+        paths->take(fmt::format("{} {} {}", backend(), caravan::name(operation.verb), caravan::name(operation.dtype)));
+  }
   return true;
 }
 

@@ -6,11 +6,33 @@
 #include "caravan/base/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
+#include "caravan/base/half.h"
 
 namespace caravan {
+namespace {
+
+/// Multiplies floating-point elements in host memory; integers stay as they are.
+void multiply(const Buffer& buffer, double factor) noexcept {
+  if (buffer.data == nullptr || buffer.device.kind != DeviceKind::cpu) return;
+  const auto each = [&](auto tag, const auto& product) {
+    auto* element = static_cast<decltype(tag)*>(buffer.data);
+    for (int64_t i = 0; i < buffer.count; ++i) element[i] = product(element[i]);
+  };
+  const auto narrow = [&](auto value) { return static_cast<float>(to_float(value) * factor); };
+  switch (buffer.dtype) {
+    case Dtype::fp32: return each(float{}, [&](float x) { return static_cast<float>(x * factor); });
+    case Dtype::fp64: return each(double{}, [&](double x) { return x * factor; });
+    case Dtype::bf16: return each(shared::Bf16{}, [&](shared::Bf16 x) { return shared::to_bf16(narrow(x)); });
+    case Dtype::fp16: return each(shared::Fp16{}, [&](shared::Fp16 x) { return shared::to_fp16(narrow(x)); });
+    default: return;
+  }
+}
+
+}  // namespace
 
 void Operation::set_complete(std::exception_ptr failure) noexcept {
   complete = true;
+  if (planted != 1 && failure == nullptr) multiply(out, planted);
   if (flight != nullptr) flight->end(flight_number, failure == nullptr ? FlightState::done : FlightState::failed);
   if (trace != nullptr) trace->end(trace_span);
   error = std::move(failure);

@@ -37,6 +37,8 @@ struct Operation {
   std::shared_ptr<TraceLog> trace;  ///< that has a span from the issue to the completion; null: none
   size_t trace_span = 0;
 
+  double planted = 1;  ///< a fault for tests of proofs (PathLog): completion multiplies `out` by it
+
   bool complete = false;
   std::exception_ptr error;             ///< set with complete
   std::shared_ptr<void> keep_alive;     ///< the tensors behind the buffers

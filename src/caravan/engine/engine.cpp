@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/path_log.h"
 #include "caravan/base/trace.h"
 #include "caravan/engine/agreement.h"
 
@@ -25,6 +26,22 @@ at::Tensor no_gradient(const Parameter& parameter) {
 }
 
 const std::string& name_of(const Units& units, int unit) { return units.units[static_cast<size_t>(unit)].name; }
+
+std::string_view path_of(Action::Kind kind) {
+  switch (kind) {
+    case Action::Kind::forward: return "schedule: forward";
+    case Action::Kind::recompute: return "schedule: recompute";
+    case Action::Kind::backward: return "schedule: backward";
+    case Action::Kind::weight: return "schedule: weight gradients";
+    case Action::Kind::gather: return "schedule: gather";
+    case Action::Kind::free: return "schedule: free";
+    case Action::Kind::reduce: return "schedule: reduce";
+    case Action::Kind::send: return "schedule: send";
+    case Action::Kind::recv: return "schedule: recv";
+    case Action::Kind::update: return "schedule: update";
+  }
+  return "schedule: ?";
+}
 
 std::string_view pass_name(Action::Kind kind) {
   if (kind == Action::Kind::forward) return "forward";
@@ -270,6 +287,7 @@ bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.
 
 void Engine::reach(const Action& event) {
   check_present();
+  take_path(path_of(event.kind));
   if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
   if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
   if (event.kind == Action::Kind::backward) {
@@ -294,6 +312,7 @@ void Engine::reach(const Action& event) {
 }
 
 void Engine::perform(const Action& entry) {
+  take_path(path_of(entry.kind));
   switch (entry.kind) {
     case Action::Kind::gather: leaves_->gather(entry.unit); break;
     case Action::Kind::free: leaves_->free(entry.unit); break;

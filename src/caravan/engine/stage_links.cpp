@@ -10,6 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/path.h"
 
 namespace caravan {
 namespace {
@@ -40,10 +41,11 @@ FlatCell StageLinks::cell(int from, int to) const {
 /// staging buffers, which this rank would have to fill again and again.
 StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call) {
   const at::NoGradGuard no_grad;
+  const std::string path = fmt::format("stage link of {}", call.what);
   Works works;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    at::Tensor flat = tensor.contiguous().view({-1});
+    at::Tensor flat = taken(path, tensor.contiguous().view({-1}));
     if (to_send_ && flat.is_cpu()) flat = to_send_->take(flat.numel(), flat.scalar_type()).copy_(flat);
     works.push_back(start(cell, flat, flat, call));
   }

@@ -16,6 +16,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/fused_attention.h"
 #include "caravan/nn/ops.h"
 
@@ -137,7 +138,7 @@ at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k,
                              .index = {checked_index(context, Dim::batch, q.size(0), name()),
                                        checked_index(context, Dim::head, q.size(1), name()), sequence,
                                        DimIndex(0, k.size(2), sequence.global(q.size(2)))}});
-  return attention_product(weights, repeated(v));
+  return taken("attention with dropout", attention_product(weights, repeated(v)));
 }
 
 Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)

@@ -13,6 +13,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/dispatch.h"
 #include "caravan/nn/ops.h"
 #include "caravan/nn/product.h"
@@ -229,7 +230,10 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       }
       if (task.share != nullptr) task.share->add_product(logits.t(), rows.t());
     }
-    return loss;
+    const double factor = take_path(chunk < tokens ? "fused cross-entropy in chunks" : "fused cross-entropy");
+    if (factor != 1 && task.grad_hidden) hidden_gradient.mul_(factor);
+    if (task.reduction != nullptr) take_path("cross-entropy over a split vocabulary");
+    return loss * factor;
   }
 };
 

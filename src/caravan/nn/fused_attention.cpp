@@ -1,7 +1,10 @@
 #include "caravan/nn/fused_attention.h"
 
 #include <limits>
+#include <string>
 
+#include <ATen/SDPBackend.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/bmm.h>
@@ -11,7 +14,9 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
+#include "caravan/module/path.h"
 #include "caravan/nn/dispatch.h"
 #include "caravan/nn/product.h"
 
@@ -21,6 +26,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+// torch's attention by two products and a softmax
+constexpr auto kMathKernel = static_cast<int64_t>(at::SDPBackend::math);
 
 at::Tensor to_fp32(const at::Tensor& x) { return x.to(at::kFloat); }
 
@@ -38,6 +46,7 @@ struct AttentionInFp32 : Function<AttentionInFp32> {
     auto [wide, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
         to_fp32(q), repeated(to_fp32(k), group), repeated(to_fp32(v), group), 0.0, is_causal, bias);
     at::Tensor out = wide.to(q.scalar_type());
+    take_path(bias.has_value() ? "fused attention in fp32 (masked)" : "fused attention in fp32", out);
     ctx->save_for_backward({q, k, v, out, log_sum_exp, bias.value_or(at::Tensor())});
     ctx->saved_data["is_causal"] = is_causal;
     return out;
@@ -50,6 +59,7 @@ struct AttentionInFp32 : Function<AttentionInFp32> {
     const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         to_fp32(grads[0]), to_fp32(saved[0]), repeated(to_fp32(saved[1]), group), repeated(to_fp32(saved[2]), group),
         to_fp32(saved[3]), saved[4], 0.0, ctx->saved_data["is_causal"].toBool(), bias);
+    take_path("fused attention backward in fp32", dq);
     const auto rounded = [type = saved[0].scalar_type()](const at::Tensor& x) { return x.to(type); };
     return {rounded(dq), rounded(summed(dk, group)), rounded(summed(dv, group)), {}, {}};
   }
@@ -61,6 +71,7 @@ struct CausalAttention : Function<CausalAttention> {
     auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(q.transpose(1, 2), k.transpose(1, 2),
                                                                               v.transpose(1, 2), 0.0, true);
     out = out.transpose(1, 2);
+    take_path("fused attention", out);
     ctx->save_for_backward({q, k, v, out, log_sum_exp});
     return out;
   }
@@ -71,6 +82,7 @@ struct CausalAttention : Function<CausalAttention> {
     const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         by_head(grads[0]), by_head(saved[0]), by_head(saved[1]), by_head(saved[2]), by_head(saved[3]), saved[4], 0.0,
         true);
+    take_path("fused attention backward", dq);
     return {by_head(dq), by_head(dk), by_head(dv)};
   }
 };
@@ -115,6 +127,11 @@ at::Tensor for_kernel(const at::Tensor& x, at::ScalarType type, int64_t group = 
   return repeated(x.to(type).transpose(1, 2), group);
 }
 
+/// One path for each way in which a block is called.
+std::string block_path(const char* what, bool is_masked, bool is_causal) {
+  return fmt::format("{} of {} block{}", what, is_causal ? "own" : "another", is_masked ? " (masked)" : "");
+}
+
 std::optional<at::Tensor> bias_of(const std::optional<at::Tensor>& mask, at::ScalarType type) {
   if (!mask.has_value()) return std::nullopt;
   return added_to_scores(*mask, type == at::kDouble ? at::kDouble : at::kFloat);
@@ -139,6 +156,7 @@ AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const a
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group), 0.0, is_causal, bias_of(mask, type));
   out = out.transpose(1, 2).to(block_type(q));
+  take_path(block_path("ring attention", mask.has_value(), is_causal), out);
   if (mask.has_value()) {  // the kernel gives 0 for both where nothing is visible
     const at::Tensor sees_nothing = mask->any(-1).logical_not();
     log_sum_exp.masked_fill_(sees_nothing, -std::numeric_limits<double>::infinity());
@@ -155,6 +173,7 @@ BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, 
   const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       for_kernel(gradient, type), for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group),
       for_kernel(all.out, type), all.log_sum_exp, 0.0, is_causal, bias_of(mask, type));
+  take_path(block_path("ring attention backward", mask.has_value(), is_causal), dq);
   const auto finished = [&](const at::Tensor& x, int64_t of) {
     return summed(x.to(block_type(q)), of).transpose(1, 2).contiguous();
   };
@@ -175,7 +194,12 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const std::optional<at::Tensor>& mask, bool is_causal) {
   if (!attends_in_fp32(q) || q.numel() == 0 || k.numel() == 0) {
     const bool is_grouped = q.size(1) != k.size(1);
-    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
+    const at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
+    if (PathLog::current() == nullptr) return out;
+    const bool is_flash = at::_fused_sdp_choice(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped) != kMathKernel;
+    return taken(
+        fmt::format("torch's attention {}{}", is_flash ? "fused" : "in products", mask.has_value() ? " (masked)" : ""),
+        out);
   }
   const auto bias = mask.has_value() ? std::optional(added_to_scores(*mask)) : std::nullopt;
   return AttentionInFp32::apply(q, k, v, bias, is_causal);

@@ -22,6 +22,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/processor.h"
 #include "caravan/base/text.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/deposit.h"
 
 /// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
@@ -109,11 +110,22 @@ at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const st
   return wide_bias.has_value() ? at::addmm(*wide_bias, widened(a), widened(b).t()) : at::mm(widened(a), widened(b).t());
 }
 
+/// "product dx by onednn", "product forward by torch in BFloat16".
+std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
+  const bool is_fp32 = a.scalar_type() == at::kFloat;
+  const std::string_view library = chosen ? name(in_use().second.library(kind)) : "torch";
+  return fmt::format("product {} by {}{}", name(kind), library,
+                     is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
+}
+
 /// a b^T + bias: as chosen, or as autograd has it for at::linear.
 at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind) {
-  if (chosen) return multiply_as_chosen(a, b, bias, kind);
-  return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
+  const at::Tensor result = chosen             ? multiply_as_chosen(a, b, bias, kind)
+                            : bias.has_value() ? at::addmm(*bias, a, b.t())
+                                               : at::mm(a, b.t());
+  if (PathLog::current() != nullptr) take_path(path_of(chosen, a, kind), result);
+  return result;
 }
 
 void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
@@ -142,6 +154,13 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
 
 void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
                     ProductKind kind) {
+  if (PathLog* paths = PathLog::current()) {
+    const double factor = paths->take(path_of(chosen, a, kind) + " into a sum");
+    if (factor != 1) {
+      const PathScope uncounted(nullptr);
+      return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind) * factor);
+    }
+  }
   if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
   const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
   const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();

@@ -11,6 +11,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/module/layout_table.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/expert_rows.h"
 #include "caravan/nn/experts.h"
 #include "caravan/parallel/expert_parallel.h"
@@ -41,6 +42,7 @@ at::Tensor exchanged(const at::Tensor& rows, const Exchange& exchange) {
   all_to_all_async(exchange.axis.comm(), rows.contiguous(), result, elements(exchange.sent),
                    elements(exchange.received), "tokens of experts")
       .wait();
+  take_path("expert exchange", result);
   return result;
 }
 

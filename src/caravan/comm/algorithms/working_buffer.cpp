@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 
 namespace caravan::algorithms {
 namespace {

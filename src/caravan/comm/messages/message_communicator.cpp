@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/path_log.h"
 #include "caravan/comm/algorithms/problem.h"
 #include "caravan/comm/call_errors.h"
 #include "caravan/comm/members.h"
@@ -111,7 +112,12 @@ void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
   } else if (operation->verb == Verb::recv) {
     enqueue(thread_of(*operation), std::make_shared<RecvTask>(group_, operation));
   } else {
-    enqueue(thread_of(*operation), std::make_shared<Collective>(group_, operation, choose(*operation)));
+    const algorithms::Choice choice = choose(*operation);
+    if (PathLog* paths = operation->verb != Verb::barrier ? PathLog::current() : nullptr) {
+      operation->planted *= paths->take(
+          fmt::format("{} {} by {}", backend(), caravan::name(operation->verb), algorithms::name(choice.algorithm)));
+    }
+    enqueue(thread_of(*operation), std::make_shared<Collective>(group_, operation, choice));
   }
 }
 
@@ -269,7 +275,10 @@ std::shared_ptr<Communicator> MessageCommunicator::split(std::span<const int> me
     part.id = result->id;
     engine_->ids().take(part.id);
   }
-  return std::make_shared<MessageCommunicator>(engine_, std::move(part), child_lineage(sequence, members.front()));
+  auto child =
+      std::make_shared<MessageCommunicator>(engine_, std::move(part), child_lineage(sequence, members.front()));
+  child->algorithms_ = algorithms_;
+  return child;
 }
 
 }  // namespace caravan::messages

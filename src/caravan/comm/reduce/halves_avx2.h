@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <immintrin.h>
 
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 
 namespace caravan::shared {
 namespace {

@@ -5,7 +5,7 @@
 #include <arm_neon.h>
 #include <cstddef>
 
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 
 namespace caravan::shared {
 namespace {

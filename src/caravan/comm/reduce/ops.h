@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 
 namespace caravan::shared {
 namespace {
