@@ -17,6 +17,7 @@
 #include "apps/caravan/ranks.h"
 #include "apps/caravan/run_main.h"
 #include "caravan/base/error.h"
+#include "caravan/prove/proof_recipe.h"
 
 namespace caravan::app {
 namespace {
@@ -61,6 +62,11 @@ void shorten_openmp_spinning() {
 int run(const CommandLine& line, int argc, char** argv) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train, argc, argv);
+    case CommandLine::Command::prove: {
+      std::string note;
+      return start(plan_proof(load_recipe_to_prove(line.prove.recipe, line.prove.overrides, note)), "prove", argc,
+                   argv);
+    }
     case CommandLine::Command::evaluate:
       return start(plan_ranks(line.evaluate.ranks, "", /*default_ranks=*/1), "evaluate", argc, argv);
     case CommandLine::Command::run: return run_program(line.run);

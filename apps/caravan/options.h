@@ -80,6 +80,7 @@ struct ImportArguments {
 struct ProveArguments {
   std::string recipe;  ///< file; "": the default recipe
   std::vector<std::string> overrides;
+  std::vector<std::string> planted;  ///< faults: "fused attention=1.01"
 };
 
 struct InspectArguments {

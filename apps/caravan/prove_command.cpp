@@ -1,43 +1,134 @@
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include <fmt/format.h>
 
 #include "apps/caravan/commands.h"
+#include "apps/caravan/ranks.h"
 #include "caravan/base/error.h"
 #include "caravan/base/runtime.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/selection.h"
+#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/comm/store/rendezvous.h"
-#include "caravan/prove/prove.h"
-#include "caravan/train/recipe.h"
+#include "caravan/comm/store/startup.h"
+#include "caravan/comm/world.h"
+#include "caravan/measure/host.h"
+#include "caravan/prove/prove_recipe.h"
+#include "caravan/train/agreement.h"
 
 namespace caravan::app {
+namespace {
+
+/// PATH=FACTOR; names of paths contain no '='.
+std::map<std::string, double, std::less<>> planted_factors(const std::vector<std::string>& texts) {
+  std::map<std::string, double, std::less<>> planted;
+  for (const std::string& text : texts) {
+    const size_t equals = text.rfind('=');
+    char* end = nullptr;
+    const double factor = equals == std::string::npos ? 0 : std::strtod(text.c_str() + equals + 1, &end);
+    if (equals == std::string::npos || end == text.c_str() + equals + 1 || *end != '\0' || !std::isfinite(factor)) {
+      throw UsageError({"command line", "--plant", fmt::format("'{}' is not PATH=FACTOR", text), "",
+                        "name a path that `caravan prove` prints, such as \"fused attention=1.01\""});
+    }
+    planted[text.substr(0, equals)] = factor;
+  }
+  return planted;
+}
+
+void print_part(const RecipeProof::Part& part) {
+  fmt::print("prove     {}: {}\n", part.why, part.what.to_string());
+  for (size_t step = 0; step < part.proof.steps.size(); ++step) {
+    fmt::print("step {:<4} {}\n", step + 1, part.proof.steps[step].to_string());
+  }
+  if (part.proof.holds()) fmt::print("{}\n", part.proof.to_string());
+  std::fflush(stdout);
+}
+
+/// A planted fault in a path that is not taken would prove nothing.
+void check_planted(const std::map<std::string, double, std::less<>>& planted, const RecipeProof& proof) {
+  for (const auto& [path, factor] : planted) {
+    const PathCounts paths = proof.paths();
+    if (paths.contains(path)) continue;
+    std::vector<std::string> names;
+    for (const auto& [name, count] : paths) names.push_back(name);
+    throw UsageError({"prove", "--plant", fmt::format("the proof does not take the path '{}'", path), "",
+                      fmt::format("use one that it takes; the nearest is '{}'", nearest(path, names))});
+  }
+}
+
+void check(const RecipeProof& proof) {
+  const RecipeProof::Part& last = proof.parts.back();
+  if (!last.proof.holds()) {
+    const Proof::Difference& first = *last.proof.first;
+    throw NumericsError({.op = "prove",
+                         .subject = first.what,
+                         .fact = first.fact() + first.others(),
+                         .where = fmt::format("step {}, {}", first.step + 1, first.where),
+                         .action = "see how " + last.what.name + " lays out and reduces it"});
+  }
+  if (proof.missing.empty()) return;
+  throw NumericsError({.op = "prove",
+                       .subject = proof.missing.front(),
+                       .fact = fmt::format("is taken by a step of the recipe at its own sizes, and by no proof{}",
+                                           proof.missing.size() == 1
+                                               ? ""
+                                               : "; so are " + join(std::vector<std::string>(proof.missing.begin() + 1,
+                                                                                             proof.missing.end()))),
+                       .where = proof.own_step.to_string(),
+                       .action = "do not rely on this proof for it; report the recipe"});
+}
+
+int64_t half_of_memory() {
+  const measure::HostFacts host = measure::read_host_facts();
+  int64_t bytes = host.available_bytes;
+  if (host.memory_limit_bytes > 0)
+    bytes = bytes > 0 ? std::min(bytes, host.memory_limit_bytes) : host.memory_limit_bytes;
+  return bytes > 0 ? bytes / 2 : RecipeProofOptions().memory_bytes;
+}
+
+void prove_on(const Recipe& recipe, const std::map<std::string, double, std::less<>>& planted, const std::string& note,
+              const std::shared_ptr<Communicator>& world) {
+  const bool speaks = world->rank() == 0;
+  if (speaks && !note.empty()) fmt::print("note      {}\n", note);
+  RecipeProofOptions options{.planted = planted, .memory_bytes = half_of_memory()};
+  if (speaks) options.observe = print_part;
+  const RecipeProof proof = prove_recipe(recipe, world, options);
+  if (speaks && proof.parts.back().proof.holds()) {
+    fmt::print("own step  {}\n", proof.own_step.to_string());
+    fmt::print("own paths: {}\n", RecipeProof::to_string(proof.own_paths));
+    fmt::print("paths: {}\n", RecipeProof::to_string(proof.paths()));
+    std::fflush(stdout);
+  }
+  check_planted(planted, proof);
+  check(proof);
+}
+
+}  // namespace
 
 int prove(const ProveArguments& arguments) {
-  if (const RankInfo info = RankInfo::from_environment(); info.world_size > 1) {
-    throw UsageError({.op = "prove",
-                      .subject = "ranks",
-                      .fact = fmt::format("are threads of one process, and {} processes were started", info.world_size),
-                      .action = "run it without mpirun or torchrun"});
-  }
-  const ProveCase what = prove_case(load_recipe(arguments.recipe, arguments.overrides));
+  std::string note;
+  const Recipe recipe = load_recipe_to_prove(arguments.recipe, arguments.overrides, note);
+  const auto planted = planted_factors(arguments.planted);
+  const RankPlan plan = plan_proof(recipe);
+  const RankInfo info = RankInfo::from_environment();
   const Runtime runtime({.intra_op_threads = 1});
-  fmt::print("prove     {}\n", what.to_string());
-  std::fflush(stdout);
-  const Proof proof = caravan::prove(what);
-  for (size_t step = 0; step < proof.steps.size(); ++step) {
-    fmt::print("step {:<4} {}\n", step + 1, proof.steps[step].to_string());
-  }
-  if (proof.holds()) {
-    fmt::print("{}\n", proof.to_string());
+  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
+                         .check = recipe.comm.check,
+                         .algorithms = selected_algorithms(recipe)};
+  const auto run = [&](const std::shared_ptr<Communicator>& world) { prove_on(recipe, planted, note, world); };
+  if (info.world_size == 1 && plan.num_ranks > 1) {
+    run_thread_ranks(plan.num_ranks, run, comm);
     return 0;
   }
-  std::fflush(stdout);
-  const Proof::Difference& first = *proof.first;
-  const std::string others = first.num_others == 0 ? "" : fmt::format("; {} more differ", first.num_others);
-  throw NumericsError({.op = "prove",
-                       .subject = first.what,
-                       .fact = first.fact(),
-                       .where = fmt::format("step {}, {}{}", first.step + 1, first.where, others),
-                       .action = "see how " + what.name + " lays out and reduces it"});
+  const auto store =
+      open_store(info, comm, [](const std::string& line) { std::fprintf(stderr, "caravan: %s\n", line.c_str()); });
+  std::vector<SharedFact> facts = recipe_facts(recipe);
+  facts.push_back({"--plant", join(arguments.planted)});
+  refuse_different_start(find_disagreement(*prefixed(store, "start"), info, facts, startup_timeout(comm)));
+  run(make_world(recipe.comm.backend, info, store, comm));
+  return 0;
 }
 
 }  // namespace caravan::app

@@ -11,6 +11,7 @@
 #include "caravan/base/cores.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/store/rendezvous.h"
+#include "caravan/prove/proof_recipe.h"
 
 namespace caravan::app {
 namespace {
@@ -74,6 +75,8 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
 }
 
+RankPlan plan_proof(const Recipe& recipe) { return plan_ranks(proof_recipe(recipe), std::nullopt); }
+
 RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int default_ranks) {
   if (const auto started = plan_of_environment(asked)) return *started;
   const int num_ranks = asked.value_or(default_ranks);
@@ -83,6 +86,13 @@ RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int de
 int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   if (recipe.comm.threads_per_rank > 0) return static_cast<int>(recipe.comm.threads_per_rank);
   return std::max(1, num_usable_cores() / std::max(1, ranks_on_host));
+}
+
+std::shared_ptr<const algorithms::SelectionTable> selected_algorithms(const Recipe& recipe) {
+  const std::string& table = recipe.comm.algorithms;
+  if (table.empty()) return nullptr;
+  return std::make_shared<const algorithms::SelectionTable>(
+      algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
 }
 
 DataFolders data_folders(const std::filesystem::path& recipe) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "caravan/comm/selection.h"
 #include "caravan/train/dataset.h"
 #include "caravan/train/recipe.h"
 
@@ -20,6 +22,9 @@ struct RankPlan {
 /// WORLD_SIZE. Throws UsageError for a number below 1 or one that contradicts the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 
+/// The same for `prove`: the ranks of proof_recipe(recipe).
+RankPlan plan_proof(const Recipe& recipe);
+
 /// The same for a command without a recipe over back-end `backend`.
 RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int default_ranks = 2);
 
@@ -28,6 +33,9 @@ int most_local_ranks();
 
 /// Compute threads of each of `ranks_on_host` ranks: the recipe's number, else an equal share of the cores.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
+
+/// The table that comm.algorithms names; null: the built-in one. Throws as find_file and SelectionTable::load.
+std::shared_ptr<const algorithms::SelectionTable> selected_algorithms(const Recipe& recipe);
 
 /// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user
 /// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the

@@ -159,6 +159,11 @@ void add_prove(CLI::App& app, CommandLine& line) {
       "prove", "compare a recipe's parallelism with one process: loss, gradients and updates of a small model");
   command->add_option("recipe", line.prove.recipe, "recipe, a TOML file; default: the default recipe");
   add_set(*command, line.prove.overrides);
+  command
+      ->add_option("--plant", line.prove.planted,
+                   "PATH=FACTOR: multiply what a path computes, to see that the proof then fails")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->callback([&line] {
     line.command = CommandLine::Command::prove;
     take_recipe_back(line.prove.recipe, line.prove.overrides);

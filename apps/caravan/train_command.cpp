@@ -32,12 +32,9 @@ int train(const TrainArguments& arguments) {
   const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
   const Runtime runtime(
       {.intra_op_threads = threads_per_rank(recipe, as_threads ? plan.num_ranks : info.local_world_size)});
-  CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
-                   .check = recipe.comm.check};
-  if (const std::string& table = recipe.comm.algorithms; !table.empty()) {
-    comm.algorithms = std::make_shared<const algorithms::SelectionTable>(
-        algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
-  }
+  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
+                         .check = recipe.comm.check,
+                         .algorithms = selected_algorithms(recipe)};
   const TrainOptions options{.recipe = recipe,
                              .folders = data_folders(recipe.folder),
                              .resume = arguments.resume,

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 #include "tests/comm/reference.h"
 #include "tests/ranks/rank_case.h"
 

@@ -12,7 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 

@@ -29,7 +29,11 @@ constexpr std::pair<at::ScalarType, at::ScalarType> kDtypes[] = {
 ProveCase case_of(ModelKind kind, int ranks, const RecomputeChoice& choice) {
   const bool is_gpt2 = kind == ModelKind::gpt2;
   return {.name = "ddp with recompute " + choice.to_string(),
-          .model = shrunken({.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2}),
+          .model = shrunken({.kind = kind,
+                             .heads = 4,
+                             .kv_heads = is_gpt2 ? 0 : 2,
+                             .tie_embeddings = is_gpt2,
+                             .dropout = is_gpt2 ? 0.1 : 0}),
           .axes = {{"dp", ranks}},
           .arrange = [choice](Model& model, Mesh& mesh) {
             Strategy strategy = ddp(model, mesh, {.bucket_bytes = 2048});

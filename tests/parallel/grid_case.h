@@ -33,6 +33,7 @@ inline void PrintTo(const GridCase& grid, std::ostream* out) { *out << grid.name
 
 inline ModelConfig model_of(const GridCase& grid, ModelKind kind, bool is_tied) {
   ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.dropout = is_tied ? 0.1 : 0;  // other kernels
   model.heads = grid.heads;
   model.kv_heads = kind == ModelKind::llama ? grid.heads / 2 : 0;
   model.width = grid.width;

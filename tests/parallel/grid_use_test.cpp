@@ -33,6 +33,7 @@ std::vector<Axes> grids() {
 
 ModelConfig small_model(ModelKind kind, bool is_tied) {
   ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.dropout = is_tied ? 0.1 : 0;  // other kernels
   if (kind == ModelKind::llama) model.kv_heads = 2;
   return model;
 }

@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Techniques, Adapters, ::testing::ValuesIn(kCases), [](c
 
 TEST_P(Adapters, Hold) {
   const int heads = std::string(GetParam().name).starts_with("tp3") ? 6 : 4;
-  for (const char* model : {"kind = \"gpt2\"", "kind = \"llama\"\nkv_heads = 2"}) {
+  for (const char* model : {"kind = \"gpt2\"\ndropout = 0.1", "kind = \"llama\"\nkv_heads = 2"}) {
     const Recipe recipe =
         parse_recipe(fmt::format("[lora]\nrank = 8\ntargets = [\"*\"]\n[model]\n{}\nheads = {}\nwidth = {}\n{}", model,
                                  heads, 8 * heads, GetParam().recipe),

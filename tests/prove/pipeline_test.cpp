@@ -41,6 +41,7 @@ ProveCase to_prove(Case of) {
   const PipelineChoice& pipeline = of.choice.pipeline;
   ModelConfig model = shrunken({.kind = of.kind, .tie_embeddings = of.kind == ModelKind::gpt2});
   model.kv_heads = of.kind == ModelKind::llama ? 2 : 0;
+  model.dropout = of.kind == ModelKind::gpt2 ? 0.1 : 0;  // other kernels, and no ring
   model.layers = pipeline.num_stages() + 1;
   model.hidden = 32;
   model.context = 16;
@@ -60,7 +61,7 @@ ProveCase to_prove(Case of) {
           .rows = of.choice.sequences * of.micro_batches * of.others.front().size,
           .dtype = of.dtype,
           .tolerance = of.dtype == at::kDouble ? 1e-12 : 1e-5,
-          .lr = 0.1};  // nine layers grow a difference of the last bit tenfold in a step of 0.5
+          .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
 void expect_holds(const Case& of) {

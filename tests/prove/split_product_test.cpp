@@ -49,6 +49,7 @@ const std::vector<Split>& splits() {
 ModelConfig model_of(const Split& split, ModelKind kind, bool is_tied) {
   const bool has_three = split.ranks() == 3;
   ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.dropout = is_tied ? 0.1 : 0;  // other kernels, and no ring
   model.heads = has_three ? 6 : 4;
   model.kv_heads = kind == ModelKind::llama ? model.heads / 2 : 0;
   model.width = 4 * model.heads;

@@ -46,6 +46,7 @@ const std::vector<Variant>& variants() {
 
 ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
   ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  model.dropout = is_tied ? 0.1 : 0;  // other kernels
   model.heads = variant.heads;
   model.kv_heads = kind == ModelKind::llama ? variant.kv_heads : 0;
   model.width = 4 * variant.heads;

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "caravan/comm/reduce/half.h"
+#include "caravan/base/half.h"
 
 namespace caravan::measure {
 namespace {

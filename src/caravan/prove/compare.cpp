@@ -21,10 +21,13 @@ double rounding_at_rest(const ProveCase& what) {
   return what.dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
+/// Of bf16, or fp16.
+double rounding_of_layers(const ProveCase& what) { return std::ldexp(1, what.compute_dtype == at::kHalf ? -11 : -8); }
+
 /// Gradients below this part of the largest are zero but for rounding, as those of key biases are: adding the same to
 /// every key changes no attention weight. In the models of shrunken() all others are above 1/20.
 double zero_part(const ProveCase& what) {
-  return what.compute_dtype == at::kBFloat16 ? std::ldexp(1, -8) : 8 * rounding_at_rest(what);
+  return rounds_to_16_bits(what) ? rounding_of_layers(what) : 8 * rounding_at_rest(what);
 }
 
 double length_of(const at::Tensor& x) { return x.norm().item<double>(); }
@@ -69,6 +72,9 @@ class Comparison {
     proof_.num_ranks = static_cast<int>(ranks.size());
     proof_.num_parameters = static_cast<int>(one.names.size());
     proof_.tolerance = tolerance;
+    for (const Trace& rank : ranks) {
+      for (const auto& [path, count] : rank.paths) proof_.paths[path] += count;
+    }
   }
 
   Proof run() {
@@ -88,7 +94,9 @@ class Comparison {
         [&] { compare_number("gradient norm", &StepTrace::grad_norm); }, [&] { compare_updates(); }};
     for (const auto& compare_part : parts) {
       compare_part();
-      if (!proof_.holds()) return;  // what follows from it differs too
+      // What follows from it differs too. A loss says little of where the fault is: gradients are compared with it.
+      if (!proof_.holds() && proof_.first->what != "loss") return;
+      if (!proof_.holds() && !proof_.first->tensor.empty()) return;
     }
   }
 
@@ -145,6 +153,7 @@ class Comparison {
                         .factor = verdict.factor};
       } else if (proof_.first->what != what) {
         ++proof_.first->num_others;
+        if (proof_.first->tensor.empty()) proof_.first->tensor = what;
       }
       return;
     }
@@ -162,17 +171,17 @@ class Comparison {
 }  // namespace
 
 double default_tolerance(const ProveCase& what, bool splits_products) {
-  const bool is_bf16 = what.compute_dtype == at::kBFloat16;
-  if (!is_bf16) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
+  if (!rounds_to_16_bits(what)) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
   if (!splits_products) return 2e-5;
-  // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8, in
-  // directions that do not depend on each other.
+  // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8
+  // (2^-11 in fp16), in directions that do not depend on each other.
   const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
-  return std::ldexp(std::sqrt(static_cast<double>(num_roundings)), -8);
+  return rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
 }
 
 void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) {
   const std::vector<at::Tensor>& gradients = one.steps.front().gradients;
+  const double margin = what.finds_summands ? 10 : 5;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const double zero = zero_part(what) * largest_length(gradients, i);
@@ -181,16 +190,17 @@ void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) 
     double least = length / 2;  // a factor of 2 differs by more
     const char* fault = "a factor of 1/2";
     for (const std::vector<at::Tensor>& summands : one.summands) {
+      if (!what.finds_summands) break;
       const double summand = length_of(summands[i]);
       if (summand <= zero || summand >= least) continue;
       least = summand;
       fault = "a missing summand";
     }
     const double error = least / (length + kFloor * largest_length(gradients, i));
-    if (error >= 10 * tolerance) continue;
+    if (error >= margin * tolerance) continue;
     throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance),
-                      fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than ten times as much",
-                                  fault, one.names[i], error),
+                      fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {} times as much",
+                                  fault, one.names[i], error, margin == 10 ? "ten" : "five"),
                       "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
   }
 }

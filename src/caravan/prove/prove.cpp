@@ -1,19 +1,26 @@
 #include "caravan/prove/prove.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/agree.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/prove/compare.h"
 #include "caravan/prove/trace.h"
 
 namespace caravan {
 namespace {
+
+// JSON has no NaN.
+uint64_t bits(double value) { return std::bit_cast<uint64_t>(value); }
+double number(const nlohmann::json& json) { return std::bit_cast<double>(json.get<uint64_t>()); }
 
 void check_case(const ProveCase& what) {
   const auto refuse = [](const char* subject, const std::string& fact, const char* action) {
@@ -25,8 +32,8 @@ void check_case(const ProveCase& what) {
     refuse("case", fmt::format("{} steps of {} micro-batches", what.num_steps, what.num_micro_batches),
            "use 1 or more of both");
   }
-  if (what.compute_dtype == at::kBFloat16 && what.dtype != at::kFloat) {
-    refuse("dtype", "is fp64, and bf16 is computed with", "let parameters rest in fp32");
+  if (rounds_to_16_bits(what) && what.dtype != at::kFloat) {
+    refuse("dtype", "is fp64, and 16 bits are computed with", "let parameters rest in fp32");
   }
   if (what.tolerance && !(*what.tolerance > 0)) {
     refuse("tolerance", fmt::format("{} is not above 0", *what.tolerance), "leave it out");
@@ -34,6 +41,57 @@ void check_case(const ProveCase& what) {
   if (what.dtype != at::kDouble && what.dtype != at::kFloat) {
     refuse("dtype", fmt::format("parameters do not rest as {}", c10::toString(what.dtype)), "use fp64 or fp32");
   }
+}
+
+/// What rank 0 finds, for all ranks: a proof, or the error that there is none.
+nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) {
+  try {
+    Trace one;
+    run_thread_ranks(
+        1, [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
+    const double tolerance = what.tolerance.value_or(default_tolerance(what, ranks.front().splits_products));
+    check_tolerance(one, tolerance, what);
+    const Proof proof = compare_traces(ranks, one, tolerance, what);
+    nlohmann::json json{{"ranks", proof.num_ranks},
+                        {"parameters", proof.num_parameters},
+                        {"tolerance", proof.tolerance},
+                        {"paths", proof.paths}};
+    for (const Proof::Step& step : proof.steps) {
+      json["steps"].push_back({bits(step.loss), bits(step.grad_norm), bits(step.largest_error), step.worst});
+    }
+    if (!proof.first) return json;
+    json["first"] = {{"what", proof.first->what},         {"step", proof.first->step},
+                     {"where", proof.first->where},       {"error", bits(proof.first->error)},
+                     {"others", proof.first->num_others}, {"tensor", proof.first->tensor}};
+    if (proof.first->factor) json["first"]["factor"] = bits(*proof.first->factor);
+    return json;
+  } catch (const UsageError& error) {
+    const ErrorText& text = error.text();
+    return {{"error", {text.op, text.subject, text.fact, text.where, text.action}}};
+  }
+}
+
+Proof proof_of(const nlohmann::json& json) {
+  if (json.contains("error")) {
+    const auto text = json.at("error").get<std::vector<std::string>>();
+    throw UsageError({text[0], text[1], text[2], text[3], text[4]});
+  }
+  Proof proof{
+      .num_ranks = json.at("ranks"), .num_parameters = json.at("parameters"), .tolerance = json.at("tolerance")};
+  proof.paths = json.at("paths").get<PathCounts>();
+  for (const nlohmann::json& step : json.at("steps")) {
+    proof.steps.push_back({number(step[0]), number(step[1]), number(step[2]), step[3]});
+  }
+  if (!json.contains("first")) return proof;
+  const nlohmann::json& first = json.at("first");
+  proof.first = {.what = first.at("what"),
+                 .step = first.at("step"),
+                 .where = first.at("where"),
+                 .error = number(first.at("error")),
+                 .num_others = first.at("others"),
+                 .tensor = first.at("tensor")};
+  if (first.contains("factor")) proof.first->factor = number(first.at("factor"));
+  return proof;
 }
 
 std::string axes_text(const std::vector<AxisSize>& axes) {
@@ -46,10 +104,11 @@ std::string axes_text(const std::vector<AxisSize>& axes) {
 
 std::string ProveCase::to_string() const {
   const char* at_rest = dtype == at::kDouble ? "fp64" : "fp32";
-  return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}, {} micro-batch{}, {} clipped SGD steps", name,
+  const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : at_rest;
+  return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}, {} clipped SGD steps", name,
                      axes_text(axes), caravan::name(model.kind), model.tie_embeddings ? " with tied embeddings" : "",
-                     has_documents ? ", packed documents" : "", model.layers, model.width,
-                     compute_dtype == at::kBFloat16 ? "bf16" : at_rest, num_micro_batches,
+                     has_documents ? ", packed documents" : "", model.layers, model.width, computes,
+                     model.dropout > 0 ? fmt::format(", dropout {}", model.dropout) : "", num_micro_batches,
                      num_micro_batches == 1 ? "" : "es", num_steps);
 }
 
@@ -66,9 +125,16 @@ std::string Proof::Difference::fact() const {
   return fmt::format("is {:.{}f} times that of one process", *factor, digits);
 }
 
+std::string Proof::Difference::others() const {
+  if (num_others == 0) return "";
+  if (what != "loss" && what != "gradient norm") return fmt::format(", and {} more differ", num_others);
+  return fmt::format(", and {}{} differ{}", tensor, num_others == 1 ? "" : fmt::format(" and {} more", num_others - 1),
+                     num_others == 1 ? "s" : "");
+}
+
 std::string Proof::to_string() const {
   if (first) {
-    const std::string others = first->num_others == 0 ? "" : fmt::format(", and {} more differ", first->num_others);
+    const std::string others = first->others();
     return fmt::format("step {}: {} {} on {}{}", first->step + 1, first->what, first->fact(), first->where, others);
   }
   return fmt::format(
@@ -83,22 +149,26 @@ double Proof::largest_error() const noexcept {
   return largest;
 }
 
+Proof prove(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
+  check_case(what);
+  const std::vector<Trace> ranks = gather_traces(trace_on_ranks(what, world), world);
+  nlohmann::json found;
+  if (world->rank() == 0) found = compared(what, ranks);
+  return proof_of(nlohmann::json::parse(broadcast_text(*world, found.dump(), 0, "proof")));
+}
+
 Proof prove(const ProveCase& what) {
   check_case(what);
   int num_ranks = 1;
   for (const AxisSize& axis : what.axes) num_ranks *= axis.size;
-  std::vector<Trace> ranks(static_cast<size_t>(num_ranks));
-  Trace one;
-  const CommOptions options{.timeout = std::chrono::seconds(60)};
-  using World = std::shared_ptr<Communicator>;
-  run_thread_ranks(
-      num_ranks, [&](const World& world) { ranks[static_cast<size_t>(world->rank())] = trace_on_ranks(what, world); },
-      options);
-  run_thread_ranks(
-      1, [&](const World& world) { one = trace_on_one(what, world, ranks.front()); }, options);
-  const double tolerance = what.tolerance.value_or(default_tolerance(what, ranks.front().splits_products));
-  check_tolerance(one, tolerance, what);
-  return compare_traces(ranks, one, tolerance, what);
+  Proof proof;
+  run_thread_ranks(num_ranks,
+                   [&](const std::shared_ptr<Communicator>& world) {
+                     Proof own = prove(what, world);
+                     if (world->rank() == 0) proof = std::move(own);
+                   },
+                   {.timeout = std::chrono::seconds(60)});
+  return proof;
 }
 
 }  // namespace caravan

@@ -1,6 +1,7 @@
 #include "caravan/prove/trace.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 #include "caravan/base/random.h"
 #include "caravan/module/initialise.h"
 #include "caravan/nn/cross_entropy.h"
+#include "caravan/optim/loss_scale.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/train/step.h"
 
@@ -18,6 +20,9 @@ namespace {
 /// Of the starting values. Gradients of all parameters then have about the same size; with the 0.02 that models start
 /// from, those of queries and keys are hardly there.
 constexpr double kStd = 0.25;
+
+/// In fp16: large enough that few gradients are rounded to 0, small enough that none overflows.
+constexpr double kLossScale = 1024;
 
 Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) {
   arrangement.strategy.leaf_dtype = compute_dtype;
@@ -72,13 +77,25 @@ class CaseRun {
  public:
   using Arrange = std::function<Arrangement(Model& model, Mesh& mesh)>;
 
+  /// `is_new`: with the starting values of a new model, not those of a proof.
   CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
-          const Arrange& arrange);
-  Trace steps(int num_micro_batches);
+          const Arrange& arrange, bool is_new = false);
+  /// `paths` counts what the steps execute, not what a proof does beside them; may be null.
+  Trace steps(int num_micro_batches, PathLog* paths);
+  void step(PathLog& paths);
   std::vector<std::vector<at::Tensor>> summands(int64_t slice_rows);
   int64_t rows() const noexcept { return rows_; }
 
  private:
+  TrainStep::Options options(int num_micro_batches) {
+    return {.seed = what_.seed,
+            .num_micro_batches = num_micro_batches,
+            .clip_norm = what_.clip_norm,
+            .loss_scale = loss_scale_ ? &*loss_scale_ : nullptr};
+  }
+  Box own_box() const {
+    return local_box({rows_, what_.model.context}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
+  }
   void fill(uint64_t seed);
   at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
   std::vector<at::Tensor> values() const;
@@ -92,17 +109,19 @@ class CaseRun {
   Arrangement arrangement_;
   Engine engine_;
   Sgd optimizer_;
+  std::optional<LossScale> loss_scale_;
 };
 
 CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
-                 const Arrange& arrange)
+                 const Arrange& arrange, bool is_new)
     : what_(what),
       rows_(what.rows),
       mesh_(Mesh::create(world, axes)),
       model_(what.model),
       arrangement_(computing_in(what.compute_dtype, arrange(model_, mesh_))),
-      engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = false}),
+      engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = is_new}),
       optimizer_(engine_.state()) {
+  if (what.compute_dtype == at::kHalf) loss_scale_.emplace(kLossScale);
   if (rows_ > 0) return;
   rows_ = 2 * what.num_micro_batches;
   for (const AxisSize& axis : what.axes) rows_ *= axis.size;
@@ -141,9 +160,10 @@ std::vector<at::Tensor> CaseRun::values() const {
 
 std::vector<at::Tensor> CaseRun::gradients() const {
   const at::NoGradGuard no_grad;
+  const double scale = loss_scale_ ? loss_scale_->value() : 1;
   std::vector<at::Tensor> all;
   for (const Parameter* parameter : model_.parameters()) {
-    all.push_back(parameter->requires_grad() ? whole(engine_.state().gradients, *parameter) : at::Tensor());
+    all.push_back(parameter->requires_grad() ? whole(engine_.state().gradients, *parameter).div_(scale) : at::Tensor());
   }
   return all;
 }
@@ -167,22 +187,26 @@ TrainBatch CaseRun::batch(int64_t step) const {
   return whole;
 }
 
-Trace CaseRun::steps(int num_micro_batches) {
+Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
   Trace trace{.where = engine_.mesh().where()};
   for (const Parameter* parameter : model_.parameters()) trace.names.push_back(parameter->name());
   const Strategy& strategy = engine_.strategy();
-  const Box mine = local_box({rows_, what_.model.context}, strategy.batch_layout, engine_.mesh(), "batch");
+  const Box mine = own_box();
   trace.slice_rows = std::max<int64_t>(1, mine.size[0] / num_micro_batches);
   trace.splits_products = splits_products(strategy);
-  TrainStep train_step(engine_, optimizer_,
-                       {.seed = what_.seed, .num_micro_batches = num_micro_batches, .clip_norm = what_.clip_norm});
-  const bool starts_anew = what_.compute_dtype == at::kBFloat16;
+  TrainStep train_step(engine_, optimizer_, options(num_micro_batches));
+  const bool starts_anew = rounds_to_16_bits(what_);
   for (int step = 0; step < what_.num_steps; ++step) {
     if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
     StepTrace& own = trace.steps.emplace_back();
     own.before = values();
-    const StepResult result = train_step.run(rows_of_batch(batch(step), mine), step, what_.lr, false,
-                                             [&](const StepResult&) { own.gradients = gradients(); });
+    const TrainBatch mine_of_batch = rows_of_batch(batch(step), mine);
+    const PathScope counted(paths);
+    const StepResult result = train_step.run(mine_of_batch, step, what_.lr, false, [&](const StepResult&) {
+      const PathScope uncounted(nullptr);
+      own.gradients = gradients();
+    });
+    const PathScope uncounted(nullptr);
     own.loss = result.loss;
     own.grad_norm = result.grad_norm;
     own.after = values();
@@ -194,7 +218,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   fill(what_.seed);
   std::vector<std::vector<at::Tensor>> all;
   const TrainBatch whole = batch(0);
-  TrainStep train_step(engine_, optimizer_, {.seed = what_.seed});
+  TrainStep train_step(engine_, optimizer_, options(1));
   for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
     const Box slice{{first, 0}, {slice_rows, what_.model.context}};
     train_step.run(rows_of_batch(whole, slice), 0, /*lr=*/0, false,
@@ -203,10 +227,32 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   return all;
 }
 
+/// A step as a run does it.
+void CaseRun::step(PathLog& paths) {
+  TrainStep train_step(engine_, optimizer_, options(what_.num_micro_batches));
+  const PathScope counted(&paths);
+  train_step.run(rows_of_batch(batch(0), own_box()), 0, what_.lr);
+}
+
 }  // namespace
 
+bool rounds_to_16_bits(const ProveCase& what) {
+  return what.compute_dtype == at::kBFloat16 || what.compute_dtype == at::kHalf;
+}
+
 Trace trace_on_ranks(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
-  return CaseRun(what, world, what.axes, what.arrange).steps(what.num_micro_batches);
+  CaseRun run(what, world, what.axes, what.arrange);
+  PathLog paths(what.planted);
+  Trace trace = run.steps(what.num_micro_batches, &paths);
+  trace.paths = paths.counts();
+  return trace;
+}
+
+PathCounts paths_of_step(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
+  CaseRun run(what, world, what.axes, what.arrange, /*is_new=*/true);
+  PathLog paths;
+  run.step(paths);
+  return gather_paths(paths.counts(), world);
 }
 
 Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged) {
@@ -214,9 +260,9 @@ Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& w
   for (AxisSize& axis : axes) axis.size = 1;
   CaseRun run(what, world, axes, [](Model& model, Mesh& mesh) { return Arrangement(whole_model(model, mesh)); });
   std::vector<std::vector<at::Tensor>> summands = run.summands(arranged.slice_rows);
-  // All rows at once, which needs no accumulation; in bf16 with the roundings of the ranks.
-  const bool in_slices = what.compute_dtype == at::kBFloat16 && run.rows() % arranged.slice_rows == 0;
-  Trace trace = run.steps(in_slices ? static_cast<int>(run.rows() / arranged.slice_rows) : 1);
+  // All rows at once, which needs no accumulation; in 16 bits with the roundings of the ranks.
+  const bool in_slices = rounds_to_16_bits(what) && run.rows() % arranged.slice_rows == 0;
+  Trace trace = run.steps(in_slices ? static_cast<int>(run.rows() / arranged.slice_rows) : 1, nullptr);
   trace.summands = std::move(summands);
   return trace;
 }

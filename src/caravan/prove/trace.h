@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/base/path_log.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/prove/prove.h"
 
@@ -27,13 +28,23 @@ struct Trace {
   std::vector<std::string> names{};  ///< of the parameters
   std::vector<StepTrace> steps{};
   int64_t slice_rows = 0;        ///< of a micro-batch of this rank
+  PathCounts paths{};            ///< what its steps have executed
   bool splits_products = false;  ///< its arithmetic is not that of one process on the same rows
   /// Of one process: the gradients of the first step, of each slice of the batch alone.
   std::vector<std::vector<at::Tensor>> summands{};
 };
 
+/// Whether layers compute in bf16 or fp16: then every step starts from new values (see prove).
+bool rounds_to_16_bits(const ProveCase& what);
+
 /// Runs the case on this rank. Every rank of `world` calls it.
 Trace trace_on_ranks(const ProveCase& what, const std::shared_ptr<Communicator>& world);
+
+/// The sums over the ranks. Every rank of `world` calls it.
+PathCounts gather_paths(const PathCounts& own, const std::shared_ptr<Communicator>& world);
+
+/// The traces of all ranks on rank 0, in rank order; nothing on the others. Every rank of `world` calls it.
+std::vector<Trace> gather_traces(Trace own, const std::shared_ptr<Communicator>& world);
 
 /// Runs the case on one rank, whose `world` this is, without its arrangement. `arranged`: of a rank.
 Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged);

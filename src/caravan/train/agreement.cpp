@@ -69,11 +69,16 @@ std::vector<const RecipeKey*> meaningful_keys(const Recipe& recipe) {
   return keys;
 }
 
-std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options) {
+std::vector<SharedFact> recipe_facts(const Recipe& recipe) {
   std::vector<SharedFact> facts;
   for (const RecipeKey* key : meaningful_keys(recipe)) {
     if (role_of(key->name).across_ranks == AcrossRanks::equal) facts.push_back({key->name, to_toml(key->get(recipe))});
   }
+  return facts;
+}
+
+std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options) {
+  std::vector<SharedFact> facts = recipe_facts(recipe);
   facts.push_back({"--resume", options.resume ? "given" : "not given"});
   facts.push_back({"--resume-from", options.resume_from.empty() ? "not given" : options.resume_from});
   facts.push_back({"--stop-after", options.stop_after ? std::to_string(*options.stop_after) : "not given"});

@@ -11,6 +11,9 @@ namespace caravan {
 
 struct TrainOptions;
 
+/// The keys of the recipe that must be the same on all ranks (role_of).
+std::vector<SharedFact> recipe_facts(const Recipe& recipe);
+
 /// What must be the same on all ranks before the first collective that depends on it: the recipe, but for the keys that
 /// may differ (role_of), the options of the command, and the build of the program.
 std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options);

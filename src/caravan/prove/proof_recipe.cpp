@@ -1,0 +1,285 @@
+#include "caravan/prove/proof_recipe.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/parallel/pipeline_schedule.h"
+
+namespace caravan {
+namespace {
+
+constexpr int64_t kFewTokens = 16;        ///< products of fewer rows take another path (nn/product.cpp)
+constexpr int64_t kUsualTokens = 32;      ///< of a micro-batch of a rank
+constexpr int64_t kTokensOfExperts = 64;  ///< some experts get fewer than kFewTokens, some more
+constexpr int64_t kChunkedTokens = 272;   ///< more than one chunk of the loss, with kChunkedVocabulary
+constexpr int64_t kChunkedVocabulary = 1031;
+constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as the gradients of any model of use
+constexpr int64_t kOwnTokens = 1280;    ///< of a micro-batch at own sizes: more than one chunk for any vocabulary
+
+int64_t shrink(int64_t degree) { return degree > 3 ? 2 : degree; }
+
+int64_t ranks_of(const Recipe& recipe) {
+  if (const int set = recipe_ranks(recipe); set > 0) return set;
+  return recipe.data_parallel.has_groups() ? std::max<int64_t>(2 * recipe.data_parallel.shard, 2) : 2;
+}
+
+bool names_modules(const Recipe& recipe) {
+  return recipe.memory.recompute.kind == RecomputeChoice::Kind::modules || !recipe.data_parallel.units.empty() ||
+         std::ranges::any_of(recipe.model.lora.targets,
+                             [](const std::string& target) { return target.starts_with("blocks."); });
+}
+
+/// Sequences of a micro-batch that stay together on a rank, and tokens of each.
+int64_t row_parts(const Recipe& recipe) {
+  return recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
+}
+int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
+  return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
+}
+
+/// As the loss cuts a micro-batch into chunks (nn/cross_entropy.cpp).
+bool is_chunked(int64_t tokens, int64_t vocabulary) {
+  return tokens > std::max<int64_t>((int64_t{1} << 18) / std::max<int64_t>(vocabulary, 1), 256);
+}
+
+/// The vocabulary is known once there is a tokenizer, which a proof does without.
+int64_t own_vocabulary(const Recipe& recipe) {
+  if (recipe.model.vocabulary > 0) return recipe.model.vocabulary;
+  if (recipe.data.tokenizer == "bytes") return 257;
+  return recipe.data.trained_vocabulary;
+}
+
+void shrink_tensor(TensorParallelChoice& choice, const ModelConfig& model) {
+  // In one dimension, 4 ranks where they share heads of keys and values unequally.
+  const bool shares_heads = model.num_kv_heads() % choice.degree != 0;
+  if (choice.is_1d()) {
+    choice.degree = shares_heads && choice.degree > 3 ? 4 : shrink(choice.degree);
+  } else {
+    choice.depth = 2;
+    choice.degree = choice.kind == "2d" ? 4 : 8;
+  }
+}
+
+void shrink_context(ContextParallelChoice& choice) {
+  if (choice.has_both()) {
+    choice.exchange = 2;
+    choice.degree = 4;
+  } else {
+    choice.degree = shrink(choice.degree);
+  }
+}
+
+/// The mesh of the proof. mesh.dp is set.
+void fit_mesh(Recipe& recipe) {
+  const int64_t ranks = ranks_of(recipe);
+  recipe.mesh.dp = ranks / ranks_per_replica(recipe);
+  if (ranks <= kMostProvedRanks) return;
+  if (recipe.tensor_parallel.is_used()) shrink_tensor(recipe.tensor_parallel, recipe.model);
+  if (recipe.context_parallel.is_used()) shrink_context(recipe.context_parallel);
+  recipe.expert_parallel.degree = shrink(recipe.expert_parallel.degree);
+  if (recipe.pipeline.is_used() && !recipe.pipeline.is_file()) recipe.pipeline.degree = shrink(recipe.pipeline.degree);
+  DataParallelChoice& data = recipe.data_parallel;
+  if (data.has_groups()) {
+    const int64_t replicas = shrink(recipe.mesh.dp / data.shard);
+    data.shard = shrink(data.shard);
+    recipe.mesh.dp = replicas * data.shard;
+  } else {
+    recipe.mesh.dp = shrink(recipe.mesh.dp);
+  }
+  data.servers = std::min(data.servers, recipe.mesh.dp);
+}
+
+/// At most 2 stages on each rank, and micro-batches that every schedule has a table for.
+int64_t fit_pipeline(Recipe& recipe) {
+  PipelineChoice& pipeline = recipe.pipeline;
+  if (!pipeline.is_file()) {
+    pipeline.stages_per_rank = std::min<int64_t>(pipeline.chunks(), 2);
+    pipeline.micro_batches = 2 * pipeline.degree;
+  }
+  pipeline.layers.clear();
+  if (pipeline.cut == "measured") pipeline.cut = pipeline_cuts().front();
+  return static_cast<int64_t>(ranks_of_stages(pipeline).size());
+}
+
+/// What the degrees divide: sizes of a model as small as it can be. Heads of keys and values go into the ranks as those
+/// of `original` do into the ranks of its recipe.
+void fit_model(Recipe& recipe, const Recipe& original) {
+  ModelConfig& model = recipe.model;
+  const TensorParallelChoice& tensor = recipe.tensor_parallel;
+  const int64_t heads = tensor.head_parts() * recipe.context_parallel.num_ulysses();
+  const bool is_grouped = model.kv_heads > 0;
+  if (model.heads % heads != 0) {
+    model.heads = 2 * heads;
+    model.kv_heads = is_grouped ? heads : 0;
+    model.width = 4 * model.heads;
+  }
+  const bool shares_heads = tensor.is_1d() && original.model.num_kv_heads() % original.tensor_parallel.degree != 0;
+  if (shares_heads) model.kv_heads = original.model.num_kv_heads() > 1 && tensor.degree == 4 ? 2 : 1;
+  if (!tensor.is_1d()) model.hidden = 32;  // 3d divides it by the square of its side
+  if (model.moe.is_used()) {               // as few as the degrees and a token's choice allow, at least 4
+    const int64_t parts = recipe.expert_parallel.degree * tensor.degree;
+    const int64_t least = std::min<int64_t>(model.moe.experts, std::max<int64_t>(model.moe.top_k, 4));
+    model.moe.experts = (least + parts - 1) / parts * parts;
+  }
+  const int64_t pieces = tensor.degree * recipe.context_parallel.pieces();
+  if (model.context % pieces != 0) model.context = 2 * pieces;
+}
+
+/// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes take.
+int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_batch) {
+  const int64_t own_tokens = tokens_of_rank(original, own_micro_batch);
+  if (own_tokens < kFewTokens) return own_tokens;
+  if (!is_chunked(own_tokens, own_vocabulary(original))) {
+    return recipe.model.moe.is_used() ? kTokensOfExperts : kUsualTokens;
+  }
+  recipe.model.vocabulary = kChunkedVocabulary;
+  return kChunkedTokens;
+}
+
+/// Sequences of a micro-batch of about as many tokens on each rank: at least as many from kFewTokens on, else at most.
+int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
+  const int64_t of_sequence = recipe.model.context / recipe.context_parallel.degree;
+  const int64_t sequences = tokens < kFewTokens ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
+  return row_parts(recipe) * std::max<int64_t>(sequences, 1);
+}
+
+/// As many sequences and micro-batches of them.
+void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
+  recipe.train.micro_batch = micro_batch;
+  if (recipe.pipeline.is_used()) recipe.pipeline.micro_batches = accumulation;
+  recipe.train.global_batch = micro_batch * accumulation * recipe.mesh.dp;
+  plan_batch(recipe, static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe)));
+}
+
+/// Bytes of values, gradients, leaves and what a reduction needs, if no technique shards them.
+int64_t state_bytes(const Recipe& recipe) {
+  constexpr int64_t kBytesOfParameter = 16;
+  return recipe.model.num_parameters() * kBytesOfParameter * recipe.mesh.dp * ranks_per_replica(recipe);
+}
+
+/// Half the heads, and a model as much narrower. False if the degrees do not divide them any more.
+bool halve_heads(Recipe& recipe) {
+  ModelConfig model = recipe.model;
+  if (model.heads % 2 != 0 || model.kv_heads % 2 != 0) return false;
+  model.hidden = model.hidden_width() / 2;
+  model.width /= 2;
+  model.heads /= 2;
+  model.kv_heads /= 2;
+  const int64_t parts = recipe.tensor_parallel.head_parts();
+  const bool fits = (!recipe.tensor_parallel.is_used() || recipe.tensor_parallel.wrong_with(model).empty()) &&
+                    recipe.context_parallel.wrong_with(model, parts).empty();
+  if (fits) recipe.model = model;
+  return fits;
+}
+
+void check_provable(const Recipe& recipe) {
+  if (!recipe.pipeline.has_windows()) return;
+  recipe.refuse("pipeline.schedule",
+                recipe.pipeline.schedule + " computes with the weights of earlier steps, as no one process does",
+                "prove the recipe with 1f1b; docs/pipedream.md says what is computed");
+}
+
+}  // namespace
+
+Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                            std::string& note) {
+  const auto load = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), more.begin(), more.end());
+    return load_recipe(file, all);
+  };
+  try {
+    return load({});
+  } catch (const DataError& error) {
+    const std::string why = error.what();
+    const std::vector<std::string> without_model{"train.init_from="};
+    const std::vector<std::string> without_adapter{"lora.adapter=", "lora.rank=4"};
+    std::vector<std::string> without_both = without_model;
+    without_both.insert(without_both.end(), without_adapter.begin(), without_adapter.end());
+    for (const auto& without : {without_model, without_adapter, without_both}) {
+      try {
+        Recipe recipe = load(without);
+        note = "what it starts from is not here, and its own sizes are those of the recipe: " + why;
+        return recipe;
+      } catch (const Error&) {  // the first error says it best
+      }
+    }
+    throw;
+  }
+}
+
+ModelConfig shrunken(const ModelConfig& model) {
+  const bool is_grouped = model.num_kv_heads() < model.heads;
+  ModelConfig small = model;
+  small.layers = 2;
+  small.width = 16;
+  small.heads = 4;
+  small.kv_heads = is_grouped ? 2 : 0;
+  small.hidden = 0;
+  small.context = 8;
+  small.vocabulary = 23;  // divides by nothing
+  if (small.moe.has_shared()) small.moe.shared_hidden = 24;
+  if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
+    small.lora.rank = 4;
+    small.lora.alpha = 2;
+  }
+  return small;
+}
+
+Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
+  check_provable(recipe);
+  const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
+  Recipe small = recipe;
+  fit_mesh(small);
+  small.model = shrunken(recipe.model);
+  if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" is there
+  int64_t accumulation = std::min<int64_t>(own.accumulation, 3);
+  if (small.pipeline.is_used()) {
+    small.model.layers = std::max(small.model.layers, fit_pipeline(small));
+    accumulation = small.pipeline.micro_batches;
+  }
+  fit_model(small, recipe);
+  small.data_parallel.bucket_bytes = std::min<int64_t>(small.data_parallel.bucket_bytes, kBucketBytes);
+  const int64_t fitting = fit_tokens(small, recipe, own.micro_batch);
+  set_batch(small, sequences_of(small, tokens > 0 ? tokens : fitting), accumulation);
+  return small;
+}
+
+Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
+  check_provable(recipe);
+  const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
+  Recipe step = recipe;
+  fit_mesh(step);
+  step.model.vocabulary = own_vocabulary(recipe);
+  step.model.context = recipe.model.context / recipe.context_parallel.degree * step.context_parallel.degree;
+  int64_t accumulation = std::min<int64_t>(own.accumulation, 2);
+  int64_t stages = 1;
+  if (step.pipeline.is_used()) {
+    stages = fit_pipeline(step);
+    accumulation = step.pipeline.micro_batches;
+  }
+  if (!names_modules(recipe)) step.model.layers = std::min(recipe.model.layers, std::max<int64_t>(2, stages));
+  const int64_t unit = row_parts(step);
+  const int64_t of_unit = std::max<int64_t>(tokens_of_rank(step, unit), 1);
+  const int64_t enough = std::max<int64_t>((kOwnTokens + of_unit - 1) / of_unit, 1) * unit;
+  const int64_t own_micro_batch = own.micro_batch / row_parts(recipe) * unit;
+  set_batch(step, std::min(own_micro_batch, enough), accumulation);
+  constexpr int64_t kSmallVocabulary = 4096;
+  if (state_bytes(step) > memory_bytes) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
+  while (state_bytes(step) > memory_bytes && halve_heads(step)) continue;
+  return step;
+}
+
+std::vector<std::string> left_out_of_proof(const Recipe& recipe) {
+  std::vector<std::string> names;
+  const PrecisionChoice& precision = recipe.precision;
+  if (precision.gradients != "fp32") names.push_back("gradients in " + precision.gradients);
+  if (precision.reduced_in() != precision.gradients) names.push_back("reductions in " + precision.reduced_in());
+  if (recipe.data_parallel.hook != "none") names.push_back("hook " + recipe.data_parallel.hook);
+  return names;
+}
+
+}  // namespace caravan

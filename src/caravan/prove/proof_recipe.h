@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+// The sizes at which `prove` runs a recipe. Each is a recipe of its own, so that it goes through the code that a run
+// goes through: checks, batch plan, strategy, mesh. Without libtorch: the launcher asks how many ranks there are.
+
+/// Up to this many ranks, degrees are proved as they are; above, those above 3 become 2.
+inline constexpr int64_t kMostProvedRanks = 8;
+
+/// load_recipe for a proof, which needs neither data nor weights: if train.init_from or train.adapter is not here, the
+/// recipe's own sizes are used, and `note` says so.
+Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                            std::string& note);
+
+/// The same kind of model with 2 layers of width 16, 4 heads (grouped where they are), 8 positions and 23 tokens. The
+/// dropout stays as it is.
+ModelConfig shrunken(const ModelConfig& model);
+
+/// The recipe at a size at which every element of every tensor can be compared: its model shrunken, its mesh as it is
+/// (see kMostProvedRanks), on 2 ranks (or 2 groups of shards) if it has none; at most 3 micro-batches; as many tokens
+/// in a micro-batch as the kernels of the recipe's own sizes need; as many layers as it names modules or has stages.
+/// Switches that decide what is executed (overlap, share, accumulate, prefetch, recompute, precision, back-end,
+/// dropout) stay as they are. Buckets of gradients shrink with the model.
+/// `tokens`: of a micro-batch of a rank; 0: as its own sizes need.
+/// Throws UsageError as plan_batch, and for schedules that compute with the weights of earlier steps.
+Recipe proof_recipe(const Recipe& recipe, int64_t tokens = 0);
+
+/// The recipe at its own width, heads, vocabulary, context and batch, on the mesh of proof_recipe: what one step of a
+/// run executes on each rank. What repeats is cut: layers of a stage, micro-batches, and sequences beyond 1,280 tokens.
+/// If its state would take more than `memory_bytes` over all ranks, also heads and vocabulary.
+Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes);
+
+/// What one process cannot repeat, and a proof leaves out: gradients that are rounded or compressed on their way.
+/// "hook powersgd", "gradients in bf16".
+std::vector<std::string> left_out_of_proof(const Recipe& recipe);
+
+}  // namespace caravan

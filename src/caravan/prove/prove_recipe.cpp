@@ -1,0 +1,159 @@
+#include "caravan/prove/prove_recipe.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+#include "caravan/comm/agree.h"
+#include "caravan/comm/selection.h"
+#include "caravan/prove/trace.h"
+
+namespace caravan {
+namespace {
+
+/// Sizes of micro-batches to try for paths that the fitting size does not take.
+constexpr int64_t kFewTokens = 8;
+constexpr int64_t kManyTokens = 256;
+
+Recipe with_dropout(const Recipe& recipe, double dropout) {
+  Recipe changed = recipe;
+  changed.model.dropout = dropout;
+  return changed;
+}
+
+/// "gloo all_reduce by ring": the back-end, the verb, the algorithm.
+struct ChosenAlgorithm {
+  std::string backend;
+  Verb verb;
+  algorithms::Algorithm algorithm;
+};
+
+std::optional<ChosenAlgorithm> chosen_algorithm(const std::string& path) {
+  for (const Verb verb : algorithms::kVerbs) {
+    for (const algorithms::Algorithm algorithm : algorithms::algorithms_for(verb)) {
+      const std::string end = fmt::format(" {} by {}", name(verb), algorithms::name(algorithm));
+      if (path.ends_with(end)) return ChosenAlgorithm{path.substr(0, path.size() - end.size()), verb, algorithm};
+    }
+  }
+  return std::nullopt;
+}
+
+class RecipeProver {
+ public:
+  RecipeProver(const Recipe& recipe, const std::shared_ptr<Communicator>& world, const RecipeProofOptions& options)
+      : recipe_(recipe), world_(world), options_(options) {}
+
+  RecipeProof run() {
+    // Free memory differs from host to host.
+    const int64_t memory = std::stoll(broadcast_text(*world_, std::to_string(options_.memory_bytes), 0, "memory"));
+    found_.own_step = case_of_recipe(own_step_recipe(recipe_, memory));
+    prove_dropouts();
+    if (!found_.parts.back().proof.holds()) return std::move(found_);
+    found_.own_paths = paths_of_step(found_.own_step, world_);
+    prove_algorithms();
+    prove_tokens();
+    found_.missing = missing();
+    return std::move(found_);
+  }
+
+ private:
+  std::vector<std::string> missing() const { return missing_paths(found_.own_paths, found_.paths()); }
+
+  /// False if it does not hold.
+  bool add(const std::string& why, const Recipe& recipe) {
+    RecipeProof::Part part{.why = why, .what = case_of_recipe(recipe)};
+    part.what.finds_summands = !rounds_to_16_bits(part.what);
+    part.what.planted = options_.planted;
+    part.proof = prove(part.what, world_);
+    if (options_.observe) options_.observe(part);
+    found_.parts.push_back(std::move(part));
+    return found_.parts.back().proof.holds();
+  }
+
+  void prove_dropouts() {
+    const double own = recipe_.model.dropout;
+    if (rounds_to_16_bits(found_.own_step)) {  // which hide a missing summand
+      Recipe exact = recipe_;
+      exact.precision.compute = "fp32";
+      if (!add("in fp32", proof_recipe(exact))) return;
+    }
+    if (!add("as the recipe says", proof_recipe(recipe_)) || own == 0) return;
+    if (own != 0.1 && !add("at dropout 0.1", proof_recipe(with_dropout(recipe_, 0.1)))) return;
+    add("at dropout 0, as evaluations run", proof_recipe(with_dropout(recipe_, 0)));
+  }
+
+  /// Large tensors take other algorithms of a collective than small ones. One part proves one more of each verb.
+  void prove_algorithms() {
+    std::vector<std::string> tried;
+    for (;;) {
+      std::vector<algorithms::Rule> rules;
+      std::vector<std::string> names;
+      for (const std::string& path : missing()) {
+        const auto chosen = chosen_algorithm(path);
+        const auto is_same_verb = [&](const algorithms::Rule& rule) { return rule.verb == chosen->verb; };
+        if (!chosen || std::ranges::find(tried, path) != tried.end() || std::ranges::any_of(rules, is_same_verb))
+          continue;
+        constexpr int64_t kSegmentBytes = 256;  // several in the tensors of a proof
+        const bool is_chain = chosen->algorithm == algorithms::Algorithm::chain;
+        rules.push_back({.backend = chosen->backend,
+                         .verb = chosen->verb,
+                         .choice = {.algorithm = chosen->algorithm, .segment_bytes = is_chain ? kSegmentBytes : 0}});
+        names.push_back(fmt::format("{} by {}", name(chosen->verb), algorithms::name(chosen->algorithm)));
+        tried.push_back(path);
+      }
+      if (rules.empty()) return;
+      world_->select(std::make_shared<const algorithms::SelectionTable>(algorithms::SelectionTable().with(rules)));
+      const bool holds = add(join(names), proof_recipe(recipe_));
+      world_->select(nullptr);
+      if (!holds) return;
+    }
+  }
+
+  void prove_tokens() {
+    for (const int64_t tokens : {kManyTokens, kFewTokens}) {
+      if (!found_.parts.back().proof.holds() || missing().empty()) return;
+      add(fmt::format("with {} tokens in a micro-batch", tokens), proof_recipe(recipe_, tokens));
+    }
+  }
+
+  const Recipe& recipe_;
+  std::shared_ptr<Communicator> world_;
+  const RecipeProofOptions& options_;
+  RecipeProof found_;
+};
+
+}  // namespace
+
+std::vector<std::string> missing_paths(const PathCounts& own, const PathCounts& proved) {
+  std::vector<std::string> names;
+  for (const auto& [path, count] : own) {
+    if (!proved.contains(path)) names.push_back(path);
+  }
+  return names;
+}
+
+PathCounts RecipeProof::paths() const {
+  PathCounts all;
+  for (const Part& part : parts) {
+    for (const auto& [path, count] : part.proof.paths) all[path] += count;
+  }
+  return all;
+}
+
+bool RecipeProof::holds() const { return missing.empty() && !parts.empty() && parts.back().proof.holds(); }
+
+std::string RecipeProof::to_string(const PathCounts& paths) {
+  std::vector<std::string> texts;
+  for (const auto& [path, count] : paths) texts.push_back(fmt::format("{} {}", path, count));
+  return join(texts);
+}
+
+RecipeProof prove_recipe(const Recipe& recipe, const std::shared_ptr<Communicator>& world,
+                         const RecipeProofOptions& options) {
+  return RecipeProver(recipe, world, options).run();
+}
+
+}  // namespace caravan

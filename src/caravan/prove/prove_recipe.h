@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/base/path_log.h"
+#include "caravan/comm/communicator.h"
+#include "caravan/prove/prove.h"
+#include "caravan/train/recipe.h"
+
+namespace caravan {
+
+/// What prove_recipe found.
+struct RecipeProof {
+  struct Part {
+    std::string why{};  ///< "as the recipe says", "at dropout 0, as evaluations run", "all_reduce by ring"
+    ProveCase what{};
+    Proof proof{};
+  };
+  ProveCase own_step{};                ///< the step that the paths are compared with
+  PathCounts own_paths{};              ///< what it has executed, on all ranks together
+  std::vector<Part> parts{};           ///< up to the first that does not hold
+  std::vector<std::string> missing{};  ///< paths of the recipe's own step that no part has executed
+
+  PathCounts paths() const;  ///< of all parts
+  bool holds() const;
+  /// "ring attention of own block 16, fused attention 8".
+  static std::string to_string(const PathCounts& paths);
+};
+
+/// The paths in `own` that `proved` does not have.
+std::vector<std::string> missing_paths(const PathCounts& own, const PathCounts& proved);
+
+struct RecipeProofOptions {
+  /// Faults: see ProveCase.
+  std::map<std::string, double, std::less<>> planted{};
+  /// Of all ranks together, for the step at the recipe's own sizes.
+  int64_t memory_bytes = int64_t{4} << 30;
+  /// Called on every rank after each part.
+  std::function<void(const RecipeProof::Part& part)> observe{};
+};
+
+/// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and where it has
+/// some at 0.1 and at 0 as well, where it computes in 16 bits first in fp32; then runs one step at its own sizes with random tokens and weights and counts the paths
+/// that it takes (own_step_recipe). If these are paths that no proof has taken, such as another algorithm of a
+/// collective, it proves the recipe again so that they are taken. What is still missing is in `missing`, and then the
+/// proof does not hold.
+///
+/// Every rank of `world` calls it, which has as many ranks as proof_recipe(recipe), and gets the same result. Needs
+/// neither data nor the weights that the recipe starts from. Throws as prove.
+RecipeProof prove_recipe(const Recipe& recipe, const std::shared_ptr<Communicator>& world,
+                         const RecipeProofOptions& options = {});
+
+}  // namespace caravan
