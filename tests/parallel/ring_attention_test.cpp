@@ -1,5 +1,7 @@
 #include "caravan/parallel/ring_attention.h"
 
+#include <gmock/gmock.h>
+
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
@@ -7,6 +9,7 @@
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
 #include "caravan/parallel/zigzag.h"
+#include "tests/parallel/gradients_before_keys.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -67,6 +70,7 @@ struct Case {
   at::ScalarType type = at::kDouble;
   bool overlaps = true;
   int64_t width = kWidth;
+  RingSchedule schedule = checked_ring_schedule;
 };
 
 /// Documents of 1 to 9 tokens, others in each row.
@@ -106,7 +110,7 @@ Found run(const Case& what, const MeshAxis& axis, bool with_ring) {
   const Slots slots(n, with_ring ? axis.coord() : 0);
   AttentionCore core(what.dropout);
   Hook hook;
-  if (with_ring) hook = core.add_hook(ring_attention(axis));
+  if (with_ring) hook = core.add_hook(ring_attention(axis, what.schedule));
   axis.deferred().set_overlaps(what.overlaps);
   ForwardContext context{.seed = 3, .step = 5};
   context.set(Dim::sequence, slots.index);
@@ -157,6 +161,17 @@ TEST(RingAttention, IsOneProcessWithoutOverlap) {
       expect_one_process({.n = n, .kv_heads = 2, .has_documents = has_documents, .overlaps = false}, 1e-12);
     }
     for (const bool overlaps : {false, true}) expect_one_process({.n = n, .overlaps = overlaps, .width = 512}, 1e-12);
+  }
+}
+
+/// Messages of the same size and dtype in another order are an error that names both labels, not wrong gradients.
+TEST(RingAttention, LabelsCatchMessagesInAnotherOrder) {
+  for (const int n : {2, 3, 4}) {
+    const std::string text = message_of<CommError>(
+        [&] { expect_one_process({.n = n, .overlaps = false, .schedule = gradients_before_keys}, 1e-12); });
+    EXPECT_THAT(text, ::testing::AllOf(::testing::HasSubstr("the calls of sender and receiver differ"),
+                                       ::testing::HasSubstr("\"gradient of keys, turn 1, "),
+                                       ::testing::HasSubstr("\"keys, turn 1, ")));
   }
 }
 
