@@ -185,6 +185,47 @@ TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
   });
 }
 
+/// What rank 1 says, which receives under the label `received` what rank 0 has sent under `sent`; both learn it.
+std::string difference_of_labels(Communicator& world, const std::string& sent, const std::string& received) {
+  const auto group = world.split(all_ranks(world), "group");
+  std::vector<float> data(8);
+  std::string error;
+  if (group->rank() == 0) {
+    error = error_of<CommError>([&] {
+      group->send({data.data(), 8, Dtype::fp32}, 1, sent);
+      group->barrier();
+    });
+  } else if (group->rank() == 1) {
+    error = error_of<CommError>([&] { group->recv({data.data(), 8, Dtype::fp32, {}}, 0, received); });
+    EXPECT_THAT(error, HasSubstr("the calls of sender and receiver differ"));
+  } else {
+    EXPECT_THAT(error_of<CommError>([&] { group->barrier(); }), HasSubstr("rank 1 failed first"));
+  }
+  world.barrier();
+  return error;
+}
+
+/// Messages of the same size and dtype in another order.
+TEST_P(Faults, MessagesWithDifferentLabelsAreAnError) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const std::string error = difference_of_labels(*world, "keys, turn 1", "gradient of keys, turn 1");
+    if (world->rank() > 1) return;
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0: send fp32 [8] to 1 \"keys, turn 1\""),
+                             HasSubstr("rank 1: recv fp32 [8] from 0 \"gradient of keys, turn 1\"")));
+  });
+}
+
+/// Labels are compared as a whole, although a call keeps and shows their beginning alone.
+TEST_P(Faults, LongLabelsThatEndDifferentlyAreAnError) {
+  GetParam().run([](const std::shared_ptr<Communicator>& world) {
+    const std::string long_name(80, 'x');
+    const std::string error = difference_of_labels(*world, long_name + "1", long_name + "2");
+    if (world->rank() <= 1) {
+      EXPECT_THAT(error, HasSubstr("\"" + long_name.substr(0, 46) + "~"));
+    }
+  });
+}
+
 TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
   GetParam().run(
       [](const std::shared_ptr<Communicator>& world) {

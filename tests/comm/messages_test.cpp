@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
@@ -6,6 +8,12 @@ namespace {
 
 // Less than a slot of a mailbox, a few slots, many slots.
 constexpr int64_t kSizes[] = {0, 1, 1037, 40'001, 500'001};
+
+std::vector<int> all_of(const Communicator& comm) {
+  std::vector<int> ranks(static_cast<size_t>(comm.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 /// All ranks send to and receive from all others at once.
 void exchange(Communicator& comm, int64_t count, Dtype dtype, int salt) {
@@ -71,6 +79,28 @@ TEST_P(Messages, KeepTheirOrder) {
       for (int i = 0; i < kMessages; ++i) EXPECT_TRUE(data[i] == input_of(0, count_of(i), Dtype::int32, i)) << i;
     }
   });
+}
+
+/// A label that one side leaves out matches every other; without `check` labels are not compared.
+TEST_P(Messages, LabelsMatchIfOneIsMissingOrThereIsNoCheck) {
+  for (const bool check : {true, false}) {
+    const auto body = [check](const std::shared_ptr<Communicator>& world) {
+      const auto group = world->split(all_of(*world), "group");
+      int64_t number = 40 + group->rank();
+      if (group->rank() == 0 && group->size() > 1) {
+        group->send({&number, 1, Dtype::int64}, 1, "a label");
+        group->send({&number, 1, Dtype::int64}, 1);
+        if (!check) group->send({&number, 1, Dtype::int64}, 1, "a label");
+      } else if (group->rank() == 1) {
+        group->recv({&number, 1, Dtype::int64, {}}, 0);
+        group->recv({&number, 1, Dtype::int64, {}}, 0, "another label");
+        if (!check) group->recv({&number, 1, Dtype::int64, {}}, 0, "another label");
+        EXPECT_EQ(number, 40);
+      }
+      group->barrier();
+    };
+    GetParam().run_ranks(GetParam().ranks, body, {.timeout = std::chrono::seconds(30), .check = check});
+  }
 }
 
 /// A pipeline: each rank passes the message of its left neighbour on to the right, while a collective is in flight.

@@ -1,6 +1,7 @@
 /// Communication hooks: what they leave out comes later, they send what they promise, and every rank gets the same
 /// sums.
 
+#include <cstdlib>
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include "caravan/plan/state.h"
 #include "tests/engine/parameters.h"
 #include "tests/parallel/steps.h"
+#include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing {
 namespace {
@@ -105,6 +107,77 @@ TEST(PowerSgdHook, FindsAMatrixOfLowRank) {
     queue.wait_all();
     EXPECT_LT((flat - want).abs().max().item<double>(), 1e-4);
   });
+}
+
+at::Tensor reduced_by(ReductionHook& hook, const MeshAxis& axis, at::Tensor flat, at::IntArrayRef shape) {
+  TransferStages stages;
+  hook.reduce({.axis = axis, .values = flat, .offset = 0, .pieces = {{"w", 0, shape.vec()}}}, stages);
+  TransferQueue queue;
+  queue.add(std::move(stages));
+  queue.wait_all();
+  return flat;
+}
+
+/// Columns that are equal, or 0, leave room for others: what the first step does not find, later ones do.
+TEST(PowerSgdHook, FindsWhatComesAfterNothing) {
+  on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
+    PowerSgdHook hook(3);
+    hook.prepare(40 * 30, at::kFloat);
+    EXPECT_TRUE(reduced_by(hook, mesh["dp"], at::zeros({1200}), {40, 30}).eq(0).all().item<bool>());
+    const at::Tensor some = random_tensor({40, 3}, 1).matmul(random_tensor({3, 30}, 2)).to(at::kFloat).flatten();
+    at::Tensor sum = at::zeros({1200});
+    for (int step = 1; step <= 4; ++step) {
+      sum += reduced_by(hook, mesh["dp"], some.clone(), {40, 30});
+      if (step == 1) continue;  // has some columns that span the rows of the gradient, but not its columns yet
+      EXPECT_LT((sum - some * 2 * step).abs().max().item<double>(), 1e-3) << step;
+    }
+  });
+}
+
+/// Every index of a bucket is sent: one of 2^31 entries and more needs 8 bytes.
+TEST(TopKHook, NumbersTheEntriesOfLargeBuckets) {
+  const Mesh mesh = Mesh::create(make_record_world(0, 2), {{"dp", 2}});
+  const auto bytes_of = [&](int64_t count) {
+    TopKHook hook(1e-6);
+    hook.prepare(count, at::TensorOptions(at::kFloat).device(at::kMeta));
+    const int64_t before = mesh.bytes_sent();
+    reduced_by(hook, mesh["dp"], at::empty({count}, at::TensorOptions(at::kFloat).device(at::kMeta)), {count});
+    return mesh.bytes_sent() - before;
+  };
+  EXPECT_EQ(bytes_of((int64_t{1} << 31) - 1), 2147 * 8);
+  EXPECT_EQ(bytes_of(int64_t{1} << 31), 2147 * 12);
+}
+
+/// What this processor calls itself: for torch, MKL and oneDNN.
+void pretend_to_be_old() {
+  setenv("ATEN_CPU_CAPABILITY", "default", 1);
+  setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2", 1);
+  setenv("MKL_CBWR", "SSE4_2", 1);
+  setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 1);
+  setenv("CARAVAN_SIMD", "baseline", 1);
+}
+
+/// Replicas apply what a hook returns, so it must have the same bits on every rank, whatever instructions it has.
+TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
+  const auto body = [](const std::shared_ptr<Communicator>& world) {
+    if (world->rank() == 1) pretend_to_be_old();  // before the first operation of torch in this process
+    const Mesh mesh = Mesh::create(world, {{"dp", 2}});
+    const std::vector<int64_t> shape{150, 70};
+    const std::vector<std::shared_ptr<ReductionHook>> hooks{std::make_shared<PowerSgdHook>(5),
+                                                            std::make_shared<TopKHook>(0.1)};
+    for (const auto& hook : hooks) {
+      hook->prepare(150 * 70, at::kFloat);
+      for (int step = 0; step < 4; ++step) {
+        const uint64_t seed = 10 * step + mesh.rank();
+        const at::Tensor mine =
+            reduced_by(*hook, mesh["dp"], random_tensor(shape, seed).to(at::kFloat).flatten(), shape);
+        at::Tensor all = at::empty({2, mine.numel()});
+        all_gather_async(*world, mine, all, {}, "sums").wait();
+        EXPECT_TRUE(at::equal(all[0], all[1])) << hook->name() << ", step " << step;
+      }
+    }
+  };
+  run_process_ranks(2, body, {.timeout = std::chrono::seconds(30)});
 }
 
 /// In parts of a matrix that fit into no factor, vectors, and steps of shards between replicas.

@@ -183,6 +183,15 @@ TEST(Asynchronous, UpdatesFollowWholeGradients) {
   EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, {reduce, 0, 1}}), HasSubstr("there is no update"));
 }
 
+/// The check of so many micro-batches takes a second, unless its time grows with their square: then hours.
+TEST(Asynchronous, TheCheckGrowsWithTheTableAlone) {
+  const Units units{.units = {{.name = "a", .groups = {0}}, {.name = "b", .stage = 1, .groups = {1}}},
+                    .groups = {{.name = "a"}, {.name = "b"}}};
+  std::vector<Schedule> tables = expand(pipedream(2, 20'000).ranks, units);
+  for (Schedule& table : tables) table = with_reductions(table, units, /*each_micro_batch=*/true);
+  EXPECT_NO_THROW(check(tables, units));
+}
+
 TEST(Interleaved, NeedsAMultipleOfTheRanks) {
   EXPECT_THAT(error_of([] { interleaved(4, 6, 2); }), HasSubstr("use 8"));
 }

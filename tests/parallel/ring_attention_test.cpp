@@ -1,13 +1,15 @@
 #include "caravan/parallel/ring_attention.h"
 
+#include <gmock/gmock.h>
+
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
-#include "caravan/parallel/ring_schedule.h"
 #include "caravan/parallel/zigzag.h"
+#include "tests/parallel/gradients_before_keys.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -58,82 +60,6 @@ TEST(RingPart, CoversTheCausalPairsOnceInEqualParts) {
   }
 }
 
-// ---- the order of events ----
-
-using Kind = RingStep::Kind;
-
-size_t at_step(const std::vector<RingStep>& steps, Kind kind, int turn) {
-  return static_cast<size_t>(std::ranges::find(steps, RingStep{kind, turn}) - steps.begin());
-}
-
-/// The next block is on its way before this one is computed, and awaited after it.
-TEST(RingSchedule, PassesABlockOnWhileItIsComputedWith) {
-  for (const bool is_backward : {false, true}) {
-    for (int n = 2; n <= 5; ++n) {
-      const std::vector<RingStep> steps = ring_schedule(n, is_backward);
-      for (int turn = 0; turn < n; ++turn) {
-        const size_t compute = at_step(steps, Kind::compute, turn);
-        ASSERT_LT(compute, steps.size());
-        if (turn + 1 == n) {
-          EXPECT_EQ(at_step(steps, Kind::pass, turn), steps.size()) << "nobody waits for the last block";
-          continue;
-        }
-        EXPECT_LT(at_step(steps, Kind::pass, turn), compute);
-        EXPECT_LT(compute, at_step(steps, Kind::receive, turn));
-        EXPECT_LT(at_step(steps, Kind::receive, turn), at_step(steps, Kind::pass, turn + 1));
-      }
-    }
-  }
-}
-
-/// Nothing travels while a turn is computed, and every rank still sends and receives in the same order.
-TEST(RingSchedule, WaitsAtOnceWithoutOverlap) {
-  for (int n = 2; n <= 5; ++n) {
-    for (const bool is_backward : {false, true}) {
-      const std::vector<RingStep> steps = ring_schedule(n, is_backward, /*overlaps=*/false);
-      EXPECT_EQ(steps.size(), ring_schedule(n, is_backward).size());
-      for (int turn = 0; turn < n; ++turn) {
-        const size_t compute = at_step(steps, Kind::compute, turn);
-        if (turn + 1 < n) {
-          EXPECT_LT(compute, at_step(steps, Kind::pass, turn));
-          EXPECT_EQ(at_step(steps, Kind::pass, turn) + 1, at_step(steps, Kind::receive, turn));
-        }
-        if (!is_backward || turn == 0) continue;
-        EXPECT_LT(compute, at_step(steps, Kind::expect, turn));
-        EXPECT_EQ(at_step(steps, Kind::expect, turn) + 1, at_step(steps, Kind::add, turn));
-      }
-    }
-  }
-}
-
-/// Gradients of a turn are on their way while its products are computed, and leave with these.
-TEST(RingSchedule, ExpectsGradientsWhileItComputesItsOwn) {
-  for (int n = 2; n <= 5; ++n) {
-    const std::vector<RingStep> steps = ring_schedule(n, true);
-    for (int turn = 1; turn < n; ++turn) {
-      EXPECT_LT(at_step(steps, Kind::give, turn - 1), at_step(steps, Kind::expect, turn));
-      EXPECT_LT(at_step(steps, Kind::expect, turn), at_step(steps, Kind::compute, turn));
-      EXPECT_LT(at_step(steps, Kind::compute, turn), at_step(steps, Kind::add, turn));
-      EXPECT_LT(at_step(steps, Kind::add, turn), at_step(steps, Kind::give, turn));
-    }
-    EXPECT_EQ(steps.back(), (RingStep{Kind::add, n})) << "its own gradients come home";
-  }
-}
-
-/// Messages between two ranks match in the order in which they are issued.
-TEST(RingSchedule, SendsInTheOrderInWhichTheNextRankReceives) {
-  for (int n = 2; n <= 5; ++n) {
-    std::vector<std::pair<bool, int>> sent, received;  // whether it is a gradient, and for which turn
-    for (const RingStep& step : ring_schedule(n, true)) {
-      if (step.kind == Kind::pass) sent.emplace_back(false, step.turn + 1);
-      if (step.kind == Kind::pass) received.emplace_back(false, step.turn + 1);
-      if (step.kind == Kind::give) sent.emplace_back(true, step.turn + 1);
-      if (step.kind == Kind::expect) received.emplace_back(true, step.turn);
-    }
-    EXPECT_EQ(sent, received);
-  }
-}
-
 // ---- against one process ----
 
 struct Case {
@@ -142,6 +68,9 @@ struct Case {
   bool has_documents = false;
   double dropout = 0;
   at::ScalarType type = at::kDouble;
+  bool overlaps = true;
+  int64_t width = kWidth;
+  RingSchedule schedule = checked_ring_schedule;
 };
 
 /// Documents of 1 to 9 tokens, others in each row.
@@ -181,17 +110,18 @@ Found run(const Case& what, const MeshAxis& axis, bool with_ring) {
   const Slots slots(n, with_ring ? axis.coord() : 0);
   AttentionCore core(what.dropout);
   Hook hook;
-  if (with_ring) hook = core.add_hook(ring_attention(axis));
+  if (with_ring) hook = core.add_hook(ring_attention(axis, what.schedule));
+  axis.deferred().set_overlaps(what.overlaps);
   ForwardContext context{.seed = 3, .step = 5};
   context.set(Dim::sequence, slots.index);
   if (what.has_documents) context.documents = some_documents().index_select(1, slots.tokens);
   Tensors inputs;
   for (const int64_t heads : {kHeads, what.kv_heads, what.kv_heads}) {
-    const at::Tensor whole = random_tensor({kRows, kLength, heads, kWidth}, 11 + inputs.size());
+    const at::Tensor whole = random_tensor({kRows, kLength, heads, what.width}, 11 + inputs.size());
     inputs.push_back(whole.index_select(1, slots.tokens).to(what.type).requires_grad_());
   }
   Found found{.out = core.run(inputs, context).front(), .gradients = {}};
-  const at::Tensor gradient = random_tensor({kRows, kLength, kHeads, kWidth}, 17).index_select(1, slots.tokens);
+  const at::Tensor gradient = random_tensor({kRows, kLength, kHeads, what.width}, 17).index_select(1, slots.tokens);
   found.out.backward(gradient.to(what.type));
   for (size_t i = 0; i < 3; ++i) found.gradients[i] = inputs[i].grad();
   return found;
@@ -221,6 +151,27 @@ TEST(RingAttention, IsOneProcess) {
         expect_one_process({.n = n, .kv_heads = kv_heads, .has_documents = has_documents}, 1e-12);
       }
     }
+  }
+}
+
+/// Messages travel between turns, in the same order on all ranks; long ones wait for their receiver.
+TEST(RingAttention, IsOneProcessWithoutOverlap) {
+  for (const int n : {2, 3, 4}) {
+    for (const bool has_documents : {false, true}) {
+      expect_one_process({.n = n, .kv_heads = 2, .has_documents = has_documents, .overlaps = false}, 1e-12);
+    }
+    for (const bool overlaps : {false, true}) expect_one_process({.n = n, .overlaps = overlaps, .width = 512}, 1e-12);
+  }
+}
+
+/// Messages of the same size and dtype in another order are an error that names both labels, not wrong gradients.
+TEST(RingAttention, LabelsCatchMessagesInAnotherOrder) {
+  for (const int n : {2, 3, 4}) {
+    const std::string text = message_of<CommError>(
+        [&] { expect_one_process({.n = n, .overlaps = false, .schedule = gradients_before_keys}, 1e-12); });
+    EXPECT_THAT(text, ::testing::AllOf(::testing::HasSubstr("the calls of sender and receiver differ"),
+                                       ::testing::HasSubstr("\"gradient of keys, turn 1, "),
+                                       ::testing::HasSubstr("\"keys, turn 1, ")));
   }
 }
 

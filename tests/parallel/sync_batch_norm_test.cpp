@@ -86,6 +86,55 @@ TEST(SyncBatchNorm, IsThatOfOneProcessOnAllRows) {
   }
 }
 
+/// Without a momentum torch's running statistics are the means over all batches.
+TEST(SyncBatchNorm, AveragesOverAllBatchesWithoutAMomentum) {
+  const at::Tensor x = rows_of(6);
+  const auto make = [] {
+    torch::nn::BatchNorm2d norm(torch::nn::BatchNorm2dOptions(3).momentum(std::nullopt));
+    norm->to(at::kDouble);
+    return norm;
+  };
+  torch::nn::BatchNorm2d whole = make();
+  for (int batch = 1; batch <= 3; ++batch) whole(x * batch);
+  on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
+    torch::nn::BatchNorm2d norm = make();
+    for (int batch = 1; batch <= 3; ++batch) {
+      sync_batch_norm(x.narrow(0, 3 * mesh.rank(), 3) * batch, norm, mesh["dp"]);
+    }
+    EXPECT_TRUE(at::allclose(norm->running_mean, whole->running_mean, 1e-12, 0));
+    EXPECT_TRUE(at::allclose(norm->running_var, whole->running_var, 1e-11, 0));
+  });
+}
+
+/// In half precision as torch, with more values a channel than fp16 can count (65,504) or sum, and bf16 tell apart.
+TEST(SyncBatchNorm, CountsAndSumsHalfPrecisionExactly) {
+  constexpr int64_t kSide = 260;  // 135,200 values a channel, 67,600 on a rank
+  for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor x = random_tensor({2, 3, kSide, kSide}, 5).add(2).to(type);
+    const at::Tensor weights = random_tensor(x.sizes(), 6).to(type);
+    const auto step = [&](const at::Tensor& input, const at::Tensor& weight, auto&& norm) {
+      const at::Tensor leaf = input.clone().requires_grad_();
+      const at::Tensor y = norm(leaf);
+      EXPECT_EQ(y.scalar_type(), type);
+      y.backward(weight);
+      return std::pair(y.detach().to(at::kFloat), leaf.grad().to(at::kFloat));
+    };
+    torch::nn::BatchNorm2d whole(3);
+    const auto want = step(x, weights, [&](const at::Tensor& input) { return whole(input); });
+    on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
+      torch::nn::BatchNorm2d norm(3);
+      const auto got = step(x.narrow(0, mesh.rank(), 1), weights.narrow(0, mesh.rank(), 1),
+                            [&](const at::Tensor& input) { return sync_batch_norm(input, norm, mesh["dp"]); });
+      const double rounding = type == at::kHalf ? 1e-3 : 8e-3;  // of y and the gradient, to 11 or 8 bits
+      EXPECT_TRUE(at::allclose(got.first, want.first.narrow(0, mesh.rank(), 1), rounding, rounding));
+      EXPECT_TRUE(at::allclose(got.second, want.second.narrow(0, mesh.rank(), 1), rounding, rounding));
+      // Statistics are fp32 in both: sums in another order.
+      EXPECT_TRUE(at::allclose(norm->running_mean, whole->running_mean, 1e-5, 0));
+      EXPECT_TRUE(at::allclose(norm->running_var, whole->running_var, 1e-5, 0));
+    });
+  }
+}
+
 TEST(SyncBatchNorm, RefusesOtherChannelsAndASingleValue) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     torch::nn::BatchNorm2d norm = norm_of_three();

@@ -6,12 +6,20 @@
 #include <string>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/engine/stage_runner.h"
+#include "caravan/module/adapter.h"
+#include "caravan/parallel/pipeline.h"
 #include "caravan/session/session.h"
 
 namespace {
@@ -46,6 +54,31 @@ double difference(Session& session) {
   return (sum / session.size() - mine).abs().max().item<double>();
 }
 
+/// The output of two layers, each a stage of the pipeline that is the whole mesh, summed over the ranks.
+double sum_of_stages(Session& session) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& weight : net->parameters()) weight.fill_(1);
+  const auto unit = [&](const char* name, size_t i) {
+    const auto layer = net->ptr<torch::nn::LinearImpl>(i);
+    return ModuleAdapter::Unit{name, {layer}, [layer](Tensors in) -> Tensors {
+                                 const at::Tensor out = layer->forward(in[0]);
+                                 return {out.size(1) == 1 ? out.sum() : out};
+                               }};
+  };
+  ModuleAdapter model(net.ptr(), {unit("first", 0), unit("second", 1)}, session.mesh());
+  Strategy strategy = whole_model(model, session.mesh());
+  add_pipeline(strategy, session.mesh(), {.choice = {.schedule = "gpipe"}});
+  Engine engine(model, session.mesh(), strategy);
+  StageRunner runner(engine);
+  const at::AutoGradMode with_gradients(true);
+  at::Tensor sum = at::tensor({runner.run_step(2, [](int m) {
+    return MicroBatch{at::full({1, 2}, m + 1.0F), at::zeros({1})};
+  })});
+  all_reduce_async(session.world(), sum, sum, ReduceOp::sum).wait();
+  return sum.item<double>();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -58,6 +91,10 @@ int main(int argc, char** argv) {
   }
   try {
     Session session(options);
+    if (session.mesh().has("pp") && session.mesh()["pp"].size() == session.size()) {
+      fmt::print("rank {} of {} stages: {}\n", session.rank(), session.size(), sum_of_stages(session));
+      return 0;
+    }
     std::string axes;
     for (const MeshAxis& axis : session.mesh().axes()) {
       axes += fmt::format(" {}={}/{}", axis.name(), session[axis.name()].coord(), axis.size());

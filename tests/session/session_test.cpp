@@ -29,6 +29,13 @@ TEST_F(SessionTest, EachRankFindsItsPlace) {
             "rank 5 of 6 pp=0/1 dp=2/3 tp=1/2: cpu, seed 7, random equal, threads set 1\n");
 }
 
+/// Its mesh takes the axes that a pipeline adds. 6v + 4 for inputs of 1 and 2.
+TEST_F(SessionTest, ItsMeshCanBeSplitIntoStages) {
+  const Result two = on(2, {"axes=pp:2", "threads=1"});
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(two.out, "rank 0 of 2 stages: 26\n");
+}
+
 TEST_F(SessionTest, OneRankNeedsNoLauncher) {
   const int cores = num_usable_cores();
   const Result alone = run({CARAVAN_SESSION_PROGRAM});

@@ -13,6 +13,7 @@ namespace caravan {
 namespace {
 
 constexpr const char* kEnvelope = "c10d envelope";
+constexpr const char* kPayload = "c10d message";
 
 template <class T>
 Buffer bytes_of(T& object) {
@@ -29,7 +30,7 @@ std::vector<Work> C10dMessages::send(const at::Tensor& tensor, int to, int tag) 
   auto envelope = std::make_shared<Envelope>(Envelope{tag, static_cast<int64_t>(payload.dtype), payload.count});
   std::vector<Work> parts{comm_.send_async(bytes_of(*envelope), to, kEnvelope)};
   parts.back().keep(envelope);
-  parts.push_back(comm_.send_async(payload, to, "c10d send"));
+  parts.push_back(comm_.send_async(payload, to, kPayload));
   parts.back().keep(std::make_shared<at::Tensor>(tensor));
   return parts;
 }
@@ -92,7 +93,7 @@ void C10dMessages::accept(int rank, const Envelope& envelope) {
     const Pending pending = *found;
     pending_.erase(found);
     try {  // another size is an error of the communicator's, which names both calls
-      Work payload = comm_.recv_async(movable_buffer(pending.tensor, "recv").buffer, rank, "c10d recv");
+      Work payload = comm_.recv_async(movable_buffer(pending.tensor, "recv").buffer, rank, kPayload);
       payload.keep(std::make_shared<at::Tensor>(pending.tensor));
       start(pending, rank, {std::move(payload)}, nullptr);
     } catch (const std::exception&) {
@@ -102,7 +103,7 @@ void C10dMessages::accept(int rank, const Envelope& envelope) {
   }
   const auto dtype = static_cast<Dtype>(envelope.dtype);
   auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(envelope.count * size_bytes(dtype)));
-  Work payload = comm_.recv_async({bytes->data(), envelope.count, dtype, {}}, rank, "c10d message before its recv");
+  Work payload = comm_.recv_async({bytes->data(), envelope.count, dtype, {}}, rank, kPayload);
   payload.keep(bytes);
   peers_[static_cast<size_t>(rank)].stored.push_back({envelope, std::move(bytes), std::move(payload)});
 }

@@ -37,6 +37,17 @@ std::exception_ptr mismatch_error(const GroupInfo& group, const Descriptor& call
       "make all ranks call the same, with the same op, dtype, sizes, root and table of algorithms, in one order")));
 }
 
+std::exception_ptr message_error(const GroupInfo& group, const Descriptor& sent, int sender, const Descriptor& received,
+                                 int receiver, bool compares_labels) {
+  const bool have_labels = compares_labels && sent.what[0] != '\0' && received.what[0] != '\0';
+  if (sent.dtype == received.dtype && sent.count == received.count && (!have_labels || sent.what == received.what)) {
+    return nullptr;
+  }
+  return mismatch_error(group, group.rank == sender ? sent : received,
+                        fmt::format("the calls of sender and receiver differ: rank {}: {}; rank {}: {}", sender,
+                                    to_string(sent), receiver, to_string(received)));
+}
+
 std::exception_ptr peer_failure_error(const GroupInfo& group, const Descriptor& call, std::string fact,
                                       FailureScope scope) {
   return std::make_exception_ptr(

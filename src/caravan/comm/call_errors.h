@@ -17,6 +17,11 @@ namespace caravan {
 /// The ranks' calls differ: `fact` names both sides.
 std::exception_ptr mismatch_error(const GroupInfo& group, const Descriptor& call, std::string fact);
 
+/// The calls of the two sides of a message, `sent` and `received`, differ in dtype, size or label; null if they match.
+/// A call without a label matches every label.
+std::exception_ptr message_error(const GroupInfo& group, const Descriptor& sent, int sender, const Descriptor& received,
+                                 int receiver, bool compares_labels);
+
 /// Another rank failed first, or is lost: `fact` says which and why.
 std::exception_ptr peer_failure_error(const GroupInfo& group, const Descriptor& call, std::string fact,
                                       FailureScope scope);

@@ -38,9 +38,9 @@ struct Lineage {
 ///     another order that depends on the ranks only. all_reduce gives every rank the same bits.
 ///   - Counts of 0 are legal. A communicator of size 1 copies in to out and moves nothing.
 ///   - Errors, on every rank, before any result is used: UsageError if the arguments are invalid by themselves;
-///     CommError if the ranks' calls differ in verb, op, dtype, sizes or root (it names both sides), if a peer is lost,
-///     or if `timeout` passes (it names operation, sequence number, call site and missing ranks). After a CommError the
-///     communicator is dead: every later call throws the first error again.
+///     CommError if the ranks' calls differ in verb, op, dtype, sizes, root or the label of a message (it names both),
+///     if a peer is lost, or if `timeout` passes (it names operation, sequence number, call site and missing ranks).
+///     After a CommError the communicator is dead: every later call throws the first error again.
 ///   - Bytes sent: see wire_bytes; x = bytes of `in`, n = size().
 class Communicator {
  public:

@@ -1,7 +1,24 @@
 #include "caravan/comm/operations.h"
 
+#include <string>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 namespace caravan {
 namespace {
+
+/// Cut to the size of Operation::what. The labels of the two sides of a message are compared, so one that is too long
+/// ends with a hash of the whole: "gradient of keys, turn 2, decoder.lay~1f09ac35".
+std::string message_label(std::string_view label) {
+  constexpr size_t kMost = std::tuple_size_v<decltype(Operation::what)> - 1;
+  if (label.size() <= kMost) return std::string(label);
+  const std::string hash = fmt::format("~{:08x}", static_cast<uint32_t>(XXH3_64bits(label.data(), label.size())));
+  return std::string(label.substr(0, kMost - hash.size())) + hash;
+}
 
 Operation new_operation(Verb verb, const Call& call, const Stream& stream) {
   Operation operation;
@@ -73,7 +90,7 @@ Operation reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op
 
 Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out, int peer, const Call& call,
                             const Stream& stream) {
-  Operation operation = new_operation(verb, in, out, call, stream);
+  Operation operation = new_operation(verb, in, out, {message_label(call.what), call.where}, stream);
   operation.peer = peer;
   return operation;
 }

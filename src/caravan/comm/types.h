@@ -66,8 +66,8 @@ struct Stream {
   void* handle = nullptr;
 };
 
-/// Who calls and for what: `what` names the tensor ("gradient bucket 3"), the location is the caller's line. Every
-/// error has both. They are not compared: ranks may differ in them.
+/// Who calls and for what: `what` names the tensor ("gradient bucket 3"), the location is the caller's line. Errors
+/// have both. Ranks may differ in them, except in the label of a message that both sides give: CommOptions::check.
 struct Call {
   Call(std::source_location location = std::source_location::current())
       : where(location) {}  // NOLINT: default argument

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -83,17 +84,24 @@ void add_joint_gathers(Schedule& table, const Units& units) {
 /// Changes receives so that those from each rank come in the order of its sends.
 void receive_in_order(std::vector<Schedule>& tables, const Units& units, std::span<const int> rank_of_stage) {
   const auto rank_of = [&](int stage) { return rank_of_stage.empty() ? stage : rank_of_stage[stage]; };
-  std::map<std::pair<int, int>, Schedule> messages;  // by sender and receiver, as the receives of them
+  struct Route {
+    Schedule sent;                                    // as the receives of it
+    std::map<std::tuple<int, int, bool>, size_t> at;  // position in `sent`, by unit, micro-batch and whether a gradient
+    size_t num_received = 0;
+  };
+  const auto key = [](const Action& entry) { return std::tuple(entry.unit, entry.micro_batch, entry.is_gradient); };
+  std::map<std::pair<int, int>, Route> routes;  // by sender and receiver
   for (const Schedule& table : tables) {
     for (const Action& entry : table) {
       if (entry.kind != Action::Kind::send) continue;
       Action recv = entry;
       recv.kind = Action::Kind::recv;
       recv.peer = entry.is_gradient ? units.units[entry.unit].stage : entry.peer - 1;
-      messages[{rank_of(recv.peer), rank_of(entry.peer)}].push_back(recv);
+      Route& route = routes[{rank_of(recv.peer), rank_of(entry.peer)}];
+      route.at.emplace(key(recv), route.sent.size());
+      route.sent.push_back(recv);
     }
   }
-  std::map<std::pair<int, int>, size_t> num_received;
   for (size_t rank = 0; rank < tables.size(); ++rank) {
     Schedule table;
     for (const Action& entry : tables[rank]) {
@@ -101,12 +109,13 @@ void receive_in_order(std::vector<Schedule>& tables, const Units& units, std::sp
         table.push_back(entry);
         continue;
       }
-      const std::pair<int, int> route{rank_of(entry.peer), static_cast<int>(rank)};
-      const Schedule& sent = messages[route];
-      size_t& num = num_received[route];
-      const auto found = std::find(sent.begin(), sent.end(), entry);
-      if (found == sent.end()) table.push_back(entry);  // check() names it
-      for (; found != sent.end() && sent.begin() + num <= found; ++num) table.push_back(sent[num]);
+      Route& route = routes[{rank_of(entry.peer), static_cast<int>(rank)}];
+      const auto found = route.at.find(key(entry));
+      if (found == route.at.end()) {
+        table.push_back(entry);  // check() names it
+        continue;
+      }
+      for (; route.num_received <= found->second; ++route.num_received) table.push_back(route.sent[route.num_received]);
     }
     tables[rank] = std::move(table);
   }

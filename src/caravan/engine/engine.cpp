@@ -1,6 +1,7 @@
 #include "caravan/engine/engine.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +11,7 @@
 #include "caravan/base/path_log.h"
 #include "caravan/base/trace.h"
 #include "caravan/engine/agreement.h"
+#include "caravan/engine/reduction_order.h"
 
 namespace caravan {
 namespace {
@@ -340,13 +342,8 @@ void Engine::update(const Action& entry) {
   if (position_ + 1 < table_->size()) gradients_->begin_step();
 }
 
-bool Engine::is_last_reduction(const Action& action) const {
-  if (mode_ != Mode::following) return true;
-  const auto from = table_->begin() + static_cast<std::ptrdiff_t>(position_) + 1;
-  const auto until =
-      std::find_if(from, table_->end(), [](const Action& later) { return later.kind == Action::Kind::update; });
-  return std::none_of(from, until,
-                      [&](const Action& later) { return later.kind == action.kind && later.unit == action.unit; });
+bool Engine::is_last_reduction(const Action&) const {
+  return mode_ != Mode::following || ends_reductions(*table_, position_);
 }
 
 /// The pieces of work that the backward of the entry's unit and micro-batch has deferred, and those before them.
@@ -354,9 +351,10 @@ void Engine::run_deferred(const Action& weight) {
   const auto is_its = [&](const auto& backward) {
     return backward.first.unit == weight.unit && backward.first.micro_batch == weight.micro_batch;
   };
-  const auto found = std::find_if(backwards_.begin(), backwards_.end(), is_its);
-  if (found == backwards_.end()) refuse(weight, "comes before its backward");
-  const size_t until = found + 1 == backwards_.end() ? num_deferred_ : (found + 1)->second;
+  // From the end: the backward was a few micro-batches ago, however many a step has.
+  const auto found = std::find_if(backwards_.rbegin(), backwards_.rend(), is_its);
+  if (found == backwards_.rend()) refuse(weight, "comes before its backward");
+  const size_t until = found == backwards_.rbegin() ? num_deferred_ : std::prev(found)->second;
   const TraceSpan span(TraceLog::kCompute, "weight gradients", name_of(state_.layout.units(), weight.unit),
                        {{"micro_batch", weight.micro_batch}});
   if (until > num_run_) mesh_.deferred().run(until - num_run_);

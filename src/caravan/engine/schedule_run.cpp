@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -103,7 +104,10 @@ void ScheduleRun::compute(size_t rank, const Action& event) {
       refuse(rank, fmt::format("reads {}, which is not gathered", group_text(group)));
     }
   }
-  for (const int group : state.changed[state.at]) --state.to_add[group][event.micro_batch];
+  for (const int group : state.changed[state.at]) {
+    --state.to_add[group][event.micro_batch];
+    if (!state.has_reduced.contains({group, event.micro_batch})) state.unreduced.insert({group, event.micro_batch});
+  }
   state.has_backward |= event.kind == Kind::backward;
   if (++state.num_done < state.pass.size()) return;
   const Pass::Kind kind = pass_of(state.pass.front().kind);
@@ -150,11 +154,13 @@ void ScheduleRun::reduce(size_t rank, const Action& entry) {
     refuse(rank, fmt::format("{} has {} reductions for {} micro-batches: one in all{} is right", group_text(group), num,
                              to_add.size(), units_.groups[group].is_joint ? "" : " or one for each"));
   }
-  if (each && !to_add.contains(entry.micro_batch)) refuse(rank, "nothing adds to the gradient in this micro-batch");
-  for (const auto& [m, left] : to_add) {
-    if (left == 0 || (each && m != entry.micro_batch)) continue;
-    refuse(rank, fmt::format("micro-batch {} has yet to add to the gradient of {}", m, group_text(group)));
+  const auto own = to_add.find(entry.micro_batch);
+  if (each && own == to_add.end()) refuse(rank, "nothing adds to the gradient in this micro-batch");
+  for (auto it = each ? own : to_add.begin(); it != (each ? std::next(own) : to_add.end()); ++it) {
+    if (it->second == 0) continue;
+    refuse(rank, fmt::format("micro-batch {} has yet to add to the gradient of {}", it->first, group_text(group)));
   }
+  state.unreduced.erase({group, entry.micro_batch});
   if (units_.groups[group].is_joint) state.of_joint.push_back(state.at);
 }
 
@@ -208,35 +214,21 @@ bool ScheduleRun::recv(size_t rank, const Action& entry) {
   return true;
 }
 
-/// In the whole table.
-int ScheduleRun::num_additions(size_t rank, int group, int micro_batch) const {
-  const Rank& state = ranks_[rank];
-  int count = 0;
-  for (size_t i = 0; i < state.changed.size(); ++i) {
-    if ((*state.table)[i].micro_batch == micro_batch) {
-      count += static_cast<int>(std::ranges::count(state.changed[i], group));
-    }
-  }
-  return count;
-}
-
 void ScheduleRun::update(size_t rank) {
   Rank& state = ranks_[rank];
   if (!trains_) refuse(rank, "there is no backward");
   const bool is_again = state.num_updates++ > 0;
   if (is_again && !state.has_backward) refuse(rank, "no backward comes before it, after the last update");
   state.has_backward = false;
-  for (const auto& [group, to_add] : state.to_add) {
+  for (const auto& [group, of_micro_batches] : state.to_add) {
     if (!state.num_reductions.contains(group)) {
       refuse(rank, fmt::format("{} has a gradient but no reduction", group_text(group)));
     }
-    // Of stages that step on their own: after whole backwards, and their reductions.
-    if (state.at + 1 == state.table->size()) continue;
-    for (const auto& [m, left] : to_add) {
-      if (state.has_reduced.contains({group, m}) || left == num_additions(rank, group, m)) continue;
-      refuse(rank, fmt::format("the gradient of {} in micro-batch {} is not reduced yet", group_text(group), m));
-    }
   }
+  // Stages that step on their own do so after whole backwards and their reductions.
+  if (state.at + 1 == state.table->size() || state.unreduced.empty()) return;
+  const auto [group, m] = *state.unreduced.begin();
+  refuse(rank, fmt::format("the gradient of {} in micro-batch {} is not reduced yet", group_text(group), m));
 }
 
 }  // namespace caravan

@@ -36,6 +36,7 @@ class ScheduleRun {
     std::map<int, std::map<int, int>> to_add;   // by group and micro-batch: additions that are still to come
     std::map<int, int> num_reductions;          // of each group, in the whole table
     std::set<std::pair<int, int>> has_reduced;  // group and micro-batch
+    std::set<std::pair<int, int>> unreduced;    // the same: something has been added, and is not reduced
     std::vector<size_t> of_joint;               // positions of gathers and reductions of joint groups
   };
   using Done = std::vector<std::set<int>>;  // micro-batches, by stage
@@ -58,7 +59,6 @@ class ScheduleRun {
   bool send(size_t rank, const Action& entry);
   bool recv(size_t rank, const Action& entry);
   void update(size_t rank);
-  int num_additions(size_t rank, int group, int micro_batch) const;
   void refuse_waiting() const;
   bool awaits(const Action& next, size_t other) const;
   bool will_give(const Action& next, size_t other) const;

@@ -21,6 +21,12 @@ constexpr size_t kMostTensors = 8;
 constexpr int64_t kOfTensor = kMostDims + 3;
 constexpr int64_t kHeader = 1 + static_cast<int64_t>(kMostTensors) * kOfTensor;
 
+/// Of a message, for its sender and its receiver: "activation of micro-batch 3 for stage 1".
+std::string label_of(const Action& entry, int stage) {
+  return fmt::format("{} of micro-batch {} for stage {}", entry.is_gradient ? "gradient" : "activation",
+                     entry.micro_batch, entry.is_gradient ? stage - 1 : stage);
+}
+
 std::string text_of(const std::vector<int64_t>& sizes) { return "[" + join(sizes) + "]"; }
 
 }  // namespace
@@ -203,8 +209,7 @@ void StageLinks::put(const Action& entry, int stage, const Tensors& tensors) {
       shapes_[key(stage, entry.micro_batch)] = std::move(shapes);
     }
   }
-  for (Work& work : send_all(route, tensors, entry.is_gradient ? "gradient of activation" : "activation"))
-    works.push_back(std::move(work));
+  for (Work& work : send_all(route, tensors, label_of(entry, stage))) works.push_back(std::move(work));
   keep_one({there, entry.is_gradient}, std::move(works));
 }
 
@@ -217,7 +222,7 @@ StageLinks::Receipt StageLinks::post(const Action& entry, int stage) {
     known = &(shapes_[key(stage, entry.micro_batch)] = recv_shapes(route));
   }
   Receipt receipt{make(entry.is_gradient ? with_gradient(*known, stage) : *known), {}};
-  receipt.works = recv_all(route, receipt.tensors, entry.is_gradient ? "gradient of activation" : "activation");
+  receipt.works = recv_all(route, receipt.tensors, label_of(entry, stage));
   return receipt;
 }
 

@@ -150,7 +150,8 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});
   if (!options.ring.empty()) {
     plan.rows.push_back({.pattern = "", .around = Zigzag(num_ring, parts * options.stream_parts)});
-    plan.rows.push_back({.pattern = "*.attention.core", .around = ring_attention(mesh[options.ring])});
+    plan.rows.push_back(
+        {.pattern = "*.attention.core", .around = ring_attention(mesh[options.ring], options.ring_schedule)});
   }
   return plan;
 }

@@ -5,6 +5,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan.h"
 #include "caravan/nn/config.h"
+#include "caravan/parallel/ring_schedule.h"
 
 namespace caravan {
 
@@ -15,6 +16,7 @@ struct ContextParallelOptions {
   int64_t head_parts = 1;  ///< in which another plan (tensor parallelism) splits the heads already
   /// In which another plan (sequence parallelism) splits the sequence of the residual stream too.
   int64_t stream_parts = 1;
+  RingSchedule ring_schedule = checked_ring_schedule;  ///< see ring_attention
 };
 
 /// Context parallelism as a plan for GPT-2 and Llama: each rank has a part of every sequence, also of the residual

@@ -1,7 +1,13 @@
 #include "caravan/parallel/panels.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+
 #include <fmt/format.h>
 
+#include "caravan/base/error.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -17,6 +23,74 @@ const char* name(PanelAction::Kind kind) {
   }
   return "";
 }
+
+/// The table of one rank, executed without data.
+class PanelRun {
+ public:
+  PanelRun(std::span<const PanelAction> table, size_t rank, int num_panels, bool reduces)
+      : table_(table), rank_(rank), num_panels_(num_panels), reduces_(reduces) {}
+
+  void run() {
+    for (; at_ < table_.size(); ++at_) step(table_[at_]);
+    for (const PanelAction::Kind kind : {PanelAction::Kind::multiply, PanelAction::Kind::free}) {
+      require(done(kind) == num_panels_, "a panel is not multiplied or not freed");
+    }
+    require(done(PanelAction::Kind::finish) == (reduces_ ? num_panels_ : 0), "gradients are not reduced");
+  }
+
+  /// The actions that start collectives, in order.
+  std::vector<PanelAction> collectives() const {
+    std::vector<PanelAction> some;
+    std::ranges::copy_if(table_, std::back_inserter(some), [](const PanelAction& action) {
+      return action.kind == PanelAction::Kind::gather || action.kind == PanelAction::Kind::reduce;
+    });
+    return some;
+  }
+
+  void require(bool holds, const std::string& fact) const {
+    if (holds) return;
+    const std::string place = at_ < table_.size() ? fmt::format("action {} ({})", at_, text(table_[at_])) : "the end";
+    throw InternalError({.op = "panels",
+                         .subject = fmt::format("rank {}, {}", rank_, place),
+                         .fact = fact,
+                         .action = "report this as a bug: the schedule of the panels is wrong"});
+  }
+
+ private:
+  static std::string text(const PanelAction& action) { return to_string(std::vector{action}); }
+  int done(PanelAction::Kind kind) const {
+    const auto found = done_.find(kind);
+    return found == done_.end() ? 0 : found->second;
+  }
+
+  void step(const PanelAction& action) {
+    using enum PanelAction::Kind;
+    require(action.panel >= 0 && action.panel < num_panels_, "there is no such panel");
+    require(reduces_ || (action.kind != reduce && action.kind != finish), "this product reduces nothing");
+    require(done(action.kind) == action.panel, "is there twice, or one of its kind before it is missing");
+    switch (action.kind) {
+      case gather: break;
+      case multiply:
+        require(done(gather) > action.panel && done(free) == action.panel, "its panel is not gathered");
+        require(!reduces_ || done(reduce) == action.panel, "the gradients of the panel before are not reduced yet");
+        break;
+      case free: require(done(multiply) > action.panel, "its panel is not multiplied yet"); break;
+      case reduce:
+        require(done(multiply) == action.panel + 1, "its gradients are not computed, or are those of another panel");
+        require(done(finish) == action.panel, "the reduction before it is not finished");
+        break;
+      case finish: require(done(reduce) == action.panel + 1, "its reduction is not started"); break;
+    }
+    ++done_[action.kind];
+  }
+
+  std::span<const PanelAction> table_;
+  size_t rank_;
+  int num_panels_;
+  bool reduces_;
+  size_t at_ = 0;
+  std::map<PanelAction::Kind, int> done_;
+};
 
 }  // namespace
 
@@ -40,6 +114,37 @@ std::vector<PanelAction> panel_schedule(int num_panels, bool reduces, bool overl
   }
   if (reduces && num_panels > 0) schedule.push_back({finish, num_panels - 1});
   return schedule;
+}
+
+void check_panels(std::span<const std::span<const PanelAction>> tables, int num_panels, bool reduces) {
+  std::vector<PanelAction> first;
+  for (size_t rank = 0; rank < tables.size(); ++rank) {
+    PanelRun run(tables[rank], rank, num_panels, reduces);
+    run.run();
+    const std::vector<PanelAction> own = run.collectives();
+    if (rank == 0) first = own;
+    const auto [here, there] = std::ranges::mismatch(own, first);
+    if (here == own.end() && there == first.end()) continue;
+    const auto name_at = [&](const auto& list, auto at) {
+      return at == list.end() ? std::string("nothing") : to_string(std::vector{*at});
+    };
+    run.require(false, fmt::format("collective {} is {}, that of rank 0 is {}", here - own.begin(), name_at(own, here),
+                                   name_at(first, there)));
+  }
+}
+
+std::vector<PanelAction> checked_panel_schedule(int num_panels, bool reduces, bool overlaps) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, bool, bool>, std::vector<PanelAction>> checked;
+  const std::lock_guard lock(mutex);
+  std::vector<PanelAction>& actions = checked[{num_panels, reduces, overlaps}];
+  if (actions.empty()) {
+    std::vector<PanelAction> table = panel_schedule(num_panels, reduces, overlaps);
+    const auto num_ranks = static_cast<size_t>(num_panels) * static_cast<size_t>(num_panels);
+    check_panels(std::vector<std::span<const PanelAction>>(num_ranks, table), num_panels, reduces);
+    actions = std::move(table);
+  }
+  return actions;
 }
 
 std::string to_string(const std::vector<PanelAction>& schedule) {

@@ -1,8 +1,12 @@
 #include "caravan/parallel/power_sgd.h"
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
@@ -11,6 +15,79 @@
 #include "caravan/comm/tensor.h"
 
 namespace caravan {
+namespace {
+
+/// a . b in fp64, in order.
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// Subtracts what `vector` has of the columns, and scales the rest to length 1. False if nothing but rounding is left.
+bool make_orthonormal(std::vector<double>& vector, const std::vector<std::vector<double>>& columns) {
+  const double length = std::sqrt(dot(vector, vector));
+  for (int pass = 0; pass < 2; ++pass) {  // one pass leaves what cancellation has lost
+    for (const std::vector<double>& column : columns) {
+      const double part = dot(vector, column);
+      for (size_t i = 0; i < vector.size(); ++i) vector[i] -= part * column[i];
+    }
+  }
+  const double rest = std::sqrt(dot(vector, vector));
+  if (!(rest > 1e-12 * length)) return false;
+  for (double& x : vector) x /= rest;
+  return true;
+}
+
+/// The unit vector that has least of the columns, without that.
+std::vector<double> another_direction(size_t rows, const std::vector<std::vector<double>>& columns) {
+  std::vector<double> weight(rows, 0);
+  for (const std::vector<double>& column : columns) {
+    for (size_t i = 0; i < rows; ++i) weight[i] += column[i] * column[i];
+  }
+  std::vector<double> vector(rows, 0);
+  vector[static_cast<size_t>(std::ranges::min_element(weight) - weight.begin())] = 1;
+  make_orthonormal(vector, columns);
+  return vector;
+}
+
+/// An orthonormal basis of the columns of `matrix` [rows, rank], rank < rows, in its place; where they are dependent,
+/// completed by others, so that the next step may find something there. Gram-Schmidt in fp64. It runs on every rank and
+/// must give all of them the same bits, which LAPACK does not do on unlike processors: these loops are compiled for
+/// the least that the library supports and add in order.
+void orthonormalise(at::Tensor& matrix) {
+  if (matrix.is_meta()) return;
+  const at::Tensor given = matrix.to(at::kCPU, at::kDouble).t().contiguous();
+  const auto rows = static_cast<size_t>(given.size(1));
+  std::vector<std::vector<double>> columns;
+  for (int64_t c = 0; c < given.size(0); ++c) {
+    const double* begin = given.const_data_ptr<double>() + static_cast<size_t>(c) * rows;
+    std::vector<double> column(begin, begin + rows);
+    if (!make_orthonormal(column, columns)) column = another_direction(rows, columns);
+    std::ranges::copy(column, given.mutable_data_ptr<double>() + static_cast<size_t>(c) * rows);
+    columns.push_back(std::move(column));
+  }
+  matrix.copy_(given.t());
+}
+
+/// out = left right^T, as a matrix product that has the same bits on unlike processors: products and sums of elements
+/// are rounded one by one.
+void outer_product(const at::Tensor& out, const at::Tensor& left, const at::Tensor& right) {
+  constexpr int64_t kElements = 1 << 15;  // of out at a time, which stay in a cache
+  const at::Tensor columns = right.t().contiguous();
+  const int64_t step = std::max<int64_t>(kElements / std::max<int64_t>(out.size(1), 1), 1);
+  at::Tensor product = at::empty({std::min(step, out.size(0)), out.size(1)}, out.options());
+  for (int64_t row = 0; row < out.size(0); row += step) {
+    const int64_t count = std::min(step, out.size(0) - row);
+    at::Tensor sum = out.narrow(0, row, count);
+    const at::Tensor factors = left.narrow(0, row, count);
+    at::Tensor part = product.narrow(0, 0, count);
+    at::mul_out(sum, factors.narrow(1, 0, 1), columns[0]);
+    for (int64_t i = 1; i < left.size(1); ++i) sum.add_(at::mul_out(part, factors.narrow(1, i, 1), columns[i]));
+  }
+}
+
+}  // namespace
 
 /// A gradient that is compressed, as a matrix.
 struct PowerSgdHook::Matrix {
@@ -98,7 +175,7 @@ void PowerSgdHook::reduce(const GradientRange& range, TransferStages& stages) {
   }
   stages.add([this, range, message] {
     for (Matrix& matrix : message->matrices) {
-      matrix.left.copy_(std::get<0>(at::linalg_qr(matrix.left)));  // orthonormal columns
+      orthonormalise(matrix.left);
       at::mm_out(matrix.right, matrix.residual.t(), matrix.left);
       // What this rank's summand has outside of these columns: the residuals add up to what the sum lacks.
       matrix.residual.addmm_(matrix.left, matrix.right.t(), 1, -1);
@@ -107,7 +184,7 @@ void PowerSgdHook::reduce(const GradientRange& range, TransferStages& stages) {
   });
   stages.add_local([message] {
     for (Matrix& matrix : message->matrices) {
-      at::mm_out(matrix.values, matrix.left, matrix.right.t());
+      outer_product(matrix.values, matrix.left, matrix.right);
       matrix.factor->copy_(matrix.right);
     }
     for (const auto& [values, place] : message->plain) values.copy_(place);

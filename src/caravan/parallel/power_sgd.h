@@ -14,8 +14,8 @@ namespace caravan {
 ///   sends for an [a, b] matrix 2(n-1)/n x 4 rank (a + b) bytes in place of 2(n-1)/n x 4 a b
 ///   memory: 4 bytes a parameter for the residual, and 4 rank b for each matrix
 ///
-/// The sum is computed from the factors on every rank: its bits are the same where processors and numbers of threads
-/// are. Gradients are fp32 (fp64).
+/// The sum is computed from the factors on every rank, with the same bits on unlike processors. Gradients are
+/// fp32 (fp64).
 class PowerSgdHook final : public ErrorFeedbackHook {
  public:
   /// `rank`: columns of a factor, at least 1. Throws UsageError.

@@ -15,7 +15,6 @@
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
 #include "caravan/nn/fused_attention.h"
-#include "caravan/parallel/ring_schedule.h"
 #include "caravan/parallel/zigzag.h"
 #include "caravan/redistribute/redistribute.h"
 
@@ -27,15 +26,20 @@ using torch::autograd::variable_list;
 
 /// The attention of one layer in one pass, kept by the graph for its backward.
 struct RingCall : torch::CustomClassHolder {
-  RingCall(MeshAxis axis_, std::string what_, at::Tensor documents_)
-      : axis(std::move(axis_)), what(std::move(what_)), documents(std::move(documents_)) {}
+  RingCall(MeshAxis axis_, RingSchedule schedule_, std::string what_, at::Tensor documents_)
+      : axis(std::move(axis_)),
+        schedule(std::move(schedule_)),
+        what(std::move(what_)),
+        documents(std::move(documents_)) {}
   MeshAxis axis;
+  RingSchedule schedule;
   std::string what;
   at::Tensor documents;  ///< of all ranks, one after another; undefined: one each
 };
 
 /// Keys and values, or their gradients.
 using Pair = std::array<at::Tensor, 2>;
+constexpr std::array<const char*, 2> kOfPair{"keys", "values"};
 using Transfers = std::vector<Work>;
 
 void wait(Transfers& transfers) {
@@ -77,7 +81,7 @@ class RingPass {
   RingPass(const RingCall& call, at::Tensor q, const Pair& keys) : call_(call), q_(std::move(q)), block_(keys) {}
 
   AttentionBlock forward() {
-    for (const RingStep& step : ring_schedule(size(), false, overlaps())) run(step, [&] { attend(step.turn); });
+    for (const RingStep& step : steps(false)) run(step, [&] { attend(step.turn); });
     return std::move(all_);
   }
 
@@ -89,46 +93,53 @@ class RingPass {
   Gradients backward(const AttentionBlock& all, const at::Tensor& gradient) {
     all_ = all;
     gradient_ = gradient;
-    for (const RingStep& step : ring_schedule(size(), true, overlaps())) run(step, [&] { differentiate(step.turn); });
-    wait(given_);
+    for (const RingStep& step : steps(true)) run(step, [&] { differentiate(step.turn); });
     return {std::move(of_q_), std::move(sum_)};
   }
 
  private:
   int size() const { return call_.axis.size(); }
   bool overlaps() const { return call_.axis.deferred().overlaps(); }
+  std::vector<RingStep> steps(bool is_backward) const { return call_.schedule(size(), is_backward, overlaps()); }
   bool computes() const { return !q_.is_meta() && q_.numel() > 0; }
 
   template <class Compute>
   void run(const RingStep& step, const Compute& compute) {
     switch (step.kind) {
-      case RingStep::Kind::pass: return pass();
+      case RingStep::Kind::send_keys: return send(block_, keys_, "", step.turn);
+      case RingStep::Kind::recv_keys: return recv_keys(step.turn);
+      case RingStep::Kind::wait_keys: return wait_keys();
       case RingStep::Kind::compute: return compute();
-      case RingStep::Kind::receive: return receive();
-      case RingStep::Kind::expect: return expect();
       case RingStep::Kind::add: return add(step.turn);
-      case RingStep::Kind::give: return give();
+      case RingStep::Kind::send_sums: return send(sum_, sums_, "gradient of ", step.turn);
+      case RingStep::Kind::recv_sums: return recv_sums(step.turn);
+      case RingStep::Kind::wait_sums: return wait_sums(step.turn);
     }
   }
 
-  void send(const Pair& pair, Transfers& transfers, const std::string& what) const {
-    const int next = (call_.axis.coord() + 1) % size();
-    for (const at::Tensor& x : pair) transfers.push_back(send_async(call_.axis.comm(), x, next, what));
+  /// "gradient of keys, turn 2, blocks.0.attention.core", the same for the sender and the receiver of a message.
+  std::string label(const char* kind, size_t i, int turn) const {
+    return fmt::format("{}{}, turn {}, {}", kind, kOfPair[i], turn, call_.what);
   }
-  void recv(const Pair& pair, Transfers& transfers, const std::string& what) const {
+  void send(const Pair& pair, Transfers& transfers, const char* kind, int turn) const {
+    const int next = (call_.axis.coord() + 1) % size();
+    for (size_t i = 0; i < pair.size(); ++i)
+      transfers.push_back(send_async(call_.axis.comm(), pair[i], next, label(kind, i, turn)));
+  }
+  void recv(const Pair& pair, Transfers& transfers, const char* kind, int turn) const {
     const int before = (call_.axis.coord() + size() - 1) % size();
-    for (const at::Tensor& x : pair) transfers.push_back(recv_async(call_.axis.comm(), x, before, what));
+    for (size_t i = 0; i < pair.size(); ++i)
+      transfers.push_back(recv_async(call_.axis.comm(), pair[i], before, label(kind, i, turn)));
   }
 
-  void pass() {
+  void recv_keys(int turn) {
     // What was computed with a turn ago is read by nobody any more, unless it is the rank's own.
     if (!spare_[0].defined()) spare_ = {at::empty_like(block_[0]), at::empty_like(block_[1])};
-    send(block_, passed_, call_.what);
-    recv(spare_, passed_, call_.what);
+    recv(spare_, keys_, "", turn);
   }
 
-  void receive() {
-    wait(passed_);
+  void wait_keys() {
+    wait(keys_);
     std::swap(block_, spare_);
     if (is_own_) spare_ = {};
     is_own_ = false;
@@ -167,29 +178,29 @@ class RingPass {
     return {at::empty(block_[0].sizes(), gradient_type()), at::empty(block_[1].sizes(), gradient_type())};
   }
 
-  void expect() {
-    coming_ = spare_sum_[0].defined() ? std::exchange(spare_sum_, {}) : empty_gradients();
-    recv(coming_, expected_, "gradient of " + call_.what);
-  }
-
+  /// Turn 0 has the rank's own keys, and its gradients of all of them.
   void add(int turn) {
-    // Weight gradients that nothing waits for are computed while the last sum is on its way.
-    if (turn == size() && overlaps()) call_.axis.deferred().run_all();
-    wait(expected_);
-    wait(given_);
-    spare_sum_ = std::exchange(sum_, std::exchange(coming_, {}));
-    for (size_t i = 0; i < own_.size(); ++i) {
-      if (turn < size() && own_[i].defined()) sum_[i].narrow(1, 0, own_[i].size(1)).add_(own_[i]);
-    }
-  }
-
-  void give() {
-    if (!sum_[0].defined()) {  // turn 0: the own keys, all of them
+    if (turn == 0) {
       sum_ = own_[0].defined() ? own_ : empty_gradients();
       if (!own_[0].defined())
         for (const at::Tensor& x : sum_) x.zero_();
+      return;
     }
-    send(sum_, given_, "gradient of " + call_.what);
+    for (size_t i = 0; i < own_.size(); ++i) {
+      if (own_[i].defined()) sum_[i].narrow(1, 0, own_[i].size(1)).add_(own_[i]);
+    }
+  }
+
+  void recv_sums(int turn) {
+    coming_ = spare_sum_[0].defined() ? std::exchange(spare_sum_, {}) : empty_gradients();
+    recv(coming_, sums_, "gradient of ", turn);
+  }
+
+  void wait_sums(int turn) {
+    // Weight gradients that nothing waits for are computed while the last sum is on its way.
+    if (turn == size() && overlaps()) call_.axis.deferred().run_all();
+    wait(sums_);
+    spare_sum_ = std::exchange(sum_, std::exchange(coming_, {}));
   }
 
   const RingCall& call_;
@@ -202,9 +213,9 @@ class RingPass {
   at::Tensor of_q_;
   Pair own_{};        ///< gradients of the keys and values of this turn by this rank; undefined: none
   Pair sum_{};        ///< with those by the ranks before
-  Pair coming_{};     ///< the sum that is expected
+  Pair coming_{};     ///< the sum that is being received
   Pair spare_sum_{};  ///< memory of an earlier sum
-  Transfers passed_, expected_, given_;
+  Transfers keys_, sums_;
 };
 
 struct RingAttention : torch::autograd::Function<RingAttention> {
@@ -274,7 +285,8 @@ Tensors attend_with_dropout(const Tensors& inputs, const MeshAxis& axis, const F
       here);
 }
 
-Tensors attend(const MeshAxis& axis, Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+Tensors attend(const MeshAxis& axis, const RingSchedule& schedule, Module& module, Tensors inputs,
+               const ForwardContext& context, const Next& next) {
   const std::string& what = module.name();
   if (context.phase == Phase::generate) return next(std::move(inputs), context);
   if (context.layouts != nullptr) return lay_out(inputs, axis, context, what);
@@ -287,14 +299,15 @@ Tensors attend(const MeshAxis& axis, Module& module, Tensors inputs, const Forwa
     documents = redistribute(documents, Layout{{axis.name(), Shard{1}}}, axis, Invariant{}, what + ", documents");
   }
   return {RingAttention::apply(inputs[0], inputs[1], inputs[2],
-                               c10::make_intrusive<RingCall>(axis, what, std::move(documents)))};
+                               c10::make_intrusive<RingCall>(axis, schedule, what, std::move(documents)))};
 }
 
 }  // namespace
 
-Around ring_attention(const MeshAxis& axis) {
-  return [axis](Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
-    return attend(axis, module, std::move(inputs), context, next);
+Around ring_attention(const MeshAxis& axis, RingSchedule schedule) {
+  return [axis, schedule = std::move(schedule)](Module& module, Tensors inputs, const ForwardContext& context,
+                                                const Next& next) {
+    return attend(axis, schedule, module, std::move(inputs), context, next);
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
+#include "caravan/parallel/ring_schedule.h"
 
 namespace caravan {
 
@@ -25,6 +26,8 @@ namespace caravan {
 /// core computes with them, with the random numbers of one process.
 ///
 /// With Phase::generate, and on one rank, it does nothing.
-Around ring_attention(const MeshAxis& axis);
+///
+/// `schedule`: the steps of every rank; another one is for tests of what happens if they are wrong.
+Around ring_attention(const MeshAxis& axis, RingSchedule schedule = checked_ring_schedule);
 
 }  // namespace caravan

@@ -1,25 +1,63 @@
 #include "caravan/parallel/ring_schedule.h"
 
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include <fmt/format.h>
+
 namespace caravan {
+namespace {
+
+std::string_view text_of(RingStep::Kind kind) {
+  switch (kind) {
+    case RingStep::Kind::send_keys: return "send keys";
+    case RingStep::Kind::recv_keys: return "receive keys";
+    case RingStep::Kind::wait_keys: return "wait for keys";
+    case RingStep::Kind::compute: return "compute";
+    case RingStep::Kind::add: return "add gradients";
+    case RingStep::Kind::send_sums: return "send sums";
+    case RingStep::Kind::recv_sums: return "receive sums";
+    case RingStep::Kind::wait_sums: return "wait for sums";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string to_string(const RingStep& step) { return fmt::format("{} of turn {}", text_of(step.kind), step.turn); }
 
 std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps) {
   using enum RingStep::Kind;
   std::vector<RingStep> steps;
+  // The only places that add messages: a rank cannot send in another order than the next one receives.
+  const auto exchange_keys = [&](int turn) { steps.insert(steps.end(), {{send_keys, turn}, {recv_keys, turn}}); };
+  const auto exchange_sums = [&](int turn) { steps.insert(steps.end(), {{send_sums, turn}, {recv_sums, turn}}); };
   for (int turn = 0; turn < n; ++turn) {
     const bool has_next = turn + 1 < n;
-    const bool adds = is_backward && turn > 0;
-    if (adds && overlaps) steps.push_back({expect, turn});
-    if (has_next && overlaps) steps.push_back({pass, turn});
+    if (has_next && overlaps) exchange_keys(turn + 1);
     steps.push_back({compute, turn});
-    if (adds && !overlaps) steps.push_back({expect, turn});
-    if (adds) steps.push_back({add, turn});
-    if (is_backward) steps.push_back({give, turn});
-    if (has_next && !overlaps) steps.push_back({pass, turn});
-    if (has_next) steps.push_back({receive, turn});
+    if (is_backward) {
+      if (turn > 0 && overlaps) steps.push_back({wait_sums, turn});
+      steps.push_back({add, turn});
+      exchange_sums(turn + 1);
+      if (!overlaps || !has_next) steps.push_back({wait_sums, turn + 1});
+    }
+    if (has_next && !overlaps) exchange_keys(turn + 1);
+    if (has_next) steps.push_back({wait_keys, turn + 1});
   }
-  if (is_backward) {
-    steps.push_back({expect, n});
-    steps.push_back({add, n});
+  return steps;
+}
+
+std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overlaps) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, bool, bool>, std::vector<RingStep>> checked;
+  const std::lock_guard lock(mutex);
+  std::vector<RingStep>& steps = checked[{n, is_backward, overlaps}];
+  if (steps.empty()) {
+    std::vector<RingStep> table = ring_schedule(n, is_backward, overlaps);
+    check_ring(std::vector<std::span<const RingStep>>(static_cast<size_t>(n), table), is_backward);
+    steps = std::move(table);
   }
   return steps;
 }

@@ -1,28 +1,50 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace caravan {
 
-/// One step of the attention of a rank. "Sent on": to the next rank; what comes is from the one before.
+/// One step of the attention of a rank. It sends to the next rank of the ring and receives from the one before it.
+/// `turn` is the turn in which the receiver of a message needs it: a rank sends on the keys of turn t-1 as those of
+/// turn t.
 struct RingStep {
   enum class Kind : uint8_t {
-    pass,     ///< starts to send on the keys and values of this turn, and to receive those of the next
-    compute,  ///< the attention to the block of this turn, or its gradients
-    receive,  ///< ends what `pass` has started
-    expect,   ///< backward: starts to receive what other ranks have summed for the keys and values of this turn
-    add,      ///< backward: ends that, and adds this rank's own; in turn n, which is home, there are no more
-    give,     ///< backward: starts to send the sum on
+    send_keys,  ///< starts to send the keys and values that this rank has, as those of `turn`
+    recv_keys,  ///< starts to receive the keys and values of `turn`
+    wait_keys,  ///< waits for both
+    compute,    ///< the attention to the keys of `turn`, or its gradients
+    add,        ///< backward: adds the gradients of these keys to the sum for them; in turn 0 they are the sum
+    send_sums,  ///< backward: starts to send the sum, for `turn`
+    recv_sums,  ///< backward: starts to receive what other ranks have summed for the keys of `turn`
+    wait_sums,  ///< backward: waits for both; the sum of turn n is that for the rank's own keys
   };
   Kind kind;
-  int turn;  ///< from 0, the rank's own block
+  int turn;  ///< from 0, the rank's own keys
   bool operator==(const RingStep&) const noexcept = default;
 };
 
-/// The steps of n > 1 ranks, the same on each of them: what ring_attention executes. If it `overlaps`, what travels
-/// does so while a turn is computed, else before or after. A pure function.
+/// "send keys of turn 1", "wait for sums of turn 2".
+std::string to_string(const RingStep& step);
+
+/// The steps of n > 1 ranks, the same on each of them. If they overlap, messages travel while a turn is computed, else
+/// between turns. A send and the receive of the same message stand side by side, so every rank sends in the order in
+/// which the next one receives. A pure function.
 std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps = true);
+
+/// Executes the tables of all ranks of a ring without data. Throws InternalError, which names rank and step, unless
+/// every message is received as what it was sent as, no rank waits for ever, and what is computed with, added or sent
+/// is there. A pure function.
+void check_ring(std::span<const std::span<const RingStep>> tables, bool is_backward);
+
+/// ring_schedule, checked by check_ring for n ranks when it is first asked for. Thread-safe.
+std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overlaps);
+
+/// What ring_attention executes.
+using RingSchedule = std::function<std::vector<RingStep>(int n, bool is_backward, bool overlaps)>;
 
 /// What coordinate `coord` computes in a turn, of `length` local tokens: its queries and keys in zig-zag order that see
 /// each other. A pure function.

@@ -68,7 +68,7 @@ class SummaRun {
   Tensors forward() {
     Tensors ys;
     for (const at::Tensor& weight : weights_) ys.push_back(empty_sum(x_.size(0), weight.size(0), x_));
-    run(panel_schedule(col_.size(), /*reduces=*/false, col_.deferred().overlaps()), [&](Panel& panel) {
+    run(checked_panel_schedule(col_.size(), /*reduces=*/false, col_.deferred().overlaps()), [&](Panel& panel) {
       const at::Tensor& x = panel.x->wait();
       for (size_t i = 0; i < ys.size(); ++i) {
         add_product(ys[i], panel.index == 0, x, panel.weights[i].wait(), ProductKind::forward);
@@ -83,7 +83,7 @@ class SummaRun {
     gathers_x_ = std::find(needs_weights.begin(), needs_weights.end(), true) != needs_weights.end();
     SplitProduct::Gradients gradients;
     gradients.weights.resize(weights_.size());
-    run(panel_schedule(col_.size(), /*reduces=*/true, col_.deferred().overlaps()), [&](Panel& panel) {
+    run(checked_panel_schedule(col_.size(), /*reduces=*/true, col_.deferred().overlaps()), [&](Panel& panel) {
       if (needs_x) made_.push_back({gradient_of_x(panel, dys), &gradients.x, &col_});
       for (size_t i = 0; i < dys.size(); ++i) {
         if (!needs_weights[i]) continue;

@@ -30,6 +30,8 @@ void check_channels(const at::Tensor& x, const BatchNormState& state) {
 
 at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, const MeshAxis& axis) {
   check_channels(x, state);
+  const bool is_half = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+  const at::Tensor rows = is_half ? x.to(at::kFloat) : x;
   std::vector<int64_t> per_channel(static_cast<size_t>(x.dim()), 1);
   per_channel[1] = x.size(1);
   std::vector<int64_t> others{0};
@@ -37,28 +39,30 @@ at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, con
   const auto normalized = [&](const at::Tensor& centered, const at::Tensor& variance) {
     at::Tensor y = centered * (variance + state.eps).rsqrt().view(per_channel);
     if (state.weight.defined()) y = y * state.weight.view(per_channel);
-    return state.bias.defined() ? y + state.bias.view(per_channel) : y;
+    if (state.bias.defined()) y = y + state.bias.view(per_channel);
+    return y.to(x.scalar_type());
   };
   if (!state.is_training && state.running_mean.defined()) {
-    return normalized(x - state.running_mean.view(per_channel), state.running_var);
+    return normalized(rows - state.running_mean.view(per_channel), state.running_var.to(rows.scalar_type()));
   }
-  // The mean first, then the squares around it: a difference of large sums would lose digits.
-  const double rows = static_cast<double>(x.numel()) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
-  const at::Tensor sums =
-      over_ranks(at::cat({x.sum(others), at::full({1}, rows, x.options().requires_grad(false))}), axis);
+  // The mean first, then the squares around it: a difference of large sums would lose digits. fp64 has every count.
+  const double own_count = static_cast<double>(x.numel()) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
+  const at::Tensor sums = over_ranks(
+      at::cat({rows.sum(others).to(at::kDouble), at::full({1}, own_count, rows.options().dtype(at::kDouble))}), axis);
   const double count = sums.detach()[x.size(1)].item<double>();
   if (count < 2) {
     throw ShapeError({"sync_batch_norm", "x", fmt::format("all ranks together have {:.0f} values a channel", count), "",
                       "give at least 2 rows, or call eval()"});
   }
-  const at::Tensor mean = sums.narrow(0, 0, x.size(1)) / count;
-  const at::Tensor centered = x - mean.view(per_channel);
-  const at::Tensor variance = over_ranks(centered.square().sum(others), axis) / count;
+  const at::Tensor mean = (sums.narrow(0, 0, x.size(1)) / count).to(rows.scalar_type());
+  const at::Tensor centered = rows - mean.view(per_channel);
+  const at::Tensor variance =
+      (over_ranks(centered.square().sum(others).to(at::kDouble), axis) / count).to(rows.scalar_type());
   if (state.running_mean.defined()) {
     const at::NoGradGuard no_grad;
     at::Tensor running_mean = state.running_mean, running_var = state.running_var;
-    running_mean.lerp_(mean.detach(), state.momentum);
-    running_var.lerp_(variance.detach() * (count / (count - 1)), state.momentum);
+    running_mean.lerp_(mean.detach().to(running_mean.scalar_type()), state.momentum);
+    running_var.lerp_((variance.detach() * (count / (count - 1))).to(running_var.scalar_type()), state.momentum);
   }
   return normalized(centered, variance);
 }

@@ -14,7 +14,7 @@ struct BatchNormState {
   at::Tensor bias{};          ///< undefined: 0
   at::Tensor running_mean{};  ///< undefined: the statistics of the batch are used also outside of training
   at::Tensor running_var{};
-  double momentum = 0.1;
+  double momentum = 0.1;  ///< the weight of this batch in the running statistics
   double eps = 1e-5;
   bool is_training = true;
 };
@@ -24,7 +24,8 @@ struct BatchNormState {
 ///
 /// In training every rank of the axis calls it, in the same order, forward and backward. The running statistics are
 /// those of all rows, and so the same on every rank.
-///   sends   two all-reduces of [channels] in forward, and two in backward; outside of training nothing
+///   sends   two all-reduces of [channels] in forward, and two in backward, in fp64; outside of training nothing
+///   dtypes  y has that of x. fp16 and bf16 are computed with in fp32, and counts are exact
 ///   grad    of x, weight and bias; those of weight and bias are this rank's summand, as Ddp expects
 ///   throws  ShapeError for another number of channels, and if all ranks together have fewer than 2 values a channel
 at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, const MeshAxis& axis);
@@ -33,13 +34,18 @@ at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, con
 /// of `norm(x)`.
 template <class BatchNorm>
 at::Tensor sync_batch_norm(const at::Tensor& x, BatchNorm& norm, const MeshAxis& axis) {
-  if (norm->is_training() && norm->num_batches_tracked.defined()) norm->num_batches_tracked.add_(1);
+  double momentum = norm->options.momentum().value_or(0);
+  if (norm->is_training() && norm->num_batches_tracked.defined()) {
+    norm->num_batches_tracked.add_(1);
+    // As in torch: without a momentum the running statistics are the means over all batches.
+    if (!norm->options.momentum()) momentum = 1 / norm->num_batches_tracked.template item<double>();
+  }
   return sync_batch_norm(x,
                          BatchNormState{.weight = norm->weight,
                                         .bias = norm->bias,
                                         .running_mean = norm->running_mean,
                                         .running_var = norm->running_var,
-                                        .momentum = norm->options.momentum().value_or(0.1),
+                                        .momentum = momentum,
                                         .eps = norm->options.eps(),
                                         .is_training = norm->is_training()},
                          axis);

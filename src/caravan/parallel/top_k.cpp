@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/topk.h>
@@ -23,7 +24,7 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
   struct Message {
     int64_t chosen = 0;
     at::Tensor values;   ///< of all ranks, [n, chosen]
-    at::Tensor indices;  ///< int32, the same
+    at::Tensor indices;  ///< int32, or int64 where a bucket has more entries than that can number; the same
   };
   auto message = std::make_shared<Message>();
   const int64_t count = range.values.numel();
@@ -33,7 +34,8 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
     const int64_t n = range.axis.size();
     const int64_t own = range.axis.coord();
     message->values = at::empty({n, message->chosen}, range.values.options());
-    message->indices = at::empty({n, message->chosen}, range.values.options().dtype(at::kInt));
+    const bool is_small = count <= std::numeric_limits<int32_t>::max();
+    message->indices = at::empty({n, message->chosen}, range.values.options().dtype(is_small ? at::kInt : at::kLong));
     if (!range.values.is_meta()) {
       const at::Tensor all = residual_.narrow(0, range.offset, count).add_(range.values);
       const at::Tensor indices = std::get<1>(at::topk(all.abs(), message->chosen, -1, true, /*sorted=*/false));

@@ -8,7 +8,7 @@ namespace caravan {
 /// adds to the next gradients (error feedback).
 /// (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified SGD with memory", NeurIPS 2018.)
 ///
-///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value)
+///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value), 12 from a bucket of 2^31 or more
 ///   memory: 4 bytes a parameter for the residual
 class TopKHook final : public ErrorFeedbackHook {
  public:

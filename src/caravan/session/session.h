@@ -42,6 +42,8 @@ class Session {
 
   Communicator& world() const noexcept { return mesh_.world(); }
   const Mesh& mesh() const noexcept { return mesh_; }
+  /// For what adds axes to it, such as add_pipeline.
+  Mesh& mesh() noexcept { return mesh_; }
   /// Mesh::operator[].
   const MeshAxis& operator[](std::string_view axis) const { return mesh_[axis]; }
 

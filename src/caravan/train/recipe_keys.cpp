@@ -139,7 +139,9 @@ std::vector<RecipeKey> comm_keys() {
       real("comm.timeout_s", "seconds a rank waits for its peers", FIELD(comm.timeout_s), {0.001, 1e6}),
       integer("comm.threads_per_rank", "threads per rank; 0: cores / ranks on the host", FIELD(comm.threads_per_rank),
               {0, 4096}),
-      boolean("comm.check", "gloo, mpi: compare the calls of all ranks (thread and shm always do)", FIELD(comm.check)),
+      boolean("comm.check",
+              "compare the labels of messages; gloo, mpi: also the calls of all ranks (thread, shm: always)",
+              FIELD(comm.check)),
       only_with(
           boolean("comm.overlap", "what split layers send travels while others compute; false: one after another",
                   FIELD(comm.overlap)),

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include "caravan/comm/call_errors.h"
 
 namespace caravan::messages {
@@ -20,14 +18,9 @@ void check_pair(TaskThread& thread, const Group& group, const Descriptor& own, i
   calls.recv(peer, reinterpret_cast<std::byte*>(&other), sizeof(other), sends ? answer : call);
   calls.send(peer, reinterpret_cast<const std::byte*>(&own), sizeof(own), sends ? call : answer);
   calls.finish();
-  if (other.dtype == own.dtype && other.count == own.count) return;
-  const Descriptor& sent = sends ? own : other;
-  const Descriptor& expected = sends ? other : own;
-  const int sender = sends ? group.rank : peer;
-  const int receiver = sends ? peer : group.rank;
-  std::rethrow_exception(mismatch_error(group, own,
-                                        fmt::format("the calls of sender and receiver differ: rank {}: {}; rank {}: {}",
-                                                    sender, to_string(sent), receiver, to_string(expected))));
+  const auto error = sends ? message_error(group, own, group.rank, other, peer, true)
+                           : message_error(group, other, peer, own, group.rank, true);
+  if (error != nullptr) std::rethrow_exception(error);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ class Engine {
     arena_->end_operations(static_cast<uint32_t>(count));
   }
 
+  const CommOptions& options() const noexcept { return options_; }
   /// Number of polls before a wait yields the core.
   int spins() const noexcept { return spins_; }
 

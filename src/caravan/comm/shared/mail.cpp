@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include "caravan/comm/shared/wait_errors.h"
 
 namespace caravan::shared {
@@ -89,10 +87,8 @@ bool RecvTask::advance() {
 
 void RecvTask::compare_calls(const Descriptor& sent) const {
   const Descriptor own = call();
-  if (sent.dtype == own.dtype && sent.count == own.count) return;
-  std::rethrow_exception(mismatch_error(state_, own,
-                                        fmt::format("the calls of sender and receiver differ: rank {}: {}; rank {}: {}",
-                                                    operation().peer, to_string(sent), state_.rank, to_string(own))));
+  const auto error = message_error(state_, sent, operation().peer, own, state_.rank, state_.compares_labels);
+  if (error != nullptr) std::rethrow_exception(error);
 }
 
 }  // namespace caravan::shared

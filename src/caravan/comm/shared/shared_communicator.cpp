@@ -44,6 +44,7 @@ std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<Eng
   RankState state;
   state.segment = engine->segment();
   state.arena = engine->arena();
+  state.compares_labels = engine->options().check;
   static_cast<GroupInfo&>(state) = GroupInfo::of_world(engine->world_rank(), state.segment->num_ranks());
   state.segment_ranks = std::exchange(state.world_ranks, engine->world_ranks());
   Lineage lineage;
@@ -258,6 +259,7 @@ std::shared_ptr<Communicator> SharedCommunicator::split(std::span<const int> mem
   RankState state;
   state.segment = state_.segment;
   state.arena = state_.arena;
+  state.compares_labels = state_.compares_labels;
   static_cast<GroupInfo&>(state) = state_.part(members, check_members(members, *this, name), name);
   for (const int member : members) state.segment_ranks.push_back(state_.segment_ranks[static_cast<size_t>(member)]);
   SplitResult result;

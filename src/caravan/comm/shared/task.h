@@ -18,6 +18,7 @@ struct RankState : GroupInfo {
   std::vector<int> segment_ranks;  ///< of this communicator's ranks; world_ranks are their numbers in error messages
   std::shared_ptr<Arena> arena;
   Region region;
+  bool compares_labels = true;            ///< of messages: CommOptions::check
   uint64_t round = 0;                     ///< the last round that this rank has started
   std::vector<const std::byte*> sources;  ///< scratch of one step, reused to avoid allocation
   std::vector<std::byte*> outs, piece_outs;
