@@ -1,5 +1,7 @@
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,7 +16,21 @@ std::string broadcast_text(Communicator& comm, const std::string& text, int root
 /// Returns the texts of all ranks, in rank order, on every rank. Every rank calls it. Sends 8 bytes, then the texts.
 std::vector<std::string> gather_texts(Communicator& comm, const std::string& text, const Call& call = {});
 
+/// The texts of all ranks, in rank order, on rank `root`; empty elsewhere. Every rank calls it. Sends the text to the
+/// root alone, and 8 bytes to all.
+std::vector<std::string> gather_texts_to(Communicator& comm, const std::string& text, int root, const Call& call = {});
+
 /// Each value becomes the largest that any rank has. Every rank calls it with as many. Sends one all-reduce of them.
 void take_maxima(Communicator& comm, std::span<int64_t> values, const Call& call = {});
+
+/// Every rank calls it with the error that it caught, or null. If any rank has one, all ranks throw that of the lowest
+/// such rank: the class follows its exit code, and `where` names the rank. Other exceptions become ResourceError if
+/// memory or the system failed, else InternalError. A CommError is rethrown at once, because the peers cannot be
+/// reached. Sends 8 bytes, and the text of the error if there is one.
+void throw_on_all_ranks(Communicator& comm, const std::exception_ptr& mine, const Call& call = {});
+
+/// Runs `work`, then throw_on_all_ranks with what it threw. `work` may be that of one rank only, but it must not call
+/// `comm`.
+void all_or_none(Communicator& comm, const std::function<void()>& work, const Call& call = {});
 
 }  // namespace caravan
