@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <unistd.h>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/load_model.h"
+#include "caravan/comm/agree.h"
 #include "caravan/comm/same.h"
 #include "caravan/comm/store/rendezvous.h"
 #include "caravan/comm/world.h"
@@ -86,7 +88,10 @@ void check_same(Communicator& world, const LoadedModel& loaded, std::vector<Shar
 
 void evaluate_texts(const EvaluateArguments& arguments, LoadedModel& loaded, Communicator& world) {
   const int64_t context = context_of(arguments, loaded.model->config());
-  const TokenFile tokens = tokens_of(arguments, loaded.tokenizer);
+  std::optional<TokenFile> file;
+  all_or_none(
+      world, [&] { file.emplace(tokens_of(arguments, loaded.tokenizer)); }, "texts");
+  const TokenFile& tokens = *file;
   const int64_t stride = arguments.stride.value_or(context);
   check_same(world, loaded,
              {{"the text", tokens.info().content.hex()},
@@ -136,9 +141,13 @@ void evaluate_tasks(const EvaluateArguments& arguments, LoadedModel& loaded, Com
   ScoringLimits limits{
       .begin = special.begin, .context = context_of(arguments, config), .vocabulary = config.vocabulary};
   if (!limits.begin && !special.end.empty()) limits.begin = special.end.front();
-  const TaskFile file = read_tasks(arguments.tasks, arguments.skip_bad, [&](const Question& question) {
-    return encode_question(loaded.tokenizer, question, arguments.delimiter, limits);
-  });
+  TaskFile file;
+  const auto read = [&] {
+    file = read_tasks(arguments.tasks, arguments.skip_bad, [&](const Question& question) {
+      return encode_question(loaded.tokenizer, question, arguments.delimiter, limits);
+    });
+  };
+  all_or_none(world, read, "tasks");
   check_same(world, loaded,
              {{"the tasks", content_hash(MappedFile(arguments.tasks, "evaluate").text()).hex()},
               {"--context", std::to_string(limits.context)},

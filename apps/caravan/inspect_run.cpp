@@ -11,6 +11,7 @@
 
 #include "apps/caravan/inspect_schedule.h"
 #include "caravan/base/error.h"
+#include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/manifest.h"
 #include "caravan/nn/config_text.h"
@@ -33,6 +34,10 @@ nlohmann::json last_metrics(const fs::path& log) {
     if (parsed.is_object()) last = std::move(parsed);
   }
   return last;
+}
+
+int64_t step_of_line(const nlohmann::json& line) {
+  return line.contains("step") && line["step"].is_number_integer() ? line["step"].get<int64_t>() : 0;
 }
 
 /// Throws DataError if the checkpoint is damaged.
@@ -71,7 +76,7 @@ void inspect_checkpoint(const fs::path& folder) {
 
 void print_steps(const fs::path& folder, const std::string& recipe) {
   const nlohmann::json last = last_metrics(folder / "train.log");
-  const int64_t done = last.is_object() ? last.value("step", int64_t{0}) : 0;
+  const int64_t done = last.is_object() ? step_of_line(last) : 0;
   const int64_t all = recipe.empty() ? 0 : parse_recipe(recipe, (folder / "recipe.toml").string()).train.steps;
   std::string line = all > 0 ? fmt::format("{} of {}", done, all) : fmt::format("{}", done);
   const auto add = [&](const char* key, const char* label) {
@@ -114,21 +119,34 @@ void print_bubble(const fs::path& log, const std::vector<fs::path>& checkpoints)
   for (const nlohmann::json& part : last["bubble"]) {
     if (part.is_number()) parts += fmt::format(" {:.1f} %", 100 * part.get<double>());
   }
-  print_fact("bubble", fmt::format("measured at step {}, by rank of the pipeline:{}{}", last.value("step", int64_t{0}),
-                                   parts, predicted_bubble(checkpoints)));
+  print_fact("bubble", fmt::format("measured at step {}, by rank of the pipeline:{}{}", step_of_line(last), parts,
+                                   predicted_bubble(checkpoints)));
+}
+
+JsonReader list_of(const JsonReader& value) {
+  if (!value.value().is_array()) value.refuse("is not a list", "remove the damaged line");
+  return value;
+}
+
+double number_of(const JsonReader& value) {
+  if (!value.value().is_number()) value.refuse("is not a number", "remove the damaged line");
+  return value.value().get<double>();
 }
 
 /// Throws DataError if the line is not one of ours.
 ExpertLoad load_of(const nlohmann::json& line, const fs::path& log) {
-  try {
-    const nlohmann::json& experts = line.at("experts");
-    return {.copies = experts.at("copies").get<std::vector<std::vector<int64_t>>>(),
-            .balance = experts.at("balance").get<double>(),
-            .dropped = experts.at("dropped").get<double>()};
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError({"inspect", log.string(), std::string("its last line has no load of experts: ") + error.what(), "",
-                     "remove the damaged line"});
+  const std::string file = log.string();
+  const JsonReader experts = JsonReader(line, "", file, "inspect")["experts"];
+  const JsonReader layers = list_of(experts["copies"]);
+  ExpertLoad load{.balance = number_of(experts["balance"]), .dropped = number_of(experts["dropped"])};
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    std::vector<int64_t>& counts = load.copies.emplace_back();
+    const JsonReader copies = list_of(layers.element(layer));
+    for (size_t expert = 0; expert < copies.size(); ++expert) {
+      counts.push_back(copies.element(expert).integer(0, INT64_MAX));
+    }
   }
+  return load;
 }
 
 /// Which part of the copies each expert of a layer took, in the steps of the last line.
@@ -137,7 +155,7 @@ void print_experts(const fs::path& log) {
   if (!last.is_object() || !last.contains("experts")) return;
   const ExpertLoad load = load_of(last, log);
   print_fact("experts", fmt::format("at step {}: balance loss {:.3f} (1: even), {:.1f} % of copies dropped",
-                                    last.value("step", int64_t{0}), load.balance, 100 * load.dropped));
+                                    step_of_line(last), load.balance, 100 * load.dropped));
   fmt::print("  {:>5}  {:>8}  {:>8}  % of the layer's copies, by expert\n", "layer", "least", "most");
   for (size_t layer = 0; layer < load.copies.size(); ++layer) {
     const auto [least, most] = load.extremes(layer);

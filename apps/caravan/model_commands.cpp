@@ -68,23 +68,35 @@ void refuse_to_overwrite(const fs::path& target) {
   const bool is_hugging_face = fs::exists(target / "config.json", error);
   throw UsageError(
       {"export", target.string(),
-       fmt::format("{}: it holds {}",
-                   is_hugging_face ? "is a Hugging Face folder, not a run" : "is not an empty folder", contents),
-       "", "name a new folder to write to: caravan export NEW_FOLDER --from RUN; or remove this one"});
+       fmt::format("{}: it holds {}", is_hugging_face ? "is a Hugging Face folder already" : "is not an empty folder",
+                   contents),
+       "", "name a new folder to write to: caravan export RUN --out NEW_FOLDER; or remove this one"});
+}
+
+/// Where the model of `source` goes. Throws UsageError if `source` has no model.
+fs::path export_target(const ExportArguments& arguments, const fs::path& source) {
+  const bool is_run = is_run_or_checkpoint(source);
+  std::error_code error;
+  const bool is_hugging_face = !is_run && fs::exists(source / "config.json", error);
+  if (!is_run && !is_hugging_face) {
+    throw UsageError(
+        {"export", source.string(),
+         fs::exists(source, error) ? "is not a run with a checkpoint, a checkpoint or a Hugging Face folder"
+                                   : "is not there",
+         "in " + fs::current_path().string(), "name the run to export; the folder to write to is --out FOLDER"});
+  }
+  if (!arguments.out.empty()) return arguments.out;
+  if (is_run) return source / (arguments.adapter ? kAdapterFolder : kExportFolder);
+  throw UsageError({"export", source.string(), "is a Hugging Face folder, not a run: there is no place for its export",
+                    "", "name a new folder to write to: --out FOLDER"});
 }
 
 }  // namespace
 
 int export_model(const ExportArguments& arguments) {
-  const fs::path named = arguments.directory;
-  const bool is_run = arguments.from.empty() && is_run_or_checkpoint(named);
-  if (!is_run && arguments.from.empty() && named.parent_path().filename() == "runs") {
-    throw UsageError({"export", named.string(), "is not a run with a checkpoint", "in " + fs::current_path().string(),
-                      "name a run; or a folder outside runs/, with --from RUN"});
-  }
-  const fs::path target = is_run ? named / (arguments.adapter ? kAdapterFolder : kExportFolder) : named;
+  const fs::path source = source_or_newest(arguments.source, "export");
+  const fs::path target = export_target(arguments, source);
   refuse_to_overwrite(target);
-  const fs::path source = is_run ? named : source_or_newest(arguments.from, "export");
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
   const LoadedModel loaded = load_model(source, mesh_of_one());
   NamedTensors parameters;

@@ -87,16 +87,14 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
 
 void add_hugging_face(CLI::App& app, CommandLine& line) {
   CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
+  exporter->add_option("source", line.export_model.source,
+                       "a run, a checkpoint or a Hugging Face folder; default: the newest run");
   exporter
-      ->add_option("directory", line.export_model.directory,
-                   "a run or checkpoint: its model is written to <directory>/huggingface; or a new folder to write to, "
-                   "for the model of --from")
-      ->required();
-  exporter->add_option("--from", line.export_model.from,
-                       "run, checkpoint or Hugging Face folder whose model goes into a new folder; "
-                       "default: the newest run");
+      ->add_option("--out", line.export_model.out,
+                   "new folder to write to; default: <source>/huggingface, in a run or checkpoint")
+      ->check(not_empty());
   CLI::Option* adapter = exporter->add_flag("--adapter", line.export_model.adapter,
-                                            "write the adapters alone, in PEFT's format, to <directory>/adapter; "
+                                            "write the adapters alone, in PEFT's format, to <source>/adapter; "
                                             "otherwise they are merged into the weights");
   exporter
       ->add_option("--base", line.export_model.base,

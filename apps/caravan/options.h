@@ -65,10 +65,10 @@ struct EvaluateArguments {
 };
 
 struct ExportArguments {
-  std::string directory;  ///< a new folder; or a run folder, whose newest checkpoint goes into <run>/huggingface
-  std::string from;       ///< run, checkpoint or Hugging Face folder; "": the newest run
-  bool adapter = false;   ///< the adapters alone
-  std::string base;       ///< of the adapters, as they name it
+  std::string source;    ///< run, checkpoint or Hugging Face folder; "": the newest run
+  std::string out;       ///< folder to write to; "": <source>/huggingface or <source>/adapter
+  bool adapter = false;  ///< the adapters alone
+  std::string base;      ///< of the adapters, as they name it
 };
 
 struct ImportArguments {

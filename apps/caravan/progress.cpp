@@ -35,6 +35,10 @@ std::string drain_text(const DrainReport& drain) {
                      *std::max_element(drain.clocks.begin(), drain.clocks.end()), drain.staleness.mean());
 }
 
+std::string validation_text(const StepMetrics& metrics) {
+  return fmt::format("validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
+}
+
 }  // namespace
 
 Progress::Progress()
@@ -155,10 +159,7 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
       text += fmt::format("  experts {:.2f} to {:.2f}", least, most);
       if (metrics.experts->dropped > 0) text += fmt::format(", {:.1f} % dropped", 100 * metrics.experts->dropped);
     }
-    if (metrics.val_loss) {
-      text +=
-          fmt::format("  |  validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
-    }
+    if (metrics.val_loss) text += "  |  " + validation_text(metrics);
     if (metrics.drain) text += drain_text(*metrics.drain);
     line(text);
   }
@@ -166,6 +167,11 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
     staleness_ += metrics.drain->staleness;
     if (step_ == last_step_) line("staleness in updates: gradients  " + staleness_.to_string());
   }
+  draw_bar();
+}
+
+void Progress::made_up(const StepMetrics& metrics) {
+  line(fmt::format("step {}/{}  {}, which was interrupted before", metrics.step, last_step_, validation_text(metrics)));
   draw_bar();
 }
 

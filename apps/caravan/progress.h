@@ -18,6 +18,7 @@ class Progress final : public TrainObserver {
   void planned(const TrainPlan& plan) override;
   void started(const TrainStart& start) override;
   void stepped(const StepMetrics& metrics, bool is_logged) override;
+  void made_up(const StepMetrics& metrics) override;
   void evaluating(int64_t step) override;
   void evaluation_progress(int64_t done, int64_t total) override;
   void saved(const std::filesystem::path& checkpoint) override;

@@ -68,6 +68,12 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+/// Of a number in a log, which may be anything.
+std::string bytes_text(double bytes) {
+  constexpr double kMost = 9e18;
+  return format_bytes(static_cast<int64_t>(std::clamp(bytes, 0.0, kMost)));
+}
+
 std::string number_of(const RunLog& log, const std::string& quantity) {
   return log.has(quantity) ? fmt::format("{:.4f}", log.last(quantity)) : "-";
 }
@@ -161,10 +167,9 @@ ReportFacts facts_of(const RunLog& log) {
   if (log.has("val_loss")) add("lowest validation loss", lowest_of(log, "val_loss"));
   add("tokens", short_number(log.last("tokens")));
   add("tokens per second", short_number(median(log.series("tokens_per_second").y)) + " (median)");
-  add("peak memory of rank 0", format_bytes(static_cast<int64_t>(log.last("peak_memory_bytes"))));
-  add("parameters, gradients, optimizer",
-      fmt::format("{}, by formula {}", format_bytes(static_cast<int64_t>(log.last("state_bytes"))),
-                  format_bytes(static_cast<int64_t>(log.last("planned_state_bytes")))));
+  add("peak memory of rank 0", bytes_text(log.last("peak_memory_bytes")));
+  add("parameters, gradients, optimizer", fmt::format("{}, by formula {}", bytes_text(log.last("state_bytes")),
+                                                      bytes_text(log.last("planned_state_bytes"))));
   if (last.seconds >= 0) add("time", utc_text(log.lines().front().seconds) + " to " + utc_text(last.seconds));
   if (!last.host.empty()) add("host of rank 0", last.host);
   const std::optional<CheckpointInfo> info = newest_info(log.run());
@@ -226,10 +231,8 @@ int compare(const CompareArguments& arguments) {
   row("tokens per second, median",
       [](const RunLog& log) { return short_number(median(log.series("tokens_per_second").y)); });
   row("ms of a step, median", [](const RunLog& log) { return short_number(median(log.series("step_ms").y)); });
-  row("bytes sent by rank 0",
-      [](const RunLog& log) { return format_bytes(static_cast<int64_t>(log.last("bytes_sent"))); });
-  row("peak memory of rank 0",
-      [](const RunLog& log) { return format_bytes(static_cast<int64_t>(log.last("peak_memory_bytes"))); });
+  row("bytes sent by rank 0", [](const RunLog& log) { return bytes_text(log.last("bytes_sent")); });
+  row("peak memory of rank 0", [](const RunLog& log) { return bytes_text(log.last("peak_memory_bytes")); });
   fmt::print("\nrecipes differ in\n");
   print_recipe_differences(logs);
   return 0;

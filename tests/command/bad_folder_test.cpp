@@ -57,7 +57,7 @@ TEST_F(BadFolderTest, ReadOnlyForWhatElseIsWritten) {
 
 TEST_F(BadFolderTest, ReadOnlyForAnExport) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
-  const Result result = run_beside_read_only("'" + program() + "' export ro/model --from run");
+  const Result result = run_beside_read_only("'" + program() + "' export run --out ro/model");
   EXPECT_EQ(result.code, 5) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("ro/model"), HasSubstr("Read-only file system"), HasSubstr("do: ")));
 }

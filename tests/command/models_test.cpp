@@ -54,7 +54,7 @@ TEST_P(Kinds, ExportAndImportKeepEveryBit) {
   EXPECT_EQ(greedy(path("imported")), text);
   EXPECT_EQ(greedy(path("run/step_000030")), text);
 
-  const Result again = caravan({"export", path("again"), "--from", path("imported")});
+  const Result again = caravan({"export", path("imported"), "--out", path("again")});
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_TRUE(tensors(folder() / "again") == tensors(folder() / "run/huggingface"));
 }
@@ -86,7 +86,7 @@ TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
   for (const char* name : stale) file(std::string("run/huggingface/") + name, "{}");
   file("run/huggingface/mine.txt", "kept");
   for (const Words& words :
-       {Words{"export", path("run")}, Words{"export", path("run/huggingface/"), "--from", path("run/step_000000")}}) {
+       {Words{"export", path("run")}, Words{"export", path("run/step_000000"), "--out", path("run/huggingface/")}}) {
     const Result again = caravan(words);
     ASSERT_EQ(again.code, 0) << again.err;
     for (const char* name : stale) EXPECT_FALSE(std::filesystem::exists(path("run/huggingface/") + name)) << name;
@@ -96,16 +96,29 @@ TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
   const auto refused = [this](const Words& words, const std::string& what) {
     const Result result = caravan(words);
     EXPECT_EQ(result.code, 2) << result.err;
-    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(what), HasSubstr("do: name a new folder")));
+    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(what), HasSubstr("name a new folder")));
   };
-  const std::string hf = "theirs: is a Hugging Face folder, not a run: it holds config.json, model.safetensors, ";
   file("theirs/config.json", "precious");
-  refused({"export", path("theirs")}, hf);
-  refused({"export", path("theirs/"), "--from", path("run")}, "is a Hugging Face folder");
+  refused({"export", path("theirs")}, "theirs: is a Hugging Face folder, not a run");
+  refused({"export", path("run"), "--out", path("theirs/")},
+          "theirs/: is a Hugging Face folder already: it holds config.json, model.safetensors, ");
   EXPECT_EQ(text_of(path("theirs/config.json")), "precious");
-  refused({"export", path("run"), "--from", path("run/step_000000")}, "run: is not an empty folder: it holds ");
+  refused({"export", path("run/step_000000"), "--out", path("run")}, "run: is not an empty folder: it holds ");
   std::filesystem::create_directory(path("empty"));
-  EXPECT_EQ(caravan({"export", path("empty"), "--from", path("run")}).code, 0);
+  EXPECT_EQ(caravan({"export", path("run"), "--out", path("empty")}).code, 0);
+}
+
+/// Also where a newest run could be exported in its place.
+TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
+  std::filesystem::create_directory(path("runs"));
+  ASSERT_EQ(train("runs/tiny-1", 1, set({"train.steps=0"})).code, 0);
+  for (const char* name : {"typo", "runs/typo", "text.txt"}) {
+    const Result result = run({"env", "-C", folder().string(), program(), "export", name});
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(name), HasSubstr(" is not "), HasSubstr("--out FOLDER")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("typo")));
+  EXPECT_FALSE(std::filesystem::exists(path("runs/typo")));
 }
 
 TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {

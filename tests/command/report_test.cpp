@@ -60,6 +60,34 @@ TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
   EXPECT_EQ(std::ranges::count(csv, '\n'), 5) << csv;
 }
 
+/// Whatever is in a log, every command that reads it ends with an answer or with an error that says what is wrong.
+TEST_F(ReportTest, HostileLogsEndNoCommand) {
+  ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
+  const std::string good = R"({"step":1,"loss":2,"tokens":9,"step_ms":1,"tokens_per_second":5,"bytes_sent":1,)"
+                           R"("peak_memory_bytes":1,"state_bytes":1,"planned_state_bytes":1})"
+                           "\n";
+  const auto with_experts = [](const std::string& experts) {
+    return R"({"step":2,"loss":1,"experts":)" + experts + "}\n";
+  };
+  for (const std::string& line :
+       {with_experts(R"({"copies":[[]],"balance":1,"dropped":0})"),
+        with_experts(R"({"copies":[[-5,5]],"balance":1,"dropped":0})"),
+        with_experts(R"({"copies":[[9223372036854775807,9223372036854775807]],"balance":1,"dropped":0})"),
+        with_experts(R"({"copies":{"a":[1e300]},"balance":1,"dropped":0})"), with_experts("null"),
+        with_experts(std::string(100'000, '[') + std::string(100'000, ']')),
+        std::string("{\"step\":\"a\",\"loss\":1}\n"), std::string("{\"step\":1e300,\"loss\":1}\n"),
+        std::string("{\"step\":9223372036854775807,\"loss\":1.7e308}\n{\"step\":-1,\"loss\":-1.7e308}\n"),
+        std::string("{\"step\":2,\"loss\":1,\"tokens\":1e300,\"bytes_sent\":-1e300,\"bubble\":[\"a\"]}\n")}) {
+    file("run/train.log", good + line);
+    for (const Words& words : {Words{"inspect", path("run")}, Words{"plot", path("run")},
+                               Words{"compare", path("run"), path("run")}, Words{"report", path("run")}}) {
+      const Result result = caravan(words);
+      EXPECT_TRUE(result.code == 0 || result.code == 3)
+          << words.front() << " of " << line.substr(0, 80) << ": " << result.code << " " << result.err;
+    }
+  }
+}
+
 TEST_F(ReportTest, WhatIsWrongIsNamed) {
   ASSERT_EQ(train("run", 1, set({"train.steps=2"})).code, 0);
   const auto refused = [&](const Words& words, int code, const std::string& part) {

@@ -301,7 +301,7 @@ TEST_F(ResumeTest, ARunThatIsStillGoingIsRefusedAndMayBeRead) {
   EXPECT_EQ(second.code, 2);
   EXPECT_THAT(second.err, owner);
   for (const Words& words : {Words{"generate", path("run"), "--tokens", "2", "--prompt", "a"},
-                             Words{"export", path("exported"), "--from", path("run")}}) {
+                             Words{"export", path("run"), "--out", path("exported")}}) {
     const Result read = caravan(words);
     EXPECT_EQ(read.code, 0) << read.err;
   }

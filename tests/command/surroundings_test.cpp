@@ -83,7 +83,7 @@ TEST_F(SurroundingsTest, DataOfTheProgramIsFoundFromAnywhere) {
   ASSERT_EQ(run(words).code, 0);
   EXPECT_EQ(log("runs/default-1").size(), 2U);
   EXPECT_EQ(log("runs/default-2").size(), 3U);
-  const Result newest = run({"env", "-C", folder().string(), program(), "export", "out"});
+  const Result newest = run({"env", "-C", folder().string(), program(), "export", "--out", "out"});
   ASSERT_EQ(newest.code, 0) << newest.err;
   EXPECT_THAT(newest.out, HasSubstr("runs/default-2/step_000003 -> out"));
 }

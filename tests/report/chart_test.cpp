@@ -90,5 +90,28 @@ TEST(ReportPage, HasFactsCurvesAndRecipe) {
   EXPECT_THAT(page, AllOf(Not(HasSubstr("norm of")), Not(HasSubstr("<script")), Not(HasSubstr("https:"))));
 }
 
+/// Ranges that overflow, are too small to divide, or are no numbers.
+TEST(Chart, DrawsAnyNumbers) {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  constexpr double kLeast = std::numeric_limits<double>::denorm_min();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const std::vector<double>& values : {std::vector<double>{-kMost, kMost},
+                                            {0, kLeast},
+                                            {kMost},
+                                            {nan, 1},
+                                            {nan},
+                                            {1, std::nextafter(1, 2)},
+                                            {-1e300, 1e300},
+                                            {9e18, -9e18, 0}}) {
+    std::vector<double> x(values.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i);
+    for (const Series& points : {Series{x, values}, Series{values, x}}) {
+      const Chart chart{.title = "any", .x_name = "step", .curves = {{"a", points}}};
+      EXPECT_EQ(to_text(chart, 60, 6).find("nan"), std::string::npos);
+      EXPECT_EQ(to_svg({chart}).find("nan"), std::string::npos);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace caravan

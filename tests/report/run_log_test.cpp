@@ -85,5 +85,26 @@ TEST(MetricFiles, OfNoFormAreNone) {
   EXPECT_FALSE(std::filesystem::exists(run / "tensorboard"));
 }
 
+/// Any text may be in a log: it is an error that names the line, or it is left out.
+TEST(RunLog, HostileLinesAreErrors) {
+  const TemporaryFolder run;
+  for (const std::string& line :
+       {std::string(R"({"step":"1"})"), std::string(R"({"step":1.5})"), std::string(R"({"step":[1]})"),
+        std::string(R"({"step":1,"time":5})"), std::string(R"({"step":1,"time":"never"})"),
+        std::string(R"({"step":1,"host":{}})"), std::string(R"({"step":1,"loss":1e999})"), std::string("[1]"),
+        std::string(R"({"step":1,"a":)") + std::string(100'000, '[') + std::string(100'000, ']') + "}",
+        std::string("{\"step\":1,\"a\":\"\xff\"}")}) {
+    write_file(run / "train.log", "{\"step\":1,\"loss\":2}\n" + line + "\n");
+    EXPECT_THAT(message_of<DataError>([&] { RunLog::read(run.path()); }), HasSubstr("train.log:2"))
+        << line.substr(0, 80);
+  }
+}
+
+TEST(RunLog, LinesWithoutTheAxisAreLeftOut) {
+  const TemporaryFolder run;
+  write_file(run / "train.log", "{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":3,\"tokens\":9}\n");
+  EXPECT_THAT(RunLog::read(run.path()).series("loss", "tokens").y, ElementsAre(3));
+}
+
 }  // namespace
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #include "caravan/train/metrics.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
@@ -77,6 +78,50 @@ TEST(MetricsLog, ResumeDropsWhatIsBehindTheCheckpointAndAHalfLine) {
 TEST(MetricsLog, NoFolderIsAnError) {
   const TemporaryFolder run;
   EXPECT_NE(message_of<Error>([&] { MetricsLog(run / "none", 0); }), "");
+}
+
+/// The line is as if the evaluation had not been interrupted.
+TEST(MetricsLog, AnEvaluationIsAddedToItsLine) {
+  StepMetrics evaluated{.step = 2, .loss = 0.1, .tokens = 64};
+  evaluated.drain = DrainReport{.clocks = {2, 3}};
+  evaluated.time = "2026-03-01T09:00:00.000Z";
+  evaluated.host = "a";
+  const StepMetrics interrupted = evaluated;
+  evaluated.val_loss = 1.0 / 3;
+  evaluated.val_bits_per_byte = 0.7;
+
+  const TemporaryFolder run;
+  write_file(run / "train.log", line(1) + interrupted.to_json() + "\n");
+  MetricsLog log(run.path(), 2);
+  log.write_changes(2, {{"optimizer.lr", "1", "2"}});
+  EXPECT_FALSE(log.last_validation());
+  log.add_evaluation(*evaluated.val_loss, *evaluated.val_bits_per_byte);
+  EXPECT_EQ(log.last_validation(), evaluated.val_loss);
+  log.write({.step = 3});
+  const std::string text = read_file(run / "train.log");
+  EXPECT_TRUE(text.starts_with(line(1) + evaluated.to_json() + "\n")) << text;
+  EXPECT_TRUE(text.ends_with("\n" + line(3))) << text;
+  EXPECT_EQ(std::ranges::count(text, '\n'), 4);
+}
+
+/// Of a log that was lost with the host's power, say.
+TEST(MetricsLog, AnEvaluationWithoutALineGetsOne) {
+  const TemporaryFolder run;
+  MetricsLog log(run.path(), 5);
+  log.add_evaluation(0.5, 0.25);
+  EXPECT_EQ(read_file(run / "train.log"), R"({"step":5,"val_loss":0.5,"val_bits_per_byte":0.25})"
+                                          "\n");
+  EXPECT_EQ(log.last_validation(), 0.5);
+  EXPECT_FALSE(log.has_last_sample());
+  log.write_sample(5, "text");
+  EXPECT_TRUE(log.has_last_sample());
+}
+
+TEST(ExpertLoad, OfLayersWithoutCopiesIsEven) {
+  const ExpertLoad load{.copies = {{}, {0, 0}, {INT64_MAX, INT64_MAX, 0}}};
+  EXPECT_EQ(load.extremes(0), (std::pair<double, double>{1, 1}));
+  EXPECT_EQ(load.extremes(1), (std::pair<double, double>{1, 1}));
+  EXPECT_NEAR(load.extremes(2).second, 1.5, 1e-12);  // the sum does not fit into an int64
 }
 
 }  // namespace

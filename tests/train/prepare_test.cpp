@@ -50,14 +50,22 @@ TEST(WorkJointly, NobodyTimesOutWhileARankWorks) {
   EXPECT_EQ(seen.back().stage, "sleeping");
   EXPECT_EQ(seen.back().total, (4 * kTimeout).count());
   for (size_t i = 1; i < seen.size(); ++i) EXPECT_GE(seen[i].done, seen[i - 1].done);
+  EXPECT_GT(seen.back().done, seen.front().done);
 }
 
 /// Work that says nothing for longer than the time-out, as one long call to the system.
 TEST(WorkJointly, WorkNeedNotReport) {
+  std::atomic<bool> has_ended{false};
+  std::atomic<int> num_waited{0};
   on_ranks(2, [&](Communicator& world) {
-    const auto work = [](DataObserver&) { std::this_thread::sleep_for(3 * kTimeout); };
+    const auto work = [&](DataObserver&) {
+      std::this_thread::sleep_for(3 * kTimeout);
+      has_ended = true;
+    };
     work_jointly(world, world.rank() == 0 ? work : std::function<void(DataObserver&)>(), {.beat = kBeat});
+    if (has_ended) ++num_waited;
   });
+  EXPECT_EQ(num_waited, 2) << "a rank went on before the work was done";
 }
 
 TEST(WorkJointly, ARequestToStopOnAnyRankEndsAll) {

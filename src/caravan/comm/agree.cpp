@@ -35,7 +35,8 @@ CaughtError describe_error(const std::exception_ptr& error, std::string_view wha
   } catch (const std::system_error& system) {
     return {kResourceExit, op_and_fact(what, system.what())};
   } catch (const std::exception& other) {
-    return {1, op_and_fact(what, other.what())};
+    const std::string text = other.what();  // torch's has a backtrace
+    return {1, op_and_fact(what, text.substr(0, text.find('\n')))};
   } catch (...) {
     return {1, op_and_fact(what, "threw an exception that is not a std::exception")};
   }
@@ -154,7 +155,7 @@ void throw_on_all_ranks(Communicator& comm, const std::exception_ptr& mine, cons
 void all_or_none(Communicator& comm, const std::function<void()>& work, const Call& call) {
   std::exception_ptr mine;
   try {
-    work();
+    if (work) work();
   } catch (...) {
     mine = std::current_exception();
   }

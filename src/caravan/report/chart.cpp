@@ -26,7 +26,13 @@ struct Range {
   double part(double value) const { return (value - low) / (high - low); }
 };
 
-bool is_drawn(const Series& points, size_t i) { return std::isfinite(points.x[i]) && std::isfinite(points.y[i]); }
+/// The difference of two numbers that are drawn, and its tenth, are finite and not 0.
+constexpr double kLargest = 1e300;
+constexpr double kSmallestRange = 1e-280;
+
+bool is_drawn(const Series& points, size_t i) {
+  return std::abs(points.x[i]) <= kLargest && std::abs(points.y[i]) <= kLargest;  // false for NaN
+}
 
 /// Of all points; never empty, so that a single point is drawn in the middle.
 std::pair<Range, Range> ranges_of(const Chart& chart) {
@@ -41,7 +47,8 @@ std::pair<Range, Range> ranges_of(const Chart& chart) {
   }
   for (Range* range : {&x, &y}) {
     if (range->low > range->high) *range = {0, 1};
-    const double pad = range->low == range->high ? std::max(std::abs(range->low) * 0.05, 1e-9) : 0;
+    const bool is_point = range->high - range->low < kSmallestRange;
+    const double pad = is_point ? std::max(std::abs(range->low) * 0.05, 1e-9) : 0;
     *range = {range->low - pad, range->high + pad};
   }
   return {x, y};
@@ -209,7 +216,7 @@ std::string drawn(const Chart& chart) {
     body += fmt::format(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="1.5"/>)"
                         "\n",
                         points, color);
-    if (points.find(' ') + 1 == points.size()) {  // a line of one point has no length
+    if (!points.empty() && points.find(' ') + 1 == points.size()) {  // a line of one point has no length
       const std::string at = points.substr(0, points.size() - 1);
       body += fmt::format(R"(<circle cx="{}" cy="{}" r="2.5" fill="{}"/>)"
                           "\n",

@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"
 #include "caravan/base/time.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Puts the numbers of `value` under `name`, those of lists under name.0, name.1.
+/// Puts the numbers of `value` under `name`, those of lists under name.0, name.1. See check_json_depth.
 void take_numbers(std::map<std::string, double>& numbers, const std::string& name, const nlohmann::json& value) {
   if (value.is_number()) {
     numbers[name] = value.get<double>();
@@ -26,6 +27,7 @@ void take_numbers(std::map<std::string, double>& numbers, const std::string& nam
 }
 
 MetricsLine line_of(const nlohmann::json& json) {
+  if (!json.at("step").is_number_integer()) throw DataError({"train.log", "step", "is no whole number", "", ""});
   MetricsLine line{.step = json.at("step").get<int64_t>()};
   if (json.contains("time")) line.seconds = parse_utc(json["time"].get<std::string>());
   line.host = json.value("host", "");
@@ -55,7 +57,9 @@ RunLog RunLog::read(const fs::path& run) {
     if (end == std::string_view::npos) break;  // it is being written
     ++number;
     try {
-      const auto json = nlohmann::json::parse(text.substr(begin, end - begin));
+      const std::string_view line = text.substr(begin, end - begin);
+      check_json_depth(line, path.string(), "train.log");
+      const auto json = nlohmann::json::parse(line);
       if (!json.contains("changed")) log.lines_.push_back(line_of(json));
     } catch (const std::exception& wrong) {
       throw DataError({"train.log", fmt::format("{}:{}", path.string(), number),
@@ -88,7 +92,7 @@ Series RunLog::series(const std::string& quantity, const std::string& axis) cons
   Series series;
   for (const MetricsLine& line : lines_) {
     const auto found = line.numbers.find(quantity);
-    if (found == line.numbers.end()) continue;
+    if (found == line.numbers.end() || (axis != "time" && !line.numbers.contains(axis))) continue;
     if (axis == "time" && line.seconds < 0) {
       throw UsageError({"train.log", (run_ / "train.log").string(),
                         fmt::format("the line of step {} has no time", line.step), "", "use step or tokens"});

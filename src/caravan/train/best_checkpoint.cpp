@@ -26,7 +26,14 @@ std::string best_loss(const std::filesystem::path& run) {
 }  // namespace
 
 BestCheckpoint::BestCheckpoint(std::filesystem::path run, Communicator& world) : run_(std::move(run)) {
-  const std::string loss = broadcast_text(world, world.rank() == 0 ? best_loss(run_) : "", 0, "best checkpoint");
+  std::string loss;
+  all_or_none(
+      world,
+      [&] {
+        if (world.rank() == 0) loss = best_loss(run_);
+      },
+      "best checkpoint");
+  loss = broadcast_text(world, loss, 0, "best checkpoint");
   if (!loss.empty()) loss_ = std::strtod(loss.c_str(), nullptr);
 }
 

@@ -8,6 +8,7 @@
 #include "caravan/checkpoint/peft.h"
 #include "caravan/checkpoint/tensor_file.h"
 #include "caravan/checkpoint/text_settings.h"
+#include "caravan/comm/agree.h"
 #include "caravan/nn/hf_names.h"
 #include "caravan/redistribute/redistribute.h"
 
@@ -31,6 +32,24 @@ NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& our
   return theirs;
 }
 
+void write_files(const fs::path& folder, int64_t step, RunState& state, const TrainBatch& global_batch,
+                 const StepResult& result, const NamedTensors& parameters, const NamedTensors& gradients) {
+  const ModelConfig& config = state.model().config();
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw_file_error("dump", folder, "cannot be made", error.value());
+  write_file_durably(folder / "config.json",
+                     huggingface_config(without_adapters(config), special_tokens(state.tokenizer())), "dump");
+  NamedTensors batch{{"input_ids", global_batch.ids}, {"labels", global_batch.labels}};
+  if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
+  if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
+  write_tensors(folder / "batch.safetensors", batch);
+  write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters), {{"format", "pt"}});
+  write_tensors(folder / "gradients.safetensors", with_their_names(config, gradients), {{"format", "pt"}});
+  const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
+  write_file_durably(folder / "metrics.json", metrics.dump(2) + "\n", "dump");
+}
+
 }  // namespace
 
 void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBatch& global_batch,
@@ -45,22 +64,10 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
     const at::Tensor gradient = whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh);
     gradients.emplace_back(parameter->name(), gradient.to(parameter->rest().scalar_type()) / result.loss_scale);
   }
-  if (mesh.rank() != 0) return;
-  const ModelConfig& config = state.model().config();
-  const fs::path folder = dir / fmt::format("step_{}", step);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("dump", folder, "cannot be made", error.value());
-  write_file_durably(folder / "config.json",
-                     huggingface_config(without_adapters(config), special_tokens(state.tokenizer())), "dump");
-  NamedTensors batch{{"input_ids", global_batch.ids}, {"labels", global_batch.labels}};
-  if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
-  if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
-  write_tensors(folder / "batch.safetensors", batch);
-  write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters), {{"format", "pt"}});
-  write_tensors(folder / "gradients.safetensors", with_their_names(config, gradients), {{"format", "pt"}});
-  const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
-  write_file_durably(folder / "metrics.json", metrics.dump(2) + "\n", "dump");
+  const auto write = [&] {
+    write_files(dir / fmt::format("step_{}", step), step, state, global_batch, result, parameters, gradients);
+  };
+  all_or_none(mesh.world(), mesh.rank() == 0 ? write : std::function<void()>(), "dump");
 }
 
 }  // namespace caravan

@@ -9,6 +9,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/engine/engine.h"
 #include "caravan/nn/model.h"
+#include "caravan/nn/router.h"
 #include "caravan/train/choice.h"
 
 namespace caravan {
@@ -37,6 +38,7 @@ std::vector<double> times_of_step(Engine& engine, const at::Tensor& ids) {
     inputs = {ends.back().detach().requires_grad_()};
   }
   for (size_t block = count; block-- > 0;) {
+    if (!ends[block].requires_grad()) continue;  // a frozen embedding has no backward
     const at::Tensor gradient = at::ones_like(ends[block]);
     const Clock::time_point begin = Clock::now();
     ends[block].backward(gradient);
@@ -56,6 +58,11 @@ std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& mode
   Strategy strategy = whole_model(*small, alone);
   strategy.leaf_dtype = strategy_choice(recipe.data_parallel, recipe.precision, {}).compute_dtype;
   Engine engine(*small, alone, std::move(strategy), Engine::Options{});
+  // Balanced over the batch, experts need shares; which ones changes no time.
+  for (Router* router : routers_of(*small)) {
+    const auto experts = static_cast<size_t>(router->config().experts);
+    router->set_shares(std::vector<double>(experts, 1.0 / static_cast<double>(experts)));
+  }
   const at::Tensor ids = at::zeros({plan_batch(recipe, mesh.size()).micro_batch, model.context}, at::kLong);
   std::vector<std::vector<double>> steps;
   for (int step = 0; step <= kSteps; ++step) steps.push_back(times_of_step(engine, ids));

@@ -63,6 +63,8 @@ class StepLines {
   /// first.
   StepLines(std::filesystem::path path, int64_t last_step);
   void write(const std::string& line);
+  /// Replaces the whole file, durably.
+  void replace(const std::string& text);
 
  private:
   std::filesystem::path path_;
@@ -79,6 +81,13 @@ class MetricsLog {
   void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
   /// `text`: the prompt and what follows.
   void write_sample(int64_t step, const std::string& text);
+
+  /// The validation loss in the log, and whether samples.jsonl has a text: of the step after which this run goes on.
+  std::optional<double> last_validation() const;
+  bool has_last_sample() const;
+  /// Adds the evaluation of that step to its line, which then is as if the run had not been stopped in between. Makes a
+  /// line if there is none.
+  void add_evaluation(double val_loss, double val_bits_per_byte);
 
  private:
   std::filesystem::path run_;

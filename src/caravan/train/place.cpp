@@ -31,27 +31,36 @@ fs::path chosen_checkpoint(const TrainOptions& options, const fs::path& run) {
                     run.string(), "choose from " + join(names)});
 }
 
+/// On rank 0.
+Place open_place(const TrainOptions& options) {
+  Place place;
+  RunFolder opened = open_run_folder(options.recipe, options.resumes());
+  place.lock = std::move(opened.lock);
+  place.notes = std::move(opened.notes);
+  place.folder = fs::absolute(opened.path).lexically_normal();
+  if (!options.resumes()) return place;
+  place.checkpoint = chosen_checkpoint(options, place.folder);
+  try {
+    const CheckpointInfo info = Manifest::read(place.checkpoint).info;
+    place.numerics = info.numerics;
+    const int64_t micro_batch = parse_recipe(info.recipe, place.checkpoint.string()).train.micro_batch;
+    if (micro_batch != kAutoMicroBatch) place.micro_batch = micro_batch;  // imported weights have no number
+  } catch (const DataError& error) {
+    refuse_damaged(place.checkpoint, error);
+  }
+  return place;
+}
+
 }  // namespace
 
 Place share_place(const TrainOptions& options, Communicator& world) {
   Place place;
-  if (world.rank() == 0) {
-    RunFolder opened = open_run_folder(options.recipe, options.resumes());
-    place.lock = std::move(opened.lock);
-    place.notes = std::move(opened.notes);
-    place.folder = fs::absolute(opened.path).lexically_normal();
-    if (options.resumes()) {
-      place.checkpoint = chosen_checkpoint(options, place.folder);
-      try {
-        const CheckpointInfo info = Manifest::read(place.checkpoint).info;
-        place.numerics = info.numerics;
-        const int64_t micro_batch = parse_recipe(info.recipe, place.checkpoint.string()).train.micro_batch;
-        if (micro_batch != kAutoMicroBatch) place.micro_batch = micro_batch;  // imported weights have no number
-      } catch (const DataError& error) {
-        refuse_damaged(place.checkpoint, error);
-      }
-    }
-  }
+  all_or_none(
+      world,
+      [&] {
+        if (world.rank() == 0) place = open_place(options);
+      },
+      "run folder");
   place.folder = broadcast_text(world, place.folder.string(), 0, "run folder");
   place.checkpoint = broadcast_text(world, place.checkpoint.string(), 0, "checkpoint");
   return place;

@@ -24,7 +24,7 @@ struct Place {
 };
 
 /// Opens the run folder on rank 0 and, for a resume, finds the checkpoint; every rank gets both paths, absolute. Every
-/// rank of `world` calls it. Throws, on rank 0, as open_run_folder does, DataError for a damaged checkpoint, and
+/// rank of `world` calls it. Throws on every rank as open_run_folder does, DataError for a damaged checkpoint, and
 /// UsageError for one that does not exist.
 Place share_place(const TrainOptions& options, Communicator& world);
 

@@ -1,12 +1,14 @@
 #include "caravan/train/run_trace.h"
 
 #include <algorithm>
+#include <functional>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/base/trace_events.h"
+#include "caravan/comm/agree.h"
 #include "caravan/train/prepare.h"
 
 namespace caravan {
@@ -48,7 +50,12 @@ std::string recv_text(Communicator& comm, int from) {
 
 RunTrace::RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh)
     : file_(std::move(file)), asked_(steps), steps_at_once_(steps_at_once), mesh_(mesh) {
-  if (mesh.rank() == 0) check_writable(file_);
+  all_or_none(
+      mesh.world(),
+      [&] {
+        if (mesh.rank() == 0) check_writable(file_);
+      },
+      "trace");
 }
 
 void RunTrace::choose_steps(int64_t done, int64_t last) {
@@ -91,20 +98,46 @@ bool RunTrace::write() {
   const std::string own = own_events();
   trace_.reset();
   Communicator& world = mesh_.world();
-  if (world.rank() != 0) {
+  std::exception_ptr failure;
+  if (world.rank() == 0) {
+    failure = write_all(own);
+  } else {
     send_text(world, own);
-    return true;
   }
-  OutputFile output(name_aside(file_), "trace");
-  output.append(kTraceBegin);
-  output.append(own);
-  for (int rank = 1; rank < world.size(); ++rank) {
-    output.append(",\n");
-    output.append(recv_text(world, rank));
-  }
-  output.append(kTraceEnd);
-  output.finish_as(file_);
+  all_or_none(
+      world,
+      [&] {
+        if (failure != nullptr) std::rethrow_exception(failure);
+      },
+      "trace");
   return true;
+}
+
+/// Receives the events of the other ranks, also if they cannot be written.
+std::exception_ptr RunTrace::write_all(const std::string& own) const {
+  std::exception_ptr failure;
+  const auto attempt = [&](const std::function<void()>& work) {
+    try {
+      if (failure == nullptr) work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  std::optional<OutputFile> output;
+  attempt([&] {
+    output.emplace(name_aside(file_), "trace");
+    output->append(kTraceBegin);
+    output->append(own);
+  });
+  for (int rank = 1; rank < mesh_.world().size(); ++rank) {
+    const std::string events = recv_text(mesh_.world(), rank);
+    attempt([&] { output->append(",\n" + events); });
+  }
+  attempt([&] {
+    output->append(kTraceEnd);
+    output->finish_as(file_);
+  });
+  return failure;
 }
 
 }  // namespace caravan

@@ -17,7 +17,7 @@ namespace caravan {
 class RunTrace {
  public:
   /// Without `steps`, the third to the fifth of those that the run does now. Up to `steps_at_once` steps pass between
-  /// begin() and end(). Throws on rank 0 if it cannot write `file`.
+  /// begin() and end(). Throws on every rank if rank 0 cannot write `file`.
   RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh);
 
   /// The run begins after step `done` and ends with step `last`. Throws UsageError if the steps are not part of it.
@@ -28,12 +28,13 @@ class RunTrace {
   void end(int64_t done);
   /// Whether all steps were recorded.
   bool is_over() const noexcept { return is_over_; }
-  /// Rank 0 writes what was recorded; the others send it. Returns false if there is nothing that was not written.
+  /// Rank 0 writes what was recorded; the others send it, and throw its error too. Returns false if there is nothing that was not written.
   bool write();
   const std::filesystem::path& file() const noexcept { return file_; }
 
  private:
   std::string own_events() const;
+  std::exception_ptr write_all(const std::string& own) const;
 
   std::filesystem::path file_;
   std::optional<StepRange> asked_;

@@ -1,6 +1,7 @@
 #include "caravan/train/train.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 
@@ -11,16 +12,14 @@
 #include "caravan/base/file.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/base/time.h"
-#include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
 #include "caravan/comm/peer_failure.h"
-#include "caravan/generate/generate.h"
+#include "caravan/generate/generator.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
-#include "caravan/train/best_checkpoint.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/expert_load.h"
@@ -28,6 +27,8 @@
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_checks.h"
+#include "caravan/train/run_saves.h"
+#include "caravan/train/run_setup.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/run_trace.h"
 #include "caravan/train/step.h"
@@ -42,6 +43,8 @@ using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
+
+bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 class Run {
  public:
@@ -59,16 +62,21 @@ class Run {
   double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
   void evaluate_into(StepMetrics& metrics);
   void await_data();
-  void save(bool is_best = false);
   void go_on();
-  void published(const SavedCheckpoint& saved, bool is_best);
-  void poll_save();
-  void finish_save();
+  void step_on();
+  void make_up();
   void sample();
+  bool evaluates_after(int64_t step) const {
+    return step == recipe_.train.steps || is_due(step, recipe_.train.eval_every);
+  }
+  bool has_sample(int64_t step) const;
+  void stop();
+  void open_logs();
+  void open_metric_files();
+  void alone(const std::function<void()>& work) const;
   void announce(const ModelConfig& model);
   void resume();
   void start_from(const InitSource& source);
-  void take_notes();
   void write_trace();
   TrainObserver& observer() const { return *observer_; }
 
@@ -91,46 +99,11 @@ class Run {
   std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
   std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
   std::unique_ptr<MetricsLog> log_;
-  std::optional<BestCheckpoint> best_;          ///< with checkpoint.keep_best
-  std::unique_ptr<BackgroundSave> background_;  ///< with checkpoint.async
-  bool is_best_ = false;                        ///< what is being saved in the background
-  double save_ms_ = 0;                          ///< since the last line of the log
-  int64_t saved_step_ = -1;                     ///< of the last save
-  std::unique_ptr<MetricFiles> files_;          ///< null: none
+  std::unique_ptr<MetricFiles> files_;  ///< null: none
+  std::unique_ptr<RunSaves> saves_;
   int64_t end_ = 0;
-  bool is_stopped_ = false;  ///< on request, in an evaluation
+  bool is_stopped_ = false;  ///< on request, in an evaluation or a sample
 };
-
-/// How ranks wait for each other's data.
-JointWork joint_work(const TrainOptions& options) {
-  // Several beats fit into the time that a rank waits for its peers.
-  const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
-  JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
-                 .stop_requested = options.stop_requested};
-  if (TrainObserver* observer = options.observer) {
-    work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
-  }
-  return work;
-}
-
-/// The mesh of ranks that were all given the same: everything after this may rely on it.
-Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world) {
-  refuse_different_start(find_disagreement(*world, start_facts(options.recipe, options), "recipe and options"));
-  plan_batch(options.recipe, world->size());  // before the data is prepared
-  return Mesh::create(world, mesh_axes(options.recipe, world->size()));
-}
-
-Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
-  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
-  refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
-  return dataset;
-}
-
-RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
-  return {.train_hash = dataset.train_hash().hex(),
-          .validation_hash = dataset.validation.tokens.info().content.hex(),
-          .numerics = numerics};
-}
 
 Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world)
     : options_(options),
@@ -168,7 +141,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
   }
   end_ = checked_end(options_, recipe_, state_->step, place_.folder);
-  take_notes();
+  for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, train_windows_, state_->step})) {
+    place_.notes.push_back(std::move(note));
+  }
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample(recipe_, dataset_.tokenizer);
@@ -184,20 +159,32 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
                                                                  .clip_norm = recipe_.optimizer.clip_norm,
                                                                  .loss_scale = state_->loss_scale()});
   }
-  if (is_first()) {
-    for (const fs::path& later :
-         abandon_later_checkpoints(place_.folder, options.resumes() ? state_->step : INT64_MAX)) {
-      place_.notes.push_back(
-          fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
-    }
-    write_run_files(place_.folder, recipe_, dataset_.tokenizer);
-    log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
-    log_->write_changes(state_->step, state_->changed_keys());
-    const MetricFiles::Options files{.csv = recipe_.log.csv, .tensorboard = recipe_.log.tensorboard};
-    if (files.any()) files_ = std::make_unique<MetricFiles>(place_.folder, files);
+  all_or_none(
+      *world,
+      [this] {
+        if (is_first()) open_logs();
+      },
+      "run folder");
+  saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, train_windows_, *world, observer());
+  if (options.resumes()) saves_->resumed();
+}
+
+/// The files of the run folder beside its checkpoints.
+void Run::open_logs() {
+  for (const fs::path& later :
+       abandon_later_checkpoints(place_.folder, options_.resumes() ? state_->step : INT64_MAX)) {
+    place_.notes.push_back(
+        fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
   }
-  if (recipe_.checkpoint.keep_best) best_.emplace(place_.folder, mesh_.world());
-  if (recipe_.checkpoint.async) background_ = std::make_unique<BackgroundSave>(mesh_.world());
+  write_run_files(place_.folder, recipe_, dataset_.tokenizer);
+  log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
+  log_->write_changes(state_->step, state_->changed_keys());
+  open_metric_files();
+}
+
+void Run::open_metric_files() {
+  const MetricFiles::Options files{.csv = recipe_.log.csv, .tensorboard = recipe_.log.tensorboard};
+  if (files.any()) files_ = std::make_unique<MetricFiles>(place_.folder, files);
 }
 
 void Run::announce(const ModelConfig& model) {
@@ -228,26 +215,10 @@ void Run::start_from(const InitSource& source) {
   state_->start_from(source);
   recipe_.data.tokenizer = (place_.folder / "tokenizer.json").string();  // the run's own copy
   place_.notes.push_back("starts with the weights of " + shown(source.folder).string());
-  if (!is_first()) return;
-  write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
-}
-
-void Run::take_notes() {
-  for (std::string& note : recipe_notes(recipe_)) place_.notes.push_back(std::move(note));
-  for (std::string& note : dataset_notes(dataset_, train_windows_, recipe_)) place_.notes.push_back(std::move(note));
-  const bool has_peers = (recipe_.data_parallel.has_residual() ? mesh_["dp"].size() : mesh_.size()) > 1;
-  if (!has_peers && recipe_.data_parallel.hook != "none") {
-    place_.notes.push_back(
-        fmt::format("data_parallel.hook = \"{}\" has no effect on an axis dp of one rank, which reduces nothing; "
-                    "what ranks of an earlier part left out is not added",
-                    recipe_.data_parallel.hook));
-  }
-  const int64_t steps = recipe_.train.steps;
-  if (options_.resumes() && state_->step == steps) {
-    place_.notes.push_back(
-        fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
-                    steps, steps, steps));
-  }
+  const auto write = [&] {
+    write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
+  };
+  all_or_none(mesh_.world(), is_first() ? write : std::function<void()>(), "text settings");
 }
 
 TrainBatch Run::batch(int64_t step) const { return make_rank_batch(state_->engine(), recipe_, train_windows_, step); }
@@ -347,7 +318,13 @@ StepMetrics Run::steps_of_window() {
   return metrics;
 }
 
-/// Stopped on request: the metrics get no validation loss, and the run ends after this step.
+/// The run ends after this step; what is still due is made up for when it is resumed.
+void Run::stop() {
+  is_stopped_ = true;
+  end_ = state_->step;
+}
+
+/// Stopped on request: the metrics get no validation loss.
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_->step);
   const std::optional<Evaluation> result =
@@ -356,11 +333,7 @@ void Run::evaluate_into(StepMetrics& metrics) {
                 .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
                 .stop_requested = options_.stop_requested,
                 .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }});
-  if (!result) {
-    is_stopped_ = true;
-    end_ = state_->step;
-    return;
-  }
+  if (!result) return stop();
   metrics.val_loss = result->loss;
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
@@ -375,120 +348,144 @@ void Run::await_data() {
   } catch (const Error& error) {
     const bool has_peers = dynamic_cast<const CommError*>(&error) == nullptr;
     const bool is_echo = dynamic_cast<const PeerFailure*>(&error) != nullptr;
-    if (state_->step > 0 && saved_step_ != state_->step && (has_peers || is_echo)) save();
-    if (has_peers || is_echo) finish_save();
+    if (state_->step > 0 && saves_->saved_step() != state_->step && (has_peers || is_echo)) saves_->save();
+    if (has_peers || is_echo) saves_->finish();
     throw;
   }
-}
-
-void Run::save(bool is_best) {
-  const auto begin = Clock::now();
-  saved_step_ = state_->step;
-  if (background_) {
-    finish_save();
-    background_->begin(place_.folder, state_->info(train_windows_), state_->pieces());
-    is_best_ = is_best;
-  } else {
-    published(state_->save(place_.folder, recipe_.checkpoint.keep, train_windows_), is_best);
-  }
-  save_ms_ += ms_since(begin);
-}
-
-void Run::published(const SavedCheckpoint& saved, bool is_best) {
-  observer().saved(shown(saved.folder));
-  if (!saved.warning.empty()) observer().warned(saved.warning);
-  if (is_best && is_first()) best_->mark(step_of(saved.folder));
-  if (background_ && is_first()) background_->prune(place_.folder, recipe_.checkpoint.keep);
-}
-
-/// Waits for a save in the background.
-void Run::finish_save() {
-  if (background_ && background_->is_running()) published(background_->finish(), is_best_);
-}
-
-/// Between steps: publishes a save that has ended meanwhile.
-void Run::poll_save() {
-  if (!background_ || !background_->is_running()) return;
-  const auto begin = Clock::now();
-  if (const auto saved = background_->poll()) published(*saved, is_best_);
-  save_ms_ += ms_since(begin);
 }
 
 void Run::write_trace() {
   if (trace_ && trace_->write()) observer().traced(trace_->file());
 }
 
+/// Work of rank 0 between two exchanges. If it fails, the others learn why in their next call.
+void Run::alone(const std::function<void()>& work) const {
+  if (!is_first()) return;
+  try {
+    work();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    mesh_.world().abort(text.substr(0, text.find('\n')));
+    throw;
+  }
+}
+
+bool Run::has_sample(int64_t step) const {
+  const int64_t every = recipe_.sample.every;
+  return recipe_.sample.tokens > 0 && (step == recipe_.train.steps || is_due(step, every));
+}
+
 /// Every rank takes part in the forward passes. The first that holds the logits samples, and tells the others; rank 0
-/// shows the text.
+/// shows the text. A text that a stop cuts short is not logged.
 void Run::sample() {
-  if (recipe_.sample.tokens == 0) return;
   std::string sampled = recipe_.sample.prompt;
   if (is_first()) observer().sampled(sampled);
   const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
                                  .seed = static_cast<uint64_t>(recipe_.train.seed)};
-  generate(TextModel(state_->engine()), dataset_.tokenizer, recipe_.sample.prompt, recipe_.sample.tokens, sampling,
-           [&](std::string_view text) {
-             if (is_first()) observer().sampled(text);
-             sampled += text;
-             return !options_.stop_requested || !options_.stop_requested();
-           });
-  if (log_) log_->write_sample(state_->step, sampled);
+  Generator generator(TextModel(state_->engine()), dataset_.tokenizer, recipe_.sample.prompt);
+  const Continuation made =
+      generator.run({.num_tokens = recipe_.sample.tokens, .sampling = sampling}, [&](std::string_view text) {
+        if (is_first()) observer().sampled(text);
+        sampled += text;
+        return !options_.stop_requested || !options_.stop_requested();
+      });
+  if (made.ending == Ending::not_shown) return stop();
+  alone([&] { log_->write_sample(state_->step, sampled); });
+}
+
+/// An evaluation or a sample that was due after the last step, and which a stop has cut short: as if the run had not
+/// been stopped, its log has them. A rank killed after its last checkpoint was saved may not have marked it as the best.
+void Run::make_up() {
+  if (state_->step == 0) return;
+  std::array<double, 3> known{0, 0, 0};  // whether the log has a validation loss, its value, whether it has the sample
+  const auto look = [&] {
+    const std::optional<double> loss = log_->last_validation();
+    known = {loss ? 1.0 : 0.0, loss.value_or(0), log_->has_last_sample() ? 1.0 : 0.0};
+  };
+  all_or_none(mesh_.world(), is_first() ? look : std::function<void()>(), "logs");
+  mesh_.world().broadcast({known.data(), static_cast<int64_t>(known.size()), Dtype::fp64}, 0, "logs");
+  StepMetrics metrics{.step = state_->step};
+  if (known[0] != 0) metrics.val_loss = known[1];
+  if (known[0] == 0 && evaluates_after(state_->step)) {
+    evaluate_into(metrics);
+    if (is_stopped_) return;
+    saves_->require_finite(*metrics.val_loss);
+    const auto add = [&] {
+      log_->add_evaluation(*metrics.val_loss, *metrics.val_bits_per_byte);
+      open_metric_files();
+    };
+    all_or_none(mesh_.world(), is_first() ? add : std::function<void()>(), "logs");
+    observer().made_up(metrics);
+  }
+  if (saves_->improves(metrics)) saves_->mark_best();
+  if (known[2] == 0 && has_sample(state_->step)) sample();
 }
 
 void Run::go() {
   try {
     go_on();
   } catch (const NumericsError&) {  // of the same step on every rank: nothing is wrong with what is being saved
-    if (!async_) finish_save();
+    if (!async_) saves_->finish();
     throw;
   }
 }
 
 void Run::go_on() {
-  observer().started({.first_step = state_->step,
+  const int64_t first = state_->step;
+  observer().started({.first_step = first,
                       .last_step = end_,
                       .notes = place_.notes,
                       .dtypes = state_->dtypes(),
                       .stages = state_->stages(),
                       .state = state_->bytes(),
                       .planned_state = planned_});
-  const auto is_due = [](int64_t step, int64_t every) { return every > 0 && step % every == 0; };
-  if (options_.resumes()) saved_step_ = state_->step;
-  while (state_->step < end_) {
-    const int64_t before = state_->step;
-    if (dataset_.streamed) await_data();
-    poll_save();
-    if (trace_) trace_->begin(before);
-    StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
-    if (trace_) trace_->end(state_->step);
-    if (trace_ && trace_->is_over()) write_trace();
-    const bool is_last = state_->step == recipe_.train.steps;
-    const bool evaluates = is_last || is_due(state_->step, recipe_.train.eval_every);
-    if (evaluates) evaluate_into(metrics);
-    const bool is_logged =
-        evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
-    if (is_logged) metrics.experts = take_expert_load(state_->engine());
-    if (is_logged) metrics.save_ms = std::exchange(save_ms_, 0);
-    if (is_logged && log_) log_->write(metrics);
-    if (is_logged && files_) files_->write(parse_metrics_line(metrics.to_json()));
-    observer().stepped(metrics, is_logged);
-    if (!is_last && !is_stopped_ && is_due(state_->step, recipe_.sample.every)) sample();
-    const bool is_best = best_ && best_->improves(metrics);
-    if (is_best || state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) {
-      save(is_best);
-    }
-  }
-  if (saved_step_ != state_->step) save();
-  finish_save();
+  if (options_.resumes()) make_up();
+  while (state_->step < end_) step_on();
+  if (saves_->saved_step() != state_->step) saves_->save();
+  saves_->finish();
   write_trace();  // of a run that has stopped before
-  if (state_->step == recipe_.train.steps && !is_stopped_) return sample();
+  const bool is_complete = state_->step == recipe_.train.steps;
+  const bool is_new = state_->step > first || !options_.resumes();
+  if (is_complete && !is_stopped_ && is_new && has_sample(state_->step)) sample();
+  if (is_complete && !is_stopped_) return;
   if (is_stopped_ || !options_.stop_after || state_->step < *options_.stop_after) {
     throw Interrupted({"train", shown(place_.folder).string(),
                        fmt::format("stopped on request after step {}", state_->step),
                        "checkpoint " + checkpoint_name(state_->step), "continue with --resume"});
   }
+}
+
+/// A step, or the steps to the next drain, and what is due after it.
+void Run::step_on() {
+  const int64_t before = state_->step;
+  if (dataset_.streamed) await_data();
+  saves_->poll();
+  if (trace_) trace_->begin(before);
+  StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
+  if (trace_) trace_->end(state_->step);
+  if (trace_ && trace_->is_over()) write_trace();
+  const bool evaluates = evaluates_after(state_->step);
+  if (evaluates) evaluate_into(metrics);
+  const bool is_logged =
+      evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
+  if (is_logged) metrics.experts = take_expert_load(state_->engine());
+  if (is_logged) metrics.save_ms = saves_->take_ms();
+  if (is_logged) {
+    alone([&] {
+      log_->write(metrics);
+      if (files_) files_->write(parse_metrics_line(metrics.to_json()));
+    });
+  }
+  observer().stepped(metrics, is_logged);
+  if (metrics.val_loss) saves_->require_finite(*metrics.val_loss);
+  if (state_->step < recipe_.train.steps && !is_stopped_ && has_sample(state_->step)) {
+    saves_->require_finite_state();
+    sample();
+  }
+  const bool is_best = saves_->improves(metrics);
+  if (is_best || state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) saves_->save(is_best);
 }
 
 }  // namespace

@@ -57,6 +57,8 @@ class TrainObserver {
   virtual void started(const TrainStart&) {}
   /// After every step; `is_logged` if train.log has the line.
   virtual void stepped(const StepMetrics&, bool is_logged) { (void)is_logged; }
+  /// At the start of a run that goes on: the evaluation of its last step, which was interrupted, is now in train.log.
+  virtual void made_up(const StepMetrics& metrics) { (void)metrics; }
   virtual void evaluating(int64_t step) { (void)step; }
   /// Before each of the `total` rounds of forward passes of an evaluation.
   virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
@@ -89,6 +91,9 @@ struct TrainOptions {
 ///
 /// Before the first step the ranks compare what they were given (see start_facts), their data and the checkpoint; if
 /// anything differs, all of them throw UsageError or DataError naming it with the values of two ranks.
+///
+/// A resumed run first makes up for an evaluation or a sample that was due after its last step and that a stop has cut
+/// short. A state with a number or a validation loss that is not finite is not saved: NumericsError.
 ///
 /// Throws Interrupted after a requested stop, when the checkpoint is written; UsageError, DataError, ResourceError,
 /// CommError and NumericsError as the parts do. Whatever is thrown, the last complete checkpoint is untouched.

@@ -1,0 +1,60 @@
+#include "caravan/train/run_setup.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "caravan/train/agreement.h"
+
+namespace caravan {
+
+JointWork joint_work(const TrainOptions& options) {
+  // Several beats fit into the time that a rank waits for its peers.
+  const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
+  JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
+                 .stop_requested = options.stop_requested};
+  if (TrainObserver* observer = options.observer) {
+    work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
+  }
+  return work;
+}
+
+Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world) {
+  refuse_different_start(find_disagreement(*world, start_facts(options.recipe, options), "recipe and options"));
+  plan_batch(options.recipe, world->size());  // before the data is prepared
+  return Mesh::create(world, mesh_axes(options.recipe, world->size()));
+}
+
+Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
+  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
+  refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
+  return dataset;
+}
+
+RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
+  return {.train_hash = dataset.train_hash().hex(),
+          .validation_hash = dataset.validation.tokens.info().content.hex(),
+          .numerics = numerics};
+}
+
+std::vector<std::string> start_notes(const NoteSources& of) {
+  std::vector<std::string> notes = recipe_notes(of.recipe);
+  for (std::string& note : dataset_notes(of.dataset, of.windows, of.recipe)) notes.push_back(std::move(note));
+  const bool has_peers = (of.recipe.data_parallel.has_residual() ? of.mesh["dp"].size() : of.mesh.size()) > 1;
+  if (!has_peers && of.recipe.data_parallel.hook != "none") {
+    notes.push_back(
+        fmt::format("data_parallel.hook = \"{}\" has no effect on an axis dp of one rank, which reduces nothing; "
+                    "what ranks of an earlier part left out is not added",
+                    of.recipe.data_parallel.hook));
+  }
+  const int64_t steps = of.recipe.train.steps;
+  if (of.options.resumes() && of.step == steps) {
+    notes.push_back(
+        fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
+                    steps, steps, steps));
+  }
+  return notes;
+}
+
+}  // namespace caravan

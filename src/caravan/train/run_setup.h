@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/mesh/mesh.h"
+#include "caravan/train/prepare.h"
+#include "caravan/train/run_state.h"
+#include "caravan/train/train.h"
+
+namespace caravan {
+
+// What a run does before its model is made.
+
+/// How ranks wait for each other's data.
+JointWork joint_work(const TrainOptions& options);
+
+/// The mesh of ranks that were all given the same: everything after this may rely on it. Every rank calls it. Throws as
+/// refuse_different_start.
+Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world);
+
+/// The data, which is the same on every rank. Every rank calls it. Throws as prepare_dataset and refuse_different_data.
+Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh);
+
+RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics);
+
+struct NoteSources {
+  const Recipe& recipe;
+  const TrainOptions& options;
+  const Mesh& mesh;
+  const Dataset& dataset;
+  const TrainWindows& windows;
+  int64_t step;  ///< after which it begins
+};
+/// What the user should know of recipe and data before the first step, a line each.
+std::vector<std::string> start_notes(const NoteSources& of);
+
+}  // namespace caravan
