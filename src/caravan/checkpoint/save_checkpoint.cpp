@@ -101,7 +101,7 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
 
 /// Runs `work` on every rank and gathers the results. If it fails anywhere, all ranks throw the error of the lowest
 /// rank that failed.
-std::vector<std::string> all_or_none(Communicator& world, const std::function<std::string()>& work) {
+std::vector<std::string> reports_of_all(Communicator& world, const std::function<std::string()>& work) {
   std::string mine;
   std::string failure;
   std::string action = "free space or name another folder: checkpoint.dir";
@@ -176,7 +176,7 @@ std::string prune_or_warn(const fs::path& run, int64_t keep) {
 
 fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
   const auto asides =
-      all_or_none(world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
+      reports_of_all(world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
   return asides.front();
 }
 
@@ -185,8 +185,8 @@ SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const Check
   const fs::path target = run / checkpoint_name(info.step);
   const bool is_first = world.rank() == 0;
   try {
-    const auto reports = all_or_none(world, shard);
-    all_or_none(world, [&] {
+    const auto reports = reports_of_all(world, shard);
+    reports_of_all(world, [&] {
       if (!is_first) return std::string();
       OutputFile file(aside / "manifest.json", "checkpoint");
       file.append(assemble(info, reports).to_json());
