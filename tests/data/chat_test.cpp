@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -81,6 +82,52 @@ TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
   EXPECT_THAT(refused(strict, "hello"), HasSubstr("no list"));
   EXPECT_THAT(refused(strict, {{{"content", "a"}}}), HasSubstr("message 0 has no role"));
   EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
+}
+
+/// Each of them killed or stopped the process that rendered it.
+TEST(ChatTemplate, HostileOnesAreRefusedWithTheirBudget) {
+  const auto repeated = [](const std::string& part, int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += part;
+    return all;
+  };
+  const auto expression = [](const std::string& text) { return "{{ " + text + " }}"; };
+  const std::string stack = "of stack";
+  const std::string memory = "of memory";
+  const std::string time = "of processor time";
+  const std::vector<std::array<std::string, 3>> hostile{
+      {"modulo", "{{ 1 % 0 }}", "divides by zero"},
+      {"recursive macro", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", stack},
+      {"namespace in itself", "{% set n = namespace(a=1) %}{% set n.a = n %}{{ n }}", stack},
+      {"list in itself", "{% set l = [] %}{{ l.append(l) }}{{ l }}", stack},
+      {"comment", "{" + repeated("#", 1'000'000), stack},
+      {"not", expression(repeated("not ", 200'000) + "1"), stack},
+      {"members", expression("messages" + repeated(".a", 100'000)), time},
+      {"brackets", expression(repeated("(", 100'000) + "1" + repeated(")", 100'000)), time},
+      {"repetition", "{{ 'a' * 1000000000 }}", time},
+      {"range", "{% for i in range(1000000000) %}{% endfor %}", memory},
+      {"size", repeated("a", (1 << 20) + 1), "1048577 bytes"},
+      {"output", "{% for i in range(1000) %}{{ 'a' * 100000 }}{% endfor %}", "of output"},
+      {"loops", "{% for i in range(30000) %}{% for j in range(30000) %}{% endfor %}{% endfor %}", time},
+  };
+  for (const auto& [name, source, budget] : hostile) {
+    const std::string file = name + ".jinja";
+    EXPECT_THAT(message_of<UsageError>([&, text = source] { ChatTemplate(text, file, "", ""); }),
+                AllOf(HasSubstr(file), HasSubstr("is a chat template that"), HasSubstr(budget)))
+        << name;
+  }
+}
+
+/// One that passes the trial with two messages is caught where it exceeds its budget, and the next chat is rendered.
+TEST(ChatTemplate, BudgetsHoldForEveryChat) {
+  const ChatTemplate late("{{ 1 % (messages | length - 3) }}{% for m in messages %}{{ m.content }}{% endfor %}",
+                          "late.jinja", "", "");
+  const json answer = message("assistant", "b");
+  EXPECT_THAT(message_of<UsageError>([&] {
+                late.render({answer, answer, answer}, nullptr, "chats.jsonl:7");
+              }),
+              AllOf(HasSubstr("late.jinja"), HasSubstr("chats.jsonl:7"), HasSubstr("divides by zero")));
+  EXPECT_EQ(late.render(json::array({answer}), nullptr, "chats.jsonl:8").text, "1b");
 }
 
 class Chats : public testing::Test {
