@@ -179,6 +179,38 @@ TEST_F(Chats, HaveTargetsInAnswersAlone) {
   }
 }
 
+/// A tokenizer with a normalizer: the ids are those of the whole text, and marks follow what the text becomes.
+TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
+  json file = json::parse(Tokenizer::bytes().to_json());
+  file["normalizer"] = {{"type", "NFC"}};
+  const Tokenizer nfc = Tokenizer::from_json(file.dump(), "nfc.json");
+  const std::string decomposed = "e\xcc\x81";  // becomes é, two bytes
+  const std::string composed = "\xc3\xa9";
+  const ChatTemplate plain("{% for m in messages %}{{ m.content }}{% endfor %}", "t", "", "");
+  const auto made = [&](const json& messages) {
+    const std::string document = plain.render(messages, nullptr, "x").to_json();
+    const std::string_view view = document;
+    const ChatTokens chat = open_or_build_chats(folder_ / "cache", std::span(&view, 1), nfc);
+    std::vector<int64_t> ids(static_cast<size_t>(chat.tokens.size())), marks(ids);
+    chat.tokens.read(0, ids);
+    chat.marks.read(0, marks);
+    std::string text(ids.begin(), ids.end()), of_answers;
+    for (size_t i = 0; i < ids.size(); ++i) of_answers += (marks[i] & kIsAnswer) != 0 ? text[i] : '_';
+    EXPECT_EQ(chat.tokens.info().text_bytes,
+              static_cast<int64_t>(of_answers.size() - std::ranges::count(of_answers, '_')));
+    return std::pair(text, of_answers);
+  };
+  EXPECT_EQ(made({message("user", "a" + decomposed), message("assistant", "b" + decomposed + "c"),
+                  message("user", decomposed), message("assistant", "d")}),
+            std::pair("a" + composed + "b" + composed + "c" + composed + "d", "___b" + composed + "c__d"));
+  // The accent composes with the last letter of the question, which is not the assistant's.
+  EXPECT_EQ(made({message("user", "e"), message("assistant", "\xcc\x81x")}),
+            std::pair(composed + "x", std::string("__x")));
+  // Two marks that change their order: the character ends where the answer's second mark ends.
+  EXPECT_EQ(made({message("user", "q\xcc\x87"), message("assistant", "\xcc\xa3x")}),
+            std::pair(std::string("q\xcc\xa3\xcc\x87x"), std::string("_____x")));
+}
+
 /// Against the marks, read one by one.
 TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
   std::vector<json> chats;
