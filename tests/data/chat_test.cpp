@@ -211,6 +211,32 @@ TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
             std::pair(std::string("q\xcc\xa3\xcc\x87x"), std::string("_____x")));
 }
 
+TEST_F(Chats, AnswerCountsAreSumsOfMarks) {
+  std::vector<json> chats;
+  for (int i = 0; i < 60; ++i) {
+    chats.push_back({message("user", std::string(static_cast<size_t>(1 + i * 7 % 40), 'q')),
+                     message("assistant", std::string(static_cast<size_t>(i * 11 % 90), 'r'))});
+  }
+  const ChatTokens made = tokens(chats);
+  const auto size = made.tokens.size();
+  ASSERT_GT(size, 8 * AnswerCounts::kBlock);
+  std::vector<int64_t> marks(static_cast<size_t>(size));
+  made.marks.read(0, marks);
+  for (const bool packed : {false, true}) {
+    const AnswerCounts counts(made.marks, packed);
+    for (int64_t first = 0; first < size; first += 37) {
+      for (const int64_t count : {int64_t{1}, int64_t{20}, 3 * AnswerCounts::kBlock, size - 1 - first}) {
+        if (count < 1 || first + count >= size) continue;
+        int64_t want = 0;
+        for (auto t = static_cast<size_t>(first); t < static_cast<size_t>(first + count); ++t) {
+          want += (marks[t + 1] & kIsAnswer) != 0 && !(packed && (marks[t] & kEndsChat) != 0) ? 1 : 0;
+        }
+        ASSERT_EQ(counts.num_targets(first, count), want) << first << " " << count << " " << packed;
+      }
+    }
+  }
+}
+
 /// Against the marks, read one by one.
 TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
   std::vector<json> chats;

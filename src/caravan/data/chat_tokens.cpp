@@ -1,6 +1,7 @@
 #include "caravan/data/chat_tokens.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -162,6 +163,36 @@ ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span
   find_or_build(path, find, build, observer);
   if (!tokens || !marks) return {TokenFile::open(path, observer), TokenFile::open(marks_path, observer)};
   return {std::move(*tokens), std::move(*marks)};
+}
+
+AnswerCounts::AnswerCounts(const TokenFile& marks, bool packed) : marks_(&marks), packed_(packed) {
+  before_.push_back(0);
+  for (int64_t first = 0; first < marks.size(); first += kBlock) {
+    before_.push_back(before_.back() + scan(first, std::min(kBlock, marks.size() - first)));
+  }
+}
+
+/// Of the tokens [first, first + count), at most a block.
+int64_t AnswerCounts::scan(int64_t first, int64_t count) const {
+  std::array<int64_t, kBlock + 1> marks{};  // that of the token before comes first
+  const int64_t before = std::min<int64_t>(first, 1);
+  marks_->read(first - before,
+               std::span(marks).subspan(static_cast<size_t>(1 - before), static_cast<size_t>(count + before)));
+  int64_t targets = 0;
+  for (int64_t i = 1; i <= count; ++i) {
+    const bool follows_end = packed_ && (marks[static_cast<size_t>(i - 1)] & kEndsChat) != 0;
+    targets += (marks[static_cast<size_t>(i)] & kIsAnswer) != 0 && !follows_end ? 1 : 0;
+  }
+  return targets;
+}
+
+int64_t AnswerCounts::before(int64_t token) const {
+  const int64_t block = token / kBlock;
+  return before_[static_cast<size_t>(block)] + scan(block * kBlock, token % kBlock);
+}
+
+int64_t AnswerCounts::num_targets(int64_t first, int64_t count) const {
+  return before(first + count + 1) - before(first + 1);
 }
 
 void mark_answers(const TokenFile& marks, int64_t first, std::span<int64_t> labels) {
