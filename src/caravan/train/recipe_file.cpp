@@ -172,6 +172,11 @@ void check_whole(Recipe& recipe) {
       refuse(key.name, reason, recipe.where(key.name), "leave it out");
     }
   }
+  if (recipe.data.streaming && recipe.data_parallel.is_asynchronous() && !recipe.data_parallel.is_bounded()) {
+    recipe.refuse("data_parallel.mode",
+                  "is \"async\": a fast worker would run past the text that data.streaming has tokenized",
+                  "use data_parallel.mode = \"bounded\", or data.streaming = false");
+  }
   ModelConfig model = recipe.model;
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
