@@ -61,7 +61,9 @@ class TokenStreams::Cancel final : public DataObserver {
 };
 
 TokenStreams::TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options)
-    : tokenizer_(std::move(tokenizer)), options_(std::move(options)) {
+    : tokenizer_(std::move(tokenizer)),
+      options_(std::move(options)),
+      trimmer_(options_.cache, options_.cache_limit_bytes) {
   for (Text& text : texts) {
     const ContentHash content = text.text.content();
     const ContentHash identity = text.text.identity();
@@ -151,7 +153,9 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
     std::erase_if(text.in_use,
                   [&](const auto& entry) { return entry.first < text.wanted - 1 && entry.first != work.shard; });
   }
-  trim_cache(options_.cache, options_.cache_limit_bytes);
+  std::error_code error;
+  const auto bytes = fs::file_size(tokens.path(), error);
+  trimmer_.added(error ? 0 : static_cast<int64_t>(bytes));
   return record;
 }
 

@@ -106,6 +106,7 @@ class TokenStreams {
   std::vector<Progress> texts_;
   const Tokenizer tokenizer_;
   const Options options_;
+  CacheTrimmer trimmer_;      ///< of the thread that builds
   mutable std::mutex mutex_;  ///< of records, wanted, removed, in_use and what follows
   std::condition_variable changed_;
   bool is_cancelled_ = false;
