@@ -47,6 +47,10 @@ TEST_F(BadInputTest, Text) {
   expect_refused({"data.validation_fraction=0.95"}, 2, {"data.validation_fraction: 0.95 is too large"});
   expect_refused({"train.init_from=" + path("pictures")}, 3, {"pictures: holds no complete checkpoint"});
   expect_refused({"data.text=/dev/zero"}, 3, {"/dev/zero: is not a regular file"});
+  expect_refused({"data.text=/dev/zero", "data.streaming=true", "data.validation=" + path("text.txt")}, 3,
+                 {"/dev/zero: is not a regular file"});
+  expect_refused({"data.text=" + file("huge.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\", \"x\": 1e999}\n")}, 3,
+                 {"huge.jsonl:2: has a number that is too large: '1e999'"});
   expect_refused({"data.text="}, 2, {"data.text: names no file"});
 }
 
@@ -54,6 +58,8 @@ TEST_F(BadInputTest, Tokenizer) {
   expect_refused({"data.tokenizer=" + file("object.json", "{\"a\": 1}")}, 3,
                  {"object.json: the file has no \"model\""});
   expect_refused({"data.tokenizer=" + path("text.txt")}, 3, {"text.txt: is not JSON"});
+  expect_refused({"data.tokenizer=" + file("huge.json", "{\"version\": 1e999}")}, 3,
+                 {"huge.json: has a number that is too large: '1e999'"});
   expect_refused({"data.tokenizer=" + path("nothere.json")}, 3, {"nothere.json: no such file"});
   expect_refused({"data.tokenizer={train = 10}"}, 2, {"data.tokenizer: 10 is too small, must be at least 257"});
   expect_refused({"model.vocabulary=10"}, 2, {"model.vocabulary: 10 rows for a tokenizer of 256 tokens"});
@@ -79,6 +85,7 @@ TEST_F(BadInputTest, BatchAndRanks) {
 }
 
 TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
+  expect_refusal(caravan({"train", "/dev/zero"}), 2, {"/dev/zero: is not a recipe: it is longer than 4 MiB"});
   const auto recipe = [this](const std::string& text, const std::vector<std::string>& words) {
     SCOPED_TRACE(text);
     expect_refusal(caravan({"train", file("my.toml", text)}), 2, words);

@@ -110,6 +110,20 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   EXPECT_EQ(train_chats("refused", 2, {"data.format=text"}).code, 2) << "data.chat_template is not used";
 }
 
+/// A template that would kill a rank ends the run before it starts, whatever happens to bad lines.
+TEST_F(ChatTest, AHostileTemplateIsRefused) {
+  for (const auto& [source, budget] : std::vector<std::pair<std::string, std::string>>{
+           {"{{ 1 % 0 }}", "divides by zero"},
+           {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "of stack"},
+           {std::string(kTemplate) + "{{ 1 % (messages | length - 4) }}", "divides by zero"}}) {
+    file("chat.jinja", source);
+    const Result result = train_chats("hostile", 2, {"data.skip_bad_lines=true"});
+    EXPECT_EQ(result.code, 2) << result.out << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("chat.jinja: is a chat template that"), HasSubstr(budget)));
+    EXPECT_FALSE(std::filesystem::exists(path("hostile")));
+  }
+}
+
 /// The template of an imported model, kept in its runs.
 TEST_F(ChatTest, TheModelsOwnTemplateIsUsed) {
   ASSERT_EQ(train("base", 1, set({"train.steps=1", "data.tokenizer={train = 300}"})).code, 0);

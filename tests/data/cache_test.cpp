@@ -222,6 +222,27 @@ TEST(FindOrBuild, OneBuildsAndTheOthersWait) {
   EXPECT_THAT(names(folder.path()), ElementsAre(path.filename().string()));
 }
 
+/// A look at all files costs as many operations as there are files: it must not follow each file that is added.
+TEST(CacheTrimmer, LooksAtTheCacheOnceForManyFiles) {
+  const TemporaryFolder folder;
+  constexpr int64_t kBytes = 10;
+  constexpr int64_t kLimit = 300 * kBytes * 10;
+  CacheTrimmer trimmer(folder.path(), kLimit);
+  for (int i = 0; i < 6'000; ++i) {
+    const std::string number = std::to_string(i);
+    write_file(folder / (std::string(32 - number.size(), '0') + number + ".tokens"), std::string(kBytes, 'x'));
+    trimmer.added(kBytes);
+    if (i % 1000 == 999) {
+      EXPECT_LE(folder.count_files() * kBytes, kLimit);
+      EXPECT_GT(folder.count_files() * kBytes, i < kLimit / kBytes ? i * kBytes : kLimit * 9 / 10);
+    }
+  }
+  EXPECT_LE(trimmer.num_trims(), 6'000 / 40);
+  CacheTrimmer unlimited(folder.path(), std::nullopt);
+  unlimited.added(int64_t{1} << 60);
+  EXPECT_EQ(unlimited.num_trims(), 0);
+}
+
 struct Cancelled {};
 
 /// Throws after `calls` calls with bytes.

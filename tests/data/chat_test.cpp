@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -83,6 +84,52 @@ TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
   EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
 }
 
+/// Each of them killed or stopped the process that rendered it.
+TEST(ChatTemplate, HostileOnesAreRefusedWithTheirBudget) {
+  const auto repeated = [](const std::string& part, int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += part;
+    return all;
+  };
+  const auto expression = [](const std::string& text) { return "{{ " + text + " }}"; };
+  const std::string stack = "of stack";
+  const std::string memory = "of memory";
+  const std::string time = "of processor time";
+  const std::vector<std::array<std::string, 3>> hostile{
+      {"modulo", "{{ 1 % 0 }}", "divides by zero"},
+      {"recursive macro", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", stack},
+      {"namespace in itself", "{% set n = namespace(a=1) %}{% set n.a = n %}{{ n }}", stack},
+      {"list in itself", "{% set l = [] %}{{ l.append(l) }}{{ l }}", stack},
+      {"comment", "{" + repeated("#", 1'000'000), stack},
+      {"not", expression(repeated("not ", 200'000) + "1"), stack},
+      {"members", expression("messages" + repeated(".a", 100'000)), time},
+      {"brackets", expression(repeated("(", 100'000) + "1" + repeated(")", 100'000)), time},
+      {"repetition", "{{ 'a' * 1000000000 }}", time},
+      {"range", "{% for i in range(1000000000) %}{% endfor %}", memory},
+      {"size", repeated("a", (1 << 20) + 1), "1048577 bytes"},
+      {"output", "{% for i in range(1000) %}{{ 'a' * 100000 }}{% endfor %}", "of output"},
+      {"loops", "{% for i in range(30000) %}{% for j in range(30000) %}{% endfor %}{% endfor %}", time},
+  };
+  for (const auto& [name, source, budget] : hostile) {
+    const std::string file = name + ".jinja";
+    EXPECT_THAT(message_of<UsageError>([&, text = source] { ChatTemplate(text, file, "", ""); }),
+                AllOf(HasSubstr(file), HasSubstr("is a chat template that"), HasSubstr(budget)))
+        << name;
+  }
+}
+
+/// One that passes the trial with two messages is caught where it exceeds its budget, and the next chat is rendered.
+TEST(ChatTemplate, BudgetsHoldForEveryChat) {
+  const ChatTemplate late("{{ 1 % (messages | length - 3) }}{% for m in messages %}{{ m.content }}{% endfor %}",
+                          "late.jinja", "", "");
+  const json answer = message("assistant", "b");
+  EXPECT_THAT(message_of<UsageError>([&] {
+                late.render({answer, answer, answer}, nullptr, "chats.jsonl:7");
+              }),
+              AllOf(HasSubstr("late.jinja"), HasSubstr("chats.jsonl:7"), HasSubstr("divides by zero")));
+  EXPECT_EQ(late.render(json::array({answer}), nullptr, "chats.jsonl:8").text, "1b");
+}
+
 class Chats : public testing::Test {
  protected:
   /// Of the bytes tokenizer: an id is a byte.
@@ -129,6 +176,64 @@ TEST_F(Chats, HaveTargetsInAnswersAlone) {
     std::string found;
     for (const int64_t mark : marks) found += static_cast<char>('0' + mark);
     EXPECT_EQ(found, want_marks);
+  }
+}
+
+/// A tokenizer with a normalizer: the ids are those of the whole text, and marks follow what the text becomes.
+TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
+  json file = json::parse(Tokenizer::bytes().to_json());
+  file["normalizer"] = {{"type", "NFC"}};
+  const Tokenizer nfc = Tokenizer::from_json(file.dump(), "nfc.json");
+  const std::string decomposed = "e\xcc\x81";  // becomes é, two bytes
+  const std::string composed = "\xc3\xa9";
+  const ChatTemplate plain("{% for m in messages %}{{ m.content }}{% endfor %}", "t", "", "");
+  const auto made = [&](const json& messages) {
+    const std::string document = plain.render(messages, nullptr, "x").to_json();
+    const std::string_view view = document;
+    const ChatTokens chat = open_or_build_chats(folder_ / "cache", std::span(&view, 1), nfc);
+    std::vector<int64_t> ids(static_cast<size_t>(chat.tokens.size())), marks(ids);
+    chat.tokens.read(0, ids);
+    chat.marks.read(0, marks);
+    std::string text(ids.begin(), ids.end()), of_answers;
+    for (size_t i = 0; i < ids.size(); ++i) of_answers += (marks[i] & kIsAnswer) != 0 ? text[i] : '_';
+    EXPECT_EQ(chat.tokens.info().text_bytes,
+              static_cast<int64_t>(of_answers.size() - std::ranges::count(of_answers, '_')));
+    return std::pair(text, of_answers);
+  };
+  EXPECT_EQ(made({message("user", "a" + decomposed), message("assistant", "b" + decomposed + "c"),
+                  message("user", decomposed), message("assistant", "d")}),
+            std::pair("a" + composed + "b" + composed + "c" + composed + "d", "___b" + composed + "c__d"));
+  // The accent composes with the last letter of the question, which is not the assistant's.
+  EXPECT_EQ(made({message("user", "e"), message("assistant", "\xcc\x81x")}),
+            std::pair(composed + "x", std::string("__x")));
+  // Two marks that change their order: the character ends where the answer's second mark ends.
+  EXPECT_EQ(made({message("user", "q\xcc\x87"), message("assistant", "\xcc\xa3x")}),
+            std::pair(std::string("q\xcc\xa3\xcc\x87x"), std::string("_____x")));
+}
+
+TEST_F(Chats, AnswerCountsAreSumsOfMarks) {
+  std::vector<json> chats;
+  for (int i = 0; i < 60; ++i) {
+    chats.push_back({message("user", std::string(static_cast<size_t>(1 + i * 7 % 40), 'q')),
+                     message("assistant", std::string(static_cast<size_t>(i * 11 % 90), 'r'))});
+  }
+  const ChatTokens made = tokens(chats);
+  const auto size = made.tokens.size();
+  ASSERT_GT(size, 8 * AnswerCounts::kBlock);
+  std::vector<int64_t> marks(static_cast<size_t>(size));
+  made.marks.read(0, marks);
+  for (const bool packed : {false, true}) {
+    const AnswerCounts counts(made.marks, packed);
+    for (int64_t first = 0; first < size; first += 37) {
+      for (const int64_t count : {int64_t{1}, int64_t{20}, 3 * AnswerCounts::kBlock, size - 1 - first}) {
+        if (count < 1 || first + count >= size) continue;
+        int64_t want = 0;
+        for (auto t = static_cast<size_t>(first); t < static_cast<size_t>(first + count); ++t) {
+          want += (marks[t + 1] & kIsAnswer) != 0 && !(packed && (marks[t] & kEndsChat) != 0) ? 1 : 0;
+        }
+        ASSERT_EQ(counts.num_targets(first, count), want) << first << " " << count << " " << packed;
+      }
+    }
   }
 }
 

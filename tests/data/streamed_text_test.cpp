@@ -116,6 +116,8 @@ TEST_F(StreamedTextTest, ErrorsNameFileAndLine) {
                     HasSubstr("0xff")));
   EXPECT_THAT(message_of<DataError>([&] { text({{"c.txt", ""}}); }), HasSubstr("c.txt: is empty"));
   EXPECT_THAT(message_of<DataError>([&] { text({{"d.txt", "PAR1 and more"}}); }), HasSubstr("d.txt: is a table"));
+  EXPECT_THAT(message_of<DataError>([] { StreamedText({"/dev/zero"}, {}); }),
+              HasSubstr("/dev/zero: is not a regular file"));
 }
 
 TEST_F(StreamedTextTest, ValidationIsTheEndOfEachFile) {
@@ -148,6 +150,18 @@ TEST_F(StreamedTextTest, IdentityFollowsTheFiles) {
   EXPECT_EQ(before.content(), same.content());
   EXPECT_NE(before.identity(), same.identity()) << "written at another time";
   EXPECT_NE(before.content(), text({{"c.txt", book + "."}}).content());
+  // Only the middle is another, and the time of the last write is set back.
+  std::string longer;
+  while (longer.size() < 100'000) longer += book;
+  const StreamedText first = text({{"d.txt", longer}});
+  const auto time = std::filesystem::last_write_time(folder / "d.txt");
+  const ContentHash identity = first.identity();
+  EXPECT_EQ(first.identity(), identity);
+  longer[longer.size() / 2] ^= 1;
+  const StreamedText second = text({{"d.txt", longer}});
+  std::filesystem::last_write_time(folder / "d.txt", time);
+  EXPECT_EQ(second.content(), first.content());
+  EXPECT_NE(second.identity(), identity);
   EXPECT_NE(before.content(), text({{"b.txt", book}}, {.shard_bytes = 99}).content());
 }
 

@@ -1,7 +1,6 @@
 #include "caravan/data/streamed_windows.h"
 
 #include <algorithm>
-#include <chrono>
 #include <gmock/gmock.h>
 #include <sstream>
 
@@ -128,9 +127,14 @@ TEST_F(StreamedWindowsTest, TheOrderIsThatOfTheWholeText) {
 TEST_F(StreamedWindowsTest, RanksReadWhatOneTokenizes) {
   const Reference reference(texts_);
   const auto builder = open({{0, 1, 2}});
+  const TrainWindows prepared = windows_of(*builder);
+  prepared.prepare(0, 200);
+  const std::string records = builder->take_new_records();
+  EXPECT_EQ(builder->take_new_records(), "");
   for (const int64_t ranks : {2, 3}) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const auto streams = open({{0, 1, 2}}, {.cache = folder / "cache", .builds = rank == 0});
+      streams->add_records(records);
       const TrainWindows windows = windows_of(*streams);
       for (int64_t k = rank; k < 200; k += ranks) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
     }
@@ -172,9 +176,10 @@ TEST_F(StreamedWindowsTest, EarlierShardsAreNotTokenizedAgain) {
   for (const auto& entry : fs::directory_iterator(folder / "cache")) {
     if (entry.path().extension() == ".tokens") fs::remove(entry.path());
   }
-  const auto streams = open({{0, 1, 2}});
+  auto streams = open({{0, 1, 2}});
   EXPECT_EQ(row(windows_of(*streams), sample), reference.window(sample));
   EXPECT_EQ(count_files(".tokens"), 1);
+  streams.reset();  // it may still write
   fs::remove_all(folder / "cache");
   EXPECT_EQ(row(windows_of(*open({{0, 1, 2}})), sample), reference.window(sample)) << "without records, too";
 }
@@ -201,6 +206,33 @@ TEST_F(StreamedWindowsTest, ACacheThatIsTrimmedOnlyCostsTime) {
     ASSERT_EQ(row(windows, k), reference.window(k)) << k;
   }
   EXPECT_LT(count_files(".tokens"), 8);
+}
+
+/// A cache that may keep nothing cannot take the shards of a step from any rank, in the first epoch and in later ones.
+TEST_F(StreamedWindowsTest, PreparedShardsStayUntilTheNextPreparation) {
+  const Reference reference(texts_);
+  constexpr int64_t step = 150;  // shards have 17 to 50 windows, for long lines
+  const auto builder = open({{0, 1, 2}}, {.cache = folder / "cache", .cache_limit_bytes = 1, .num_ahead = 1});
+  const auto reader = open({{0, 1, 2}}, {.cache = folder / "cache", .builds = false});
+  StreamedWindows built(*builder, 0, kContext, kSeed, {});
+  StreamedWindows read(*reader, 0, kContext, kSeed, {});
+  for (int64_t first = 0; first < 2 * reference.windows_per_epoch(); first += step) {
+    const auto seen = built.prepare(first, first + step);
+    EXPECT_GT(seen.size(), StreamedWindows::kMostOpen);
+    EXPECT_EQ(built.num_open(), static_cast<int64_t>(seen.size()));
+    trim_cache(folder / "cache", 1);  // as another job does
+    reader->add_records(builder->take_new_records());
+    EXPECT_EQ(read.prepare(first, first + step).size(), seen.size());
+    trim_cache(folder / "cache", 1);
+    // Those of the step, and what the builder keeps ahead of the furthest.
+    EXPECT_LE(count_files(".tokens"), static_cast<int64_t>(seen.size()) + 4);
+    for (int64_t k = first; k < first + step; k += 3) {
+      const auto window = read.window(k);
+      std::vector<int64_t> tokens(kContext + 1);
+      window.shard->tokens.read(window.offset, tokens);
+      ASSERT_EQ(std::string(tokens.begin(), tokens.end()), reference.window(k)) << k;
+    }
+  }
 }
 
 TEST_F(StreamedWindowsTest, PreparedSamplesAreThoseOfWholeShards) {
@@ -238,9 +270,18 @@ TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {
   }
   write_file(folder / "9", "short");
   EXPECT_THAT(message_of<DataError>([&] { row(windows_of(*open({{9}})), 0); }), HasSubstr("has no shard of 17 tokens"));
-  const auto waiting = open({{0}}, {.cache = folder / "other", .builds = false, .patience = std::chrono::seconds(0)});
-  EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*waiting), 0); }),
-              AllOf(HasSubstr("shard 0 of text0: has not been tokenized for 0 s"), HasSubstr("other")));
+}
+
+/// A process that does not build never waits.
+TEST_F(StreamedWindowsTest, AReaderWithoutRecordsOrFilesIsTold) {
+  const auto reader = open({{0}}, {.cache = folder / "other", .builds = false});
+  EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*reader), 0); }),
+              HasSubstr("shard 0 of text0: was asked for before the ranks prepared it together"));
+  const auto builder = open({{0}});
+  builder->open(0, 0);
+  reader->add_records(builder->take_new_records());
+  EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*reader), 0); }),
+              AllOf(HasSubstr("shard 0 of text0: is not in the cache"), HasSubstr("other/")));
 }
 
 }  // namespace

@@ -68,6 +68,7 @@ TEST_F(TextFileTest, BadLinesAreNamedOrCounted) {
       {"{\"txt\": \"a\", \"id\": 3}", "has no field text, but id, txt"},
       {"{\"text\": 17}", "its field text is a number, not a string"},
       {"{\"text\": \"caf\xE9\"}", "is not JSON"},
+      {"{\"text\": \"a\", \"x\": 1e999}", "has a number that is too large: '1e999'"},
       {std::string(200, '['), "nests arrays and objects more than 100 deep"},
   };
   for (const auto& [line, fact] : bad) {

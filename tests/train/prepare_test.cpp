@@ -155,6 +155,81 @@ TEST_F(PrepareDataset, ARankThatFindsNothingBuilds) {
   EXPECT_EQ(count_files("cache1"), 2);
 }
 
+class PrepareSamples : public PrepareDataset {
+ protected:
+  static constexpr int64_t kContext = 16;
+  static constexpr int64_t kStep = 160;  // samples; a shard has 17 to 50
+  static constexpr auto kPatience = std::chrono::seconds(20);
+
+  PrepareSamples() { write_file(folder / "text.txt", read_file(book_path()).substr(0, 6'000)); }
+  Recipe::Data streamed(const std::string& text = "text.txt") const {
+    return {.text = {(folder / text).string()}, .streaming = true, .tokenizer = "bytes"};
+  }
+  DataFolders small(const std::string& cache) const {
+    return {.home = folder.path(), .cache = folder / cache, .cache_limit_bytes = 1, .shard_bytes = 300};
+  }
+  static std::vector<int64_t> row(const TrainWindows& windows, int64_t sample) {
+    std::vector<int64_t> inputs(kContext), labels(kContext);
+    windows.fill(sample, inputs, labels);
+    inputs.push_back(labels.back());
+    return inputs;
+  }
+};
+
+/// Steps of more shards than a rank keeps open without being told, and a cache that keeps only what is in use.
+TEST_F(PrepareSamples, NoRankWaitsForAShardThatTheCacheHasRemoved) {
+  const Dataset whole = open_dataset(streamed(), small("cache-of-one"));
+  const TrainWindows want = whole.train_windows(kContext, 3);
+  std::atomic<int> num_rows{0};
+  const auto read = [&](const std::shared_ptr<Communicator>& world) {
+    const Dataset dataset = prepare_dataset(streamed(), small("cache"), *world, {.beat = kBeat});
+    EXPECT_EQ(dataset.streamed->texts->builds(), world->rank() == 0);
+    const TrainWindows windows = dataset.train_windows(kContext, 3);
+    for (int64_t first = 0; first < 6 * kStep; first += kStep) {
+      prepare_samples(*dataset.streamed->texts, windows, first, first + kStep, *world, {.beat = kBeat});
+      for (int64_t sample = first + world->rank(); sample < first + kStep; sample += world->size()) {
+        EXPECT_EQ(row(windows, sample), row(want, sample)) << sample;
+        ++num_rows;
+      }
+    }
+    EXPECT_GT(windows.epochs(0, 6 * kStep), 2.0);
+  };
+  run_thread_ranks(3, read, {.timeout = kPatience});
+  EXPECT_EQ(num_rows, 6 * kStep);
+}
+
+/// Only the rank that tokenizes looks into its text. The others may know theirs by other times, or have it elsewhere.
+TEST_F(PrepareSamples, RanksOfAHostMayHaveCopiesOfTheText) {
+  write_file(folder / "copy1.txt", read_file(folder / "text.txt"));
+  std::filesystem::rename(folder / "text.txt", folder / "copy0.txt");
+  std::filesystem::last_write_time(folder / "copy1.txt", std::filesystem::file_time_type{});
+  std::vector<std::vector<int64_t>> rows(2);
+  const auto read = [&](const std::shared_ptr<Communicator>& world) {
+    const std::string text = "copy" + std::to_string(world->rank()) + ".txt";
+    const Dataset dataset = prepare_dataset(streamed(text), small("cache"), *world, {.beat = kBeat});
+    const TrainWindows windows = dataset.train_windows(kContext, 3);
+    prepare_samples(*dataset.streamed->texts, windows, 0, kStep, *world, {.beat = kBeat});
+    rows[static_cast<size_t>(world->rank())] = row(windows, kStep - 1);
+  };
+  run_thread_ranks(2, read, {.timeout = kPatience});
+  EXPECT_FALSE(rows[0].empty());
+  EXPECT_EQ(rows[0], rows[1]);
+}
+
+/// The rank that waits in work_jointly hears a stop, whichever rank tokenizes.
+TEST_F(PrepareSamples, AStopEndsTheWaitOnEveryRank) {
+  std::atomic<int> num_stopped{0};
+  const auto read = [&](const std::shared_ptr<Communicator>& world) {
+    const Dataset dataset = prepare_dataset(streamed(), small("cache"), *world, {.beat = kBeat});
+    const TrainWindows windows = dataset.train_windows(kContext, 3);
+    const JointWork work{.beat = kBeat, .stop_requested = [&] { return world->rank() == 1; }};
+    EXPECT_THROW(prepare_samples(*dataset.streamed->texts, windows, 0, kStep, *world, work), Interrupted);
+    ++num_stopped;
+  };
+  run_thread_ranks(2, read, {.timeout = kPatience});
+  EXPECT_EQ(num_stopped, 2);
+}
+
 TEST_F(PrepareDataset, TheCacheIsTrimmedToItsLimit) {
   DataFolders limited = folders("cache");
   limited.cache_limit_bytes = 100'000;

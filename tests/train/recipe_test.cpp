@@ -175,6 +175,8 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\ndrain = 0", "must be at least 1"},
       {"[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"\naccumulate = \"full\"",
        "accumulate: is used with data_parallel.mode = \"sync\" only"},
+      {"[data]\nstreaming = true\n[data_parallel]\ntechnique = \"param_server\"\nmode = \"async\"",
+       "use data_parallel.mode = \"bounded\", or data.streaming = false", "r.toml:5"},
       {"[data_parallel]\ntechnique = \"replicas\"\nshare = \"on\"", "is used with data_parallel.technique"},
       {"[mesh]\ndp = -2", "mesh.dp"},
       {"[data]\ntext = []", "names no file"},

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/agree.h"
 #include "caravan/comm/peer_failure.h"
 #include "caravan/train/run_folder.h"
+#include "tests/ranks/process_ranks.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing {
@@ -17,14 +19,19 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Runs on a text in shards of 13 windows or so: a step of 36 samples needs three, an epoch is 18 steps.
+TrainOptions streaming_options(const TinyRuns& runs, const std::string& dir, std::vector<std::string> set = {},
+                               const std::string& cache = "cache") {
+  set.insert(set.begin(), {"data.streaming=true", "train.steps=30", "train.eval_every=10"});
+  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, dir, set), .folders = runs.folders()};
+  options.folders.shard_bytes = 110;
+  options.folders.cache = runs / cache;
+  return options;
+}
+
 class Streaming : public ::testing::Test {
  protected:
   TrainOptions options(const std::string& dir, std::vector<std::string> set = {}, const std::string& cache = "cache") {
-    set.insert(set.begin(), {"data.streaming=true", "train.steps=30", "train.eval_every=10"});
-    TrainOptions options{.recipe = runs_.recipe(ModelKind::gpt2, dir, set), .folders = runs_.folders()};
-    options.folders.shard_bytes = 110;
-    options.folders.cache = runs_ / cache;
-    return options;
+    return streaming_options(runs_, dir, std::move(set), cache);
   }
   const TinyRuns runs_;
 };
@@ -42,6 +49,15 @@ TEST_F(Streaming, LossesDoNotDependOnRanksAndAccumulation) {
       EXPECT_NEAR(run[step], one[step], 1e-4) << ranks << " ranks, step " << step << ": fp32 sums in another order";
     }
   }
+}
+
+/// The workers of a server read up to `staleness` steps past a drain.
+TEST_F(Streaming, WorkersAreAheadOfADrainOnly) {
+  TrainOptions run = options("bounded", {"data_parallel.technique=param_server", "data_parallel.mode=bounded",
+                                         "data_parallel.staleness=3", "data_parallel.drain=5", "train.steps=20"});
+  run.folders.cache_limit_bytes = 1;
+  train_on(3, run);
+  EXPECT_EQ(step_of(find_checkpoint(runs_ / "bounded")), 20);
 }
 
 TEST_F(Streaming, AResumedRunGoesOnWhereItStopped) {
@@ -125,6 +141,56 @@ TEST_F(Streaming, HostsWithDifferentTextsAreTold) {
     EXPECT_THAT(message_of<DataError>([&] { train(run, world); }),
                 AllOf(HasSubstr("shard 16 of training text 0: has another content"), HasSubstr("on rank 1")));
   });
+}
+
+/// Trains on all ranks, which are processes with texts of their own and one cache that may keep nothing, and compares
+/// with one process. A step has four shards or more.
+void expect_one_process_with_a_small_cache(const std::shared_ptr<Communicator>& world) {
+  const TinyRuns runs;
+  const auto small = [&](const std::string& dir) {
+    TrainOptions options = streaming_options(runs, dir, {"train.steps=24"}, "cache-" + dir);
+    options.folders.shard_bytes = 80;
+    options.folders.cache_limit_bytes = 1;
+    return options;
+  };
+  const TrainOptions one = small("one");
+  TrainOptions three = small("three");
+  three.recipe.checkpoint.dir = broadcast_text(*world, three.recipe.checkpoint.dir, 0);
+  three.folders.cache = broadcast_text(*world, three.folders.cache.string(), 0);
+  train(three, world);
+  if (world->rank() == 0) {
+    train_on(1, one);
+    const std::vector<double> want = losses(one.recipe.checkpoint.dir);
+    const std::vector<double> found = losses(three.recipe.checkpoint.dir);
+    ASSERT_EQ(want.size(), 24U);
+    ASSERT_EQ(found.size(), want.size());
+    for (size_t step = 0; step < want.size(); ++step) {
+      EXPECT_NEAR(found[step], want[step], 1e-4) << "step " << step << ": fp32 sums in another order";
+    }
+  }
+  gather_texts(*world, "done");  // the folder is that of rank 0
+}
+
+TEST(StreamingProcesses, ShareACacheThatIsTooSmallForAStep) {
+  run_process_ranks(3, expect_one_process_with_a_small_cache, CommOptions{.timeout = std::chrono::seconds(20)});
+}
+
+/// Copies of one text on one host, with other times: one rank tokenizes its copy for all.
+TEST_F(Streaming, RanksOfAHostMayHaveCopies) {
+  for (const std::string copy : {"0", "1"}) write_file(runs_ / ("text" + copy), read_file(runs_ / "text.txt"));
+  fs::last_write_time(runs_ / "text1", fs::file_time_type{});
+  const auto of = [&](const std::string& dir, int rank) {
+    return options(dir, {"data.text=text" + std::to_string(rank), "train.steps=8"});
+  };
+  run_thread_ranks(2, [&](const auto& world) { train(of("copies", world->rank()), world); });
+  EXPECT_EQ(losses(runs_ / "copies").size(), 8U);
+  write_file(runs_ / "text1", "x" + read_file(runs_ / "text.txt").substr(1));
+  run_thread_ranks(2, [&](const auto& world) {
+    EXPECT_THAT(message_of<DataError>([&] { train(of("apart", world->rank()), world); }),
+                AllOf(HasSubstr("file 0 of training text 0"), HasSubstr("bytes on rank 0 and"),
+                      HasSubstr("text" + std::to_string(world->rank()))));
+  });
+  EXPECT_FALSE(fs::exists(runs_ / "apart"));
 }
 
 }  // namespace

@@ -57,6 +57,21 @@ void check_json_depth(std::string_view text, std::string_view file, std::string_
   }
 }
 
+bool parse_json(std::string_view text, nlohmann::json& value, JsonFault& fault) {
+  try {
+    value = nlohmann::json::parse(text);
+    return true;
+  } catch (const nlohmann::json::parse_error& error) {
+    fault = {.fact = fmt::format("is not JSON: {}", error.what()), .is_syntax = true, .byte = error.byte};
+  } catch (const nlohmann::json::exception& error) {
+    // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    std::string_view number = error.what();
+    number.remove_prefix(std::min(number.find('\''), number.size()));
+    fault = {.fact = fmt::format("has a number that is too large: {}", number), .is_syntax = false};
+  }
+  return false;
+}
+
 void JsonReader::refuse(std::string_view fact, std::string_view action) const {
   throw DataError({.op = std::string(op_),
                    .subject = std::string(file_),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -12,6 +13,17 @@ namespace caravan {
 /// Throws DataError naming `file` if arrays and objects of this JSON text are nested more than 100 deep: code that
 /// walks such a value by recursion would overflow its stack. Call it before parsing. Says nothing about other faults.
 void check_json_depth(std::string_view text, std::string_view file, std::string_view op);
+
+/// Why a JSON text cannot be parsed.
+struct JsonFault {
+  std::string fact;       ///< "has a number that is too large: 1e999"
+  bool is_syntax = true;  ///< else the text is JSON, but has a number that no double holds
+  size_t byte = 0;        ///< of a fault of syntax, from 1
+};
+
+/// Parses `text` into `value`. Returns false, and the reason in `fault`, if it cannot be parsed: every input of a user
+/// goes through here, because the parser throws more than one kind of exception.
+bool parse_json(std::string_view text, nlohmann::json& value, JsonFault& fault);
 
 /// A value of a JSON file together with its path in the file, for error messages. Keeps references: the document must
 /// outlive it.

@@ -16,15 +16,15 @@ constexpr std::string_view kOp = "selection table";
 constexpr std::string_view kFormat = "caravan selection table 1";
 
 nlohmann::json parse(std::string_view text, std::string_view file) {
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::parse_error& error) {
-    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size()));
-    throw DataError({.op = std::string(kOp),
-                     .subject = fmt::format("{}:{}", file, 1 + std::count(text.begin(), end, '\n')),
-                     .fact = fmt::format("is not JSON: {}", error.what()),
-                     .action = "correct this line, or write the file again with `caravan bench comm --tune`"});
-  }
+  nlohmann::json value;
+  JsonFault fault;
+  if (parse_json(text, value, fault)) return value;
+  const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(fault.byte, text.size()));
+  const std::string line = fault.is_syntax ? fmt::format(":{}", 1 + std::count(text.begin(), end, '\n')) : "";
+  throw DataError({.op = std::string(kOp),
+                   .subject = std::string(file) + line,
+                   .fact = fault.fact,
+                   .action = "correct it, or write the file again with `caravan bench comm --tune`"});
 }
 
 std::vector<std::string> names_of_verbs() {

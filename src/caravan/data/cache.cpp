@@ -99,6 +99,23 @@ bool remove_unused(const fs::path& path) {
   return lock && fs::remove(path, error);
 }
 
+/// In the order of list_cache, without in_use.
+std::vector<CacheFile> list_unlocked(const fs::path& folder) {
+  std::vector<CacheFile> all;
+  for (const fs::path& file : files_of(folder)) {
+    struct stat status {};
+    if (!is_cache_name(file.filename().string()) || stat(file.c_str(), &status) != 0) continue;
+    all.push_back(
+        {.path = file, .bytes = status.st_size, .last_used_s = std::max(status.st_atim.tv_sec, status.st_mtim.tv_sec)});
+  }
+  std::sort(all.begin(), all.end(), [](const CacheFile& a, const CacheFile& b) {
+    const bool a_is_shard = a.path.extension() == ".shard";
+    if (a_is_shard != (b.path.extension() == ".shard")) return !a_is_shard;
+    return a.last_used_s != b.last_used_s ? a.last_used_s < b.last_used_s : a.path < b.path;
+  });
+  return all;
+}
+
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -138,36 +155,33 @@ class BuildLock {
 }  // namespace
 
 std::vector<CacheFile> list_cache(const fs::path& folder) {
-  std::vector<CacheFile> all;
-  for (const fs::path& file : files_of(folder)) {
-    struct stat status {};
-    if (!is_cache_name(file.filename().string()) || stat(file.c_str(), &status) != 0) continue;
-    all.push_back({.path = file,
-                   .bytes = status.st_size,
-                   .last_used_s = std::max(status.st_atim.tv_sec, status.st_mtim.tv_sec),
-                   .in_use = !CacheLock::try_exclusive(file).has_value()});
-  }
-  std::sort(all.begin(), all.end(), [](const CacheFile& a, const CacheFile& b) {
-    const bool a_is_shard = a.path.extension() == ".shard";
-    if (a_is_shard != (b.path.extension() == ".shard")) return !a_is_shard;
-    return a.last_used_s != b.last_used_s ? a.last_used_s < b.last_used_s : a.path < b.path;
-  });
+  std::vector<CacheFile> all = list_unlocked(folder);
+  for (CacheFile& file : all) file.in_use = !CacheLock::try_exclusive(file.path).has_value();
   return all;
 }
 
 CacheRemoval trim_cache(const fs::path& folder, std::optional<int64_t> limit_bytes) {
   remove_leftovers(folder);
-  const std::vector<CacheFile> files = list_cache(folder);
+  const std::vector<CacheFile> files = list_unlocked(folder);
   CacheRemoval removal;
   for (const CacheFile& file : files) removal.bytes_left += file.bytes;
   for (const CacheFile& file : files) {
     if (!limit_bytes || removal.bytes_left <= *limit_bytes) break;
-    if (file.in_use || !remove_unused(file.path)) continue;
+    if (!remove_unused(file.path)) continue;
     ++removal.files;
     removal.bytes += file.bytes;
     removal.bytes_left -= file.bytes;
   }
   return removal;
+}
+
+void CacheTrimmer::added(int64_t bytes) {
+  if (!limit_) return;
+  room_ -= bytes;
+  if (room_ >= 0) return;
+  ++num_trims_;
+  const int64_t reserve = *limit_ / 64;
+  room_ = std::max(*limit_ - trim_cache(folder_, *limit_ - reserve).bytes_left, reserve);
 }
 
 CacheRemoval clear_cache(const fs::path& folder) { return trim_cache(folder, 0); }

@@ -32,11 +32,30 @@ struct CacheRemoval {
 };
 
 /// Removes the least recently used files until at most `limit_bytes` are left (nothing: no limit), and leftovers of
-/// killed processes. Never removes a file in use, nor any file that is not the cache's.
+/// killed processes. Never removes a file in use, nor any file that is not the cache's. Locks only the files that it
+/// tries to remove.
 CacheRemoval trim_cache(const std::filesystem::path& folder, std::optional<int64_t> limit_bytes);
 
 /// The same for all files that are not in use.
 CacheRemoval clear_cache(const std::filesystem::path& folder);
+
+/// Trims a cache to which this process adds many files. It looks at the files again only when what it has added since
+/// may exceed the limit, and then makes room for more: a file costs as little in a large cache as in a small one.
+class CacheTrimmer {
+ public:
+  CacheTrimmer(std::filesystem::path folder, std::optional<int64_t> limit_bytes)
+      : folder_(std::move(folder)), limit_(limit_bytes) {}
+  /// A file of so many bytes has been added.
+  void added(int64_t bytes);
+  /// How often it has looked at all files.
+  int64_t num_trims() const noexcept { return num_trims_; }
+
+ private:
+  std::filesystem::path folder_;
+  std::optional<int64_t> limit_;
+  int64_t room_ = 0;  ///< for bytes that may be added before the next look
+  int64_t num_trims_ = 0;
+};
 
 /// Keeps a file of the cache from being removed while it lives, and marks it as used now. Null if the file is missing.
 std::shared_ptr<const CacheLock> use_cache_file(const std::filesystem::path& path);

@@ -1,29 +1,32 @@
 #include "caravan/data/chat_template.h"
 
-#include <minja.hpp>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/template_channel.h"
+#include "caravan/data/template_process.h"
 
 namespace caravan {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using nlohmann::json;
+
+constexpr const char* kOtherTemplate = "use another template, by data.chat_template";
 
 [[noreturn]] void refuse_chat(const std::string& where, std::string fact, std::string action) {
   throw DataError({"data", where, std::move(fact), "", std::move(action)});
 }
 
 /// Throws DataError unless it is a list of messages with a role and a content.
-void check_messages(const nlohmann::json& messages, const std::string& where) {
+void check_messages(const json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) {
     refuse_chat(where, "its messages are no list, or an empty one", "give [{\"role\": .., \"content\": ..}, ..]");
   }
   bool has_answer = false;
   for (size_t i = 0; i < messages.size(); ++i) {
-    const nlohmann::json& message = messages[i];
+    const json& message = messages[i];
     const bool has_role = message.is_object() && message.contains("role") && message["role"].is_string();
     if (!has_role) {
       refuse_chat(where, fmt::format("message {} has no role", i), "give {\"role\": .., \"content\": ..}");
@@ -41,65 +44,83 @@ void check_messages(const nlohmann::json& messages, const std::string& where) {
 
 }  // namespace
 
-struct ChatTemplate::Parsed {
-  std::shared_ptr<minja::TemplateNode> root;
+/// What the process of the template says of a chat.
+struct ChatTemplate::Answer {
+  json said;
+  std::string text;
 };
 
 std::string RenderedChat::to_json() const {
-  return nlohmann::json{{"text", text}, {"answers", answers}}.dump(-1, ' ', false,
-                                                                   nlohmann::json::error_handler_t::replace);
+  return json{{"text", text}, {"answers", answers}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-RenderedChat RenderedChat::from_json(std::string_view json) {
-  const nlohmann::json object = nlohmann::json::parse(json);
+RenderedChat RenderedChat::from_json(std::string_view text) {
+  const json object = json::parse(text);
   return {object.at("text").get<std::string>(), object.at("answers").get<std::vector<std::pair<size_t, size_t>>>()};
 }
 
-ChatTemplate::ChatTemplate(std::string source, const std::string& file, std::string bos, std::string eos)
-    : source_(std::move(source)), file_(file), bos_(std::move(bos)), eos_(std::move(eos)) {
-  const minja::Options options{.trim_blocks = true, .lstrip_blocks = true, .keep_trailing_newline = false};
-  try {
-    parsed_ = std::make_unique<Parsed>(Parsed{minja::Parser::parse(source_, options)});
-  } catch (const std::exception& error) {
-    refuse_chat(file_, fmt::format("is a chat template that cannot be rendered: {}", error.what()),
-                "use a template without what it names, by data.chat_template");
+ChatTemplate::ChatTemplate(std::string source, std::string file, std::string bos, std::string eos)
+    : source_(std::move(source)), file_(std::move(file)), bos_(std::move(bos)), eos_(std::move(eos)) {
+  if (source_.size() > kMostTemplateBytes) {
+    refuse_budget(fmt::format("has {} bytes, of which a template may have {}", source_.size(), kMostTemplateBytes), "");
   }
+  start();
+  // A template may refuse this chat, but not exceed its budgets.
+  const json messages{{{"role", "user"}, {"content", "Hi"}}, {{"role", "assistant"}, {"content", "Hello"}}};
+  ask(messages, nullptr, "");
 }
 
 ChatTemplate::~ChatTemplate() = default;
 
-std::string ChatTemplate::render_raw(const Json& messages, const Json& tools, bool adds_prompt,
-                                     const std::string& where) const {
-  Json values{{"messages", messages}, {"add_generation_prompt", adds_prompt}, {"bos_token", bos_}, {"eos_token", eos_}};
-  if (!tools.is_null()) values["tools"] = tools;
-  try {
-    return parsed_->root->render(minja::Context::make(minja::Value(values)));
-  } catch (const std::exception& error) {
-    refuse_chat(where, fmt::format("cannot be written by the chat template {}: {}", file_, error.what()),
-                "change the messages, or data.chat_template");
-  }
+void ChatTemplate::refuse_budget(const std::string& excess, const std::string& where) const {
+  throw UsageError({"data", file_, "is a chat template that " + excess, where, kOtherTemplate});
 }
 
-RenderedChat ChatTemplate::render(const nlohmann::json& messages, const nlohmann::json& tools,
-                                  const std::string& where) const {
+void ChatTemplate::start() const {
+  process_ = std::make_unique<TemplateProcess>();
+  const json start{{"source", source_}, {"bos", bos_}, {"eos", eos_}};
+  process_->send(start.dump(-1, ' ', false, json::error_handler_t::replace));
+  const std::optional<std::string> said = process_->receive();
+  if (!said) refuse_budget(std::exchange(process_, nullptr)->take_end(), "");
+  const json answer = json::parse(*said);
+  if (answer.contains("budget")) refuse_budget("exceeds its budget of " + answer["budget"].get<std::string>(), "");
+  if (!answer.contains("error")) return;
+  refuse_chat(file_, fmt::format("is a chat template that cannot be rendered: {}", answer["error"].get<std::string>()),
+              "use a template without what it names, by data.chat_template");
+}
+
+ChatTemplate::Answer ChatTemplate::ask(const json& messages, const json& tools, const std::string& where) const {
+  const std::lock_guard lock(mutex_);
+  if (process_ == nullptr) start();
+  process_->send(json{{"messages", messages}, {"tools", tools}}.dump());
+  const std::optional<std::string> said = process_->receive();
+  std::optional<std::string> text = said ? process_->receive() : std::nullopt;
+  if (!text) refuse_budget(std::exchange(process_, nullptr)->take_end(), where);
+  Answer answer{json::parse(*said), std::move(*text)};
+  if (!answer.said.contains("budget")) return answer;
+  const bool is_output = answer.said["budget"] == "output";
+  refuse_budget(fmt::format("takes more than {} of {}",
+                            format_bytes(static_cast<int64_t>(is_output ? kMostRenderedBytes : kTemplateMemory)),
+                            answer.said["budget"].get<std::string>()),
+                where);
+}
+
+RenderedChat ChatTemplate::render(const json& messages, const json& tools, const std::string& where) const {
   check_messages(messages, where);
-  const Json all = Json::parse(messages.dump());
-  const Json with_tools = Json::parse(tools.dump());
-  RenderedChat chat{.text = render_raw(all, with_tools, false, where), .answers = {}};
-  Json until = Json::array();
-  for (const Json& message : all) {
-    const std::string before = message["role"] == "assistant" ? render_raw(until, with_tools, true, where) : "";
-    until.push_back(message);
-    if (message["role"] != "assistant") continue;
-    const std::string after = until.size() == all.size() ? chat.text : render_raw(until, with_tools, false, where);
-    if (!after.starts_with(before) || !chat.text.starts_with(after)) {
-      refuse_chat(where,
-                  fmt::format("message {} changes what the chat template {} writes before it", until.size() - 1, file_),
-                  "use a template that writes messages one after the other, by data.chat_template");
-    }
-    chat.answers.emplace_back(before.size(), after.size());
+  Answer answer = ask(messages, tools, where);
+  if (answer.said.contains("error")) {
+    refuse_chat(
+        where,
+        fmt::format("cannot be written by the chat template {}: {}", file_, answer.said["error"].get<std::string>()),
+        "change the messages, or data.chat_template");
   }
-  return chat;
+  if (answer.said.contains("changed")) {
+    refuse_chat(where,
+                fmt::format("message {} changes what the chat template {} writes before it",
+                            answer.said["changed"].get<int64_t>(), file_),
+                "use a template that writes messages one after the other, by data.chat_template");
+  }
+  return {std::move(answer.text), answer.said.at("answers").get<std::vector<std::pair<size_t, size_t>>>()};
 }
 
 }  // namespace caravan

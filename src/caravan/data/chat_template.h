@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,13 +22,17 @@ struct RenderedChat {
   static RenderedChat from_json(std::string_view json);
 };
 
+class TemplateProcess;
+
 /// The chat template of a model: Jinja, as Hugging Face's transformers keep it in chat_template.jinja or
-/// tokenizer_config.json, with trim_blocks and lstrip_blocks. Rendered by Google's minja.
+/// tokenizer_config.json, with trim_blocks and lstrip_blocks. Rendered by Google's minja, in a process of its own: a
+/// template is a program, which may be anybody's. It has budgets of processor time, memory, stack and output; one that
+/// exceeds them is an error of type UsageError that names `file` and the budget. Threads take turns.
 class ChatTemplate {
  public:
   /// `bos` and `eos` are the texts of the special tokens that templates name. Throws DataError naming `file` for a
-  /// template that minja cannot parse.
-  ChatTemplate(std::string source, const std::string& file, std::string bos, std::string eos);
+  /// template that minja cannot parse, UsageError for one that exceeds a budget there or with a chat of two messages.
+  ChatTemplate(std::string source, std::string file, std::string bos, std::string eos);
   ~ChatTemplate();
 
   const std::string& source() const noexcept { return source_; }
@@ -41,15 +46,17 @@ class ChatTemplate {
   RenderedChat render(const nlohmann::json& messages, const nlohmann::json& tools, const std::string& where) const;
 
  private:
-  struct Parsed;
-  std::string render_raw(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools, bool adds_prompt,
-                         const std::string& where) const;
+  struct Answer;
+  void start() const;
+  Answer ask(const nlohmann::json& messages, const nlohmann::json& tools, const std::string& where) const;
+  [[noreturn]] void refuse_budget(const std::string& excess, const std::string& where) const;
 
   std::string source_;
   std::string file_;
   std::string bos_;
   std::string eos_;
-  std::unique_ptr<const Parsed> parsed_;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<TemplateProcess> process_;  ///< null: exceeded a budget
 };
 
 }  // namespace caravan

@@ -39,10 +39,10 @@ std::string kind_of(const nlohmann::json& value) {
 nlohmann::json parse_json_line(std::string_view line, const std::filesystem::path& file, int64_t number) {
   check_json_depth(line, place(file, number), "data");
   nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::parse_error& error) {
-    refuse(file, number, fmt::format("is not JSON from byte {} of the line on", error.byte),
+  JsonFault fault;
+  if (!parse_json(line, object, fault)) {
+    refuse(file, number,
+           fault.is_syntax ? fmt::format("is not JSON from byte {} of the line on", fault.byte) : fault.fact,
            "write one JSON object a line, in UTF-8");
   }
   if (!object.is_object()) {

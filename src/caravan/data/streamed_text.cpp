@@ -28,6 +28,9 @@ constexpr size_t kLongestTextLine = size_t{1} << 20;   ///< longer lines of plai
 struct stat status_of(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) throw_file_error("data", path, "cannot be opened", errno);
+  if (!S_ISREG(status.st_mode)) {  // a device may have no end, and a pipe is read once
+    throw DataError({"data", path.string(), "is not a regular file", "", "write the text to a file, and name that"});
+  }
   return status;
 }
 
@@ -56,6 +59,13 @@ int64_t lines_before(const fs::path& path, uint64_t offset) {
     count += std::ranges::count(piece, '\n');
   }
   return count;
+}
+
+/// The beginning and the end of a file.
+void add_ends(const fs::path& path, ContentHasher& hasher) {
+  const MappedFile mapped(path, "data");
+  hasher.update(mapped.text().substr(0, kHead));
+  hasher.update(mapped.text().substr(mapped.text().size() - std::min(kHead, mapped.text().size())));
 }
 
 /// The first byte that is no text; kNoUtf8Error if there is none.
@@ -206,11 +216,19 @@ ContentHash StreamedText::content() const {
     hasher.update(file.bytes);
     hasher.update(file.train_end);
     hasher.update(uint64_t{file.has_json_lines ? 1U : 0U});
-    const MappedFile mapped(file.path, "data");
-    hasher.update(mapped.text().substr(0, kHead));
-    hasher.update(mapped.text().substr(mapped.text().size() - std::min(kHead, mapped.text().size())));
+    add_ends(file.path, hasher);
   }
   return hasher.value();
+}
+
+std::vector<StreamedText::FileContent> StreamedText::file_contents() const {
+  std::vector<FileContent> contents;
+  for (const File& file : files_) {
+    ContentHasher hasher;
+    add_ends(file.path, hasher);
+    contents.push_back({.path = file.path, .bytes = file.bytes, .ends = hasher.value()});
+  }
+  return contents;
 }
 
 ContentHash StreamedText::identity() const {
@@ -220,8 +238,9 @@ ContentHash StreamedText::identity() const {
   hasher.update(same.low);
   for (const File& file : files_) {
     const struct stat status = status_of(file.path);
-    hasher.update(static_cast<uint64_t>(status.st_mtim.tv_sec));
-    hasher.update(static_cast<uint64_t>(status.st_mtim.tv_nsec));
+    hasher.update(static_cast<uint64_t>(status.st_ino));
+    hasher.update(static_cast<uint64_t>(status.st_ctim.tv_sec));
+    hasher.update(static_cast<uint64_t>(status.st_ctim.tv_nsec));
   }
   return hasher.value();
 }

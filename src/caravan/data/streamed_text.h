@@ -55,7 +55,16 @@ class StreamedText {
 
   /// Tells texts apart without reading them: sizes, beginnings and ends of the files, and the options.
   ContentHash content() const;
-  /// The same with the times of the files, for what is kept in a cache: no altered file has the same one.
+  struct FileContent {
+    std::filesystem::path path;
+    uint64_t bytes;
+    ContentHash ends;  ///< of its beginning and its end
+  };
+  /// The same of each file, without the options.
+  std::vector<FileContent> file_contents() const;
+  /// The same with the inodes of the files and the times of their last change, for what is kept in a cache. Every write
+  /// sets these times, and no program can set them back. They change with a rename or a chmod, too: then the text is
+  /// read again, but its tokens are still found by their content.
   ContentHash identity() const;
 
  private:

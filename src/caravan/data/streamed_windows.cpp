@@ -48,24 +48,30 @@ StreamedWindows::Place StreamedWindows::place_of(int64_t sample, DataObserver& o
       .shard = found - ends_.begin(), .index = epoch * (*found - begin) + in_epoch - begin, .left = *found - in_epoch};
 }
 
-std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shard, DataObserver& observer) {
-  const auto found = std::ranges::find(open_, shard, [](const auto& one) { return one->index; });
-  if (found != open_.end()) {
-    open_.splice(open_.begin(), open_, found);
-    return open_.front();
-  }
-  if (open_.size() == kMostOpen) open_.pop_back();
+std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shard, DataObserver& observer) const {
   TokenFile tokens = streams_.open(text_, shard, observer);
   std::optional<Documents> documents;
   if (packs_) documents.emplace(tokens, packs_->end_of_text, packs_->restarts);
-  open_.push_front(std::make_shared<const Shard>(Shard{shard, std::move(tokens), std::move(documents)}));
+  return std::make_shared<const Shard>(Shard{shard, std::move(tokens), std::move(documents)});
+}
+
+/// Null if the shard is not open.
+std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::find(int64_t shard) {
+  if (const auto found = prepared_.find(shard); found != prepared_.end()) return found->second;
+  const auto found = std::ranges::find(open_, shard, [](const auto& one) { return one->index; });
+  if (found == open_.end()) return nullptr;
+  open_.splice(open_.begin(), open_, found);
   return open_.front();
 }
 
 StreamedWindows::Window StreamedWindows::window(int64_t sample) {
   const std::lock_guard lock(mutex_);
   const Place place = place_of(sample, DataObserver::none());
-  std::shared_ptr<const Shard> shard = open(place.shard, DataObserver::none());
+  std::shared_ptr<const Shard> shard = find(place.shard);
+  if (shard == nullptr) {
+    if (open_.size() == kMostOpen) open_.pop_back();
+    shard = open_.emplace_front(open(place.shard, DataObserver::none()));
+  }
   const int64_t offset = Sampler(shard->tokens.size(), context_, seed_of(place.shard)).offset(place.index);
   return {std::move(shard), offset};
 }
@@ -73,12 +79,18 @@ StreamedWindows::Window StreamedWindows::window(int64_t sample) {
 std::vector<StreamedWindows::Seen> StreamedWindows::prepare(int64_t first, int64_t end, DataObserver& observer) {
   const std::lock_guard lock(mutex_);
   std::vector<Seen> seen;
+  std::map<int64_t, std::shared_ptr<const Shard>> prepared;
   for (int64_t sample = first; sample < end;) {
     const Place place = place_of(sample, observer);
-    seen.push_back({place.shard, open(place.shard, observer)->tokens.info().content});
+    std::shared_ptr<const Shard>& shard = prepared[place.shard];
+    if (shard == nullptr) shard = find(place.shard);
+    if (shard == nullptr) shard = open(place.shard, observer);
+    seen.push_back({place.shard, shard->tokens.info().content});
     sample += place.left;
     ready_until_ = std::max(ready_until_, sample);
   }
+  prepared_ = std::move(prepared);
+  open_.clear();
   ready_until_ = std::max(ready_until_, end);
   return seen;
 }
@@ -95,7 +107,7 @@ std::optional<int64_t> StreamedWindows::windows_per_epoch() const {
 
 int64_t StreamedWindows::num_open() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(open_.size());
+  return static_cast<int64_t>(prepared_.size() + open_.size());
 }
 
 }  // namespace caravan

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,22 +38,23 @@ class StreamedWindows {
     std::shared_ptr<const Shard> shard;
     int64_t offset;  ///< of its first token in the shard
   };
-  /// The window of sample k >= 0. Waits for its shard; errors as TokenStreams::open, and DataError if no shard of the
-  /// text has context + 1 tokens.
+  /// The window of sample k >= 0. Waits for its shard unless it is of a prepared sample; errors as TokenStreams::open,
+  /// and DataError if no shard of the text has context + 1 tokens.
   Window window(int64_t sample);
 
   struct Seen {
     int64_t shard;
     ContentHash content;
   };
-  /// Waits for the shards of the samples [first, end), and returns them. Afterwards is_ready(end).
+  /// Waits for the shards of the samples [first, end), and returns them. They stay open, so that no cache removes them
+  /// and `window` does not wait, until the next call. Afterwards is_ready(end).
   std::vector<Seen> prepare(int64_t first, int64_t end, DataObserver& observer = DataObserver::none());
   /// Whether all samples before `end` are of shards that prepare() has seen.
   bool is_ready(int64_t end) const;
 
   /// Windows of an epoch, once all shards are known.
   std::optional<int64_t> windows_per_epoch() const;
-  /// At most kMostOpen.
+  /// At most those of the prepared samples, and kMostOpen others.
   int64_t num_open() const;
   static constexpr size_t kMostOpen = 2;
 
@@ -66,7 +68,8 @@ class StreamedWindows {
   void learn_next_shard(DataObserver& observer);
   int64_t windows_of(int64_t num_tokens) const;
   uint64_t seed_of(int64_t shard) const;
-  std::shared_ptr<const Shard> open(int64_t shard, DataObserver& observer);
+  std::shared_ptr<const Shard> open(int64_t shard, DataObserver& observer) const;
+  std::shared_ptr<const Shard> find(int64_t shard);
 
   TokenStreams& streams_;
   size_t text_;
@@ -77,7 +80,8 @@ class StreamedWindows {
   std::vector<int64_t> ends_;  ///< windows of an epoch up to the end of each shard
   bool is_whole_ = false;      ///< the last shard is among them
   int64_t ready_until_ = 0;
-  std::list<std::shared_ptr<const Shard>> open_;  ///< the last used first
+  std::map<int64_t, std::shared_ptr<const Shard>> prepared_;
+  std::list<std::shared_ptr<const Shard>> open_;  ///< others, the last used first
 };
 
 }  // namespace caravan

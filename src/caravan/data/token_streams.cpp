@@ -1,6 +1,7 @@
 #include "caravan/data/token_streams.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <sstream>
 
@@ -20,22 +21,28 @@ constexpr const char* kRecordMagic = "caravan-shard-1";
 /// Ends the thread that builds, from inside. Never leaves this file.
 struct StreamsCancelled {};
 
+std::string to_text(const ShardRecord& record) {
+  return fmt::format("{} {} {} {} {} {:d}", record.content.high, record.content.low, record.num_tokens, record.end.file,
+                     record.end.offset, record.is_last);
+}
+
+std::istream& operator>>(std::istream& in, ShardRecord& record) {
+  return in >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >> record.end.offset >>
+         record.is_last;
+}
+
 /// Nothing if there is no such record, or a damaged one.
 std::optional<ShardRecord> read_record(const fs::path& path) {
   std::ifstream file(path);
   std::string magic, end;
   ShardRecord record;
-  file >> magic >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >>
-      record.end.offset >> record.is_last >> end;
+  file >> magic >> record >> end;
   if (!file || magic != kRecordMagic || end != "end" || record.num_tokens < 0) return std::nullopt;
   return record;
 }
 
 void write_record(const fs::path& path, const ShardRecord& record) {
-  write_file_durably(path,
-                     fmt::format("{} {} {} {} {} {} {:d} end\n", kRecordMagic, record.content.high, record.content.low,
-                                 record.num_tokens, record.end.file, record.end.offset, record.is_last),
-                     "data");
+  write_file_durably(path, fmt::format("{} {} end\n", kRecordMagic, to_text(record)), "data");
 }
 
 }  // namespace
@@ -54,7 +61,9 @@ class TokenStreams::Cancel final : public DataObserver {
 };
 
 TokenStreams::TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options)
-    : tokenizer_(std::move(tokenizer)), options_(std::move(options)) {
+    : tokenizer_(std::move(tokenizer)),
+      options_(std::move(options)),
+      trimmer_(options_.cache, options_.cache_limit_bytes) {
   for (Text& text : texts) {
     const ContentHash content = text.text.content();
     const ContentHash identity = text.text.identity();
@@ -141,9 +150,12 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
   {
     const std::lock_guard lock(mutex_);
     text.in_use[work.shard] = {use_cache_file(tokens.path()), use_cache_file(record_path(work))};
-    std::erase_if(text.in_use, [&](const auto& entry) { return entry.first < text.wanted - 1; });
+    std::erase_if(text.in_use,
+                  [&](const auto& entry) { return entry.first < text.wanted - 1 && entry.first != work.shard; });
   }
-  trim_cache(options_.cache, options_.cache_limit_bytes);
+  std::error_code error;
+  const auto bytes = fs::file_size(tokens.path(), error);
+  trimmer_.added(error ? 0 : static_cast<int64_t>(bytes));
   return record;
 }
 
@@ -165,15 +177,8 @@ void TokenStreams::build(const Work& work) {
   changed_.notify_all();
 }
 
-void TokenStreams::wait(std::unique_lock<std::mutex>& lock, const Work& work,
-                        std::chrono::steady_clock::time_point since, DataObserver& observer) {
+void TokenStreams::wait(std::unique_lock<std::mutex>& lock, DataObserver& observer) {
   if (error_) std::rethrow_exception(error_);
-  if (!options_.builds && std::chrono::steady_clock::now() - since > options_.patience) {
-    throw ResourceError({"data", fmt::format("shard {} of {}", work.shard, texts_[work.text].name),
-                         fmt::format("has not been tokenized for {} s", options_.patience.count()),
-                         "cache " + options_.cache.string(),
-                         "see what became of the first rank of this host, which tokenizes the text"});
-  }
   changed_.wait_for(lock, kLookAgain);
   lock.unlock();
   observer.advance(0);
@@ -181,46 +186,78 @@ void TokenStreams::wait(std::unique_lock<std::mutex>& lock, const Work& work,
 }
 
 ShardRecord TokenStreams::record(size_t text, int64_t shard, DataObserver& observer) {
-  const auto since = std::chrono::steady_clock::now();
   Progress& progress = texts_[text];
   std::unique_lock lock(mutex_);
   while (static_cast<int64_t>(progress.records.size()) <= shard) {
+    if (!options_.builds) {
+      throw ResourceError({"data", fmt::format("shard {} of {}", shard, progress.name),
+                           "was asked for before the ranks prepared it together", "",
+                           "prepare the samples of a step before they are read"});
+    }
     if (shard > progress.wanted) {
       progress.wanted = shard;
       changed_.notify_all();
     }
-    const Work next{text, static_cast<int64_t>(progress.records.size())};
-    const std::optional<ShardRecord> found = options_.builds ? std::nullopt : read_record(record_path(next));
-    if (found) {
-      progress.records.push_back(*found);
-    } else {
-      wait(lock, next, since, observer);
-    }
+    wait(lock, observer);
   }
   return progress.records[static_cast<size_t>(shard)];
 }
 
+/// Nothing if they are damaged, or not in the cache.
+std::optional<TokenFile> TokenStreams::find_tokens(const ShardRecord& record) const {
+  std::error_code error;
+  if (!fs::exists(tokens_path(record), error)) return std::nullopt;
+  try {
+    TokenFile file = TokenFile::open(tokens_path(record));
+    if (file.info().content == record.content && file.size() == record.num_tokens) return file;
+  } catch (const DataError&) {
+    // Damaged, or removed meanwhile.
+  }
+  return std::nullopt;
+}
+
 TokenFile TokenStreams::open(size_t text, int64_t shard, DataObserver& observer) {
-  const auto since = std::chrono::steady_clock::now();
   const ShardRecord known = record(text, shard, observer);
   Progress& progress = texts_[text];
   std::unique_lock lock(mutex_);
   progress.wanted = std::max(progress.wanted, shard);
   changed_.notify_all();
   while (true) {
-    std::error_code error;
-    if (fs::exists(tokens_path(known), error)) {
-      try {
-        TokenFile file = TokenFile::open(tokens_path(known));
-        if (file.info().content == known.content && file.size() == known.num_tokens) return file;
-      } catch (const DataError&) {
-        // Damaged, or removed meanwhile: built again.
-      }
+    if (std::optional<TokenFile> file = find_tokens(known)) {
+      if (shard < progress.wanted - 1) progress.in_use.erase(shard);  // the caller keeps it now
+      return std::move(*file);
     }
-    if (options_.builds) progress.removed = shard;
+    if (!options_.builds) {
+      throw ResourceError(
+          {"data", fmt::format("shard {} of {}", shard, progress.name),
+           "is not in the cache, although another rank of this host has tokenized it", tokens_path(known).string(),
+           "give all ranks of a host the same cache, on a file system with locks, or each one of its own"});
+    }
+    progress.removed = shard;
     changed_.notify_all();
-    wait(lock, {text, shard}, since, observer);
+    wait(lock, observer);
   }
+}
+
+std::string TokenStreams::take_new_records() {
+  const std::lock_guard lock(mutex_);
+  std::string lines;
+  for (size_t text = 0; text < texts_.size(); ++text) {
+    Progress& progress = texts_[text];
+    for (; progress.num_taken < progress.records.size(); ++progress.num_taken) {
+      lines += fmt::format("{} {}\n", text, to_text(progress.records[progress.num_taken]));
+    }
+  }
+  return lines;
+}
+
+void TokenStreams::add_records(const std::string& records) {
+  if (options_.builds) return;
+  const std::lock_guard lock(mutex_);
+  std::istringstream lines(records);
+  size_t text = 0;
+  ShardRecord record;
+  while (lines >> text >> record) texts_.at(text).records.push_back(record);
 }
 
 }  // namespace caravan

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -27,11 +26,12 @@ struct ShardRecord {
   bool is_last = false;
 };
 
-/// The texts of a run as token files in the cache, one for each shard, which are made in the background while the run
-/// goes on: a few shards ahead of those that were asked for. The record of a shard is kept in the cache, too: where a
-/// run is resumed, the shards before its place are not tokenized again.
+/// The texts of a run as token files in the cache, one for each shard. They are made in the background while the run
+/// goes on, a few shards ahead of those that were asked for. The record of a shard is kept in the cache, too: a resumed
+/// run does not tokenize the shards before its place again.
 ///
-/// One process of a host builds; the others, with the same cache, wait for its files.
+/// One process of a host builds. The others with the same cache read its files: they are told the records, and never
+/// wait or look at the texts.
 class TokenStreams {
  public:
   struct Text {
@@ -42,8 +42,7 @@ class TokenStreams {
     std::filesystem::path cache;
     std::optional<int64_t> cache_limit_bytes{};
     bool builds = true;
-    int64_t num_ahead = 4;               ///< shards that are built before anybody asks for them
-    std::chrono::seconds patience{600};  ///< how long a process that does not build waits for one shard
+    int64_t num_ahead = 4;  ///< shards that are built before anybody asks for them
   };
   TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options);
   /// Cancels what is being built.
@@ -56,12 +55,22 @@ class TokenStreams {
   /// What tells the text from others: see StreamedText::content.
   ContentHash content(size_t text) const { return texts_[text].content; }
 
-  /// Waits until the shard, which follows one that is not the last, has been tokenized. Any thread. Throws what reading
-  /// and tokenizing have thrown, which no later call gets past; ResourceError naming the shard after `patience`; what
-  /// `observer` throws.
+  /// What tells each file of a text from others: see StreamedText::file_contents.
+  std::vector<StreamedText::FileContent> file_contents(size_t text) const { return texts_[text].text.file_contents(); }
+  bool builds() const noexcept { return options_.builds; }
+
+  /// The record of a shard, which follows one that is not the last. Any thread. A process that builds waits until the
+  /// shard has been tokenized. It throws what that has thrown, now and in every later call, and what `observer` throws.
+  /// One that does not build throws ResourceError if it has not been told the record.
   ShardRecord record(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
-  /// The same, and its tokens. If the cache has removed them, they are made again.
+  /// The same, and its tokens. A process that builds makes them again if the cache has removed them; one that does not
+  /// throws ResourceError if they are not in its cache.
   TokenFile open(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
+
+  /// The records that are new since the last call, for the processes that do not build.
+  std::string take_new_records();
+  /// Adds what take_new_records() has returned in the process that is first; a process that builds keeps its own.
+  void add_records(const std::string& records);
 
   /// How many shards of a text are known to this process.
   int64_t num_known(size_t text) const;
@@ -73,9 +82,10 @@ class TokenStreams {
     ContentHash content;
     ContentHash identity;
     std::vector<ShardRecord> records{};
+    size_t num_taken = 0;              ///< of the records, by take_new_records()
     int64_t wanted = -1;               ///< the furthest that was asked for
     std::optional<int64_t> removed{};  ///< asked for, but its tokens are no longer in the cache
-    /// Keeps the cache from removing what is ahead of the run.
+    /// Keeps the cache from removing what is ahead of the run, and what was built again until it is opened.
     std::map<int64_t, std::vector<std::shared_ptr<const CacheLock>>> in_use{};
   };
   struct Work {
@@ -88,14 +98,15 @@ class TokenStreams {
   std::optional<Work> next_work();
   void build(const Work& work);
   ShardRecord tokenize(const Work& work, TextPlace begin);
-  void wait(std::unique_lock<std::mutex>& lock, const Work& work, std::chrono::steady_clock::time_point since,
-            DataObserver& observer);
+  void wait(std::unique_lock<std::mutex>& lock, DataObserver& observer);
+  std::optional<TokenFile> find_tokens(const ShardRecord& record) const;
   std::filesystem::path record_path(const Work& work) const;
   std::filesystem::path tokens_path(const ShardRecord& record) const;
 
   std::vector<Progress> texts_;
   const Tokenizer tokenizer_;
   const Options options_;
+  CacheTrimmer trimmer_;      ///< of the thread that builds
   mutable std::mutex mutex_;  ///< of records, wanted, removed, in_use and what follows
   std::condition_variable changed_;
   bool is_cancelled_ = false;

@@ -18,15 +18,14 @@ using Vocabulary = std::unordered_map<std::string_view, int32_t>;  // the keys p
 
 nlohmann::json parse(std::string_view json, std::string_view file) {
   check_json_depth(json, file, "tokenizer");
-  try {
-    return nlohmann::json::parse(json);
-  } catch (const nlohmann::json::parse_error& error) {
-    throw DataError({.op = "tokenizer",
-                     .subject = std::string(file),
-                     .fact = fmt::format("is not JSON: {}", error.what()),
-                     .where = {},
-                     .action = "name a tokenizer.json as Hugging Face's `tokenizers` writes it"});
-  }
+  nlohmann::json value;
+  JsonFault fault;
+  if (parse_json(json, value, fault)) return value;
+  throw DataError({.op = "tokenizer",
+                   .subject = std::string(file),
+                   .fact = fault.fact,
+                   .where = {},
+                   .action = "name a tokenizer.json as Hugging Face's `tokenizers` writes it"});
 }
 
 bool is_nfc(const JsonReader& json) {

@@ -81,6 +81,8 @@ TrainWindows::TrainWindows(const std::vector<TrainSource>& sources, int64_t cont
     const uint64_t own = seed + kOdd * i;
     if (source.streams == nullptr) {
       orders_.push_back({.sampler = Sampler(source.tokens->size(), context, own, source.name)});
+      if (source.marks == nullptr) continue;
+      orders_.back().answers = std::make_shared<const AnswerCounts>(*source.marks, source.documents != nullptr);
     } else {
       orders_.push_back(
           {.streamed = std::make_shared<StreamedWindows>(*source.streams, i, context, own, source.packs)});
@@ -128,11 +130,17 @@ TrainWindows::Place TrainWindows::place_of(int64_t sample) const {
   const Order& order = orders_[drawn.source];
   const TrainSource& source = sources_[drawn.source];
   if (order.sampler) {
-    return {nullptr, *source.tokens, source.documents, source.marks, order.sampler->offset(drawn.sample)};
+    return {nullptr,      *source.tokens,      source.documents,
+            source.marks, order.answers.get(), order.sampler->offset(drawn.sample)};
   }
   StreamedWindows::Window window = order.streamed->window(drawn.sample);
   const StreamedWindows::Shard& shard = *window.shard;
-  return {std::move(window.shard), shard.tokens, shard.documents ? &*shard.documents : nullptr, nullptr, window.offset};
+  return {std::move(window.shard),
+          shard.tokens,
+          shard.documents ? &*shard.documents : nullptr,
+          nullptr,
+          nullptr,
+          window.offset};
 }
 
 std::vector<TrainWindows::SeenShard> TrainWindows::prepare(int64_t first, int64_t end, DataObserver& observer) const {
@@ -157,20 +165,12 @@ bool TrainWindows::is_ready(int64_t end) const {
 }
 
 int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
-  const bool has_answers = sources_.front().marks != nullptr;
-  int64_t count = rows * context_;
-  if (has_answers) {
-    std::vector<int64_t> ids(static_cast<size_t>(context_)), labels(ids), documents(ids), positions(ids);
-    count = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-      fill(first + row, ids, labels, documents, positions);
-      count += context_ - std::ranges::count(labels, kNoTarget);
-    }
-    return count;
-  }
-  for (int64_t row = 0; has_documents() && row < rows; ++row) {
+  if (!has_documents() && sources_.front().marks == nullptr) return rows * context_;
+  int64_t count = 0;
+  for (int64_t row = 0; row < rows; ++row) {
     const Place place = place_of(first + row);
-    count -= place.documents->num_ends(place.offset, context_);
+    count += place.answers != nullptr ? place.answers->num_targets(place.offset, context_)
+                                      : context_ - place.documents->num_ends(place.offset, context_);
   }
   return count;
 }

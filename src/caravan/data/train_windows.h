@@ -52,7 +52,7 @@ class TrainWindows {
   /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before `sample`.
   int64_t position(int64_t sample) const noexcept { return sample * context_; }
 
-  /// Targets of the samples [first, first + rows).
+  /// Targets of the samples [first, first + rows). Does not read the samples.
   int64_t num_targets(int64_t first, int64_t rows) const;
   /// Whether rows have documents, which `fill` then marks.
   bool has_documents() const noexcept { return sources_.front().documents != nullptr || sources_.front().packs; }
@@ -82,14 +82,16 @@ class TrainWindows {
     const TokenFile& tokens;
     const Documents* documents;
     const TokenFile* marks;
+    const AnswerCounts* answers;
     int64_t offset;
   };
   Place place_of(int64_t sample) const;
 
-  /// How a source is visited: one of the two.
+  /// How a source is visited: by one of the first two.
   struct Order {
     std::optional<Sampler> sampler{};
     std::shared_ptr<StreamedWindows> streamed{};
+    std::shared_ptr<const AnswerCounts> answers{};  ///< of chats
   };
 
   std::vector<TrainSource> sources_;

@@ -50,6 +50,29 @@ int look_at_object(dl_phdr_info* object, size_t, void* data) {
   return 1;
 }
 
+struct StreamedFile {
+  SharedFact fact;  ///< by number: paths may differ
+  std::filesystem::path path;
+};
+
+std::vector<StreamedFile> streamed_files(const Dataset& dataset) {
+  std::vector<StreamedFile> files;
+  for (size_t i = 0; dataset.streamed && i < dataset.streamed->texts->size(); ++i) {
+    int64_t number = 0;
+    for (const StreamedText::FileContent& file : dataset.streamed->texts->file_contents(i)) {
+      files.push_back({{fmt::format("file {} of training text {}", number++, i),
+                        fmt::format("{} of {} bytes", file.ends.hex(), file.bytes)},
+                       file.path});
+    }
+  }
+  return files;
+}
+
+[[noreturn]] void refuse_data(const Disagreement& found, const std::string& where) {
+  throw DataError({"train", found.name, "has another content: its hash " + found.to_string(), where,
+                   "give every host the same files"});
+}
+
 }  // namespace
 
 std::string program_build() {
@@ -92,9 +115,12 @@ std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& op
 }
 
 std::vector<SharedFact> data_facts(const Dataset& dataset) {
-  return {{"data.tokenizer", dataset.tokenizer.hash().hex()},
-          {"data.text, training part", dataset.train_hash().hex()},
-          {"data.text, validation part", dataset.validation.tokens.info().content.hex()}};
+  std::vector<SharedFact> facts;
+  for (StreamedFile& file : streamed_files(dataset)) facts.push_back(std::move(file.fact));
+  facts.push_back({"data.tokenizer", dataset.tokenizer.hash().hex()});
+  facts.push_back({"data.text, training part", dataset.train_hash().hex()});
+  facts.push_back({"data.text, validation part", dataset.validation.tokens.info().content.hex()});
+  return facts;
 }
 
 void refuse_different_start(const std::optional<Disagreement>& found) {
@@ -106,9 +132,16 @@ void refuse_different_start(const std::optional<Disagreement>& found) {
 }
 
 void refuse_different_data(const std::optional<Disagreement>& found) {
+  if (found) refuse_data(*found, "");
+}
+
+void check_same_data(Communicator& world, const Dataset& dataset) {
+  const auto found = find_disagreement(world, data_facts(dataset), "data");
   if (!found) return;
-  throw DataError({"train", found->name, "has another content: its hash " + found->to_string(), "",
-                   "give every host the same files"});
+  for (const StreamedFile& file : streamed_files(dataset)) {
+    if (file.fact.name == found->name) refuse_data(*found, "here " + file.path.string());
+  }
+  refuse_data(*found, "");
 }
 
 }  // namespace caravan

@@ -28,6 +28,9 @@ std::vector<const RecipeKey*> meaningful_keys(const Recipe& recipe);
 void refuse_different_start(const std::optional<Disagreement>& found);
 /// The same as a DataError (exit code 3).
 void refuse_different_data(const std::optional<Disagreement>& found);
+/// Compares the data_facts of all ranks. Every rank calls it. Errors as refuse_different_data, with this rank's path of
+/// a streamed file that differs.
+void check_same_data(Communicator& world, const Dataset& dataset);
 
 /// Who built this program: its build id, or its version where it has none.
 std::string program_build();

@@ -63,8 +63,8 @@ struct DataFolders {
   int64_t shard_bytes = kShardBytes;           ///< of streamed texts; the same in all runs of a checkpoint
 };
 
-/// Whether this process tokenizes streamed texts, or waits for one on the same host that does.
-enum class StreamRole { builds, waits };
+/// Whether this process tokenizes streamed texts, or reads what another one on the same host tokenizes.
+enum class StreamRole { builds, reads };
 
 /// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built where
 /// they are missing; then the cache is trimmed to its limit. A tokenizer is trained on the training texts alone. Any

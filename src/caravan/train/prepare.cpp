@@ -145,15 +145,15 @@ Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Co
   const bool is_first = first == world.rank();
   std::optional<Dataset> dataset;
   const auto open = [&](DataObserver& observer) {
-    dataset.emplace(open_dataset(data, folders, observer, is_first ? StreamRole::builds : StreamRole::waits));
+    dataset.emplace(open_dataset(data, folders, observer, is_first ? StreamRole::builds : StreamRole::reads));
   };
   work_jointly(world, is_first ? open : std::function<void(DataObserver&)>(), options);
   work_jointly(world, is_first ? std::function<void(DataObserver&)>() : open, options);
   return std::move(*dataset);
 }
 
-void prepare_samples(const TrainWindows& windows, int64_t first, int64_t end, Communicator& world,
-                     const JointWork& options) {
+void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t first, int64_t end,
+                     Communicator& world, const JointWork& options) {
   if (windows.is_ready(end)) return;
   std::vector<SharedFact> facts;
   const auto prepare = [&](DataObserver& observer) {
@@ -162,7 +162,11 @@ void prepare_samples(const TrainWindows& windows, int64_t first, int64_t end, Co
       facts.push_back({shard.name, shard.content.hex()});
     }
   };
-  work_jointly(world, prepare, options);
+  // The ranks that build come first and keep their shards open, so that the others find them and wait for nothing.
+  const std::function<void(DataObserver&)> none;
+  work_jointly(world, streams.builds() ? prepare : none, options);
+  streams.add_records(broadcast_text(world, world.rank() == 0 ? streams.take_new_records() : "", 0, "shards"));
+  work_jointly(world, streams.builds() ? none : prepare, options);
   refuse_different_data(find_disagreement(world, facts, "data"));
 }
 

@@ -44,10 +44,11 @@ std::string host_name();
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host = host_name());
 
-/// Waits until every rank can fill the samples [first, end) of streamed texts, and checks that all have the same text.
-/// Every rank calls it with the same samples. Cheap where they are ready. Throws DataError naming a shard whose content
-/// differs between ranks; errors as those of TrainWindows::prepare and work_jointly, on every rank.
-void prepare_samples(const TrainWindows& windows, int64_t first, int64_t end, Communicator& world,
-                     const JointWork& options);
+/// Waits until every rank can fill the samples [first, end) of streamed texts without waiting, and checks that all
+/// hosts have the same text. Rank 0 tells the records of its shards to the ranks that do not build. `windows` are of
+/// `streams`. Every rank calls it with the same samples. Cheap where they are ready. Throws DataError naming a shard
+/// whose content differs between ranks; errors as those of TrainWindows::prepare and work_jointly, on every rank.
+void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t first, int64_t end,
+                     Communicator& world, const JointWork& options);
 
 }  // namespace caravan

@@ -72,6 +72,10 @@ int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end) {
   return next;
 }
 
+int64_t end_of_drained_steps(const Recipe& recipe, int64_t step, int64_t end) {
+  return next_drain(recipe, step, end) + (recipe.data_parallel.is_bounded() ? recipe.data_parallel.staleness : 0);
+}
+
 int64_t ranks_per_replica(const Recipe& recipe) {
   return recipe.pipeline.degree * recipe.expert_parallel.degree * recipe.context_parallel.degree *
          recipe.tensor_parallel.degree;

@@ -172,6 +172,11 @@ void check_whole(Recipe& recipe) {
       refuse(key.name, reason, recipe.where(key.name), "leave it out");
     }
   }
+  if (recipe.data.streaming && recipe.data_parallel.is_asynchronous() && !recipe.data_parallel.is_bounded()) {
+    recipe.refuse("data_parallel.mode",
+                  "is \"async\": a fast worker would run past the text that data.streaming has tokenized",
+                  "use data_parallel.mode = \"bounded\", or data.streaming = false");
+  }
   ModelConfig model = recipe.model;
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
@@ -207,14 +212,17 @@ void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
   if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
 }
 
-/// Nothing if it cannot be read.
+/// Nothing if it cannot be read. Throws UsageError for a file, which may be a device without an end, that is too long.
 std::optional<std::string> text_of_file(const std::filesystem::path& file) {
+  constexpr size_t kLongest = size_t{4} << 20;
   std::ifstream in(file);
-  std::ostringstream text;
-  text << in.rdbuf();  // an empty file also sets the fail bit
+  std::string text(kLongest + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));  // at the end of the file also sets the fail bit
   std::error_code error;
   if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) return {};
-  return text.str();
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (text.size() > kLongest) refuse(file.string(), "is not a recipe: it is longer than 4 MiB", "", "name a TOML file");
+  return text;
 }
 
 /// A schedule that is none of ours is a file, in the current folder or beside the recipe.

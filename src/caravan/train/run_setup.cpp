@@ -28,7 +28,7 @@ Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator
 
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
   Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
-  refuse_different_data(find_disagreement(mesh.world(), data_facts(dataset), "data"));
+  check_same_data(mesh.world(), dataset);
   return dataset;
 }
 

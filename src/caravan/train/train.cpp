@@ -338,12 +338,13 @@ void Run::evaluate_into(StepMetrics& metrics) {
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
-/// With data.streaming: waits for the text of the steps up to the next drain. If there is none, or a stop is requested
-/// meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
+/// With data.streaming: waits for the text of the steps that begin before the next drain. If there is none, or a stop
+/// is requested meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
 void Run::await_data() {
   const int64_t rows = recipe_.train.global_batch;
+  const int64_t end = end_of_drained_steps(recipe_, state_->step, end_);
   try {
-    prepare_samples(train_windows_, state_->step * rows, next_drain(recipe_, state_->step, end_) * rows, mesh_.world(),
+    prepare_samples(*dataset_.streamed->texts, train_windows_, state_->step * rows, end * rows, mesh_.world(),
                     joint_work(options_));
   } catch (const Error& error) {
     const bool has_peers = dynamic_cast<const CommError*>(&error) == nullptr;

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace caravan {
+
+// Between ChatTemplate and the program caravan-template, which runs templates: frames over a socket. A frame is its
+// length in 8 bytes, and then so many bytes.
+//
+// The parent sends {"source", "bos", "eos"}, and gets one frame: {}, or {"error": why the template cannot be parsed}.
+// Then it sends chats, {"messages": [..], "tools": null or [..]}, and gets two frames for each: what follows, and the
+// text.
+//   {"answers": [[begin, end], ..]}
+//   {"error": why the template refuses the messages}
+//   {"changed": index of the message that changes the text before it}
+//   {"budget": the budget that the template exceeds}
+// A template that exceeds another budget ends the program, with a signal that says which.
+
+/// What a template may use.
+inline constexpr size_t kMostTemplateBytes = size_t{1} << 20;  ///< of its source
+inline constexpr int64_t kTemplateSeconds = 3;                 ///< of processor time, each time it is rendered
+inline constexpr size_t kTemplateMemory = size_t{1} << 30;
+inline constexpr size_t kTemplateStack = size_t{96} << 20;  ///< below the 128 MiB that Linux keeps free for a stack
+inline constexpr size_t kMostRenderedBytes = size_t{64} << 20;
+
+/// Returns false if the peer has ended.
+bool send_frame(int socket, std::string_view frame);
+/// Nothing if the peer has ended.
+std::optional<std::string> receive_frame(int socket);
+
+}  // namespace caravan
