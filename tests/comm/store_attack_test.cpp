@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cerrno>
 #include <gmock/gmock.h>
 #include <mutex>
 #include <random>
@@ -277,7 +278,39 @@ TEST_F(StoreAttack, UnauthenticatedConnectionsDoNotKeepRanksOut) {
     connections.push_back(raw_connection(port()));
     if (i % 50 == 0) connect_store("127.0.0.1", port(), kTimeout, kKey, 1)->set("came", std::to_string(i));
   }
-  connect_store("127.0.0.1", port(), kTimeout, kKey, 1)->set("came", "last");
+  const auto last = connect_store("127.0.0.1", port(), kTimeout, kKey, 1);
+  last->set("came", "last");
+  EXPECT_EQ(last->get("came", kTimeout), "last");
+  for (const Fd& connection : connections) read_to_end(connection);  // the server has closed it
+}
+
+/// Without time-outs: only the limit closes connections, and it closes the oldest.
+TEST(StoreLimit, TheOldestConnectionWithoutAHandshakeMakesRoom) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  const LogLine log = [&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(line);
+  };
+  StoreServer server(
+      "127.0.0.1", 0,
+      {.key = kKey, .log = log, .handshake_timeout = std::chrono::hours(1), .stall_timeout = std::chrono::hours(1)});
+  std::vector<Fd> connections;
+  for (int i = 0; i < 400; ++i) connections.push_back(raw_connection(server.port()));
+  // The server accepts in order: when it answers this one, it has accepted all of them.
+  connect_store("127.0.0.1", server.port(), kTimeout, kKey, 1)->set("came", "last");
+  const auto is_open = [](const Fd& fd) {
+    char byte = 0;
+    ssize_t got = 0;
+    do {
+      got = ::recv(fd.get(), &byte, 1, MSG_DONTWAIT);
+    } while (got > 0);
+    return got < 0 && errno == EAGAIN;
+  };
+  EXPECT_FALSE(is_open(connections.front()));
+  EXPECT_TRUE(is_open(connections.back()));
+  const std::lock_guard lock(mutex);
+  EXPECT_THAT(lines, Contains(HasSubstr("too many connections without a handshake")));
 }
 
 TEST(StoreClient, AStoreThatDoesNotKnowTheSecretIsRefused) {
