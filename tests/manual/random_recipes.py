@@ -9,7 +9,7 @@ a step is computed: meshes, techniques, micro-batches, back-ends. A case is one 
   refused  exit code 2 and an error that names a key; or the run of one rank was refused, too
   wrong    another number
   crash    another exit code, a signal, an internal error, or a refusal that names no key
-  hang     not done after --timeout seconds
+  hang     not done after --timeout seconds, and once more after four times as many
 Every wrong, crash and hang is kept under --work with the commands to repeat it; --minimise takes keys away from it as
 long as it stays what it is. The same seed draws the same recipes. Needs numpy."""
 
@@ -67,7 +67,10 @@ class Trial:
 
     def classify(self, keys, ranks, folder):
         """The class of a case, why, and the largest error over its tolerance."""
-        code, output, *_ = many = self.runner.train(keys, ranks, folder / "many")
+        many = self.runner.train(keys, ranks, folder / "many")
+        if many[0] is None:
+            many = self.runner.train(keys, ranks, folder / "many", patience=4)
+        code, output, *_ = many
         alone = recipe_values.without_parallelism(keys)
         if INTERNAL.search(output):
             return "crash", "internal error: " + first_error(output), 0

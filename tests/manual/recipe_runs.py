@@ -28,13 +28,13 @@ class Runner:
         self.environment = os.environ | {"CARAVAN_HOME": str(recipe_values.ROOT), "OMP_NUM_THREADS": "1",
                                          "CARAVAN_CACHE": str(work / "cache")}
 
-    def run(self, words, launcher=()):
+    def run(self, words, launcher=(), patience=1):
         """Exit code (None: it was ended) and what was printed."""
         process = subprocess.Popen(
             [*launcher, self.program, *map(str, words)], cwd=self.work, env=self.environment, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         try:
-            output = process.communicate(timeout=self.timeout)[0]
+            output = process.communicate(timeout=patience * self.timeout)[0]
             return process.returncode, output
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -45,33 +45,41 @@ class Runner:
         if code != 0:
             sys.exit(f"caravan {shlex.join(map(str, words))} ended with {code}:\n{output}")
 
-    def train(self, keys, ranks, folder, resume=()):
-        """Trains the recipe in a folder. Returns exit code, output, lines of the log, and the dump if there is one."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    def train(self, keys, ranks, folder, patience=1, more=(), dump_steps="0-2"):
+        """Trains the recipe in a folder. Returns exit code, output, lines of the log, and the dump if there is one.
+
+        `more` are further words of the command line; with --resume the folder is that of the run to continue."""
+        if "--resume" not in more:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(recipe_values.to_toml(keys))
-        words = ["train", folder / "recipe.toml", "--set", f"checkpoint.dir={folder / 'run'}"]
+        words = ["train", folder / "recipe.toml", "--set", f"checkpoint.dir={folder / 'run'}", *more]
         launcher = []
         if ranks > 1 and keys.get("comm.backend") in ("mpi", "shm+mpi"):
-            launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks)]
+            launcher = mpi_launcher(ranks)
         else:
             words += ["--ranks", ranks]
-        if has_dump(keys):
-            words += ["--dump", folder / "dump", "--dump-steps", "0-2"]
+        if has_dump(keys) and dump_steps:
+            words += ["--dump", folder / "dump", "--dump-steps", dump_steps]
         (folder / "command").write_text(f"CARAVAN_HOME={recipe_values.ROOT} CARAVAN_CACHE={self.work / 'cache'} "
                                         f"{shlex.join([*launcher, self.program, *map(str, words)])}\n")
-        code, output = self.run(words, launcher)
+        code, output = self.run(words, launcher, patience)
         (folder / "output").write_text(f"{output}\nexit code {code}\n")
         log = folder / "run/train.log"
         lines = [json.loads(line) for line in log.read_text().splitlines()] if code == 0 and log.exists() else []
-        return code, output, lines, dumps.read_dump(folder / "dump") if code == 0 and has_dump(keys) else []
+        return code, output, lines, dumps.read_dump(folder / "dump") if code == 0 else []
 
 
 def first_error(output):
     """The line of the output that says what is wrong."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    marked = [line for line in lines if re.search(r"\[\w[\w ]*\]|error", line)]
+    marked = [line for line in lines if line.startswith("[")] or [
+        line for line in lines if re.search(r"\[\w[\w ]*\]|\berror\b", line) and not line.startswith("step ")]
     return (marked or lines or ["nothing was printed"])[0][:300]
+
+
+def mpi_launcher(ranks):
+    return ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks)]
 
 
 def is_asynchronous(keys):
