@@ -19,6 +19,7 @@ from recipe_runs import Runner, first_error, mpi_launcher
 BASE = ("model.layers=4 model.width=32 model.heads=4 model.context=32 model.vocabulary=300 train.global_batch=8 "
         "train.steps=3 data.tokenizer=bytes optimizer.kind=sgd")
 LLAMA = "model.kind=llama model.kv_heads=2"
+THREE = "mesh.dp=3 train.global_batch=12"
 PACKED = "data.pack=documents data.tokenizer={train=300}"
 DDP, ZERO2, ZERO3, HSDP = (f"mesh.dp=2 data_parallel.technique={name}" for name in ("ddp", "zero2", "zero3", "hsdp"))
 RING, BOTH = "mesh.cp=2", "mesh.cp=4 context_parallel.kind=both context_parallel.exchange=2"
@@ -70,6 +71,12 @@ RECIPES = {
     "gloo zero3 tp": f"{ZERO3} mesh.tp=2 tensor_parallel.sequence=true comm.backend=gloo",
     "gloo experts": f"mesh.ep=2 moe.experts=4 {LLAMA} comm.backend=gloo",
     "gloo ring pipeline": f"{RING} {PP} comm.backend=gloo",
+    "gloo table of rings": f"{ZERO3} mesh.tp=2 {THREE} comm.backend=gloo comm.algorithms=ring.json",
+    "gloo table of rings ddp": f"{DDP} {PP} {THREE} comm.backend=gloo comm.algorithms=ring.json",
+    "gloo table of doubling": f"{ZERO3} {THREE} comm.backend=gloo comm.algorithms=doubling.json",
+    "gloo table of doubling 2d": "mesh.tp=4 tensor_parallel.kind=2d comm.backend=gloo comm.algorithms=doubling.json",
+    "gloo table of rings 2d": "mesh.tp=4 tensor_parallel.kind=2d comm.backend=gloo comm.algorithms=ring.json",
+    "gloo rabenseifner": f"{DDP} {THREE} comm.backend=gloo comm.algorithms=rabenseifner.json",
     "hierarchical ddp": f"{DDP} comm.backend=hierarchical",
     "mpi zero3": f"{ZERO3} comm.backend=mpi",
     "mpi ulysses": f"{RING} context_parallel.kind=ulysses comm.backend=mpi",
@@ -162,6 +169,7 @@ def main():
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     runner = Runner(arguments.caravan, arguments.work.resolve(), arguments.timeout)
+    recipe_values.write_algorithms(runner.work)
     if arguments.plant:
         good = plant(runner, arguments.only, arguments.often)
     else:

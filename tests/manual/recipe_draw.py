@@ -4,7 +4,7 @@ Sizes are drawn so that most recipes fit together; a part of them gets a key at 
 
 import random
 
-from recipe_values import STRUCTURE, VALUES, is_used, pipeline_table
+from recipe_values import ALGORITHMS, STRUCTURE, VALUES, is_used, pipeline_table
 
 
 class Draw:
@@ -218,8 +218,8 @@ class Draw:
             keys["comm.backend"] = "thread"
         if keys.get("data_parallel.share") == "on" and keys.get("comm.backend") not in (None, "auto", "shm", "thread"):
             keys["comm.backend"] = "shm"
-        if keys.get("comm.backend") in ("gloo", "mpi") and self.maybe(0.3):
-            keys["comm.algorithms"] = str(self.folder / "table.json")
+        if keys.get("comm.backend") in ("gloo", "mpi") and self.maybe(0.5):
+            keys["comm.algorithms"] = str(self.folder / f"{rng.choice(sorted(ALGORITHMS))}.json")
         if hook == "powersgd" or "moe.experts" in keys and self.size["tp"] > 1:
             keys["comm.threads_per_rank"] = 1
         if keys["optimizer.kind"] == "adamw":

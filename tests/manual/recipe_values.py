@@ -119,7 +119,7 @@ def is_used(key, recipe):
 
 
 def write_texts(folder, caravan):
-    """The texts, tokenizer, template and tables that recipes refer to. `caravan` runs the program with these words."""
+    """The files that recipes refer to: texts, a tokenizer, a template, tables. `caravan` runs the program with these words."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = (ROOT / "data/moby_dick.txt").read_text()[:90_000]
     parts = [part.strip() for part in whole.split("\n\n") if part.strip()]
@@ -141,9 +141,26 @@ def write_texts(folder, caravan):
         "{% if add_generation_prompt %}<assistant>{% endif %}")
     if not (folder / "tokenizer.json").exists():
         caravan("tokenizer", "train", folder / "text.txt", "--vocabulary", 300, "--out", folder / "tokenizer.json")
-    if not (folder / "table.json").exists():
-        caravan("bench", "comm", "--tune", "--ranks", 2, "--op", "all_reduce", "--bytes", "4KiB", "--backend", "gloo",
-                "--out", folder / "table.json")
+    write_algorithms(folder)
+
+
+# Of collectives, other than "direct", which small messages of few ranks take by themselves.
+ALGORITHMS = {
+    "ring": {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "chain",
+             "reduce": "binomial"},
+    "doubling": {"all_reduce": "recursive_doubling", "all_gather": "recursive_doubling", "broadcast": "binomial"},
+    "rabenseifner": {"all_reduce": "rabenseifner"},
+}
+
+
+def write_algorithms(folder):
+    """A file for comm.algorithms for each of ALGORITHMS."""
+    for name, chosen in ALGORITHMS.items():
+        verbs = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+        rules = [{"verb": verb, "algorithm": chosen.get(verb, "direct")} for verb in verbs]
+        for rule in rules:
+            rule |= {"segment_bytes": 4096} if rule["algorithm"] == "chain" else {}
+        (folder / f"{name}.json").write_text(json.dumps({"format": "caravan selection table 1", "rules": rules}))
 
 
 def pipeline_table(folder, ranks, micro_batches):
