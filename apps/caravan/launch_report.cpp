@@ -1,9 +1,12 @@
 #include "apps/caravan/launch_report.h"
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <string_view>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +19,7 @@ namespace caravan {
 namespace {
 
 constexpr size_t kTailLines = 15;
-constexpr off_t kTailBytes = 16384;
+constexpr off_t kTailBytes = 131072;  // the lines before a long C++ stack, too
 constexpr size_t kMostOthers = 8;
 
 bool is_killed_by(const RankProcess& process, int number) {
@@ -49,6 +52,15 @@ std::string how_it_ended(const RankProcess& process, const JobFacts& facts) {
              : fmt::format("ended with exit code {} ({})", code, found->second);
 }
 
+/// A line of the C++ stack that torch's exceptions print after their message. There are more of them than a tail has
+/// lines. TORCH_SHOW_CPP_STACKTRACES=1 asks for them, as in PyTorch.
+bool is_stack_frame(std::string_view line) {
+  constexpr std::string_view kFrame = "frame #";
+  const char* asked = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (asked != nullptr && std::string_view(asked) == "1") return false;
+  return line.starts_with(kFrame) && line.size() > kFrame.size() && std::isdigit(line[kFrame.size()]) != 0;
+}
+
 std::vector<std::string> tail_of(int fd) {
   struct stat file {};
   if (fstat(fd, &file) != 0) return {};
@@ -59,7 +71,7 @@ std::vector<std::string> tail_of(int fd) {
   std::vector<std::string> lines;
   for (size_t from = 0; from < text.size();) {
     const size_t to = std::min(text.find('\n', from), text.size());
-    lines.push_back(text.substr(from, to - from));
+    if (const auto line = text.substr(from, to - from); !is_stack_frame(line)) lines.push_back(line);
     from = to + 1;
   }
   if (lines.size() > kTailLines) lines.erase(lines.begin(), lines.end() - kTailLines);

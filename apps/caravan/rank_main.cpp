@@ -32,8 +32,7 @@ int run(const CommandLine& line) {
     report_error(std::string("[caravan] out of memory: ") + error.what_without_backtrace());
     return 5;
   } catch (const c10::Error& error) {
-    report_error(std::string("[torch] ") + error.what_without_backtrace());
-    return 1;
+    return report_failure("torch", error.what_without_backtrace());
   }
 }
 

@@ -94,6 +94,67 @@ TEST_F(StopTest, ASignalSavesAndTheRunGoesOn) {
   }
 }
 
+/// In the middle of an evaluation, which takes long beside a step. Where a run is so slow that the signal comes in the
+/// step before, the evaluation is cut short as well.
+class StopInEvaluation : public StopTest, public testing::WithParamInterface<int> {
+ protected:
+  Words evaluated() const {
+    std::string text;
+    for (int i = 0; i < 12; ++i) text += text_of(path("text.txt"));
+    return set({"train.steps=4", "train.eval_every=2", "checkpoint.every=1", "checkpoint.keep_best=true",
+                "train.eval_batches=0", "data.validation=" + file("validation.txt", text)});
+  }
+  /// What does not depend on the machine.
+  std::vector<nlohmann::json> numbers(const std::string& run) const {
+    std::vector<nlohmann::json> lines;
+    for (const nlohmann::json& line : log(run)) {
+      nlohmann::json kept;
+      for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "val_loss", "val_bits_per_byte"}) {
+        if (line.contains(key)) kept[key] = line[key];
+      }
+      lines.push_back(kept);
+    }
+    return lines;
+  }
+  std::unique_ptr<Child> start_until_evaluation(const std::string& run, int step) const {
+    auto job = start(tiny(run, GetParam(), evaluated()));
+    job->expect_soon("step_00000" + std::to_string(step - 1));  // which is saved
+    usleep(100'000);
+    return job;
+  }
+  /// The rest of the run, and that it is the same as `whole`.
+  void expect_whole(const std::string& run) const {
+    Words words = evaluated();
+    words.emplace_back("--resume");
+    const Result rest = train(run, GetParam(), words);
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    EXPECT_EQ(numbers(run), numbers("whole"));
+    EXPECT_EQ(std::filesystem::read_symlink(path(run + "/best")), std::filesystem::read_symlink(path("whole/best")));
+    EXPECT_TRUE(tensors(folder() / run / "step_000004") == tensors(folder() / "whole/step_000004"));
+  }
+};
+
+TEST_P(StopInEvaluation, LosesNothing) {
+  ASSERT_EQ(train("whole", GetParam(), evaluated()).code, 0);
+  for (const int step : {2, 4}) {
+    const std::string stopped = "stopped" + std::to_string(step);
+    const auto asked = start_until_evaluation(stopped, step);
+    asked->signal(SIGINT);
+    EXPECT_EQ(asked->wait(), 130) << asked->err();
+    EXPECT_FALSE(numbers(stopped).back().contains("val_loss")) << "the evaluation was over before the signal";
+    expect_whole(stopped);
+
+    const std::string killed = "killed" + std::to_string(step);
+    const auto job = start_until_evaluation(killed, step);
+    for (const pid_t pid : job->living()) kill(pid, SIGKILL);
+    job->wait();
+    ASSERT_TRUE(job->all_gone(5));
+    expect_whole(killed);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, StopInEvaluation, testing::Values(1, 2, 3));
+
 TEST_F(StopTest, ASecondSignalEndsAtOnce) {
   for (const int ranks : {1, 2}) {
     const std::string run = "run" + std::to_string(ranks);

@@ -64,6 +64,22 @@ TEST_F(SurroundingsTest, ALimitOfFileSizesIsAnError) {
   }
 }
 
+/// From less than libtorch takes to enough: the run works, or ends with the code of a missing resource and a message.
+TEST_F(SurroundingsTest, ALimitOfTheAddressSpaceIsAnError) {
+  for (const int ranks : {1, 2}) {
+    int num_refused = 0;
+    for (int mib = 64; mib <= 640; mib += 48) {
+      std::filesystem::remove_all(path("run" + std::to_string(ranks)));
+      const Result result = shell("ulimit -c 0; ulimit -v " + std::to_string(mib * 1024) + "; exec \"$@\"", ranks);
+      if (result.code == 0) continue;
+      ++num_refused;
+      EXPECT_EQ(result.code, 5) << ranks << " ranks, " << mib << " MiB: " << result.err;
+      EXPECT_THAT(result.err, HasSubstr("do: ")) << mib;
+    }
+    EXPECT_GT(num_refused, 0);
+  }
+}
+
 TEST_F(SurroundingsTest, DataOfTheProgramIsFoundFromAnywhere) {
   Words words{"env", "-C", folder().string(), program(), "train", "--ranks", "1"};
   for (const std::string& word :

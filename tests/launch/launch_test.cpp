@@ -148,6 +148,21 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"2=exit:4", "*=sleep:200,exit:4"}, 4, "2 of 3 ended with exit code 4 (lost peer or time-out)\n"},
         Case{{"1=exit:77", "*=sleep:200,kill:11"}, 77, "1 of 3 ended with exit code 77\n"}));
 
+/// What torch prints after the message of an exception is longer than the end of the log.
+TEST_F(LaunchTest, PrintsTheMessageOfATorchExceptionWithoutItsStack) {
+  std::string script = "1=warn:  what():  shapes cannot be multiplied,";
+  for (int i = 0; i < 40; ++i) script += "warn:frame #" + std::to_string(i) + ": " + std::string(800, 'f') + ",";
+  for (const bool is_asked : {false, true}) {
+    Child::Options options;
+    if (is_asked) options.environment = {"TORCH_SHOW_CPP_STACKTRACES=1"};
+    Child child(job(2, {script + "kill:6", "0=hang"}), options);
+    EXPECT_EQ(child.wait(), 4);
+    EXPECT_THAT(child.err(), HasSubstr("rank 1 of 2 was killed by signal 6 (SIGABRT)"));
+    EXPECT_EQ(child.err().find("frame #") != std::string::npos, is_asked) << child.err();
+    EXPECT_EQ(child.err().find("shapes cannot be multiplied") != std::string::npos, !is_asked) << child.err();
+  }
+}
+
 TEST_F(LaunchTest, PrintsTheEndOfTheLogAndWhatTheOthersDid) {
   std::string script = "1=";
   for (int i = 1; i <= 20; ++i) script += (i % 2 == 0 ? "say:line " : "warn:line ") + std::to_string(i) + ",";

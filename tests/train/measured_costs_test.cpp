@@ -1,5 +1,7 @@
 #include "caravan/train/measured_costs.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "tests/train/tiny_run.h"
@@ -7,8 +9,7 @@
 namespace caravan::testing {
 namespace {
 
-/// The cut decides which rank computes a layer, not what is computed. With an even cut of two layers the stages are
-/// those of "flops", or one of them has all layers, so that sums may be of another order.
+/// The cut decides which rank computes a layer, not what is computed.
 TEST(MeasuredCosts, CutEveryModelThatThePipelineTakes) {
   const TinyRuns runs;
   const std::vector<std::vector<std::string>> models{
@@ -32,7 +33,9 @@ TEST(MeasuredCosts, CutEveryModelThatThePipelineTakes) {
     const std::vector<double> measured = losses_with("measured"), want = losses_with("flops");
     ASSERT_EQ(measured.size(), 3U);
     for (size_t step = 0; step < 3; ++step) {
-      EXPECT_NEAR(measured[step], want[step], 2e-3) << i << ", step " << step;  // bf16: see the summary above
+      // The same numbers, but for the order of sums, which the weights of bf16 make larger.
+      const bool is_bf16 = std::ranges::find(models[i], "precision.compute=bf16") != models[i].end();
+      EXPECT_NEAR(measured[step], want[step], is_bf16 ? 1e-2 : 1e-4) << i << ", step " << step;
     }
   }
 }
