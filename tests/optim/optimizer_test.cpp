@@ -1,6 +1,9 @@
 #include "caravan/optim/optimizer.h"
 
+#include <functional>
 #include <gmock/gmock.h>
+#include <map>
+#include <memory>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,6 +12,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/parallel/ddp.h"
+#include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
 
 namespace caravan::testing {
@@ -206,6 +211,76 @@ TEST(Optimizer, OfShardsIsThatOfTheWhole) {
         EXPECT_TRUE(is_close(parameter->rest(), piece, adamw ? 1e-6 : 0)) << parameter->name();
       }
     });
+  }
+}
+
+/// What leaves are rounded from changes only for trained parameters: frozen ones are rounded again only after someone
+/// else has written values. Marks in the memory of their copies show who writes it.
+TEST(Optimizer, FrozenValuesAreRoundedOnce) {
+  using Make = std::function<std::unique_ptr<Engine>(Module&, const Mesh&)>;
+  const std::map<std::string, Make> engines{
+      {"ddp",
+       [](Module& model, const Mesh& mesh) {
+         return std::make_unique<Ddp>(model, mesh, DdpOptions{.compute_dtype = at::kBFloat16});
+       }},
+      {"zero1",
+       [](Module& model, const Mesh& mesh) {
+         return std::make_unique<Zero>(model, mesh,
+                                       ZeroOptions{.stage = 1, .share = Share::off, .compute_dtype = at::kBFloat16});
+       }},
+      {"zero2", [](Module& model, const Mesh& mesh) {
+         return std::make_unique<Zero>(model, mesh,
+                                       ZeroOptions{.stage = 2, .share = Share::off, .compute_dtype = at::kBFloat16});
+       }}};
+  for (const auto& [name, make] : engines) {
+    for (const bool adamw : {true, false}) {
+      SCOPED_TRACE(name + (adamw ? " adamw" : " sgd"));
+      on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
+        Chain model({{{"frozen", {6, 4}}, {"w", {8}}}, {{"v", {4, 4}}, {"fixed", {10}}}});
+        model.unit(0).at("frozen").set_requires_grad(false);
+        model.unit(1).at("fixed").set_requires_grad(false);
+        const auto engine = make(model, mesh);
+        FlatState& state = engine->state();
+        std::unique_ptr<Optimizer> optimizer;
+        if (adamw) {
+          optimizer = std::make_unique<AdamW>(state);
+        } else {
+          optimizer = std::make_unique<Sgd>(state);
+        }
+        const auto pass = [&] {
+          engine->begin_step();  // rounds
+          const at::Tensor x = at::ones({1}, at::TensorOptions(at::kBFloat16).requires_grad(true));
+          model.run({x}, {})[0].sum().backward();
+          engine->finish_step();
+        };
+        const auto copy_of = [&](const Parameter& parameter) { return state.layout.view(state.copies, parameter); };
+        const auto is_copied = [&](const Parameter& parameter) {
+          return at::equal(copy_of(parameter), parameter.rest().detach().to(at::kBFloat16));
+        };
+        pass();
+        for (const Parameter* parameter : model.parameters()) {
+          if (!parameter->requires_grad()) copy_of(*parameter).fill_(7);
+        }
+        for (int i = 0; i < 3; ++i) {
+          optimizer->step(0.01);
+          pass();
+        }
+        for (const Parameter* parameter : model.parameters()) {
+          if (parameter->requires_grad()) {
+            EXPECT_TRUE(is_copied(*parameter)) << parameter->name();
+          } else {
+            EXPECT_TRUE(copy_of(*parameter).eq(7).all().item<bool>()) << parameter->name();
+          }
+        }
+        state.bump_version();  // as who reads a checkpoint
+        pass();
+        for (const Parameter* parameter : model.parameters()) {
+          if (!parameter->requires_grad()) {
+            EXPECT_TRUE(is_copied(*parameter)) << parameter->name();
+          }
+        }
+      });
+    }
   }
 }
 

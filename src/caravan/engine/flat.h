@@ -133,11 +133,19 @@ struct FlatState {
   /// For what writes values through plain pointers: a checkpoint that is read, a fused kernel.
   void bump_version() const;
 
-  /// The values in the dtype of the leaves, where that is another and the leaves are at rest or kept. An optimizer may
-  /// write them together with the values: then copied_version is version().
+  /// The values in the dtype of the leaves, where that is another and the leaves are at rest or kept.
   FlatMemory copies{};
-  int64_t copied_version = -1;
-  bool has_copied() const { return is_versioned && !values.is_meta() && copied_version == version(); }
+  /// The version of the values that the copies of trained and of frozen parameters were made of. An Optimizer writes
+  /// trained values alone, so frozen copies outlast its steps; it may write the trained copies with the values.
+  struct CopiedVersions {
+    int64_t trained = -1;
+    int64_t frozen = -1;
+  };
+  CopiedVersions copied_versions{};
+  bool has_copied(bool is_trained) const {
+    const int64_t copied = is_trained ? copied_versions.trained : copied_versions.frozen;
+    return is_versioned && !values.is_meta() && copied == version();
+  }
 };
 
 }  // namespace caravan

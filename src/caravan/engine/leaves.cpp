@@ -121,13 +121,14 @@ void Leaves::refresh() {
   version_ = version;
   const at::NoGradGuard no_grad;
   const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights;
-  const bool is_fresh = state_.has_copied();
+  const bool has_trained = state_.has_copied(/*is_trained=*/true), has_frozen = state_.has_copied(/*is_trained=*/false);
   for (const Bucket& bucket : state_.layout.buckets()) {
     const bool is_copied = bucket.is_at_rest() || (bucket.keeps_leaf && !bucket.keeps_version);
+    const bool is_fresh = bucket.is_trained ? has_trained : has_frozen;
     if (has_copies && !is_fresh && is_copied) copy(bucket);
     if (bucket.is_at_rest()) tell_change(bucket);
   }
-  state_.copied_version = version;
+  state_.copied_versions = {version, version};
 }
 
 TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffer) {

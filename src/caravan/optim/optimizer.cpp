@@ -49,9 +49,11 @@ void Optimizer::step(double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
   ++num_steps_;
   const Part all{.count = state_.layout.trained_count(), .number = num_steps_};
+  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
   const bool has_copied = update(all, lr, gradient_scale);
   state_.bump_version();
-  if (has_copied) state_.copied_version = state_.version();
+  if (has_copied) state_.copied_versions.trained = state_.version();
+  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }
 
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
@@ -59,8 +61,10 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
   if (!bucket.is_apart()) {
     throw InternalError({"optimizer", "step", "a bucket that lies among others cannot be updated alone", "", ""});
   }
+  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
   update({.offset = bucket.rest_offset, .count = bucket.rest_count, .number = number}, lr, gradient_scale);
   state_.bump_version();
+  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }
 
 AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
@@ -107,7 +111,7 @@ bool AdamW::update(const Part& part, double lr, double gradient_scale) {
                {cut(state_.values, range), cut(state_.gradients, range), cut(exp_avg_, range), cut(exp_avg_sq_, range),
                 writes && state_.copies.has(range.offset) ? cut(state_.copies, range) : at::Tensor()});
   });
-  return writes && state_.layout.count() == state_.layout.trained_count();  // else frozen values are not written
+  return writes;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {

@@ -45,7 +45,7 @@ class Optimizer {
       return range.offset >= offset && range.offset + range.count <= offset + count;
     }
   };
-  /// True if it has written state.copies of this part too.
+  /// True if it has written state.copies of this part too, wherever they have memory.
   virtual bool update(const Part& part, double lr, double gradient_scale) = 0;
 
   FlatState& state_;
