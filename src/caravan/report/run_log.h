@@ -40,8 +40,8 @@ class RunLog {
   std::vector<std::string> quantities() const;
 
   /// A quantity over "step", "tokens", or "time" (hours since the first line, pauses between parts of a run included);
-  /// lines without it, or without tokens, are left out. Throws UsageError for another axis, for a quantity that no line has, naming the
-  /// nearest, and for "time" where lines have none.
+  /// lines without it, or without tokens, are left out. Throws UsageError for another axis, for a quantity that no line
+  /// has, naming the nearest, and for "time" where lines have none.
   Series series(const std::string& quantity, const std::string& axis = "step") const;
   /// The last line's value; throws as series().
   double last(const std::string& quantity) const { return series(quantity).y.back(); }

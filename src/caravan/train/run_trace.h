@@ -28,7 +28,8 @@ class RunTrace {
   void end(int64_t done);
   /// Whether all steps were recorded.
   bool is_over() const noexcept { return is_over_; }
-  /// Rank 0 writes what was recorded; the others send it, and throw its error too. Returns false if there is nothing that was not written.
+  /// Rank 0 writes what was recorded; the others send it, and throw its error too. Returns false if there is nothing
+  /// that was not written.
   bool write();
   const std::filesystem::path& file() const noexcept { return file_; }
 

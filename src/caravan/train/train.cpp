@@ -396,8 +396,8 @@ void Run::sample() {
   alone([&] { log_->write_sample(state_->step, sampled); });
 }
 
-/// An evaluation or a sample that was due after the last step, and which a stop has cut short: as if the run had not
-/// been stopped, its log has them. A rank killed after its last checkpoint was saved may not have marked it as the best.
+/// An evaluation or a sample that was due after the last step, and which a stop has cut short: then the log is that of
+/// a run that was not stopped. A rank that was killed after its last save may not have marked it as the best.
 void Run::make_up() {
   if (state_->step == 0) return;
   std::array<double, 3> known{0, 0, 0};  // whether the log has a validation loss, its value, whether it has the sample
