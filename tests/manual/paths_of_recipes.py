@@ -153,7 +153,7 @@ def plant(runner, only, often):
                 caught.add(path)
             else:
                 unnoticed.append(f"{path} ({name})")
-            print(f"{path:44} {factor:<5} {'caught' if good else 'NOT CAUGHT'}  {name}: {error[:150]}", flush=True)
+            print(f"{path:44} {factor:<5} {'caught' if good else f'NOT CAUGHT ({code})'}  {name}: {error[:150]}", flush=True)
     print(f"\n{len(caught)} paths caught; not caught: {'; '.join(unnoticed) or 'none'}")
     return not unnoticed
 

@@ -49,7 +49,7 @@ class Draw:
         if self.keys.get("mesh.dp") == size["dp"] and self.maybe(0.2):
             self.keys["mesh.dp"] = 0
         tp, cp, kinds = size["tp"], size["cp"], ["1d"]
-        kinds += ["2d"] * 2 * (tp == 4) + ["2.5d"] * (tp in (4, 8)) + ["3d"] * (tp == 8)
+        kinds += ["2d"] * 2 * (tp == 4) + ["2.5d"] * (tp in (4, 8)) + ["3d"] * 3 * (tp == 8)
         self.tensor = rng.choice(kinds) if size["ep"] == 1 else "1d"
         self.depth = 2 if tp == 8 else 1
         if tp > 1 and (self.tensor != "1d" or self.maybe(0.3)):
@@ -138,7 +138,7 @@ class Draw:
     def draw_data_parallel(self):
         rng, keys, dp = self.rng, self.keys, self.size["dp"]
         alone = dp == self.ranks
-        names = ["ddp"] * 3 + ["zero1", "zero2", "zero3", "zero3", "param_server"] + ["replicas"] * alone
+        names = ["ddp"] * 3 + ["zero1", "zero2", "zero3", "zero3", "param_server"] + ["param_server", "replicas"] * alone
         names += ["hsdp"] * 2 * (dp in (4, 6, 8))
         windows = keys.get("pipeline.schedule", "").startswith("pipedream")
         technique = "ddp" if windows else rng.choice(names)
@@ -147,7 +147,7 @@ class Draw:
         if technique == "hsdp":
             keys["data_parallel.shard"] = rng.choice([k for k in range(2, dp) if dp % k == 0])
         if technique == "param_server":
-            if alone and self.maybe(0.6):
+            if alone and self.maybe(0.8):
                 keys["data_parallel.mode"] = rng.choice(STRUCTURE["data_parallel.mode"])
             if self.maybe(0.6):
                 keys["data_parallel.servers"] = rng.choice(["all", rng.randint(1, dp)])

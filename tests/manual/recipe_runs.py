@@ -134,7 +134,7 @@ def compare(keys, many, one, exact):
         for key in ("loss", "grad_norm", "val_loss"):
             if key in line and key in other and not (later == 0.2 and key == "grad_norm"):
                 errors[f"log of step {line['step']}: {key}"] = dumps.relative(line[key], other[key]) / bound
-    if rough and not all(math.isfinite(line["loss"] or math.nan) for line in lines):
+    if rough and not all(line["loss"] is not None and math.isfinite(line["loss"]) for line in lines):
         return "a loss that is not finite", math.inf
     if many[3] and one[3]:
         if difference := dumps.first_difference(many[3][0], one[3][0]):

@@ -16,8 +16,8 @@ VALUES = {
     "model.qkv_bias": (0.3, [True, False]), "model.tie_embeddings": (0.5, [True, False]),
     "model.dropout": (0.35, [0.0, 0.1, 0.5]), "moe.gates": (0.5, ["softmax", "sigmoid"]),
     "moe.normalize": (0.4, [True, False]), "moe.shared": (0.4, [0, 12, 24]), "moe.shared_gate": (0.6, [True, False]),
-    "moe.capacity": (0.25, [0.0, 0.75, 1.5]), "moe.balance": (0.5, ["sequence", "batch"]),
-    "moe.balance_loss": (0.5, [0.0, 0.01, 0.5]), "moe.z_loss": (0.4, [0.0, 0.01]),
+    "moe.capacity": (0.25, [0.0, 0.75, 1.5]), "moe.balance_loss": (0.5, [0.0, 0.01, 0.5]),
+    "moe.balance": (0.5, ["sequence", "batch"]), "moe.z_loss": (0.4, [0.0, 0.01]),
     "lora.alpha": (0.5, [4.0, 16.0]),
     "lora.targets": (0.7, [["query", "value"], ["*"], ["mlp.*"], ["attention.*", "blocks.0.mlp.up"], "output"]),
     "data.positions": (0.5, ["restart", "continue"]), "data.validation_fraction": (0.2, [0.1, 0.3]),
@@ -119,7 +119,7 @@ def is_used(key, recipe):
 
 
 def write_texts(folder, caravan):
-    """The files that recipes refer to: texts, a tokenizer, a template, tables. `caravan` runs the program with these words."""
+    """The texts, tokenizer, template and tables of recipes. `caravan` runs the program with the words it is given."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = (ROOT / "data/moby_dick.txt").read_text()[:90_000]
     parts = [part.strip() for part in whole.split("\n\n") if part.strip()]
