@@ -12,6 +12,7 @@ clang-format-14 clang-format-14
 clang-tidy-14 clang-tidy-14
 shellcheck shellcheck
 python3-pip pip3
+iproute2 ip
 END
 if [ -n "$missing" ]; then
   echo "installing$missing"
