@@ -4,7 +4,7 @@
 
 #include "caravan/comm/shared/thread_ranks.h"
 
-namespace caravan {
+namespace caravan::agree_test {
 namespace {
 
 TEST(Agree, TextsOfEveryRankReachEveryRank) {
@@ -28,4 +28,4 @@ TEST(Agree, TextsOfEveryRankReachEveryRank) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::agree_test

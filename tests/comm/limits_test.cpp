@@ -13,7 +13,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::limits_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -197,4 +197,4 @@ TEST(Limits, ControlGroupsCount) {
   EXPECT_GT(usable_memory_bytes(), 0);
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::limits_test

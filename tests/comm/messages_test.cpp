@@ -1,7 +1,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::messages_test {
 namespace {
 
 // Less than a slot of a mailbox, a few slots, many slots.
@@ -93,4 +93,4 @@ TEST_P(Messages, PassByCollectives) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::messages_test

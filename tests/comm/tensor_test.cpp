@@ -16,7 +16,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::tensor_test {
 namespace {
 
 using testing::error_of;
@@ -159,4 +159,4 @@ TEST(CommTensor, OthersRefuseTensorsWithoutMemory) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::tensor_test

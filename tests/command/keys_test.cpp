@@ -3,10 +3,10 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::keys_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class KeysTest : public CommandTest {
  protected:
@@ -82,4 +82,4 @@ TEST_F(KeysTest, StagesOfGivenSizes) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::keys_test

@@ -4,12 +4,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::stop_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class StopTest : public CommandTest {
  protected:
@@ -111,4 +111,4 @@ TEST_F(StopTest, ASecondSignalEndsAtOnce) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::stop_test

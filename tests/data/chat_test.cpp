@@ -11,11 +11,11 @@
 #include "caravan/data/train_windows.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::chat_test {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr const char* kChatMl =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
@@ -83,7 +83,7 @@ TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
   EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
 }
 
-class Chats : public testing::Test {
+class Chats : public ::testing::Test {
  protected:
   /// Of the bytes tokenizer: an id is a byte.
   ChatTokens tokens(const std::vector<json>& chats) {
@@ -164,4 +164,4 @@ TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::chat_test

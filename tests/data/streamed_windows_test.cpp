@@ -13,7 +13,7 @@
 #include "caravan/data/train_windows.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::streamed_windows_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -244,4 +244,4 @@ TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::streamed_windows_test

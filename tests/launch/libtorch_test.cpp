@@ -10,7 +10,7 @@
 #include "caravan/base/error.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::app {
+namespace caravan::app::libtorch_test {
 namespace {
 
 TEST(RequireLibtorch, SaysWhereItWasAndWhatToSet) {
@@ -29,4 +29,4 @@ TEST(RequireLibtorch, AcceptsTheFolderThatHoldsIt) {
 }
 
 }  // namespace
-}  // namespace caravan::app
+}  // namespace caravan::app::libtorch_test

@@ -11,7 +11,7 @@
 #include "caravan/comm/record.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::optimizer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -221,4 +221,4 @@ TEST(Optimizer, RefusesOptionsOutsideTheirRange) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::optimizer_test

@@ -16,7 +16,7 @@
 #include "tests/engine/parameters.h"
 #include "tests/parallel/steps.h"
 
-namespace caravan::testing {
+namespace caravan::testing::hooks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -220,4 +220,4 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::hooks_test

@@ -10,7 +10,7 @@
 #include "caravan/parallel/zigzag.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ring_attention_test {
 namespace {
 
 constexpr int64_t kRows = 2, kLength = 24, kHeads = 4, kWidth = 8;
@@ -327,4 +327,4 @@ TEST(RingAttention, ChecksLayouts) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ring_attention_test

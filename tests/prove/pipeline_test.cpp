@@ -10,7 +10,7 @@
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_test {
 namespace {
 
 using Kind = RecomputeChoice::Kind;
@@ -223,4 +223,4 @@ TEST(ProveCaseOfPipelines, HoldsFromTheRecipe) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_test

@@ -9,7 +9,7 @@
 #include "caravan/report/report_page.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::chart_test {
 namespace {
 
 using ::testing::AllOf;
@@ -91,4 +91,4 @@ TEST(ReportPage, HasFactsCurvesAndRecipe) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::chart_test

@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::metrics_test {
 namespace {
 
 using nlohmann::ordered_json;
@@ -80,4 +80,4 @@ TEST(MetricsLog, NoFolderIsAnError) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::metrics_test

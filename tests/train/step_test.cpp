@@ -13,7 +13,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::step_test {
 namespace {
 
 using ::testing::AllOf;
@@ -211,4 +211,4 @@ TEST(RunStateTest, OverlapAndPrefetchAreTheRecipes) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::step_test

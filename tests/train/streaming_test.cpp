@@ -9,7 +9,7 @@
 #include "caravan/train/run_folder.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::streaming_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -128,4 +128,4 @@ TEST_F(Streaming, HostsWithDifferentTextsAreTold) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::streaming_test
