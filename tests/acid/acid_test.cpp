@@ -16,7 +16,7 @@
 #include "tests/data/support.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::acid_test {
 namespace {
 
 /// Everything at once: sharded state x column/row split x full recompute x deferred weight gradients x two pipeline
@@ -297,4 +297,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::acid_test

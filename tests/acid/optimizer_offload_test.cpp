@@ -9,7 +9,7 @@
 #include "tests/data/support.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::optimizer_offload_test {
 namespace {
 
 constexpr int64_t kRows = 4, kLength = 8, kVocabulary = 61;
@@ -143,4 +143,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OptimizerOffload,
                          });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::optimizer_offload_test

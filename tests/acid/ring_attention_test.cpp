@@ -12,7 +12,7 @@
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ring_attention_test {
 namespace {
 
 using Axes = std::vector<AxisSize>;
@@ -179,4 +179,4 @@ TEST(RingAttention, SendsBlocks) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ring_attention_test

@@ -17,7 +17,7 @@
 #include "caravan/nn/hf_config.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::file_test {
 namespace {
 
 TEST(MappedFile, IsTheContent) {
@@ -171,4 +171,4 @@ TEST(JsonDepth, IsLimitedBeforeParsing) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::file_test

@@ -4,7 +4,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::memory_limit_test {
 namespace {
 
 constexpr int64_t kKiB = 1024;
@@ -62,4 +62,4 @@ TEST_F(UsableMemory, IsUnknownWithoutFiles) { EXPECT_EQ(usable_memory_bytes(root
 TEST(UsableMemoryHere, IsKnown) { EXPECT_GT(usable_memory_bytes(), 0); }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::memory_limit_test

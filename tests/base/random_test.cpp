@@ -14,7 +14,7 @@
 #include "caravan/base/random_kernels.h"
 #include "caravan/base/simd.h"
 
-namespace caravan {
+namespace caravan::random_test {
 namespace {
 
 std::vector<float> normals(const RandomStream& stream, uint64_t first, size_t count) {
@@ -203,4 +203,4 @@ TEST(RandomPermutation, SmallOnesTakeManyOrders) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::random_test

@@ -9,7 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"
 
-namespace caravan {
+namespace caravan::runtime_test {
 namespace {
 
 TEST(Runtime, OnlyOneLivesAtATime) { EXPECT_THROW(Runtime second, UsageError); }
@@ -78,4 +78,4 @@ TEST(BlockCache, RoundsUpByAtMostAnEighthAndReusesAClass) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::runtime_test

@@ -4,7 +4,7 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan {
+namespace caravan::text_test {
 namespace {
 
 TEST(Text, NearestIsTheLeastEditDistance) {
@@ -44,4 +44,4 @@ TEST(Error, MessageFollowsTheTemplate) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::text_test

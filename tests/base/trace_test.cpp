@@ -7,7 +7,7 @@
 
 #include "caravan/base/trace_events.h"
 
-namespace caravan {
+namespace caravan::trace_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -114,4 +114,4 @@ TEST(TraceEvents, AreRelativeToTheOriginInMicroseconds) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::trace_test

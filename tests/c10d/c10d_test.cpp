@@ -15,7 +15,7 @@
 #include "tests/ranks/process_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::c10d_test {
 namespace {
 
 using ::testing::AllOf;
@@ -371,4 +371,4 @@ INSTANTIATE_TEST_SUITE_P(Thread, C10d, ::testing::ValuesIn(rank_cases("thread", 
 INSTANTIATE_TEST_SUITE_P(Shm, C10d, ::testing::ValuesIn(rank_cases("shm", {3}, run_process_ranks)), case_name);
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::c10d_test

@@ -10,7 +10,7 @@
 #include "tests/ranks/process_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::faults_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -121,4 +121,4 @@ TEST(C10dKilled, TheDeadRankIsNamed) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::faults_test

@@ -18,7 +18,7 @@
 #include "tests/c10d/group.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::gloo_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -406,4 +406,4 @@ TEST_P(BesideGloo, ReceivesFromAnySource) {
 INSTANTIATE_TEST_SUITE_P(Ranks, BesideGloo, ::testing::Values(2, 3));
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::gloo_test

@@ -12,7 +12,7 @@
 #include "tests/c10d/group.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::queue_test {
 namespace {
 
 using ::testing::AllOf;
@@ -214,4 +214,4 @@ TEST(C10dQueue, TheProfilerSeesEachCall) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::queue_test

@@ -15,7 +15,7 @@
 #include "tests/ranks/process_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::reducer_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -122,4 +122,4 @@ INSTANTIATE_TEST_SUITE_P(Thread, C10dReducer, ::testing::ValuesIn(rank_cases("th
 INSTANTIATE_TEST_SUITE_P(Shm, C10dReducer, ::testing::ValuesIn(rank_cases("shm", {3}, run_process_ranks)), case_name);
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::reducer_test

@@ -12,7 +12,7 @@
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -298,4 +298,4 @@ TEST(Checkpoint, ListsWhatIsMissingUnexpectedAndOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::checkpoint_test

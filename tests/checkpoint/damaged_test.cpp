@@ -10,7 +10,7 @@
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::damaged_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -253,4 +253,4 @@ TEST_F(Damaged, AShapeThatTheShardsDoNotHoldIsRefused) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::damaged_test

@@ -97,7 +97,7 @@ EXPORTED int remove(const char* path) noexcept {
 
 }  // extern "C"
 
-namespace caravan::testing {
+namespace caravan::testing::durability_test {
 namespace {
 
 using ::testing::Each;
@@ -283,4 +283,4 @@ TEST(Durability, TheNewestWholeCheckpointIsFound) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::durability_test

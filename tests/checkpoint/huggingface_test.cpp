@@ -15,7 +15,7 @@
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::huggingface_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -267,4 +267,4 @@ TEST(LoadModel, RefusesAModelThatTheCheckpointCannotHold) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::huggingface_test

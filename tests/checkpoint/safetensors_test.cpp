@@ -9,7 +9,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::safetensors_test {
 namespace {
 
 std::filesystem::path saved_by_python(std::string_view name) {
@@ -35,7 +35,7 @@ std::string file_of(const std::string& header, size_t data_bytes) {
   return std::string(reinterpret_cast<const char*>(&size), sizeof size) + header + std::string(data_bytes, '\1');
 }
 
-class Safetensors : public testing::Test {
+class Safetensors : public ::testing::Test {
  protected:
   const TemporaryFolder folder;
   const std::filesystem::path path = folder / "x.safetensors";
@@ -200,7 +200,7 @@ struct BadHeader {
   const char* message;  ///< a part of it
 };
 
-class BadHeaders : public testing::TestWithParam<BadHeader> {};
+class BadHeaders : public ::testing::TestWithParam<BadHeader> {};
 
 TEST_P(BadHeaders, AreRefused) {
   const TemporaryFolder folder;
@@ -224,7 +224,7 @@ std::string two(const std::string& first_offsets, const std::string& second_offs
 
 INSTANTIATE_TEST_SUITE_P(
     Headers, BadHeaders,
-    testing::Values(
+    ::testing::Values(
         BadHeader{"Array", "[]", 0, "begin with {"}, BadHeader{"Space", " {}", 0, "begin with {"},
         BadHeader{"NoJson", "{\"a\":", 0, "is not JSON"}, BadHeader{"Behind", "{} x", 0, "is not JSON"},
         BadHeader{"NotUtf8", "{\"\xFF\":1}", 0, "is not JSON"},
@@ -275,4 +275,4 @@ TEST_F(Safetensors, EmptyTensorsMayShareABorder) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::safetensors_test

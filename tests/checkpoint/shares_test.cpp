@@ -8,7 +8,7 @@
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::shares_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -146,4 +146,4 @@ TEST(Shares, ATensorOfSomeRanksIsWrittenByOneOfThem) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::shares_test

@@ -10,7 +10,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::verify_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -41,7 +41,7 @@ TEST(FilesOfRank, EachFileGoesToOneRankAndNoRankHasMuchMore) {
   }
 }
 
-class VerifyFiles : public testing::Test {
+class VerifyFiles : public ::testing::Test {
  protected:
   VerifyFiles() {
     for (int i = 0; i < 5; ++i) {
@@ -98,4 +98,4 @@ TEST_F(VerifyFiles, AFileThatOneRankCannotReadIsAnErrorOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::verify_test

@@ -12,7 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/shared/thread_ranks.h"
 
-namespace caravan {
+namespace caravan::agree_test {
 namespace {
 
 TEST(Agree, TextsOfEveryRankReachEveryRank) {
@@ -111,4 +111,4 @@ TEST(Agree, WhatOneRankThrowsAllRanksThrow) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::agree_test

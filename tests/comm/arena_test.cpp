@@ -6,7 +6,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::arena_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -134,4 +134,4 @@ TEST(SharedBuffer, TooMuchIsAnErrorOnEveryRank) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::arena_test

@@ -4,7 +4,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::asynchrony_test {
 namespace {
 
 std::vector<int> all_ranks(const Communicator& comm) {
@@ -125,4 +125,4 @@ TEST_P(Asynchrony, KeepsWhatItIsGivenUntilItIsComplete) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::asynchrony_test

@@ -8,7 +8,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::faults_test {
 namespace {
 
 using ::testing::AllOf;
@@ -344,4 +344,4 @@ TEST_P(Faults, ErrorEndsEverythingOutstanding) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::faults_test

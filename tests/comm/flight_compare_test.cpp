@@ -7,7 +7,7 @@
 #include "tests/comm/flight_files.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::flight_compare_test {
 namespace {
 
 using ::testing::AllOf;
@@ -187,4 +187,4 @@ TEST(FlightCompare, RecordsThatContradictEachOtherAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::flight_compare_test

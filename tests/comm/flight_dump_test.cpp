@@ -12,7 +12,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::flight_dump_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ TEST_F(FlightDump, WhatCannotBeWrittenHidesNothing) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::flight_dump_test

@@ -11,7 +11,7 @@
 #include "tests/comm/flight_files.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::flight_report_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -186,4 +186,4 @@ TEST(FlightReport, IsOfALog) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::flight_report_test

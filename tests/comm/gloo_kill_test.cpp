@@ -7,7 +7,7 @@
 #include "caravan/comm/gloo/gloo.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::gloo_kill_test {
 namespace {
 
 using ::testing::AllOf;
@@ -109,4 +109,4 @@ TEST(GlooKill, StoppedRankIsLateNotLost) {
   for (const RankEnd& end : ends) EXPECT_EQ(end.exit_code, 0) << end.output;
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::gloo_kill_test

@@ -7,7 +7,7 @@
 #include "caravan/comm/store/host_address.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::gloo_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -57,4 +57,4 @@ TEST(Gloo, PlainFactLeavesOutSourceLinesAndAdvice) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::gloo_test

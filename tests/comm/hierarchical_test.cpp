@@ -13,7 +13,7 @@
 #include "tests/comm/world_threads.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::hierarchical_test {
 namespace {
 
 using hierarchical::Topology;
@@ -181,4 +181,4 @@ TEST(HierarchicalWorld, LostRankIsNamedOnAllHosts) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::hierarchical_test

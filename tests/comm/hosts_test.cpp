@@ -7,7 +7,7 @@
 
 #include "tests/comm/shells.h"
 
-namespace caravan::testing {
+namespace caravan::testing::hosts_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -84,4 +84,4 @@ TEST_F(TwoHosts, LostRankIsNamedOnBoth) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::hosts_test

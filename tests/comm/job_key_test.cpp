@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::job_key_test {
 namespace {
 
 using ::testing::AllOf;
@@ -64,4 +64,4 @@ TEST_F(JobKeyTest, RefusesWhatIsTooShortOrTooLongWithoutTellingIt) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::job_key_test

@@ -13,7 +13,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::limits_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -81,7 +81,7 @@ std::filesystem::path write_tree(const std::filesystem::path& root,
 }  // namespace
 
 TEST(Limits, OneRankReservesNoAddressSpace) {
-  if (has_sanitizer()) GTEST_SKIP();
+  if (has_sanitizer()) GTEST_SKIP() << "a sanitizer reserves the address space";
   const ScopedLimit limit(RLIMIT_AS, address_limit(256));
   run_thread_ranks(1, expect_sums);
   RankInfo info;
@@ -89,13 +89,13 @@ TEST(Limits, OneRankReservesNoAddressSpace) {
 }
 
 TEST(Limits, ThreadRanksWorkWithLittleAddressSpace) {
-  if (has_sanitizer()) GTEST_SKIP();
+  if (has_sanitizer()) GTEST_SKIP() << "a sanitizer reserves the address space";
   const ScopedLimit limit(RLIMIT_AS, address_limit(1500));
   run_thread_ranks(4, expect_sums);
 }
 
 TEST(Limits, ProcessesWorkWithLittleAddressSpace) {
-  if (has_sanitizer()) GTEST_SKIP();
+  if (has_sanitizer()) GTEST_SKIP() << "a sanitizer reserves the address space";
   run_process_ranks(3, expect_sums, {.timeout = std::chrono::seconds(20)},
                     [](const RankInfo& info, const std::shared_ptr<Store>& store, const CommOptions& options) {
                       // Not all ranks have the same limit: the smallest counts.
@@ -129,7 +129,7 @@ TEST(Limits, TooSmallAFileSizeIsAnErrorOnEveryRank) {
 }
 
 TEST(Limits, EveryProcessGroupGetsASegment) {
-  if (has_sanitizer()) GTEST_SKIP();
+  if (has_sanitizer()) GTEST_SKIP() << "a sanitizer reserves the address space";
   const ScopedLimit limit(RLIMIT_AS, address_limit(32 * 1024));
   std::vector<std::shared_ptr<shared::Segment>> segments;
   for (int i = 0; i < 12; ++i) {
@@ -140,7 +140,7 @@ TEST(Limits, EveryProcessGroupGetsASegment) {
 }
 
 TEST(Limits, TooLittleAddressSpaceIsAnError) {
-  if (has_sanitizer()) GTEST_SKIP();
+  if (has_sanitizer()) GTEST_SKIP() << "a sanitizer reserves the address space";
   const ScopedLimit limit(RLIMIT_AS, address_limit(20));
   const std::string text = error_of<ResourceError>([] { shared::Segment::create_private(8); });
   EXPECT_THAT(text, HasSubstr("of address space for 8 ranks"));
@@ -197,4 +197,4 @@ TEST(Limits, ControlGroupsCount) {
   EXPECT_GT(usable_memory_bytes(), 0);
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::limits_test

@@ -10,7 +10,7 @@
 #include "tests/comm/reference.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::message_communicator_test {
 namespace {
 
 using messages::Transfer;
@@ -157,4 +157,4 @@ TEST(MessageCommunicator, AnUnmatchedSendDoesNotReachTheNextCommunicator) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::message_communicator_test

@@ -3,7 +3,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::messages_test {
 namespace {
 
 // Less than a slot of a mailbox, a few slots, many slots.
@@ -123,4 +123,4 @@ TEST_P(Messages, PassByCollectives) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::messages_test

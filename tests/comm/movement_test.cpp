@@ -5,7 +5,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::movement_test {
 namespace {
 
 int64_t sum_of(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
@@ -111,4 +111,4 @@ TEST_P(Movement, UnevenParts) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::movement_test

@@ -8,7 +8,7 @@
 #include "caravan/comm/mpi/library.h"
 #include "tests/comm/mpi_ranks.h"
 
-namespace caravan {
+namespace caravan::mpi_test {
 namespace {
 
 using ::testing::AllOf;
@@ -72,4 +72,4 @@ TEST(MpiLibrary, RefusesTheWrongLauncher) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::mpi_test

@@ -6,7 +6,7 @@
 #include "caravan/comm/store/rendezvous.h"
 #include "tests/comm/counting_store.h"
 
-namespace caravan::messages {
+namespace caravan::messages::notices_test {
 namespace {
 
 using testing::CountingStore;
@@ -86,4 +86,4 @@ TEST(Notices, TheLastRankRemovesTheKeys) {
 }
 
 }  // namespace
-}  // namespace caravan::messages
+}  // namespace caravan::messages::notices_test

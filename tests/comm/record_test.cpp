@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::record_test {
 namespace {
 
 using testing::error_of;
@@ -110,4 +110,4 @@ TEST(WireBytes, DoNotOverflow) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::record_test

@@ -12,7 +12,7 @@
 #include "tests/comm/reference.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::reduce_test {
 namespace {
 
 using shared::Direction;
@@ -196,4 +196,4 @@ TEST(Simd, CanBeLimitedButNotRaised) {
                                ::testing::HasSubstr("set CARAVAN_SIMD=avx2")));
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::reduce_test

@@ -5,7 +5,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::reductions_test {
 namespace {
 
 std::string text(Verb verb, Dtype dtype, ReduceOp op, int64_t count) {
@@ -144,4 +144,4 @@ TEST_P(Reductions, NanWinsAndInfinityStays) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::reductions_test

@@ -8,12 +8,12 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan {
+namespace caravan::rendezvous_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// Exactly these variables of the job are set.
 void set_environment(const std::map<std::string, std::string>& variables) {
@@ -153,4 +153,4 @@ TEST(RankInfo, TwoLaunchersAreOneTooMany) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::rendezvous_test

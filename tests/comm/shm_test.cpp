@@ -12,7 +12,7 @@
 #include "caravan/comm/shared/local_socket.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::shm_test {
 namespace {
 
 using std::chrono::seconds;
@@ -250,4 +250,4 @@ TEST(LocalSocket, CarriesBytesAndDescriptors) {
   EXPECT_FALSE(host->send(packet, -1, soon()));
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::shm_test

@@ -5,7 +5,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::splits_test {
 namespace {
 
 /// The world ranks of the ranks of `comm`, in its order.
@@ -152,4 +152,4 @@ TEST_P(Splits, NeedNothingElseToBeComplete) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::splits_test

@@ -18,7 +18,7 @@
 #include "tests/comm/raw_connections.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::store_attack_test {
 namespace {
 
 using namespace store_socket;
@@ -338,4 +338,4 @@ TEST(StoreLog, CountsOmittedLines) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::store_attack_test

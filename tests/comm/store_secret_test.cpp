@@ -6,7 +6,7 @@
 #include "caravan/comm/store/protocol.h"
 #include "caravan/comm/store/secret.h"
 
-namespace caravan {
+namespace caravan::store_secret_test {
 namespace {
 
 using namespace store_protocol;
@@ -124,4 +124,4 @@ TEST(StoreHandshake, MalformedMessagesAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::store_secret_test

@@ -15,7 +15,7 @@
 #include "caravan/comm/store/socket.h"
 #include "tests/comm/raw_connections.h"
 
-namespace caravan {
+namespace caravan::store_server_test {
 namespace {
 
 using namespace store_socket;
@@ -321,4 +321,4 @@ TEST(StoreClient, DetectsAServerOfAnotherProgram) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::store_server_test

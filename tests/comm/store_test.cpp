@@ -9,20 +9,20 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/store/rendezvous.h"
 
-namespace caravan {
+namespace caravan::store_test {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr milliseconds kTimeout{20'000};
 
 enum class Kind { local, served, prefixed };
 
 /// The contract of every store: within the process, and behind a server with a client for each thread.
-class StoreContract : public testing::TestWithParam<Kind> {
+class StoreContract : public ::testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     if (GetParam() == Kind::served) {
@@ -76,7 +76,7 @@ TEST_P(StoreContract, GetWaitsForTheKey) {
   setter->set("odd", "1");
   setter->add("even", 2);
   for (auto& waiter : waiters) waiter.join();
-  EXPECT_THAT(seen, testing::ElementsAre("2", "1", "2", "1", "2", "1"));
+  EXPECT_THAT(seen, ::testing::ElementsAre("2", "1", "2", "1", "2", "1"));
 }
 
 TEST_P(StoreContract, OneClientServesSeveralThreadsWhileOneWaits) {
@@ -139,7 +139,7 @@ TEST_P(StoreContract, AddRefusesWhatIsNotACounter) {
   EXPECT_THROW(store->add("full", 1), UsageError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, testing::Values(Kind::local, Kind::served, Kind::prefixed),
+INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, ::testing::Values(Kind::local, Kind::served, Kind::prefixed),
                          [](const auto& info) {
                            return info.param == Kind::local    ? "Local"
                                   : info.param == Kind::served ? "Served"
@@ -159,4 +159,4 @@ TEST(PrefixedStore, PrefixesSeparateKeys) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::store_test

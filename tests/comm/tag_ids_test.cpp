@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::messages {
+namespace caravan::messages::tag_ids_test {
 namespace {
 
 int choose(const std::vector<const TagIds*>& ranks, size_t words) {
@@ -36,4 +36,4 @@ TEST(TagIds, MoreThanTheProposalHoldsGoOnAboveAll) {
 }
 
 }  // namespace
-}  // namespace caravan::messages
+}  // namespace caravan::messages::tag_ids_test

@@ -10,13 +10,13 @@
 #include <ATen/ops/zeros.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/half.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/record.h"
-#include "caravan/base/half.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::tensor_test {
 namespace {
 
 using testing::error_of;
@@ -159,4 +159,4 @@ TEST(CommTensor, OthersRefuseTensorsWithoutMemory) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::tensor_test

@@ -7,7 +7,7 @@
 #include "caravan/base/memory_counter.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::thread_ranks_test {
 namespace {
 
 const CommOptions kShortWaits{.timeout = std::chrono::seconds(20)};
@@ -78,4 +78,4 @@ TEST(ThreadRanks, AtLeastOne) {
   EXPECT_THAT(error_of<UsageError>([&] { run_thread_ranks(-1, nothing); }), ::testing::HasSubstr("-1 ranks"));
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::thread_ranks_test

@@ -9,7 +9,7 @@
 #include "caravan/comm/clock_offset.h"
 #include "caravan/comm/shared/thread_ranks.h"
 
-namespace caravan {
+namespace caravan::trace_test {
 namespace {
 
 const CommOptions kSoon{.timeout = std::chrono::seconds(10)};
@@ -131,4 +131,4 @@ TEST(ClockOffset, OfOneRankIsItsOwnClock) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::trace_test

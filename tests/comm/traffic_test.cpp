@@ -3,7 +3,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::traffic_test {
 
 /// A back-end that moves data counts what `record` counts, communicator by communicator and verb by verb.
 TEST_P(TrafficCounts, EqualThoseOfRecord) {
@@ -48,4 +48,4 @@ TEST_P(TrafficCounts, SumsOverRanksAreThoseOfTheAlgorithms) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::traffic_test

@@ -9,7 +9,7 @@
 #include "tests/comm/shells.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::world_test {
 namespace {
 
 using testing::by_hand;
@@ -110,4 +110,4 @@ TEST(World, UnderTorchrunThatRestartsTheRanks) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::world_test

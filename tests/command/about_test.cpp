@@ -3,12 +3,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::about_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class AboutTest : public CommandTest {
  protected:
@@ -58,4 +58,4 @@ TEST_F(AboutTest, TheVersionSaysWhatItWasBuiltWith) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::about_test

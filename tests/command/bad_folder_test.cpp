@@ -3,11 +3,11 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::bad_folder_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class BadFolderTest : public CommandTest {
  protected:
@@ -71,9 +71,9 @@ TEST_F(BadFolderTest, Full) {
   EXPECT_EQ(result.code, 5) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("[checkpoint] was not written; earlier ones are untouched"),
                                 HasSubstr("No space left on device"), HasSubstr("do: free some space")));
-  EXPECT_THAT(result.out, AllOf(HasSubstr("step_000002\n"), testing::Not(HasSubstr("step_000003\n")),
-                                testing::Not(HasSubstr(".tmp"))));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("step_000002\n"), ::testing::Not(HasSubstr("step_000003\n")),
+                                ::testing::Not(HasSubstr(".tmp"))));
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::bad_folder_test

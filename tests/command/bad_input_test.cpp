@@ -6,19 +6,19 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::bad_input_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class BadInputTest : public CommandTest {
  protected:
   static void expect_refusal(const Result& result, int code, const std::vector<std::string>& words) {
     EXPECT_EQ(result.code, code) << result.err;
     for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
-    EXPECT_THAT(result.err, AllOf(testing::StartsWith("["), HasSubstr("\n  do: "),
+    EXPECT_THAT(result.err, AllOf(::testing::StartsWith("["), HasSubstr("\n  do: "),
                                   Not(HasSubstr("Exception raised from")), Not(HasSubstr("frame #"))));
     // Once, and nothing else: no word of the launcher, no echo from the other ranks.
     EXPECT_EQ(result.err.find("  do: "), result.err.rfind("  do: ")) << result.err;
@@ -27,7 +27,7 @@ class BadInputTest : public CommandTest {
   /// `train` of the tiny recipe with `overrides`, over 2 ranks.
   void expect_refused(const std::vector<std::string>& overrides, int code,
                       const std::vector<std::string>& words) const {
-    SCOPED_TRACE(testing::PrintToString(overrides));
+    SCOPED_TRACE(::testing::PrintToString(overrides));
     expect_refusal(train("refused", 2, set(overrides)), code, words);
     EXPECT_FALSE(std::filesystem::exists(path("refused/train.log")));
   }
@@ -271,4 +271,4 @@ TEST_F(BadInputTest, APortInUse) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::bad_input_test

@@ -12,11 +12,11 @@
 #include "caravan/nn/product_choice.h"
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::bench_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class BenchTest : public CommandTest {
  protected:
@@ -32,7 +32,7 @@ class BenchTest : public CommandTest {
   }
 
   void expect_refused(const Words& arguments, const std::vector<std::string>& words) const {
-    SCOPED_TRACE(testing::PrintToString(arguments));
+    SCOPED_TRACE(::testing::PrintToString(arguments));
     const Result result = caravan(arguments);
     EXPECT_EQ(result.code, 2) << result.err;
     EXPECT_EQ(result.out, "");
@@ -100,7 +100,7 @@ TEST_F(BenchTest, EveryVerbOverThreadsAndGloo) {
 TEST_F(BenchTest, ATable) {
   const Result result = caravan({"bench", "comm", "--bytes", "4KiB", "--in-place"});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, testing::StartsWith("2 ranks over shm, buffers from Communicator::allocate, in place\n"));
+  EXPECT_THAT(result.out, ::testing::StartsWith("2 ranks over shm, buffers from Communicator::allocate, in place\n"));
   EXPECT_THAT(result.out, HasSubstr("\nall_reduce     fp32       4.0 KiB"));
 }
 
@@ -137,8 +137,8 @@ TEST_F(BenchTest, TuneWritesATableThatCanBeReadAgain) {
   std::set<std::string> algorithms;
   std::map<std::pair<Verb, int64_t>, std::vector<std::pair<algorithms::Choice, double>>> times;
   for (const auto& line : all) {
-    EXPECT_THAT(line["op"], testing::AnyOf("all_reduce", "broadcast"));
-    EXPECT_THAT(line["bytes"], testing::AnyOf(1024, 4096));
+    EXPECT_THAT(line["op"], ::testing::AnyOf("all_reduce", "broadcast"));
+    EXPECT_THAT(line["bytes"], ::testing::AnyOf(1024, 4096));
     EXPECT_GE(line["median_us"], kLeast_us);
     algorithms.insert(line["algorithm"]);
     const Verb verb = line["op"] == "broadcast" ? Verb::broadcast : Verb::all_reduce;
@@ -246,15 +246,15 @@ TEST(Diagnosis, ALinkThatDoesNotWorkIsNamedAndNotChosen) {
                         {.name = "gloo", .links = {{0, 1, 50, 2, true}, {1, 0, 60, 1, true}}}};
   EXPECT_EQ(diagnosis.backend(), "gloo");
   EXPECT_FALSE(diagnosis.all_links_work());
-  EXPECT_THAT(to_text(diagnosis), testing::AllOf(HasSubstr("back-end shm: DOES NOT WORK"), HasSubstr("WRONG DATA"),
-                                                 HasSubstr("shm does not work"), HasSubstr("60.00 us")));
+  EXPECT_THAT(to_text(diagnosis), ::testing::AllOf(HasSubstr("back-end shm: DOES NOT WORK"), HasSubstr("WRONG DATA"),
+                                                   HasSubstr("shm does not work"), HasSubstr("60.00 us")));
   diagnosis.backends[0].links[1].is_right = true;
   EXPECT_EQ(diagnosis.backend(), "shm");
   EXPECT_TRUE(diagnosis.all_links_work());
   for (app::BackendFinding& finding : diagnosis.backends) finding.errors = {"rank 1: no answer"};
   EXPECT_EQ(diagnosis.backend(), "");
-  EXPECT_THAT(to_json(diagnosis), testing::AllOf(HasSubstr("\"ok\":false"), HasSubstr("rank 1: no answer")));
+  EXPECT_THAT(to_json(diagnosis), ::testing::AllOf(HasSubstr("\"ok\":false"), HasSubstr("rank 1: no answer")));
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::bench_test

@@ -3,11 +3,11 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::chat_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr const char* kTemplate =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
@@ -155,4 +155,4 @@ TEST_F(ChatTest, TheModelsOwnTemplateIsUsed) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::chat_test

@@ -7,13 +7,13 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::data_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class DataTest : public CommandTest {
  protected:
@@ -236,4 +236,4 @@ TEST_F(DataTest, MemoryIsPlannedBeforeTheFirstStep) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::data_test

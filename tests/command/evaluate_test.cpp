@@ -5,10 +5,10 @@
 #include "caravan/data/corpus.h"
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::evaluate_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class EvaluateCommandTest : public CommandTest {
  protected:
@@ -32,7 +32,7 @@ class EvaluateCommandTest : public CommandTest {
     return nlohmann::json::parse(result.out, nullptr, false);
   }
   void expect_refused(const Words& more, int code, const std::vector<std::string>& words) const {
-    SCOPED_TRACE(testing::PrintToString(more));
+    SCOPED_TRACE(::testing::PrintToString(more));
     const Result result = evaluate(more);
     EXPECT_EQ(result.code, code) << result.err;
     EXPECT_EQ(result.out, "");
@@ -131,8 +131,8 @@ TEST_F(EvaluateCommandTest, TasksGiveTheSameFiguresOnAnyRanks) {
   EXPECT_NEAR(number(one, "acc_stderr"), std::sqrt(acc * (1 - acc) / 2), 1e-9);
   for (const char* ranks : {"2", "3"}) EXPECT_EQ(json({"--tasks", tasks, "--ranks", ranks}), one) << ranks;
   const Result text = evaluate({"--tasks", tasks});
-  EXPECT_THAT(text.out, testing::AllOf(HasSubstr("questions      3\n"), HasSubstr("acc            "),
-                                       HasSubstr("acc_norm       "), HasSubstr(" +- ")));
+  EXPECT_THAT(text.out, ::testing::AllOf(HasSubstr("questions      3\n"), HasSubstr("acc            "),
+                                         HasSubstr("acc_norm       "), HasSubstr(" +- ")));
   EXPECT_TRUE(json({"--tasks", file("single.jsonl", first_question())}).at("acc_stderr").is_null());
 }
 
@@ -171,4 +171,4 @@ TEST_F(EvaluateCommandTest, BadLinesOfTasksAreRefusedOrSkipped) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::evaluate_test

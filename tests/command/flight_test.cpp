@@ -8,7 +8,7 @@
 #include "tests/comm/flight_files.h"
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::flight_test {
 namespace {
 
 using ::testing::AllOf;
@@ -91,4 +91,4 @@ TEST_F(FlightTest, OfATrainingRunWithAKilledRank) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::flight_test

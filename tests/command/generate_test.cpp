@@ -4,10 +4,10 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::generate_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class GenerateCommandTest : public CommandTest {
  protected:
@@ -34,7 +34,7 @@ class GenerateCommandTest : public CommandTest {
     return all;
   }
   void expect_refused(const Words& more, int code, const std::vector<std::string>& words) const {
-    SCOPED_TRACE(testing::PrintToString(more));
+    SCOPED_TRACE(::testing::PrintToString(more));
     const Result result = generate(more);
     EXPECT_EQ(result.code, code) << result.err;
     EXPECT_EQ(result.out, "");
@@ -129,4 +129,4 @@ TEST_F(GenerateCommandTest, RefusesBadInput) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::generate_test

@@ -3,12 +3,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::init_from_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class InitFromTest : public CommandTest {
  protected:
@@ -30,7 +30,7 @@ class InitFromTest : public CommandTest {
   }
 };
 
-class InitFromKinds : public InitFromTest, public testing::WithParamInterface<std::vector<std::string>> {};
+class InitFromKinds : public InitFromTest, public ::testing::WithParamInterface<std::vector<std::string>> {};
 
 /// Under every arrangement the weights arrive unchanged: with a learning rate of 0 the first step leaves them.
 TEST_P(InitFromKinds, WeightsArriveUnchangedOnAnyRanks) {
@@ -57,9 +57,9 @@ TEST_P(InitFromKinds, WeightsArriveUnchangedOnAnyRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, InitFromKinds,
-                         testing::Values(std::vector<std::string>{"model.kind=gpt2"},
-                                         std::vector<std::string>{"model.kind=llama", "model.kv_heads=1",
-                                                                  "model.tie_embeddings=false"}));
+                         ::testing::Values(std::vector<std::string>{"model.kind=gpt2"},
+                                           std::vector<std::string>{"model.kind=llama", "model.kv_heads=1",
+                                                                    "model.tie_embeddings=false"}));
 
 TEST_F(InitFromTest, HasItsOwnContextAndResumesWithoutTheSource) {
   ASSERT_EQ(train("base", 2, set({"train.steps=20", "optimizer.lr=0.01"})).code, 0);
@@ -96,4 +96,4 @@ TEST_F(InitFromTest, WhatTheWeightsContradictIsRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::init_from_test

@@ -3,11 +3,11 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::lora_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class LoraTest : public CommandTest {
  protected:
@@ -114,4 +114,4 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::lora_test

@@ -8,12 +8,12 @@
 #include "apps/caravan/oom_kills.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::memory_report_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class KernelFiles : public testing::Test {
+class KernelFiles : public ::testing::Test {
  protected:
   void put(const std::string& name, const std::string& text) const {
     std::filesystem::create_directories((root / name).parent_path());
@@ -58,4 +58,4 @@ TEST(MemoryReport, WhatTheKernelDoesNotCountIsOnlyProbable) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::memory_report_test

@@ -4,11 +4,11 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::models_test {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class ModelsTest : public CommandTest {
  protected:
@@ -32,7 +32,7 @@ class ModelsTest : public CommandTest {
   }
 };
 
-class Kinds : public ModelsTest, public testing::WithParamInterface<std::vector<std::string>> {};
+class Kinds : public ModelsTest, public ::testing::WithParamInterface<std::vector<std::string>> {};
 
 TEST_P(Kinds, ExportAndImportKeepEveryBit) {
   std::vector<std::string> overrides = GetParam();
@@ -61,18 +61,18 @@ TEST_P(Kinds, ExportAndImportKeepEveryBit) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Kinds,
-    testing::Values(std::vector<std::string>{"model.kind=gpt2"},
-                    std::vector<std::string>{"model.kind=llama", "model.kv_heads=1", "model.tie_embeddings=false",
-                                             "data.tokenizer={train = 300}"},
-                    std::vector<std::string>{"model.kind=llama", "moe.experts=4"},
-                    std::vector<std::string>{"model.kind=llama", "moe.experts=4", "moe.normalize=false",
-                                             "moe.shared=24", "moe.shared_gate=true"}));
+    ::testing::Values(std::vector<std::string>{"model.kind=gpt2"},
+                      std::vector<std::string>{"model.kind=llama", "model.kv_heads=1", "model.tie_embeddings=false",
+                                               "data.tokenizer={train = 300}"},
+                      std::vector<std::string>{"model.kind=llama", "moe.experts=4"},
+                      std::vector<std::string>{"model.kind=llama", "moe.experts=4", "moe.normalize=false",
+                                               "moe.shared=24", "moe.shared_gate=true"}));
 
 TEST_F(ModelsTest, ExportOfAModelThatTransformersLacksWritesNothing) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0", "model.kind=gpt2", "moe.experts=2"})).code, 0);
   const Result refused = caravan({"export", path("run")});
   EXPECT_EQ(refused.code, 2) << refused.err;
-  EXPECT_THAT(refused.err, testing::AllOf(HasSubstr("model.kind: a GPT-2 with experts"), HasSubstr("mixtral")));
+  EXPECT_THAT(refused.err, ::testing::AllOf(HasSubstr("model.kind: a GPT-2 with experts"), HasSubstr("mixtral")));
   EXPECT_FALSE(std::filesystem::exists(path("run/huggingface")));
   EXPECT_EQ(caravan({"generate", path("run"), "--tokens", "1"}).code, 0);
 }
@@ -96,7 +96,7 @@ TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
   const auto refused = [this](const Words& words, const std::string& what) {
     const Result result = caravan(words);
     EXPECT_EQ(result.code, 2) << result.err;
-    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(what), HasSubstr("name a new folder")));
+    EXPECT_THAT(result.err, ::testing::AllOf(HasSubstr(what), HasSubstr("name a new folder")));
   };
   file("theirs/config.json", "precious");
   refused({"export", path("theirs")}, "theirs: is a Hugging Face folder, not a run");
@@ -115,7 +115,7 @@ TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
   for (const char* name : {"typo", "runs/typo", "text.txt"}) {
     const Result result = run({"env", "-C", folder().string(), program(), "export", name});
     EXPECT_EQ(result.code, 2) << result.err;
-    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(name), HasSubstr(" is not "), HasSubstr("--out FOLDER")));
+    EXPECT_THAT(result.err, ::testing::AllOf(HasSubstr(name), HasSubstr(" is not "), HasSubstr("--out FOLDER")));
   }
   EXPECT_FALSE(std::filesystem::exists(path("typo")));
   EXPECT_FALSE(std::filesystem::exists(path("runs/typo")));
@@ -126,7 +126,7 @@ TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
   const auto generate = [this](size_t length) {
     return caravan({"generate", path("run"), "--tokens", "2", "--prompt", std::string(length, 'a')});
   };
-  EXPECT_THAT(generate(32).err, testing::Not(HasSubstr("the prompt has")));
+  EXPECT_THAT(generate(32).err, ::testing::Not(HasSubstr("the prompt has")));
   const Result cut = generate(40);
   EXPECT_EQ(cut.code, 0);
   EXPECT_THAT(cut.err, HasSubstr("caravan: the prompt has 40 tokens: the model sees the last 32, its context\n"));
@@ -230,7 +230,7 @@ TEST_F(ModelsTest, GenerateAndImportRefuse) {
   const auto refused = [this](const Words& words, int code, const std::string& word) {
     const Result result = caravan(words);
     EXPECT_EQ(result.code, code) << result.err;
-    EXPECT_THAT(result.err, testing::AllOf(HasSubstr(word), HasSubstr("do: ")));
+    EXPECT_THAT(result.err, ::testing::AllOf(HasSubstr(word), HasSubstr("do: ")));
   };
   const std::string source = path("run");
   refused({"generate", source, "--temperature", "-1"}, 2, "temperature: -1 is out of range");
@@ -335,7 +335,7 @@ TEST_F(ModelsTest, InspectReadsRunsAndCheckpoints) {
   EXPECT_THAT(run.out, HasSubstr("model       llama, 2 layers of width 64, "));
   EXPECT_THAT(run.out, HasSubstr("checkpoints 2\n  step_000006  step 6, "));
   EXPECT_THAT(run.out, HasSubstr("  step_000003  step 3, "));
-  EXPECT_THAT(run.out, testing::EndsWith("\n" + text_of(path("run/recipe.toml"))));
+  EXPECT_THAT(run.out, ::testing::EndsWith("\n" + text_of(path("run/recipe.toml"))));
   const Result checkpoint = caravan({"inspect", path("run/step_000003")});
   ASSERT_EQ(checkpoint.code, 0) << checkpoint.err;
   EXPECT_THAT(checkpoint.out, HasSubstr("contents    step 3, "));
@@ -399,4 +399,4 @@ TEST_F(ModelsTest, InspectHoldsHugeNumbers) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::models_test

@@ -3,12 +3,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::new_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class NewTest : public CommandTest {};
 
@@ -58,4 +58,4 @@ TEST_F(NewTest, NothingIsOverwritten) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::new_test

@@ -3,7 +3,7 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::recipes_test {
 namespace {
 
 class RecipesTest : public CommandTest {
@@ -84,4 +84,4 @@ TEST_F(RecipesTest, AdaptersOfSmolLm2LearnChats) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::recipes_test

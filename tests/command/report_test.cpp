@@ -5,12 +5,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::report_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ReportTest : public CommandTest {};
 
@@ -109,4 +109,4 @@ TEST_F(ReportTest, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::report_test

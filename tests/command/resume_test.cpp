@@ -7,12 +7,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::resume_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ResumeTest : public CommandTest {
  protected:
@@ -49,7 +49,7 @@ class ResumeTest : public CommandTest {
 };
 
 using Overrides = std::vector<std::string>;
-class StopAfter : public ResumeTest, public testing::WithParamInterface<Overrides> {};
+class StopAfter : public ResumeTest, public ::testing::WithParamInterface<Overrides> {};
 
 TEST_P(StopAfter, ThenResumeIsBitEqual) {
   const Words more = set(GetParam());
@@ -66,9 +66,9 @@ TEST_P(StopAfter, ThenResumeIsBitEqual) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, StopAfter,
-    testing::Values(Overrides{"model.dropout=0.1"}, Overrides{"comm.backend=thread", "train.micro_batch=2"},
-                    Overrides{"precision.compute=bf16", "optimizer.kind=sgd", "optimizer.momentum=0.9"},
-                    Overrides{"data.tokenizer={train = 300}", "model.kind=llama"}));
+    ::testing::Values(Overrides{"model.dropout=0.1"}, Overrides{"comm.backend=thread", "train.micro_batch=2"},
+                      Overrides{"precision.compute=bf16", "optimizer.kind=sgd", "optimizer.momentum=0.9"},
+                      Overrides{"data.tokenizer={train = 300}", "model.kind=llama"}));
 
 /// Packed documents of two sources, one of them JSON lines, several epochs of each. Resumed in the middle.
 TEST_F(ResumeTest, OfAMixtureIsBitEqualAndTheSameOnAnyRanks) {
@@ -381,4 +381,4 @@ TEST_F(ByHand, RanksWithAnotherTextEndBeforeTheFirstStep) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::resume_test

@@ -4,12 +4,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::run_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class RunTest : public CommandTest {
  protected:
@@ -131,4 +131,4 @@ TEST_F(RunTest, RanksShareTheCores) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::run_test

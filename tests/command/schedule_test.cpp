@@ -3,12 +3,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::schedule_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ScheduleTest : public CommandTest {
  protected:
@@ -38,7 +38,7 @@ TEST_F(ScheduleTest, OfStagesThatDoNotWaitIsThatOfAWindow) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("1 micro-batch of 12 sequences, a window of 4 steps (the numbers: of 30)"));
   EXPECT_THAT(result.out, HasSubstr("cost the same  3.2 %")) << "1 / 31";
-  EXPECT_THAT(result.out, testing::ContainsRegex("embedding \\+ 1 +2 "));
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("embedding \\+ 1 +2 "));
 }
 
 TEST_F(ScheduleTest, IsRefusedWhereThereIsNone) {
@@ -53,7 +53,7 @@ TEST_F(ScheduleTest, OfARunIsComparedWithWhatWasMeasured) {
   const Result trained = train("run", 2, set({"mesh.pp=2", "train.steps=2"}));
   ASSERT_EQ(trained.code, 0) << trained.err;
   const Result run = caravan({"inspect", path("run")});
-  EXPECT_THAT(run.out, testing::ContainsRegex(
+  EXPECT_THAT(run.out, ::testing::ContainsRegex(
                            "measured at step 2, by rank of the pipeline: [0-9.]+ % [0-9.]+ %; predicted: [0-9.]+ %"));
   const Result refused = caravan({"inspect", path("run"), "--schedule"});
   EXPECT_EQ(refused.code, 2);
@@ -65,4 +65,4 @@ TEST_F(ScheduleTest, OfARunIsComparedWithWhatWasMeasured) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::schedule_test

@@ -4,12 +4,12 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::stop_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class StopTest : public CommandTest {
  protected:
@@ -96,7 +96,7 @@ TEST_F(StopTest, ASignalSavesAndTheRunGoesOn) {
 
 /// In the middle of an evaluation, which takes long beside a step. Where a run is so slow that the signal comes in the
 /// step before, the evaluation is cut short as well.
-class StopInEvaluation : public StopTest, public testing::WithParamInterface<int> {
+class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<int> {
  protected:
   Words evaluated() const {
     std::string text;
@@ -153,7 +153,7 @@ TEST_P(StopInEvaluation, LosesNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, StopInEvaluation, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Ranks, StopInEvaluation, ::testing::Values(1, 2, 3));
 
 TEST_F(StopTest, ASecondSignalEndsAtOnce) {
   for (const int ranks : {1, 2}) {
@@ -172,4 +172,4 @@ TEST_F(StopTest, ASecondSignalEndsAtOnce) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::stop_test

@@ -3,11 +3,11 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::surroundings_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class SurroundingsTest : public CommandTest {
  protected:
@@ -39,8 +39,8 @@ TEST_F(SurroundingsTest, ClosedStreamsHurtNoFile) {
 TEST_F(SurroundingsTest, AClosedOutputDoesNotEndTraining) {
   for (const int ranks : {1, 2}) {
     const Result result = shell("{ \"$@\"; echo code $? >&2; } | head -n 1", ranks, set({"sample.tokens=3"}));
-    EXPECT_THAT(result.out, testing::StartsWith("run  "));
-    EXPECT_THAT(result.err, testing::EndsWith("code 0\n"));
+    EXPECT_THAT(result.out, ::testing::StartsWith("run  "));
+    EXPECT_THAT(result.err, ::testing::EndsWith("code 0\n"));
     const std::string lost = "caravan: standard output is lost (Broken pipe); the run continues";
     EXPECT_THAT(result.err, HasSubstr(lost));
     EXPECT_EQ(result.err.find(lost), result.err.rfind(lost)) << result.err;
@@ -134,4 +134,4 @@ TEST_F(SurroundingsTest, ARunFolderThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::surroundings_test

@@ -6,7 +6,7 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::trace_test {
 namespace {
 
 using ::testing::AllOf;
@@ -192,4 +192,4 @@ TEST_F(TraceTest, APathThatCannotBeWrittenEndsTheRunBeforeItBegins) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::trace_test

@@ -4,10 +4,10 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::train_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct Case {
   std::string name;
@@ -15,7 +15,7 @@ struct Case {
   std::vector<std::string> overrides;
 };
 
-class Ranks : public CommandTest, public testing::WithParamInterface<Case> {};
+class Ranks : public CommandTest, public ::testing::WithParamInterface<Case> {};
 
 /// fp32 sums in another order differ by about 1e-7 in the first of the six steps and little more in the last.
 constexpr double kTolerance = 1e-5;
@@ -47,7 +47,7 @@ TEST_P(Ranks, EqualOneProcessAtEveryStep) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Ranks,
-    testing::Values(
+    ::testing::Values(
         Case{"Thread2", 2, {"comm.backend=thread"}}, Case{"Thread3", 3, {"comm.backend=thread"}},
         Case{"Thread4", 4, {"comm.backend=thread"}}, Case{"Shm2", 2, {"comm.backend=shm"}},
         Case{"Shm3", 3, {"comm.backend=shm"}}, Case{"Shm4", 4, {"comm.backend=shm"}},
@@ -106,4 +106,4 @@ TEST_F(CommandTest, DumpsTheStepsThatWereAskedFor) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::train_test

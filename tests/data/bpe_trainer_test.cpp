@@ -9,7 +9,7 @@
 #include "caravan/data/corpus.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::bpe_trainer_test {
 namespace {
 
 using nlohmann::json;
@@ -87,4 +87,4 @@ TEST(BpeTrainer, RefusesAVocabularyWithoutRoomForBytes) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::bpe_trainer_test

@@ -39,7 +39,7 @@ extern "C" __attribute__((visibility("default"))) int flock(int descriptor, int 
   return static_cast<int>(syscall(SYS_flock, descriptor, operation));
 }
 
-namespace caravan {
+namespace caravan::cache_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -267,4 +267,4 @@ TEST(FindOrBuild, ACancelledTokenizationLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::cache_test

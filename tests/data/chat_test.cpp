@@ -12,11 +12,11 @@
 #include "caravan/data/train_windows.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::chat_test {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr const char* kChatMl =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
@@ -130,7 +130,7 @@ TEST(ChatTemplate, BudgetsHoldForEveryChat) {
   EXPECT_EQ(late.render(json::array({answer}), nullptr, "chats.jsonl:8").text, "1b");
 }
 
-class Chats : public testing::Test {
+class Chats : public ::testing::Test {
  protected:
   /// Of the bytes tokenizer: an id is a byte.
   ChatTokens tokens(const std::vector<json>& chats) {
@@ -269,4 +269,4 @@ TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::chat_test

@@ -8,7 +8,7 @@
 #include "caravan/data/sampler.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::documents_test {
 namespace {
 
 constexpr int64_t kEnd = 7;
@@ -85,4 +85,4 @@ TEST(Documents, RefuseRowsOfDifferentLengths) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::documents_test

@@ -6,7 +6,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::file_format_test {
 namespace {
 
 using namespace std::string_literals;
@@ -71,4 +71,4 @@ TEST(FileFormat, PiecesAreCheckedAsOneText) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::file_format_test

@@ -9,7 +9,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::sampler_test {
 namespace {
 
 /// Token i of the file is i.
@@ -175,4 +175,4 @@ TEST(ValidationWindows, RefuseATextOfOneToken) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::sampler_test

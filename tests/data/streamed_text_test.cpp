@@ -9,7 +9,7 @@
 #include "tests/data/compress.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::streamed_text_test {
 namespace {
 
 using ::testing::AllOf;
@@ -166,4 +166,4 @@ TEST_F(StreamedTextTest, IdentityFollowsTheFiles) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::streamed_text_test

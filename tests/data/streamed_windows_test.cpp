@@ -12,7 +12,7 @@
 #include "caravan/data/train_windows.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::streamed_windows_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -285,4 +285,4 @@ TEST_F(StreamedWindowsTest, AReaderWithoutRecordsOrFilesIsTold) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::streamed_windows_test

@@ -8,7 +8,7 @@
 #include "caravan/data/text_paths.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::table_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -85,4 +85,4 @@ TEST(TableFolders, TheDescriptionsBesideTablesAreNoTexts) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::table_test

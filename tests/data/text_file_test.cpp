@@ -9,7 +9,7 @@
 #include "tests/data/compress.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::text_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -126,4 +126,4 @@ TEST_F(TextFileTest, FilesWithoutTextAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::text_file_test

@@ -6,7 +6,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::text_paths_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -57,4 +57,4 @@ TEST_F(TextPaths, FoldersWithoutTextsAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::text_paths_test

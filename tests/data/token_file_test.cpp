@@ -13,7 +13,7 @@
 #include "caravan/data/tokenizer.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::token_file_test {
 namespace {
 
 std::vector<int64_t> all_of(const TokenFile& file) {
@@ -139,7 +139,7 @@ TEST(TokenFile, RefusesHostileNumbers) {
   }
 }
 
-class Cache : public testing::Test {
+class Cache : public ::testing::Test {
  protected:
   const TemporaryFolder folder;
   const std::filesystem::path cache = folder / "some/cache";
@@ -266,4 +266,4 @@ TEST(Split, TakesAnyFraction) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::token_file_test

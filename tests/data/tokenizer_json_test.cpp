@@ -7,7 +7,7 @@
 #include "caravan/data/tokenizer.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::tokenizer_json_test {
 namespace {
 
 using nlohmann::json;
@@ -39,7 +39,7 @@ struct Change {
 };
 
 /// Whatever would give other ids than in Python is refused with its path in the file.
-class ChangedFile : public testing::TestWithParam<Change> {};
+class ChangedFile : public ::testing::TestWithParam<Change> {};
 
 TEST_P(ChangedFile, IsRefused) {
   json file = json::parse(read_file(fixture(GetParam().file)));
@@ -49,7 +49,7 @@ TEST_P(ChangedFile, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     Changes, ChangedFile,
-    testing::Values(
+    ::testing::Values(
         Change{"Unigram", "gpt2.json", [](json& f) { f["model"]["type"] = "Unigram"; }, "supported: BPE"},
         Change{"UnknownKey", "gpt2.json", [](json& f) { f["normaliser"] = nullptr; }, "did you mean normalizer?"},
         Change{"Dropout", "gpt2.json", [](json& f) { f["model"]["dropout"] = 0.1; }, "makes the ids random"},
@@ -87,12 +87,12 @@ INSTANTIATE_TEST_SUITE_P(
         Change{"TemplateToken", "llama3.json",
                [](json& f) { f["post_processor"]["processors"][1]["special_tokens"] = json::object(); },
                "special_tokens lacks"},
-        Change{"TemplateId", "llama3.json",
-               [](json& f) {
-                 f["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999};
-               },
-               "adds the id 99999"}),
+        Change{
+            "TemplateId", "llama3.json",
+            [](json&
+                   f) { f["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999}; },
+            "adds the id 99999"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::tokenizer_json_test

@@ -12,7 +12,7 @@
 #include "caravan/data/utf8.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::tokenizer_test {
 namespace {
 
 using nlohmann::json;
@@ -29,7 +29,7 @@ const std::vector<std::string>& texts() {
 }
 
 /// Each tokenizer.json of the fixtures, compared with the ids and texts of Python's `tokenizers`.
-class AgainstPython : public testing::TestWithParam<const char*> {
+class AgainstPython : public ::testing::TestWithParam<const char*> {
  protected:
   const Tokenizer tokenizer = Tokenizer::load(fixture(std::string(GetParam()) + ".json"));
   const json& expected = cases()["tokenizers"][GetParam()];
@@ -97,7 +97,7 @@ TEST_P(AgainstPython, StreamedTextIsEqual) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, AgainstPython,
-                         testing::Values("gpt2", "llama3", "qwen", "smollm", "flags", "behaviors"),
+                         ::testing::Values("gpt2", "llama3", "qwen", "smollm", "flags", "behaviors"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(Tokenizer, BytesGiveBytes) {
@@ -175,4 +175,4 @@ TEST(Tokenizer, RefusesIdsOutsideTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::tokenizer_test

@@ -11,7 +11,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::train_windows_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -144,4 +144,4 @@ TEST(TrainWindows, RowsOfAMixtureAreThoseOfItsTexts) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::train_windows_test

@@ -15,7 +15,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::engine_test {
 namespace {
 
 using ::testing::AllOf;
@@ -678,4 +678,4 @@ TEST(Engine, LeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::engine_test

@@ -9,7 +9,7 @@
 #include "caravan/comm/record.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::flat_test {
 namespace {
 
 using ::testing::AllOf;
@@ -276,4 +276,4 @@ TEST(FlatState, RefusesWhatHasNoFlatForm) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::flat_test

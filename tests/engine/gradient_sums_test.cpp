@@ -11,7 +11,7 @@
 #include "caravan/comm/record.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::gradient_sums_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -281,4 +281,4 @@ TEST(GradientSums, GiveTheirMemoryBack) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::gradient_sums_test

@@ -12,7 +12,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::payment_test {
 namespace {
 
 /// What an engine makes of a strategy, without the passes.
@@ -342,4 +342,4 @@ INSTANTIATE_TEST_SUITE_P(Cells, Payment, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::payment_test

@@ -13,7 +13,7 @@
 #include "caravan/engine/schedule.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::schedule_rules_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -696,4 +696,4 @@ TEST(TableCheck, RefusesAnySingleChangeThatMatters) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::schedule_rules_test

@@ -11,7 +11,7 @@
 #include "caravan/comm/record.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::generate_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -156,4 +156,4 @@ TEST_P(Generate, ATokenizerOfAnotherModelIsRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::generate_test

@@ -8,7 +8,7 @@
 
 #include "tests/nn/tiny.h"
 
-namespace caravan {
+namespace caravan::generator_test {
 namespace {
 
 const SamplingOptions kDrawn{.temperature = 1.5, .top_k = 0, .seed = 7};
@@ -115,4 +115,4 @@ TEST_F(GeneratorTest, TheRepetitionPenaltySeesPromptAndText) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::generator_test

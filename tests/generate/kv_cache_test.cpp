@@ -10,7 +10,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::kv_cache_test {
 namespace {
 
 using testing::distance;
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(, CachedModel, ::testing::Values(ModelKind::gpt2, Model
                          [](const auto& info) { return std::string(name(info.param)); });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::kv_cache_test

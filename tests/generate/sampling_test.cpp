@@ -11,7 +11,7 @@
 #include "caravan/base/error.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::sampling_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -152,4 +152,4 @@ TEST(Sampling, RefusesOptionsAndLogitsThatMeanNothing) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::sampling_test

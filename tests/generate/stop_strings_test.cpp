@@ -7,7 +7,7 @@
 #include "caravan/base/error.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::stop_strings_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -59,4 +59,4 @@ TEST(StopStrings, RefuseWhatMeansNothing) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::stop_strings_test

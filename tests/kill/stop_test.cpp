@@ -6,7 +6,7 @@
 #include "caravan/base/error.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::stop_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -117,4 +117,4 @@ TEST(Stop, ALateRankIsLateNotStalledNorLost) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::stop_test

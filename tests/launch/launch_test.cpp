@@ -16,14 +16,14 @@
 #include "caravan/base/error.h"
 #include "tests/launch/child.h"
 
-namespace caravan {
+namespace caravan::launch_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class LaunchTest : public testing::Test {
+class LaunchTest : public ::testing::Test {
  protected:
   static std::vector<std::string> job(int ranks, std::vector<std::string> scripts, const std::string& log_dir = "-") {
     std::vector<std::string> command = {CARAVAN_TEST_JOB, std::to_string(ranks), log_dir, CARAVAN_TEST_RANK};
@@ -123,7 +123,7 @@ struct Case {
   std::string first_line;
 };
 
-class Verdict : public LaunchTest, public testing::WithParamInterface<Case> {};
+class Verdict : public LaunchTest, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(Verdict, NamesTheRankThatFailedFirstByCause) {
   Child child(job(3, GetParam().scripts));
@@ -134,7 +134,7 @@ TEST_P(Verdict, NamesTheRankThatFailedFirstByCause) {
 
 INSTANTIATE_TEST_SUITE_P(
     Causes, Verdict,
-    testing::Values(
+    ::testing::Values(
         Case{{"2=exit:3", "*=hang"}, 3, "2 of 3 ended with exit code 3 (data or checkpoint)\n"},
         Case{{"1=exit:6", "*=exit:0"}, 6, "1 of 3 ended with exit code 6 (loss or gradient not finite)\n"},
         Case{{"1=kill:11", "*=hang"}, 4, "1 of 3 was killed by signal 11 (SIGSEGV)\n"},
@@ -178,7 +178,7 @@ TEST_F(LaunchTest, PrintsTheEndOfTheLogAndWhatTheOthersDid) {
   EXPECT_THAT(named.err(), HasSubstr("its log is empty (" + scratch() + "/rank_1.log)"));
   Child first(job(2, {"0=warn:bad recipe,exit:2", "1=hang"}));
   EXPECT_EQ(first.wait(), 2);
-  EXPECT_THAT(first.err(), testing::StartsWith("bad recipe\ncaravan: rank 0 of 2 ended with exit code 2"));
+  EXPECT_THAT(first.err(), ::testing::StartsWith("bad recipe\ncaravan: rank 0 of 2 ended with exit code 2"));
 }
 
 struct Errors {
@@ -426,8 +426,8 @@ TEST(StopSignalDeathTest, ASecondSignalEndsAtOnce) {
         raise(SIGINT);
         raise(SIGTERM);
       },
-      testing::ExitedWithCode(130), "");
+      ::testing::ExitedWithCode(130), "");
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::launch_test

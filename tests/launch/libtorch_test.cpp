@@ -11,7 +11,7 @@
 #include "caravan/base/error.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::app {
+namespace caravan::app::libtorch_test {
 namespace {
 
 TEST(RequireLibtorch, SaysWhereItWasAndWhatToSet) {
@@ -47,4 +47,4 @@ TEST(RequireLibtorch, RefusesAnAddressSpaceWithoutRoomForIt) {
 }
 
 }  // namespace
-}  // namespace caravan::app
+}  // namespace caravan::app::libtorch_test

@@ -22,10 +22,10 @@
 #include "caravan/measure/sampling.h"
 #include "caravan/measure/statistics.h"
 
-namespace caravan::measure {
+namespace caravan::measure::measure_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const CommOptions kSoon{.timeout = std::chrono::seconds(20)};
 
@@ -92,14 +92,14 @@ TEST(PatternTest, ValuesByHand) {
   std::array<float, 7> got{};
   rank_1.write(got.data(), 7, 3);
   // 1 + (i + 3) mod 5 for i = 3, 4, ..
-  EXPECT_THAT(got, testing::ElementsAre(2, 3, 4, 5, 1, 2, 3));
+  EXPECT_THAT(got, ::testing::ElementsAre(2, 3, 4, 5, 1, 2, 3));
   const Pattern sum = Pattern::reduced(Dtype::fp32, 2);
   std::array<float, 5> sums{};
   sum.write(sums.data(), 5);
-  EXPECT_THAT(sums, testing::ElementsAre(1 + 4, 2 + 5, 3 + 1, 4 + 2, 5 + 3));
+  EXPECT_THAT(sums, ::testing::ElementsAre(1 + 4, 2 + 5, 3 + 1, 4 + 2, 5 + 3));
   std::array<uint8_t, 4> booleans{};
   Pattern::of_rank(Dtype::boolean, 0, 2).write(booleans.data(), 4);
-  EXPECT_THAT(booleans, testing::ElementsAre(0, 1, 0, 1));
+  EXPECT_THAT(booleans, ::testing::ElementsAre(0, 1, 0, 1));
 }
 
 TEST(PatternTest, FindsOneWrongElementAnywhere) {
@@ -212,7 +212,7 @@ TEST(Sampling, TheSlowestOfEachSample) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     std::array<double, 2> values{1.0 + world->rank(), 5.0 - world->rank()};
     take_slowest(*world, values);
-    EXPECT_THAT(values, testing::ElementsAre(2, 5));
+    EXPECT_THAT(values, ::testing::ElementsAre(2, 5));
   });
 }
 
@@ -247,7 +247,7 @@ TEST(PinnedThreadTest, GivesTheCoresBack) {
   ASSERT_FALSE(cores.empty());
   {
     const PinnedThread pinned(cores, static_cast<int>(cores.size()) + 1);
-    EXPECT_THAT(usable_cores(), testing::ElementsAre(cores[1 % cores.size()]));
+    EXPECT_THAT(usable_cores(), ::testing::ElementsAre(cores[1 % cores.size()]));
   }
   EXPECT_EQ(usable_cores(), cores);
 }
@@ -260,7 +260,7 @@ TEST(MemoryRate, IsPossibleAndTheSameEverywhere) {
     const double seconds = whole.us() / 1e6;
     std::array<double, 2> largest{rates.copy_gb_s, rates.add_gb_s};
     take_slowest(*world, largest);
-    EXPECT_THAT(largest, testing::ElementsAre(rates.copy_gb_s, rates.add_gb_s));
+    EXPECT_THAT(largest, ::testing::ElementsAre(rates.copy_gb_s, rates.add_gb_s));
     // Each loop runs nine times at least on both ranks, and the best is no slower than all of it together.
     EXPECT_GE(rates.copy_gb_s * 1e9 * seconds, 9 * 2 * 2 * kBytes);
     EXPECT_GE(rates.add_gb_s * 1e9 * seconds, 9 * 2 * 3 * kBytes);
@@ -288,16 +288,16 @@ TEST(Links, EachOrderedPair) {
           least_us += 2 * (2 * link.latency_us + (4 << 20) / link.bandwidth_gb_s / 1e3);
         }
         EXPECT_LE(least_us, whole_us);
-        EXPECT_THAT(pairs, testing::ElementsAre(std::pair(0, 1), std::pair(0, 2), std::pair(1, 0), std::pair(1, 2),
-                                                std::pair(2, 0), std::pair(2, 1)));
+        EXPECT_THAT(pairs, ::testing::ElementsAre(std::pair(0, 1), std::pair(0, 2), std::pair(1, 0), std::pair(1, 2),
+                                                  std::pair(2, 0), std::pair(2, 1)));
       },
       kSoon);
 }
 
 TEST(Host, LimitsThatBite) {
   HostFacts facts{.cores = {0, 1, 2, 3}, .num_cores_of_host = 4};
-  EXPECT_THAT(limit_warnings(facts, 4), testing::IsEmpty());
-  EXPECT_THAT(limit_warnings(facts, 5), testing::ElementsAre(HasSubstr("5 ranks share 4 cores")));
+  EXPECT_THAT(limit_warnings(facts, 4), ::testing::IsEmpty());
+  EXPECT_THAT(limit_warnings(facts, 5), ::testing::ElementsAre(HasSubstr("5 ranks share 4 cores")));
   facts.open_files_limit = 64;
   facts.address_limit_bytes = int64_t{1} << 30;
   facts.memfd_error = "Operation not permitted";
@@ -306,10 +306,10 @@ TEST(Host, LimitsThatBite) {
   facts.memory_bytes = int64_t{8} << 30;
   facts.memory_limit_bytes = int64_t{1} << 30;
   EXPECT_THAT(limit_warnings(facts, 2),
-              testing::UnorderedElementsAre(HasSubstr("ulimit -n 64"), HasSubstr("ulimit -v 1.0 GiB"),
-                                            HasSubstr("memfd_create: Operation not permitted"),
-                                            HasSubstr("pidfd_open: Function not implemented"),
-                                            HasSubstr("/dev/shm has 64.0 MiB"), HasSubstr("1.0 GiB of 8.0 GiB")));
+              ::testing::UnorderedElementsAre(HasSubstr("ulimit -n 64"), HasSubstr("ulimit -v 1.0 GiB"),
+                                              HasSubstr("memfd_create: Operation not permitted"),
+                                              HasSubstr("pidfd_open: Function not implemented"),
+                                              HasSubstr("/dev/shm has 64.0 MiB"), HasSubstr("1.0 GiB of 8.0 GiB")));
 }
 
 TEST(Host, FactsOfThisOne) {
@@ -319,8 +319,8 @@ TEST(Host, FactsOfThisOne) {
   EXPECT_EQ(facts.num_cores_of_host, num_lines("/proc/cpuinfo", "processor"));
   EXPECT_EQ(facts.memory_bytes, memory_of_system());
   EXPECT_EQ(facts.memfd_error, "");
-  EXPECT_THAT(facts.interfaces, testing::Contains(testing::Field(&NetworkInterface::name, "lo")));
+  EXPECT_THAT(facts.interfaces, ::testing::Contains(::testing::Field(&NetworkInterface::name, "lo")));
 }
 
 }  // namespace
-}  // namespace caravan::measure
+}  // namespace caravan::measure::measure_test

@@ -14,7 +14,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::own_module_test {
 namespace {
 
 /// A user's own torch::nn::Module: batch norm changes buffers in forward, dropout draws from torch's own generator.
@@ -103,4 +103,4 @@ TEST(RecomputeOwnModule, StatisticsMoveOnceAndDropoutDrawsAlike) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::own_module_test

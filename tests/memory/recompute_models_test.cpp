@@ -16,7 +16,7 @@
 #include "caravan/train/recipe.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::recompute_models_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -197,4 +197,4 @@ TEST(RecomputeModel, KeepsWhatTheFormulaSaysOfExperts) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::recompute_models_test

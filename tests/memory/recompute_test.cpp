@@ -14,7 +14,7 @@
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::recompute_test {
 namespace {
 
 using ::testing::AllOf;
@@ -257,4 +257,4 @@ TEST(Recompute, RanksMustAgree) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::recompute_test

@@ -7,7 +7,7 @@
 #include "caravan/mesh/layout.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::box_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -116,4 +116,4 @@ TEST(LocalBox, RefusesOnEveryRankAlike) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::box_test

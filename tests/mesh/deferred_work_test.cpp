@@ -9,7 +9,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/mesh/mesh.h"
 
-namespace caravan::testing {
+namespace caravan::testing::deferred_work_test {
 namespace {
 
 TEST(DeferredWork, RunsInOrderAlsoWhatIsPushedMeanwhile) {
@@ -81,4 +81,4 @@ TEST(DeferredWork, IsSharedByAMeshItsAxesAndWhatIsDerivedFromIt) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::deferred_work_test

@@ -9,7 +9,7 @@
 #include "caravan/mesh/mesh.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::derived_mesh_test {
 namespace {
 
 using ::testing::AllOf;
@@ -225,4 +225,4 @@ TEST(DerivedMesh, ALayoutNamesAnAxisOrItsPartsNotBoth) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::derived_mesh_test

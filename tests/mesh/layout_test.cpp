@@ -8,7 +8,7 @@
 #include "caravan/comm/record.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::layout_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -67,4 +67,4 @@ TEST(Layout, DualAndCompletion) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::layout_test

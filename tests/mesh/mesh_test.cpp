@@ -9,7 +9,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::mesh_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -95,4 +95,4 @@ TEST(Mesh, RefusesSizesThatDoNotFillTheWorld) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::mesh_test

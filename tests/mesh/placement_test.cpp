@@ -8,7 +8,7 @@
 #include "caravan/mesh/fit.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::placement_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -80,4 +80,4 @@ TEST(Divisors, AreTheNearestOnEachSide) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::placement_test

@@ -13,7 +13,7 @@
 #include "caravan/comm/record.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::adapter_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -171,4 +171,4 @@ TEST(Adapter, RefusesWhatItCannotTrain) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::adapter_test

@@ -9,7 +9,7 @@
 #include "caravan/comm/record.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::dim_index_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -89,4 +89,4 @@ TEST(DimIndex, OfALayoutIsThisRanksPiece) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::dim_index_test

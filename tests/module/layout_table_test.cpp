@@ -9,7 +9,7 @@
 #include "caravan/module/parameter.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::layout_table_test {
 namespace {
 
 using ::testing::AllOf;
@@ -140,4 +140,4 @@ TEST(LayoutTable, NeedsALabelForEachDim) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::layout_table_test

@@ -9,7 +9,7 @@
 #include "caravan/comm/record.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::module_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -369,4 +369,4 @@ TEST(Materialise, FreezingReachesTheTensors) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::module_test

@@ -11,7 +11,7 @@
 #include "caravan/module/gradients.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::parameter_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -245,4 +245,4 @@ TEST_F(Slots, ANewLeafTakesTheHookWithIt) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::parameter_test

@@ -13,7 +13,7 @@
 #include "tests/module/small_model.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::plan_test {
 namespace {
 
 using ::testing::AllOf;
@@ -597,4 +597,4 @@ INSTANTIATE_TEST_SUITE_P(Models, PlanOfModel, ::testing::Values(ModelKind::gpt2,
                          [](const auto& info) { return std::string(name(info.param)); });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::plan_test

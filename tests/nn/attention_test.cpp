@@ -10,7 +10,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::attention_test {
 namespace {
 
 using testing::distance;
@@ -182,4 +182,4 @@ INSTANTIATE_TEST_SUITE_P(, Positions, ::testing::Values(ModelKind::gpt2, ModelKi
                          [](const auto& info) { return std::string(name(info.param)); });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::attention_test

@@ -15,7 +15,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::cross_entropy_test {
 namespace {
 
 using ::testing::AllOf;
@@ -304,4 +304,4 @@ TEST_F(CrossEntropyInFlight, theGradientOfTheLossIsOne) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::cross_entropy_test

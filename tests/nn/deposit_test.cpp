@@ -13,7 +13,7 @@
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan {
+namespace caravan::deposit_test {
 namespace {
 
 using testing::distance;
@@ -205,4 +205,4 @@ INSTANTIATE_TEST_SUITE_P(, ModelDeposits,
                          });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::deposit_test

@@ -10,7 +10,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::dropout_test {
 namespace {
 
 using testing::distance;
@@ -171,4 +171,4 @@ INSTANTIATE_TEST_SUITE_P(, ModelDropout, ::testing::Values(ModelKind::gpt2, Mode
                          [](const auto& info) { return std::string(name(info.param)); });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::dropout_test

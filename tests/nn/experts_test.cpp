@@ -10,7 +10,7 @@
 #include "caravan/nn/router.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan {
+namespace caravan::experts_test {
 namespace {
 
 using testing::distance;
@@ -281,4 +281,4 @@ TEST(ExpertRows, AreSortedAndComeBack) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::experts_test

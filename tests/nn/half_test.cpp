@@ -8,7 +8,7 @@
 #include "caravan/nn/kernels.h"
 #include "tests/nn/compare.h"
 
-namespace caravan::testing {
+namespace caravan::testing::half_test {
 namespace {
 
 std::vector<kernels::Fp16> every_half() {
@@ -45,4 +45,4 @@ TEST(Fp16Kernels, roundEveryProductAsTorchDoes) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::half_test

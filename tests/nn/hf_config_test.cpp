@@ -8,7 +8,7 @@
 #include "caravan/nn/hf_generation.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::hf_config_test {
 namespace {
 
 using nlohmann::json;
@@ -349,4 +349,4 @@ TEST(HuggingfaceConfig, impossibleModelsAndOtherTextAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::hf_config_test

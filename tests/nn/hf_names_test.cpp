@@ -10,7 +10,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::hf_names_test {
 namespace {
 
 using testing::error_of;
@@ -151,4 +151,4 @@ TEST(HuggingfaceNamesOfManyTensors, aMessageStaysShort) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::hf_names_test

@@ -15,7 +15,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::layers_test {
 namespace {
 
 using testing::compare;
@@ -144,4 +144,4 @@ TEST(OwnOps, refuseWhatTheyHaveNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::layers_test

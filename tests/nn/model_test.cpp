@@ -9,7 +9,7 @@
 #include "caravan/nn/hf_config.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan {
+namespace caravan::model_test {
 namespace {
 
 using testing::distance;
@@ -57,4 +57,4 @@ INSTANTIATE_TEST_SUITE_P(, AgainstTransformers,
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::model_test

@@ -11,7 +11,7 @@
 #include "tests/data/support.h"
 #include "tests/nn/with_variable.h"
 
-namespace caravan {
+namespace caravan::product_choice_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -135,4 +135,4 @@ TEST(CacheFolder, isTheOneThatTheVariablesName) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::product_choice_test

@@ -17,13 +17,13 @@
 #include "tests/nn/tiny.h"
 #include "tests/nn/with_variable.h"
 
-namespace caravan {
+namespace caravan::product_test {
 namespace {
 
 using testing::compare;
 using testing::distance;
 using testing::normal;
-using testing::Op;
+using ::testing::Op;
 using testing::Slots;
 using testing::WithVariable;
 
@@ -332,4 +332,4 @@ INSTANTIATE_TEST_SUITE_P(, AttentionInBf16,
                                            AttentionCase{4, 1, 5, 37}, AttentionCase{2, 2, 1, 9}));
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::product_test

@@ -14,7 +14,7 @@
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan {
+namespace caravan::row_reduction_test {
 namespace {
 
 using testing::distance;
@@ -140,4 +140,4 @@ TEST(SplitVocabulary, knowsTheLabelsOfTheWhole) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::row_reduction_test

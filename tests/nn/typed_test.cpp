@@ -10,7 +10,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::typed_test {
 namespace {
 
 using ::testing::AllOf;
@@ -136,4 +136,4 @@ TEST(Typed, aSplitVocabularyMakesPartialRowsAndNoLoss) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::typed_test

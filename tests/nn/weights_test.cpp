@@ -7,7 +7,7 @@
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan {
+namespace caravan::weights_test {
 namespace {
 
 using testing::error_of;
@@ -160,4 +160,4 @@ TEST(ModelInputs, thatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::weights_test

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::exact_sum_test {
 namespace {
 
 double sum_of(const std::vector<double>& values) {
@@ -60,4 +60,4 @@ TEST(ExactSum, KeepsInfinityAndNan) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::exact_sum_test

@@ -7,7 +7,7 @@
 
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::grad_norm_test {
 namespace {
 
 const Placement kI = Invariant{};
@@ -151,4 +151,4 @@ TEST(ClipGradNorm, ScalesOnlyWhatIsTooLong) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::grad_norm_test

@@ -7,7 +7,7 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan {
+namespace caravan::learning_rate_test {
 namespace {
 
 using ::testing::DoubleNear;
@@ -68,4 +68,4 @@ TEST(LearningRate, KindsAreParsedByName) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::learning_rate_test

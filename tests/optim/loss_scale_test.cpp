@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::loss_scale_test {
 namespace {
 
 TEST(LossScale, IsHalvedByAnOverflowAndDoubledAfter2000Steps) {
@@ -47,4 +47,4 @@ TEST(LossScale, GoesOnFromItsState) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::loss_scale_test

@@ -16,7 +16,7 @@
 #include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::optimizer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -296,4 +296,4 @@ TEST(Optimizer, RefusesOptionsOutsideTheirRange) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::optimizer_test

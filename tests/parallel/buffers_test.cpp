@@ -13,7 +13,7 @@
 #include "tests/engine/parameters.h"
 #include "tests/parallel/user_net.h"
 
-namespace caravan::testing {
+namespace caravan::testing::buffers_test {
 namespace {
 
 using ::testing::AllOf;
@@ -136,4 +136,4 @@ TEST(BuffersOfRanks, OfAnAsynchronousServerAreLocal) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::buffers_test

@@ -7,7 +7,7 @@
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::composition_test {
 namespace {
 
 /// Two independent techniques on two axes of one model give the gradients and the norm of one process. Typical bugs are
@@ -86,4 +86,4 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Composition,
                          });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::composition_test

@@ -17,7 +17,7 @@
 #include "caravan/train/step.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::context_parallel_test {
 namespace {
 
 /// Axes "ring", "ulysses", "tp" and "dp", those that there are.
@@ -238,4 +238,4 @@ TEST(ContextParallelPlan, RefusesWhatDoesNotDivideWithTheNearestThatDoes) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::context_parallel_test

@@ -13,7 +13,7 @@
 #include "caravan/parallel/ddp.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ddp_module_test {
 namespace {
 
 using ::testing::AllOf;
@@ -357,4 +357,4 @@ TEST(DdpOwnModule, ASequentialHasAUnitForEachChild) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ddp_module_test

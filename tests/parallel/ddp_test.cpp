@@ -12,7 +12,7 @@
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ddp_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -376,4 +376,4 @@ TEST(Ddp, ADryRunCountsTheBytesOfALargeWorld) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ddp_test

@@ -11,7 +11,7 @@
 #include "tests/engine/parameters.h"
 #include "tests/parallel/user_net.h"
 
-namespace caravan::testing {
+namespace caravan::testing::dynamic_test {
 namespace {
 
 using ::testing::AllOf;
@@ -223,4 +223,4 @@ TEST(FirstBucket, HoldsSomething) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::dynamic_test

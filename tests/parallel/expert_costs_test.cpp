@@ -12,7 +12,7 @@
 #include "caravan/plan/memory.h"
 #include "caravan/redistribute/redistribute.h"
 
-namespace caravan::testing {
+namespace caravan::testing::expert_costs_test {
 namespace {
 
 struct Measured {
@@ -161,4 +161,4 @@ TEST(ExpertCosts, AreThoseOfTheFormulas) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::expert_costs_test

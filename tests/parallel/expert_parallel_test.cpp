@@ -8,7 +8,7 @@
 #include "caravan/nn/experts.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::expert_parallel_test {
 namespace {
 
 constexpr int64_t kTokens = 12, kWidth = 8, kHidden = 5, kExperts = 8;
@@ -122,4 +122,4 @@ TEST(ExpertParallel, RefusesWhatDoesNotDivide) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::expert_parallel_test

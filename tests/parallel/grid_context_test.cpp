@@ -7,7 +7,7 @@
 #include "caravan/parallel/tensor_3d.h"
 #include "tests/parallel/grid_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::grid_context_test {
 namespace {
 
 Plan ring_and_2d(const ModelConfig& config, const Mesh& mesh) {
@@ -37,4 +37,4 @@ INSTANTIATE_TEST_SUITE_P(Grids, GridContext,
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::grid_context_test

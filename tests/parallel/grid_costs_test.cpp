@@ -19,7 +19,7 @@
 #include "caravan/plan/tensor.h"
 #include "caravan/redistribute/redistribute.h"
 
-namespace caravan::testing {
+namespace caravan::testing::grid_costs_test {
 namespace {
 
 std::vector<AxisSize> axes_of(const TensorShape& shape) {
@@ -214,4 +214,4 @@ TEST(GridCosts, MemoryIsThatOfTheFormulas) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::grid_costs_test

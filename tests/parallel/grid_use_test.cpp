@@ -15,7 +15,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::grid_use_test {
 namespace {
 
 using ::testing::AllOf;
@@ -135,4 +135,4 @@ TEST(GridUse, RefusesRowsThatDoNotDivide) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::grid_use_test

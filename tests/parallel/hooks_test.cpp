@@ -18,7 +18,7 @@
 #include "tests/parallel/steps.h"
 #include "tests/ranks/process_ranks.h"
 
-namespace caravan::testing {
+namespace caravan::testing::hooks_test {
 namespace {
 
 using ::testing::AllOf;
@@ -293,4 +293,4 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::hooks_test

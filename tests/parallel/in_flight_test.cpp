@@ -13,7 +13,7 @@
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::in_flight_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST(InFlight, ALossThatIsKeptWithoutBackwardIsAnError) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::in_flight_test

@@ -11,7 +11,7 @@
 #include "tests/engine/parameters.h"
 #include "tests/parallel/user_net.h"
 
-namespace caravan::testing {
+namespace caravan::testing::joint_step_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -110,4 +110,4 @@ TEST(JointStep, CostsOneSmallCollective) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::joint_step_test

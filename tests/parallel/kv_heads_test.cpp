@@ -6,7 +6,7 @@
 #include "caravan/nn/attention.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::kv_heads_test {
 namespace {
 
 TEST(KvHeads, AreARangeWhereQueriesShareThemEvenly) {
@@ -109,4 +109,4 @@ TEST(KvHeads, ChecksLayouts) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::kv_heads_test

@@ -13,7 +13,7 @@
 #include "caravan/train/step.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipedream_test {
 namespace {
 
 constexpr int64_t kRows = 2, kLength = 8;  // of a micro-batch of one rank
@@ -242,4 +242,4 @@ TEST(PipeDream, BackwardHasTheWeightsOfItsForward) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipedream_test

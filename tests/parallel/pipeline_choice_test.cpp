@@ -8,7 +8,7 @@
 #include "caravan/parallel/pipeline_file.h"
 #include "caravan/parallel/pipeline_schedule.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_choice_test {
 namespace {
 
 using ::testing::AllOf;
@@ -99,4 +99,4 @@ TEST(PipelineChoice, ComparesATableOfAFileWithTheRecipe) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_choice_test

@@ -18,7 +18,7 @@
 #include "caravan/parallel/pipeline.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_module_test {
 namespace {
 
 using ::testing::AllOf;
@@ -175,4 +175,4 @@ TEST(OwnModuleInStages, MoreStagesThanUnitsAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_module_test

@@ -10,7 +10,7 @@
 #include "caravan/base/error.h"
 #include "caravan/parallel/pipeline_file.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_schedule_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -209,4 +209,4 @@ TEST(Asynchronous, UpdateWithoutAFlush) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_schedule_test

@@ -10,7 +10,7 @@
 #include "caravan/plan/state.h"
 #include "tests/parallel/steps.h"
 
-namespace caravan::testing {
+namespace caravan::testing::precision_test {
 namespace {
 
 const std::vector<std::string> kTechniques{"ddp", "zero1", "zero2", "zero3"};
@@ -195,4 +195,4 @@ TEST(Fp16, SkipsAStepThatOverflowsOnOneRank) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::precision_test

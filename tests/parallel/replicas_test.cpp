@@ -10,7 +10,7 @@
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::replicas_test {
 namespace {
 
 /// A batch that the controller alone has, and logits that it alone gets; gradients of one process.
@@ -59,4 +59,4 @@ TEST(Replicas, AreOneProcess) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::replicas_test

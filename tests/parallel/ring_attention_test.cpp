@@ -12,7 +12,7 @@
 #include "tests/parallel/gradients_before_keys.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ring_attention_test {
 namespace {
 
 constexpr int64_t kRows = 2, kLength = 24, kHeads = 4, kWidth = 8;
@@ -278,4 +278,4 @@ TEST(RingAttention, ChecksLayouts) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ring_attention_test

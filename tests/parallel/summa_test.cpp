@@ -12,7 +12,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::summa_test {
 namespace {
 
 TEST(PanelSchedule, IsATable) {
@@ -181,4 +181,4 @@ TEST(Summa, GathersNothingWhole) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::summa_test

@@ -10,7 +10,7 @@
 #include "caravan/base/error.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::sync_batch_norm_test {
 namespace {
 
 struct Outcome {
@@ -145,4 +145,4 @@ TEST(SyncBatchNorm, RefusesOtherChannelsAndASingleValue) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::sync_batch_norm_test

@@ -4,7 +4,7 @@
 
 #include "tests/parallel/grid_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::tensor_25d_test {
 namespace {
 
 Plan with_depth(const ModelConfig& config, const Mesh& mesh) {
@@ -25,4 +25,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return "of_" + info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::tensor_25d_test

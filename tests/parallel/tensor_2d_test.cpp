@@ -4,7 +4,7 @@
 
 #include "tests/parallel/grid_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::tensor_2d_test {
 namespace {
 
 Plan panels(const ModelConfig& config, const Mesh& mesh) { return tensor_2d(config, mesh["row"], mesh["col"]); }
@@ -34,4 +34,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return "of_" + info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::tensor_2d_test

@@ -4,7 +4,7 @@
 
 #include "tests/parallel/grid_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::tensor_3d_test {
 namespace {
 
 Plan cube(const ModelConfig& config, const Mesh& mesh) { return tensor_3d(config, mesh["a"], mesh["b"], mesh["c"]); }
@@ -26,4 +26,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return "of_" + info.param.name; });
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::tensor_3d_test

@@ -21,7 +21,7 @@
 #include "tests/parallel/steps.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::zero_test {
 namespace {
 
 using ::testing::AllOf;
@@ -379,4 +379,4 @@ TEST(Sharding, CanBeWrappedAgain) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::zero_test

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::draw_pipeline_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST(PipelineText, IsThatOfTheDocuments) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::draw_pipeline_test

@@ -4,7 +4,7 @@
 
 #include "caravan/plan/memory.h"
 
-namespace caravan::testing {
+namespace caravan::testing::experts_test {
 namespace {
 
 /// Llama: 8 experts of width 96, two for each token, a shared one of width 40 with a gate.
@@ -201,4 +201,4 @@ TEST(ExpertFormulas, GridsHaveNoTable) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::experts_test

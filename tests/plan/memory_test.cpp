@@ -10,7 +10,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/train/step.h"
 
-namespace caravan::testing {
+namespace caravan::testing::memory_test {
 namespace {
 
 /// The peak of a rank's tensors over two real steps of this shape. The flat buffers come from the communicator and are
@@ -165,4 +165,4 @@ TEST(LargestMicroBatch, TakesTheLargestSizes) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::memory_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_test {
 namespace {
 
 PipelineChoice choice_of(const std::string& schedule, int64_t ranks, int64_t chunks = 2) {
@@ -105,4 +105,4 @@ TEST(Simulation, CountsWhatRanksSend) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_test

@@ -10,7 +10,7 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan::testing {
+namespace caravan::testing::stages_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -121,4 +121,4 @@ RC_GTEST_PROP(CutByCost, IsTheBestOfAll, ()) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::stages_test

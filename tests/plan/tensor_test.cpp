@@ -7,7 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
 
-namespace caravan::testing {
+namespace caravan::testing::tensor_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -131,4 +131,4 @@ TEST(TensorFormulas, SayWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::tensor_test

@@ -5,7 +5,7 @@
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
 
-namespace caravan::testing {
+namespace caravan::testing::experts_test {
 namespace {
 
 struct Variant {
@@ -128,4 +128,4 @@ TEST(ProveExpertsIn, Bf16) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::experts_test

@@ -8,7 +8,7 @@
 #include "caravan/train/recipe.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::testing {
+namespace caravan::testing::lora_test {
 namespace {
 
 struct LoraCase {
@@ -97,4 +97,4 @@ TEST(AdapterRules, ThatCannotBeAreRefused) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::lora_test

@@ -10,7 +10,7 @@
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
 
-namespace caravan::testing {
+namespace caravan::testing::pipeline_test {
 namespace {
 
 using Kind = RecomputeChoice::Kind;
@@ -224,4 +224,4 @@ TEST(ProveCaseOfPipelines, HoldsFromTheRecipe) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::pipeline_test

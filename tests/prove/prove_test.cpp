@@ -13,7 +13,7 @@
 #include "caravan/train/recipe.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::prove_test {
 namespace {
 
 using ::testing::AllOf;
@@ -317,4 +317,4 @@ TEST(Prove, RefusesACaseThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::prove_test

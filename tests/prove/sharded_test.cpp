@@ -10,7 +10,7 @@
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
 
-namespace caravan::testing {
+namespace caravan::testing::sharded_test {
 namespace {
 
 struct Variant {
@@ -81,4 +81,4 @@ TEST_P(Sharded, Holds) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::sharded_test

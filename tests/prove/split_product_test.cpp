@@ -9,7 +9,7 @@
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
 
-namespace caravan::testing {
+namespace caravan::testing::split_product_test {
 namespace {
 
 struct Split {
@@ -136,4 +136,4 @@ TEST(ProveCaseOfSplits, KeepsTheKind) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::split_product_test

@@ -7,7 +7,7 @@
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
 
-namespace caravan::testing {
+namespace caravan::testing::tensor_1d_test {
 namespace {
 
 struct Variant {
@@ -92,4 +92,4 @@ TEST_P(Tensor1d, IsOneProcess) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::tensor_1d_test

@@ -7,7 +7,7 @@
 
 #include "tests/parallel/user_net.h"
 
-namespace caravan::testing {
+namespace caravan::testing::user_module_test {
 namespace {
 
 /// The sums of the same numbers in another order: fp64, fp32. With bf16 too: one process rounds what the ranks round,
@@ -77,4 +77,4 @@ TEST(UserModule, AMissingSummandIsSeen) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::user_module_test

@@ -4,7 +4,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/laws.h"
 
-namespace caravan::testing {
+namespace caravan::testing::cost_test {
 namespace {
 
 const Placement kR = Replicate{};
@@ -95,4 +95,4 @@ TEST(Cost, AnyCoordinateOfALargeWorld) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::cost_test

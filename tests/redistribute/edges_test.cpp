@@ -10,7 +10,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/laws.h"
 
-namespace caravan::testing {
+namespace caravan::testing::edges_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -208,4 +208,4 @@ TEST(Refusals, ACallThatRanksDisagreeOnNamesTheTensorAndTheLine) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::edges_test

@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::infer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -283,4 +283,4 @@ TEST(Infer, RefusesLabelsThatAreNoOp) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::infer_test

@@ -9,7 +9,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::overlap_test {
 namespace {
 
 const Layout kInvariant{{"tp", Invariant{}}};
@@ -46,4 +46,4 @@ TEST(Overlap, IsSwitchedOff) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::overlap_test

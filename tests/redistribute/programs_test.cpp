@@ -8,7 +8,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::programs_test {
 namespace {
 
 const Axes kMesh{{"a", 2}, {"b", 3}};
@@ -253,4 +253,4 @@ TEST(Law, DoubleBackwardEqualsOneProcess) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::programs_test

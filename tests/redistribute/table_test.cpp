@@ -3,7 +3,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/laws.h"
 
-namespace caravan::testing {
+namespace caravan::testing::table_test {
 namespace {
 
 void expect_no_fault(const Checked& checked, int at_least) {
@@ -103,4 +103,4 @@ TEST(Mutant, SwappedReplicateAndInvariantIsCaught) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::table_test

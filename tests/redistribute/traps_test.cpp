@@ -8,7 +8,7 @@
 #include "caravan/redistribute/redistribute.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::traps_test {
 namespace {
 
 using Groups = std::vector<std::vector<int>>;
@@ -354,4 +354,4 @@ TEST(Trap, EmbeddingCutIn2DNeedsNoGatherOfItsTable) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::traps_test

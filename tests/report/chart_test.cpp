@@ -9,7 +9,7 @@
 #include "caravan/report/report_page.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::chart_test {
 namespace {
 
 using ::testing::AllOf;
@@ -114,4 +114,4 @@ TEST(Chart, DrawsAnyNumbers) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::chart_test

@@ -6,7 +6,7 @@
 
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::event_file_test {
 namespace {
 
 template <typename T>
@@ -73,4 +73,4 @@ TEST(EventFile, ReplacesThoseOfEarlierParts) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::event_file_test

@@ -9,7 +9,7 @@
 #include "caravan/report/metric_files.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::run_log_test {
 namespace {
 
 using ::testing::AllOf;
@@ -107,4 +107,4 @@ TEST(RunLog, LinesWithoutTheAxisAreLeftOut) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::run_log_test

@@ -24,7 +24,7 @@
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 
-namespace caravan::testing {
+namespace caravan::testing::async_trainer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -401,4 +401,4 @@ TEST(AsyncTrainer, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::async_trainer_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::staleness_test {
 namespace {
 
 TEST(StalenessCounts, CountsAndPrints) {
@@ -24,4 +24,4 @@ TEST(StalenessCounts, CountsAndPrints) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::staleness_test

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan::testing {
+namespace caravan::testing::worker_clocks_test {
 namespace {
 
 using Answer = WorkerClocks::Answer;
@@ -208,4 +208,4 @@ TEST(ShardClock, ReadersWaitForTheSlowest) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::worker_clocks_test

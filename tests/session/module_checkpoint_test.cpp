@@ -25,7 +25,7 @@
 #include "tests/checkpoint/pieces.h"
 #include "tests/data/support.h"
 
-namespace caravan::testing {
+namespace caravan::testing::module_checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -304,4 +304,4 @@ TEST(ModuleCheckpoint, RefusesWhatItCannotKeep) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::module_checkpoint_test

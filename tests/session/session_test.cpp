@@ -4,11 +4,11 @@
 #include "caravan/base/cores.h"
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::session_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class SessionTest : public CommandTest {
  protected:
@@ -86,4 +86,4 @@ TEST_F(SessionTest, ARankThatDoesNotComeIsNamed) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::session_test

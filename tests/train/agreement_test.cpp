@@ -14,7 +14,7 @@
 #include "tests/ranks/process_ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::agreement_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -197,4 +197,4 @@ TEST(Processes, HaveBitEqualParametersAfterTrainingOverMessages) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::agreement_test

@@ -12,7 +12,7 @@
 #include "caravan/base/error.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::async_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,4 +183,4 @@ TEST_F(AsyncRuns, SynchronousServersAndReplicasAreDdp) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::async_test

@@ -2,7 +2,7 @@
 
 #include "caravan/train/recipe_key.h"
 
-namespace caravan {
+namespace caravan::default_recipe_test {
 namespace {
 
 /// The file documents the defaults: all of them, with the right values.
@@ -17,4 +17,4 @@ TEST(DefaultRecipe, FileSaysTheDefaultsOfTheCode) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::default_recipe_test

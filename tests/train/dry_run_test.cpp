@@ -11,7 +11,7 @@
 #include "caravan/plan/tensor.h"
 #include "caravan/train/step.h"
 
-namespace caravan::testing {
+namespace caravan::testing::dry_run_test {
 namespace {
 
 constexpr int kWorld = 1024;
@@ -202,4 +202,4 @@ TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::dry_run_test

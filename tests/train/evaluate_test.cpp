@@ -10,7 +10,7 @@
 #include "tests/data/support.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan::testing {
+namespace caravan::testing::evaluate_test {
 namespace {
 
 constexpr int64_t kContext = 4;
@@ -185,4 +185,4 @@ TEST_F(Evaluate, ReportsEachRound) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::evaluate_test

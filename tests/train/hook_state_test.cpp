@@ -6,7 +6,7 @@
 #include "tests/data/support.h"
 #include "tests/parallel/steps.h"
 
-namespace caravan::testing {
+namespace caravan::testing::hook_state_test {
 namespace {
 
 /// The sum over the coordinates of the hook's axis of what each parameter's residual is, whole.
@@ -68,4 +68,4 @@ TEST(HookState, IsKeptInSumForAnyNumberOfRanks) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::hook_state_test

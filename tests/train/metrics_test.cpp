@@ -9,7 +9,7 @@
 #include "caravan/base/error.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::metrics_test {
 namespace {
 
 using nlohmann::ordered_json;
@@ -125,4 +125,4 @@ TEST(ExpertLoad, OfLayersWithoutCopiesIsEven) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::metrics_test

@@ -8,7 +8,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::micro_batch_test {
 namespace {
 
 using ::testing::AllOf;
@@ -137,4 +137,4 @@ TEST(MicroBatch, EveryRankGetsTheSameNumberAndTheRecipeKeepsIt) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::micro_batch_test

@@ -12,7 +12,7 @@
 #include "tests/data/support.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan::testing {
+namespace caravan::testing::multiple_choice_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -180,4 +180,4 @@ TEST_F(MultipleChoice, TheDelimiterIsScoredButHasNoLength) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::multiple_choice_test

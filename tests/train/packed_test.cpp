@@ -9,7 +9,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::packed_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -186,4 +186,4 @@ TEST(PackKeys, AreCheckedAndBelongTogether) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::packed_test

@@ -8,7 +8,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::parity_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -196,4 +196,4 @@ TEST(Dump, OfAModelThatTransformersLacksIsAnError) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::parity_test

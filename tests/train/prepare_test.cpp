@@ -10,7 +10,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::prepare_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -266,4 +266,4 @@ TEST_F(PrepareDataset, APathThatNoRecipeCanHoldIsRefused) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::prepare_test

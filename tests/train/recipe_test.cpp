@@ -8,7 +8,7 @@
 #include "caravan/train/recipe_key.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::recipe_test {
 namespace {
 
 using ::testing::AllOf;
@@ -415,4 +415,4 @@ TEST(BatchPlan, PrintsTheEquationThatHasNoSolution) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::recipe_test

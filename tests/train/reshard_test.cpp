@@ -8,7 +8,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::reshard_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -109,4 +109,4 @@ TEST(Reshard, AddsLittleToTheMemoryOfARank) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::reshard_test

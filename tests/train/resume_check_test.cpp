@@ -10,7 +10,7 @@
 #include "caravan/train/recipe_roles.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::resume_check_test {
 namespace {
 
 using ::testing::AllOf;
@@ -142,4 +142,4 @@ TEST(ResumeCheck, UnknownDataIsNotCompared) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::resume_check_test

@@ -11,7 +11,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -425,4 +425,4 @@ TEST(Observer, SeesTheRunInOrder) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::resume_test

@@ -40,7 +40,7 @@ extern "C" __attribute__((visibility("default"))) int fsync(int descriptor) {
   return static_cast<int>(::syscall(SYS_fsync, descriptor));
 }
 
-namespace caravan {
+namespace caravan::run_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -192,4 +192,4 @@ TEST_F(RunFolderTest, TheNewestRunIsByTime) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::run_folder_test

@@ -13,7 +13,7 @@
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::step_test {
 namespace {
 
 using ::testing::AllOf;
@@ -192,5 +192,23 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
   }
 }
 
+/// What becomes of a recipe's settings that change no number.
+TEST(RunStateTest, OverlapAndPrefetchAreTheRecipes) {
+  const TinyRuns runs;
+  for (const bool overlaps : {true, false}) {
+    const std::string prefetch = overlaps ? "data_parallel.prefetch=2" : "data_parallel.prefetch=0";
+    const Recipe recipe =
+        runs.recipe(ModelKind::gpt2, "none",
+                    {overlaps ? "comm.overlap=true" : "comm.overlap=false", "data_parallel.technique=zero3", prefetch});
+    run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      const Mesh mesh = Mesh::create(world, {{"dp", 2}});
+      const Dataset data = open_dataset(recipe.data, runs.folders());
+      RunState state(recipe, data.tokenizer, mesh);
+      EXPECT_EQ(mesh.deferred().overlaps(), overlaps);
+      EXPECT_EQ(state.engine().strategy().gathers.prefetch, overlaps ? 2 : 0);
+    });
+  }
+}
+
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::step_test

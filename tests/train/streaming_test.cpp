@@ -11,7 +11,7 @@
 #include "tests/ranks/process_ranks.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::streaming_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -194,4 +194,4 @@ TEST_F(Streaming, RanksOfAHostMayHaveCopies) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::streaming_test

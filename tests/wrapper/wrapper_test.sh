@@ -13,7 +13,7 @@ case_name=
 # The PATH of the wrapper: the tools that every system has, and our fakes.
 tools="$work/tools"
 mkdir -p "$tools"
-for tool in sh env cat cp sed grep awk df find readlink mkdir rm mv ln ls touch tail head nproc flock dirname printf echo chmod; do
+for tool in sh env cat cp sed grep awk df find readlink mkdir rm mv ln ls touch tail head nproc flock dirname printf echo chmod date; do
   ln -s "$(command -v $tool)" "$tools/$tool" 2>/dev/null
 done
 
@@ -83,7 +83,9 @@ END
 exit ${CTEST_CODE-0}
 END
   fake ninja <<'END'
+[ "$1" != -n ] || { printf '%s\n' "${NINJA_PLANS-}"; exit 0; }
 [ -z "${NINJA_SAYS-}" ] || { printf '%s\n' "$NINJA_SAYS"; exit 1; }
+[ -z "${NINJA_DOES-}" ] || printf '%s\n' "$NINJA_DOES"
 echo '[1/1] Linking bin/caravan'
 mkdir -p bin
 printf '#!/bin/sh\necho "home $CARAVAN_HOME" >>"$CALLS"\nfor argument; do printf "<%%s>" "$argument"; done\nexit ${PROGRAM_CODE-0}\n' >bin/caravan
@@ -203,13 +205,13 @@ check 'installs without dependencies' called 'pip install .*--no-deps .*torch-2.
 check 'installs what its torchrun imports' called 'pip install .*--no-deps typing_extensions'
 check 'asks no other index than the one configured' not_called index-url
 caravan train
-check 'second call: no build, no pip, nothing said' [ "$(grep -c "^ninja" "$CALLS")-$(grep -c download "$CALLS")-$err" = 1-1- ]
+check 'second call: no build, no pip, nothing said' [ "$(grep -c "^ninja -j" "$CALLS")-$(grep -c download "$CALLS")-$err" = 1-1- ]
 touch "$root/src/new.cpp"
 caravan train
-check 'a new source: builds' [ "$(grep -c '^ninja' "$CALLS")" = 2 ]
+check 'a new source: builds' [ "$(grep -c '^ninja -j' "$CALLS")" = 2 ]
 rm "$root/src/new.cpp"
 caravan train
-check 'a removed source: builds' [ "$(grep -c '^ninja' "$CALLS")" = 3 ]
+check 'a removed source: builds' [ "$(grep -c '^ninja -j' "$CALLS")" = 3 ]
 mv "$root" "$root moved"
 root="$root moved"
 ROOT=$root
@@ -264,6 +266,7 @@ caravan train
 caravan test -R mesh
 check 'runs' [ "$code" = 0 ]
 check 'configures anew, with tests and examples' called '^cmake .*-DCARAVAN_TESTS=ON -DCARAVAN_EXAMPLES=ON'
+check 'says what it runs' says 'caravan: running the tests of preset release'
 check 'builds everything' called '^ninja -j [0-9]* all$'
 check 'hands its arguments to ctest, which is the last thing run' [ "$(tail -n 1 "$CALLS")" = "ctest --preset release -j $(nproc) -R mesh" ]
 CTEST_CODE=8
@@ -310,6 +313,33 @@ check 'a full disk ends with 5' [ "$code" = 5 ]
 unset NINJA_SAYS
 caravan train
 check 'the next call builds' [ "$code" = 0 ]
+
+# The time left: from the time that the finished steps took, and the weights of all.
+start time_left
+NINJA_PLANS='[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
+[2/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_b.o
+[3/4] Building CXX object apps/caravan/CMakeFiles/caravan_rank.dir/Unity/unity_0.o
+[4/4] Building CXX object apps/caravan/CMakeFiles/caravan_app.dir/Unity/unity_0.o'
+NINJA_DOES='[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
+[2/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_b.o
+[3/4] Building CXX object apps/caravan/CMakeFiles/caravan_rank.dir/Unity/unity_0.o'
+export NINJA_PLANS NINJA_DOES
+echo 1000 >"$work/clock"
+rm "$tools/date"
+fake date <<END
+now=\$(cat "$work/clock")
+echo \$((now + 120)) >"$work/clock"
+echo \$now
+END
+caravan train
+check 'builds' [ "$code" = 0 ]
+# 120 s for 25 of 91, 240 s for 50, 360 s for 75.
+check 'counts, names the part and the time left' says 'caravan: [4/4] building 1/4, the library, about 5 minutes left'
+check 'corrects itself' says 'caravan: [4/4] building 2/4, the library, about 3 minutes left'
+check 'the programs' says 'caravan: [4/4] building 3/4, the programs, about 1 minute left'
+rm "$bin/date"
+ln -s "$(command -v date)" "$tools/date"
+unset NINJA_PLANS NINJA_DOES
 
 # The search for an importable torch, with the real python3.
 find_torch() { PYTHONPATH="$work/python" "$real_python" -S "$repository/scripts/find_torch.py" >"$work/out" 2>&1; code=$?; out=$(cat "$work/out"); err=; }

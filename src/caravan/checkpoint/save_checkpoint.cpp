@@ -175,8 +175,8 @@ std::string prune_or_warn(const fs::path& run, int64_t keep) {
 }
 
 fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
-  const auto asides =
-      reports_of_all(world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
+  const auto asides = reports_of_all(
+      world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
   return asides.front();
 }
 

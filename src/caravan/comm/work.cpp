@@ -3,10 +3,10 @@
 #include <thread>
 #include <utility>
 
+#include "caravan/base/half.h"
 #include "caravan/base/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
-#include "caravan/base/half.h"
 
 namespace caravan {
 namespace {

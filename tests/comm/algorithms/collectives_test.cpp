@@ -12,7 +12,7 @@
 #include "tests/comm/reference.h"
 #include "tests/comm/suites.h"
 
-namespace caravan::testing {
+namespace caravan::testing::collectives_test {
 namespace {
 
 using algorithms::Algorithm;
@@ -313,4 +313,4 @@ TEST_P(Algorithms, RefuseWhatTheVerbsRefuse) {
   });
 }
 
-}  // namespace caravan::testing
+}  // namespace caravan::testing::collectives_test

@@ -10,7 +10,7 @@
 #include "caravan/comm/record.h"
 #include "tests/comm/algorithms/problems.h"
 
-namespace caravan::algorithms::testing {
+namespace caravan::algorithms::testing::costs_test {
 namespace {
 
 /// Elements and messages that a rank sends, by the formulas of the headers, with partial sums counted apart.
@@ -198,4 +198,4 @@ TEST_P(Costs, UnfinishedSumsOf16BitFloatsTakeTwiceTheBytes) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Costs, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 1024));
 
 }  // namespace
-}  // namespace caravan::algorithms::testing
+}  // namespace caravan::algorithms::testing::costs_test

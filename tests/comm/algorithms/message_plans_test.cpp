@@ -9,7 +9,7 @@
 #include "tests/comm/algorithms/problems.h"
 #include "tests/comm/algorithms/validate.h"
 
-namespace caravan::algorithms::testing {
+namespace caravan::algorithms::testing::message_plans_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST(Algorithms, OneThatDoesNotServeNamesThoseThatDo) {
 }
 
 }  // namespace
-}  // namespace caravan::algorithms::testing
+}  // namespace caravan::algorithms::testing::message_plans_test

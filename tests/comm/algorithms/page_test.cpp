@@ -6,7 +6,7 @@
 #include "caravan/comm/selection.h"
 #include "tests/comm/algorithms/problems.h"
 
-namespace caravan::algorithms::testing {
+namespace caravan::algorithms::testing::page_test {
 namespace {
 
 std::string page() {
@@ -40,4 +40,4 @@ TEST(Page, ShowsTheBuiltInTableAsItIs) {
 }
 
 }  // namespace
-}  // namespace caravan::algorithms::testing
+}  // namespace caravan::algorithms::testing::page_test

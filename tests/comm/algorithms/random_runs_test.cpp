@@ -9,7 +9,7 @@
 #include "tests/comm/algorithms/problems.h"
 #include "tests/comm/reference.h"
 
-namespace caravan::algorithms::testing {
+namespace caravan::algorithms::testing::random_runs_test {
 namespace {
 
 using caravan::testing::Data;
@@ -83,4 +83,4 @@ RC_GTEST_PROP(RandomRuns, EqualTheReference, ()) {
 }
 
 }  // namespace
-}  // namespace caravan::algorithms::testing
+}  // namespace caravan::algorithms::testing::random_runs_test

@@ -11,7 +11,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
-namespace caravan::algorithms {
+namespace caravan::algorithms::selection_test {
 namespace {
 
 using caravan::testing::error_of;
@@ -163,4 +163,4 @@ TEST(Tune, RefusesWhatCannotBeMeasured) {
 }
 
 }  // namespace
-}  // namespace caravan::algorithms
+}  // namespace caravan::algorithms::selection_test
