@@ -43,15 +43,36 @@ class Damaged : public ::testing::Test {
     write_file(folder_ / "manifest.json", manifest.dump());
   }
 
-  /// The error after a change to the manifest.
+  /// The error after a change to the manifest; "" if there is none.
   std::string refusal(const std::function<void(json&)>& change) const {
     const json sound = manifest();
     json changed = sound;
     change(changed);
     write(changed);
-    const std::string message = message_of<DataError>([&] { read(); });
+    std::string message;
+    try {
+      read();
+    } catch (const DataError& error) {
+      message = error.what();
+    }
     write(sound);
     return message;
+  }
+
+  /// A manifest as the second version had it.
+  static json as_second_version(json root) {
+    root["version"] = 2;
+    const json files = std::exchange(root["files"], json::object());
+    for (const json& file : files) {
+      root["files"][file["name"].get<std::string>()] = {{"bytes", file["bytes"]}, {"hash", file["hash"]}};
+    }
+    for (auto& [name, tensor] : root["tensors"].items()) {
+      for (json& piece : tensor["pieces"]) {
+        piece = {
+            {"file", files[piece[0].get<size_t>()]["name"]}, {"offset", piece[1]}, {"size", piece[2]}, {"key", name}};
+      }
+    }
+    return root;
   }
 
   TemporaryFolder run_;
@@ -135,9 +156,39 @@ TEST_F(Damaged, AnyAlteredByteOfTheManifestIsFound) {
   }
 }
 
+/// Written when each piece named its file and its key.
+TEST_F(Damaged, AManifestOfTheSecondVersionIsRead) {
+  const json sound = manifest();
+  const json second = as_second_version(sound);
+  write(second);
+  read();
+  CheckpointReader reader(folder_);
+  for (const auto& [name, tensor] : saved_) EXPECT_TRUE(at::equal(read_whole(reader, name, tensor), tensor)) << name;
+  const auto refusal = [&](const std::function<void(json&)>& change) {
+    json changed = second;
+    change(changed);
+    write(changed);
+    return message_of<DataError>([&] { read(); });
+  };
+  const auto piece = [](json& root) -> json& { return root["tensors"]["w"]["pieces"][1]; };
+  for (const char* name : {"../rank_00001.safetensors", "/etc/passwd", "..", ""}) {
+    EXPECT_THAT(refusal([&](json& root) { piece(root)["file"] = name; }), HasSubstr("w is not a plain file name"));
+  }
+  EXPECT_THAT(refusal([&](json& root) { piece(root)["file"] = "other.safetensors"; }),
+              HasSubstr("is in a file that is not listed"));
+  EXPECT_THAT(refusal([&](json& root) { piece(root)["key"] = "zzz"; }), HasSubstr("w is stored as 'zzz'"));
+  EXPECT_THAT(refusal([&](json& root) { piece(root)["more"] = 1; }), HasSubstr("unknown key 'more'"));
+  EXPECT_THAT(refusal([&](json& root) { piece(root) = sound["tensors"]["w"]["pieces"][1]; }),
+              HasSubstr("w is not an object"));
+  EXPECT_THAT(refusal([&](json& root) {
+                root["files"]["../x"] = {{"bytes", 1}, {"hash", ""}};
+              }),
+              HasSubstr("files is not a plain file name"));
+}
+
 /// Written before manifests knew the data and the numerics of a run.
 TEST_F(Damaged, AManifestOfTheFirstVersionIsRead) {
-  json first = manifest();
+  json first = as_second_version(manifest());
   first["version"] = 1;
   first.erase("data");
   first.erase("numerics");
@@ -145,6 +196,37 @@ TEST_F(Damaged, AManifestOfTheFirstVersionIsRead) {
   read();
   EXPECT_EQ(CheckpointReader(folder_).info().train_hash, "");
   EXPECT_EQ(CheckpointReader(folder_).info().numerics, Numerics{});
+}
+
+/// JSON that no double can hold: nothing of it is known.
+TEST_F(Damaged, ANumberOutOfRangeIsRefused) {
+  std::string text = manifest().dump();
+  const std::string position = "\"position\":0";
+  ASSERT_NE(text.find(position), std::string::npos);
+  text.replace(text.find(position), position.size(), "\"position\":1e999");
+  write_file(folder_ / "manifest.json", text);
+  EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("manifest.json: the manifest is not JSON"));
+}
+
+TEST_F(Damaged, TheOptimizerOfAProgramIsChecked) {
+  const json optimizer{{"kind", "sgd"},
+                       {"groups", {{{"options", {{"lr", 0.1}, {"nesterov", 0}}}, {"parameters", {"w"}}}}},
+                       {"schedulers", {3}}};
+  EXPECT_EQ(refusal([&](json& root) { root["optimizer"] = optimizer; }), "");
+  const auto with = [&](const std::function<void(json&)>& change) {
+    return refusal([&](json& root) {
+      root["optimizer"] = optimizer;
+      change(root["optimizer"]);
+    });
+  };
+  EXPECT_THAT(with([](json& own) { own["kind"] = 3; }), HasSubstr("optimizer.kind is not a string"));
+  EXPECT_THAT(with([](json& own) { own.erase("groups"); }), HasSubstr("optimizer has no 'groups'"));
+  EXPECT_THAT(with([](json& own) { own["groups"] = 1; }), HasSubstr("optimizer.groups is not a list"));
+  EXPECT_THAT(with([](json& own) { own["groups"][0] = 1; }), HasSubstr("optimizer.groups is not an object"));
+  EXPECT_THAT(with([](json& own) { own["groups"][0]["options"] = 1; }), HasSubstr("a group without options"));
+  EXPECT_THAT(with([](json& own) { own["groups"][0]["options"]["lr"] = "1"; }), HasSubstr("lr is not a number"));
+  EXPECT_THAT(with([](json& own) { own["groups"][0]["parameters"] = {1}; }), HasSubstr("is not a string"));
+  EXPECT_THAT(with([](json& own) { own["schedulers"] = {-1}; }), HasSubstr("schedulers is not a whole number"));
 }
 
 TEST_F(Damaged, AManifestOfNestedBracketsIsRefused) {
@@ -155,6 +237,9 @@ TEST_F(Damaged, AManifestOfNestedBracketsIsRefused) {
 TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
   const int64_t huge = int64_t{1} << 62;
   const auto piece = [](json& root, int i) -> json& { return root["tensors"]["w"]["pieces"][i]; };
+  constexpr int kFile = 0;
+  constexpr int kOffset = 1;
+  constexpr int kSize = 2;
   const std::vector<std::pair<std::string, std::function<void(json&)>>> changes{
       {"w has an impossible shape",
        [&](json& root) {
@@ -170,25 +255,25 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        }},
       {"w has pieces that overlap",
        [&](json& root) {
-         piece(root, 1)["offset"] = {2, 0};
+         piece(root, 1)[kOffset] = {2, 0};
        }},
       {"w has pieces that overlap", [&](json& root) { root["tensors"]["w"]["pieces"].push_back(piece(root, 0)); }},
       {"w has a piece outside its shape",
        [&](json& root) {
-         piece(root, 1)["offset"] = {4, 0};
+         piece(root, 1)[kOffset] = {4, 0};
        }},
       {"w has a piece outside its shape",
        [&](json& root) {
-         piece(root, 1)["offset"] = {INT64_MAX, 0};
+         piece(root, 1)[kOffset] = {INT64_MAX, 0};
        }},
       {"w has a piece outside its shape",
        [&](json& root) {
-         piece(root, 1)["size"] = {INT64_MAX, 4};
+         piece(root, 1)[kSize] = {INT64_MAX, 4};
        }},
-      {"w has a piece with a different number of dims", [&](json& root) { piece(root, 1)["size"] = {12}; }},
+      {"w has a piece with a different number of dims", [&](json& root) { piece(root, 1)[kSize] = {12}; }},
       {"w is not a whole number",
        [&](json& root) {
-         piece(root, 1)["offset"] = {-3, 0};
+         piece(root, 1)[kOffset] = {-3, 0};
        }},
       {"w is not a whole number",
        [&](json& root) {
@@ -205,36 +290,53 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
        [&](json& root) {
          root["counters"] = {{"epoch", 1.5}};
        }},
-      {"version is 3", [&](json& root) { root["version"] = 3; }},
+      {"version is 4", [&](json& root) { root["version"] = 4; }},
+      {"files is not an object", [&](json& root) { root["version"] = 2; }},
       {"version is 0", [&](json& root) { root["version"] = 0; }},
       {"has no 'version'", [&](json& root) { root.erase("version"); }},
       {"unknown key 'data'", [&](json& root) { root["version"] = 1; }},
       {"has no 'numerics'", [&](json& root) { root.erase("numerics"); }},
       {"data.train is not a string", [&](json& root) { root["data"]["train"] = 1; }},
       {"numerics.threads_per_rank is not a whole", [&](json& root) { root["numerics"]["threads_per_rank"] = -1; }},
-      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "../rank_00001.safetensors"; }},
-      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = "/etc/passwd"; }},
-      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = ".."; }},
-      {"w is not a plain file name", [&](json& root) { piece(root, 1)["file"] = ""; }},
-      {"files is not a plain file name",
-       [&](json& root) {
-         root["files"]["../x"] = {{"bytes", 1}, {"hash", ""}};
-       }},
-      {"is in a file that is not listed", [&](json& root) { piece(root, 1)["file"] = "other.safetensors"; }},
+      {"files is not a plain file name", [&](json& root) { root["files"][1]["name"] = "../rank_00001.safetensors"; }},
+      {"files is not a plain file name", [&](json& root) { root["files"][1]["name"] = "/etc/passwd"; }},
+      {"files is not a plain file name", [&](json& root) { root["files"][1]["name"] = ".."; }},
+      {"files is not a plain file name", [&](json& root) { root["files"][1]["name"] = ""; }},
+      {"files lists rank_00000.safetensors twice", [&](json& root) { root["files"].push_back(root["files"][0]); }},
+      {"w is in file 2, but 2 are listed", [&](json& root) { piece(root, 1)[kFile] = 2; }},
+      {"w is not a whole number", [&](json& root) { piece(root, 1)[kFile] = -1; }},
+      {"w has two pieces in rank_00000.safetensors", [&](json& root) { piece(root, 1)[kFile] = 0; }},
       {"cannot be found",
        [&](json& root) {
-         root["files"]["gone"] = {{"bytes", 1}, {"hash", ""}};
+         root["files"].push_back({{"name", "gone"}, {"bytes", 1}, {"hash", ""}});
        }},
-      {"bytes, but 9 were written", [&](json& root) { root["files"]["rank_00000.safetensors"]["bytes"] = 9; }},
-      {"does not have the hash", [&](json& root) { root["files"]["rank_00000.safetensors"]["hash"] = "00"; }},
+      {"bytes, but 9 were written", [&](json& root) { root["files"][0]["bytes"] = 9; }},
+      {"does not have the hash", [&](json& root) { root["files"][0]["hash"] = "00"; }},
       {"unknown key 'more'", [&](json& root) { root["more"] = 1; }},
-      {"unknown key 'more'", [&](json& root) { piece(root, 0)["more"] = 1; }},
+      {"unknown key 'more'", [&](json& root) { root["files"][0]["more"] = 1; }},
+      {"w has a piece that is not [file, offset, size]", [&](json& root) { piece(root, 0).push_back(1); }},
+      {"w has a piece that is not [file, offset, size]", [&](json& root) { piece(root, 0) = json::object(); }},
       {"has no 'recipe'", [&](json& root) { root.erase("recipe"); }},
       {"recipe is not a string", [&](json& root) { root["recipe"] = 3; }},
-      {"files, tensors are not objects", [&](json& root) { root["tensors"] = json::array(); }},
+      {"tensors is not an object", [&](json& root) { root["tensors"] = json::array(); }},
       {"w is not a list", [&](json& root) { root["tensors"]["w"]["shape"] = "6"; }},
       {"but the manifest says F64", [&](json& root) { root["tensors"]["w"]["dtype"] = "F64"; }},
-      {"zzz", [&](json& root) { piece(root, 0)["key"] = "zzz"; }},
+      {"zzz",
+       [&](json& root) {
+         root["tensors"]["zzz"] = root["tensors"]["w"];
+         root["tensors"].erase("w");
+       }},
+      {"w is cut along more than 8 dims",
+       [&](json& root) {
+         root["tensors"]["w"] = {{"shape", std::vector<int>(9, 2)},
+                                 {"dtype", "F32"},
+                                 {"pieces", json::array({{0, std::vector<int>(9, 0), std::vector<int>(9, 1)}})}};
+       }},
+      {"w has pieces that overlap",
+       [&](json& root) {  // so many that the sum of their elements overflows
+         root["tensors"]["w"]["shape"] = {int64_t{1} << 56};
+         root["tensors"]["w"]["pieces"] = std::vector<json>(300, {0, {0}, {int64_t{1} << 56}});
+       }},
   };
   for (const auto& [fact, change] : changes) EXPECT_THAT(refusal(change), HasSubstr(fact));
 }
@@ -243,10 +345,9 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
 TEST_F(Damaged, AShapeThatTheShardsDoNotHoldIsRefused) {
   json root = manifest();
   const int64_t rows = int64_t{1} << 50;
-  root["tensors"]["v"] = {
-      {"shape", {rows}},
-      {"dtype", "F32"},
-      {"pieces", {{{"offset", {0}}, {"size", {rows}}, {"file", "rank_00000.safetensors"}, {"key", "w"}}}}};
+  root["tensors"]["v"] = {{"shape", {rows}},
+                          {"dtype", "F32"},
+                          {"pieces", json::array({json::array({root["tensors"]["v"]["pieces"][0][0], {0}, {rows}})})}};
   write(root);
   CheckpointReader reader(folder_);
   EXPECT_THAT(message_of<DataError>([&] { reader.check({{"w", {6, 4}}, {"v", {rows}}}); }), HasSubstr("manifest says"));

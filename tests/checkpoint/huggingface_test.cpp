@@ -1,5 +1,6 @@
 #include "caravan/checkpoint/huggingface.h"
 
+#include <cmath>
 #include <gmock/gmock.h>
 #include <map>
 
@@ -62,6 +63,16 @@ TEST(HuggingFaceFolder, ComesBackBitForBit) {
       }
     }
   }
+}
+
+/// What a model with such weights says is nothing but NaN.
+TEST(HuggingFaceFolder, WeightsThatAreNotFiniteAreNamed) {
+  const TemporaryFolder folder;
+  Exported out = export_to(folder / "new", ModelKind::llama);
+  out.parameters[3].second.view(-1)[5].fill_(std::nan(""));
+  write_huggingface(folder / "new", out.config, out.parameters, out.tokenizer, {});
+  EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "new", one_rank()); }),
+              HasSubstr(out.parameters[3].first + " has values that are not finite"));
 }
 
 ModelConfig small_mixtral() {

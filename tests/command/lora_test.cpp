@@ -106,7 +106,7 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
     file("tuned/adapter/adapter_config.json", changed);
     return refusal(3, {"lora.adapter=" + path("tuned/adapter")});
   };
-  EXPECT_THAT(with("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is IA3"));
+  EXPECT_THAT(with("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is \"IA3\""));
   EXPECT_THAT(with("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("sets bias"));
   EXPECT_THAT(with("\"r\": 4", "\"r\": \"4\""), HasSubstr("r is no number"));
   EXPECT_THAT(with("{", "["), HasSubstr("no JSON object"));

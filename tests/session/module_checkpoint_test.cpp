@@ -1,5 +1,6 @@
 #include "caravan/session/module_checkpoint.h"
 
+#include <cmath>
 #include <functional>
 #include <gmock/gmock.h>
 #include <map>
@@ -16,6 +17,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
@@ -192,6 +194,183 @@ TEST(ModuleCheckpoint, HasNoLayout) {
   }
 }
 
+/// Trains to step `steps`, from the checkpoint of `from` if there is one, with a rate that begins at `lr` and halves
+/// every 3 steps. Returns the rate at the end.
+double train_with_schedule(int ranks, const std::string& engine, const std::string& optimizer, double lr, int64_t steps,
+                           const fs::path& from, const fs::path& to) {
+  double last = 0;
+  on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
+    Program program(mesh, engine, optimizer);
+    optim::OptimizerOptions& options = program.optimizer->param_groups()[0].options();
+    options.set_lr(lr);
+    optim::StepLR scheduler(*program.optimizer, 3, 0.5);
+    ModuleCheckpoint checkpoint(to, *program.engine, program.optimizer.get());
+    checkpoint.add_scheduler(scheduler);
+    Progress at;
+    if (!from.empty()) at = checkpoint.load(find_checkpoint(from));
+    for (; at.step < steps; ++at.step) {
+      program.step();
+      scheduler.step();
+    }
+    checkpoint.save(at);
+    if (mesh.rank() == 0) last = options.get_lr();
+  });
+  return last;
+}
+
+/// Also if the program that goes on begins with another rate: the schedule has come to that of the checkpoint.
+TEST(ModuleCheckpoint, ASchedulerGoesOnWhereItWas) {
+  for (const std::string optimizer : {"sgd", "adamw"}) {
+    for (const auto& [engine, ranks] : std::vector<std::pair<std::string, int>>{{"ddp", 1}, {"ddp", 2}, {"fsdp", 2}}) {
+      SCOPED_TRACE(optimizer + " " + engine + std::to_string(ranks));
+      const TemporaryFolder folder;
+      const double lr = train_with_schedule(ranks, engine, optimizer, 0.1, 10, "", folder / "whole");
+      EXPECT_LT(lr, 0.02);
+      train_with_schedule(ranks, engine, optimizer, 0.1, 5, "", folder / "half");
+      for (const double start : {0.1, 0.7}) {
+        const fs::path resumed = folder / ("resumed" + std::to_string(start));
+        EXPECT_EQ(train_with_schedule(ranks, engine, optimizer, start, 10, folder / "half", resumed), lr);
+        expect_equal(folder / "whole", resumed);
+        EXPECT_EQ(CheckpointReader(find_checkpoint(resumed)).info().optimizer,
+                  CheckpointReader(find_checkpoint(folder / "whole")).info().optimizer);
+      }
+    }
+  }
+}
+
+/// The error of loading the checkpoint of `run` into a program of one rank.
+std::string load_error(const fs::path& run, const std::string& optimizer, int64_t width = 5, bool has_buffers = false) {
+  std::string message;
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", optimizer, width, has_buffers);
+    const double before = program.loss();
+    ModuleCheckpoint checkpoint(run, *program.engine, program.optimizer.get());
+    message = message_of<DataError>([&] { checkpoint.load(); });
+    EXPECT_EQ(program.loss(), before);
+  });
+  return message;
+}
+
+TEST(ModuleCheckpoint, AForgottenSchedulerIsRefused) {
+  const TemporaryFolder folder;
+  train_with_schedule(1, "ddp", "sgd", 0.1, 2, "", folder / "run");
+  EXPECT_THAT(load_error(folder / "run", "sgd"),
+              AllOf(HasSubstr("schedulers: the checkpoint has the steps of 1, but the program has added 0"),
+                    HasSubstr("add_scheduler()")));
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", "sgd");
+    optim::StepLR scheduler(*program.optimizer, 3);
+    ModuleCheckpoint module_only(folder / "other", *program.engine);
+    EXPECT_THAT(message_of<UsageError>([&] { module_only.add_scheduler(scheduler); }),
+                HasSubstr("there is no optimizer"));
+  });
+}
+
+/// The weights in one group, the biases in another.
+std::unique_ptr<optim::SGD> two_groups(Engine& engine, double lr_of_weights, double lr_of_biases, double decay) {
+  std::vector<at::Tensor> weights, biases;
+  for (const at::Tensor& tensor : engine.parameters()) (tensor.dim() > 1 ? weights : biases).push_back(tensor);
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.emplace_back(weights,
+                      std::make_unique<optim::SGDOptions>(optim::SGDOptions(lr_of_weights).weight_decay(decay)));
+  groups.emplace_back(biases, std::make_unique<optim::SGDOptions>(lr_of_biases));
+  return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.5));
+}
+
+TEST(ModuleCheckpoint, GroupsKeepTheirLearningRates) {
+  const TemporaryFolder folder;
+  constexpr double kOdd = 0.1 + 0.2;  // no decimal of a few digits
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+    Program program(mesh, "fsdp", "plain");
+    const auto optimizer = two_groups(*program.engine, kOdd, 0.25, 0.125);
+    ModuleCheckpoint(folder / "run", *program.engine, optimizer.get()).save({.step = 1});
+  });
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", "plain");
+    const auto load = [&](optim::Optimizer& optimizer) {
+      ModuleCheckpoint(folder / "other", *program.engine, &optimizer).load(folder / "run" / "step_000001");
+    };
+    const auto same = two_groups(*program.engine, 1, 1, 0.125);
+    load(*same);
+    EXPECT_EQ(same->param_groups()[0].options().get_lr(), kOdd);
+    EXPECT_EQ(same->param_groups()[1].options().get_lr(), 0.25);
+    const auto other = two_groups(*program.engine, 1, 1, 0.5);
+    EXPECT_THAT(message_of<DataError>([&] { load(*other); }),
+                HasSubstr("weight_decay is 0.5 in the program, and 0.125 in the checkpoint (0.weight and 1 more)"));
+    EXPECT_EQ(other->param_groups()[0].options().get_lr(), 1);
+  });
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", "plain");
+    const auto saved = two_groups(*program.engine, 0.5, 0.25, 0);
+    ModuleCheckpoint(folder / "rates", *program.engine, saved.get()).save({.step = 1});
+  });
+  EXPECT_THAT(load_error(folder / "rates", "plain"),
+              AllOf(HasSubstr("group 0: was saved with learning rate 0.5 for 2.weight and 0.25 for 2.bias"),
+                    HasSubstr("the groups of the program that saved it")));
+}
+
+/// The messages of E that `body` throws on each of two ranks.
+template <class E>
+std::vector<std::string> messages_on_two_ranks(const std::function<void(const Mesh&, Program&)>& body) {
+  std::vector<std::string> messages(2);
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", "sgd");
+    messages[static_cast<size_t>(mesh.rank())] = message_of<E>([&] { body(mesh, program); });
+    mesh.world().barrier("after it");
+  });
+  return messages;
+}
+
+/// Rank 0 alone looks at the folder, and one rank may read other files: the peers throw the same instead of waiting.
+TEST(ModuleCheckpoint, WhatOneRankFindsAllRanksThrow) {
+  using ::testing::Each;
+  const TemporaryFolder folder;
+  train(1, "ddp", "sgd", 1, "", folder / "run");
+  const auto save_to = [](const fs::path& run) {
+    return [=](const Mesh&, Program& program) {
+      ModuleCheckpoint(run, *program.engine, program.optimizer.get()).save({});
+    };
+  };
+  EXPECT_THAT(messages_on_two_ranks<UsageError>(save_to(folder / "run")),
+              Each(AllOf(HasSubstr("holds step_000001, which this run has not loaded"), HasSubstr("rank 0"))));
+  write_file(folder / "file", "");
+  EXPECT_THAT(messages_on_two_ranks<DataError>(save_to(folder / "file" / "run")),
+              Each(AllOf(HasSubstr("cannot be made"), HasSubstr("rank 0"))));
+  EXPECT_THAT(messages_on_two_ranks<DataError>([&](const Mesh& mesh, Program& program) {
+                ModuleCheckpoint checkpoint(folder / "other", *program.engine, program.optimizer.get());
+                checkpoint.load(folder / (mesh.rank() == 0 ? "run" : "nowhere") / "step_000001");
+              }),
+              Each(AllOf(HasSubstr("nowhere/step_000001"), HasSubstr("rank 1"))));
+  train(1, "ddp", "sgd", 1, folder / "run", folder / "second");  // step 2
+  EXPECT_THAT(messages_on_two_ranks<UsageError>([&](const Mesh& mesh, Program& program) {
+                ModuleCheckpoint checkpoint(folder / "other", *program.engine, program.optimizer.get());
+                checkpoint.load(find_checkpoint(folder / (mesh.rank() == 0 ? "run" : "second")));
+              }),
+              Each(HasSubstr("the checkpoint")));
+}
+
+TEST(ModuleCheckpoint, RanksThatDifferAreNotSaved) {
+  using ::testing::Each;
+  const TemporaryFolder folder;
+  const auto save = [&](Program& program, const Progress& at) {
+    ModuleCheckpoint(folder / "run", *program.engine, program.optimizer.get()).save(at);
+  };
+  EXPECT_THAT(messages_on_two_ranks<UsageError>(
+                  [&](const Mesh& mesh, Program& program) { save(program, {.step = 4 + mesh.rank()}); }),
+              Each(HasSubstr("step: is 4 on rank 0 and 5 on rank 1")));
+  EXPECT_THAT(messages_on_two_ranks<UsageError>([&](const Mesh& mesh, Program& program) {
+                program.optimizer->param_groups()[0].options().set_lr(mesh.rank() == 0 ? 0.5 : 0.25);
+                save(program, {.step = 4});
+              }),
+              Each(HasSubstr(": is 0.25 on one rank and 0.5 on another")));
+  EXPECT_THAT(messages_on_two_ranks<UsageError>([&](const Mesh&, Program& program) {
+                program.optimizer->param_groups()[0].options().set_lr(HUGE_VAL);
+                save(program, {.step = 4});
+              }),
+              Each(HasSubstr(": is inf")));
+  EXPECT_THAT(list_checkpoints(folder / "run"), ::testing::IsEmpty());
+}
+
 TEST(ModuleCheckpoint, BuffersAreThoseOfRankZero) {
   const TemporaryFolder folder;
   at::Tensor mean;
@@ -212,31 +391,29 @@ TEST(ModuleCheckpoint, BuffersAreThoseOfRankZero) {
   });
 }
 
-/// The error of loading the checkpoint of `run` into a program of one rank.
-std::string load_error(const fs::path& run, const std::string& optimizer, int64_t width = 5, bool has_buffers = false) {
-  std::string message;
-  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
-    Program program(mesh, "ddp", optimizer, width, has_buffers);
-    const double before = program.loss();
-    ModuleCheckpoint checkpoint(run, *program.engine, program.optimizer.get());
-    message = message_of<DataError>([&] { checkpoint.load(); });
-    EXPECT_EQ(program.loss(), before);
-  });
-  return message;
-}
-
 TEST(ModuleCheckpoint, WhatDoesNotFitIsListed) {
   const TemporaryFolder folder;
   const fs::path run = folder / "run";
   train(2, "fsdp", "sgd", 2, "", run);
   EXPECT_THAT(load_error(run, "adam"), HasSubstr("optimizer: its state is that of sgd, but the optimizer is adam"));
-  EXPECT_THAT(load_error(run, "plain"), HasSubstr("has, unexpected, optimizer.sgd.momentum_buffer.0.bias"));
+  EXPECT_THAT(load_error(run, "plain"),
+              AllOf(HasSubstr("momentum is 0 in the program, and 0.9 in the checkpoint (0.bias and 3 more)"),
+                    HasSubstr("dampening is 0 in the program, and 0.5 in the checkpoint (0.bias and 3 more)"),
+                    HasSubstr("before load()")));
   EXPECT_THAT(load_error(run, "sgd", 6),
               AllOf(HasSubstr("has in another shape"), HasSubstr("0.bias [5] (wanted [6])")));
   EXPECT_THAT(load_error(run, "sgd", 5, true), HasSubstr("lacks 3.weight, 3.bias, 3.running_mean"));
   train(1, "ddp", "plain", 2, "", folder / "plain");
-  EXPECT_THAT(load_error(folder / "plain", "sgd"), HasSubstr("lacks optimizer.sgd.momentum_buffer.0.weight"));
-  EXPECT_THAT(load_error(folder / "plain", "adam"), HasSubstr("lacks optimizer.adam.exp_avg.0.weight"));
+  EXPECT_THAT(load_error(folder / "plain", "sgd"),
+              HasSubstr("momentum is 0.9 in the program, and 0 in the checkpoint"));
+  EXPECT_THAT(load_error(folder / "plain", "adam"), HasSubstr("its state is that of sgd, but the optimizer is adam"));
+  // Nothing is known of the options where the module alone was saved, but what the optimizer lacks is.
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {
+    Program program(mesh, "ddp", "sgd");
+    ModuleCheckpoint(folder / "module", *program.engine).save({.step = 1});
+  });
+  EXPECT_THAT(load_error(folder / "module", "sgd"), HasSubstr("lacks optimizer.sgd.momentum_buffer.0.weight"));
+  EXPECT_THAT(load_error(folder / "module", "adam"), HasSubstr("lacks optimizer.adam.exp_avg.0.weight"));
 }
 
 TEST(ModuleCheckpoint, TheModuleAloneIsLoadedWithoutAnOptimizer) {

@@ -44,7 +44,7 @@ struct SavedCheckpoint {
   std::string warning{};  ///< on rank 0: why older checkpoints could not be removed; "" if they were
 };
 
-/// Writes run/step_NNNNNN: each rank writes its own shard, all at the same time; then rank 0 writes the manifest. All
+/// Writes run/step_NNNNNN: all ranks write their shards, and send rank 0 the list of their pieces for the manifest. All
 /// files go to a temporary folder, which is flushed to disk and renamed. After a crash at any point, the last
 /// checkpoint that was complete is still complete. Then rank 0 removes all but the `keep` newest (0: keeps all); see
 /// prune_checkpoints. If that fails, the result has a warning, and the next save tries again.
@@ -66,7 +66,7 @@ class CheckpointReader {
 
   /// Every rank of `world` calls it, before it uses what `read` gives: compares the hash of each shard with the
   /// manifest. Each shard is read by one rank; the ranks have about the same number of bytes to read. If a shard is
-  /// altered, all ranks throw the same DataError naming it. Sends one text per rank.
+  /// altered, all ranks throw the same DataError naming it. Sends 8 bytes.
   void verify(Communicator& world) const;
   /// Throws DataError listing the tensors that are missing, unexpected or of another shape than `wanted`, and for a
   /// shard whose header does not match the manifest. Reads the headers of all shards and nothing else. Shapes that pass
@@ -78,7 +78,8 @@ class CheckpointReader {
 
  private:
   struct Shards;
-  std::span<const std::byte> bytes_of(const ManifestTensor& tensor, const ManifestPiece& piece);
+  std::span<const std::byte> bytes_of(const std::string& name, const ManifestTensor& tensor,
+                                      const ManifestPiece& piece);
 
   std::filesystem::path folder_;
   Manifest manifest_;

@@ -1,6 +1,8 @@
 #include "caravan/checkpoint/load_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -59,16 +61,25 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   return {std::move(model), tokenizer, std::move(text), folder.string()};
 }
 
+LoadedModel with_finite_weights(LoadedModel loaded) {
+  for (const Parameter* parameter : loaded.model->parameters()) {
+    if (at::isfinite(parameter->rest()).all().item<bool>()) continue;
+    throw DataError({"load", loaded.origin, parameter->name() + " has values that are not finite", "",
+                     "use an earlier checkpoint of the run: its training has diverged"});
+  }
+  return loaded;
+}
+
 }  // namespace
 
 LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
   std::error_code error;
-  if (fs::exists(source / "config.json", error)) return from_folder(source, mesh);
+  if (fs::exists(source / "config.json", error)) return with_finite_weights(from_folder(source, mesh));
   for (int attempt = 0;; ++attempt) {
     const fs::path folder = find_checkpoint(source);
     try {
-      return from_checkpoint(folder, mesh);
+      return with_finite_weights(from_checkpoint(folder, mesh));
     } catch (const DataError&) {
       // A running job may have pruned the checkpoint meanwhile; then it has a newer one.
       constexpr int kMostAttempts = 10;

@@ -19,7 +19,8 @@ struct LoadedModel {
 };
 
 /// Loads a model for inference or export from a run folder (its newest checkpoint), a checkpoint or a Hugging Face
-/// folder. Every rank of `mesh` gets the whole model. Throws DataError for what is missing or damaged.
+/// folder. Every rank of `mesh` gets the whole model. Throws DataError for what is missing or damaged, and for weights
+/// that are not finite.
 LoadedModel load_model(const std::filesystem::path& source, const Mesh& mesh);
 
 }  // namespace caravan

@@ -21,6 +21,19 @@ struct Numerics {
   bool operator==(const Numerics&) const = default;
 };
 
+/// The optimizer of a program of one's own: what it is set to, and what its learning-rate schedulers have counted.
+struct OptimizerRecord {
+  struct Group {
+    std::map<std::string, double> options;  ///< by name: "lr", "weight_decay"; a flag is 0 or 1
+    std::vector<std::string> parameters;
+    bool operator==(const Group&) const = default;
+  };
+  std::string kind{};                 ///< "adamw"; "": not known
+  std::vector<Group> groups{};        ///< parameters with the same options
+  std::vector<int64_t> schedulers{};  ///< steps of each, in the order in which they were added
+  bool operator==(const OptimizerRecord&) const = default;
+};
+
 /// Everything about a checkpoint except its tensors.
 struct CheckpointInfo {
   int64_t step = 0;             ///< optimizer steps done
@@ -35,14 +48,14 @@ struct CheckpointInfo {
   std::string train_hash{};       ///< of the training text and the tokenizer; "": not known
   std::string validation_hash{};  ///< of the validation text and the tokenizer
   Numerics numerics{};
+  OptimizerRecord optimizer{};
   bool operator==(const CheckpointInfo&) const = default;
 };
 
-/// A piece of a tensor: `key` of the shard `file`.
+/// A piece of a tensor: the tensor of the same name in the shard `file`.
 struct ManifestPiece {
   Box box;
   std::string file;
-  std::string key;
 };
 
 struct ManifestTensor {
@@ -61,6 +74,9 @@ struct Manifest {
   CheckpointInfo info;
   std::map<std::string, ManifestTensor> tensors;
   std::map<std::string, ManifestFile> files;
+
+  /// A longer manifest is refused, when it is written and when it is read.
+  static constexpr int64_t kMostBytes = int64_t{1} << 30;
 
   std::string to_json() const;
   /// Reads and checks a manifest: version and keys are known, its own hash matches, file names have no path separators,

@@ -2,7 +2,9 @@
 
 #include <map>
 
+#include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -22,6 +24,12 @@ std::string a_of(const std::string& layer) { return layer + ".lora.a.weight"; }
 std::string b_of(const std::string& layer) { return layer + ".lora.b.weight"; }
 
 std::map<std::string, at::Tensor> by_name(const NamedTensors& tensors) { return {tensors.begin(), tensors.end()}; }
+
+void check_finite(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor) {
+  if (at::isfinite(tensor).all().item<bool>()) return;
+  throw DataError({"adapter", file.path().string(), name + " has a value that is not finite, or not after scaling", "",
+                   "use an earlier state of the adapters"});
+}
 
 /// [rows, columns] with zeros after what `tensor` has.
 at::Tensor filled_up(const at::Tensor& tensor, int64_t rows, int64_t columns) {
@@ -72,6 +80,8 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
     if (!scales.contains(layer.theirs)) continue;
     const at::Tensor a = read_tensor(file, peft_tensor(layer.theirs, 'A')).to(at::kFloat);
     const at::Tensor b = read_tensor(file, peft_tensor(layer.theirs, 'B')).to(at::kFloat) * scales[layer.theirs];
+    check_finite(file, peft_tensor(layer.theirs, 'A'), a);
+    check_finite(file, peft_tensor(layer.theirs, 'B'), b);
     int64_t rows = 0;
     for (const std::string& part : layer.ours) rows += shapes[part].out;
     const int64_t in = shapes[layer.ours.front()].in;

@@ -15,7 +15,7 @@ NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours);
 /// Reads a folder that PEFT wrote, whole and in fp32, under Caravan's names, in the order of Model::parameters(); for a
 /// model with the adapters of read_peft_config. A smaller rank is filled up with zeros, another scale becomes a factor
 /// of B, and a fused adapter one of its rank for each part. Throws DataError as read_peft_config, and for a shape that
-/// does not fit.
+/// does not fit or a value that is not finite.
 NamedTensors read_peft(const std::filesystem::path& folder, const ModelConfig& config);
 
 /// Writes a folder that PEFT loads. `base_model`: where its base is, for PEFT. Throws ResourceError, and UsageError

@@ -1,7 +1,9 @@
 #include "caravan/checkpoint/peft_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,7 +22,7 @@ namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
+using PeftJson = nlohmann::ordered_json;  // of several patterns that match a layer, PEFT takes the first
 
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
@@ -31,34 +33,73 @@ constexpr std::string_view kWeight = ".weight";
 
 std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
-json read_adapter_json(const fs::path& file) {
+PeftJson read_adapter_json(const fs::path& file) {
   std::error_code error;
   if (!fs::exists(file, error)) {
     refuse_adapter(file, "no such file", "name a folder that PEFT's save_pretrained wrote");
   }
   const MappedFile mapped(file, "adapter");
   check_json_depth(mapped.text(), file.string(), "adapter");
-  json root = json::parse(mapped.text(), nullptr, false);
-  if (!root.is_object()) refuse_adapter(file, "is no JSON object", "restore the file");
+  PeftJson root = PeftJson::parse(mapped.text(), nullptr, false);
+  if (!root.is_object()) {
+    refuse_adapter(file, "is no JSON object that can be read: it is damaged, or has a number that JSON does not have",
+                   "restore the file");
+  }
   return root;
 }
 
-/// What would make the adapters compute something else than W x + scale B A x.
-void refuse_other_methods(const json& root, const fs::path& file) {
-  if (root.value("peft_type", "") != "LORA") {
-    refuse_adapter(file, fmt::format("peft_type is {}", root.value("peft_type", "missing")),
-                   "only \"LORA\" is supported");
+/// The value of a key for a message.
+std::string shown(const PeftJson& root, const char* key) {
+  const auto found = root.find(key);
+  return found == root.end() ? "missing" : found->dump(-1, ' ', false, PeftJson::error_handler_t::replace);
+}
+
+/// What may be set to anything: it says how the adapters were trained or which layers have one, which the tensors show.
+constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
+                               "target_modules", "exclude_modules", "lora_dropout", "layers_pattern",
+                               "layers_to_transform", "megatron_core", "loftq_config", "eva_config", "corda_config",
+                               "lora_ga_config", "qalora_group_size", "runtime_config", "peft_version",
+                               "ensure_weight_tying",
+                               // Only says how the base stores its weights.
+                               "fan_in_fan_out"};
+/// What is read below.
+constexpr std::array kRead{"peft_type",        "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
+                           "init_lora_weights"};
+
+bool is_set(const PeftJson& value) {
+  if (value.is_null()) return false;
+  if (value.is_boolean()) return value.get<bool>();
+  return !value.empty() && value != "none" && value != "";
+}
+
+/// What would make the adapters compute something else than W x + scale B A x. That a key is not known is no reason to
+/// ignore it: later versions of PEFT have other methods.
+void refuse_other_methods(const PeftJson& root, const fs::path& file) {
+  if (shown(root, "peft_type") != "\"LORA\"") {
+    refuse_adapter(file, "peft_type is " + shown(root, "peft_type"), "only \"LORA\" is supported");
   }
-  const auto is_set = [&](const char* key) {
-    const auto found = root.find(key);
-    if (found == root.end() || found->is_null()) return false;
-    if (found->is_boolean()) return found->get<bool>();
-    return !found->empty() && *found != "none" && *found != false;
-  };
-  for (const char* key : {"use_dora", "bias", "lora_bias", "modules_to_save", "layer_replication", "use_qalora",
-                          "trainable_token_indices", "target_parameters", "alora_invocation_tokens"}) {
-    if (is_set(key)) refuse_adapter(file, fmt::format("sets {} to {}", key, root[key].dump()), "train without it");
+  for (const auto& [key, value] : root.items()) {
+    if (std::ranges::find(kNoMatter, key) != kNoMatter.end() || std::ranges::find(kRead, key) != kRead.end()) continue;
+    if (is_set(value)) {
+      refuse_adapter(file, fmt::format("sets {} to {}", key, shown(root, key.c_str())),
+                     "train without it, or remove the key if it does not change what the adapters compute");
+    }
   }
+}
+
+/// Some ways to start move a part of the base's weights into the adapters: they fit what remains of the base alone.
+void refuse_other_base(const PeftJson& root, const fs::path& file) {
+  const auto found = root.find("init_lora_weights");
+  if (found == root.end() || found->is_boolean() || found->is_null()) return;
+  constexpr std::array kKeepTheBase{"gaussian", "eva", "orthogonal"};
+  if (std::ranges::any_of(kKeepTheBase, [&](const char* name) { return *found == name; })) return;
+  refuse_adapter(
+      file,
+      fmt::format("init_lora_weights is {}: such adapters change the weights of their base, or are of a kind "
+                  "that is not known",
+                  shown(root, "init_lora_weights")),
+      "save them with PEFT's save_pretrained(.., path_initial_model_for_weight_conversion=..), which makes "
+      "them adapters of the base as it was, or merge them into their own base");
 }
 
 /// Their layer that a tensor is the factor A or B of; nothing for another name.
@@ -71,27 +112,44 @@ std::optional<std::pair<std::string, char>> parse_tensor(std::string_view name) 
   return std::nullopt;
 }
 
-/// The value of a pattern that names the layer or its end, else `absent`.
-double by_pattern(const json& root, const char* key, const std::string& layer, double absent, const fs::path& file) {
+double positive(const PeftJson& value, const std::string& what, const fs::path& file) {
+  const double number = value.is_number() ? value.get<double>() : 0;
+  // In fp32, in which adapters are added.
+  if (number > 0 && number <= std::numeric_limits<float>::max()) return number;
+  refuse_adapter(file,
+                 fmt::format("{} is no number above 0 that fp32 has: {}", what,
+                             value.dump(-1, ' ', false, PeftJson::error_handler_t::replace)),
+                 "restore the file");
+}
+
+double number(const PeftJson& root, const char* key, const fs::path& file) {
+  const auto found = root.find(key);
+  return positive(found == root.end() ? PeftJson() : *found, key, file);
+}
+
+/// The value of the first pattern that names the layer or its end, else `absent`.
+double by_pattern(const PeftJson& root, const char* key, const std::string& layer, double absent,
+                  const fs::path& file) {
   const auto patterns = root.find(key);
-  if (patterns == root.end() || !patterns->is_object()) return absent;
+  if (patterns == root.end() || patterns->is_null()) return absent;
+  if (!patterns->is_object()) refuse_adapter(file, fmt::format("{} is no object", key), "restore the file");
   for (const auto& [pattern, value] : patterns->items()) {
-    if (pattern.find_first_of("*+?[]()|^$\\") != std::string::npos) {
+    if (pattern.find_first_of("*+?[]()|^$\\{}") != std::string::npos) {
       refuse_adapter(file, fmt::format("{} has the regular expression '{}'", key, pattern), "name the layers");
     }
-    if (!value.is_number())
-      refuse_adapter(file, fmt::format("{} of '{}' is no number", key, pattern), "restore the file");
-    if (layer == pattern || layer.ends_with("." + pattern)) return value.get<double>();
+    const double own = positive(value, fmt::format("{} of '{}'", key, pattern), file);
+    if (layer == pattern || layer.ends_with("." + pattern)) return own;
   }
   return absent;
 }
 
-double number(const json& root, const char* key, const fs::path& file) {
+bool flag(const PeftJson& root, const char* key, const fs::path& file) {
   const auto found = root.find(key);
-  if (found == root.end() || !found->is_number() || found->get<double>() <= 0) {
-    refuse_adapter(file, fmt::format("{} is no number above 0", key), "restore the file");
+  if (found == root.end() || found->is_null()) return false;
+  if (!found->is_boolean()) {
+    refuse_adapter(file, fmt::format("{} is {}", key, shown(root, key)), "give true or false");
   }
-  return found->get<double>();
+  return found->get<bool>();
 }
 
 /// Names of our layers, as short as they can be: "query" where all blocks have it.
@@ -131,9 +189,10 @@ std::string peft_tensor(const std::string& theirs, char factor) {
 
 PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   const fs::path file = folder / kPeftConfig;
-  const json root = read_adapter_json(file);
+  const PeftJson root = read_adapter_json(file);
   refuse_other_methods(root, file);
-  const bool has_root = root.contains("use_rslora") && root["use_rslora"] == true;
+  refuse_other_base(root, file);
+  const bool has_root = flag(root, "use_rslora", file);
   const auto scale = [&](double alpha, double rank) { return alpha / (has_root ? std::sqrt(rank) : rank); };
   const double r = number(root, "r", file);
   const double alpha = number(root, "lora_alpha", file);
@@ -156,6 +215,11 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     }
     if (factor != 'A') continue;
     const int64_t rank = entry.shape.front();
+    const double wanted = by_pattern(root, "rank_pattern", theirs, r, file);
+    if (static_cast<double>(rank) != wanted) {
+      refuse_adapter(weights.path(), fmt::format("{} has rank {}, but {} says {}", name, rank, kPeftConfig, wanted),
+                     "restore the two files: they are not of one adapter");
+    }
     config.lora.rank = std::max(config.lora.rank, rank);
     config.layers.push_back(
         {theirs, scale(by_pattern(root, "alpha_pattern", theirs, alpha, file), static_cast<double>(rank))});

@@ -33,7 +33,8 @@ struct PeftConfig {
 
 /// Reads which layers of `model` have adapters, from the configuration and the names and shapes of the weights. Throws
 /// DataError naming file and key for what is missing, damaged, of another model, or not supported: other methods than
-/// LoRA (DoRA, trained biases or whole modules).
+/// LoRA (DoRA, trained biases or whole modules, a key that is not known), and adapters that have changed the weights of
+/// their base (PiSSA, OLoRA, CorDA, LoftQ).
 PeftConfig read_peft_config(const std::filesystem::path& folder, const ModelConfig& model);
 
 /// adapter_config.json of the adapters of `config`.

@@ -53,15 +53,16 @@ CheckpointReader::CheckpointReader(const fs::path& folder)
 
 CheckpointReader::~CheckpointReader() = default;
 
-std::span<const std::byte> CheckpointReader::bytes_of(const ManifestTensor& tensor, const ManifestPiece& piece) {
+std::span<const std::byte> CheckpointReader::bytes_of(const std::string& name, const ManifestTensor& tensor,
+                                                      const ManifestPiece& piece) {
   const SafetensorsFile& shard = shards_->get(folder_, piece.file);
-  const SafetensorsEntry& entry = shard.at(piece.key);
+  const SafetensorsEntry& entry = shard.at(name);
   if (safetensors_name(entry.dtype) != tensor.dtype || entry.shape != piece.box.size) {
     refuse(shard.path(),
-           fmt::format("holds {} as {} {}, but the manifest says {} {}", piece.key, safetensors_name(entry.dtype),
+           fmt::format("holds {} as {} {}, but the manifest says {} {}", name, safetensors_name(entry.dtype),
                        shape_text(entry.shape), tensor.dtype, shape_text(piece.box.size)));
   }
-  return shard.bytes(piece.key);
+  return shard.bytes(name);
 }
 
 void CheckpointReader::verify(Communicator& world) const { verify_files(folder_, manifest_.files, world); }
@@ -90,7 +91,7 @@ void CheckpointReader::check(const std::vector<std::pair<std::string, std::vecto
                      "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});
   }
   for (const auto& [name, tensor] : manifest_.tensors) {
-    for (const ManifestPiece& piece : tensor.pieces) bytes_of(tensor, piece);
+    for (const ManifestPiece& piece : tensor.pieces) bytes_of(name, tensor, piece);
   }
 }
 
@@ -106,7 +107,7 @@ void CheckpointReader::read(const std::string& name, const Box& box, at::Tensor 
   const std::span<std::byte> target(static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<size_t>(out.nbytes()));
   for (const ManifestPiece& piece : tensor.pieces) {
     if (!overlaps(piece.box, box)) continue;  // its shard need not be opened
-    copy_overlap(piece.box, bytes_of(tensor, piece), box, target, static_cast<int64_t>(out.element_size()));
+    copy_overlap(piece.box, bytes_of(name, tensor, piece), box, target, static_cast<int64_t>(out.element_size()));
   }
 }
 

@@ -2,12 +2,14 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <string>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/text.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/checkpoint/safetensors.h"
@@ -51,6 +53,8 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, const at::Tensor*> tensors;
   for (const CheckpointPiece* piece : pieces) {
+    // A piece of nothing tells nothing, unless the tensor has no elements at all.
+    if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
     const Dtype dtype = to_dtype(piece->tensor.scalar_type());
     report["pieces"].push_back({{"name", piece->name},
                                 {"shape", piece->shape},
@@ -78,9 +82,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   return report.dump();
 }
 
-namespace {
-
-Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& reports) {
+Manifest manifest_of(const CheckpointInfo& info, const std::vector<std::string>& reports) {
   Manifest manifest;
   manifest.info = info;
   for (const std::string& text : reports) {
@@ -88,40 +90,43 @@ Manifest assemble(const CheckpointInfo& info, const std::vector<std::string>& re
     const auto file = report.value("file", std::string());
     if (!file.empty()) manifest.files[file] = {report["bytes"].get<int64_t>(), report["hash"].get<std::string>()};
     for (const json& piece : report["pieces"]) {
-      const auto name = piece["name"].get<std::string>();
-      ManifestTensor& tensor = manifest.tensors[name];
+      ManifestTensor& tensor = manifest.tensors[piece["name"].get<std::string>()];
       tensor.shape = piece["shape"].get<std::vector<int64_t>>();
       tensor.dtype = piece["dtype"].get<std::string>();
       Box box{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()};
-      if (box.num_elements() > 0) tensor.pieces.push_back({std::move(box), file, name});
+      if (box.num_elements() > 0) tensor.pieces.push_back({std::move(box), file});
     }
   }
   return manifest;
 }
 
-/// Runs `work` on every rank and gathers the results. If it fails anywhere, all ranks throw the error of the lowest
-/// rank that failed.
-std::vector<std::string> reports_of_all(Communicator& world, const std::function<std::string()>& work) {
-  std::string mine;
-  std::string failure;
-  std::string action = "free space or name another folder: checkpoint.dir";
-  try {
-    mine = work();
-  } catch (const Error& error) {
-    const ErrorText& text = error.text();
-    failure = fmt::format("rank {}: {}{}{}", world.rank(), text.subject, text.subject.empty() ? "" : ": ", text.fact);
-    if (!text.action.empty()) action = text.action;
-  } catch (const std::exception& error) {
-    failure = fmt::format("rank {}: {}", world.rank(), error.what());
-  }
-  const std::vector<std::string> failures = gather_texts(world, failure, "checkpoint");
-  const auto first = std::ranges::find_if(failures, [](const std::string& text) { return !text.empty(); });
-  if (first != failures.end()) {
-    const std::vector<std::string> actions = gather_texts(world, action, "checkpoint");
-    throw ResourceError({"checkpoint", "", "was not written; earlier ones are untouched", *first,
-                         actions[static_cast<size_t>(first - failures.begin())]});
-  }
-  return gather_texts(world, mine, "checkpoint");
+namespace {
+
+/// What a failed save throws on every rank, because of `fact` on this one.
+ResourceError not_written(const Communicator& world, const std::string& fact, const std::string& action) {
+  return ResourceError({"checkpoint", "", "was not written; earlier ones are untouched",
+                        fmt::format("rank {}: {}", world.rank(), fact),
+                        action.empty() ? "free space or name another folder: checkpoint.dir" : action});
+}
+
+/// Runs `work` on every rank. If it fails anywhere, all ranks throw the error of the lowest rank that failed.
+void save_on_all_ranks(Communicator& world, const std::function<void()>& work) {
+  all_or_none(
+      world,
+      [&] {
+        try {
+          work();
+        } catch (const CommError&) {
+          throw;
+        } catch (const Error& error) {
+          const ErrorText& text = error.text();
+          throw not_written(world, fmt::format("{}{}{}", text.subject, text.subject.empty() ? "" : ": ", text.fact),
+                            text.action);
+        } catch (const std::exception& error) {
+          throw not_written(world, error.what(), "");
+        }
+      },
+      "checkpoint");
 }
 
 /// The axes on which the ranks hold the same piece of a tensor of this layout.
@@ -175,9 +180,11 @@ std::string prune_or_warn(const fs::path& run, int64_t keep) {
 }
 
 fs::path begin_save(const fs::path& run, int64_t step, Communicator& world) {
-  const auto asides = reports_of_all(
-      world, [&] { return world.rank() == 0 ? make_checkpoint_aside(run, step).string() : std::string(); });
-  return asides.front();
+  fs::path aside;
+  save_on_all_ranks(world, [&] {
+    if (world.rank() == 0) aside = make_checkpoint_aside(run, step);
+  });
+  return broadcast_text(world, aside.string(), 0, "checkpoint");
 }
 
 SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const CheckpointInfo& info, Communicator& world,
@@ -185,14 +192,22 @@ SavedCheckpoint end_save(const fs::path& run, const fs::path& aside, const Check
   const fs::path target = run / checkpoint_name(info.step);
   const bool is_first = world.rank() == 0;
   try {
-    const auto reports = reports_of_all(world, shard);
-    reports_of_all(world, [&] {
-      if (!is_first) return std::string();
-      OutputFile file(aside / "manifest.json", "checkpoint");
-      file.append(assemble(info, reports).to_json());
+    std::string report;
+    save_on_all_ranks(world, [&] { report = shard(); });
+    const std::vector<std::string> reports = gather_texts_to(world, report, 0, "checkpoint");
+    save_on_all_ranks(world, [&] {
+      if (!is_first) return;
+      const std::string manifest = manifest_of(info, reports).to_json();
+      if (static_cast<int64_t>(manifest.size()) > Manifest::kMostBytes) {
+        throw ResourceError(
+            {"checkpoint", kManifestName,
+             fmt::format("would have {}, more than can be read", format_bytes(static_cast<int64_t>(manifest.size()))),
+             "", "shard over fewer ranks: data_parallel.shard"});
+      }
+      OutputFile file(aside / kManifestName, "checkpoint");
+      file.append(manifest);
       file.finish();
       publish_checkpoint(aside, target);
-      return std::string();
     });
   } catch (const ResourceError&) {
     std::error_code error;

@@ -23,6 +23,9 @@ std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>&
 std::string write_shard(const std::filesystem::path& folder, const std::vector<const CheckpointPiece*>& pieces,
                         int rank, const std::stop_token& stop = {});
 
+/// The manifest of a checkpoint with these shards: the results of write_shard, one for each rank.
+Manifest manifest_of(const CheckpointInfo& info, const std::vector<std::string>& reports);
+
 /// Publishes the checkpoint once all ranks have their shard() on disk. Throws on every rank what it throws on one, as
 /// ResourceError; then nothing new is left.
 SavedCheckpoint end_save(const std::filesystem::path& run, const std::filesystem::path& aside,

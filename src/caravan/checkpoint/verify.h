@@ -14,7 +14,7 @@ namespace caravan {
 void verify_file(const std::filesystem::path& folder, const std::string& name, const ManifestFile& listed);
 
 /// Verifies each file once: every rank of `world` calls it and hashes its share. If a file is damaged or cannot be
-/// read, all ranks throw the error of the lowest rank that found one. Sends one text per rank.
+/// read, all ranks throw the error of the lowest rank that found one. Sends 8 bytes.
 void verify_files(const std::filesystem::path& folder, const std::map<std::string, ManifestFile>& files,
                   Communicator& world);
 

@@ -1,6 +1,7 @@
 #include "caravan/session/module_checkpoint.h"
 
 #include <algorithm>
+#include <optional>
 #include <unistd.h>
 
 #include <ATen/core/grad_mode.h>
@@ -8,10 +9,14 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
+#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/text.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/comm/agree.h"
+#include "caravan/comm/same.h"
+#include "caravan/session/optimizer_record.h"
 #include "caravan/session/optimizer_state.h"
 
 namespace caravan {
@@ -77,26 +82,32 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
 
 ModuleCheckpoint::~ModuleCheckpoint() = default;
 
-/// Before the first write. A run that `starts` anew finds no checkpoint there.
+void ModuleCheckpoint::add_scheduler(torch::optim::LRScheduler& scheduler) {
+  if (!optimizer_) {
+    throw UsageError({"checkpoint", "add_scheduler", "there is no optimizer that the scheduler could be of",
+                      engine_.mesh().where(), "give the optimizer to the constructor"});
+  }
+  optimizer_->add_scheduler(scheduler);
+}
+
+/// On rank 0, before the first write. A run that `starts` anew finds no checkpoint there.
 void ModuleCheckpoint::take_folder(bool starts) {
-  if (is_taken_) return;
-  if (engine_.mesh().rank() == 0) {
-    std::error_code error;
-    fs::create_directories(run_, error);
-    if (error) throw_file_error("checkpoint", run_, "cannot be made", error.value());
-    lock_ = FileLock(run_ / ".lock", fmt::format("process {}", ::getpid()), "checkpoint");
-    if (!lock_.is_held() && lock_.is_supported()) {
-      throw UsageError({"checkpoint", run_.string(), "is in use by another run",
-                        lock_.holder().empty() ? "" : "its owner: " + lock_.holder(),
-                        "wait for that run or stop it, or name another folder"});
-    }
-    restore_checkpoints(run_);
-    if (const auto found = list_checkpoints(run_); starts && !found.empty()) {
-      lock_ = {};
-      throw UsageError({"checkpoint", run_.string(),
-                        fmt::format("holds {}, which this run has not loaded", found.back().filename().string()), "",
-                        "load() it first, or name another folder"});
-    }
+  if (is_taken_ || engine_.mesh().rank() != 0) return;
+  std::error_code error;
+  fs::create_directories(run_, error);
+  if (error) throw_file_error("checkpoint", run_, "cannot be made", error.value());
+  lock_ = FileLock(run_ / ".lock", fmt::format("process {}", ::getpid()), "checkpoint");
+  if (!lock_.is_held() && lock_.is_supported()) {
+    throw UsageError({"checkpoint", run_.string(), "is in use by another run",
+                      lock_.holder().empty() ? "" : "its owner: " + lock_.holder(),
+                      "wait for that run or stop it, or name another folder"});
+  }
+  restore_checkpoints(run_);
+  if (const auto found = list_checkpoints(run_); starts && !found.empty()) {
+    lock_ = {};
+    throw UsageError({"checkpoint", run_.string(),
+                      fmt::format("holds {}, which this run has not loaded", found.back().filename().string()), "",
+                      "load() it first, or name another folder"});
   }
   is_taken_ = true;
 }
@@ -144,22 +155,33 @@ std::vector<CheckpointPiece> ModuleCheckpoint::optimizer_pieces() const {
 
 SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
   const at::NoGradGuard no_grad;
-  take_folder(/*starts=*/true);
-  const CheckpointInfo info{.step = progress.step, .optimizer_steps = progress.step, .counters = progress.counters};
+  Communicator& world = engine_.mesh().world();
+  std::vector<SharedFact> facts{{"step", fmt::format("{}", progress.step)},
+                                {"steps of schedulers", optimizer_ ? join(optimizer_->scheduler_steps()) : ""}};
+  for (const auto& [name, count] : progress.counters) facts.push_back({name, fmt::format("{}", count)});
+  check_same_on_all_ranks(world, "checkpoint", facts);
+  all_or_none(
+      world, [&] { take_folder(/*starts=*/true); }, "checkpoint");
+  CheckpointInfo info{.step = progress.step, .optimizer_steps = progress.step, .counters = progress.counters};
   std::vector<CheckpointPiece> pieces = module_pieces();
   if (optimizer_) {
+    info.optimizer = record_of(*optimizer_, parameters_, world);
     for (CheckpointPiece& piece : optimizer_pieces()) pieces.push_back(std::move(piece));
   }
-  return save_checkpoint(run_, info, pieces, engine_.mesh().world(), keep_);
+  return save_checkpoint(run_, info, pieces, world, keep_);
 }
 
 Progress ModuleCheckpoint::load() {
-  take_folder(/*starts=*/false);
   Communicator& world = engine_.mesh().world();
   std::string newest;
-  if (world.rank() == 0) {
-    if (const auto found = list_checkpoints(run_); !found.empty()) newest = fs::absolute(found.back()).string();
-  }
+  all_or_none(
+      world,
+      [&] {
+        if (world.rank() != 0) return;
+        take_folder(/*starts=*/false);
+        if (const auto found = list_checkpoints(run_); !found.empty()) newest = fs::absolute(found.back()).string();
+      },
+      "checkpoint");
   newest = broadcast_text(world, newest, 0, "checkpoint");
   return newest.empty() ? Progress{} : load(newest);
 }
@@ -167,20 +189,51 @@ Progress ModuleCheckpoint::load() {
 Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
   const at::NoGradGuard no_grad;
   Communicator& world = engine_.mesh().world();
-  CheckpointReader reader(checkpoint);
-  refuse_other_kind(reader);
-  reader.verify(world);
-  reader.check(wanted(reader));
-  read_module(reader);
-  if (optimizer_) read_optimizer(reader);
-  engine_.state().bump_version();
-  const CheckpointInfo& info = reader.info();
-  std::error_code error;
-  if (fs::equivalent(fs::absolute(checkpoint).parent_path(), run_, error)) {
-    take_folder(/*starts=*/false);
-    if (world.rank() == 0) abandon_later_checkpoints(run_, info.step);
-  }
+  std::optional<CheckpointReader> reader;
+  std::string hash;
+  all_or_none(
+      world,
+      [&] {
+        reader.emplace(checkpoint);
+        hash = content_hash(MappedFile(checkpoint / kManifestName, "checkpoint").bytes()).hex();
+        refuse_other_kind(*reader);
+      },
+      "checkpoint");
+  const CheckpointInfo& info = reader->info();
+  check_same_on_all_ranks(world, "checkpoint",
+                          {{"the checkpoint", fmt::format("{} {}", checkpoint_name(info.step), hash)}});
+  reader->verify(world);
+  const OptimizerRecord own = optimizer_ ? record_of(*optimizer_, parameters_, world) : OptimizerRecord{};
+  const auto all_wanted = wanted(*reader);
+  all_or_none(
+      world,
+      [&] {
+        // Of another module, check() lists the tensors.
+        const bool has_all = std::ranges::all_of(
+            parameters_, [&](const Parameter* one) { return reader->manifest().tensors.contains(one->name()); });
+        if (optimizer_ && has_all) check_record(info.optimizer, own, *optimizer_, parameters_);
+        reader->check(all_wanted);
+      },
+      "checkpoint");
+  all_or_none(
+      world,
+      [&] {
+        read_module(*reader);
+        if (optimizer_) read_optimizer(*reader);
+        if (optimizer_) restore_record(info.optimizer, *optimizer_, parameters_);
+        engine_.state().bump_version();
+        if (world.rank() == 0) set_later_aside(checkpoint, info.step);
+      },
+      "checkpoint");
   return {.step = info.step, .counters = info.counters};
+}
+
+/// If the checkpoint that was loaded is of this run.
+void ModuleCheckpoint::set_later_aside(const fs::path& checkpoint, int64_t step) {
+  std::error_code error;
+  if (!fs::equivalent(fs::absolute(checkpoint).parent_path(), run_, error)) return;
+  take_folder(/*starts=*/false);
+  abandon_later_checkpoints(run_, step);
 }
 
 void ModuleCheckpoint::refuse_other_kind(const CheckpointReader& reader) const {

@@ -13,8 +13,9 @@
 #include "caravan/engine/engine.h"
 
 namespace torch::optim {
+class LRScheduler;
 class Optimizer;
-}
+}  // namespace torch::optim
 
 namespace caravan {
 
@@ -27,18 +28,24 @@ struct Progress {
 };
 
 /// The checkpoints of a program of one's own, in a folder `run`: parameters and buffers of its module under their own
-/// names, the state of its torch::optim optimizer, and its counts. The format, and what holds after a crash, are those
-/// of save_checkpoint. A checkpoint has no layout: what N ranks saved, sharded or not, M ranks load in their own way.
+/// names, the state and the options of its torch::optim optimizer, the steps of its schedulers, and its counts. The
+/// format, and what holds after a crash, are those of save_checkpoint. A checkpoint has no layout: what N ranks saved,
+/// sharded or not, M ranks load in their own way.
 ///
 ///   Ddp ddp(model, session.mesh());
 ///   torch::optim::AdamW optimizer(ddp.parameters());
+///   torch::optim::StepLR scheduler(optimizer, 1000);
 ///   ModuleCheckpoint checkpoint("runs/mine", ddp, &optimizer);
+///   checkpoint.add_scheduler(scheduler);
 ///   for (Progress at = checkpoint.load(); at.step < kSteps;) {
 ///     ..
 ///     if (++at.step % 100 == 0) checkpoint.save(at);
 ///   }
 ///
-/// Not kept: options of the optimizer, such as a learning rate, and the state of generators and of communication hooks.
+/// A load restores the learning rate of each group, because schedulers change it: what the program was started with no
+/// longer counts. All other options must be those of the checkpoint. After the load a program may set any option.
+///
+/// Not kept: the state of generators, of communication hooks, and of ReduceLROnPlateauScheduler, which torch hides.
 /// Buffers are those of rank 0.
 class ModuleCheckpoint {
  public:
@@ -51,21 +58,30 @@ class ModuleCheckpoint {
                    int64_t keep = 2);
   ~ModuleCheckpoint();
 
-  /// Every rank calls it, between steps, with the same progress. Sends a few texts, and 16 bytes for each parameter.
-  /// Throws as save_checkpoint; on rank 0, UsageError for a folder that another process writes to, or that holds
-  /// checkpoints which were not loaded: they would be mixed with those of this run.
+  /// Saves the steps that `scheduler` has counted, and restores them: it goes on where it was. `scheduler` is of the
+  /// optimizer, and outlives this. Every rank of every run adds the same schedulers in the same order, before it loads.
+  /// Throws UsageError without an optimizer.
+  void add_scheduler(torch::optim::LRScheduler& scheduler);
+
+  /// Every rank calls it, between steps, with the same progress. Sends a few texts, and for each parameter 16 bytes and
+  /// 16 more for each option. Throws as save_checkpoint; UsageError for a folder that another process writes to, or
+  /// that holds checkpoints which were not loaded: they would be mixed with those of this run; and for progress or
+  /// options that differ between ranks.
   SavedCheckpoint save(const Progress& progress);
 
   /// Loads the newest checkpoint of the run and returns its progress; if there is none, step 0. Every rank calls it.
   Progress load();
   /// Loads `checkpoint`. If it is of this run, later ones are set aside as step_NNNNNN.abandoned.
-  /// Throws DataError for a damaged checkpoint, one written with another kind of optimizer, or one whose tensors are
-  /// not those of the module and the optimizer, listing what is missing, unexpected or of another shape.
+  /// Throws DataError for a damaged checkpoint, one written with another kind of optimizer, with other options (apart
+  /// from learning rates) or another number of schedulers, or one whose tensors are not those of the module and the
+  /// optimizer, listing what is missing, unexpected or of another shape. What one rank throws, all ranks throw. A
+  /// checkpoint that does not fit changes nothing. One of an earlier version has no options: those of the program stay.
   Progress load(const std::filesystem::path& checkpoint);
 
  private:
   using Shape = std::vector<int64_t>;
   void take_folder(bool starts);
+  void set_later_aside(const std::filesystem::path& checkpoint, int64_t step);
   void refuse_other_kind(const CheckpointReader& reader) const;
   /// By parameter: which fields the optimizers of all ranks keep, and the steps they counted.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> agreed_state() const;
@@ -81,7 +97,7 @@ class ModuleCheckpoint {
   std::unique_ptr<OptimizerState> optimizer_;  ///< null: none
   int64_t keep_;
   FileLock lock_;          ///< on rank 0, once it writes
-  bool is_taken_ = false;  ///< the folder is this run's
+  bool is_taken_ = false;  ///< on rank 0: the folder is this run's
 };
 
 }  // namespace caravan

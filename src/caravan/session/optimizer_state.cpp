@@ -9,6 +9,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
@@ -32,7 +33,9 @@ struct OptimizerKind {
   const char* name;
   std::vector<std::string> fields;
   bool (*is)(optim::Optimizer& optimizer);
-  int64_t (*mask)(optim::OptimizerOptions& options);  ///< of the fields that are used with them
+  std::vector<std::string> option_names;
+  std::vector<double> (*options)(optim::OptimizerOptions& options);  ///< in the order of their names
+  int64_t (*mask)(optim::OptimizerOptions& options);                 ///< of the fields that are used with them
   View (*view)(optim::OptimizerParamState& state);
   std::unique_ptr<optim::OptimizerParamState> (*make)();
 };
@@ -61,12 +64,38 @@ View adam_view(optim::OptimizerParamState& state) {
 }
 
 const std::vector<std::string> kAdamFields{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+const std::vector<std::string> kAdamOptions{"lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad"};
+
+template <class Options>
+std::vector<double> adam_options(optim::OptimizerOptions& options) {
+  auto& adam = static_cast<Options&>(options);
+  const auto [beta1, beta2] = adam.betas();
+  return {adam.lr(), beta1, beta2, adam.eps(), adam.weight_decay(), adam.amsgrad() ? 1.0 : 0.0};
+}
+
+std::vector<double> sgd_options(optim::OptimizerOptions& options) {
+  auto& sgd = static_cast<optim::SGDOptions&>(options);
+  return {sgd.lr(), sgd.momentum(), sgd.dampening(), sgd.weight_decay(), sgd.nesterov() ? 1.0 : 0.0};
+}
+
+std::vector<double> adagrad_options(optim::OptimizerOptions& options) {
+  auto& adagrad = static_cast<optim::AdagradOptions&>(options);
+  return {adagrad.lr(), adagrad.lr_decay(), adagrad.weight_decay(), adagrad.initial_accumulator_value(), adagrad.eps()};
+}
+
+std::vector<double> rmsprop_options(optim::OptimizerOptions& options) {
+  auto& rmsprop = static_cast<optim::RMSpropOptions&>(options);
+  return {rmsprop.lr(),           rmsprop.alpha(),    rmsprop.eps(),
+          rmsprop.weight_decay(), rmsprop.momentum(), rmsprop.centered() ? 1.0 : 0.0};
+}
 
 const std::vector<OptimizerKind>& kinds() {
   static const std::vector<OptimizerKind> all{
       {"sgd",
        {"momentum_buffer"},
        is<optim::SGD>,
+       {"lr", "momentum", "dampening", "weight_decay", "nesterov"},
+       sgd_options,
        [](optim::OptimizerOptions& options) -> int64_t {
          return static_cast<optim::SGDOptions&>(options).momentum() != 0 ? 1 : 0;
        },
@@ -74,13 +103,15 @@ const std::vector<OptimizerKind>& kinds() {
          return {nullptr, {&static_cast<optim::SGDParamState&>(state).momentum_buffer()}};
        },
        make<optim::SGDParamState>},
-      {"adam", kAdamFields, is<optim::Adam>, adam_mask<optim::AdamOptions>, adam_view<optim::AdamParamState>,
-       make<optim::AdamParamState>},
-      {"adamw", kAdamFields, is<optim::AdamW>, adam_mask<optim::AdamWOptions>, adam_view<optim::AdamWParamState>,
-       make<optim::AdamWParamState>},
+      {"adam", kAdamFields, is<optim::Adam>, kAdamOptions, adam_options<optim::AdamOptions>,
+       adam_mask<optim::AdamOptions>, adam_view<optim::AdamParamState>, make<optim::AdamParamState>},
+      {"adamw", kAdamFields, is<optim::AdamW>, kAdamOptions, adam_options<optim::AdamWOptions>,
+       adam_mask<optim::AdamWOptions>, adam_view<optim::AdamWParamState>, make<optim::AdamWParamState>},
       {"adagrad",
        {"sum"},
        is<optim::Adagrad>,
+       {"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"},
+       adagrad_options,
        [](optim::OptimizerOptions&) -> int64_t { return 1; },
        [](optim::OptimizerParamState& state) -> View {
          auto& adagrad = static_cast<optim::AdagradParamState&>(state);
@@ -90,6 +121,8 @@ const std::vector<OptimizerKind>& kinds() {
       {"rmsprop",
        {"square_avg", "momentum_buffer", "grad_avg"},
        is<optim::RMSprop>,
+       {"lr", "alpha", "eps", "weight_decay", "momentum", "centered"},
+       rmsprop_options,
        [](optim::OptimizerOptions& options) -> int64_t {
          const auto& rmsprop = static_cast<optim::RMSpropOptions&>(options);
          return 1 + (rmsprop.momentum() > 0 ? 2 : 0) + (rmsprop.centered() ? 4 : 0);
@@ -109,6 +142,11 @@ const OptimizerKind& kind_of(optim::Optimizer& optimizer) {
                     "use SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim"});
 }
 
+/// The steps that a scheduler has counted, which torch keeps to derived classes.
+struct StepsOf : optim::LRScheduler {
+  static unsigned& of(LRScheduler& scheduler) { return scheduler.*(&StepsOf::step_count_); }
+};
+
 View view_of(const OptimizerKind& kind, optim::Optimizer& optimizer, const at::Tensor& optimized) {
   const auto found =
       optimized.defined() ? optimizer.state().find(optimized.unsafeGetTensorImpl()) : optimizer.state().end();
@@ -126,6 +164,7 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     optim::OptimizerParamGroup& own = optimizer.param_groups()[group];
     const int64_t mask = kind_->mask(own.options());
+    std::vector<size_t>& members = groups_.emplace_back();
     for (size_t i = 0; i < own.params().size(); ++i) {
       const at::Tensor& tensor = own.params()[i];
       const auto found = std::ranges::find_if(
@@ -138,6 +177,7 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
       const auto at = static_cast<size_t>(found - parameters_.begin());
       optimized_[at] = tensor;
       masks_[at] = mask;
+      members.push_back(at);
     }
   }
 }
@@ -145,6 +185,29 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
 std::string OptimizerState::kind() const { return kind_->name; }
 
 const std::vector<std::string>& OptimizerState::fields() const { return kind_->fields; }
+
+const std::vector<std::string>& OptimizerState::option_names() const { return kind_->option_names; }
+
+std::vector<std::vector<double>> OptimizerState::options() const {
+  std::vector<std::vector<double>> all(parameters_.size());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const std::vector<double> values = kind_->options(optimizer_.param_groups()[group].options());
+    for (const size_t parameter : groups_[group]) all[parameter] = values;
+  }
+  return all;
+}
+
+void OptimizerState::set_lr(size_t group, double lr) { optimizer_.param_groups()[group].options().set_lr(lr); }
+
+std::vector<int64_t> OptimizerState::scheduler_steps() const {
+  std::vector<int64_t> steps;
+  for (optim::LRScheduler* scheduler : schedulers_) steps.push_back(StepsOf::of(*scheduler));
+  return steps;
+}
+
+void OptimizerState::set_scheduler_steps(const std::vector<int64_t>& steps) {
+  for (size_t i = 0; i < schedulers_.size(); ++i) StepsOf::of(*schedulers_[i]) = static_cast<unsigned>(steps.at(i));
+}
 
 std::vector<int64_t> OptimizerState::counts() const {
   std::vector<int64_t> counts;

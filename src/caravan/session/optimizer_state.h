@@ -9,8 +9,9 @@
 #include "caravan/module/parameter.h"
 
 namespace torch::optim {
+class LRScheduler;
 class Optimizer;
-}
+}  // namespace torch::optim
 
 namespace caravan {
 
@@ -37,6 +38,20 @@ class OptimizerState {
   /// The tensor of a parameter; zeros without state.
   at::Tensor tensor(size_t parameter, size_t field) const;
 
+  /// The names of the options of this kind, "lr" first: {"lr", "momentum", ..}.
+  const std::vector<std::string>& option_names() const;
+  /// By parameter: the options of its group, a flag as 0 or 1; empty: not in this optimizer.
+  std::vector<std::vector<double>> options() const;
+  /// The parameters of each group, in the order of the groups.
+  const std::vector<std::vector<size_t>>& groups() const noexcept { return groups_; }
+  void set_lr(size_t group, double lr);
+
+  /// `scheduler` is of the optimizer and outlives this.
+  void add_scheduler(torch::optim::LRScheduler& scheduler) { schedulers_.push_back(&scheduler); }
+  /// The steps that each scheduler has counted, in the order in which they were added.
+  std::vector<int64_t> scheduler_steps() const;
+  void set_scheduler_steps(const std::vector<int64_t>& steps);
+
   /// Replaces the state of a parameter: its count, and by field a tensor or none. kNone removes it.
   void set(size_t parameter, int64_t count, std::vector<at::Tensor> tensors);
 
@@ -46,6 +61,8 @@ class OptimizerState {
   std::vector<Parameter*> parameters_;
   std::vector<at::Tensor> optimized_;  ///< by parameter: the tensor that the optimizer knows; undefined: none
   std::vector<int64_t> masks_;
+  std::vector<std::vector<size_t>> groups_;
+  std::vector<torch::optim::LRScheduler*> schedulers_;
 };
 
 }  // namespace caravan

@@ -1,0 +1,187 @@
+#include "caravan/session/optimizer_record.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/agree.h"
+
+namespace caravan {
+namespace {
+
+constexpr const char* kLr = "lr";
+constexpr int64_t kAbsent = INT64_MIN;  ///< below the bits of any option: those of -0.0
+
+using ByParameter = std::map<std::string, const std::map<std::string, double>*>;
+
+ByParameter by_parameter(const OptimizerRecord& record) {
+  ByParameter all;
+  for (const OptimizerRecord::Group& group : record.groups) {
+    for (const std::string& name : group.parameters) all[name] = &group.options;
+  }
+  return all;
+}
+
+[[noreturn]] void refuse_option(const std::string& option, const Parameter& parameter, const std::string& fact) {
+  throw UsageError({"checkpoint", fmt::format("optimizer, {} of {}", option, parameter.name()), fact, "",
+                    "give the optimizers of all ranks the same options"});
+}
+
+/// The bits of the options of all parameters, and their complements: so the maxima over ranks are the largest and the
+/// smallest bits. Absent where this rank does not optimize the parameter.
+std::vector<int64_t> option_bits(const OptimizerState& optimizer, const std::vector<Parameter*>& parameters) {
+  const std::vector<std::string>& names = optimizer.option_names();
+  const std::vector<std::vector<double>> options = optimizer.options();
+  std::vector<int64_t> bits(2 * names.size() * parameters.size(), kAbsent);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (size_t k = 0; k < options[i].size(); ++k) {
+      const size_t at = 2 * (i * names.size() + k);
+      bits[at] = std::bit_cast<int64_t>(options[i][k] + 0.0);  // -0.0 becomes 0.0
+      bits[at + 1] = ~bits[at];
+    }
+  }
+  return bits;
+}
+
+/// One way in which the options differ, and the first parameter that has it.
+struct Difference {
+  std::string fact;
+  std::string first;
+  int64_t count = 0;
+};
+
+void add_difference(std::vector<Difference>& all, const std::string& fact, const std::string& parameter) {
+  auto found = std::ranges::find(all, fact, &Difference::fact);
+  if (found == all.end()) found = all.insert(all.end(), {fact, parameter});
+  ++found->count;
+}
+
+std::vector<Difference> differences(const ByParameter& saved, const ByParameter& own) {
+  std::vector<Difference> all;
+  for (const auto& [name, options] : own) {
+    const auto found = saved.find(name);
+    if (found == saved.end()) {
+      add_difference(all, "the checkpoint has no options", name);
+      continue;
+    }
+    for (const auto& [option, value] : *options) {
+      const auto other = found->second->find(option);
+      const bool is_known = other != found->second->end();
+      if (is_known && (option == kLr || other->second == value)) continue;
+      add_difference(all,
+                     fmt::format("{} is {} in the program, and {} in the checkpoint", option, value,
+                                 is_known ? fmt::format("{}", other->second) : "missing"),
+                     name);
+    }
+  }
+  for (const auto& [name, options] : saved) {
+    if (!own.contains(name)) add_difference(all, "the optimizer does not have it", name);
+  }
+  return all;
+}
+
+void check_options(const OptimizerRecord& saved, const OptimizerRecord& own) {
+  const std::vector<Difference> found = differences(by_parameter(saved), by_parameter(own));
+  if (found.empty()) return;
+  constexpr size_t kShown = 5;
+  std::vector<std::string> facts;
+  for (const Difference& difference : found) {
+    facts.push_back(fmt::format("{} ({}{})", difference.fact, difference.first,
+                                difference.count == 1 ? "" : fmt::format(" and {} more", difference.count - 1)));
+  }
+  const size_t hidden = facts.size() - std::min(facts.size(), kShown);
+  facts.resize(facts.size() - hidden);
+  throw DataError({"checkpoint", "optimizer",
+                   join(facts, "; ") + (hidden == 0 ? "" : fmt::format("; and {} more differences", hidden)), "",
+                   "give the optimizer the options of the checkpoint before load(); it may be set otherwise after it"});
+}
+
+/// The saved learning rate of each group; none for a group without parameters on this rank.
+std::vector<std::optional<double>> saved_lrs(const OptimizerRecord& saved, const OptimizerState& optimizer,
+                                             const std::vector<Parameter*>& parameters) {
+  const ByParameter options = by_parameter(saved);
+  std::vector<std::optional<double>> lrs;
+  for (const std::vector<size_t>& group : optimizer.groups()) {
+    std::optional<double> lr;
+    for (const size_t i : group) {
+      const double its = options.at(parameters[i]->name())->at(kLr);
+      if (!lr) lr = its;
+      if (its == *lr) continue;
+      throw DataError({"checkpoint", fmt::format("optimizer, group {}", lrs.size()),
+                       fmt::format("was saved with learning rate {} for {} and {} for {}", *lr,
+                                   parameters[group.front()]->name(), its, parameters[i]->name()),
+                       "", "give the optimizer the groups of the program that saved it"});
+    }
+    lrs.push_back(lr);
+  }
+  return lrs;
+}
+
+}  // namespace
+
+OptimizerRecord record_of(const OptimizerState& optimizer, const std::vector<Parameter*>& parameters,
+                          Communicator& world) {
+  const std::vector<std::string>& names = optimizer.option_names();
+  std::vector<int64_t> bits = option_bits(optimizer, parameters);
+  take_maxima(world, bits, "optimizer options");
+  std::map<std::vector<int64_t>, size_t> groups;
+  OptimizerRecord record{.kind = optimizer.kind(), .schedulers = optimizer.scheduler_steps()};
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    std::vector<int64_t> own;
+    std::map<std::string, double> options;
+    for (size_t k = 0; k < names.size(); ++k) {
+      const size_t at = 2 * (i * names.size() + k);
+      if (bits[at] == kAbsent) continue;
+      const auto largest = std::bit_cast<double>(bits[at]), least = std::bit_cast<double>(~bits[at + 1]);
+      if (bits[at] != ~bits[at + 1]) {
+        refuse_option(names[k], *parameters[i], fmt::format("is {} on one rank and {} on another", least, largest));
+      }
+      if (!std::isfinite(largest)) refuse_option(names[k], *parameters[i], fmt::format("is {}", largest));
+      own.push_back(bits[at]);
+      options[names[k]] = largest;
+    }
+    if (own.empty()) continue;
+    const auto [found, is_new] = groups.emplace(own, groups.size());
+    if (is_new) record.groups.push_back({std::move(options), {}});
+    record.groups[found->second].parameters.push_back(parameters[i]->name());
+  }
+  return record;
+}
+
+void check_record(const OptimizerRecord& saved, const OptimizerRecord& own, const OptimizerState& optimizer,
+                  const std::vector<Parameter*>& parameters) {
+  if (!saved.kind.empty()) {
+    if (saved.kind != own.kind) {
+      throw DataError({"checkpoint", "optimizer",
+                       fmt::format("its state is that of {}, but the optimizer is {}", saved.kind, own.kind), "",
+                       "use the same optimizer, or none to load the module alone"});
+    }
+    check_options(saved, own);
+    saved_lrs(saved, optimizer, parameters);
+  }
+  if (saved.schedulers.size() == own.schedulers.size()) return;
+  throw DataError({"checkpoint", "schedulers",
+                   fmt::format("the checkpoint has the steps of {}, but the program has added {}",
+                               saved.schedulers.size(), own.schedulers.size()),
+                   "", "add_scheduler() the same ones before load(), and those that shall start anew after it"});
+}
+
+void restore_record(const OptimizerRecord& saved, OptimizerState& optimizer,
+                    const std::vector<Parameter*>& parameters) {
+  if (!saved.kind.empty()) {
+    const std::vector<std::optional<double>> lrs = saved_lrs(saved, optimizer, parameters);
+    for (size_t group = 0; group < lrs.size(); ++group) {
+      if (lrs[group]) optimizer.set_lr(group, *lrs[group]);
+    }
+  }
+  optimizer.set_scheduler_steps(saved.schedulers);
+}
+
+}  // namespace caravan
