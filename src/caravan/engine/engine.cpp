@@ -320,7 +320,7 @@ void Engine::perform(const Action& entry) {
     case Action::Kind::free: leaves_->free(entry.unit); break;
     case Action::Kind::reduce:
       leaves_->wait(entry.unit);
-      gradients_->reduce(entry.unit, is_last_reduction(entry));
+      gradients_->reduce(entry.unit, mode_ != Mode::following || ends_reductions(*table_, position_));
       break;
     case Action::Kind::weight:
       for (const int group : state_.layout.units().groups_of(entry)) leaves_->wait(group);
@@ -340,10 +340,6 @@ void Engine::update(const Action& entry) {
   passes_->update(entry.micro_batch);
   versions_->renew();
   if (position_ + 1 < table_->size()) gradients_->begin_step();
-}
-
-bool Engine::is_last_reduction(const Action&) const {
-  return mode_ != Mode::following || ends_reductions(*table_, position_);
 }
 
 /// The pieces of work that the backward of the entry's unit and micro-batch has deferred, and those before them.

@@ -145,7 +145,6 @@ class Engine : private GradientSink {
   void update(const Action& entry);
   void run_pass(const Action& first, Passes& passes);
   void run_deferred(const Action& weight);
-  bool is_last_reduction(const Action& action) const;
   struct Reset;
   void end_step();
   [[noreturn]] void refuse(const Action& event, const char* fact) const;
