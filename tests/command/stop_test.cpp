@@ -100,7 +100,7 @@ class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<i
  protected:
   Words evaluated() const {
     std::string text;
-    for (int i = 0; i < 12; ++i) text += text_of(path("text.txt"));
+    for (int i = 0; i < 6; ++i) text += text_of(path("text.txt"));
     return set({"train.steps=4", "train.eval_every=2", "checkpoint.every=1", "checkpoint.keep_best=true",
                 "train.eval_batches=0", "data.validation=" + file("validation.txt", text)});
   }
@@ -119,7 +119,7 @@ class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<i
   std::unique_ptr<Child> start_until_evaluation(const std::string& run, int step) const {
     auto job = start(tiny(run, GetParam(), evaluated()));
     job->expect_soon("step_00000" + std::to_string(step - 1));  // which is saved
-    usleep(100'000);
+    usleep(20'000);
     return job;
   }
   /// The rest of the run, and that it is the same as `whole`.
