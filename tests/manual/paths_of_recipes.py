@@ -153,7 +153,8 @@ def plant(runner, only, often):
                 caught.add(path)
             else:
                 unnoticed.append(f"{path} ({name})")
-            print(f"{path:44} {factor:<5} {'caught' if good else f'NOT CAUGHT ({code})'}  {name}: {error[:150]}", flush=True)
+            verdict = "caught" if good else f"NOT CAUGHT ({code})"
+            print(f"{path:44} {factor:<5} {verdict}  {name}: {error[:150]}", flush=True)
     print(f"\n{len(caught)} paths caught; not caught: {'; '.join(unnoticed) or 'none'}")
     return not unnoticed
 

@@ -138,7 +138,8 @@ class Draw:
     def draw_data_parallel(self):
         rng, keys, dp = self.rng, self.keys, self.size["dp"]
         alone = dp == self.ranks
-        names = ["ddp"] * 3 + ["zero1", "zero2", "zero3", "zero3", "param_server"] + ["param_server", "replicas"] * alone
+        names = ["ddp"] * 3 + ["zero1", "zero2", "zero3", "zero3", "param_server"]
+        names += ["param_server", "replicas"] * alone
         names += ["hsdp"] * 2 * (dp in (4, 6, 8))
         windows = keys.get("pipeline.schedule", "").startswith("pipedream")
         technique = "ddp" if windows else rng.choice(names)
