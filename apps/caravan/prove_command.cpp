@@ -101,6 +101,7 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
     fmt::print("paths: {}\n", RecipeProof::to_string(proof.paths()));
     std::fflush(stdout);
   }
+  world->barrier("end of the proof");  // a rank that ends with an error ends the job
   check_planted(planted, proof);
   check(proof);
 }
