@@ -64,7 +64,8 @@ INSTANTIATE_TEST_SUITE_P(Models, InitFromKinds,
 TEST_F(InitFromTest, HasItsOwnContextAndResumesWithoutTheSource) {
   ASSERT_EQ(train("base", 2, set({"train.steps=20", "optimizer.lr=0.01"})).code, 0);
   const double before = log("base").back().at("val_loss");
-  const std::vector<std::string> own{"train.init_from=" + path("base"), "model.context=16", "model.dropout=0.1"};
+  const std::vector<std::string> own{"train.init_from=" + path("base"), "model.context=16", "model.dropout=0.1",
+                                     "model.hidden=0"};
   ASSERT_EQ(tune("tuned", 2, own).code, 0);
   EXPECT_LT(log("tuned").front().at("loss").get<double>(), log("base").front().at("loss").get<double>() - 1);
   EXPECT_LT(log("tuned").back().at("val_loss").get<double>(), before + 0.5);

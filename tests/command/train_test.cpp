@@ -90,6 +90,26 @@ TEST_F(CommandTest, OddSizesTrain) {
   }
 }
 
+/// Shards are cut at other rows on each tensor rank then, and a dump gathers them first.
+TEST_F(CommandTest, DumpsWhatTensorParallelismCutsUnevenly) {
+  const Words odd = set({"model.kind=llama", "model.hidden=33", "model.tie_embeddings=false", "train.global_batch=4"});
+  const auto dumped = [&](const std::string& name, int ranks, const Words& more) {
+    Words words{"--dump", path(name + "_dump"), "--dump-steps", "0-0", "--stop-after", "1"};
+    words.insert(words.end(), odd.begin(), odd.end());
+    words.insert(words.end(), more.begin(), more.end());
+    const Result result = train(name, ranks, words);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return text_of(path(name + "_dump/step_0/parameters.safetensors"));
+  };
+  const auto one = dumped("one", 1, {});
+  ASSERT_FALSE(one.empty());
+  for (const char* technique : {"zero1", "zero3"}) {
+    const std::string many =
+        dumped(technique, 4, set({"mesh.tp=2", std::string("data_parallel.technique=") + technique}));
+    EXPECT_TRUE(many == one) << technique;  // starting values have the same bits on any mesh
+  }
+}
+
 TEST_F(CommandTest, DumpsTheStepsThatWereAskedFor) {
   const Result result = train("run", 2, {"--dump", path("dump"), "--dump-steps", "0,3-4", "--stop-after", "5"});
   ASSERT_EQ(result.code, 0) << result.err;

@@ -23,7 +23,7 @@ namespace {
 using testing::compare;
 using testing::distance;
 using testing::normal;
-using ::testing::Op;
+using testing::Op;
 using testing::Slots;
 using testing::WithVariable;
 

@@ -11,7 +11,7 @@
 #include "caravan/module/initialise.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/optim/loss_scale.h"
-#include "caravan/redistribute/redistribute.h"
+#include "caravan/redistribute/whole.h"
 #include "caravan/train/step.h"
 
 namespace caravan {
@@ -144,10 +144,8 @@ void CaseRun::fill(uint64_t seed) {
 
 /// The global tensor of what lies in a flat buffer, by the law and not by the engine.
 at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) const {
-  std::vector<Layout::Entry> everywhere = parameter.rest_layout().entries();
-  for (auto& entry : everywhere) entry.second = Invariant{};
-  const at::Tensor all = redistribute(engine_.state().layout.view(flat, parameter), parameter.rest_layout(),
-                                      Layout(std::move(everywhere)), engine_.mesh(), parameter.name());
+  const at::Tensor all = whole_tensor(engine_.state().layout.view(flat, parameter), parameter.rest_layout(),
+                                      engine_.mesh(), parameter.name());
   return all.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
 }
 

@@ -10,7 +10,7 @@
 #include "caravan/checkpoint/text_settings.h"
 #include "caravan/comm/agree.h"
 #include "caravan/nn/hf_names.h"
-#include "caravan/redistribute/redistribute.h"
+#include "caravan/redistribute/whole.h"
 
 namespace caravan {
 namespace {
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 /// The whole tensor of a piece that is laid out like `parameter` at rest.
 at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
-  return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
+  return whole_tensor(piece, parameter.rest_layout(), mesh, parameter.name());
 }
 
 /// Under the names of transformers, those of adapters under PEFT's.

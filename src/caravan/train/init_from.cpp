@@ -40,6 +40,13 @@ fs::path find_source(const std::string& name, const fs::path& recipe_folder) {
   return path.filename().empty() ? path.parent_path() : path;  // "runs/a/"
 }
 
+/// 0 stands for the value that follows from the others, which the source has.
+bool is_default_of_kind(const std::string& key, const RecipeValue& given) {
+  const auto* number = std::get_if<int64_t>(&given);
+  return number != nullptr && *number == 0 &&
+         (key == "model.kv_heads" || key == "model.hidden" || key == "model.vocabulary");
+}
+
 /// Takes the keys `prefix`.. from the source; throws UsageError for one that the recipe gives another value.
 void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, const std::string& key_of_source,
                const fs::path& source) {
@@ -47,7 +54,7 @@ void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, co
     if (!key.name.starts_with(prefix) || !recipe.locations.contains(key.name)) continue;
     const RecipeValue given = key.get(recipe);
     const RecipeValue found = key.get(merged);
-    if (given == found) continue;
+    if (given == found || is_default_of_kind(key.name, given)) continue;
     if (!may_differ(key.name)) {
       recipe.refuse(key.name,
                     fmt::format("is {}, but that of {} is {}", to_toml(given), source.string(), to_toml(found)),
