@@ -1,13 +1,17 @@
 #include "caravan/train/evaluate.h"
 
+#include <algorithm>
+#include <gmock/gmock.h>
 #include <numeric>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "tests/data/support.h"
+#include "tests/mesh/refusal.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::testing::evaluate_test {
@@ -176,6 +180,21 @@ TEST_F(Evaluate, OfAWholeModelIsThatOfEachTargetAlone) {
                        {.timeout = std::chrono::seconds(20)});
     }
   }
+}
+
+/// Marks of chats: the tokens of windows 5 to 9 are targets.
+TEST_F(Evaluate, WindowsWithoutTargetsAreRefusedBeforeARun) {
+  TokenFileWriter writer(folder / "t.marks", 41);
+  std::vector<int32_t> marks(41, 0);
+  std::fill(marks.begin() + 21, marks.end(), 1);
+  writer.append(marks);
+  writer.finish(82, {});
+  const TokenFile tokens = TokenFile::open(folder / "t.tokens"), targets = TokenFile::open(folder / "t.marks");
+  const ValidationWindows windows(tokens, kContext, nullptr, {}, &targets);
+  EXPECT_NO_THROW(check_targets(windows, 0));
+  EXPECT_NO_THROW(check_targets(windows, 2));  // windows 0 and 5
+  EXPECT_THAT(refusal<DataError>([&] { check_targets(windows, 1); }),
+              ::testing::HasSubstr("no token of the 1 of 10 windows"));
 }
 
 TEST_F(Evaluate, ReportsEachRound) {

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stage_runner.h"
@@ -74,12 +75,36 @@ int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
   return value;
 }
 
+[[noreturn]] void refuse_without_targets(const Selection& selection) {
+  throw DataError(
+      {"evaluate", "validation text",
+       fmt::format("no token of the {} of {} windows that are evaluated is a target", selection.count, selection.all),
+       "",
+       selection.count < selection.all
+           ? "use a larger train.eval_batches, or 0 for all windows"
+           : "give documents of more than one token, or chats whose answers fit into the context"});
+}
+
+Selection selection_of(const ValidationWindows& windows, int64_t max_windows) {
+  const int64_t bound = max_windows > 0 ? max_windows : windows.size();
+  return {.all = windows.size(), .count = std::min(bound, windows.size())};
+}
+
 }  // namespace
+
+void check_targets(const ValidationWindows& windows, int64_t max_windows) {
+  const Selection selection = selection_of(windows, max_windows);
+  Rows row(1, windows);
+  for (int64_t i = 0; i < selection.count; ++i) {
+    row.fill(windows, selection, i);
+    if (row.labels.ne(kNoTarget).any().item<bool>()) return;
+  }
+  refuse_without_targets(selection);
+}
 
 std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& windows, const EvaluationPart& part,
                                    const EvaluationOptions& options) {
-  const int64_t bound = options.max_windows > 0 ? options.max_windows : windows.size();
-  const Selection selection{.all = windows.size(), .count = std::min(bound, windows.size())};
+  const Selection selection = selection_of(windows, options.max_windows);
   const int64_t windows_per_round = part.num_parts * options.rows;
   const int64_t rounds = (selection.count + windows_per_round - 1) / windows_per_round;
   Rows rows(options.rows, windows);
@@ -102,10 +127,7 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
   const Buffer buffer{&total, 1, Dtype::fp64};
   part.world.all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
   num_targets = sum_over(part.world, num_targets, "validation targets");
-  if (num_targets == 0) {
-    throw DataError({"evaluate", "validation text", "no token of it has a target", "",
-                     "give documents of more than one token, or leave data.pack out"});
-  }
+  if (num_targets == 0) refuse_without_targets(selection);
   const double share = static_cast<double>(windows.num_targets()) / static_cast<double>(num_targets);
   return Evaluation{.loss = total / static_cast<double>(num_targets),
                     .bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};

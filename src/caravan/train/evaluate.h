@@ -36,6 +36,10 @@ struct EvaluationPart {
 /// the batch's positions and documents.
 using LossOf = std::function<double(const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context)>;
 
+/// Throws DataError unless some token of the windows that evaluate() takes (max_windows of them; 0: all) is a
+/// target. Before a run, so that it does not end at its first evaluation. Reads up to the first such window.
+void check_targets(const ValidationWindows& windows, int64_t max_windows);
+
 /// The loss over `windows`, split over the parts. Every rank of the world calls it with equal sizes, calls `loss`
 /// equally often, and gets the same bits. Nothing if stop_requested() was true on any rank, which is noticed after
 /// EvaluationPart::rounds_at_once. Of a part of the windows, bits_per_byte assumes that a token stands for as many

@@ -121,6 +121,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world, place_.micro_batch)),
       plan_(plan_batch(recipe_, world->size())) {
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
+  check_targets(windows_, recipe_.train.eval_batches * recipe_.train.global_batch);
   // A new folder only now: what fails above leaves none.
   if (!options.resumes()) {
     Place place = share_place(options, *world);
