@@ -173,7 +173,7 @@ TEST(ProveRecipe, NoticesAFactorInEveryPath) {
        {"fused attention", "fused attention backward", "attention with dropout", "ring attention of own block",
         "ring attention of another block", "ring attention backward of own block",
         "ring attention backward of another block", "fused cross-entropy", "fused cross-entropy in chunks",
-        "expert exchange", "stage link of activation", "stage link of gradient of activation", "thread all_reduce fp32",
+        "expert exchange", "stage link of activations", "stage link of gradients", "thread all_reduce fp32",
         "thread all_gather fp32", "thread reduce_scatter fp32", "thread all_to_all fp32", "thread broadcast fp32",
         "thread recv fp32"}) {
     EXPECT_THAT(seen, Contains(path));

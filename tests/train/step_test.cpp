@@ -197,11 +197,11 @@ TEST(RunStateTest, OverlapAndPrefetchAreTheRecipes) {
   const TinyRuns runs;
   for (const bool overlaps : {true, false}) {
     const std::string prefetch = overlaps ? "data_parallel.prefetch=2" : "data_parallel.prefetch=0";
-    const Recipe recipe =
-        runs.recipe(ModelKind::gpt2, "none",
-                    {overlaps ? "comm.overlap=true" : "comm.overlap=false", "data_parallel.technique=zero3", prefetch});
-    run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-      const Mesh mesh = Mesh::create(world, {{"dp", 2}});
+    const Recipe recipe = runs.recipe(ModelKind::gpt2, "none",
+                                      {overlaps ? "comm.overlap=true" : "comm.overlap=false",
+                                       "data_parallel.technique=zero3", prefetch, "mesh.tp=2", "mesh.dp=2"});
+    run_thread_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+      const Mesh mesh = Mesh::create(world, {{"dp", 2}, {"tp", 2}});
       const Dataset data = open_dataset(recipe.data, runs.folders());
       RunState state(recipe, data.tokenizer, mesh);
       EXPECT_EQ(mesh.deferred().overlaps(), overlaps);

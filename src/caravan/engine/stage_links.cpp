@@ -47,7 +47,8 @@ FlatCell StageLinks::cell(int from, int to) const {
 /// staging buffers, which this rank would have to fill again and again.
 StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call) {
   const at::NoGradGuard no_grad;
-  const std::string path = fmt::format("stage link of {}", call.what);
+  const bool is_gradient = call.what.starts_with("gradient");  // the rest of the label names stage and micro-batch
+  const char* path = is_gradient ? "stage link of gradients" : "stage link of activations";
   Works works;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
