@@ -113,5 +113,15 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
   EXPECT_EQ(caravan({"export", path("base"), "--adapter"}).code, 2);
 }
 
+/// Whether a gradient reaches a frozen unit is known once a backward has run.
+TEST_F(LoraTest, AUnitThatNoGradientReachesIsNamed) {
+  const Result result = train("run", 2,
+                              set({"lora.rank=2", "lora.targets=[\"mlp.*\"]", "train.steps=1",
+                                   "data_parallel.technique=zero3", "data_parallel.units=[\"blocks.0.attention\"]"}));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, ::testing::AllOf(::testing::HasSubstr("blocks.0.attention: no gradient reaches it"),
+                                           ::testing::HasSubstr("data_parallel.units")));
+}
+
 }  // namespace
 }  // namespace caravan::lora_test

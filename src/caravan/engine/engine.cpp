@@ -262,6 +262,7 @@ void Engine::follow(Passes& passes) {
     const size_t before = position_;
     run_pass(entry, passes);
     if (position_ == before) refuse(entry, "was not reached by the pass that it begins");
+    check_skipped(entry);
   }
   passes_ = nullptr;
 }
@@ -281,6 +282,19 @@ void Engine::run_pass(const Action& first, Passes& passes) {
   TraceLog::end_lap();
   if (!is_deferring_) mesh_.deferred().run_all();
   if (versions_ != nullptr) versions_->release(first.micro_batch);
+}
+
+/// After a backward. Whether the gradient reaches a frozen unit inside another depends on what that one computes first:
+/// the table assumes that it does.
+void Engine::check_skipped(const Action& first) const {
+  if (first.kind != Action::Kind::backward) return;
+  const auto next = std::find_if(table_->begin() + static_cast<std::ptrdiff_t>(position_), table_->end(), is_reached);
+  if (next == table_->end() || next->kind != Action::Kind::backward || next->micro_batch != first.micro_batch) return;
+  const auto& units = state_.layout.units().units;
+  if (units[static_cast<size_t>(next->unit)].stage != units[static_cast<size_t>(first.unit)].stage) return;
+  throw UsageError({strategy_.name, name_of(state_.layout.units(), next->unit),
+                    "no gradient reaches it: neither it nor what is computed before it is trained", mesh_.where(),
+                    "leave it out of the units (data_parallel.units), or train something in it"});
 }
 
 // ---- events ----

@@ -144,6 +144,7 @@ class Engine : private GradientSink {
   void perform(const Action& entry);
   void update(const Action& entry);
   void run_pass(const Action& first, Passes& passes);
+  void check_skipped(const Action& first) const;
   void run_deferred(const Action& weight);
   struct Reset;
   void end_step();
