@@ -75,7 +75,9 @@ class Renderer {
       if (!after.starts_with(before) || !text.starts_with(after)) return {"", {{"changed", until.size() - 1}}};
       answers.push_back({before.size(), after.size()});
     }
-    return {std::move(text), {{"answers", answers}}};
+    Json told = Json::object();
+    told["answers"] = std::move(answers);
+    return {std::move(text), std::move(told)};
   }
 
  private:
