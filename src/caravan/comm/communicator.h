@@ -61,8 +61,8 @@ class Communicator {
   /// False for a back-end that never reads the bytes: then buffers need no memory.
   virtual bool touches_memory() const noexcept { return true; }
   /// Selects the algorithms of the collectives of a back-end that is built on messages (gloo, mpi); null: those of
-  /// CommOptions. Communicators that are split from this one later inherit them. Every rank calls it, in the order of its collectives, with equal tables. Returns false, and is a
-  /// no-op, in other back-ends.
+  /// CommOptions. Communicators that are split from this one later inherit them. Every rank calls it, in the order of
+  /// its collectives, with equal tables. Returns false, and is a no-op, in other back-ends.
   virtual bool select(std::shared_ptr<const algorithms::SelectionTable>) { return false; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same memory. Sends

@@ -44,10 +44,10 @@ struct RecipeProofOptions {
 };
 
 /// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and where it has
-/// some at 0.1 and at 0 as well, where it computes in 16 bits first in fp32; then runs one step at its own sizes with random tokens and weights and counts the paths
-/// that it takes (own_step_recipe). If these are paths that no proof has taken, such as another algorithm of a
-/// collective, it proves the recipe again so that they are taken. What is still missing is in `missing`, and then the
-/// proof does not hold.
+/// some at 0.1 and at 0 as well, where it computes in 16 bits first in fp32; then runs one step at its own sizes with
+/// random tokens and weights and counts the paths that it takes (own_step_recipe). If these are paths that no proof has
+/// taken, such as another algorithm of a collective, it proves the recipe again so that they are taken. What is still
+/// missing is in `missing`, and then the proof does not hold.
 ///
 /// Every rank of `world` calls it, which has as many ranks as proof_recipe(recipe), and gets the same result. Needs
 /// neither data nor the weights that the recipe starts from. Throws as prove.
