@@ -30,7 +30,7 @@ Recipe recipe_of(const DataArguments& arguments) {
   return recipe;
 }
 
-/// The bytes of a token in quotes: what is no printable character as an escape.
+/// The bytes of a token in quotes: what is not a printable character as an escape.
 std::string quoted(std::string_view bytes) {
   std::string out = "\"";
   while (!bytes.empty()) {

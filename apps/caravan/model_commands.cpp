@@ -46,7 +46,7 @@ bool is_run_or_checkpoint(const fs::path& folder) {
   return !list_checkpoints(folder).empty() || fs::exists(folder / "manifest.json", error);
 }
 
-/// "config.json, model.safetensors and 2 more" of what `folder` holds; "" if that is nothing, or it is no folder.
+/// "config.json, model.safetensors and 2 more" of what `folder` holds; "" if that is nothing, or it is not a folder.
 std::string some_contents(const fs::path& folder) {
   constexpr size_t kMostNames = 4;
   std::vector<std::string> names;

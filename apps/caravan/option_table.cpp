@@ -28,8 +28,8 @@ std::vector<std::string> choices(const CommandEntry& command) {
   return all;
 }
 
-/// bash and, through bashcompinit, zsh. Words that are no command leave the command as it is, so that options complete
-/// anywhere; what is no option may be a file.
+/// bash and, through bashcompinit, zsh. A word that is not a command leaves the command as it is, so that options
+/// complete anywhere; what is not an option may be a file.
 std::string bash_script(const std::vector<CommandEntry>& table) {
   std::string cases;
   std::string commands;

@@ -12,8 +12,8 @@ namespace caravan::app {
 /// ends a thread of a library because there is no memory ends the process with the same report.
 int run_main(int argc, char** argv, const std::function<int(const CommandLine& line)>& run);
 
-/// Reports an exception that is no Error as "[source] text". Returns its exit code: that of a lack of memory if there
-/// is none left, because libraries report it in many ways; else 1.
+/// Reports an exception that is not an Error as "[source] text". Returns its exit code: that of a lack of memory if
+/// there is none left, because libraries report it in many ways; else 1.
 int report_failure(const std::string& source, const std::string& text);
 
 }  // namespace caravan::app

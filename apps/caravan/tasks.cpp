@@ -28,7 +28,7 @@ Question question_of(const nlohmann::json& object, const std::string& where) {
   question.context = field(line, where, {"context", "query"}).string();
   const JsonReader choices = field(line, where, {"choices"});
   if (!choices.value().is_array() || choices.size() < 2)
-    choices.refuse("is no list of two or more", "list the answers");
+    choices.refuse("is not a list of two or more", "list the answers");
   for (size_t i = 0; i < choices.size(); ++i) question.choices.push_back(choices.element(i).string());
   const auto last = static_cast<int64_t>(question.choices.size()) - 1;
   question.gold = field(line, where, {"gold", "answer", "label"}).integer(0, last);

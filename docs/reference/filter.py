@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """filter.py HEADER: a header as Doxygen reads it best. Tables that comments draw with spaces stay as they are, and
-<word> is no HTML."""
+<word> is not HTML."""
 import re
 import sys
 

@@ -148,13 +148,13 @@ TEST_F(FlightFolder, BrokenFilesAreNamedWithThePlace) {
     return text.replace(at, from.size(), to);
   };
   EXPECT_THAT(refusal_of(good.substr(0, good.size() / 2)),
-              AllOf(HasSubstr("dir/flight-rank1.json"), HasSubstr("is no JSON: it breaks at byte")));
-  EXPECT_THAT(refusal_of(""), HasSubstr("is no JSON"));
-  EXPECT_THAT(refusal_of("[]"), HasSubstr("it is no object"));
+              AllOf(HasSubstr("dir/flight-rank1.json"), HasSubstr("is not JSON: it breaks at byte")));
+  EXPECT_THAT(refusal_of(""), HasSubstr("is not JSON"));
+  EXPECT_THAT(refusal_of("[]"), HasSubstr("it is not an object"));
   EXPECT_THAT(refusal_of(with("caravan flight 1", "caravan flight 9")), HasSubstr("\"format\" is not"));
   EXPECT_THAT(refusal_of(with("\"rank\": 1", "\"rank\": 3")), HasSubstr("\"rank\" is 3, not 0 to 2"));
   EXPECT_THAT(refusal_of(with("\"backend\": \"shm\"", "\"backend\": 7")), HasSubstr("\"backend\" is not a string"));
-  EXPECT_THAT(refusal_of(with("\"operations\"", "\"operation\"")), HasSubstr("\"operations\" is no list"));
+  EXPECT_THAT(refusal_of(with("\"operations\"", "\"operation\"")), HasSubstr("\"operations\" is not a list"));
   EXPECT_THAT(refusal_of(with("\"verb\":\"reduce\"", "\"verb\":\"lessen\"")),
               HasSubstr("operation 0: \"verb\" is \"lessen\""));
   EXPECT_THAT(refusal_of(with("\"sequence\":1", "\"sequence\":\"1\"")),

@@ -95,7 +95,7 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   EXPECT_EQ(skipped.code, 0) << skipped.err;
   EXPECT_THAT(skipped.out, HasSubstr("1 lines were left out"));
   with_line("{\"messages\": \"a\"}");
-  EXPECT_THAT(refusal(), HasSubstr("its messages are no list"));
+  EXPECT_THAT(refusal(), HasSubstr("its messages are not a list"));
   with_line("{\"talk\": []}");
   EXPECT_THAT(refusal(), HasSubstr("has no field messages"));
   with_line("no json");

@@ -150,7 +150,7 @@ TEST_F(EvaluateCommandTest, BadLinesOfTasksAreRefusedOrSkipped) {
   bad(R"({"choices": ["a", "b"], "gold": 0})", "the line has no field context or query");
   bad(R"({"context": 5, "choices": ["a", "b"], "gold": 0})", "context is 5, not a string");
   bad(R"({"context": "x", "gold": 0})", "the line has no field choices");
-  bad(R"({"context": "x", "choices": ["a"], "gold": 0})", "choices is no list of two or more");
+  bad(R"({"context": "x", "choices": ["a"], "gold": 0})", "choices is not a list of two or more");
   bad(R"({"context": "x", "choices": ["a", 7], "gold": 0})", "choices[1] is 7, not a string");
   bad(R"({"context": "x", "choices": ["a", ""], "gold": 0})", "choices one of them is empty");
   bad(R"({"context": "x", "choices": ["a", "b"]})", "the line has no field gold or answer or label");

@@ -70,7 +70,7 @@ TEST_F(FlightTest, RefusesWhatAreNotTheReportsOfOneJob) {
   std::ofstream(path("flight/flight-rank1.json")) << "{\"format\": ";
   result = inspect();
   EXPECT_EQ(result.code, 3);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("flight-rank1.json"), HasSubstr("is no JSON")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("flight-rank1.json"), HasSubstr("is not JSON")));
   EXPECT_EQ(caravan({"inspect", "flight"}).code, 2);
 }
 

@@ -95,7 +95,7 @@ TEST_F(ReportTest, WhatIsWrongIsNamed) {
     EXPECT_EQ(result.code, code) << result.err;
     EXPECT_THAT(result.err, HasSubstr(part));
   };
-  refused({"report", path("run"), "--trace", path("run/train.log")}, 3, "is no trace");
+  refused({"report", path("run"), "--trace", path("run/train.log")}, 3, "is not a trace");
   for (const char* events : {"1", "{\"pid\": \"a\", \"args\": {}}", "{\"name\": \"process_name\", \"pid\": 0}"}) {
     file("bad.json", std::string("{\"traceEvents\": [") + events + "]}");
     refused({"report", path("run"), "--trace", path("bad.json")}, 3, "has an event");

@@ -48,7 +48,7 @@ class TraceTest : public CommandTest {
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("traced    " + path(name + ".json")));
     const auto file = nlohmann::json::parse(text_of(path(name + ".json")), nullptr, false);
-    EXPECT_FALSE(file.is_discarded()) << "is no JSON";
+    EXPECT_FALSE(file.is_discarded()) << "is not JSON";
     return read(file, ranks);
   }
 

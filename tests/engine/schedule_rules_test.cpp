@@ -489,7 +489,7 @@ TEST(TableCheck, NamesTheFirstBrokenRuleBetweenRanks) {
       {good0, "<1.0@0 F1.0 >g1.0@0 B1.0 R1.0 U", "rank 1, entry 2 (>g1.0@0): is not computed yet"},
       {"F0.0 >1.0@2 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@2): stage 2 does not exist: there are 2"},
       {"F0.0 >0.0@1 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>0.0@1): the input of stage 1 is that of unit 1"},
-      {"F0.0 >1.0@0 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@0): stage 0 is no neighbour of stage -1"},
+      {"F0.0 >1.0@0 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@0): stage 0 is not a neighbour of stage -1"},
       {"F0.0 >g1.0@0", good1, "rank 0, entry 1 (>g1.0@0): stage 1 is on rank 1"},
       {"F0.0 F1.0", good1, "rank 0, entry 1 (F1.0): stage 1 is on rank 1"},
       {good0, "<1.0@0 F1.0 B1.0 R1.0 >g1.0@0", "rank 1, the end: there is no update"},

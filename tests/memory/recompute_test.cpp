@@ -187,7 +187,7 @@ TEST(Recompute, RefusesWhatDoesNotFitTheModel) {
   EXPECT_THAT(refusal({Kind::modules, {"block.b"}}), HasSubstr("the nearest is 'blocks.b'"));
   EXPECT_THAT(refusal({Kind::modules, {"blocks.b", "*.d"}}), HasSubstr("*.d: no module has such a name"));
   EXPECT_THAT(refusal({Kind::modules, {}}), HasSubstr("names no module"));
-  EXPECT_THAT(refusal({Kind::modules, {"full", "in"}}), HasSubstr("\"full\" is no pattern"));
+  EXPECT_THAT(refusal({Kind::modules, {"full", "in"}}), HasSubstr("\"full\" is not a pattern"));
   EXPECT_THAT(refusal({Kind::modules, {"blocks"}}),
               AllOf(HasSubstr("holds 3 units"), HasSubstr("blocks.a, blocks.b, blocks.c")));
   EXPECT_THAT(refusal({.kind = Kind::selective}), HasSubstr("attention.core"));

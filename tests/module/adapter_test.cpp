@@ -157,7 +157,7 @@ TEST(Adapter, RefusesUnitsThatAreNotTheModule) {
   EXPECT_THAT(refusal(foreign), HasSubstr("head: has a parameter that the module does not have"));
   EXPECT_THAT(refusal({}), HasSubstr("at least one unit"));
   EXPECT_THAT(message_of<UsageError>([&] { ModuleAdapter(net, mesh_of({})); }),
-              HasSubstr("is no torch::nn::Sequential"));
+              HasSubstr("is not a torch::nn::Sequential"));
 }
 
 TEST(Adapter, RefusesWhatItCannotTrain) {

@@ -105,11 +105,11 @@ std::string refusal(const ModelConfig& config, const Axes& axes) {
 TEST(GridUse, RefusesOtherGrids) {
   const ModelConfig config{.width = 96, .heads = 8, .context = 8, .vocabulary = 50};
   EXPECT_THAT(refusal(config, {{"row", 2}, {"col", 4}}),
-              AllOf(HasSubstr("[tensor_2d] row x col: 8 ranks are no square"), HasSubstr("do: use 4 or 9")));
+              AllOf(HasSubstr("[tensor_2d] row x col: 8 ranks are not a square"), HasSubstr("do: use 4 or 9")));
   EXPECT_THAT(refusal(config, {{"row", 2}, {"col", 8}}),
               AllOf(HasSubstr("axes of different sizes"), HasSubstr("do: use 4 each")));
   EXPECT_THAT(refusal(config, {{"a", 3}, {"b", 3}, {"c", 1}}),
-              AllOf(HasSubstr("9 ranks are no cube"), HasSubstr("do: use 8 or 27")));
+              AllOf(HasSubstr("9 ranks are not a cube"), HasSubstr("do: use 8 or 27")));
   EXPECT_THAT(refusal(config, {{"row", 3}, {"col", 3}}),
               AllOf(HasSubstr("divides 8 heads by 3"), HasSubstr("do: use a side of 2 or 4 or 8")));
   EXPECT_THAT(refusal(config, {{"a", 8}, {"b", 8}, {"c", 8}}),

@@ -42,7 +42,7 @@ TEST(PipelineChoice, StagesAreInTurnOrInAV) {
 TEST(PipelineChoice, NamesTheNearestSchedule) {
   try {
     pipeline_order(choice_of("zbh1", 2), 4);
-    FAIL() << "zbh1 is no schedule";
+    FAIL() << "zbh1 is not a schedule";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("'zbh1'"), HasSubstr("use 'zb-h1'")));
   }
@@ -70,7 +70,7 @@ TEST(PipelineChoice, InterleavedNamesTheNearestMicroBatches) {
   for (const auto& [micro_batches, nearest] : cases) {
     try {
       interleaved(4, micro_batches, 2);
-      ADD_FAILURE() << micro_batches << " is no multiple of 4";
+      ADD_FAILURE() << micro_batches << " is not a multiple of 4";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr(nearest));
     }

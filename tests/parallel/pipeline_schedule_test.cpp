@@ -124,8 +124,8 @@ TEST(PipelineTable, IsReadAsItIsWritten) {
 TEST(PipelineTable, IsRefusedWithItsLine) {
   const auto error = [](const std::string& text) { return error_of([&] { parse_pipeline_table(text, "t.txt"); }); };
   EXPECT_THAT(error("rank 0: F0.0 B0.0\nrank 2: F1.0 B1.0\n"), HasSubstr("t.txt:2"));
-  EXPECT_THAT(error("rank 0: F0.0 X0.0\n"), HasSubstr("'X0.0' is no pass"));
-  EXPECT_THAT(error("rank 0: F0.0 B0\n"), HasSubstr("'B0' is no pass"));
+  EXPECT_THAT(error("rank 0: F0.0 X0.0\n"), HasSubstr("'X0.0' is not a pass"));
+  EXPECT_THAT(error("rank 0: F0.0 B0\n"), HasSubstr("'B0' is not a pass"));
   EXPECT_THAT(error("rank 0: F0.0 B0.0\nrank 1: F0.1 B0.1\n"), HasSubstr("stage 0 has passes on the ranks 0 and 1"));
   EXPECT_THAT(error("rank 0: F0.0 B0.0\nrank 1: F2.0 B2.0\n"), HasSubstr("there is a stage 2, but no stage 1"));
   EXPECT_THAT(error("rank 0:\n"), HasSubstr("rank 0 has no pass"));

@@ -53,7 +53,7 @@ void expect_holds(const UserRun& run) {
   expect_equal(on_ranks(run), in_one_process(run), tolerance(run));
 }
 
-/// Seven is no divisor of the number of values of any setting, so every pair of them occurs.
+/// Seven is not a divisor of the number of values of any setting, so every pair of them occurs.
 TEST(UserModule, TrainsAsOneProcess) {
   const std::vector<UserRun> all = product();
   for (size_t i = 0; i < all.size(); i += 7) expect_holds(all[i]);

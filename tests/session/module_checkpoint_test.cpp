@@ -463,7 +463,7 @@ TEST(ModuleCheckpoint, RefusesWhatItCannotKeep) {
     optim::LBFGS lbfgs(program.engine->parameters());
     EXPECT_THAT(error_with(&lbfgs, 2), HasSubstr("use SGD, Adam, AdamW, Adagrad or RMSprop"));
     optim::SGD foreign({at::ones({2}).requires_grad_()}, optim::SGDOptions(0.1));
-    EXPECT_THAT(error_with(&foreign, 2), AllOf(HasSubstr("tensor 0 of group 0: is no parameter of the model"),
+    EXPECT_THAT(error_with(&foreign, 2), AllOf(HasSubstr("tensor 0 of group 0: is not a parameter of the model"),
                                                HasSubstr("the engine's parameters()")));
     EXPECT_THAT(error_with(nullptr, -1), HasSubstr("-1 checkpoints cannot be kept"));
   });

@@ -62,14 +62,14 @@ TEST_F(SessionTest, DifferentOptionsAreNamedWithBothValues) {
 
 TEST_F(SessionTest, ImpossibleOptionsNameWhatWorks) {
   const std::vector<std::pair<Words, std::vector<std::string>>> cases{
-      {{"axes=dp:0,tp:2"}, {"[session] axes dp=0 tp=2: 3 ranks are no multiple of 2", "start 4 ranks", "{1, 3}"}},
+      {{"axes=dp:0,tp:2"}, {"[session] axes dp=0 tp=2: 3 ranks are not a multiple of 2", "start 4 ranks", "{1, 3}"}},
       {{"axes=dp:2,tp:2"}, {"the sizes multiply to 4, the world has 3 ranks", "start 4 ranks"}},
       {{"axes=dp:0,tp:0"}, {"dp and tp both take the rest", "give a size to all axes but one"}},
       {{"axes=dp:0,tp:-2"}, {"axis tp has size -2"}},
       {{"axes=dp:3,dp:1"}, {"two axes are named dp"}},
       {{"backend=gluu"}, {"there is no such back-end", "choose gloo"}},
-      {{"threads=-1"}, {"[session] threads: -1 is no number of threads", "use 1 or more, or 0"}},
-      {{"timeout_s=0"}, {"[session] timeout_s: 0 is no time-out"}}};
+      {{"threads=-1"}, {"[session] threads: -1 is not a number of threads", "use 1 or more, or 0"}},
+      {{"timeout_s=0"}, {"[session] timeout_s: 0 is not a time-out"}}};
   for (const auto& [words, parts] : cases) {
     const Result result = on(3, words);
     EXPECT_EQ(result.code, 2);

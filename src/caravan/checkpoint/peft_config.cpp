@@ -42,7 +42,8 @@ PeftJson read_adapter_json(const fs::path& file) {
   check_json_depth(mapped.text(), file.string(), "adapter");
   PeftJson root = PeftJson::parse(mapped.text(), nullptr, false);
   if (!root.is_object()) {
-    refuse_adapter(file, "is no JSON object that can be read: it is damaged, or has a number that JSON does not have",
+    refuse_adapter(file,
+                   "is not a JSON object that can be read: it is damaged, or has a number that JSON does not have",
                    "restore the file");
   }
   return root;
@@ -117,7 +118,7 @@ double positive(const PeftJson& value, const std::string& what, const fs::path& 
   // In fp32, in which adapters are added.
   if (number > 0 && number <= std::numeric_limits<float>::max()) return number;
   refuse_adapter(file,
-                 fmt::format("{} is no number above 0 that fp32 has: {}", what,
+                 fmt::format("{} is not a number above 0 that fp32 has: {}", what,
                              value.dump(-1, ' ', false, PeftJson::error_handler_t::replace)),
                  "restore the file");
 }
@@ -132,7 +133,7 @@ double by_pattern(const PeftJson& root, const char* key, const std::string& laye
                   const fs::path& file) {
   const auto patterns = root.find(key);
   if (patterns == root.end() || patterns->is_null()) return absent;
-  if (!patterns->is_object()) refuse_adapter(file, fmt::format("{} is no object", key), "restore the file");
+  if (!patterns->is_object()) refuse_adapter(file, fmt::format("{} is not an object", key), "restore the file");
   for (const auto& [pattern, value] : patterns->items()) {
     if (pattern.find_first_of("*+?[]()|^$\\{}") != std::string::npos) {
       refuse_adapter(file, fmt::format("{} has the regular expression '{}'", key, pattern), "name the layers");
@@ -210,7 +211,7 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     }
     const auto& [theirs, factor] = *parsed;
     if (entry.shape.size() != 2 || !weights.has(peft_tensor(theirs, factor == 'A' ? 'B' : 'A'))) {
-      refuse_adapter(weights.path(), fmt::format("{} is no matrix, or lacks its other factor", name),
+      refuse_adapter(weights.path(), fmt::format("{} is not a matrix, or lacks its other factor", name),
                      "restore the file");
     }
     if (factor != 'A') continue;

@@ -51,7 +51,7 @@ size_t one_of(const JsonReader& value, const std::vector<std::string>& names) {
 
 Rule read_rule(const JsonReader& json) {
   Rule rule;
-  const JsonReader backend = json["backend"];  // also refuses what is no object
+  const JsonReader backend = json["backend"];  // also refuses what is not an object
   json.allow_only({"backend", "verb", "max_ranks", "max_bytes", "algorithm", "segment_bytes"});
   if (!backend.is_null()) rule.backend = backend.string();
   rule.verb = kVerbs[one_of(json["verb"], names_of_verbs())];

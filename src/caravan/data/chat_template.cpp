@@ -22,7 +22,7 @@ constexpr const char* kOtherTemplate = "use another template, by data.chat_templ
 /// Throws DataError unless it is a list of messages with a role and a content.
 void check_messages(const json& messages, const std::string& where) {
   if (!messages.is_array() || messages.empty()) {
-    refuse_chat(where, "its messages are no list, or an empty one", "give [{\"role\": .., \"content\": ..}, ..]");
+    refuse_chat(where, "its messages are not a list, or an empty one", "give [{\"role\": .., \"content\": ..}, ..]");
   }
   bool has_answer = false;
   for (size_t i = 0; i < messages.size(); ++i) {

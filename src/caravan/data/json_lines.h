@@ -12,7 +12,7 @@ namespace caravan {
 
 // Files with a JSON object in each line (JSONL). Errors name file and line.
 
-/// The object in line `number` (from 1) of `file`. Throws DataError if the line is no JSON object.
+/// The object in line `number` (from 1) of `file`. Throws DataError if the line is not a JSON object.
 nlohmann::json parse_json_line(std::string_view line, const std::filesystem::path& file, int64_t number);
 
 /// The value of `field` of the object in that line. Throws DataError if it is missing, naming the fields that there

@@ -18,7 +18,7 @@ class ChatTemplate;
 /// How the documents of a file of JSON lines or of a table are found.
 struct TextFormat {
   std::string field = "text";    ///< of each line or row; "meta.text": a member of a member
-  bool skips_bad_lines = false;  ///< lines that are no JSON, lack the field or have no text in it; else they are errors
+  bool skips_bad_lines = false;  ///< those that are not JSON, lack the field or have no text in it; else errors
   /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
   std::shared_ptr<const ChatTemplate> chat{};
 };

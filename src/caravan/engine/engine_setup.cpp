@@ -103,7 +103,7 @@ void Engine::check_agreement() const {
   check_dtypes();
   if (strategy_.keeps_versions && strategy_.shares_leaves) {
     throw InternalError(
-        {strategy_.name, "keeps_versions", "leaves that ranks share are no versions of their own", mesh_.where(), ""});
+        {strategy_.name, "keeps_versions", "leaves that ranks share are not versions of their own", mesh_.where(), ""});
   }
   if (strategy_.num_stages() > 1 && !strategy_.passes) {
     throw UsageError({strategy_.name, "passes", "a pipeline has no default order of its passes", "",

@@ -166,7 +166,7 @@ void ScheduleRun::reduce(size_t rank, const Action& entry) {
 
 int ScheduleRun::check_crossing(size_t rank, const Action& entry, int here) const {
   if (here < 0 || std::abs(here - entry.peer) != 1) {
-    refuse(rank, fmt::format("stage {} is no neighbour of stage {}", entry.peer, here));
+    refuse(rank, fmt::format("stage {} is not a neighbour of stage {}", entry.peer, here));
   }
   const int later = std::max(here, entry.peer);
   if (entry.unit != units_.first_unit(later)) {

@@ -11,7 +11,7 @@ namespace {
 Model& model_of(Engine& engine) {
   auto* model = dynamic_cast<Model*>(&engine.model());
   if (model == nullptr) {
-    throw UsageError({"generate", "", "the engine runs a model that is no language model of this library", "", ""});
+    throw UsageError({"generate", "", "the engine runs a model that is not a language model of this library", "", ""});
   }
   return *model;
 }

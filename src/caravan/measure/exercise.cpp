@@ -47,7 +47,7 @@ Exercise::Exercise(Communicator& world, const BenchCase& bench_case)
   const bool has_buffer = bench_case.verb != Verb::barrier;
   const int64_t size = size_bytes(bench_case.dtype);
   if (has_buffer && (count_ < 1 || bench_case.bytes % size != 0)) {
-    throw refuse(bench_case, fmt::format("{} bytes are no whole number of elements of {}", bench_case.bytes, size),
+    throw refuse(bench_case, fmt::format("{} bytes are not a whole number of elements of {}", bench_case.bytes, size),
                  fmt::format("use {} bytes", std::max<int64_t>(count_, 1) * size));
   }
   if (bench_case.in_place && !works_in_place(bench_case.verb)) {

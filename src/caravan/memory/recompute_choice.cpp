@@ -22,7 +22,7 @@ std::string wrong_with_patterns(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     if (pattern.empty()) return "names a module \"\"";
     if (std::ranges::find(recompute_kinds(), pattern) == recompute_kinds().end()) continue;
-    return fmt::format("\"{0}\" is no pattern of modules; use \"{0}\" alone, or patterns such as \"blocks.*\"",
+    return fmt::format("\"{0}\" is not a pattern of modules; use \"{0}\" alone, or patterns such as \"blocks.*\"",
                        pattern);
   }
   return "";

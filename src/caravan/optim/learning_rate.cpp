@@ -33,7 +33,7 @@ const std::vector<std::string>& LearningRate::names() {
 LearningRate::Kind LearningRate::parse(std::string_view name) {
   const auto found = std::find(names().begin(), names().end(), name);
   if (found == names().end()) {
-    throw UsageError({"recipe", "optimizer.schedule", "'" + std::string(name) + "' is no schedule", "",
+    throw UsageError({"recipe", "optimizer.schedule", "'" + std::string(name) + "' is not a schedule", "",
                       "use '" + nearest(name, names()) + "' (one of " + join(names()) + ")"});
   }
   return static_cast<Kind>(found - names().begin());

@@ -56,7 +56,7 @@ std::string wrong_with_ranks(std::string_view kind, int64_t ranks, int64_t depth
   const std::string what = kind == "3d"   ? "cube"
                            : kind == "2d" ? "square"
                                           : fmt::format("square times a depth of {}", depth);
-  return fmt::format("{} ranks are no {}: use {}", ranks, what,
+  return fmt::format("{} ranks are not a {}: use {}", ranks, what,
                      below > ranks ? fmt::format("{}", below) : fmt::format("{} or {}", below, above));
 }
 

@@ -12,8 +12,8 @@ namespace caravan {
 /// 0 if `ranks` are no such grid.
 int64_t grid_side(std::string_view kind, int64_t ranks, int64_t depth = 1);
 
-/// What is wrong with `ranks` ranks as a grid of this kind, and which are right; "" if nothing: "6 ranks are no square:
-/// use 4 or 9".
+/// What is wrong with `ranks` ranks as a grid of this kind, and which are right; "" if nothing: "6 ranks are not a
+/// square: use 4 or 9".
 std::string wrong_with_ranks(std::string_view kind, int64_t ranks, int64_t depth = 1);
 
 /// What is wrong with splitting the layers of a model over a grid of side q, and which sides are right: heads and kv

@@ -85,7 +85,7 @@ std::string PipelineChoice::wrong_with(const ModelConfig& model, int64_t num_mic
   }
   if (num_micro_batches == 0) return "";
   if (schedule == "interleaved" && num_micro_batches % degree != 0) {
-    return fmt::format("interleaved: {} micro-batches are no multiple of the {} ranks of mesh.pp", num_micro_batches,
+    return fmt::format("interleaved: {} micro-batches are not a multiple of the {} ranks of mesh.pp", num_micro_batches,
                        degree);
   }
   if (schedule == "pipedream" && num_micro_batches != 1) {

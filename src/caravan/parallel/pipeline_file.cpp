@@ -45,7 +45,8 @@ Pass parse_pass(std::string_view word, const Line& line) {
   if (has_dot) rest.remove_prefix(1);
   const std::optional<int> micro_batch = has_dot ? take_number(rest) : std::nullopt;
   if (kind == std::string_view::npos || !micro_batch || !rest.empty()) {
-    line.refuse(fmt::format("'{}' is no pass", word), "write F, C, B or W, the stage, a dot and the micro-batch: F0.2");
+    line.refuse(fmt::format("'{}' is not a pass", word),
+                "write F, C, B or W, the stage, a dot and the micro-batch: F0.2");
   }
   constexpr Pass::Kind kKinds[] = {Pass::Kind::forward, Pass::Kind::recompute, Pass::Kind::backward,
                                    Pass::Kind::weight};

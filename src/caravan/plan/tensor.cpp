@@ -274,7 +274,7 @@ std::vector<TensorCost> compare_tensor_kinds(const TensorShape& like) {
     TensorCost cost{.shape = shape, .misfit = misfit_of(shape)};
     if (shape.kind == "2.5d" && shape.depth == 1 && !shape.model.moe.is_used()) {
       cost.misfit =
-          fmt::format("{} ranks are no square times a depth from 2 to its side that fits the model", shape.ranks);
+          fmt::format("{} ranks are not a square times a depth from 2 to its side that fits the model", shape.ranks);
     }
     if (cost.misfit.empty() || !is_grid(shape)) cost.bytes = bytes_of_step(shape);
     costs.push_back(std::move(cost));

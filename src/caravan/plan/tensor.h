@@ -91,7 +91,7 @@ double outer_weight_elements(const TensorShape& shape);
 /// of experts, feed_activation_elements (plan/experts.h) in place of what an MLP keeps.
 double layer_activation_elements(const TensorShape& shape);
 
-/// Why tensor parallelism cannot split a model so: "144 ranks are no cube: use 125 or 216"; "" if it can.
+/// Why tensor parallelism cannot split a model so: "144 ranks are not a cube: use 125 or 216"; "" if it can.
 std::string misfit_of(const TensorShape& shape);
 
 /// A kind of tensor parallelism for a number of ranks.

@@ -27,7 +27,7 @@ void take_numbers(std::map<std::string, double>& numbers, const std::string& nam
 }
 
 MetricsLine line_of(const nlohmann::json& json) {
-  if (!json.at("step").is_number_integer()) throw DataError({"train.log", "step", "is no whole number", "", ""});
+  if (!json.at("step").is_number_integer()) throw DataError({"train.log", "step", "is not an integer", "", ""});
   MetricsLine line{.step = json.at("step").get<int64_t>()};
   if (json.contains("time")) line.seconds = parse_utc(json["time"].get<std::string>());
   line.host = json.value("host", "");
@@ -63,7 +63,7 @@ RunLog RunLog::read(const fs::path& run) {
       if (!json.contains("changed")) log.lines_.push_back(line_of(json));
     } catch (const std::exception& wrong) {
       throw DataError({"train.log", fmt::format("{}:{}", path.string(), number),
-                       std::string("is no line of a log: ") + wrong.what(), "", "remove the damaged line"});
+                       std::string("is not a line of a log: ") + wrong.what(), "", "remove the damaged line"});
     }
     begin = end + 1;
   }

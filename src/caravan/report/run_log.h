@@ -17,7 +17,7 @@ struct MetricsLine {
   std::map<std::string, double> numbers{};
 };
 
-/// Throws what nlohmann::json throws, or DataError, for text that is no line of a log.
+/// Throws what nlohmann::json throws, or DataError, for text that is not a line of a log.
 MetricsLine parse_metrics_line(std::string_view json);
 
 /// Points of one quantity.

@@ -43,7 +43,7 @@ std::map<int, RankRows> read_spans(const std::filesystem::path& file) {
   check_json_depth(mapped.text(), file.string(), "report");
   const json root = json::parse(mapped.text(), nullptr, false);
   if (!root.is_object() || !root.contains("traceEvents") || !root["traceEvents"].is_array()) {
-    refuse_trace(file, "is no trace");
+    refuse_trace(file, "is not a trace");
   }
   std::map<int, RankRows> ranks;
   for (const json& event : root["traceEvents"]) {

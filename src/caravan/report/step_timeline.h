@@ -6,7 +6,7 @@
 namespace caravan {
 
 /// What the ranks do in the last step of a trace (--trace), as an SVG: a row for each of theirs, with spans inside of
-/// others drawn lower. At most the first kMostTimelineRanks. Throws DataError for a file that is no trace, or has no
+/// others drawn lower. At most the first kMostTimelineRanks. Throws DataError for a file that is not a trace, or has no
 /// step.
 std::string step_timeline(const std::filesystem::path& trace);
 inline constexpr int kMostTimelineRanks = 16;

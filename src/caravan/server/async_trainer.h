@@ -37,7 +37,7 @@ struct AsyncOptions {
 class AsyncTrainer final : private StepExchange {
  public:
   /// Every rank of the mesh calls it. `engine` and `optimizer` outlive this. Throws UsageError for a strategy whose
-  /// leaves are no versions, or whose servers are not on one axis of all ranks.
+  /// leaves are not versions, or whose servers are not on one axis of all ranks.
   AsyncTrainer(Engine& engine, Optimizer& optimizer, AsyncOptions options);
 
   /// The micro-batches of one step of this worker; its loss_scale makes the loss the mean over this worker's targets.

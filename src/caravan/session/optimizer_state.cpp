@@ -171,7 +171,7 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
           parameters_, [&](const Parameter* parameter) { return parameter->rest().is_same(tensor); });
       if (found == parameters_.end()) {
         throw UsageError({"checkpoint", fmt::format("optimizer, tensor {} of group {}", i, group),
-                          "is no parameter of the model as it rests", "",
+                          "is not a parameter of the model as it rests", "",
                           "make the optimizer from the engine's parameters(), after the engine"});
       }
       const auto at = static_cast<size_t>(found - parameters_.begin());

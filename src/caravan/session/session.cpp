@@ -28,7 +28,7 @@ std::string axes_text(const std::vector<AxisSize>& axes) {
 
 int num_threads(int asked, const RankInfo& info) {
   if (asked < 0) {
-    throw UsageError({"session", "threads", fmt::format("{} is no number of threads", asked), where_of(info),
+    throw UsageError({"session", "threads", fmt::format("{} is not a number of threads", asked), where_of(info),
                       "use 1 or more, or 0 for an equal share of the cores"});
   }
   return asked > 0 ? asked : std::max(1, num_usable_cores() / info.local_world_size);
@@ -37,7 +37,7 @@ int num_threads(int asked, const RankInfo& info) {
 CommOptions comm_options(const SessionOptions& options, const RankInfo& info) {
   constexpr double kLongest = 1e9;
   if (!(options.timeout_s >= 1e-3 && options.timeout_s <= kLongest)) {
-    throw UsageError({"session", "timeout_s", fmt::format("{} is no time-out", options.timeout_s), where_of(info),
+    throw UsageError({"session", "timeout_s", fmt::format("{} is not a time-out", options.timeout_s), where_of(info),
                       fmt::format("use seconds, from 0.001 to {}", kLongest)});
   }
   return {.timeout = std::chrono::milliseconds(std::llround(options.timeout_s * 1e3))};
@@ -75,7 +75,7 @@ std::vector<AxisSize> whole_axes(std::vector<AxisSize> axes, const RankInfo& inf
   }
   if (info.world_size % others != 0) {
     throw UsageError({"session", "axes " + axes_text(axes),
-                      fmt::format("{} ranks are no multiple of {}, which leaves no size for {}", info.world_size,
+                      fmt::format("{} ranks are not a multiple of {}, which leaves no size for {}", info.world_size,
                                   others, rest->name),
                       where_of(info),
                       fmt::format("start {} ranks, or let the other sizes multiply to one of {}",

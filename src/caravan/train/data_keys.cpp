@@ -103,7 +103,7 @@ std::vector<RecipeKey> data_keys() {
       text("data.field",
            "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
            FIELD(data.field)),
-      boolean("data.skip_bad_lines", "leave out JSON lines that lack the field or are no JSON; else they are errors",
+      boolean("data.skip_bad_lines", "leave out JSON lines that lack the field or are not JSON; else they are errors",
               FIELD(data.skip_bad_lines)),
       paths("data.validation", "text of its own for validation; \"\": a part of each file", FIELD(data.validation),
             true),

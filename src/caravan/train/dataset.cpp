@@ -219,9 +219,9 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
                                 windows.epochs(i, drawn[i]).value()));
   }
   if (dataset.num_skipped_lines > 0) {
-    notes.push_back(fmt::format("{} lines were left out: they are no JSON, or have no text in {} (data.skip_bad_lines)",
-                                dataset.num_skipped_lines,
-                                recipe.data.field.empty() ? "their field" : recipe.data.field));
+    notes.push_back(
+        fmt::format("{} lines were left out: they are not JSON, or have no text in {} (data.skip_bad_lines)",
+                    dataset.num_skipped_lines, recipe.data.field.empty() ? "their field" : recipe.data.field));
   }
   return notes;
 }

@@ -117,7 +117,7 @@ FlightEntry entry_of(const Json& json) {
 }
 
 FlightReport report_of(const Json& json) {
-  if (!json.is_object()) throw Wrong{"it is no object"};
+  if (!json.is_object()) throw Wrong{"it is not an object"};
   if (field<std::string>(json, "format") != kFormat) throw Wrong{fmt::format("\"format\" is not \"{}\"", kFormat)};
   FlightReport report;
   report.job = field<std::string>(json, "job");
@@ -130,10 +130,10 @@ FlightReport report_of(const Json& json) {
   report.written_ns = field<int64_t>(json, "written_ns");
   report.written_unix_ns = field<int64_t>(json, "written_unix_ns");
   const auto operations = json.find("operations");
-  if (operations == json.end() || !operations->is_array()) throw Wrong{"\"operations\" is no list"};
+  if (operations == json.end() || !operations->is_array()) throw Wrong{"\"operations\" is not a list"};
   for (const Json& operation : *operations) {
     try {
-      if (!operation.is_object()) throw Wrong{"it is no object"};
+      if (!operation.is_object()) throw Wrong{"it is not an object"};
       report.entries.push_back(entry_of(operation));
       const size_t i = report.entries.size() - 1;
       if (i > 0 && report.entries[i].number <= report.entries[i - 1].number) throw Wrong{"it is out of order"};
@@ -175,11 +175,11 @@ FlightReport flight_report_from_json(std::string_view text, const std::filesyste
   try {
     return report_of(Json::parse(text));
   } catch (const Json::parse_error& error) {
-    fact = fmt::format("is no JSON: it breaks at byte {} of {}", error.byte, text.size());
+    fact = fmt::format("is not JSON: it breaks at byte {} of {}", error.byte, text.size());
   } catch (const Json::exception& error) {
-    fact = fmt::format("is no flight report: {}", error.what());
+    fact = fmt::format("is not a flight report: {}", error.what());
   } catch (const Wrong& wrong) {
-    fact = fmt::format("is no flight report: {}", wrong.fact);
+    fact = fmt::format("is not a flight report: {}", wrong.fact);
   }
   throw DataError({.op = "flight",
                    .subject = path.string(),
