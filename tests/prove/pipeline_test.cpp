@@ -9,6 +9,7 @@
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
+#include "tests/prove/expect_holds.h"
 
 namespace caravan::testing::pipeline_test {
 namespace {
@@ -64,20 +65,9 @@ ProveCase to_prove(Case of) {
           .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
-void expect_holds(const Case& of) {
-  const ProveCase what = to_prove(of);
-  SCOPED_TRACE(what.to_string());
-  try {
-    const Proof proof = prove(what);
-    EXPECT_TRUE(proof.holds()) << proof.to_string();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << error.what();
-  }
-}
-
 /// Every `stride`-th case. A stride that divides no number of values of a setting lets every pair of values occur.
 void expect_every(const std::vector<Case>& cases, size_t stride) {
-  for (size_t i = 0; i < cases.size(); i += stride) expect_holds(cases[i]);
+  for (size_t i = 0; i < cases.size(); i += stride) expect_holds(to_prove(cases[i]));
   ::testing::Test::RecordProperty("cases", static_cast<int>((cases.size() + stride - 1) / stride));
 }
 

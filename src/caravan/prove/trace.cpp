@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "caravan/base/error.h"
 #include "caravan/base/random.h"
 #include "caravan/module/initialise.h"
 #include "caravan/nn/cross_entropy.h"
@@ -80,7 +81,8 @@ class CaseRun {
   /// `is_new`: with the starting values of a new model, not those of a proof.
   CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
           const Arrange& arrange, bool is_new = false);
-  /// `paths` counts what the steps execute, not what a proof does beside them; may be null.
+  /// `paths` counts what the steps execute, not what a proof does beside them; null in one process. Ranks stop after a
+  /// step whose loss or norm is not finite, which differs from one process; there it is an error.
   Trace steps(int num_micro_batches, PathLog* paths);
   void step(PathLog& paths);
   std::vector<std::vector<at::Tensor>> summands(int64_t slice_rows);
@@ -200,14 +202,21 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
     own.before = values();
     const TrainBatch mine_of_batch = rows_of_batch(batch(step), mine);
     const PathScope counted(paths);
-    const StepResult result = train_step.run(mine_of_batch, step, what_.lr, false, [&](const StepResult&) {
-      const PathScope uncounted(nullptr);
-      own.gradients = gradients();
-    });
+    bool is_finite = true;
+    try {
+      train_step.run(mine_of_batch, step, what_.lr, false, [&](const StepResult& result) {
+        const PathScope uncounted(nullptr);
+        own.loss = result.loss;
+        own.grad_norm = result.grad_norm;
+        own.gradients = gradients();
+      });
+    } catch (const NumericsError&) {
+      if (paths == nullptr) throw;
+      is_finite = false;
+    }
     const PathScope uncounted(nullptr);
-    own.loss = result.loss;
-    own.grad_norm = result.grad_norm;
     own.after = values();
+    if (!is_finite) break;
   }
   return trace;
 }

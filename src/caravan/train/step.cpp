@@ -75,8 +75,8 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   for (Router* router : routers_) {
     if (result.is_skipped) router->take_load();  // its numbers overflowed too
   }
-  if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
   if (inspect) inspect(result);
+  if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
   if (!result.is_skipped) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
 }

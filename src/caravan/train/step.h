@@ -55,7 +55,8 @@ class TrainStep final {
     double clip_norm = 0;
     LossScale* loss_scale = nullptr;  ///< outlives the step; null: none
   };
-  /// Sees the reduced gradients (times StepResult::loss_scale), and the result, before they are clipped and used.
+  /// Sees the reduced gradients (times StepResult::loss_scale), and the result, before they are clipped and used, or
+  /// refused because they are not finite.
   using Inspect = std::function<void(const StepResult& result)>;
 
   /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
