@@ -1,11 +1,11 @@
 #include "apps/caravan/libtorch.h"
 
 #include <dlfcn.h>
-#include <sys/resource.h>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 
 namespace caravan::app {
@@ -17,12 +17,10 @@ constexpr uint64_t kBeside = uint64_t{64} << 20;  // its constructors, the other
 
 /// Otherwise the linker ends a rank, or a constructor of libtorch does before main().
 void check_address_space(uint64_t library_bytes) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  if (limit.rlim_cur >= library_bytes + kBeside) return;
+  const int64_t limit = address_space_limit();
+  if (limit < 0 || static_cast<uint64_t>(limit) >= library_bytes + kBeside) return;
   throw ResourceError({"caravan", "address space",
-                       fmt::format("a process may use {}, but libtorch alone takes about {}",
-                                   format_bytes(static_cast<int64_t>(limit.rlim_cur)),
+                       fmt::format("a process may use {}, but libtorch alone takes about {}", format_bytes(limit),
                                    format_bytes(static_cast<int64_t>(library_bytes))),
                        "ulimit -v", "raise the limit: ulimit -v unlimited"});
 }

@@ -1,20 +1,14 @@
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include <fmt/format.h>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/ranks.h"
+#include "apps/caravan/recipe_ranks.h"
 #include "caravan/base/error.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/selection.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/store/startup.h"
-#include "caravan/comm/world.h"
-#include "caravan/measure/host.h"
 #include "caravan/prove/prove_recipe.h"
 #include "caravan/train/agreement.h"
 
@@ -80,19 +74,11 @@ void check(const RecipeProof& proof) {
                        .action = "do not rely on this proof for it; report the recipe"});
 }
 
-int64_t half_of_memory() {
-  const measure::HostFacts host = measure::read_host_facts();
-  int64_t bytes = host.available_bytes;
-  if (host.memory_limit_bytes > 0)
-    bytes = bytes > 0 ? std::min(bytes, host.memory_limit_bytes) : host.memory_limit_bytes;
-  return bytes > 0 ? bytes / 2 : RecipeProofOptions().memory_bytes;
-}
-
 void prove_on(const Recipe& recipe, const std::map<std::string, double, std::less<>>& planted, const std::string& note,
               const std::shared_ptr<Communicator>& world) {
   const bool speaks = world->rank() == 0;
   if (speaks && !note.empty()) fmt::print("note      {}\n", note);
-  RecipeProofOptions options{.planted = planted, .memory_bytes = half_of_memory()};
+  RecipeProofOptions options{.planted = planted, .memory_bytes = usable_memory_bytes() / 2};
   if (speaks) options.observe = print_part;
   const RecipeProof proof = prove_recipe(recipe, world, options);
   if (speaks && proof.parts.back().proof.holds()) {
@@ -112,23 +98,12 @@ int prove(const ProveArguments& arguments) {
   std::string note;
   const Recipe recipe = load_recipe_to_prove(arguments.recipe, arguments.overrides, note);
   const auto planted = planted_factors(arguments.planted);
-  const RankPlan plan = plan_proof(recipe);
-  const RankInfo info = RankInfo::from_environment();
   const Runtime runtime({.intra_op_threads = 1});
-  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),
-                         .check = recipe.comm.check,
-                         .algorithms = selected_algorithms(recipe)};
-  const auto run = [&](const std::shared_ptr<Communicator>& world) { prove_on(recipe, planted, note, world); };
-  if (info.world_size == 1 && plan.num_ranks > 1) {
-    run_thread_ranks(plan.num_ranks, run, comm);
-    return 0;
-  }
-  const auto store =
-      open_store(info, comm, [](const std::string& line) { std::fprintf(stderr, "caravan: %s\n", line.c_str()); });
   std::vector<SharedFact> facts = recipe_facts(recipe);
   facts.push_back({"--plant", join(arguments.planted)});
-  refuse_different_start(find_disagreement(*prefixed(store, "start"), info, facts, startup_timeout(comm)));
-  run(make_world(recipe.comm.backend, info, store, comm));
+  facts.push_back({"program", program_build()});
+  run_recipe_ranks(recipe, plan_proof(recipe), std::move(facts),
+                   [&](const std::shared_ptr<Communicator>& world) { prove_on(recipe, planted, note, world); });
   return 0;
 }
 

@@ -88,13 +88,6 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   return std::max(1, num_usable_cores() / std::max(1, ranks_on_host));
 }
 
-std::shared_ptr<const algorithms::SelectionTable> selected_algorithms(const Recipe& recipe) {
-  const std::string& table = recipe.comm.algorithms;
-  if (table.empty()) return nullptr;
-  return std::make_shared<const algorithms::SelectionTable>(
-      algorithms::SelectionTable::load(find_file(table, data_folders(recipe.folder))));
-}
-
 DataFolders data_folders(const std::filesystem::path& recipe) {
   return {.home = environment("CARAVAN_HOME"),
           .recipe = recipe,

@@ -1,11 +1,9 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 
-#include "caravan/comm/selection.h"
 #include "caravan/train/dataset.h"
 #include "caravan/train/recipe.h"
 
@@ -33,9 +31,6 @@ int most_local_ranks();
 
 /// Compute threads of each of `ranks_on_host` ranks: the recipe's number, else an equal share of the cores.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
-
-/// The table that comm.algorithms names; null: the built-in one. Throws as find_file and SelectionTable::load.
-std::shared_ptr<const algorithms::SelectionTable> selected_algorithms(const Recipe& recipe);
 
 /// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user
 /// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the

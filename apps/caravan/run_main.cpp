@@ -8,7 +8,6 @@
 #include <exception>
 #include <new>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "apps/caravan/error_report.h"
 #include "apps/caravan/standard_streams.h"
 #include "caravan/base/error.h"
+#include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 
 namespace caravan::app {
@@ -26,14 +26,13 @@ constexpr int kExitNoResource = 5;  // as ResourceError
 namespace {
 
 std::string out_of_memory(const std::string& detail) {
-  rlimit limit{};
-  const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const int64_t limit = address_space_limit();
+  const bool is_limited = limit >= 0;
   return fmt::format(
       "[caravan] out of memory{}{}{}\n  do: lower train.micro_batch if it is above 1, or use a smaller model or "
       "context{}",
       detail.empty() ? "" : ": ", detail,
-      is_limited ? fmt::format("\n  where: this process may use {} of address space (ulimit -v)",
-                               format_bytes(static_cast<int64_t>(limit.rlim_cur)))
+      is_limited ? fmt::format("\n  where: this process may use {} of address space (ulimit -v)", format_bytes(limit))
                  : "",
       is_limited ? ", or raise the limit" : "");
 }

@@ -3,7 +3,7 @@
 
 #include "tests/command/command.h"
 
-namespace caravan {
+namespace caravan::prove_test {
 namespace {
 
 using ::testing::AllOf;
@@ -68,4 +68,4 @@ TEST_F(ProveCommandTest, RefusesRanksWithOtherRecipes) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::prove_test

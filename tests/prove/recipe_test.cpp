@@ -10,10 +10,11 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/parallel/pipeline_file.h"
 #include "caravan/prove/prove_recipe.h"
 #include "tests/mesh/refusal.h"
 
-namespace caravan::testing {
+namespace caravan::testing::recipe_test {
 namespace {
 
 using ::testing::Contains;
@@ -119,6 +120,15 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
   }
 }
 
+/// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
+TEST(ProveRecipe, TakesTheTableOfAPipelineAsItIs) {
+  Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
+  recipe.pipeline.table = to_text(gpipe(2, 4));  // as load_recipe reads it
+  const RecipeProof proof = proof_of(recipe);
+  EXPECT_TRUE(proof.holds()) << proof.parts.back().proof.to_string();
+  EXPECT_EQ(proof.parts.front().what.num_micro_batches, 4);
+}
+
 /// The counts are of what the name says: two ranks, two layers, forward and backward of each block of the ring.
 TEST(ProveRecipe, CountsTheBlocksOfARing) {
   const RecipeProof ring = proof_of(recipe_of({"mesh.cp=2", "train.micro_batch=32"}));
@@ -218,4 +228,4 @@ TEST(ProveRecipe, CutsItsOwnStepToTheMemory) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::recipe_test

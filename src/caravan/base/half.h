@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace caravan::shared {
+namespace caravan {
 
 /// 16-bit floats as bits. Conversion to fp32 is exact, from fp32 it rounds to nearest even. The functions are static:
 /// each file that uses them compiles its own copy with its own instruction set.
@@ -70,4 +70,4 @@ static inline Fp16 to_fp16(float value) noexcept {
   return {static_cast<uint16_t>(sign | half)};
 }
 
-}  // namespace caravan::shared
+}  // namespace caravan

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <fstream>
 #include <string>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace caravan {
@@ -63,6 +64,12 @@ int64_t usable_memory_bytes(const fs::path& root) {
   const int64_t limit = control_group_memory_limit(root);
   if (limit < 0) return memory;
   return memory == 0 ? limit : std::min(memory, limit);
+}
+
+int64_t address_space_limit() noexcept {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.rlim_cur);
 }
 
 }  // namespace caravan

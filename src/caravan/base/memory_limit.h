@@ -14,4 +14,7 @@ int64_t control_group_memory_limit(const std::filesystem::path& root = "/");
 /// where that is less. 0 if a `root` of a test has neither.
 int64_t usable_memory_bytes(const std::filesystem::path& root = "/");
 
+/// The limit of the address space of this process (ulimit -v), -1 if there is none.
+int64_t address_space_limit() noexcept;
+
 }  // namespace caravan

@@ -12,6 +12,10 @@ namespace caravan {
 /// schedule. {"fused attention", 8}.
 using PathCounts = std::map<std::string, int64_t>;
 
+inline void add_paths(PathCounts& sum, const PathCounts& more) {
+  for (const auto& [path, count] : more) sum[path] += count;
+}
+
 /// Counts the paths that code takes while a PathScope makes this the log of its thread. A proof that runs other code
 /// than the run proves nothing about the run, so `prove` compares these counts (prove/prove_recipe.h).
 ///

@@ -22,8 +22,8 @@ void multiply(const Buffer& buffer, double factor) noexcept {
   switch (buffer.dtype) {
     case Dtype::fp32: return each(float{}, [&](float x) { return static_cast<float>(x * factor); });
     case Dtype::fp64: return each(double{}, [&](double x) { return x * factor; });
-    case Dtype::bf16: return each(shared::Bf16{}, [&](shared::Bf16 x) { return shared::to_bf16(narrow(x)); });
-    case Dtype::fp16: return each(shared::Fp16{}, [&](shared::Fp16 x) { return shared::to_fp16(narrow(x)); });
+    case Dtype::bf16: return each(Bf16{}, [&](Bf16 x) { return to_bf16(narrow(x)); });
+    case Dtype::fp16: return each(Fp16{}, [&](Fp16 x) { return to_fp16(narrow(x)); });
     default: return;
   }
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/own_file.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -17,17 +18,11 @@ constexpr std::string_view kParquet = "PAR1";
 constexpr std::string_view kArrowFile = "ARROW1";
 constexpr std::string_view kArrowStream = "\xff\xff\xff\xff"sv;
 
-/// lib/caravan/libcaravan_tables.so in the folder of the program or one of its parents, which holds for a build and an
-/// installation; otherwise its name, for the dynamic linker's search.
+/// Beside the program; otherwise its name, for the dynamic linker's search.
 std::string object_path() {
   constexpr const char* kFile = "libcaravan_tables.so";
-  std::error_code error;
-  fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
-  for (int up = 0; up < 4 && !folder.empty(); ++up, folder = folder.parent_path()) {
-    const fs::path path = folder / "lib" / "caravan" / kFile;
-    if (fs::exists(path, error)) return path;
-  }
-  return kFile;
+  const fs::path own = own_file(kFile);
+  return own.empty() ? kFile : own.string();
 }
 
 struct TableObject {

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/own_file.h"
 #include "caravan/base/text.h"
 #include "caravan/data/template_channel.h"
 
@@ -20,19 +21,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// lib/caravan/caravan-template in the folder of the program or one of its parents, which holds for a build and an
-/// installation; see object_path in table.cpp.
 fs::path template_program() {
+  fs::path program = own_file("caravan-template");
+  if (!program.empty()) return program;
   std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
-  fs::path folder = self.parent_path();
-  for (int up = 0; up < 4 && !folder.empty(); ++up, folder = folder.parent_path()) {
-    fs::path path = folder / "lib" / "caravan" / "caravan-template";
-    if (fs::exists(path, error)) return path;
-  }
-  throw ResourceError({"data", "caravan-template", "is missing: the program that runs chat templates",
-                       "looked for in lib/caravan beside and above " + self.string(),
-                       "install the whole of Caravan, or build the target caravan_template"});
+  throw ResourceError(
+      {"data", "caravan-template", "is missing: the program that runs chat templates",
+       "looked for in lib/caravan beside and above " + fs::read_symlink("/proc/self/exe", error).string(),
+       "install the whole of Caravan, or build the target caravan_template"});
 }
 
 [[noreturn]] void refuse_start(const fs::path& program, int error) {

@@ -154,7 +154,7 @@ HostFacts read_host_facts() {
   facts.available_bytes = kib_of(memory, "MemAvailable");
   facts.memory_limit_bytes = control_group_memory_limit();
   facts.open_files_limit = limit_of(RLIMIT_NOFILE);
-  facts.address_limit_bytes = limit_of(RLIMIT_AS);
+  facts.address_limit_bytes = address_space_limit();
   facts.locked_limit_bytes = limit_of(RLIMIT_MEMLOCK);
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) == 0) facts.dev_shm_bytes = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);

@@ -30,8 +30,8 @@ void encode(Dtype dtype, double value, std::byte* to) {
   switch (dtype) {
     case Dtype::fp32: return put(to, static_cast<float>(value));
     case Dtype::fp64: return put(to, value);
-    case Dtype::bf16: return put(to, shared::to_bf16(static_cast<float>(value)).bits);
-    case Dtype::fp16: return put(to, shared::to_fp16(static_cast<float>(value)).bits);
+    case Dtype::bf16: return put(to, to_bf16(static_cast<float>(value)).bits);
+    case Dtype::fp16: return put(to, to_fp16(static_cast<float>(value)).bits);
     case Dtype::int64: return put(to, static_cast<int64_t>(value));
     case Dtype::int32: return put(to, static_cast<int32_t>(value));
     case Dtype::uint8:

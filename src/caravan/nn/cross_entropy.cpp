@@ -15,6 +15,7 @@
 #include "caravan/base/text.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/dispatch.h"
+#include "caravan/nn/loss_chunks.h"
 #include "caravan/nn/ops.h"
 #include "caravan/nn/product.h"
 
@@ -24,14 +25,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-/// Tokens per chunk: as many as fill 1 MiB of logits in fp32, which stays in cache, but at least 256 to keep the matrix
-/// products efficient (chunks of 64 take 15 % longer with a vocabulary of 16 k). Chunks are of about equal size.
-int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary) {
-  const int64_t most = std::max<int64_t>((int64_t{1} << 18) / vocabulary, 256);
-  const int64_t chunks = (tokens + most - 1) / most;
-  return chunks == 0 ? 1 : (tokens + chunks - 1) / chunks;
-}
 
 void check_labels(const at::Tensor& labels, int64_t vocabulary) {
   const int64_t* label = labels.const_data_ptr<int64_t>();

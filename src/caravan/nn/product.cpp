@@ -87,8 +87,6 @@ const Choices::Entry& in_use() {
   return *choices().in_use();
 }
 
-constexpr int64_t kFewRows = 16;  ///< below, preparing a call of oneDNN or widening the weight costs more than it wins
-
 /// Whether the choice decides about a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (!a.is_cpu() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;

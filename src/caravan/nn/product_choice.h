@@ -25,6 +25,9 @@ enum class ProductKind : uint8_t {
   dw,       ///< dw = dy^T x
 };
 
+/// Products of fewer rows are torch's own: preparing a call of oneDNN, or widening the weight, costs more than it wins.
+inline constexpr int64_t kFewRows = 16;
+
 /// Who computes what. It decides speed and the last bits of the results, so all ranks of a run use one choice.
 struct ProductChoice {
   ProductLibrary forward = ProductLibrary::onednn;

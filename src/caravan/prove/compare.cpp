@@ -72,9 +72,7 @@ class Comparison {
     proof_.num_ranks = static_cast<int>(ranks.size());
     proof_.num_parameters = static_cast<int>(one.names.size());
     proof_.tolerance = tolerance;
-    for (const Trace& rank : ranks) {
-      for (const auto& [path, count] : rank.paths) proof_.paths[path] += count;
-    }
+    for (const Trace& rank : ranks) add_paths(proof_.paths, rank.paths);
   }
 
   Proof run() {

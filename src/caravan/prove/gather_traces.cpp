@@ -1,7 +1,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "caravan/comm/agree.h"
 #include "caravan/comm/tensor.h"
@@ -42,37 +42,26 @@ Trace from_flat(const at::Tensor& flat, const Trace& like) {
   return trace;
 }
 
-/// "path\tcount" lines.
-std::string to_text(const PathCounts& paths) {
-  std::string text;
-  for (const auto& [path, count] : paths) text += fmt::format("{}\t{}\n", path, count);
-  return text;
-}
-
-PathCounts paths_from(const std::string& text) {
-  PathCounts paths;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t tab = text.find('\t', begin);
-    const size_t end = text.find('\n', tab);
-    paths[text.substr(begin, tab - begin)] += std::stoll(text.substr(tab + 1, end - tab - 1));
-    begin = end + 1;
+/// The paths of each rank.
+std::vector<PathCounts> paths_of_ranks(const PathCounts& own, Communicator& world) {
+  std::vector<PathCounts> all;
+  for (const std::string& text : gather_texts(world, nlohmann::json(own).dump(), "paths")) {
+    all.push_back(nlohmann::json::parse(text).get<PathCounts>());
   }
-  return paths;
+  return all;
 }
 
 }  // namespace
 
 PathCounts gather_paths(const PathCounts& own, const std::shared_ptr<Communicator>& world) {
   PathCounts all;
-  for (const std::string& text : gather_texts(*world, to_text(own), "paths")) {
-    for (const auto& [path, count] : paths_from(text)) all[path] += count;
-  }
+  for (const PathCounts& paths : paths_of_ranks(own, *world)) add_paths(all, paths);
   return all;
 }
 
 std::vector<Trace> gather_traces(Trace own, const std::shared_ptr<Communicator>& world) {
   const std::vector<std::string> places = gather_texts(*world, own.where, "places of ranks");
-  const std::vector<std::string> paths = gather_texts(*world, to_text(own.paths), "paths");
+  const std::vector<PathCounts> paths = paths_of_ranks(own.paths, *world);
   const at::Tensor flat = to_flat(own);
   if (world->rank() != 0) {
     send_async(*world, flat, 0, "trace").wait();
@@ -84,7 +73,7 @@ std::vector<Trace> gather_traces(Trace own, const std::shared_ptr<Communicator>&
     if (rank > 0) recv_async(*world, numbers, rank, "trace").wait();
     all.push_back(from_flat(numbers, own));
     all.back().where = places[static_cast<size_t>(rank)];
-    all.back().paths = paths_from(paths[static_cast<size_t>(rank)]);
+    all.back().paths = paths[static_cast<size_t>(rank)];
   }
   return all;
 }

@@ -6,14 +6,15 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/loss_chunks.h"
+#include "caravan/nn/product_choice.h"
 #include "caravan/parallel/pipeline_schedule.h"
 
 namespace caravan {
 namespace {
 
-constexpr int64_t kFewTokens = 16;        ///< products of fewer rows take another path (nn/product.cpp)
 constexpr int64_t kUsualTokens = 32;      ///< of a micro-batch of a rank
-constexpr int64_t kTokensOfExperts = 64;  ///< some experts get fewer than kFewTokens, some more
+constexpr int64_t kTokensOfExperts = 64;  ///< some experts get fewer than kFewRows, some more
 constexpr int64_t kChunkedTokens = 272;   ///< more than one chunk of the loss, with kChunkedVocabulary
 constexpr int64_t kChunkedVocabulary = 1031;
 constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as the gradients of any model of use
@@ -38,11 +39,6 @@ int64_t row_parts(const Recipe& recipe) {
 }
 int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
   return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
-}
-
-/// As the loss cuts a micro-batch into chunks (nn/cross_entropy.cpp).
-bool is_chunked(int64_t tokens, int64_t vocabulary) {
-  return tokens > std::max<int64_t>((int64_t{1} << 18) / std::max<int64_t>(vocabulary, 1), 256);
 }
 
 /// The vocabulary is known once there is a tokenizer, which a proof does without.
@@ -92,9 +88,10 @@ void fit_mesh(Recipe& recipe) {
   data.servers = std::min(data.servers, recipe.mesh.dp);
 }
 
-/// At most 2 stages on each rank, and micro-batches that every schedule has a table for.
+/// At most 2 stages on each rank, and micro-batches that every schedule has a table for. Returns the stages.
 int64_t fit_pipeline(Recipe& recipe) {
   PipelineChoice& pipeline = recipe.pipeline;
+  if (!pipeline.is_used()) return 1;
   if (!pipeline.is_file()) {
     pipeline.stages_per_rank = std::min<int64_t>(pipeline.chunks(), 2);
     pipeline.micro_batches = 2 * pipeline.degree;
@@ -131,19 +128,26 @@ void fit_model(Recipe& recipe, const Recipe& original) {
 /// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes take.
 int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_batch) {
   const int64_t own_tokens = tokens_of_rank(original, own_micro_batch);
-  if (own_tokens < kFewTokens) return own_tokens;
-  if (!is_chunked(own_tokens, own_vocabulary(original))) {
+  if (own_tokens < kFewRows) return own_tokens;
+  if (tokens_per_chunk(own_tokens, own_vocabulary(original)) >= own_tokens) {
     return recipe.model.moe.is_used() ? kTokensOfExperts : kUsualTokens;
   }
   recipe.model.vocabulary = kChunkedVocabulary;
   return kChunkedTokens;
 }
 
-/// Sequences of a micro-batch of about as many tokens on each rank: at least as many from kFewTokens on, else at most.
+/// Sequences of a micro-batch of about as many tokens on each rank: at least as many from kFewRows on, else at most.
 int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
   const int64_t of_sequence = recipe.model.context / recipe.context_parallel.degree;
-  const int64_t sequences = tokens < kFewTokens ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
+  const int64_t sequences = tokens < kFewRows ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
   return row_parts(recipe) * std::max<int64_t>(sequences, 1);
+}
+
+/// Micro-batches of a step: those of the recipe, `most` at most; in a pipeline those that fit_pipeline sets, or that
+/// its own table has.
+int64_t fit_accumulation(const Recipe& recipe, const BatchPlan& own, int64_t most) {
+  if (!recipe.pipeline.is_used()) return std::min(own.accumulation, most);
+  return recipe.pipeline.is_file() ? own.accumulation : recipe.pipeline.micro_batches;
 }
 
 /// As many sequences and micro-batches of them.
@@ -236,15 +240,11 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   fit_mesh(small);
   small.model = shrunken(recipe.model);
   if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" is there
-  int64_t accumulation = std::min<int64_t>(own.accumulation, 3);
-  if (small.pipeline.is_used()) {
-    small.model.layers = std::max(small.model.layers, fit_pipeline(small));
-    accumulation = small.pipeline.micro_batches;
-  }
+  small.model.layers = std::max(small.model.layers, fit_pipeline(small));
   fit_model(small, recipe);
   small.data_parallel.bucket_bytes = std::min<int64_t>(small.data_parallel.bucket_bytes, kBucketBytes);
   const int64_t fitting = fit_tokens(small, recipe, own.micro_batch);
-  set_batch(small, sequences_of(small, tokens > 0 ? tokens : fitting), accumulation);
+  set_batch(small, sequences_of(small, tokens > 0 ? tokens : fitting), fit_accumulation(small, own, 3));
   return small;
 }
 
@@ -255,18 +255,13 @@ Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
   fit_mesh(step);
   step.model.vocabulary = own_vocabulary(recipe);
   step.model.context = recipe.model.context / recipe.context_parallel.degree * step.context_parallel.degree;
-  int64_t accumulation = std::min<int64_t>(own.accumulation, 2);
-  int64_t stages = 1;
-  if (step.pipeline.is_used()) {
-    stages = fit_pipeline(step);
-    accumulation = step.pipeline.micro_batches;
-  }
+  const int64_t stages = fit_pipeline(step);
   if (!names_modules(recipe)) step.model.layers = std::min(recipe.model.layers, std::max<int64_t>(2, stages));
   const int64_t unit = row_parts(step);
   const int64_t of_unit = std::max<int64_t>(tokens_of_rank(step, unit), 1);
   const int64_t enough = std::max<int64_t>((kOwnTokens + of_unit - 1) / of_unit, 1) * unit;
   const int64_t own_micro_batch = own.micro_batch / row_parts(recipe) * unit;
-  set_batch(step, std::min(own_micro_batch, enough), accumulation);
+  set_batch(step, std::min(own_micro_batch, enough), fit_accumulation(step, own, 2));
   constexpr int64_t kSmallVocabulary = 4096;
   if (state_bytes(step) > memory_bytes) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
   while (state_bytes(step) > memory_bytes && halve_heads(step)) continue;

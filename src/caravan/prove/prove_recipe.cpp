@@ -137,9 +137,7 @@ std::vector<std::string> missing_paths(const PathCounts& own, const PathCounts& 
 
 PathCounts RecipeProof::paths() const {
   PathCounts all;
-  for (const Part& part : parts) {
-    for (const auto& [path, count] : part.proof.paths) all[path] += count;
-  }
+  for (const Part& part : parts) add_paths(all, part.proof.paths);
   return all;
 }
 

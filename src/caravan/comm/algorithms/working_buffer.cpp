@@ -21,9 +21,7 @@ std::unique_ptr<std::byte[]> new_elements(int64_t count, Dtype dtype) {
 }
 
 void convert(const std::byte* from, Dtype from_dtype, std::byte* to, Dtype to_dtype, int64_t count) {
-  using shared::Bf16;
-  using shared::Fp16;
-  const auto widen = [](auto value) { return shared::to_float(value); };
+  const auto widen = [](auto value) { return to_float(value); };
   if (from_dtype == to_dtype) {
     if (count > 0 && from != to) std::memcpy(to, from, static_cast<size_t>(count * size_bytes(from_dtype)));
   } else if (from_dtype == Dtype::bf16) {
@@ -31,9 +29,9 @@ void convert(const std::byte* from, Dtype from_dtype, std::byte* to, Dtype to_dt
   } else if (from_dtype == Dtype::fp16) {
     convert_each<float, Fp16>(from, to, count, widen);
   } else if (to_dtype == Dtype::bf16) {
-    convert_each<Bf16, float>(from, to, count, [](float value) { return shared::to_bf16(value); });
+    convert_each<Bf16, float>(from, to, count, [](float value) { return to_bf16(value); });
   } else {
-    convert_each<Fp16, float>(from, to, count, [](float value) { return shared::to_fp16(value); });
+    convert_each<Fp16, float>(from, to, count, [](float value) { return to_fp16(value); });
   }
 }
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/own_file.h"
 #include "caravan/base/text.h"
 
 namespace caravan::mpi {
@@ -26,17 +27,11 @@ std::string variable(const char* name) {
       {.op = "mpi", .subject = std::move(subject), .fact = std::move(fact), .where = "", .action = std::move(action)});
 }
 
-/// lib/caravan/libcaravan_mpi_NAME.so in the folder of the program or one of its parents, which holds for a build and
-/// an installation; otherwise its name, for the dynamic linker's search.
+/// Beside the program; otherwise its name, for the dynamic linker's search.
 std::string path_of(const std::string& name) {
   const std::string file = fmt::format("libcaravan_mpi_{}.so", name);
-  std::error_code error;
-  std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (int up = 0; up < 4 && !folder.empty(); ++up, folder = folder.parent_path()) {
-    const auto path = folder / "lib" / "caravan" / file;
-    if (std::filesystem::exists(path, error)) return path;
-  }
-  return file;
+  const std::filesystem::path own = own_file(file);
+  return own.empty() ? file : own.string();
 }
 
 template <class Function>

@@ -8,7 +8,6 @@
 #include <fstream>
 #include <limits>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -114,11 +113,11 @@ size_t SegmentLayout::slots_begin() const noexcept {
 size_t SegmentLayout::slot_bytes() const noexcept { return whole_pages(Region::bytes(num_ranks)); }
 
 size_t reservable_bytes() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::numeric_limits<size_t>::max();
+  if (address_space_limit() < 0) return std::numeric_limits<size_t>::max();
+  const auto limit = static_cast<size_t>(address_space_limit());
   size_t used_pages = 0;
   std::ifstream("/proc/self/statm") >> used_pages;
-  return (limit.rlim_cur - std::min<size_t>(limit.rlim_cur, used_pages * kPage)) / kShareOfLimit;
+  return (limit - std::min(limit, used_pages * kPage)) / kShareOfLimit;
 }
 
 Segment::Segment(std::byte* base, const SegmentLayout& layout) noexcept
