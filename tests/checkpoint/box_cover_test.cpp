@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan {
+namespace caravan::box_cover_test {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -100,4 +100,4 @@ TEST(BoxCover, CutDimsAreThoseThatABoxDoesNotSpan) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::box_cover_test

@@ -12,7 +12,7 @@
 #include "tests/data/support.h"
 #include "tests/engine/parameters.h"
 
-namespace caravan::testing {
+namespace caravan::testing::many_ranks_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -106,4 +106,4 @@ TEST(ManyRanks, WhatTheyWriteTwoRanksRead) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::many_ranks_test

@@ -13,7 +13,7 @@
 #include "caravan/nn/lora.h"
 #include "tests/data/support.h"
 
-namespace caravan {
+namespace caravan::peft_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -104,7 +104,7 @@ TEST_F(Peft, TheRankOfEachLayerIsThatOfItsTensors) {
               root["rank_pattern"] = {{"v_proj", 4}, {"self_attn.q_proj", 4}};
             }),
             "");
-  EXPECT_THAT(refusal("rank_pattern", 4), HasSubstr("rank_pattern is no object"));
+  EXPECT_THAT(refusal("rank_pattern", 4), HasSubstr("rank_pattern is not an object"));
   EXPECT_THAT(refusal("rank_pattern", {{"layers\\.\\d+\\.self_attn.q_proj", 4}}), HasSubstr("regular expression"));
 }
 
@@ -127,7 +127,7 @@ TEST_F(Peft, TheFirstPatternCounts) {
 
 TEST_F(Peft, NumbersThatAreNoneAreRefused) {
   for (const json& alpha : {json(0), json(-1), json(1e39), json("8"), json(), json(true), json::array({8})}) {
-    EXPECT_THAT(refusal("lora_alpha", alpha), HasSubstr("lora_alpha is no number above 0")) << alpha;
+    EXPECT_THAT(refusal("lora_alpha", alpha), HasSubstr("lora_alpha is not a number above 0")) << alpha;
     EXPECT_NE(refusal("alpha_pattern", {{"q_proj", alpha}}), "") << alpha;
   }
   for (const char* text : {"1e999", "Infinity", "NaN"}) {
@@ -136,7 +136,7 @@ TEST_F(Peft, NumbersThatAreNoneAreRefused) {
     ASSERT_NE(changed.find(alpha), std::string::npos) << changed;
     changed.replace(changed.find(alpha), alpha.size(), std::string("\"lora_alpha\":") + text);
     write_file(folder_ / kPeftConfig, changed);
-    EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("adapter_config.json: is no JSON object")) << text;
+    EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("adapter_config.json: is not a JSON object")) << text;
   }
 }
 
@@ -189,4 +189,4 @@ TEST_F(Peft, WeightsThatAreNotFiniteAreNamed) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::peft_test

@@ -43,8 +43,8 @@ double value_of(const Data& data, int64_t i) {
   switch (data.dtype()) {
     case Dtype::fp32: return read(float{});
     case Dtype::fp64: return read(double{});
-    case Dtype::bf16: return shared::to_float(read(shared::Bf16{}));
-    case Dtype::fp16: return shared::to_float(read(shared::Fp16{}));
+    case Dtype::bf16: return to_float(read(Bf16{}));
+    case Dtype::fp16: return to_float(read(Fp16{}));
     default: return 0;
   }
 }
@@ -121,8 +121,8 @@ TEST(ReduceLoops, RoundsBf16TiesToEven) {
     const Data sum = reduce(isa, ReduceOp::sum, {a, b}, 2);
     for (int64_t i = 0; i < 65536; ++i) {
       const auto exact = static_cast<float>(value_of(a, i) + value_of(b, i));
-      const shared::Bf16 rounded = shared::to_bf16(exact);
-      const double expected = shared::to_float(rounded);
+      const Bf16 rounded = to_bf16(exact);
+      const double expected = to_float(rounded);
       if (std::isnan(expected)) {
         EXPECT_TRUE(std::isnan(value_of(sum, i))) << static_cast<int>(isa) << ' ' << i;
       } else {

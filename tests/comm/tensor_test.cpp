@@ -98,20 +98,20 @@ TEST(CommTensor, HalfNumbersConvertAsTorchDoes) {
     const float fp16 = c10::Half(half, c10::Half::from_bits());
     const float bf16 = c10::BFloat16(half, c10::BFloat16::from_bits());
     if (fp16 == fp16) {
-      ASSERT_EQ(shared::to_float(shared::Fp16{half}), fp16) << bits;
+      ASSERT_EQ(to_float(Fp16{half}), fp16) << bits;
     }
     if (bf16 == bf16) {
-      ASSERT_EQ(shared::to_float(shared::Bf16{half}), bf16) << bits;
+      ASSERT_EQ(to_float(Bf16{half}), bf16) << bits;
     }
   }
   for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 509) {
     const float value = std::bit_cast<float>(static_cast<uint32_t>(bits));
     if (value != value) continue;
-    ASSERT_EQ(shared::to_fp16(value).bits, c10::Half(value).x) << value;
-    ASSERT_EQ(shared::to_bf16(value).bits, c10::BFloat16(value).x) << value;
+    ASSERT_EQ(to_fp16(value).bits, c10::Half(value).x) << value;
+    ASSERT_EQ(to_bf16(value).bits, c10::BFloat16(value).x) << value;
   }
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const float back : {shared::to_float(shared::to_fp16(nan)), shared::to_float(shared::to_bf16(nan))}) {
+  for (const float back : {to_float(to_fp16(nan)), to_float(to_bf16(nan))}) {
     EXPECT_NE(back, back);
   }
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace caravan {
+namespace caravan::reduction_order_test {
 namespace {
 
 using enum Action::Kind;
@@ -33,4 +33,4 @@ TEST(EndsReductions, LooksNoFurtherThanTheNextReductionOfTheGroup) {
 }
 
 }  // namespace
-}  // namespace caravan
+}  // namespace caravan::reduction_order_test

@@ -13,12 +13,10 @@ a step is computed: meshes, techniques, micro-batches, back-ends. A case is one 
 Every wrong, crash and hang is kept under --work with the commands to repeat it; --minimise takes keys away from it as
 long as it stays what it is. The same seed draws the same recipes. Needs numpy."""
 
-import argparse
 import collections
 import hashlib
 import json
 import math
-import pathlib
 import random
 import re
 import shutil
@@ -26,7 +24,7 @@ import sys
 
 import recipe_values
 from recipe_draw import Draw
-from recipe_runs import Runner, compare, first_error, has_dump, is_rough, low_dtype
+from recipe_runs import case_arguments, compare, first_error, has_dump, is_rough, low_dtype, runner_of
 from recipe_values import default
 
 INTERNAL = re.compile(r"\[torch\]|internal error|report this|terminate called|Assertion|stack frame", re.I)
@@ -128,20 +126,10 @@ def print_coverage(accepted):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--caravan", required=True)
-    parser.add_argument("--seed", default="1")
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="the first case, to repeat a part")
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/random_recipes"))
-    parser.add_argument("--timeout", type=float, default=60)
+    parser = case_arguments(__doc__, 300, "/tmp/random_recipes")
     parser.add_argument("--minimise", action="store_true")
-    parser.add_argument("--without", nargs="*", default=[], metavar="KEY", help="keys of known faults: unset")
     arguments = parser.parse_args()
-    work = arguments.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    runner = Runner(arguments.caravan, work, arguments.timeout)
-    recipe_values.write_texts(work / "texts", runner.must)
+    work, runner = runner_of(arguments)
     trial, counts, accepted, reasons = Trial(runner, work), collections.Counter(), [], collections.Counter()
     for case in range(arguments.first, arguments.first + arguments.cases):
         draw = Draw(random.Random(f"{arguments.seed}/{case}"), work / "texts")

@@ -8,10 +8,8 @@ checkpoint of step 2 is there, then resumed on one rank or on 2 to 8. Loss, norm
 batch bit by bit, must be those of the run that never stopped, within the tolerances of random_recipes.py. Rough
 techniques (recipe_runs.is_rough) only have to resume. Needs numpy."""
 
-import argparse
 import collections
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -23,7 +21,7 @@ import dumps
 import recipe_values
 from random_recipes import BAD, INTERNAL
 from recipe_draw import Draw
-from recipe_runs import ADAM, LATER, Runner, first_error, is_asynchronous, is_rough, low_dtype
+from recipe_runs import ADAM, LATER, case_arguments, first_error, is_asynchronous, is_rough, low_dtype, runner_of
 
 STEPS = 6
 
@@ -115,19 +113,9 @@ def run_case(runner, draw, rng, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--caravan", required=True)
-    parser.add_argument("--seed", default="1")
-    parser.add_argument("--cases", type=int, default=50)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/random_resumes"))
-    parser.add_argument("--timeout", type=float, default=60)
-    parser.add_argument("--without", nargs="*", default=[], metavar="KEY", help="keys of known faults: unset")
+    parser = case_arguments(__doc__, 50, "/tmp/random_resumes")
     arguments = parser.parse_args()
-    work = arguments.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    runner = Runner(arguments.caravan, work, arguments.timeout)
-    recipe_values.write_texts(work / "texts", runner.must)
+    work, runner = runner_of(arguments)
     counts = collections.Counter()
     for case in range(arguments.first, arguments.first + arguments.cases):
         rng = random.Random(f"resume/{arguments.seed}/{case}")

@@ -1,5 +1,6 @@
 """Runs recipes of recipe_draw.py, and compares the run of many ranks with that of one."""
 
+import argparse
 import json
 import math
 import os
@@ -68,6 +69,28 @@ class Runner:
         log = folder / "run/train.log"
         lines = [json.loads(line) for line in log.read_text().splitlines()] if code == 0 and log.exists() else []
         return code, output, lines, dumps.read_dump(folder / "dump") if code == 0 else []
+
+
+def case_arguments(doc, cases, work):
+    """The parser of a program that draws `cases` recipes, each from the seed and its number."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--caravan", required=True)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--cases", type=int, default=cases)
+    parser.add_argument("--first", type=int, default=0, help="the first case, to repeat a part")
+    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path(work))
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--without", nargs="*", default=[], metavar="KEY", help="keys of known faults: unset")
+    return parser
+
+
+def runner_of(arguments):
+    """The folder of the work, made, with the texts that recipes name; and what runs recipes there."""
+    work = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    runner = Runner(arguments.caravan, work, arguments.timeout)
+    recipe_values.write_texts(work / "texts", runner.must)
+    return work, runner
 
 
 def first_error(output):

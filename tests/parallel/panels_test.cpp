@@ -7,7 +7,7 @@
 
 #include "caravan/base/error.h"
 
-namespace caravan::testing {
+namespace caravan::testing::panels_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -74,4 +74,4 @@ TEST(PanelCheck, RefusesAMissingAndADoubleAction) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::panels_test

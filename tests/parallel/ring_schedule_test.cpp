@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "tests/parallel/gradients_before_keys.h"
 
-namespace caravan::testing {
+namespace caravan::testing::ring_schedule_test {
 namespace {
 
 using ::testing::AllOf;
@@ -182,4 +182,4 @@ TEST(RingCheck, RefusesAMissingAndADoubleStep) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::ring_schedule_test

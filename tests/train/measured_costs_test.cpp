@@ -6,7 +6,7 @@
 
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::measured_costs_test {
 namespace {
 
 /// The cut decides which rank computes a layer, not what is computed.
@@ -55,4 +55,4 @@ TEST(MeasuredCosts, AreOneForEachBlockAndTheSameOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::measured_costs_test

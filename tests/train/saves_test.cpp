@@ -9,7 +9,7 @@
 #include "caravan/checkpoint/publish.h"
 #include "tests/train/tiny_run.h"
 
-namespace caravan::testing {
+namespace caravan::testing::saves_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -243,4 +243,4 @@ TEST_F(Saves, AFolderThatDoesNotFitIsTheErrorOfEveryRank) {
 }
 
 }  // namespace
-}  // namespace caravan::testing
+}  // namespace caravan::testing::saves_test

@@ -1,13 +1,12 @@
 #include "caravan/checkpoint/load_model.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/all.h>
-#include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/huggingface.h"
+#include "caravan/module/finite.h"
 #include "caravan/nn/config_text.h"
 
 namespace caravan {
@@ -63,7 +62,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
 
 LoadedModel with_finite_weights(LoadedModel loaded) {
   for (const Parameter* parameter : loaded.model->parameters()) {
-    if (at::isfinite(parameter->rest()).all().item<bool>()) continue;
+    if (all_finite(parameter->rest())) continue;
     throw DataError({"load", loaded.origin, parameter->name() + " has values that are not finite", "",
                      "use an earlier checkpoint of the run: its training has diverged"});
   }

@@ -155,11 +155,20 @@ void throw_on_all_ranks(Communicator& comm, const std::exception_ptr& mine, cons
 void all_or_none(Communicator& comm, const std::function<void()>& work, const Call& call) {
   std::exception_ptr mine;
   try {
-    if (work) work();
+    work();
   } catch (...) {
     mine = std::current_exception();
   }
   throw_on_all_ranks(comm, mine, call);
+}
+
+void on_rank_0(Communicator& comm, const std::function<void()>& work, const Call& call) {
+  all_or_none(
+      comm,
+      [&] {
+        if (comm.rank() == 0) work();
+      },
+      call);
 }
 
 }  // namespace caravan

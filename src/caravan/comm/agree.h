@@ -29,8 +29,10 @@ void take_maxima(Communicator& comm, std::span<int64_t> values, const Call& call
 /// reached. Sends 8 bytes, and the text of the error if there is one.
 void throw_on_all_ranks(Communicator& comm, const std::exception_ptr& mine, const Call& call = {});
 
-/// Runs `work`, then throw_on_all_ranks with what it threw. `work` may be that of one rank only (empty on the others),
-/// but it must not call `comm`.
+/// Runs `work`, then throw_on_all_ranks with what it threw. `work` must not call `comm`.
 void all_or_none(Communicator& comm, const std::function<void()>& work, const Call& call = {});
+
+/// The same for work that rank 0 does for all, such as that in the run folder. Every rank calls it.
+void on_rank_0(Communicator& comm, const std::function<void()>& work, const Call& call = {});
 
 }  // namespace caravan

@@ -131,10 +131,11 @@ PipelineOrder interleaved(int num_ranks, int num_micro_batches, int stages_per_r
   }
   if (num_micro_batches % num_ranks != 0) {
     const int nearest_groups = std::max((num_micro_batches + num_ranks / 2) / num_ranks, 1);
-    throw UsageError({.op = "pipeline",
-                      .subject = "interleaved",
-                      .fact = fmt::format("{} micro-batches are no multiple of {} ranks", num_micro_batches, num_ranks),
-                      .action = fmt::format("use {}", nearest_groups * num_ranks)});
+    throw UsageError(
+        {.op = "pipeline",
+         .subject = "interleaved",
+         .fact = fmt::format("{} micro-batches are not a multiple of {} ranks", num_micro_batches, num_ranks),
+         .action = fmt::format("use {}", nearest_groups * num_ranks)});
   }
   const int total = num_micro_batches * stages_per_rank;
   const int group = num_ranks * stages_per_rank;

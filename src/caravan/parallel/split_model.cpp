@@ -16,7 +16,6 @@
 #include "caravan/parallel/tensor_3d.h"
 
 namespace caravan {
-namespace {}  // namespace
 
 void refuse_beside_split(const DataParallelChoice& choice, const Mesh& mesh) {
   if (!choice.is_asynchronous() && !choice.is_replicated()) return;

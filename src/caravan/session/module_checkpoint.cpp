@@ -92,7 +92,7 @@ void ModuleCheckpoint::add_scheduler(torch::optim::LRScheduler& scheduler) {
 
 /// On rank 0, before the first write. A run that `starts` anew finds no checkpoint there.
 void ModuleCheckpoint::take_folder(bool starts) {
-  if (is_taken_ || engine_.mesh().rank() != 0) return;
+  if (is_taken_) return;
   std::error_code error;
   fs::create_directories(run_, error);
   if (error) throw_file_error("checkpoint", run_, "cannot be made", error.value());
@@ -160,7 +160,7 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
                                 {"steps of schedulers", optimizer_ ? join(optimizer_->scheduler_steps()) : ""}};
   for (const auto& [name, count] : progress.counters) facts.push_back({name, fmt::format("{}", count)});
   check_same_on_all_ranks(world, "checkpoint", facts);
-  all_or_none(
+  on_rank_0(
       world, [&] { take_folder(/*starts=*/true); }, "checkpoint");
   CheckpointInfo info{.step = progress.step, .optimizer_steps = progress.step, .counters = progress.counters};
   std::vector<CheckpointPiece> pieces = module_pieces();
@@ -174,10 +174,9 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
 Progress ModuleCheckpoint::load() {
   Communicator& world = engine_.mesh().world();
   std::string newest;
-  all_or_none(
+  on_rank_0(
       world,
       [&] {
-        if (world.rank() != 0) return;
         take_folder(/*starts=*/false);
         if (const auto found = list_checkpoints(run_); !found.empty()) newest = fs::absolute(found.back()).string();
       },

@@ -27,12 +27,8 @@ std::string best_loss(const std::filesystem::path& run) {
 
 BestCheckpoint::BestCheckpoint(std::filesystem::path run, Communicator& world) : run_(std::move(run)) {
   std::string loss;
-  all_or_none(
-      world,
-      [&] {
-        if (world.rank() == 0) loss = best_loss(run_);
-      },
-      "best checkpoint");
+  on_rank_0(
+      world, [&] { loss = best_loss(run_); }, "best checkpoint");
   loss = broadcast_text(world, loss, 0, "best checkpoint");
   if (!loss.empty()) loss_ = std::strtod(loss.c_str(), nullptr);
 }

@@ -67,7 +67,7 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   const auto write = [&] {
     write_files(dir / fmt::format("step_{}", step), step, state, global_batch, result, parameters, gradients);
   };
-  all_or_none(mesh.world(), mesh.rank() == 0 ? write : std::function<void()>(), "dump");
+  on_rank_0(mesh.world(), write, "dump");
 }
 
 }  // namespace caravan

@@ -55,12 +55,8 @@ Place open_place(const TrainOptions& options) {
 
 Place share_place(const TrainOptions& options, Communicator& world) {
   Place place;
-  all_or_none(
-      world,
-      [&] {
-        if (world.rank() == 0) place = open_place(options);
-      },
-      "run folder");
+  on_rank_0(
+      world, [&] { place = open_place(options); }, "run folder");
   place.folder = broadcast_text(world, place.folder.string(), 0, "run folder");
   place.checkpoint = broadcast_text(world, place.checkpoint.string(), 0, "checkpoint");
   return place;

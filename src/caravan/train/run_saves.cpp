@@ -6,13 +6,13 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/aminmax.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/manifest.h"
 #include "caravan/checkpoint/save_steps.h"
 #include "caravan/comm/agree.h"
+#include "caravan/module/finite.h"
 #include "caravan/train/place.h"
 
 namespace caravan {
@@ -31,13 +31,6 @@ class AddedMs {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-/// One pass over the tensor, without a temporary one.
-bool is_finite(const at::Tensor& tensor) {
-  if (tensor.numel() == 0 || !tensor.is_floating_point()) return true;
-  const auto [least, most] = at::aminmax(tensor);  // both are NaN if one number is
-  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
-}
-
 }  // namespace
 
 RunSaves::RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TrainWindows& windows,
@@ -49,13 +42,11 @@ RunSaves::RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& st
 
 double RunSaves::take_ms() { return std::exchange(save_ms_, 0); }
 
-void RunSaves::mark_best() {
-  all_or_none(
-      world_,
-      [&] {
-        if (world_.rank() == 0) best_->mark(saved_step_);
-      },
-      "best checkpoint");
+void RunSaves::mark_best() { mark_best(saved_step_); }
+
+void RunSaves::mark_best(int64_t step) {
+  on_rank_0(
+      world_, [&] { best_->mark(step); }, "best checkpoint");
 }
 
 void RunSaves::save(bool is_best) {
@@ -74,16 +65,8 @@ void RunSaves::save(bool is_best) {
 void RunSaves::published(const SavedCheckpoint& saved, bool is_best) {
   observer_.saved(shown(saved.folder));
   if (!saved.warning.empty()) observer_.warned(saved.warning);
-  const bool is_first = world_.rank() == 0;
-  if (is_best) {
-    all_or_none(
-        world_,
-        [&] {
-          if (is_first) best_->mark(step_of(saved.folder));
-        },
-        "best checkpoint");
-  }
-  if (background_ && is_first) background_->prune(run_, recipe_.checkpoint.keep);
+  if (is_best) mark_best(step_of(saved.folder));
+  if (background_ && world_.rank() == 0) background_->prune(run_, recipe_.checkpoint.keep);
 }
 
 void RunSaves::finish() {
@@ -100,7 +83,7 @@ void RunSaves::require_finite_state() {
   const at::NoGradGuard no_grad;
   const std::vector<CheckpointPiece> pieces = state_.pieces();
   const std::vector<const CheckpointPiece*> mine = my_share(pieces);
-  const auto bad = std::ranges::find_if(mine, [](const CheckpointPiece* piece) { return !is_finite(piece->tensor); });
+  const auto bad = std::ranges::find_if(mine, [](const CheckpointPiece* piece) { return !all_finite(piece->tensor); });
   int64_t is_bad = bad == mine.end() ? 0 : 1;
   take_maxima(world_, {&is_bad, 1}, "finite state");
   if (is_bad == 0) return;

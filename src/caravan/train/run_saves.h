@@ -44,6 +44,7 @@ class RunSaves {
   void require_finite(double validation_loss);
 
  private:
+  void mark_best(int64_t step);
   void published(const SavedCheckpoint& saved, bool is_best);
   [[noreturn]] void refuse(const std::string& subject, const std::string& fact);
 

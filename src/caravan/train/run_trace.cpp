@@ -50,12 +50,8 @@ std::string recv_text(Communicator& comm, int from) {
 
 RunTrace::RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh)
     : file_(std::move(file)), asked_(steps), steps_at_once_(steps_at_once), mesh_(mesh) {
-  all_or_none(
-      mesh.world(),
-      [&] {
-        if (mesh.rank() == 0) check_writable(file_);
-      },
-      "trace");
+  on_rank_0(
+      mesh.world(), [&] { check_writable(file_); }, "trace");
 }
 
 void RunTrace::choose_steps(int64_t done, int64_t last) {
@@ -104,12 +100,7 @@ bool RunTrace::write() {
   } else {
     send_text(world, own);
   }
-  all_or_none(
-      world,
-      [&] {
-        if (failure != nullptr) std::rethrow_exception(failure);
-      },
-      "trace");
+  throw_on_all_ranks(world, failure, "trace");
   return true;
 }
 

@@ -160,12 +160,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
                                                                  .clip_norm = recipe_.optimizer.clip_norm,
                                                                  .loss_scale = state_->loss_scale()});
   }
-  all_or_none(
-      *world,
-      [this] {
-        if (is_first()) open_logs();
-      },
-      "run folder");
+  on_rank_0(
+      *world, [this] { open_logs(); }, "run folder");
   saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, train_windows_, *world, observer());
   if (options.resumes()) saves_->resumed();
 }
@@ -219,7 +215,7 @@ void Run::start_from(const InitSource& source) {
   const auto write = [&] {
     write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
   };
-  all_or_none(mesh_.world(), is_first() ? write : std::function<void()>(), "text settings");
+  on_rank_0(mesh_.world(), write, "text settings");
 }
 
 TrainBatch Run::batch(int64_t step) const { return make_rank_batch(state_->engine(), recipe_, train_windows_, step); }
@@ -406,7 +402,7 @@ void Run::make_up() {
     const std::optional<double> loss = log_->last_validation();
     known = {loss ? 1.0 : 0.0, loss.value_or(0), log_->has_last_sample() ? 1.0 : 0.0};
   };
-  all_or_none(mesh_.world(), is_first() ? look : std::function<void()>(), "logs");
+  on_rank_0(mesh_.world(), look, "logs");
   mesh_.world().broadcast({known.data(), static_cast<int64_t>(known.size()), Dtype::fp64}, 0, "logs");
   StepMetrics metrics{.step = state_->step};
   if (known[0] != 0) metrics.val_loss = known[1];
@@ -418,7 +414,7 @@ void Run::make_up() {
       log_->add_evaluation(*metrics.val_loss, *metrics.val_bits_per_byte);
       open_metric_files();
     };
-    all_or_none(mesh_.world(), is_first() ? add : std::function<void()>(), "logs");
+    on_rank_0(mesh_.world(), add, "logs");
     observer().made_up(metrics);
   }
   if (saves_->improves(metrics)) saves_->mark_best();
