@@ -59,10 +59,10 @@ Mesh Mesh::factor(std::string_view axis, std::vector<AxisSize> parts) const {
   const std::vector<AxisSize>& before = state_->sizes;
   const State::Known& whole = state_->at(axis);
   const auto place = std::find_if(before.begin(), before.end(), [&](const AxisSize& one) { return one.name == axis; });
-  const std::string subject = fmt::format("{} into {}", axis, parts.empty() ? "nothing" : sizes_text(parts));
+  const std::string subject = fmt::format("{} into {}", axis, to_string(parts));
   if (place == before.end()) {
     throw UsageError({"mesh", subject, fmt::format("axis {} is made of {}", axis, caravan::join(whole.made_of)),
-                      where(), "factor one of those that Mesh::axes lists: " + sizes_text(before)});
+                      where(), "factor one of those that Mesh::axes lists: " + to_string(before)});
   }
   if (parts.empty()) throw UsageError({"mesh", subject, "there are no parts", where(), "give at least one part"});
   check_axes(parts, subject, where());

@@ -28,7 +28,8 @@ int MeshAxis::parent_coord(int coord) const {
   return parent().empty() ? coord : state_->parent_coords[static_cast<size_t>(coord)];
 }
 
-std::string sizes_text(const std::vector<AxisSize>& axes) {
+std::string to_string(const std::vector<AxisSize>& axes) {
+  if (axes.empty()) return "none";
   std::vector<std::string> parts;
   for (const AxisSize& axis : axes) parts.push_back(fmt::format("{}={}", axis.name, axis.size));
   return join(parts, " ");
@@ -76,7 +77,7 @@ void Mesh::State::set_sizes(std::vector<AxisSize> axes) {
   int rank = family->world->rank();
   std::vector<AxisSize> coords = sizes;
   for (size_t i = sizes.size(); i-- > 0; rank /= sizes[i].size) coords[i].size = rank % sizes[i].size;
-  where = fmt::format("rank {} of {} ({})", family->world->rank(), family->world->size(), sizes_text(coords));
+  where = fmt::format("rank {} of {} ({})", family->world->rank(), family->world->size(), to_string(coords));
 }
 
 const Mesh::State::Known* Mesh::State::find(std::string_view name) const noexcept {
@@ -135,10 +136,10 @@ MeshAxis Mesh::State::split_off(std::string name, const std::vector<int>& member
 }
 
 Mesh Mesh::create(std::shared_ptr<Communicator> world, std::vector<AxisSize> axes) {
-  check_axes(axes, sizes_text(axes), "");
+  check_axes(axes, to_string(axes), "");
   const int64_t product = product_of(axes);
   if (product != world->size()) {
-    throw UsageError({"mesh", sizes_text(axes),
+    throw UsageError({"mesh", to_string(axes),
                       fmt::format("the sizes multiply to {}, the world has {} ranks", product, world->size()), "",
                       fmt::format("{}, or start {} ranks", how_to_fill(axes, product, world->size()), product)});
   }

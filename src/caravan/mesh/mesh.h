@@ -15,6 +15,9 @@ struct AxisSize {
   int size = 1;
 };
 
+/// "dp=2 tp=4"; "none".
+std::string to_string(const std::vector<AxisSize>& axes);
+
 class Mesh;
 
 /// One named axis of a mesh, seen from this rank: the ranks that differ from it only in this coordinate. Cheap to copy.

@@ -56,9 +56,6 @@ struct Mesh::State {
                      std::vector<int> parent_coords = {}) const;
 };
 
-/// "dp=2 tp=3".
-std::string sizes_text(const std::vector<AxisSize>& axes);
-
 /// Throws UsageError about `subject` at `where` for an axis without a name or a size, and for a name that comes twice.
 void check_axes(const std::vector<AxisSize>& axes, const std::string& subject, const std::string& where);
 

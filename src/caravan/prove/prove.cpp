@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/prove/compare.h"
@@ -94,19 +93,13 @@ Proof proof_of(const nlohmann::json& json) {
   return proof;
 }
 
-std::string axes_text(const std::vector<AxisSize>& axes) {
-  std::vector<std::string> sizes;
-  for (const AxisSize& axis : axes) sizes.push_back(fmt::format("{}={}", axis.name, axis.size));
-  return join(sizes, " ");
-}
-
 }  // namespace
 
 std::string ProveCase::to_string() const {
   const char* at_rest = dtype == at::kDouble ? "fp64" : "fp32";
   const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : at_rest;
   return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}, {} clipped SGD steps", name,
-                     axes_text(axes), caravan::name(model.kind), model.tie_embeddings ? " with tied embeddings" : "",
+                     caravan::to_string(axes), caravan::name(model.kind), model.tie_embeddings ? " with tied embeddings" : "",
                      has_documents ? ", packed documents" : "", model.layers, model.width, computes,
                      model.dropout > 0 ? fmt::format(", dropout {}", model.dropout) : "", num_micro_batches,
                      num_micro_batches == 1 ? "" : "es", num_steps);

@@ -9,7 +9,6 @@
 
 #include "caravan/base/cores.h"
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/same.h"
 #include "caravan/comm/store/startup.h"
 #include "caravan/comm/world.h"
@@ -19,12 +18,6 @@ namespace caravan {
 namespace {
 
 std::string where_of(const RankInfo& info) { return fmt::format("rank {} of {}", info.rank, info.world_size); }
-
-std::string axes_text(const std::vector<AxisSize>& axes) {
-  std::vector<std::string> parts;
-  for (const AxisSize& axis : axes) parts.push_back(fmt::format("{}={}", axis.name, axis.size));
-  return parts.empty() ? "none" : join(parts, " ");
-}
 
 int num_threads(int asked, const RankInfo& info) {
   if (asked < 0) {
@@ -46,7 +39,7 @@ CommOptions comm_options(const SessionOptions& options, const RankInfo& info) {
 /// Before there is a world: ranks of different back-ends would wait for each other until they time out.
 void check_same(const SessionOptions& options, const RankInfo& info, const std::shared_ptr<Store>& store,
                 const CommOptions& comm) {
-  const std::vector<SharedFact> facts{{"axes", axes_text(options.axes)},
+  const std::vector<SharedFact> facts{{"axes", to_string(options.axes)},
                                       {"backend", options.backend},
                                       {"seed", std::to_string(options.seed)},
                                       {"timeout_s", fmt::format("{}", options.timeout_s)}};
@@ -66,7 +59,7 @@ std::vector<AxisSize> whole_axes(std::vector<AxisSize> axes, const RankInfo& inf
   for (const AxisSize& axis : axes) {
     if (&axis == &*rest) continue;
     if (axis.size < 1) {
-      throw UsageError({"session", "axes " + axes_text(axes),
+      throw UsageError({"session", "axes " + to_string(axes),
                         axis.size == 0 ? fmt::format("{} and {} both take the rest", rest->name, axis.name)
                                        : fmt::format("axis {} has size {}", axis.name, axis.size),
                         where_of(info), "give a size to all axes but one"});
@@ -74,7 +67,7 @@ std::vector<AxisSize> whole_axes(std::vector<AxisSize> axes, const RankInfo& inf
     others = std::min<int64_t>(others * axis.size, INT32_MAX);
   }
   if (info.world_size % others != 0) {
-    throw UsageError({"session", "axes " + axes_text(axes),
+    throw UsageError({"session", "axes " + to_string(axes),
                       fmt::format("{} ranks are not a multiple of {}, which leaves no size for {}", info.world_size,
                                   others, rest->name),
                       where_of(info),
