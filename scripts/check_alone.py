@@ -28,7 +28,7 @@ def jobs():
         if "cmake_pch" in entry["command"] or "USE_DISTRIBUTED" in entry["command"]:
             continue
         words = shlex.split(entry["command"])
-        while not words[0].endswith(("c++", "g++")):  # ccache and what sets its environment
+        while not re.search(r"\+\+(-\d+)?$", words[0]):  # ccache and what sets its environment
             words.pop(0)
         del words[words.index("-o") :]
         for source in sources(pathlib.Path(entry["file"])):

@@ -23,10 +23,11 @@ if [ -n "$missing" ]; then
 fi
 
 arrow=.caravan/arrow
-if [ ! -e "$arrow/pyarrow/include/parquet/arrow/reader.h" ]; then
+release=26.0.1
+if [ ! -e "$arrow/pyarrow-$release.dist-info" ]; then
   wheels=$(mktemp -d)
   trap 'rm -rf "$wheels"' EXIT
-  python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$wheels" pyarrow
+  python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$wheels" "pyarrow==$release"
   rm -rf "$arrow"
   mkdir -p "$arrow"
   python3 -m zipfile -e "$wheels"/pyarrow-*.whl "$arrow"

@@ -135,7 +135,7 @@ weigh() {
   case $1 in
     *cmake_pch*) weight=27 ;;
     */caravan.dir/Unity/*) weight=25 ;;
-    */caravan_core.dir/Unity/* | */chat_template.cpp.o) weight=13 ;;
+    */caravan_core.dir/Unity/* | */template_program.cpp.o) weight=13 ;;
     */caravan_rank.dir/Unity/*) weight=25 what='the programs' ;;
     *apps/*/Unity/*) weight=16 what='the programs' ;;
     *tests/*test_law.dir/*_test.* | *tests/*test_models.dir/*_test.* | *tests/*test_comm_torch.dir/*_test.*) weight=10 what='the tests' ;;

@@ -58,7 +58,8 @@ bool is_stack_frame(std::string_view line) {
   constexpr std::string_view kFrame = "frame #";
   const char* asked = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
   if (asked != nullptr && std::string_view(asked) == "1") return false;
-  return line.starts_with(kFrame) && line.size() > kFrame.size() && std::isdigit(line[kFrame.size()]) != 0;
+  return line.starts_with(kFrame) && line.size() > kFrame.size() &&
+         std::isdigit(static_cast<unsigned char>(line[kFrame.size()])) != 0;
 }
 
 std::vector<std::string> tail_of(int fd) {

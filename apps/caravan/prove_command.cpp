@@ -11,6 +11,7 @@
 #include "caravan/base/text.h"
 #include "caravan/prove/prove_recipe.h"
 #include "caravan/train/agreement.h"
+#include "caravan/train/numerics.h"
 
 namespace caravan::app {
 namespace {
@@ -44,7 +45,11 @@ void print_part(const RecipeProof::Part& part) {
 void check_planted(const std::map<std::string, double, std::less<>>& planted, const RecipeProof& proof) {
   for (const auto& [path, factor] : planted) {
     const PathCounts paths = proof.paths();
-    if (paths.contains(path)) continue;
+    if (paths.contains(fault_in(path)) || factor == 1) continue;
+    if (paths.contains(path)) {
+      throw UsageError({"prove", "--plant", fmt::format("'{}' has no floating-point result to multiply", path), "",
+                        "use a path of a kernel, a collective or a link"});
+    }
     std::vector<std::string> names;
     for (const auto& [name, count] : paths) names.push_back(name);
     throw UsageError({"prove", "--plant", fmt::format("the proof does not take the path '{}'", path), "",
@@ -70,7 +75,7 @@ void check(const RecipeProof& proof) {
                                                ? ""
                                                : "; so are " + join(std::vector<std::string>(proof.missing.begin() + 1,
                                                                                              proof.missing.end()))),
-                       .where = proof.own_step.to_string(),
+                       .where = proof.own_steps.front().to_string(),
                        .action = "do not rely on this proof for it; report the recipe"});
 }
 
@@ -78,31 +83,36 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
               const std::shared_ptr<Communicator>& world) {
   const bool speaks = world->rank() == 0;
   if (speaks && !note.empty()) fmt::print("note      {}\n", note);
+  std::vector<std::string> none;
+  agree_on_numerics(*world, recipe.comm.threads_per_rank, std::nullopt, none);
   RecipeProofOptions options{.planted = planted, .memory_bytes = usable_memory_bytes() / 2};
   if (speaks) options.observe = print_part;
   const RecipeProof proof = prove_recipe(recipe, world, options);
   if (speaks && proof.parts.back().proof.holds()) {
-    fmt::print("own step  {}\n", proof.own_step.to_string());
+    for (const ProveCase& step : proof.own_steps) fmt::print("own step  {}\n", step.to_string());
     fmt::print("own paths: {}\n", RecipeProof::to_string(proof.own_paths));
     fmt::print("paths: {}\n", RecipeProof::to_string(proof.paths()));
     std::fflush(stdout);
   }
   world->barrier("end of the proof");  // a rank that ends with an error ends the job
-  check_planted(planted, proof);
   check(proof);
+  check_planted(planted, proof);
 }
 
 }  // namespace
 
 int prove(const ProveArguments& arguments) {
   std::string note;
-  const Recipe recipe = load_recipe_to_prove(arguments.recipe, arguments.overrides, note);
+  Recipe recipe = load_recipe_to_prove(arguments.recipe, arguments.overrides, note);
+  take_vocabulary(recipe, data_folders(recipe.folder), note);
   const auto planted = planted_factors(arguments.planted);
-  const Runtime runtime({.intra_op_threads = 1});
+  const RankPlan plan = plan_proof(recipe);
+  const int on_host = runs_as_threads(plan) ? plan.num_ranks : RankInfo::from_environment().local_world_size;
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, on_host)});
   std::vector<SharedFact> facts = recipe_facts(recipe);
   facts.push_back({"--plant", join(arguments.planted)});
   facts.push_back({"program", program_build()});
-  run_recipe_ranks(recipe, plan_proof(recipe), std::move(facts),
+  run_recipe_ranks(recipe, plan, std::move(facts),
                    [&](const std::shared_ptr<Communicator>& world) { prove_on(recipe, planted, note, world); });
   return 0;
 }

@@ -105,6 +105,10 @@ TEST(Agree, WhatOneRankThrowsAllRanksThrow) {
               Each(Pair("[read] is damaged\n  where: rank 1 of 2 (dp=1)", 3)));
   EXPECT_THAT(thrown(2, {1}, [](int) { throw std::bad_alloc(); }),
               Each(Pair(AllOf(HasSubstr("[a save] ran out of memory"), HasSubstr("rank 1")), 5)));
+  const auto as_torch = [](int) {
+    throw std::runtime_error("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe");
+  };
+  EXPECT_THAT(thrown(2, {0}, as_torch), Each(Pair(HasSubstr("can't allocate memory: 9 bytes"), 5)));
   EXPECT_THAT(thrown(2, {0}, [](int) { throw std::system_error(ENOSPC, std::generic_category(), "disk"); }),
               Each(Pair(HasSubstr("disk: No space left"), 5)));
   EXPECT_THAT(thrown(2, {0}, [](int) { throw std::runtime_error("a fault"); }), Each(Pair(HasSubstr("a fault"), 1)));

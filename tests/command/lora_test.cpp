@@ -109,7 +109,7 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
   EXPECT_THAT(with("\"LORA\"", "\"IA3\""), HasSubstr("peft_type is \"IA3\""));
   EXPECT_THAT(with("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("sets bias"));
   EXPECT_THAT(with("\"r\": 4", "\"r\": \"4\""), HasSubstr("r is not a number"));
-  EXPECT_THAT(with("{", "["), HasSubstr("no JSON object"));
+  EXPECT_THAT(with("{", "["), HasSubstr("is not a JSON object"));
   EXPECT_EQ(caravan({"export", path("base"), "--adapter"}).code, 2);
 }
 

@@ -37,6 +37,12 @@ TEST_F(ProveCommandTest, RunsOverTheBackEndOfTheRecipe) {
   const Result gloo = caravan(words({"comm.backend=gloo", "mesh.dp=3", "train.global_batch=24"}));
   ASSERT_EQ(gloo.code, 0) << gloo.err;
   EXPECT_THAT(gloo.out, AllOf(ContainsRegex("\npaths: .*gloo all_reduce by "), Not(HasSubstr("shm "))));
+  // Of 16 ranks 2 are proved, and all that 16 choose.
+  const Result many = caravan(words({"comm.backend=gloo", "mesh.dp=16", "train.global_batch=32"}));
+  ASSERT_EQ(many.code, 0) << many.err;
+  for (const char* algorithm : {"direct", "ring", "recursive_doubling", "rabenseifner"}) {
+    EXPECT_THAT(many.out, ContainsRegex(std::string("\npaths: .*gloo all_reduce by ") + algorithm));
+  }
   const Result thread = caravan(words({"comm.backend=thread", "data_parallel.technique=zero3"}));
   ASSERT_EQ(thread.code, 0) << thread.err;
   EXPECT_THAT(thread.out, HasSubstr("thread all_gather fp32"));
@@ -55,6 +61,9 @@ TEST_F(ProveCommandTest, RefusesAFaultThatIsNotTaken) {
   const Result unknown = caravan(words({}, {"--plant", "fused atention=1.01"}));
   EXPECT_EQ(unknown.code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("the nearest is 'fused attention'"));
+  const Result counter = caravan(words({}, {"--plant", "first bucket of gradients=2"}));
+  EXPECT_EQ(counter.code, 2);
+  EXPECT_THAT(counter.err, HasSubstr("'first bucket of gradients' has no floating-point result"));
   const Result no_factor = caravan(words({}, {"--plant", "fused attention"}));
   EXPECT_EQ(no_factor.code, 2);
   EXPECT_THAT(no_factor.err, HasSubstr("is not PATH=FACTOR"));

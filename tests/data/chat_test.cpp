@@ -53,6 +53,15 @@ TEST(ChatTemplate, SaysWhatTheAssistantSays) {
   EXPECT_EQ(back.answers, chat.answers);
 }
 
+/// Half a character has no place in JSON: what replaced it would move the answers behind it.
+TEST(ChatTemplate, RefusesATextWithHalfACharacter) {
+  const ChatTemplate first_byte("{% for m in messages %}{{ m.content[:1] }}|{% endfor %}", "t", "", "");
+  const json messages{message("user", "é"), message("assistant", "b")};
+  const std::string text = refusal([&] { first_byte.render(messages, nullptr, "x:1"); });
+  EXPECT_THAT(text, HasSubstr("x:1: is not UTF-8 from byte 0 on"));
+  EXPECT_EQ(first_byte.render({message("user", "e"), message("assistant", "b")}, nullptr, "x:2").text, "e|b|");
+}
+
 TEST(ChatTemplate, WithoutAPromptForAReplyTheHeaderIsPartOfIt) {
   const ChatTemplate plain("{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "t",
                            "<s>", "");
@@ -78,8 +87,8 @@ TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
   const ChatTemplate forgets("{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}", "t", "", "");
   EXPECT_THAT(refused(forgets, {answer, message("user", "c"), answer}), HasSubstr("message 0 changes"));
   EXPECT_THAT(refused(strict, json::array({message("user", "a")})), HasSubstr("no message of the assistant"));
-  EXPECT_THAT(refused(strict, json::array()), HasSubstr("no list, or an empty one"));
-  EXPECT_THAT(refused(strict, "hello"), HasSubstr("no list"));
+  EXPECT_THAT(refused(strict, json::array()), HasSubstr("not a list, or an empty one"));
+  EXPECT_THAT(refused(strict, "hello"), HasSubstr("not a list"));
   EXPECT_THAT(refused(strict, {{{"content", "a"}}}), HasSubstr("message 0 has no role"));
   EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
 }

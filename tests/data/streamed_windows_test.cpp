@@ -168,6 +168,27 @@ TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
   for (int64_t k = 0; k < epoch; ++k) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
 }
 
+/// A record that says something else, of its tokens, its end or what follows, is made again like one that is missing.
+TEST_F(StreamedWindowsTest, DamagedRecordsAreMadeAgain) {
+  const Reference reference(texts_);
+  open({{0, 1, 2}})->record(0, 2);
+  std::map<fs::path, std::string> whole;
+  for (const auto& entry : fs::directory_iterator(folder / "cache")) {
+    if (entry.path().extension() == ".shard") whole[entry.path()] = read_file(entry.path());
+  }
+  ASSERT_GE(whole.size(), 3U);
+  for (size_t place = 0; place < whole.begin()->second.size(); place += 3) {
+    for (auto [path, text] : whole) {
+      char& changed = text[std::min(place, text.size() - 1)];
+      changed = changed == '0' ? '1' : '0';
+      write_file(path, text);
+    }
+    const auto streams = open({{0, 1, 2}});
+    const TrainWindows windows = windows_of(*streams);
+    for (int64_t k = 0; k < reference.windows_per_epoch(); k += 5) ASSERT_EQ(row(windows, k), reference.window(k));
+  }
+}
+
 /// A resumed run needs the records of the shards before its place, not their tokens.
 TEST_F(StreamedWindowsTest, EarlierShardsAreNotTokenizedAgain) {
   const Reference reference(texts_);

@@ -60,7 +60,7 @@ TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
 TEST(PipelineChoice, RefusesMicroBatchesThatAScheduleHasNoTableFor) {
   const PipelineChoice interleaved = choice_of("interleaved", 4, 2);
   EXPECT_EQ(interleaved.wrong_with(model_of(8), 8), "");
-  EXPECT_THAT(interleaved.wrong_with(model_of(8), 9), HasSubstr("no multiple of the 4 ranks"));
+  EXPECT_THAT(interleaved.wrong_with(model_of(8), 9), HasSubstr("not a multiple of the 4 ranks"));
   EXPECT_THAT(choice_of("pipedream-2bw", 4).wrong_with(model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
   EXPECT_THROW(pipedream_2bw(4, 3, 2), UsageError);
 }

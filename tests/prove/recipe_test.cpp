@@ -1,6 +1,7 @@
 /// Recipes over all techniques: the proof executes what a step of the recipe executes, and a fault in any of these
 /// paths makes it fail.
 
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <map>
 #include <set>
@@ -10,6 +11,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/data/bpe_trainer.h"
 #include "caravan/parallel/pipeline_file.h"
 #include "caravan/prove/prove_recipe.h"
 #include "tests/mesh/refusal.h"
@@ -204,6 +206,44 @@ TEST(ProveRecipe, NamesAPathThatNoProofTakes) {
   EXPECT_THAT(missing_paths(own, prove(prove_case(recipe)).paths), IsEmpty());
 }
 
+/// How many micro-batches "auto" becomes depends on the memory of the ranks.
+TEST(ProveRecipe, ProvesOneMicroBatchAndManyForAuto) {
+  const Recipe recipe = recipe_of({"train.micro_batch=auto", "data_parallel.technique=zero2", "mesh.dp=2"});
+  const RecipeProof proof = proof_of(recipe);
+  EXPECT_TRUE(proof.holds());
+  ASSERT_EQ(proof.own_steps.size(), 2U);
+  EXPECT_EQ(proof.own_steps[0].num_micro_batches, 1);
+  EXPECT_EQ(proof.own_steps[1].num_micro_batches, 2);
+  for (const char* path : {"gradients written at rest", "gradients added at rest"}) {
+    EXPECT_THAT(proof.own_paths, Contains(Key(path)));
+    EXPECT_THAT(proof.paths(), Contains(Key(path)));
+  }
+}
+
+TEST(ProveRecipe, KnowsTheGroupsOfItsOwnRanks) {
+  EXPECT_EQ(group_sizes(recipe_of({"mesh.dp=16"})), (std::set<int>{16}));
+  EXPECT_EQ(group_sizes(recipe_of({"mesh.dp=3", "mesh.tp=4"})), (std::set<int>{3, 4, 12}));
+  EXPECT_EQ(group_sizes(recipe_of({"mesh.dp=8", "data_parallel.technique=hsdp", "data_parallel.shard=4"})),
+            (std::set<int>{2, 4, 8}));
+}
+
+/// The sizes of kernels depend on it.
+TEST(ProveRecipe, TakesTheVocabularyOfATokenizerThatIsHere) {
+  Recipe recipe = recipe_of({"data.tokenizer=none/tokenizer.json"});
+  std::string note;
+  take_vocabulary(recipe, {}, note);
+  EXPECT_EQ(recipe.model.vocabulary, 0);
+  EXPECT_THAT(note, HasSubstr("none/tokenizer.json is not here: its vocabulary is taken to be 1100"));
+  const auto file = std::filesystem::path(::testing::TempDir()) / "prove_tokenizer.json";
+  const std::vector<std::string_view> text{"some words of a text"};
+  const Tokenizer tokenizer = train_bpe(text, 262);
+  tokenizer.save(file);
+  recipe.data.tokenizer = file.string();
+  take_vocabulary(recipe, {}, note);
+  std::filesystem::remove(file);
+  EXPECT_EQ(recipe.model.vocabulary, tokenizer.vocab_size());
+}
+
 TEST(ProveRecipe, NeedsNoWeightsToStartFrom) {
   std::string note;
   const Recipe recipe = load_recipe_to_prove(CARAVAN_SOURCE_DIR "/recipes/smollm2_finetune.toml", {"mesh.dp=2"}, note);
@@ -225,6 +265,12 @@ TEST(ProveRecipe, CutsItsOwnStepToTheMemory) {
   EXPECT_LT(cut.model.width, 4096);
   EXPECT_EQ(cut.model.head_width(), 128);
   EXPECT_EQ(cut.model.heads % 2, 0);
+  Recipe long_text = large;
+  long_text.model.context = 32768;
+  EXPECT_EQ(own_step_recipe(long_text, int64_t{1} << 50).model.context, 32768);
+  const int64_t shorter = own_step_recipe(long_text, int64_t{1} << 34).model.context;
+  EXPECT_LT(shorter, 32768);
+  EXPECT_GE(shorter, 1280) << "more than one chunk of the loss";
 }
 
 }  // namespace

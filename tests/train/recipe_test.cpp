@@ -237,7 +237,7 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
       {{"mesh.tp=3", kind + "2d"}, 3, {"3 ranks are not a square: use 1 or 4"}},
       {{"mesh.tp=16", kind + "2d"}, 16, {"a grid of side 4 divides 6 heads by 4", "use a side of 2 or 3 or 6"}},
       {{"mesh.tp=4", kind + "3d"}, 4, {"4 ranks are not a cube: use 1 or 8"}},
-      {{"mesh.tp=8", kind + "2.5d", "tensor_parallel.depth=3"}, 8, {"no square times a depth of 3", "use 3 or 12"}},
+      {{"mesh.tp=8", kind + "2.5d", "tensor_parallel.depth=3"}, 8, {"not a square times a depth of 3", "use 3 or 12"}},
       {{"mesh.tp=4", kind + "2d", "train.global_batch=7"}, 4, {"splits 7 sequences", "global_batch = 8"}},
       {{"mesh.tp=4", kind + "2d", "train.micro_batch=3"}, 4, {"splits 3 sequences", "micro_batch = 4"}},
       {{"mesh.cp=3"}, 3, {"128 positions do not split into 6 equal pieces", "model.context = 126"}},

@@ -7,7 +7,9 @@ thread_local PathLog* current_log = nullptr;
 
 }  // namespace
 
-double PathLog::take(std::string_view path) {
+std::string fault_in(std::string_view path) { return "fault in " + std::string(path); }
+
+void PathLog::count(std::string_view path) {
   const std::lock_guard lock(mutex_);
   const auto count = counts_.find(path);
   if (count == counts_.end()) {
@@ -15,8 +17,14 @@ double PathLog::take(std::string_view path) {
   } else {
     ++count->second;
   }
+}
+
+double PathLog::take(std::string_view path) {
+  count(path);
   const auto factor = planted_.find(path);
-  return factor == planted_.end() ? 1 : factor->second;
+  if (factor == planted_.end() || factor->second == 1) return 1;
+  count(fault_in(path));
+  return factor->second;
 }
 
 PathCounts PathLog::counts() const {

@@ -16,11 +16,14 @@ inline void add_paths(PathCounts& sum, const PathCounts& more) {
   for (const auto& [path, count] : more) sum[path] += count;
 }
 
+/// The path that a planted fault counts as.
+std::string fault_in(std::string_view path);
+
 /// Counts the paths that code takes while a PathScope makes this the log of its thread. A proof that runs other code
 /// than the run proves nothing about the run, so `prove` compares these counts (prove/prove_recipe.h).
 ///
 /// A log can also plant a fault: the result of a path with a planted factor is multiplied by it. That tests whether a
-/// proof would notice.
+/// proof would notice. Paths without a floating-point result are counted alone.
 ///
 /// Thread-safe.
 class PathLog {
@@ -28,7 +31,9 @@ class PathLog {
   explicit PathLog(std::map<std::string, double, std::less<>> planted = {}) : planted_(std::move(planted)) {}
 
   /// Counts one execution. Returns the factor that the caller has to multiply the path's result by: 1 unless planted.
-  double take(std::string_view path);
+  [[nodiscard]] double take(std::string_view path);
+  /// Counts one execution of a path that has no result to multiply.
+  void count(std::string_view path);
 
   PathCounts counts() const;
   /// Forgets the counts, not the planted factors.
@@ -56,8 +61,13 @@ class PathScope {
   PathLog* before_;
 };
 
-/// Counts one execution in this thread's log, if there is one. Returns the planted factor, 1 if there is none.
-inline double take_path(std::string_view path) {
+/// PathLog::count in this thread's log, if there is one.
+inline void count_path(std::string_view path) {
+  if (PathLog* log = PathLog::current()) log->count(path);
+}
+
+/// PathLog::take in this thread's log, if there is one; else 1.
+[[nodiscard]] inline double take_path(std::string_view path) {
   PathLog* log = PathLog::current();
   return log == nullptr ? 1 : log->take(path);
 }

@@ -36,7 +36,9 @@ CaughtError describe_error(const std::exception_ptr& error, std::string_view wha
     return {kResourceExit, op_and_fact(what, system.what())};
   } catch (const std::exception& other) {
     const std::string text = other.what();  // torch's has a backtrace
-    return {1, op_and_fact(what, text.substr(0, text.find('\n')))};
+    const std::string line = text.substr(0, text.find('\n'));
+    const bool is_memory = line.find("can't allocate memory") != std::string::npos;  // of torch's allocator
+    return {is_memory ? kResourceExit : 1, op_and_fact(what, line)};
   } catch (...) {
     return {1, op_and_fact(what, "threw an exception that is not a std::exception")};
   }
@@ -169,6 +171,13 @@ void on_rank_0(Communicator& comm, const std::function<void()>& work, const Call
         if (comm.rank() == 0) work();
       },
       call);
+}
+
+std::string text_of_rank_0(Communicator& comm, const std::function<std::string()>& work, const Call& call) {
+  std::string text;
+  on_rank_0(
+      comm, [&] { text = work(); }, call);
+  return broadcast_text(comm, text, 0, call);
 }
 
 }  // namespace caravan

@@ -35,4 +35,7 @@ void all_or_none(Communicator& comm, const std::function<void()>& work, const Ca
 /// The same for work that rank 0 does for all, such as that in the run folder. Every rank calls it.
 void on_rank_0(Communicator& comm, const std::function<void()>& work, const Call& call = {});
 
+/// The same for work with a result, which every rank gets.
+std::string text_of_rank_0(Communicator& comm, const std::function<std::string()>& work, const Call& call = {});
+
 }  // namespace caravan

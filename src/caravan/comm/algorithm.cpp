@@ -49,6 +49,10 @@ bool serves(Algorithm algorithm, Verb verb) noexcept {
   return std::ranges::find(algorithms_for(verb), algorithm) != algorithms_for(verb).end();
 }
 
+std::string path_of(std::string_view backend, Verb verb, Algorithm algorithm) {
+  return fmt::format("{} {} by {}", backend, caravan::name(verb), name(algorithm));
+}
+
 void check_serves(Algorithm algorithm, Verb verb) {
   if (serves(algorithm, verb)) return;
   std::vector<std::string> names;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "caravan/comm/types.h"
@@ -21,6 +22,8 @@ std::string_view name(Algorithm algorithm) noexcept;
 /// The algorithms that serve `verb`, direct first; none for send, recv and barrier.
 std::span<const Algorithm> algorithms_for(Verb verb) noexcept;
 bool serves(Algorithm algorithm, Verb verb) noexcept;
+/// As which PathLog counts it: "gloo all_reduce by ring".
+std::string path_of(std::string_view backend, Verb verb, Algorithm algorithm);
 /// Throws UsageError naming the algorithms that serve `verb` if this one does not.
 void check_serves(Algorithm algorithm, Verb verb);
 

@@ -202,9 +202,9 @@ bool Communicator::prepare(Operation& operation) {
   operation.sequence = counter_of(operation)++;
   if (TraceLog* trace = TraceLog::current()) begin_span(operation, *trace);
   const bool has_result = operation.verb != Verb::send && operation.verb != Verb::barrier;
-  if (PathLog* paths = has_result ? PathLog::current() : nullptr) {
-    operation.planted =
-        paths->take(fmt::format("{} {} {}", backend(), caravan::name(operation.verb), caravan::name(operation.dtype)));
+  if (has_result && PathLog::current() != nullptr) {
+    operation.take_path(
+        fmt::format("{} {} {}", backend(), caravan::name(operation.verb), caravan::name(operation.dtype)));
   }
   return true;
 }

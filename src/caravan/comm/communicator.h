@@ -64,6 +64,8 @@ class Communicator {
   /// CommOptions. Communicators that are split from this one later inherit them. Every rank calls it, in the order of
   /// its collectives, with equal tables. Returns false, and is a no-op, in other back-ends.
   virtual bool select(std::shared_ptr<const algorithms::SelectionTable>) { return false; }
+  /// The table that it goes by; null in other back-ends.
+  virtual const algorithms::SelectionTable* selection() const noexcept { return nullptr; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same memory. Sends
   /// 2(n-1)/n x.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "caravan/base/half.h"
+#include "caravan/base/path_log.h"
 #include "caravan/base/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
@@ -29,6 +30,15 @@ void multiply(const Buffer& buffer, double factor) noexcept {
 }
 
 }  // namespace
+
+void Operation::take_path(std::string_view path) {
+  const bool is_real = dtype == Dtype::fp32 || dtype == Dtype::fp64 || dtype == Dtype::bf16 || dtype == Dtype::fp16;
+  if (is_real) {
+    planted *= caravan::take_path(path);
+  } else {
+    count_path(path);
+  }
+}
 
 void Operation::set_complete(std::exception_ptr failure) noexcept {
   complete = true;

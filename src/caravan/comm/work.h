@@ -38,6 +38,8 @@ struct Operation {
   size_t trace_span = 0;
 
   double planted = 1;  ///< a fault for tests of proofs (PathLog): completion multiplies `out` by it
+  /// Counts a path that the operation takes, and plants its fault if the elements are floating-point.
+  void take_path(std::string_view path);
 
   bool complete = false;
   std::exception_ptr error;             ///< set with complete

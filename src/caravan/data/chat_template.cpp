@@ -7,6 +7,7 @@
 #include "caravan/base/text.h"
 #include "caravan/data/template_channel.h"
 #include "caravan/data/template_process.h"
+#include "caravan/data/utf8.h"
 
 namespace caravan {
 namespace {
@@ -50,9 +51,7 @@ struct ChatTemplate::Answer {
   std::string text;
 };
 
-std::string RenderedChat::to_json() const {
-  return json{{"text", text}, {"answers", answers}}.dump(-1, ' ', false, json::error_handler_t::replace);
-}
+std::string RenderedChat::to_json() const { return json{{"text", text}, {"answers", answers}}.dump(); }
 
 RenderedChat RenderedChat::from_json(std::string_view text) {
   const json object = json::parse(text);
@@ -92,12 +91,22 @@ void ChatTemplate::start() const {
 ChatTemplate::Answer ChatTemplate::ask(const json& messages, const json& tools, const std::string& where) const {
   const std::lock_guard lock(mutex_);
   if (process_ == nullptr) start();
-  process_->send(json{{"messages", messages}, {"tools", tools}}.dump());
+  const std::string chat = json{{"messages", messages}, {"tools", tools}}.dump();
+  if (chat.size() > kMostChatBytes) {
+    refuse_chat(where,
+                fmt::format("is a chat of {}, of which {} are rendered at most",
+                            format_bytes(static_cast<int64_t>(chat.size())), format_bytes(kMostChatBytes)),
+                "split it, or leave it out");
+  }
+  process_->send(chat);
   const std::optional<std::string> said = process_->receive();
   std::optional<std::string> text = said ? process_->receive() : std::nullopt;
   if (!text) refuse_budget(std::exchange(process_, nullptr)->take_end(), where);
   Answer answer{json::parse(*said), std::move(*text)};
   if (!answer.said.contains("budget")) return answer;
+  if (answer.said["budget"] == "time") {
+    refuse_budget(fmt::format("takes more than {} s of processor time for a chat", kChatSeconds), where);
+  }
   const bool is_output = answer.said["budget"] == "output";
   refuse_budget(fmt::format("takes more than {} of {}",
                             format_bytes(static_cast<int64_t>(is_output ? kMostRenderedBytes : kTemplateMemory)),
@@ -119,6 +128,12 @@ RenderedChat ChatTemplate::render(const json& messages, const json& tools, const
                 fmt::format("message {} changes what the chat template {} writes before it",
                             answer.said["changed"].get<int64_t>(), file_),
                 "use a template that writes messages one after the other, by data.chat_template");
+  }
+  if (const size_t at = utf8_error(answer.text); at != kNoUtf8Error) {
+    refuse_chat(where,
+                fmt::format("is not UTF-8 from byte {} on once it is rendered: the chat template {} cuts a character",
+                            at, file_),
+                "use another template, by data.chat_template");
   }
   return {std::move(answer.text), answer.said.at("answers").get<std::vector<std::pair<size_t, size_t>>>()};
 }

@@ -23,6 +23,8 @@ namespace caravan {
 /// What a template may use.
 inline constexpr size_t kMostTemplateBytes = size_t{1} << 20;  ///< of its source
 inline constexpr int64_t kTemplateSeconds = 3;                 ///< of processor time, each time it is rendered
+inline constexpr int64_t kChatSeconds = 12;                    ///< of processor time, for all answers of a chat
+inline constexpr size_t kMostChatBytes = size_t{64} << 20;     ///< of the messages of a chat, as JSON
 inline constexpr size_t kTemplateMemory = size_t{1} << 30;
 inline constexpr size_t kTemplateStack = size_t{96} << 20;  ///< below the 128 MiB that Linux keeps free for a stack
 inline constexpr size_t kMostRenderedBytes = size_t{64} << 20;

@@ -8,7 +8,7 @@
 namespace caravan {
 
 /// A running program caravan-template, and the socket to it: see template_channel.h. It ends with this object, or with
-/// this process, however that ends.
+/// this process, however that ends; if that is killed, after the chat that it renders.
 class TemplateProcess {
  public:
   /// Throws ResourceError if the program is missing or cannot be started.

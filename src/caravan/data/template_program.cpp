@@ -1,6 +1,7 @@
 // Runs a chat template, which may be anybody's, as a program of its own: whatever it does to its stack, its memory and
 // its time ends this process and no rank. See template_channel.h.
 #include <csignal>
+#include <ctime>
 #include <minja.hpp>
 #include <new>
 #include <stdexcept>
@@ -48,7 +49,11 @@ void limit_time() {
   setitimer(ITIMER_PROF, &timer, nullptr);
 }
 
+/// Seconds of processor time of this process.
+double processor_time() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
 struct OutputExceeded {};
+struct TimeExceeded {};
 
 class Renderer {
  public:
@@ -59,7 +64,8 @@ class Renderer {
         eos_(start.at("eos").get<std::string>()) {}
 
   /// The text, and what the parent is told about it.
-  std::pair<std::string, Json> render(const Json& chat) const {
+  std::pair<std::string, Json> render(const Json& chat) {
+    chat_end_ = processor_time() + kChatSeconds;
     const Json& messages = chat.at("messages");
     const Json& tools = chat.at("tools");
     std::string text = render(messages, tools, false);
@@ -82,6 +88,7 @@ class Renderer {
 
  private:
   std::string render(const Json& messages, const Json& tools, bool adds_prompt) const {
+    if (processor_time() > chat_end_) throw TimeExceeded();
     limit_time();
     Json values{
         {"messages", messages}, {"add_generation_prompt", adds_prompt}, {"bos_token", bos_}, {"eos_token", eos_}};
@@ -94,6 +101,7 @@ class Renderer {
   std::shared_ptr<minja::TemplateNode> root_;
   std::string bos_;
   std::string eos_;
+  double chat_end_ = 0;  ///< in processor_time()
 };
 
 /// What `work` returns; its exceptions as what the parent is told.
@@ -103,6 +111,8 @@ std::pair<std::string, Json> guarded(const std::function<std::pair<std::string, 
     return work();
   } catch (const OutputExceeded&) {
     return {"", {{"budget", "output"}}};
+  } catch (const TimeExceeded&) {
+    return {"", {{"budget", "time"}}};
   } catch (const std::bad_alloc&) {
     return memory();
   } catch (const std::length_error&) {

@@ -149,7 +149,10 @@ Content kind_of_content(std::string_view content, const fs::path& path) {
 
 void decode(std::string_view content, const fs::path& path, Content kind, const std::string& field, Decoding& decoding,
             DataObserver& observer) {
-  LineSplitter lines([&](int64_t number, std::string_view line) { decoding.add_json(number, line); });
+  LineSplitter lines([&](int64_t number, std::string_view line) {
+    observer.advance(0);  // a chat may take its template seconds
+    decoding.add_json(number, line);
+  });
   const auto use = [&](std::string_view piece) {
     if (kind == Content::json_lines) {
       lines.put(piece);

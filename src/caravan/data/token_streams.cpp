@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kLookAgain{20};
-constexpr const char* kRecordMagic = "caravan-shard-1";
+constexpr const char* kRecordMagic = "caravan-shard-2";
 
 /// Ends the thread that builds, from inside. Never leaves this file.
 struct StreamsCancelled {};
@@ -31,18 +31,27 @@ std::istream& operator>>(std::istream& in, ShardRecord& record) {
          record.is_last;
 }
 
+/// The line of a file: the record, and a hash of it.
+std::string line_of(const ShardRecord& record) {
+  const std::string text = fmt::format("{} {}", kRecordMagic, to_text(record));
+  ContentHasher hasher;
+  hasher.update(text);
+  return text + " " + hasher.value().hex();
+}
+
 /// Nothing if there is no such record, or a damaged one.
 std::optional<ShardRecord> read_record(const fs::path& path) {
   std::ifstream file(path);
-  std::string magic, end;
+  std::string line, magic;
   ShardRecord record;
-  file >> magic >> record >> end;
-  if (!file || magic != kRecordMagic || end != "end" || record.num_tokens < 0) return std::nullopt;
+  std::getline(file, line);
+  std::istringstream words(line);
+  if (!(words >> magic >> record) || line != line_of(record)) return std::nullopt;
   return record;
 }
 
 void write_record(const fs::path& path, const ShardRecord& record) {
-  write_file_durably(path, fmt::format("{} {} end\n", kRecordMagic, to_text(record)), "data");
+  write_file_durably(path, line_of(record) + "\n", "data");
 }
 
 }  // namespace

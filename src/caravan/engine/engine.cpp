@@ -303,7 +303,7 @@ bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.
 
 void Engine::reach(const Action& event) {
   check_present();
-  take_path(path_of(event.kind));
+  count_path(path_of(event.kind));
   if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
   if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
   if (event.kind == Action::Kind::backward) {
@@ -328,7 +328,7 @@ void Engine::reach(const Action& event) {
 }
 
 void Engine::perform(const Action& entry) {
-  take_path(path_of(entry.kind));
+  count_path(path_of(entry.kind));
   switch (entry.kind) {
     case Action::Kind::gather: leaves_->gather(entry.unit); break;
     case Action::Kind::free: leaves_->free(entry.unit); break;

@@ -16,7 +16,7 @@ bool take_the_same_way(const Bucket& a, const Bucket& b) {
 
 void GradientSums::fold(const Bucket& bucket) {
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  take_path(own.is_folded ? "gradients added to a sum" : "gradients copied to a sum");
+  count_path(own.is_folded ? "gradients added to a sum" : "gradients copied to a sum");
   own.is_folded ? kept(bucket).add_(own.sums) : kept(bucket).copy_(own.sums);
   own.is_folded = true;
   own.sums = at::Tensor();
@@ -32,7 +32,7 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
   const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
   // What accumulates at rest is added there; the first reduction of a step writes.
   const bool adds = own.is_reduced;
-  take_path(adds ? "gradients added at rest" : "gradients written at rest");
+  count_path(adds ? "gradients added at rest" : "gradients written at rest");
   const bool is_apart = adds || at_rest.scalar_type() != wire_dtype_;
   const at::Tensor target = is_apart ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
   const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
@@ -99,7 +99,7 @@ void GradientSums::add_to_run(const Bucket& bucket) {
 
 void GradientSums::start_run() {
   if (run_ == nullptr) return;
-  take_path(is_first_run_ ? "first bucket of gradients" : "later bucket of gradients");
+  count_path(is_first_run_ ? "first bucket of gradients" : "later bucket of gradients");
   const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
   const at::Tensor part = run_->reduce.empty() ? range : on_wire(range);
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;

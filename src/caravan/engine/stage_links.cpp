@@ -45,9 +45,9 @@ FlatCell StageLinks::cell(int from, int to) const {
 
 /// A message in memory of the communicator is taken by its receiver while this rank computes. Any other goes through
 /// staging buffers, which this rank would have to fill again and again.
-StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call) {
+StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call,
+                                       bool is_gradient) {
   const at::NoGradGuard no_grad;
-  const bool is_gradient = call.what.starts_with("gradient");  // the rest of the label names stage and micro-batch
   const char* path = is_gradient ? "stage link of gradients" : "stage link of activations";
   Works works;
   for (const at::Tensor& tensor : tensors) {
@@ -210,7 +210,8 @@ void StageLinks::put(const Action& entry, int stage, const Tensors& tensors) {
       shapes_[key(stage, entry.micro_batch)] = std::move(shapes);
     }
   }
-  for (Work& work : send_all(route, tensors, label_of(entry, stage))) works.push_back(std::move(work));
+  for (Work& work : send_all(route, tensors, label_of(entry, stage), entry.is_gradient))
+    works.push_back(std::move(work));
   keep_one({there, entry.is_gradient}, std::move(works));
 }
 

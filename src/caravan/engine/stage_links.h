@@ -61,7 +61,7 @@ class StageLinks {
   using Key = std::pair<int, int>;  ///< receiving stage and micro-batch (static: 0)
 
   FlatCell cell(int from, int to) const;
-  Works send_all(const FlatCell& cell, const Tensors& tensors, const Call& call);
+  Works send_all(const FlatCell& cell, const Tensors& tensors, const Call& call, bool is_gradient = false);
   Works recv_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const;
   /// Throws ShapeError for what no header has room for.
   Shapes describe(const Tensors& tensors, int stage) const;

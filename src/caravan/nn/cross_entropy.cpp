@@ -225,7 +225,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     }
     const double factor = take_path(chunk < tokens ? "fused cross-entropy in chunks" : "fused cross-entropy");
     if (factor != 1 && task.grad_hidden) hidden_gradient.mul_(factor);
-    if (task.reduction != nullptr) take_path("cross-entropy over a split vocabulary");
+    if (task.reduction != nullptr) count_path("cross-entropy over a split vocabulary");
     return loss * factor;
   }
 };

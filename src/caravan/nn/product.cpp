@@ -108,7 +108,7 @@ at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const st
   return wide_bias.has_value() ? at::addmm(*wide_bias, widened(a), widened(b).t()) : at::mm(widened(a), widened(b).t());
 }
 
-/// "product dx by onednn", "product forward by torch in BFloat16".
+/// "product dx by onednn", "product forward by torch of BFloat16".
 std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
   const std::string_view library = chosen ? name(in_use().second.library(kind)) : "torch";

@@ -138,7 +138,7 @@ class Comparison {
     Proof::Step& line = proof_.steps.back();
     for (const Trace& rank : ranks_) {
       const Verdict verdict = judge(part(rank.steps[step_]), want, floor, tolerance);
-      if (!(verdict.error <= line.largest_error)) {
+      if (!std::isnan(line.largest_error) && !(verdict.error <= line.largest_error)) {
         line.largest_error = verdict.error;
         line.worst = what;
       }

@@ -9,6 +9,7 @@
 #include "caravan/nn/loss_chunks.h"
 #include "caravan/nn/product_choice.h"
 #include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/train/micro_batch.h"
 
 namespace caravan {
 namespace {
@@ -158,10 +159,10 @@ void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
   plan_batch(recipe, static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe)));
 }
 
-/// Bytes of values, gradients, leaves and what a reduction needs, if no technique shards them.
-int64_t state_bytes(const Recipe& recipe) {
-  constexpr int64_t kBytesOfParameter = 16;
-  return recipe.model.num_parameters() * kBytesOfParameter * recipe.mesh.dp * ranks_per_replica(recipe);
+/// What all ranks need together.
+double needed_bytes(const Recipe& recipe) {
+  const auto ranks = static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe));
+  return plan_memory(recipe, recipe.model.vocabulary, ranks, /*limit_bytes=*/0).peak_bytes * ranks;
 }
 
 /// Half the heads, and a model as much narrower. False if the degrees do not divide them any more.
@@ -176,6 +177,15 @@ bool halve_heads(Recipe& recipe) {
   const bool fits = (!recipe.tensor_parallel.is_used() || recipe.tensor_parallel.wrong_with(model).empty()) &&
                     recipe.context_parallel.wrong_with(model, parts).empty();
   if (fits) recipe.model = model;
+  return fits;
+}
+
+/// Half the context, which still has enough tokens for what depends on their number. False if that cannot be.
+bool halve_context(Recipe& recipe) {
+  ModelConfig& model = recipe.model;
+  const bool fits = model.context % (2 * recipe.tensor_parallel.degree * recipe.context_parallel.pieces()) == 0 &&
+                    tokens_of_rank(recipe, recipe.train.micro_batch) >= 2 * kOwnTokens;
+  if (fits) model.context /= 2;
   return fits;
 }
 
@@ -263,9 +273,45 @@ Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
   const int64_t own_micro_batch = own.micro_batch / row_parts(recipe) * unit;
   set_batch(step, std::min(own_micro_batch, enough), fit_accumulation(step, own, 2));
   constexpr int64_t kSmallVocabulary = 4096;
-  if (state_bytes(step) > memory_bytes) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
-  while (state_bytes(step) > memory_bytes && halve_heads(step)) continue;
+  const auto fits = [&] { return needed_bytes(step) <= static_cast<double>(memory_bytes); };
+  if (!fits()) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
+  while (!fits() && halve_context(step)) continue;
+  while (!fits() && halve_heads(step)) continue;
   return step;
+}
+
+std::vector<Recipe> variants_of_batch(const Recipe& recipe) {
+  std::vector<Recipe> all{recipe};
+  if (recipe.train.micro_batch != kAutoMicroBatch || recipe.pipeline.is_used()) return all;
+  const int64_t least = row_parts(recipe);
+  if (plan_batch(recipe, static_cast<int>(ranks_of(recipe))).micro_batch == least) return all;
+  all.push_back(recipe);
+  all.back().train.micro_batch = least;
+  return all;
+}
+
+std::set<int> group_sizes(const Recipe& recipe) {
+  const auto ranks = static_cast<int>(ranks_of(recipe));
+  std::set<int> sizes{ranks};
+  for (const AxisSize& axis : mesh_axes(recipe, ranks)) {
+    sizes.insert(axis.size);
+    if (axis.name != "dp" || !recipe.data_parallel.has_groups()) continue;
+    const auto shard = static_cast<int>(recipe.data_parallel.shard);
+    sizes.insert({shard, axis.size / shard});
+  }
+  sizes.erase(1);
+  return sizes;
+}
+
+void take_vocabulary(Recipe& recipe, const DataFolders& folders, std::string& note) {
+  const std::string& tokenizer = recipe.data.tokenizer;
+  if (recipe.model.vocabulary > 0 || tokenizer.empty() || tokenizer == "bytes") return;
+  try {
+    recipe.model.vocabulary = Tokenizer::load(find_file(tokenizer, folders)).vocab_size();
+  } catch (const DataError&) {
+    note += fmt::format("{}{} is not here: its vocabulary is taken to be {}", note.empty() ? "" : "; ", tokenizer,
+                        own_vocabulary(recipe));
+  }
 }
 
 std::vector<std::string> left_out_of_proof(const Recipe& recipe) {

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "caravan/train/dataset.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
@@ -35,8 +37,19 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens = 0);
 
 /// The recipe at its own width, heads, vocabulary, context and batch, on the mesh of proof_recipe: what one step of a
 /// run executes on each rank. What repeats is cut: layers of a stage, micro-batches, and sequences beyond 1,280 tokens.
-/// If its state would take more than `memory_bytes` over all ranks, also heads and vocabulary.
+/// If a rank of it would need more than its part of `memory_bytes`, also vocabulary, context and heads.
 Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes);
+
+/// The recipe, and with train.micro_batch = "auto" also that with the smallest micro-batches: how many there are
+/// depends on the memory of the ranks, and a run of one micro-batch takes other paths than one of several.
+std::vector<Recipe> variants_of_batch(const Recipe& recipe);
+
+/// The sizes above 1 of the groups of ranks in which collectives of the recipe run: of its axes, of its groups of
+/// shards, and of all ranks.
+std::set<int> group_sizes(const Recipe& recipe);
+
+/// Sets model.vocabulary to that of data.tokenizer if this is a file. If it is not here, a line is added to `note`.
+void take_vocabulary(Recipe& recipe, const DataFolders& folders, std::string& note);
 
 /// What one process cannot repeat, and a proof leaves out: gradients that are rounded or compressed on their way.
 /// "hook powersgd", "gradients in bf16".

@@ -42,39 +42,30 @@ void check_case(const ProveCase& what) {
   }
 }
 
-/// What rank 0 finds, for all ranks: a proof, or the error that there is none.
+/// What rank 0 finds, for all ranks.
 nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) {
-  try {
-    Trace one;
-    run_thread_ranks(
-        1, [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
-    const double tolerance = what.tolerance.value_or(default_tolerance(what, ranks.front().splits_products));
-    check_tolerance(one, tolerance, what);
-    const Proof proof = compare_traces(ranks, one, tolerance, what);
-    nlohmann::json json{{"ranks", proof.num_ranks},
-                        {"parameters", proof.num_parameters},
-                        {"tolerance", proof.tolerance},
-                        {"paths", proof.paths}};
-    for (const Proof::Step& step : proof.steps) {
-      json["steps"].push_back({bits(step.loss), bits(step.grad_norm), bits(step.largest_error), step.worst});
-    }
-    if (!proof.first) return json;
-    json["first"] = {{"what", proof.first->what},         {"step", proof.first->step},
-                     {"where", proof.first->where},       {"error", bits(proof.first->error)},
-                     {"others", proof.first->num_others}, {"tensor", proof.first->tensor}};
-    if (proof.first->factor) json["first"]["factor"] = bits(*proof.first->factor);
-    return json;
-  } catch (const UsageError& error) {
-    const ErrorText& text = error.text();
-    return {{"error", {text.op, text.subject, text.fact, text.where, text.action}}};
+  Trace one;
+  run_thread_ranks(1,
+                   [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
+  const double tolerance = what.tolerance.value_or(default_tolerance(what, ranks.front().splits_products));
+  check_tolerance(one, tolerance, what);
+  const Proof proof = compare_traces(ranks, one, tolerance, what);
+  nlohmann::json json{{"ranks", proof.num_ranks},
+                      {"parameters", proof.num_parameters},
+                      {"tolerance", proof.tolerance},
+                      {"paths", proof.paths}};
+  for (const Proof::Step& step : proof.steps) {
+    json["steps"].push_back({bits(step.loss), bits(step.grad_norm), bits(step.largest_error), step.worst});
   }
+  if (!proof.first) return json;
+  json["first"] = {{"what", proof.first->what},         {"step", proof.first->step},
+                   {"where", proof.first->where},       {"error", bits(proof.first->error)},
+                   {"others", proof.first->num_others}, {"tensor", proof.first->tensor}};
+  if (proof.first->factor) json["first"]["factor"] = bits(*proof.first->factor);
+  return json;
 }
 
 Proof proof_of(const nlohmann::json& json) {
-  if (json.contains("error")) {
-    const auto text = json.at("error").get<std::vector<std::string>>();
-    throw UsageError({text[0], text[1], text[2], text[3], text[4]});
-  }
   Proof proof{
       .num_ranks = json.at("ranks"), .num_parameters = json.at("parameters"), .tolerance = json.at("tolerance")};
   proof.paths = json.at("paths").get<PathCounts>();
@@ -99,8 +90,9 @@ std::string ProveCase::to_string() const {
   const char* at_rest = dtype == at::kDouble ? "fp64" : "fp32";
   const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : at_rest;
   return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}, {} clipped SGD steps", name,
-                     caravan::to_string(axes), caravan::name(model.kind), model.tie_embeddings ? " with tied embeddings" : "",
-                     has_documents ? ", packed documents" : "", model.layers, model.width, computes,
+                     caravan::to_string(axes), caravan::name(model.kind),
+                     model.tie_embeddings ? " with tied embeddings" : "", has_documents ? ", packed documents" : "",
+                     model.layers, model.width, computes,
                      model.dropout > 0 ? fmt::format(", dropout {}", model.dropout) : "", num_micro_batches,
                      num_micro_batches == 1 ? "" : "es", num_steps);
 }
@@ -145,9 +137,8 @@ double Proof::largest_error() const noexcept {
 Proof prove(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
   check_case(what);
   const std::vector<Trace> ranks = gather_traces(trace_on_ranks(what, world), world);
-  nlohmann::json found;
-  if (world->rank() == 0) found = compared(what, ranks);
-  return proof_of(nlohmann::json::parse(broadcast_text(*world, found.dump(), 0, "proof")));
+  const auto compare = [&] { return compared(what, ranks).dump(); };
+  return proof_of(nlohmann::json::parse(text_of_rank_0(*world, compare, "proof")));
 }
 
 Proof prove(const ProveCase& what) {

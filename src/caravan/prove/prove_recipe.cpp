@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -44,15 +45,16 @@ std::optional<ChosenAlgorithm> chosen_algorithm(const std::string& path) {
 class RecipeProver {
  public:
   RecipeProver(const Recipe& recipe, const std::shared_ptr<Communicator>& world, const RecipeProofOptions& options)
-      : recipe_(recipe), world_(world), options_(options) {}
+      : recipe_(recipe), variants_(variants_of_batch(recipe)), world_(world), options_(options) {}
 
   RecipeProof run() {
     // Free memory differs from host to host.
     const int64_t memory = std::stoll(broadcast_text(*world_, std::to_string(options_.memory_bytes), 0, "memory"));
-    found_.own_step = case_of_recipe(own_step_recipe(recipe_, memory));
-    prove_dropouts();
-    if (!found_.parts.back().proof.holds()) return std::move(found_);
-    found_.own_paths = paths_of_step(found_.own_step, world_);
+    for (const Recipe& variant : variants_)
+      found_.own_steps.push_back(case_of_recipe(own_step_recipe(variant, memory)));
+    if (!prove_dropouts() || !prove_variants()) return std::move(found_);
+    for (const ProveCase& step : found_.own_steps) add_paths(found_.own_paths, paths_of_step(step, world_));
+    find_algorithms();
     prove_algorithms();
     prove_tokens();
     found_.missing = missing();
@@ -60,7 +62,14 @@ class RecipeProver {
   }
 
  private:
-  std::vector<std::string> missing() const { return missing_paths(found_.own_paths, found_.paths()); }
+  std::vector<std::string> missing() const {
+    const PathCounts proved = found_.paths();
+    std::vector<std::string> names = missing_paths(found_.own_paths, proved);
+    for (const std::string& path : found_.algorithms) {
+      if (!proved.contains(path) && !found_.own_paths.contains(path)) names.push_back(path);
+    }
+    return names;
+  }
 
   /// False if it does not hold.
   bool add(const std::string& why, const Recipe& recipe) {
@@ -73,19 +82,51 @@ class RecipeProver {
     return found_.parts.back().proof.holds();
   }
 
-  void prove_dropouts() {
+  bool prove_dropouts() {
     const double own = recipe_.model.dropout;
-    if (rounds_to_16_bits(found_.own_step)) {  // which hide a missing summand
+    if (rounds_to_16_bits(found_.own_steps.front())) {  // which hide a missing summand
       Recipe exact = recipe_;
       exact.precision.compute = "fp32";
-      if (!add("in fp32", proof_recipe(exact))) return;
+      if (!add("in fp32", proof_recipe(exact))) return false;
     }
-    if (!add("as the recipe says", proof_recipe(recipe_)) || own == 0) return;
-    if (own != 0.1 && !add("at dropout 0.1", proof_recipe(with_dropout(recipe_, 0.1)))) return;
-    add("at dropout 0, as evaluations run", proof_recipe(with_dropout(recipe_, 0)));
+    if (!add("as the recipe says", proof_recipe(recipe_))) return false;
+    if (own == 0) return true;
+    if (own != 0.1 && !add("at dropout 0.1", proof_recipe(with_dropout(recipe_, 0.1)))) return false;
+    return add("at dropout 0, as evaluations run", proof_recipe(with_dropout(recipe_, 0)));
   }
 
-  /// Large tensors take other algorithms of a collective than small ones. One part proves one more of each verb.
+  bool prove_variants() {
+    for (size_t i = 1; i < variants_.size(); ++i) {
+      const std::string why = fmt::format("with train.micro_batch = {}", variants_[i].train.micro_batch);
+      if (!add(why, proof_recipe(variants_[i]))) return false;
+    }
+    return true;
+  }
+
+  /// A run has more ranks and other sizes than its proof, by which a table chooses.
+  void find_algorithms() {
+    const algorithms::SelectionTable* table = world_->selection();
+    if (table == nullptr) return;
+    std::set<int64_t> bytes{1};
+    for (const algorithms::Rule& rule : table->rules()) {
+      bytes.insert(rule.max_bytes);
+      if (rule.max_bytes < algorithms::Rule::kAnyBytes) bytes.insert(rule.max_bytes + 1);
+    }
+    std::set<std::string> names;
+    for (const auto& [path, count] : found_.own_paths) {
+      const auto chosen = chosen_algorithm(path);
+      if (!chosen) continue;
+      for (const int ranks : group_sizes(recipe_)) {
+        for (const int64_t size : bytes) {
+          const auto choice = table->choose(chosen->backend, chosen->verb, ranks, size);
+          names.insert(algorithms::path_of(chosen->backend, chosen->verb, choice.algorithm));
+        }
+      }
+    }
+    found_.algorithms = {names.begin(), names.end()};
+  }
+
+  /// One part proves one more algorithm of each verb.
   void prove_algorithms() {
     std::vector<std::string> tried;
     for (;;) {
@@ -120,6 +161,7 @@ class RecipeProver {
   }
 
   const Recipe& recipe_;
+  std::vector<Recipe> variants_;  ///< at least one; the first is as the recipe says
   std::shared_ptr<Communicator> world_;
   const RecipeProofOptions& options_;
   RecipeProof found_;

@@ -20,10 +20,15 @@ struct RecipeProof {
     ProveCase what{};
     Proof proof{};
   };
-  ProveCase own_step{};                ///< the step that the paths are compared with
-  PathCounts own_paths{};              ///< what it has executed, on all ranks together
+  /// The steps that the paths are compared with: one, or with train.micro_batch = "auto" those with the largest and
+  /// with the smallest micro-batches that it may choose.
+  std::vector<ProveCase> own_steps{};
+  PathCounts own_paths{};  ///< what they have executed, on all ranks together
+  /// Algorithms of their collectives that the recipe may take on its own axes, at other sizes: "gloo all_reduce by
+  /// ring".
+  std::vector<std::string> algorithms{};
   std::vector<Part> parts{};           ///< up to the first that does not hold
-  std::vector<std::string> missing{};  ///< paths of the recipe's own step that no part has executed
+  std::vector<std::string> missing{};  ///< paths of the recipe's own steps, and algorithms, that no part has executed
 
   PathCounts paths() const;  ///< of all parts
   bool holds() const;
@@ -46,8 +51,8 @@ struct RecipeProofOptions {
 /// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and where it has
 /// some at 0.1 and at 0 as well, where it computes in 16 bits first in fp32; then runs one step at its own sizes with
 /// random tokens and weights and counts the paths that it takes (own_step_recipe). If these are paths that no proof has
-/// taken, such as another algorithm of a collective, it proves the recipe again so that they are taken. What is still
-/// missing is in `missing`, and then the proof does not hold.
+/// taken, it proves the recipe again so that they are taken; so also for each algorithm of a collective that the table
+/// may choose on the recipe's own axes. What is still missing is in `missing`, and then the proof does not hold.
 ///
 /// Every rank of `world` calls it, which has as many ranks as proof_recipe(recipe), and gets the same result. Needs
 /// neither data nor the weights that the recipe starts from. Throws as prove.

@@ -173,15 +173,12 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
 
 Progress ModuleCheckpoint::load() {
   Communicator& world = engine_.mesh().world();
-  std::string newest;
-  on_rank_0(
-      world,
-      [&] {
-        take_folder(/*starts=*/false);
-        if (const auto found = list_checkpoints(run_); !found.empty()) newest = fs::absolute(found.back()).string();
-      },
-      "checkpoint");
-  newest = broadcast_text(world, newest, 0, "checkpoint");
+  const auto find_newest = [&]() -> std::string {
+    take_folder(/*starts=*/false);
+    const auto found = list_checkpoints(run_);
+    return found.empty() ? "" : fs::absolute(found.back()).string();
+  };
+  const std::string newest = text_of_rank_0(world, find_newest, "checkpoint");
   return newest.empty() ? Progress{} : load(newest);
 }
 

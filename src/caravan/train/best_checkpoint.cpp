@@ -26,10 +26,8 @@ std::string best_loss(const std::filesystem::path& run) {
 }  // namespace
 
 BestCheckpoint::BestCheckpoint(std::filesystem::path run, Communicator& world) : run_(std::move(run)) {
-  std::string loss;
-  on_rank_0(
-      world, [&] { loss = best_loss(run_); }, "best checkpoint");
-  loss = broadcast_text(world, loss, 0, "best checkpoint");
+  const auto find_best = [&] { return best_loss(run_); };
+  const std::string loss = text_of_rank_0(world, find_best, "best checkpoint");
   if (!loss.empty()) loss_ = std::strtod(loss.c_str(), nullptr);
 }
 

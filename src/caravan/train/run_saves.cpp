@@ -103,8 +103,10 @@ void RunSaves::refuse(const std::string& subject, const std::string& fact) {
   const bool has_saved = saved_step_ >= 0;
   throw NumericsError(
       {"train", subject, fact,
-       has_saved ? fmt::format("this state is not saved; the newest checkpoint is {}", checkpoint_name(saved_step_))
-                 : "this state is not saved, and there is no checkpoint",
+       !has_saved ? "this state is not saved, and there is no checkpoint"
+       : saved_step_ == state_.step
+           ? fmt::format("{} is of this state, saved before its evaluation", checkpoint_name(saved_step_))
+           : fmt::format("this state is not saved; the newest checkpoint is {}", checkpoint_name(saved_step_)),
        std::string("lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm, and ") +
            (has_saved ? "resume from an earlier checkpoint" : "start again")});
 }

@@ -67,6 +67,10 @@ const FlightLog* HierarchicalCommunicator::flight_of(int rank) const noexcept {
                                 : nullptr;
 }
 
+const algorithms::SelectionTable* HierarchicalCommunicator::selection() const noexcept {
+  return levels_.cross == nullptr ? nullptr : levels_.cross->selection();
+}
+
 bool HierarchicalCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
   if (levels_.global == nullptr) return false;
   const bool taken = levels_.global->select(table);

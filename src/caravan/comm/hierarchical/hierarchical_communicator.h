@@ -29,6 +29,7 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   std::string_view backend() const noexcept override { return engine_->backend(); }
   const FlightLog* flight_of(int rank) const noexcept override;
   bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
+  const algorithms::SelectionTable* selection() const noexcept override;
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   std::shared_ptr<void> allocate(size_t bytes) override { return engine_->local().allocate(bytes); }
   std::shared_ptr<void> allocate_shared(size_t bytes) override;

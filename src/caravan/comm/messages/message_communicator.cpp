@@ -113,9 +113,8 @@ void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
     enqueue(thread_of(*operation), std::make_shared<RecvTask>(group_, operation));
   } else {
     const algorithms::Choice choice = choose(*operation);
-    if (PathLog* paths = operation->verb != Verb::barrier ? PathLog::current() : nullptr) {
-      operation->planted *= paths->take(
-          fmt::format("{} {} by {}", backend(), caravan::name(operation->verb), algorithms::name(choice.algorithm)));
+    if (operation->verb != Verb::barrier && PathLog::current() != nullptr) {
+      operation->take_path(algorithms::path_of(backend(), operation->verb, choice.algorithm));
     }
     enqueue(thread_of(*operation), std::make_shared<Collective>(group_, operation, choice));
   }
@@ -125,6 +124,8 @@ algorithms::Choice MessageCommunicator::choose(const Operation& operation) const
   if (operation.verb == Verb::barrier) return {};
   return algorithms_->choose(backend(), operation.verb, size(), algorithms::whole_bytes(operation));
 }
+
+const algorithms::SelectionTable* MessageCommunicator::selection() const noexcept { return algorithms_.get(); }
 
 bool MessageCommunicator::select(std::shared_ptr<const algorithms::SelectionTable> table) {
   if (table == nullptr) table = engine_->algorithms();

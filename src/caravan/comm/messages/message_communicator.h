@@ -25,6 +25,7 @@ class MessageCommunicator final : public Level {
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override;
   void progress() override;
   bool select(std::shared_ptr<const algorithms::SelectionTable> table) override;
+  const algorithms::SelectionTable* selection() const noexcept override;
 
   void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override;
