@@ -1,6 +1,7 @@
 # Unity builds compile a few large files, each of which includes the sources of one or more folders. A small source
 # spends most of its compile time on headers, so this takes a third of the time. Names in anonymous namespaces must be
-# unique within a unit. A missing #include shows only without unity: scripts/check_alone.py finds it in sources without torch.
+# unique within a unit. A missing #include shows only without unity: scripts/check_alone.py finds it in sources that do
+# not use torch.
 
 # caravan_units(target [unit..]): groups the target's sources for CMAKE_UNITY_BUILD. A unit is a string of folders below
 # the current one, "base mesh optim"; any other folder is a unit by itself. Sources with their own flags are compiled

@@ -6,7 +6,7 @@
 
 #include "apps/caravan/bench_report.h"
 #include "apps/caravan/commands.h"
-#include "apps/caravan/ranks.h"
+#include "apps/caravan/recipe_ranks.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/algorithms/tune.h"
 #include "caravan/comm/shared/thread_ranks.h"
@@ -127,7 +127,7 @@ int bench_comm(const BenchArguments& arguments) {
   }
   const RankInfo info = RankInfo::from_environment();
   const std::vector<int> cores = measure::usable_cores();
-  if (info.world_size == 1 && plan.num_ranks > 1) {
+  if (runs_as_threads(plan)) {
     run_thread_ranks(plan.num_ranks, [&](const std::shared_ptr<Communicator>& world) {
       const measure::PinnedThread pinned(cores, world->rank());
       run(arguments, *world, true);

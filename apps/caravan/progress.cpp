@@ -171,7 +171,7 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
 }
 
 void Progress::made_up(const StepMetrics& metrics) {
-  line(fmt::format("step {}/{}  {}, made up for", metrics.step, last_step_, validation_text(metrics)));
+  line(fmt::format("step {}/{}  {}, evaluated on resume", metrics.step, last_step_, validation_text(metrics)));
   draw_bar();
 }
 

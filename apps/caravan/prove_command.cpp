@@ -43,8 +43,8 @@ void print_part(const RecipeProof::Part& part) {
 
 /// A planted fault in a path that is not taken would prove nothing.
 void check_planted(const std::map<std::string, double, std::less<>>& planted, const RecipeProof& proof) {
+  const PathCounts paths = proof.paths();
   for (const auto& [path, factor] : planted) {
-    const PathCounts paths = proof.paths();
     if (paths.contains(fault_in(path)) || factor == 1) continue;
     if (paths.contains(path)) {
       throw UsageError({"prove", "--plant", fmt::format("'{}' has no floating-point result to multiply", path), "",
@@ -83,8 +83,8 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
               const std::shared_ptr<Communicator>& world) {
   const bool speaks = world->rank() == 0;
   if (speaks && !note.empty()) fmt::print("note      {}\n", note);
-  std::vector<std::string> none;
-  agree_on_numerics(*world, recipe.comm.threads_per_rank, std::nullopt, none);
+  std::vector<std::string> notes;  // on what a resume changes: there is none
+  agree_on_numerics(*world, recipe.comm.threads_per_rank, /*resumed=*/std::nullopt, notes);
   RecipeProofOptions options{.planted = planted, .memory_bytes = usable_memory_bytes() / 2};
   if (speaks) options.observe = print_part;
   const RecipeProof proof = prove_recipe(recipe, world, options);
@@ -107,8 +107,7 @@ int prove(const ProveArguments& arguments) {
   take_vocabulary(recipe, data_folders(recipe.folder), note);
   const auto planted = planted_factors(arguments.planted);
   const RankPlan plan = plan_proof(recipe);
-  const int on_host = runs_as_threads(plan) ? plan.num_ranks : RankInfo::from_environment().local_world_size;
-  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, on_host)});
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, plan)});
   std::vector<SharedFact> facts = recipe_facts(recipe);
   facts.push_back({"--plant", join(arguments.planted)});
   facts.push_back({"program", program_build()});

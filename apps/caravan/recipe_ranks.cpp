@@ -31,6 +31,11 @@ bool runs_as_threads(const RankPlan& plan) {
   return RankInfo::from_environment().world_size == 1 && plan.num_ranks > 1;
 }
 
+int threads_per_rank(const Recipe& recipe, const RankPlan& plan) {
+  return threads_per_rank(recipe,
+                          runs_as_threads(plan) ? plan.num_ranks : RankInfo::from_environment().local_world_size);
+}
+
 void run_recipe_ranks(const Recipe& recipe, const RankPlan& plan, std::vector<SharedFact> facts,
                       const std::function<void(const std::shared_ptr<Communicator>& world)>& body) {
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3)),

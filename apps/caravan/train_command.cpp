@@ -22,8 +22,7 @@ int train(const TrainArguments& arguments) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training: see Progress
   // On a second signal a launcher kills its ranks itself.
   const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
-  const Runtime runtime(
-      {.intra_op_threads = threads_per_rank(recipe, runs_as_threads(plan) ? plan.num_ranks : info.local_world_size)});
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, plan)});
   const TrainOptions options{.recipe = recipe,
                              .folders = data_folders(recipe.folder),
                              .resume = arguments.resume,

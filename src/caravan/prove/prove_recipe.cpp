@@ -35,7 +35,7 @@ struct ChosenAlgorithm {
 std::optional<ChosenAlgorithm> chosen_algorithm(const std::string& path) {
   for (const Verb verb : algorithms::kVerbs) {
     for (const algorithms::Algorithm algorithm : algorithms::algorithms_for(verb)) {
-      const std::string end = fmt::format(" {} by {}", name(verb), algorithms::name(algorithm));
+      const std::string end = algorithms::path_of("", verb, algorithm);
       if (path.ends_with(end)) return ChosenAlgorithm{path.substr(0, path.size() - end.size()), verb, algorithm};
     }
   }

@@ -63,11 +63,10 @@ class ModuleCheckpoint {
   /// Throws UsageError without an optimizer.
   void add_scheduler(torch::optim::LRScheduler& scheduler);
 
-  /// Every rank calls it, between steps, with the same progress. Values are saved as they are, also if they are not
-  /// finite. Sends a few texts, and for each parameter 16 bytes and
-  /// 16 more for each option. Throws as save_checkpoint; UsageError for a folder that another process writes to, or
-  /// that holds checkpoints which were not loaded: they would be mixed with those of this run; and for progress or
-  /// options that differ between ranks.
+  /// Every rank calls it, between steps, with the same progress. Values that are not finite are saved too. Sends a few
+  /// texts, and for each parameter 16 bytes and 16 more for each option. Throws as save_checkpoint; UsageError for a
+  /// folder that another process writes to, or that holds checkpoints which were not loaded: they would be mixed with
+  /// those of this run; and for progress or options that differ between ranks.
   SavedCheckpoint save(const Progress& progress);
 
   /// Loads the newest checkpoint of the run and returns its progress; if there is none, step 0. Every rank calls it.

@@ -101,12 +101,12 @@ void RunSaves::require_finite(double validation_loss) {
 void RunSaves::refuse(const std::string& subject, const std::string& fact) {
   finish();
   const bool has_saved = saved_step_ >= 0;
+  std::string where = "this state is not saved, and there is no checkpoint";
+  if (has_saved) where = "this state is not saved; the newest checkpoint is " + checkpoint_name(saved_step_);
+  if (saved_step_ == state_.step)
+    where = checkpoint_name(saved_step_) + " is of this state, saved before its evaluation";
   throw NumericsError(
-      {"train", subject, fact,
-       !has_saved ? "this state is not saved, and there is no checkpoint"
-       : saved_step_ == state_.step
-           ? fmt::format("{} is of this state, saved before its evaluation", checkpoint_name(saved_step_))
-           : fmt::format("this state is not saved; the newest checkpoint is {}", checkpoint_name(saved_step_)),
+      {"train", subject, fact, where,
        std::string("lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm, and ") +
            (has_saved ? "resume from an earlier checkpoint" : "start again")});
 }
