@@ -277,6 +277,30 @@ TEST(AsyncTrainer, ABoundHoldsBesideASlowWorker) {
 
 TEST(AsyncTrainer, WithoutABoundAFastWorkerWalksOn) { EXPECT_GE(lead_with_a_slow_worker(kUnbounded, 7), 7); }
 
+TEST(AsyncTrainer, TheLossIsTheMeanOverTheTargetsOfAllWorkers) {
+  double want = 0;  // by the only worker that has targets
+  on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
+    Model model(kProblem.config);
+    Engine engine(model, mesh, ddp(model, mesh));
+    want = StageRunner(engine).run_step(1, rows_of(1, 2, 0));
+  });
+  on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
+    Model model(kProblem.config);
+    Engine engine(model, mesh, servers_of(model, mesh, 0));
+    Sgd optimizer(engine.state());
+    AsyncTrainer trainer(engine, optimizer, options_with(0, 0));
+    // Worker 0 has no targets, as in a row of a chat in which only the user speaks.
+    const auto rows = [&](int64_t step) -> StageRunner::Source {
+      return [&, all = rows_of(mesh.rank(), 2, step)](int micro) {
+        MicroBatch part = all(micro);
+        if (mesh.rank() == 0) part.labels = at::full_like(part.labels, kIgnoredLabel);
+        return part;
+      };
+    };
+    EXPECT_NEAR(trainer.run(1, rows).loss, want, 1e-6);
+  });
+}
+
 // ---- the end ----
 
 TEST(AsyncTrainer, AStopOfOneRankDrainsAll) {

@@ -6,9 +6,12 @@
 #include <numeric>
 #include <thread>
 
+#include <ATen/ops/ne.h>
+#include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/cross_entropy.h"
 
 namespace caravan {
 namespace {
@@ -119,7 +122,13 @@ bool AsyncTrainer::may_go_on(bool wants_drain) {
 }
 
 void AsyncTrainer::step(const Rows& rows) {
-  const double loss = runner_.run_step(options_.num_micro_batches, rows(clock_), this);
+  int64_t targets = 0;
+  const auto counted = [&targets, source = rows(clock_)](int micro_batch) {
+    MicroBatch part = source(micro_batch);
+    targets += part.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+    return part;
+  };
+  const double loss = runner_.run_step(options_.num_micro_batches, counted, this);
   const double norm = worker_.finish_step();
   if (!std::isfinite(loss) || !std::isfinite(norm)) {
     throw NumericsError({"train", std::isfinite(loss) ? "gradient norm" : "loss",
@@ -129,8 +138,9 @@ void AsyncTrainer::step(const Rows& rows) {
                          "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm; the last "
                          "checkpoint is untouched"});
   }
-  loss_ += loss;
+  loss_ += loss * static_cast<double>(targets);
   norm_ += norm;
+  num_targets_ += targets;
   ++num_steps_;
   ++clock_;
 }
@@ -138,7 +148,7 @@ void AsyncTrainer::step(const Rows& rows) {
 DrainReport AsyncTrainer::run(int64_t drain_at, const Rows& rows, const std::function<bool()>& stop_requested) {
   clock_ = clocks_[static_cast<size_t>(engine_.mesh().rank())];
   loss_ = norm_ = 0;
-  num_steps_ = 0;
+  num_steps_ = num_targets_ = 0;
   engine_.fill_leaves();
   server_.begin(clocks_);
   worker_.begin();
@@ -164,15 +174,18 @@ DrainReport AsyncTrainer::finish(bool wants_stop) {
   auto& bins = report.staleness.bins();
   const Buffer counts{bins.data(), static_cast<int64_t>(bins.size()), Dtype::int64};
   world.all_reduce(counts, counts, ReduceOp::sum, "staleness");
-  std::array<double, 5> sums{loss_, norm_, static_cast<double>(num_steps_), wants_stop ? 1.0 : 0.0,
+  std::array<double, 6> sums{loss_,
+                             norm_,
+                             static_cast<double>(num_steps_),
+                             static_cast<double>(num_targets_),
+                             wants_stop ? 1.0 : 0.0,
                              static_cast<double>(control_.largest_lead())};  // 0 but on rank 0
   const Buffer numbers{sums.data(), static_cast<int64_t>(sums.size()), Dtype::fp64};
   world.all_reduce(numbers, numbers, ReduceOp::sum, "losses");
-  const double steps = std::max(sums[2], 1.0);
-  report.loss = sums[0] / steps;
-  report.grad_norm = sums[1] / steps;
-  report.stop = sums[3] > 0;
-  report.largest_lead = static_cast<int64_t>(sums[4]);
+  report.loss = sums[0] / std::max(sums[3], 1.0);
+  report.grad_norm = sums[1] / std::max(sums[2], 1.0);
+  report.stop = sums[4] > 0;
+  report.largest_lead = static_cast<int64_t>(sums[5]);
   optimizer_.set_num_steps(optimizer_.num_steps() + static_cast<int64_t>(sums[2]));
   clocks_ = report.clocks;
   return report;

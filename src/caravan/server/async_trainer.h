@@ -78,9 +78,10 @@ class AsyncTrainer final : private StepExchange {
   StageRunner runner_;
   std::vector<int64_t> clocks_;
   int64_t clock_ = 0;  ///< of this worker
-  double loss_ = 0;    ///< sums over its steps since the last drain
+  double loss_ = 0;    ///< sums over its steps since the last drain; the loss over their targets
   double norm_ = 0;
   int64_t num_steps_ = 0;
+  int64_t num_targets_ = 0;
   double waited_ms_ = 0;
 };
 

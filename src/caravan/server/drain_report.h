@@ -12,7 +12,7 @@ namespace caravan {
 /// What happened between two drains, the same on every rank.
 struct DrainReport {
   std::vector<int64_t> clocks{};  ///< steps that each worker has done, since the start of the run
-  double loss = 0;                ///< the mean over these steps of all workers, each of its own rows
+  double loss = 0;                ///< the mean over the targets of these steps of all workers
   double grad_norm = 0;           ///< mean norm of the workers' own gradients, before clipping
   int64_t largest_lead = 0;       ///< the most steps that a worker was ahead of the slowest when it began one
   StalenessCounts staleness{};    ///< of all shards of all servers
