@@ -9,6 +9,7 @@ result of one path at a time is multiplied by 1.01, or by 1.2 where only bf16 ta
 name a tensor, the loss or the norm. --only WORD takes the recipes whose name has that word."""
 
 import argparse
+import math
 import pathlib
 import re
 import sys
@@ -78,6 +79,7 @@ RECIPES = {
     "gloo table of rings 2d": "mesh.tp=4 tensor_parallel.kind=2d comm.backend=gloo comm.algorithms=ring.json",
     "gloo rabenseifner": f"{DDP} {THREE} comm.backend=gloo comm.algorithms=rabenseifner.json",
     "hierarchical ddp": f"{DDP} comm.backend=hierarchical",
+    "shm+mpi zero3 tp": f"{ZERO3} mesh.tp=2 comm.backend=shm+mpi",
     "mpi zero3": f"{ZERO3} comm.backend=mpi",
     "mpi ulysses": f"{RING} context_parallel.kind=ulysses comm.backend=mpi",
     "pipedream": f"{PP} pipeline.schedule=pipedream pipeline.micro_batches=1 {OLD}",
@@ -104,9 +106,10 @@ def paths_of(output, head):
 
 
 def prove(runner, words):
-    """Exit code and output. Ranks over MPI are started by its own launcher; there are 2 of them here."""
-    mpi = "comm.backend=mpi" in words
-    return runner.run(["prove", *words], mpi_launcher(2) if mpi else [])
+    """Exit code and output. Ranks over MPI are started by its own launcher."""
+    ranks = math.prod(int(word.split("=")[1]) for word in words if word.startswith("mesh."))
+    mpi = any(word in ("comm.backend=mpi", "comm.backend=shm+mpi") for word in words)
+    return runner.run(["prove", *words], mpi_launcher(ranks) if mpi else [])
 
 
 def table(runner, only):
