@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/mesh/fit.h"
 #include "tests/mesh/refusal.h"
 
 namespace caravan::testing::placement_test {

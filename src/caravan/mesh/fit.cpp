@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -57,23 +58,6 @@ std::vector<int64_t> rows_of(const Placement& shard, int64_t rows, int n) {
   std::vector<int64_t> parts(n, 0);
   parts[shard.owner()] = rows;
   return parts;
-}
-
-std::string divisors_near(int64_t rows, int64_t n, size_t on_each_side) {
-  std::vector<int64_t> below;
-  std::vector<int64_t> above;
-  for (int64_t d = 1; d * d <= rows; ++d) {
-    if (rows % d != 0) continue;
-    (d <= n ? below : above).push_back(d);
-    if (d * d != rows) (rows / d <= n ? below : above).push_back(rows / d);
-  }
-  std::sort(below.rbegin(), below.rend());
-  std::sort(above.begin(), above.end());
-  below.resize(std::min(below.size(), on_each_side));
-  above.resize(std::min(above.size(), on_each_side));
-  std::vector<int64_t> all(below.rbegin(), below.rend());
-  all.insert(all.end(), above.begin(), above.end());
-  return "{" + join(std::span<const int64_t>(all)) + "}";
 }
 
 std::string shape_text(const int64_t* sizes, size_t count) {

@@ -23,9 +23,6 @@ std::optional<Misfit> misfit(const Placement& shard, int64_t rows, int n, std::s
 /// Rows of each coordinate. misfit() must have returned nothing.
 std::vector<int64_t> rows_of(const Placement& shard, int64_t rows, int n);
 
-/// The divisors of `rows` nearest to `n`, at most `on_each_side` up to n and as many above it: "{1, 2, 4, 5, 8, 10}".
-std::string divisors_near(int64_t rows, int64_t n, size_t on_each_side = 4);
-
 /// A shape as text: "[4096, 1000]".
 std::string shape_text(const int64_t* sizes, size_t count);
 

@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/mesh/fit.h"
 #include "caravan/mesh/mesh_state.h"
 
 namespace caravan {

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/lora.h"
@@ -32,16 +33,12 @@ void check_real(std::string_view key, double value, bool is_valid, std::string_v
   }
 }
 
-/// The divisors of `whole` nearest to `number`: "6 or 8".
-template <class Accept>
-std::string nearest_divisors(int64_t whole, int64_t number, Accept accept) {
-  const auto fits = [&](int64_t n) { return whole % n == 0 && accept(n); };
-  int64_t below = std::min(number, whole);
-  while (below > 0 && !fits(below)) --below;
-  int64_t above = std::max<int64_t>(number, 1);
-  while (above <= whole && !fits(above)) ++above;
-  if (below <= 0) return above <= whole ? fmt::format("{}", above) : "";
-  return above <= whole && above != below ? fmt::format("{} or {}", below, above) : fmt::format("{}", below);
+/// The divisors of `whole` that `fits` accepts, one up to `number` and one above it: "6 or 8".
+template <class Fits>
+std::string nearest_divisors(int64_t whole, int64_t number, Fits fits) {
+  std::vector<int64_t> all = divisors(whole);
+  std::erase_if(all, [&](int64_t d) { return !fits(d); });
+  return join(nearest(all, number, 1), " or ");
 }
 
 void check_heads(const ModelConfig& c) {

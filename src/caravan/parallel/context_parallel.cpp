@@ -8,8 +8,8 @@
 #include <ATen/ops/alias.h>
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/mesh/fit.h"
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/router.h"
 #include "caravan/parallel/axis_reduction.h"

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/mesh/fit.h"
 #include "caravan/nn/experts.h"
 
 namespace caravan {

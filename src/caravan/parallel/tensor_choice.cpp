@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/text.h"
 #include "caravan/parallel/grid.h"
 
@@ -19,19 +20,6 @@ const std::vector<std::string>& context_kinds() {
   static const std::vector<std::string> kinds{"ring", "ulysses", "both"};
   return kinds;
 }
-
-namespace {
-
-/// Divisors from 2 to `most`: "2 or 4".
-std::string divisors_text(int64_t number, int64_t most) {
-  std::vector<std::string> divisors;
-  for (int64_t each = 2; each <= most; ++each) {
-    if (number % each == 0) divisors.push_back(std::to_string(each));
-  }
-  return join(divisors, " or ");
-}
-
-}  // namespace
 
 int64_t TensorParallelChoice::side() const {
   return is_1d() ? degree : std::max<int64_t>(grid_side(kind, degree, has_depth() ? depth : 1), 1);
@@ -54,11 +42,11 @@ std::string ContextParallelChoice::wrong_with(const ModelConfig& model, int64_t 
   if (has_both() && (exchange < 2 || exchange == degree || degree % exchange != 0)) {
     const std::string fact =
         fmt::format("context_parallel.exchange = {} is not a proper divisor of {} ranks", exchange, degree);
-    const std::string proper = divisors_text(degree, degree - 1);
+    const std::string proper = join(divisors(degree, 2, degree - 1), " or ");
     return fact + (proper.empty() ? ": use kind \"ring\" or \"ulysses\"" : ": use " + proper);
   }
   if (model.heads % (tensor * num_ulysses()) == 0) return "";
-  const std::string right = divisors_text(model.heads / std::gcd(model.heads, tensor), model.heads);
+  const std::string right = join(divisors(model.heads / std::gcd(model.heads, tensor), 2, model.heads), " or ");
   return fmt::format("{} heads do not divide among {} ranks that exchange sequence for heads{}: use {}kind \"ring\"",
                      model.heads, num_ulysses(), tensor > 1 ? fmt::format(" and {} of tensor parallelism", tensor) : "",
                      right.empty() ? "" : right + " of them, or ");
@@ -77,7 +65,7 @@ std::string ExpertParallelChoice::wrong_with(const ModelConfig& model, const Ten
   const int64_t others = tensor.is_used() ? tensor.degree : 1;
   if (experts % (degree * others) == 0) return "";
   std::string right;
-  if (experts % others == 0) right = divisors_text(experts / others, experts / others);
+  if (experts % others == 0) right = join(divisors(experts / others, 2, experts), " or ");
   return fmt::format(
       "{} experts do not divide among {} ranks{}: use {}", experts, degree * others,
       others > 1 ? fmt::format(" ({} of tensor parallelism)", others) : "",

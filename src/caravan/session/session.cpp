@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 
 #include "caravan/base/cores.h"
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/same.h"
 #include "caravan/comm/store/startup.h"
 #include "caravan/comm/world.h"
-#include "caravan/mesh/fit.h"
 
 namespace caravan {
 namespace {

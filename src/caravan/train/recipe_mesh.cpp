@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/train/recipe.h"
@@ -12,14 +13,6 @@ namespace {
 
 /// The multiple of `step` nearest to `value`, at least `step`.
 int64_t nearest_multiple(int64_t value, int64_t step) { return std::max<int64_t>(1, (value + step / 2) / step) * step; }
-
-std::string divisors(int64_t number, int64_t limit) {
-  std::vector<int64_t> all;
-  for (int64_t d = 1; d <= std::min(number, limit); ++d) {
-    if (number % d == 0) all.push_back(d);
-  }
-  return join(all);
-}
 
 /// "dp 2 x cp 2 x tp 4"
 std::string mesh_text(const Recipe& recipe, const std::string& dp) {
@@ -234,7 +227,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
                              batch, plan.dp, batch, plan.dp),
          .where = fmt::format("{}; {} ranks", recipe.where("train.global_batch"), num_ranks),
          .action = fmt::format("use global_batch = {}, or dp from {{{}}}", nearest_multiple(batch, plan.dp),
-                               divisors(batch, 64))});
+                               join(divisors(batch, 1, 64)))});
   }
   const int64_t rows = batch / plan.dp;
   plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
@@ -263,7 +256,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
                              "not whole",
                              batch, plan.dp, plan.micro_batch, rows, plan.micro_batch),
          .where = fmt::format("{}; {} ranks, {} sequences a rank", recipe.where("train.micro_batch"), num_ranks, rows),
-         .action = fmt::format("use micro_batch from {{{}}}", divisors(rows, 64))});
+         .action = fmt::format("use micro_batch from {{{}}}", join(divisors(rows, 1, 64)))});
   }
   plan.accumulation = rows / plan.micro_batch;
   return plan;
