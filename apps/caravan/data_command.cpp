@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/data/utf8.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/train/dataset.h"
 
 namespace caravan::app {
@@ -87,7 +88,7 @@ void print_sample(const Dataset& data, const TrainWindows& windows, int64_t samp
   fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  target\n", "position", "document", "id", "token");
   for (size_t t = 0; t < count; ++t) {
     const int64_t position = windows.has_documents() ? positions[t] : static_cast<int64_t>(t);
-    const std::string target = labels[t] == kNoTarget ? "-" : token_text(data.tokenizer, labels[t]);
+    const std::string target = labels[t] == kIgnoredLabel ? "-" : token_text(data.tokenizer, labels[t]);
     fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  {}\n", position, documents[t], ids[t], token_text(data.tokenizer, ids[t]),
                target);
   }

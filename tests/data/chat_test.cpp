@@ -10,6 +10,7 @@
 #include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/train_windows.h"
+#include "caravan/nn/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::chat_test {
@@ -265,7 +266,7 @@ TEST_F(Chats, WindowsCountAndMarkTheSameTargets) {
     int64_t counted = 0;
     for (int64_t sample = 0; sample < 40; ++sample) {
       windows.fill(sample, inputs, labels, of, positions);
-      counted += 8 - std::ranges::count(labels, kNoTarget);
+      counted += 8 - std::ranges::count(labels, kIgnoredLabel);
     }
     EXPECT_EQ(windows.num_targets(0, 40), counted);
     EXPECT_GT(counted, 0);

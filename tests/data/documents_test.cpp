@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/data/sampler.h"
+#include "caravan/nn/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::documents_test {
@@ -31,7 +32,8 @@ TEST(Documents, BelongToTheirEndAndStartAfterIt) {
     documents.mark(1, labels, of, positions);
     EXPECT_EQ(of, (Ids{0, 0, 1, 1, 2, 3, 3}));
     EXPECT_EQ(positions, restarts ? (Ids{0, 1, 0, 1, 0, 0, 1}) : (Ids{0, 1, 2, 3, 4, 5, 6}));
-    EXPECT_EQ(labels, (Ids{7, kNoTarget, 7, kNoTarget, kNoTarget, 5, 7})) << "an end is a target, what follows is not";
+    EXPECT_EQ(labels, (Ids{7, kIgnoredLabel, 7, kIgnoredLabel, kIgnoredLabel, 5, 7}))
+        << "an end is a target, what follows is not";
   }
 }
 
@@ -68,8 +70,8 @@ TEST(Documents, LeaveTheOtherTargetsOfAnEvaluation) {
   int64_t num_targets = 0;
   for (size_t i = 0; i < count; ++i) {
     const bool ends = i < 60 && inputs[i] == kEnd;
-    EXPECT_EQ(labels[i], ends ? kNoTarget : want_labels[i]) << i;
-    num_targets += labels[i] == kNoTarget ? 0 : 1;
+    EXPECT_EQ(labels[i], ends ? kIgnoredLabel : want_labels[i]) << i;
+    num_targets += labels[i] == kIgnoredLabel ? 0 : 1;
     EXPECT_EQ(of[i] == of[i / 8 * 8], positions[i] == static_cast<int64_t>(i % 8)) << i;
   }
   EXPECT_EQ(packed.num_targets(), num_targets);

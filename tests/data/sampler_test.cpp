@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "caravan/nn/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::sampler_test {
@@ -111,13 +112,13 @@ TEST(ValidationWindows, CountEveryTargetOnce) {
     windows.fill(0, inputs, labels);
     std::vector<int64_t> targets;
     for (size_t i = 0; i < labels.size(); ++i) {
-      EXPECT_TRUE(labels[i] == inputs[i] + 1 || (labels[i] == kNoTarget && inputs[i] == 0));
-      if (labels[i] != kNoTarget) targets.push_back(labels[i]);
+      EXPECT_TRUE(labels[i] == inputs[i] + 1 || (labels[i] == kIgnoredLabel && inputs[i] == 0));
+      if (labels[i] != kIgnoredLabel) targets.push_back(labels[i]);
     }
     std::vector<int64_t> expected(static_cast<size_t>(count - 1));
     std::iota(expected.begin(), expected.end(), 1);
     EXPECT_EQ(targets, expected);
-    EXPECT_LT(std::count(labels.end() - 24, labels.end(), kNoTarget), 24) << "the last window is empty";
+    EXPECT_LT(std::count(labels.end() - 24, labels.end(), kIgnoredLabel), 24) << "the last window is empty";
   }
 }
 
@@ -150,7 +151,7 @@ TEST(ValidationWindows, OverlappingOnesCountEveryTargetOnceWithAtLeastTheOverlap
       windows.fill(0, inputs, labels);
       std::vector<int64_t> targets;
       for (size_t i = 0; i < labels.size(); ++i) {
-        if (labels[i] == kNoTarget) continue;
+        if (labels[i] == kIgnoredLabel) continue;
         EXPECT_EQ(labels[i], inputs[i] + 1);
         EXPECT_EQ(inputs[i / 8 * 8], labels[i] - 1 - static_cast<int64_t>(i % 8)) << "its row has the text before it";
         EXPECT_GE(i % 8, i < 8 ? 0U : static_cast<size_t>(8 - stride));
@@ -159,7 +160,7 @@ TEST(ValidationWindows, OverlappingOnesCountEveryTargetOnceWithAtLeastTheOverlap
       std::vector<int64_t> expected(static_cast<size_t>(count - 1));
       std::iota(expected.begin(), expected.end(), 1);
       EXPECT_EQ(targets, expected) << count << " tokens, stride " << stride;
-      EXPECT_LT(std::count(labels.end() - 24, labels.end(), kNoTarget), 24) << "the last window is empty";
+      EXPECT_LT(std::count(labels.end() - 24, labels.end(), kIgnoredLabel), 24) << "the last window is empty";
     }
   }
 }

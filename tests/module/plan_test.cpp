@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/nn/model.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/module/small_model.h"
@@ -578,7 +579,7 @@ TEST_P(PlanOfModel, ComputesWhatOneProcessDoes) {
   const at::Tensor tokens = at::arange(4 * 9).mul(7).remainder(24).view({4, 9});
   batch.ids = tokens.narrow(1, 0, 8).contiguous();
   batch.labels = tokens.narrow(1, 1, 8).contiguous();
-  batch.labels[0][0] = -100;
+  batch.labels[0][0] = kIgnoredLabel;
   batch.context.loss_scale = 1.0 / 31;
   const auto make = [&] { return make_model(config); };
   const auto whole = make();

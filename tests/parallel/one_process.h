@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "caravan/nn/ignored_label.h"
 #include "caravan/nn/model.h"
 
 namespace caravan::testing {
@@ -34,7 +35,7 @@ struct Problem {
   Batch batch(int64_t step = 0) const {
     const at::Tensor ids = (at::arange(kRows * (kLength + 1)) * 7 + step * 5).remainder(24).view({kRows, kLength + 1});
     Batch batch{ids.narrow(1, 0, kLength).contiguous(), ids.narrow(1, 1, kLength).contiguous(), {}};
-    for (int64_t row = 0; row < kRows; ++row) batch.labels[row].narrow(0, 0, row % 5) = -100;
+    for (int64_t row = 0; row < kRows; ++row) batch.labels[row].narrow(0, 0, row % 5) = kIgnoredLabel;
     batch.context.step = step;
     batch.context.loss_scale = 1.0 / batch.labels.ge(0).sum().item<double>();
     return batch;

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/nn/model.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/parallel/ddp.h"

@@ -10,6 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/nn/ignored_label.h"
 #include "tests/data/support.h"
 #include "tests/mesh/refusal.h"
 #include "tests/nn/tiny.h"
@@ -22,7 +23,7 @@ constexpr int64_t kContext = 4;
 /// The loss of a window is the sum of its labels: exact, and different for every window.
 double sum_of_labels(const at::Tensor& ids, const at::Tensor& labels) {
   EXPECT_GT(ids.size(0), 0);
-  return static_cast<double>(labels.where(labels.ne(kNoTarget), at::zeros_like(labels)).sum().item<int64_t>());
+  return static_cast<double>(labels.where(labels.ne(kIgnoredLabel), at::zeros_like(labels)).sum().item<int64_t>());
 }
 
 /// The same as a model, of one unit with a parameter of value 1 that the loss is multiplied by.

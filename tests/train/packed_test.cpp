@@ -5,6 +5,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
@@ -62,7 +63,7 @@ TEST_P(Packed, DocumentsAreThoseThatAreAlone) {
   const TrainBatch batch = make_batch(windows, 72, 36);
   const Apart apart(batch.ids, batch.labels, batch.documents);
   ASSERT_GT(apart.ids.size(), 45U);
-  EXPECT_EQ(batch.num_targets, batch.labels.ne(kNoTarget).sum().item<int64_t>());
+  EXPECT_EQ(batch.num_targets, batch.labels.ne(kIgnoredLabel).sum().item<int64_t>());
   EXPECT_LT(batch.num_targets, 36 * 8);
   Model model(model_config(made, data.tokenizer));
   const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
@@ -155,7 +156,7 @@ TEST_P(Packed, EvaluatesDocumentsAlone) {
   for (size_t i = 0; i < apart.ids.size(); ++i) {
     nats += state.model().run({apart.ids[i], apart.labels[i]}, {.phase = Phase::evaluate}).front().item<double>();
   }
-  const double want = nats / static_cast<double>(all[1].ne(kNoTarget).sum().item<int64_t>());
+  const double want = nats / static_cast<double>(all[1].ne(kIgnoredLabel).sum().item<int64_t>());
   for (const int64_t rows : {1, 5}) {
     EXPECT_NEAR(evaluate(state.engine(), windows, {.rows = rows})->loss / want, 1, 1e-6);
   }

@@ -15,6 +15,7 @@
 #include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/utf8.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 namespace {
@@ -199,7 +200,7 @@ void mark_answers(const TokenFile& marks, int64_t first, std::span<int64_t> labe
   std::vector<int64_t> of_labels(labels.size());
   marks.read(first + 1, of_labels);
   for (size_t t = 0; t < labels.size(); ++t) {
-    if ((of_labels[t] & kIsAnswer) == 0) labels[t] = kNoTarget;
+    if ((of_labels[t] & kIsAnswer) == 0) labels[t] = kIgnoredLabel;
   }
 }
 

@@ -47,7 +47,7 @@ class AnswerCounts {
   std::vector<int64_t> before_;  ///< targets before each block
 };
 
-/// labels[t], the target of token first + t of chats, becomes kNoTarget unless it is the assistant's.
+/// labels[t], the target of token first + t of chats, becomes kIgnoredLabel unless it is the assistant's.
 void mark_answers(const TokenFile& marks, int64_t first, std::span<int64_t> labels);
 
 }  // namespace caravan

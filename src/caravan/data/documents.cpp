@@ -4,6 +4,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/data/sampler.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 
@@ -42,7 +43,7 @@ void Documents::mark(int64_t first, std::span<int64_t> labels, std::span<int64_t
     positions[t] = position++;
     if (end == ends_.end() || *end != first + static_cast<int64_t>(t)) continue;
     ++end;
-    labels[t] = kNoTarget;
+    labels[t] = kIgnoredLabel;
     ++document;
     if (restarts_) position = 0;
   }

@@ -24,7 +24,7 @@ class Documents {
   int64_t num_ends(int64_t first, int64_t count) const;
 
   /// One row, of the tokens from `first` on: of each input token the index of its document in the row, and its
-  /// position; the labels of tokens that end a document become kNoTarget. All of equal size.
+  /// position; the labels of tokens that end a document become kIgnoredLabel. All of equal size.
   void mark(int64_t first, std::span<int64_t> labels, std::span<int64_t> documents, std::span<int64_t> positions) const;
 
  private:

@@ -6,6 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/random.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 namespace {
@@ -88,7 +89,7 @@ int64_t ValidationWindows::num_targets() const {
   int64_t count = 0;
   for (int64_t window = 0; window < size(); ++window) {
     fill(window, ids, labels, documents, positions);
-    count += context_ - std::ranges::count(labels, kNoTarget);
+    count += context_ - std::ranges::count(labels, kIgnoredLabel);
   }
   return count;
 }
@@ -106,8 +107,8 @@ void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids,
     tokens_.read(first + 1, targets.first(count));
     if (marks_ != nullptr) mark_answers(*marks_, first, targets.first(count));
     std::ranges::fill(inputs.subspan(count), 0);
-    std::ranges::fill(targets.subspan(count), kNoTarget);
-    if (window > 0) std::ranges::fill(targets.first(static_cast<size_t>(context_ - stride_)), kNoTarget);
+    std::ranges::fill(targets.subspan(count), kIgnoredLabel);
+    if (window > 0) std::ranges::fill(targets.first(static_cast<size_t>(context_ - stride_)), kIgnoredLabel);
     if (documents_ == nullptr) continue;
     documents_->mark(first, targets, row_of(documents, row, context_), row_of(positions, row, context_));
   }

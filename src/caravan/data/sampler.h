@@ -11,8 +11,6 @@
 
 namespace caravan {
 
-inline constexpr int64_t kNoTarget = -100;  ///< the label of a token without a target
-
 /// The order in which training visits a text. Sample k is a window of context + 1 tokens. It depends only on
 /// (num_tokens, context, seed, k).
 ///
@@ -63,7 +61,7 @@ class ValidationWindows {
   int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
 
   /// Fills rows as TrainWindows::fill does with the windows from `first_window` on. The last window, and rows after it,
-  /// are padded with token 0 and kNoTarget, so that every rank can fill the same number of rows.
+  /// are padded with token 0 and kIgnoredLabel, so that every rank can fill the same number of rows.
   /// `documents` and `positions`, where the windows have documents: see Documents::mark; else they are not used.
   void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
             std::span<int64_t> documents = {}, std::span<int64_t> positions = {}) const;

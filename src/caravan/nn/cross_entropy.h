@@ -3,12 +3,11 @@
 #include <memory>
 
 #include "caravan/module/module.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/nn/pending_gradient.h"
 #include "caravan/nn/row_reduction.h"
 
 namespace caravan {
-
-inline constexpr int64_t kIgnoredLabel = -100;  ///< a token without a target
 
 /// loss_scale * sum over the tokens with a target of -log softmax(hidden weight^T)[label]. Fused, in chunks of tokens:
 /// only the logits of one chunk exist at a time, in the compute dtype. Statistics are fp32 (fp64 for fp64).

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 namespace {

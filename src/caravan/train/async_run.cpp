@@ -1,5 +1,7 @@
 #include "caravan/train/async_run.h"
 
+#include "caravan/nn/ignored_label.h"
+
 namespace caravan {
 namespace {
 
@@ -26,7 +28,7 @@ AsyncRun::AsyncRun(RunState& state, const Recipe& recipe, int64_t num_micro_batc
 DrainReport AsyncRun::run(int64_t end, const BatchOf& batch_of, const std::function<bool()>& stop_requested) {
   const auto rows = [&](int64_t step) -> StageRunner::Source {
     TrainBatch batch = batch_of(step);
-    batch.num_targets = batch.labels.ne(kNoTarget).sum().item<int64_t>();  // the mean over this worker's own
+    batch.num_targets = batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();  // the mean over this worker's own
     return [this, batch, step](int index) {
       MicroBatch part =
           micro_batch_of(batch, num_micro_batches_, index, static_cast<uint64_t>(recipe_.train.seed), step);

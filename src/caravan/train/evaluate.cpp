@@ -17,8 +17,6 @@
 namespace caravan {
 namespace {
 
-static_assert(kNoTarget == kIgnoredLabel, "the model ignores the labels that the data marks as no target");
-
 /// Which windows are evaluated: `count` of `all`, evenly spread.
 struct Selection {
   int64_t all;
@@ -97,7 +95,7 @@ void check_targets(const ValidationWindows& windows, int64_t max_windows) {
   Rows row(1, windows);
   for (int64_t i = 0; i < selection.count; ++i) {
     row.fill(windows, selection, i);
-    if (row.labels.ne(kNoTarget).any().item<bool>()) return;
+    if (row.labels.ne(kIgnoredLabel).any().item<bool>()) return;
   }
   refuse_without_targets(selection);
 }
@@ -118,7 +116,7 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
     const int64_t computed = std::max<int64_t>((filled + part.row_parts - 1) / part.row_parts, 1) * part.row_parts;
     const at::Tensor labels = rows.labels.narrow(0, 0, computed);
     nats += loss(rows.ids.narrow(0, 0, computed), labels, rows.context(computed));
-    if (part.counts) num_targets += labels.ne(kNoTarget).sum().item<int64_t>();
+    if (part.counts) num_targets += labels.ne(kIgnoredLabel).sum().item<int64_t>();
     stops = stops || (options.stop_requested && options.stop_requested());
     if ((round + 1) % part.rounds_at_once != 0 && round + 1 < rounds) continue;
     if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;

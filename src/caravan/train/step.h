@@ -19,10 +19,10 @@ class Router;
 /// What one rank trains on in a step: its piece of the global batch, as Strategy::batch_layout lays it out.
 struct TrainBatch {
   at::Tensor ids;     ///< [rows, context] int64
-  at::Tensor labels;  ///< the same; labels[b, t] is the target of ids[b, t], -100 none
+  at::Tensor labels;  ///< the same; labels[b, t] is the target of ids[b, t], kIgnoredLabel none
   int64_t first_row = 0;
   int64_t global_rows = 0;
-  int64_t num_targets = 0;  ///< labels that are not -100, over the whole global batch: what the loss is divided by
+  int64_t num_targets = 0;  ///< targets of the whole global batch: what the loss is divided by
   /// Of packed documents, like ids: see ForwardContext. Undefined: every row is one document, from position 0 on.
   at::Tensor positions{};
   at::Tensor documents{};
