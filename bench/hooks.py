@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Communication hooks on the default data: bytes that a rank sends in a step, and the validation loss beside ddp's.
+"""Communication hooks and dtypes of reductions on the default data: bytes that a rank sends in a step, and the validation loss beside ddp's.
 
   hooks.py [--caravan build/release/bin/caravan] [--ranks 2] [--steps 400] [--hooks none,bf16,fp16,powersgd,topk]
            [--set key=value]...
@@ -18,7 +18,8 @@ import machine
 def train(arguments, hook):
     with tempfile.TemporaryDirectory() as folder:
         run = pathlib.Path(folder) / "run"
-        settings = [f"data_parallel.hook={hook}", f"train.steps={arguments.steps}", f"checkpoint.dir={run}",
+        key = "precision.reduce" if hook in ("bf16", "fp16") else "data_parallel.hook"
+        settings = [f"{key}={hook}", f"train.steps={arguments.steps}", f"checkpoint.dir={run}",
                     "train.eval_every=0", "sample.tokens=0", "checkpoint.every=0", *arguments.set]
         command = [arguments.caravan, "train", "--ranks", str(arguments.ranks)]
         for setting in settings:

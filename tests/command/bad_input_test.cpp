@@ -103,7 +103,7 @@ TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
   recipe("[precision]\nloss_scale = 8\n", {"precision.loss_scale", "precision.compute = \"fp16\""});
   recipe("[data_parallel]\nhook = \"powersdg\"\n", {"data_parallel.hook: 'powersdg'", "powersgd"});
   recipe("[data_parallel]\nhook = \"topk\"\ntechnique = \"zero2\"\n", {"data_parallel.hook", "zero2", "ddp or hsdp"});
-  recipe("[data_parallel]\nhook = \"bf16\"\n[precision]\nreduce = \"fp16\"\n", {"data_parallel.hook", "contradicts"});
+  recipe("[data_parallel]\nhook = \"fp16\"\n", {"data_parallel.hook: 'fp16'", "use precision.reduce = \"fp16\""});
   for (const std::string& name : {folder().string(), path("nothere.toml")}) {
     expect_refusal(caravan({"train", name}), 2, {name + ": cannot be read"});
   }

@@ -33,7 +33,7 @@ RECIPES = {
     "ddp small buckets": f"{DDP} data_parallel.bucket_bytes=512 model.tie_embeddings=false",
     "ddp bf16": f"{DDP} precision.compute=bf16 precision.gradients=bf16",
     "ddp fp16": f"{DDP} {LLAMA} precision.compute=fp16",
-    "ddp hook bf16": f"{DDP} data_parallel.hook=bf16",
+    "ddp reduced in bf16": f"{DDP} precision.reduce=bf16",
     "ddp powersgd": f"{DDP} data_parallel.hook=powersgd comm.threads_per_rank=1",
     "ddp topk": f"{DDP} data_parallel.hook=topk",
     "zero1": "mesh.dp=2 data_parallel.technique=zero1",

@@ -154,7 +154,7 @@ class Draw:
                 keys["data_parallel.servers"] = rng.choice(["all", rng.randint(1, dp)])
         if not windows and self.maybe(0.3):
             residual = ["powersgd", "topk"] * 2 * (technique in ("ddp", "hsdp"))
-            keys["data_parallel.hook"] = rng.choice(["none", "bf16", "fp16"] + residual)
+            keys["data_parallel.hook"] = rng.choice(["none"] + residual)
 
     def draw_data(self):
         rng, keys, at = self.rng, self.keys, self.folder
@@ -204,10 +204,8 @@ class Draw:
                 keys.pop(key, None)
             if keys.get("precision.compute") == "fp16":
                 keys["precision.compute"] = "bf16"
-        if asynchronous and (hook in ("bf16", "fp16") or self.maybe(0.5)):
+        if asynchronous and self.maybe(0.5):
             keys.pop("data_parallel.hook", None)
-        if hook in ("bf16", "fp16"):
-            keys.pop("precision.reduce", None)
         if asynchronous:
             keys.pop("moe.balance", None)
         if keys.get("moe.balance") == "batch":

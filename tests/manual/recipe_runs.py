@@ -131,7 +131,7 @@ def is_rough(keys):
 
 def low_dtype(keys):
     """The dtype that rounds more than fp32 does, "" if none."""
-    names = ("precision.compute", "precision.gradients", "precision.reduce", "data_parallel.hook")
+    names = ("precision.compute", "precision.gradients", "precision.reduce")
     used = [keys.get(name, "") for name in names]
     return next((dtype for dtype in ("bf16", "fp16") if dtype in used), "")
 

@@ -55,7 +55,7 @@ STRUCTURE = {
     "data.pack": ["none", "documents"], "tensor_parallel.kind": ["1d", "2d", "2.5d", "3d"],
     "context_parallel.kind": ["ring", "ulysses", "both"],
     "data_parallel.technique": ["ddp", "zero1", "zero2", "zero3", "hsdp", "param_server", "replicas"],
-    "data_parallel.hook": ["none", "bf16", "fp16", "powersgd", "topk"],
+    "data_parallel.hook": ["none", "powersgd", "topk"],
     "data_parallel.mode": ["sync", "async", "bounded"],
     "pipeline.schedule": ["1f1b", "gpipe", "naive", "interleaved", "zb-h1", "zb-h2", "zb-v", "pipedream",
                           "pipedream-2bw"],

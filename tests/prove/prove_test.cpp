@@ -186,7 +186,7 @@ TEST(Prove, ShrinksARecipe) {
                                                                                     {"precision.reduce=fp16"},
                                                                                     {"data_parallel.hook=topk"},
                                                                                     {"data_parallel.hook=powersgd"},
-                                                                                    {"data_parallel.hook=bf16"}}) {
+                                                                                    {"precision.reduce=bf16"}}) {
     const ProveCase what = prove_case(load_recipe("", keys));
     EXPECT_THAT(what.name, HasSubstr("ddp without ")) << keys.front();
     EXPECT_TRUE(prove(what).holds()) << keys.front();

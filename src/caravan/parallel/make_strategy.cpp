@@ -47,7 +47,7 @@ at::ScalarType dtype_of(const std::string& name) {
 std::shared_ptr<ReductionHook> make_hook(const DataParallelChoice& choice) {
   if (choice.hook == "powersgd") return std::make_shared<PowerSgdHook>(choice.hook_rank);
   if (choice.hook == "topk") return std::make_shared<TopKHook>(choice.hook_fraction);
-  return nullptr;  // a dtype, or none
+  return nullptr;
 }
 
 template <class Options>
@@ -157,14 +157,12 @@ StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const Pr
 Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
   StrategyChoice choice = given;
   const std::string& hook = choice.data_parallel.hook;
-  if (std::ranges::find(communication_hooks(), hook) == communication_hooks().end()) {
-    throw UsageError({"strategy", "hook", "'" + hook + "' is not one of " + join(communication_hooks()), "",
-                      "use '" + nearest(hook, communication_hooks()) + "'"});
+  if (const std::string wrong = wrong_with_hook_name(hook); !wrong.empty()) {
+    throw UsageError({"strategy", "hook", wrong, "", "leave it out for none"});
   }
   if (const std::string wrong = wrong_with_hook(choice.data_parallel, {}); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});
   }
-  if (hook == "bf16" || hook == "fp16") choice.reduce_dtype = dtype_of(hook);
   if (choice.data_parallel.has_groups()) factor_into_groups(mesh, choice.data_parallel);
   Strategy strategy = split_model(choice, model, mesh);
   const bool recomputes_stages = choice.recompute.kind == RecomputeChoice::Kind::stage;

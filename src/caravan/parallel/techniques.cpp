@@ -1,5 +1,7 @@
 #include "caravan/parallel/techniques.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
@@ -12,7 +14,7 @@ const std::vector<std::string>& data_parallel_techniques() {
 }
 
 const std::vector<std::string>& communication_hooks() {
-  static const std::vector<std::string> names{"none", "bf16", "fp16", "powersgd", "topk"};
+  static const std::vector<std::string> names{"none", "powersgd", "topk"};
   return names;
 }
 
@@ -35,10 +37,20 @@ std::vector<std::pair<std::string, DataParallelChoice>> sharding_choices(const D
   return choices;
 }
 
+std::string wrong_with_hook_name(const std::string& name) {
+  if (std::ranges::find(communication_hooks(), name) != communication_hooks().end()) return "";
+  if (name == "bf16" || name == "fp16") {
+    return fmt::format("'{}' is a dtype; use precision.reduce = \"{}\"", name, name);
+  }
+  return fmt::format("'{}' is not one of {}; the nearest is '{}'", name, join(communication_hooks()),
+                     nearest(name, communication_hooks()));
+}
+
 std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionChoice& precision) {
   if (choice.has_residual() && !choice.all_reduces()) {
     return fmt::format(
-        "'{}' keeps 4 bytes a parameter on every rank, which {} is there to save; use \"bf16\", or the technique {}",
+        "'{}' keeps 4 bytes a parameter on every rank, which {} is there to save; use precision.reduce = \"bf16\", or "
+        "the technique {}",
         choice.hook, choice.technique, join(techniques_where(&DataParallelChoice::all_reduces), " or "));
   }
   if (choice.has_residual() && precision.reduced_in() != "fp32") {
@@ -48,14 +60,6 @@ std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionCho
   if (choice.has_residual() && precision.scales_loss()) {
     return fmt::format("'{}' would carry the loss scale of one step into the next; use precision.compute = \"bf16\"",
                        choice.hook);
-  }
-  const bool is_dtype = choice.hook == "bf16" || choice.hook == "fp16";
-  if (is_dtype && choice.is_asynchronous()) {
-    return fmt::format(
-        "'{}' reduces, and workers that do not wait for each other push fp32; use \"none\", or mode sync", choice.hook);
-  }
-  if (is_dtype && precision.reduce != "auto" && precision.reduce != choice.hook) {
-    return fmt::format("'{}' contradicts precision.reduce = \"{}\"; give one of them", choice.hook, precision.reduce);
   }
   return "";
 }
@@ -68,10 +72,6 @@ std::string wrong_with_precision(const DataParallelChoice& choice, const Precisi
     return "gradients are pushed in fp32 by workers that do not wait for each other";
   }
   return "";
-}
-
-const std::string& reduced_in(const DataParallelChoice& choice, const PrecisionChoice& precision) {
-  return choice.hook == "bf16" || choice.hook == "fp16" ? choice.hook : precision.reduced_in();
 }
 
 const std::vector<std::string>& server_modes() {

@@ -12,8 +12,10 @@ namespace caravan {
 /// The names of the data-parallel techniques, the default first: the choices of data_parallel.technique in a recipe,
 /// known without libtorch. make_strategy knows what each is.
 const std::vector<std::string>& data_parallel_techniques();
-/// The choices of data_parallel.hook: how gradients are summed with fewer bytes, the default first.
+/// The choices of data_parallel.hook: how gradients are summed with fewer numbers, the default first.
 const std::vector<std::string>& communication_hooks();
+/// Why `name` is none of them, and what to use; "" if it is one.
+std::string wrong_with_hook_name(const std::string& name);
 
 /// The section data_parallel of a recipe.
 struct DataParallelChoice {
@@ -82,8 +84,6 @@ std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionCho
 /// What is wrong with the precision beside that technique; "" if nothing. Use fp32 or bf16 to compute in, and fp32 for
 /// the rest.
 std::string wrong_with_precision(const DataParallelChoice& choice, const PrecisionChoice& precision);
-/// The dtype that gradients are reduced in: of the hook, or of `precision`.
-const std::string& reduced_in(const DataParallelChoice& choice, const PrecisionChoice& precision);
 /// The choices of `mode`, the default first.
 const std::vector<std::string>& server_modes();
 

@@ -39,7 +39,7 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .recomputes_stages = recipe.memory.recompute.kind == RecomputeChoice::Kind::stage,
                     .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
                     .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
-                    .reduce_bytes = PrecisionChoice::bytes(reduced_in(recipe.data_parallel, recipe.precision)),
+                    .reduce_bytes = PrecisionChoice::bytes(recipe.precision.reduced_in()),
                     .num_moments = num_moments(recipe.optimizer),
                     .data_parallel = recipe.data_parallel,
                     .ranks = plan.dp,

@@ -44,6 +44,18 @@ RecipeKey data_parallel_units() {
       [](Recipe & recipe) -> auto& { return recipe.data_parallel.units; });
 }
 
+RecipeKey hook() {
+  RecipeKey key = choice(
+      "data_parallel.hook", "sum gradients with fewer numbers: none, powersgd, topk",
+      [](Recipe & recipe) -> auto& { return recipe.data_parallel.hook; }, communication_hooks());
+  key.set = [set = key.set](Recipe& recipe, const RecipeValue& value) -> std::string {
+    const auto* name = std::get_if<std::string>(&value);
+    const std::string wrong = name != nullptr ? wrong_with_hook_name(*name) : "";
+    return wrong.empty() ? set(recipe, value) : wrong;
+  };
+  return key;
+}
+
 RecipeKey loss_scale() {
   RecipeKey key{"precision.loss_scale",
                 "what the loss is multiplied by: a number, or \"dynamic\": adapted to the gradients",
@@ -150,8 +162,7 @@ std::vector<RecipeKey> data_parallel_keys() {
                     choice("data_parallel.share",
                            "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
                            FIELD(data_parallel.share), {"auto", "on", "off"})),
-      choice("data_parallel.hook", "sum gradients with fewer bytes: none, bf16, fp16, powersgd, topk",
-             FIELD(data_parallel.hook), communication_hooks()),
+      hook(),
       only_with(
           integer("data_parallel.hook_rank", "powersgd: columns of the factors of a matrix",
                   FIELD(data_parallel.hook_rank), {1, 1 << 16}),
