@@ -19,6 +19,7 @@
 #include "apps/caravan/launch_process.h"
 #include "apps/caravan/launch_report.h"
 #include "apps/caravan/oom_kills.h"
+#include "apps/caravan/stop_signal.h"
 #include "caravan/base/error.h"
 #include "caravan/base/fd.h"
 #include "caravan/comm/store/listen.h"
@@ -97,6 +98,7 @@ class Job {
   int64_t used_bytes_ = 0;                    ///< by all ranks, when one was killed; the largest
   std::optional<steady_clock::time_point> kill_at_;
   bool stop_requested_ = false;
+  steady_clock::time_point stop_requested_at_{};
   bool insisted_ = false;  ///< the user asked twice
 };
 
@@ -130,12 +132,15 @@ void Job::handle_signals() {
 
 void Job::on_signal(int number) {
   if (number == SIGCHLD) return report_stopped();
+  if (stop_requested_ && steady_clock::now() - stop_requested_at_ < kOneRequest) return;
   if (stop_requested_ || kill_at_) {
     insisted_ = insisted_ || stop_requested_;
+    std::fprintf(stderr, "caravan: killing %zu ranks\n", processes_.size());
     kill_all();
     return;
   }
   stop_requested_ = true;
+  stop_requested_at_ = steady_clock::now();
   std::fprintf(stderr, "caravan: asking %zu ranks to stop;%s a second signal kills them\n", processes_.size(),
                is_caravan_ ? " a run in progress saves a checkpoint;" : "");
   for (const RankProcess& process : processes_) {

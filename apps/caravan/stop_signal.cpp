@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <ctime>
 #include <unistd.h>
 
 #include "caravan/base/error.h"
@@ -16,11 +17,20 @@ constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<bool> alive{false};
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> second_ends{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not wait for a lock");
+std::atomic<int64_t> requested_at_ms{0};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
+              "a signal handler must not wait for a lock");
 std::array<struct sigaction, kSignals.size()> before;
 
+int64_t now_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
 void on_signal(int) {
-  if (stop_requested.exchange(true) && second_ends) _exit(130);
+  if (!stop_requested) requested_at_ms = now_ms();
+  if (stop_requested.exchange(true) && second_ends && now_ms() - requested_at_ms > kOneRequest.count()) _exit(130);
 }
 
 }  // namespace

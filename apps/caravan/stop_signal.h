@@ -1,6 +1,11 @@
 #pragma once
 
+#include <chrono>
+
 namespace caravan {
+
+/// Signals that are no further apart are one request: `timeout` signals its command and then the group that it is in.
+inline constexpr std::chrono::milliseconds kOneRequest{250};
 
 /// While it lives, turns SIGINT, SIGTERM and SIGHUP into a request to stop, which training polls. Made once by main(),
 /// never by the library. A SIGHUP that is ignored (nohup) stays ignored.

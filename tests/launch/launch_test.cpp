@@ -329,6 +329,10 @@ TEST_F(LaunchTest, ASignalIsOneRequestToStop) {
     child.expect_soon("ready");
     usleep(20'000);  // rank 1 is ready too; if it is not, its default action ends it on request, with the same result
     child.signal(number);
+    if (number == SIGINT) {  // as `timeout` does: to its command, and to the group
+      child.expect_soon("asking");
+      child.signal(number);
+    }
     EXPECT_EQ(child.wait(), 130) << child.err();
     EXPECT_THAT(child.out(), HasSubstr("saved"));
     EXPECT_THAT(child.err(),
@@ -343,6 +347,7 @@ TEST_F(LaunchTest, TheSecondSignalEndsAtOnce) {
     child.expect_soon("met");
     child.signal(SIGINT);
     child.expect_soon("a second signal kills them");
+    usleep(400'000);  // signals within a quarter of a second are one request
     child.signal(second);
     EXPECT_EQ(child.wait(), 130);
     EXPECT_TRUE(child.all_gone(0));
