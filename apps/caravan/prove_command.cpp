@@ -27,6 +27,10 @@ std::map<std::string, double, std::less<>> planted_factors(const std::vector<std
       throw UsageError({"command line", "--plant", fmt::format("'{}' is not PATH=FACTOR", text), "",
                         "name a path that `caravan prove` prints, such as \"fused attention=1.01\""});
     }
+    if (factor == 1) {
+      throw UsageError(
+          {"command line", "--plant", fmt::format("'{}' changes nothing", text), "", "use a factor of 1.01"});
+    }
     planted[text.substr(0, equals)] = factor;
   }
   return planted;
@@ -45,7 +49,7 @@ void print_part(const RecipeProof::Part& part) {
 void check_planted(const std::map<std::string, double, std::less<>>& planted, const RecipeProof& proof) {
   const PathCounts paths = proof.paths();
   for (const auto& [path, factor] : planted) {
-    if (paths.contains(fault_in(path)) || factor == 1) continue;
+    if (paths.contains(fault_in(path))) continue;
     if (paths.contains(path)) {
       throw UsageError({"prove", "--plant", fmt::format("'{}' has no floating-point result to multiply", path), "",
                         "use a path of a kernel, a collective or a link"});
@@ -57,7 +61,7 @@ void check_planted(const std::map<std::string, double, std::less<>>& planted, co
   }
 }
 
-void check(const RecipeProof& proof) {
+void check(const RecipeProof& proof, bool has_planted) {
   const RecipeProof::Part& last = proof.parts.back();
   if (!last.proof.holds()) {
     const Proof::Difference& first = *last.proof.first;
@@ -65,7 +69,9 @@ void check(const RecipeProof& proof) {
                          .subject = first.what,
                          .fact = first.fact() + first.others(),
                          .where = fmt::format("step {}, {}", first.step + 1, first.where),
-                         .action = "see how " + last.what.name + " lays out and reduces it"});
+                         .action = has_planted
+                                       ? "nothing: the planted fault is found"
+                                       : "do not train with this recipe on these ranks; report it with this output"});
   }
   if (proof.missing.empty()) return;
   throw NumericsError({.op = "prove",
@@ -95,8 +101,9 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
     std::fflush(stdout);
   }
   world->barrier("end of the proof");  // a rank that ends with an error ends the job
-  check(proof);
+  check(proof, !planted.empty());
   check_planted(planted, proof);
+  if (speaks) fmt::print("proved    all {} paths of the recipe's own step\n", proof.own_paths.size());
 }
 
 }  // namespace

@@ -51,7 +51,9 @@ TEST_F(ProveCommandTest, RunsOverTheBackEndOfTheRecipe) {
 TEST_F(ProveCommandTest, FailsWithAPlantedFault) {
   const Result result = caravan(words({"mesh.cp=2"}, {"--plant", "ring attention of another block=1.01"}));
   EXPECT_EQ(result.code, 6);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("[prove] "), HasSubstr("gradient of "), Not(HasSubstr("lost"))));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("[prove] "), HasSubstr("gradient of "), Not(HasSubstr("lost")),
+                                HasSubstr("the planted fault is found")));
+  EXPECT_THAT(result.out, Not(HasSubstr("proved  ")));
   const Result gloo = caravan(words({"comm.backend=gloo"}, {"--plant", "gloo all_reduce fp32=1.01"}));
   EXPECT_EQ(gloo.code, 6);
   EXPECT_THAT(gloo.err, HasSubstr("is 1.0"));
@@ -64,6 +66,9 @@ TEST_F(ProveCommandTest, RefusesAFaultThatIsNotTaken) {
   const Result counter = caravan(words({}, {"--plant", "first bucket of gradients=2"}));
   EXPECT_EQ(counter.code, 2);
   EXPECT_THAT(counter.err, HasSubstr("'first bucket of gradients' has no floating-point result"));
+  const Result one = caravan(words({}, {"--plant", "fused attention=1"}));
+  EXPECT_EQ(one.code, 2);
+  EXPECT_THAT(one.err, HasSubstr("changes nothing"));
   const Result no_factor = caravan(words({}, {"--plant", "fused attention"}));
   EXPECT_EQ(no_factor.code, 2);
   EXPECT_THAT(no_factor.err, HasSubstr("is not PATH=FACTOR"));
