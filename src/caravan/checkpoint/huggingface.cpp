@@ -10,6 +10,7 @@
 #include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/checkpoint/tensor_file.h"
+#include "caravan/module/finite.h"
 
 namespace caravan {
 namespace {
@@ -96,7 +97,13 @@ HuggingFaceModel read_huggingface(const fs::path& folder) {
            fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
            "use the tokenizer.json that belongs to the model");
   }
-  return {config, from_huggingface(config, read_weights(folder)), std::move(tokenizer), std::move(text)};
+  NamedTensors parameters = from_huggingface(config, read_weights(folder));
+  for (const auto& [name, tensor] : parameters) {
+    if (!all_finite(tensor)) {
+      refuse(folder, name + " has values that are not finite", "use weights of a training that has not diverged");
+    }
+  }
+  return {config, std::move(parameters), std::move(tokenizer), std::move(text)};
 }
 
 void write_huggingface(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,
