@@ -52,6 +52,12 @@ const std::string* value_of(const std::vector<SharedFact>& facts, const std::str
 
 /// Where the two lists part. A fact that only one of them has differs, too, and so does another order.
 Disagreement first_difference(const std::vector<SharedFact>& first, const std::vector<SharedFact>& other) {
+  for (const SharedFact& fact : first) {  // rather than a fact that only one has because of another fact
+    const std::string* theirs = value_of(other, fact.name);
+    if (theirs != nullptr && *theirs != fact.value) {
+      return {.name = fact.name, .first_value = fact.value, .other_value = *theirs};
+    }
+  }
   size_t i = 0;
   while (i < std::min(first.size(), other.size()) && first[i].name == other[i].name &&
          first[i].value == other[i].value) {
@@ -60,13 +66,10 @@ Disagreement first_difference(const std::vector<SharedFact>& first, const std::v
   if (i < first.size()) {
     const std::string* theirs = value_of(other, first[i].name);
     if (theirs == nullptr) return {.name = first[i].name, .first_value = first[i].value, .other_value = kNone};
-    if (*theirs != first[i].value)
-      return {.name = first[i].name, .first_value = first[i].value, .other_value = *theirs};
   }
   if (i < other.size()) {
     const std::string* ours = value_of(first, other[i].name);
     if (ours == nullptr) return {.name = other[i].name, .first_value = kNone, .other_value = other[i].value};
-    if (*ours != other[i].value) return {.name = other[i].name, .first_value = *ours, .other_value = other[i].value};
   }
   return {.name = "order",
           .first_value = i < first.size() ? first[i].name : kNone,
