@@ -57,16 +57,17 @@ std::string token_text(const Tokenizer& tokenizer, int64_t id) {
 }
 
 void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& windows) {
+  const char* of_answers = recipe.data.format == "chat" ? " of answers" : "";  // only they are learned
   for (const Dataset::Text& text : data.train) {
-    fmt::print("text        {}: {} tokens of {}\n", text.name, text.tokens.size(),
-               format_bytes(text.tokens.info().text_bytes));
+    fmt::print("text        {}: {} tokens, {}{}\n", text.name, text.tokens.size(),
+               format_bytes(text.tokens.info().text_bytes), of_answers);
   }
   for (size_t i = 0; data.streamed && i < data.streamed->texts->size(); ++i) {
     fmt::print("text        {}: streamed, the number of its tokens is known when all of it has been visited\n",
                data.train_name(i));
   }
-  fmt::print("validation  {} tokens of {}{}\n", data.validation.tokens.size(),
-             format_bytes(data.validation.tokens.info().text_bytes),
+  fmt::print("validation  {} tokens, {}{}{}\n", data.validation.tokens.size(),
+             format_bytes(data.validation.tokens.info().text_bytes), of_answers,
              recipe.data.validation.empty()
                  ? fmt::format(": the last {:g} of each file{}", recipe.data.validation_fraction,
                                data.streamed ? fmt::format(", at most {}", format_bytes(kMostStreamedValidation)) : "")

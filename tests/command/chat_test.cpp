@@ -93,7 +93,7 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("chats.jsonl:201"), HasSubstr("no message of the assistant")));
   const Result skipped = train_chats("skipped", 2, {"data.skip_bad_lines=true"});
   EXPECT_EQ(skipped.code, 0) << skipped.err;
-  EXPECT_THAT(skipped.out, HasSubstr("1 lines were left out"));
+  EXPECT_THAT(skipped.out, HasSubstr("1 line is left out"));
   with_line("{\"messages\": \"a\"}");
   EXPECT_THAT(refusal(), HasSubstr("its messages are not a list"));
   with_line("{\"talk\": []}");

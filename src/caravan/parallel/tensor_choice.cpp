@@ -41,7 +41,9 @@ std::string TensorParallelChoice::wrong_with(const ModelConfig& model) const {
 std::string ContextParallelChoice::wrong_with(const ModelConfig& model, int64_t tensor) const {
   if (has_both() && (exchange < 2 || exchange == degree || degree % exchange != 0)) {
     const std::string fact =
-        fmt::format("context_parallel.exchange = {} is not a proper divisor of {} ranks", exchange, degree);
+        exchange == 0
+            ? fmt::format("kind \"both\" needs context_parallel.exchange, a proper divisor of {} ranks", degree)
+            : fmt::format("context_parallel.exchange = {} is not a proper divisor of {} ranks", exchange, degree);
     const std::string proper = join(divisors(degree, 2, degree - 1), " or ");
     return fact + (proper.empty() ? ": use kind \"ring\" or \"ulysses\"" : ": use " + proper);
   }

@@ -219,9 +219,12 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
                                 windows.epochs(i, drawn[i]).value()));
   }
   if (dataset.num_skipped_lines > 0) {
-    notes.push_back(
-        fmt::format("{} lines were left out: they are not JSON, or have no text in {} (data.skip_bad_lines)",
-                    dataset.num_skipped_lines, recipe.data.field.empty() ? "their field" : recipe.data.field));
+    notes.push_back(fmt::format(
+        "{} left out (data.skip_bad_lines): not JSON, or {}",
+        dataset.num_skipped_lines == 1 ? "1 line is" : fmt::format("{} lines are", dataset.num_skipped_lines),
+        recipe.data.format == "chat" ? "not a chat with an answer that fits the template"
+        : recipe.data.field.empty()  ? "no text in the field"
+                                     : "no text in " + recipe.data.field));
   }
   return notes;
 }

@@ -46,8 +46,8 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
                       .fact = fmt::format("{} ranks are started, not a multiple of {} ({})", num_ranks, others,
                                           mesh_text(recipe, "any")),
                       .where = recipe.where(key),
-                      .action = fmt::format("use --ranks {}, or another {}, such as --set {}=1",
-                                            nearest_multiple(num_ranks, others), key, key)});
+                      .action = fmt::format("use --ranks {}, or pp, ep, cp and tp whose product divides {}",
+                                            nearest_multiple(num_ranks, others), num_ranks)});
   }
   return num_ranks / others;
 }
