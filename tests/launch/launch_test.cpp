@@ -1,6 +1,7 @@
 #include "apps/caravan/launch.h"
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -429,9 +430,12 @@ TEST(StopSignalDeathTest, ASecondSignalEndsAtOnce) {
       {
         const StopSignal stop;
         raise(SIGINT);
+        raise(SIGTERM);  // the same request
+        std::fputs("goes on", stderr);
+        usleep(400'000);
         raise(SIGTERM);
       },
-      ::testing::ExitedWithCode(130), "");
+      ::testing::ExitedWithCode(130), "goes on");
 }
 
 }  // namespace
