@@ -200,16 +200,18 @@ const ModelConfig kLarger{
 
 TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
   for (const int ranks : {2, 4}) {
-    for (const char* hook : {"none", "powersgd", "topk"}) {
+    for (const char* hook : {"none", "bf16", "powersgd", "topk"}) {
       for (const char* technique : {"ddp", "hsdp"}) {
         if (std::string(technique) == "hsdp" && ranks == 2) continue;
+        const bool is_reduced_in_bf16 = std::string(hook) == "bf16";
         const DataParallelChoice data_parallel{.technique = technique,
                                                .shard = std::string(technique) == "hsdp" ? 2 : 0,
                                                .reshard_after_forward = false,
-                                               .hook = hook,
+                                               .hook = is_reduced_in_bf16 ? "none" : hook,
                                                .hook_fraction = 0.02};
-        const StrategyChoice choice = strategy_choice(data_parallel, {}, {});
-        StateShape shape{.choice = data_parallel, .ranks = ranks};
+        const StrategyChoice choice =
+            strategy_choice(data_parallel, {.reduce = is_reduced_in_bf16 ? "bf16" : "auto"}, {});
+        StateShape shape{.choice = data_parallel, .ranks = ranks, .reduce_bytes = is_reduced_in_bf16 ? 2 : 4};
         shape.count(kLarger);
         double sent = 0;
         for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLarger, rank, ranks) / ranks;
@@ -265,7 +267,9 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
   EXPECT_THAT(refusal({.hook = "powersgd"}, {.compute = "fp16"}), HasSubstr("loss scale"));
   EXPECT_THAT(refusal({.hook = "powersgd"}, {.gradients = "bf16"}), HasSubstr("precision.gradients at fp32"));
   EXPECT_THAT(refusal({.technique = "param_server", .mode = "async"}, {.gradients = "bf16"}), HasSubstr("in fp32"));
+  EXPECT_THAT(refusal({.technique = "param_server", .mode = "async"}, {.reduce = "bf16"}), HasSubstr("in fp32"));
   EXPECT_THAT(refusal({.technique = "param_server", .mode = "bounded"}, {.compute = "fp16"}), HasSubstr("loss scale"));
+  EXPECT_EQ(refusal({.technique = "zero3"}, {.reduce = "bf16"}), "");
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Parameters model{{"w", {4, 4}}};
     EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.hook = std::make_shared<TopKHook>()}); }),
@@ -284,6 +288,7 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
                 HasSubstr("which zero1 is there to save"));
     EXPECT_THAT(message_of<UsageError>([&] { make_strategy({.data_parallel = {.hook = "bf16"}}, model, all); }),
                 HasSubstr("use precision.reduce = \"bf16\""));
+    EXPECT_EQ(make_strategy(strategy_choice({}, {.reduce = "bf16"}, {}), model, all).reduce_dtype, at::kBFloat16);
     // Ranks with different hooks are told before anything is reduced.
     const auto hook = std::make_shared<PowerSgdHook>(1 + mesh.rank());
     EXPECT_THAT(message_of<UsageError>([&] { const Engine engine(model, mesh, ddp(model, mesh, {.hook = hook})); }),
