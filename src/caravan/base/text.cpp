@@ -50,6 +50,10 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   return best;
 }
 
+std::string not_one_of(std::string_view given, std::span<const std::string> choices) {
+  return fmt::format("'{}' is not one of {}; the nearest is '{}'", given, join(choices), nearest(given, choices));
+}
+
 std::string format_bytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = static_cast<double>(bytes);

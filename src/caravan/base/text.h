@@ -15,6 +15,9 @@ std::string join(std::span<const int64_t> numbers, std::string_view separator = 
 /// The closest candidate by edit distance, those that begin with `word` first; the first on a tie, "" without any.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
+/// For error messages: "'fp17' is not one of fp32, bf16, fp16; the nearest is 'fp16'".
+std::string not_one_of(std::string_view given, std::span<const std::string> choices);
+
 /// "1.5 GiB", "12 KiB", "640 B".
 std::string format_bytes(int64_t bytes);
 

@@ -158,7 +158,7 @@ Strategy make_strategy(const StrategyChoice& given, Module& model, Mesh& mesh) {
   StrategyChoice choice = given;
   const std::string& hook = choice.data_parallel.hook;
   if (const std::string wrong = wrong_with_hook_name(hook); !wrong.empty()) {
-    throw UsageError({"strategy", "hook", wrong, "", "leave it out for none"});
+    throw UsageError({"strategy", "hook", wrong, "", "or leave it out"});
   }
   if (const std::string wrong = wrong_with_hook(choice.data_parallel, {}); !wrong.empty()) {
     throw UsageError({"strategy", "hook", wrong, "", "use \"none\""});

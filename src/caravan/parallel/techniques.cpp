@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -42,8 +43,7 @@ std::string wrong_with_hook_name(const std::string& name) {
   if (name == "bf16" || name == "fp16") {
     return fmt::format("'{}' is a dtype; use precision.reduce = \"{}\"", name, name);
   }
-  return fmt::format("'{}' is not one of {}; the nearest is '{}'", name, join(communication_hooks()),
-                     nearest(name, communication_hooks()));
+  return not_one_of(name, communication_hooks());
 }
 
 std::string wrong_with_hook(const DataParallelChoice& choice, const PrecisionChoice& precision) {
@@ -86,10 +86,7 @@ std::string DataParallelChoice::wrong_with_shard(int64_t dp) const {
 }
 
 std::string DataParallelChoice::instead_of_shard(int64_t dp) const {
-  std::vector<int64_t> valid;
-  for (int64_t k = 2; k < dp; ++k) {
-    if (dp % k == 0) valid.push_back(k);
-  }
+  const std::vector<int64_t> valid = divisors(dp, 2, dp - 1);
   return valid.empty() ? "no group smaller than all of them divides them: use \"zero3\"" : "use one of " + join(valid);
 }
 

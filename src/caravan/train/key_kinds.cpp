@@ -113,7 +113,7 @@ RecipeKey choice(std::string name, std::string help, Field<std::string> field, s
   key.set = [set = key.set, choices](Recipe& recipe, const RecipeValue& value) -> std::string {
     const auto* given = std::get_if<std::string>(&value);
     if (given != nullptr && std::find(choices.begin(), choices.end(), *given) == choices.end()) {
-      return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(choices), nearest(*given, choices));
+      return not_one_of(*given, choices);
     }
     return set(recipe, value);
   };

@@ -33,8 +33,7 @@ RecipeKey named(const std::string& name, const std::string& help, Field<Enum> fi
             if (given == nullptr) return is_not(value, "a string");
             const auto found = std::ranges::find(names, *given);
             if (found == names.end()) {
-              return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(names),
-                                 nearest(*given, names));
+              return not_one_of(*given, names);
             }
             field(recipe) = static_cast<Enum>(found - names.begin());
             return "";

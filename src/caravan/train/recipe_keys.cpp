@@ -33,8 +33,7 @@ RecipeKey model_kind() {
             } else if (*given == "llama") {
               recipe.model.kind = ModelKind::llama;
             } else {
-              return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(kinds),
-                                 nearest(*given, kinds));
+              return not_one_of(*given, kinds);
             }
             return "";
           }};
@@ -50,8 +49,7 @@ RecipeKey schedule() {
             const auto* given = std::get_if<std::string>(&value);
             if (given == nullptr) return is_not(value, "a string");
             if (std::find(names.begin(), names.end(), *given) == names.end()) {
-              return fmt::format("'{}' is not one of {}; the nearest is '{}'", *given, join(names),
-                                 nearest(*given, names));
+              return not_one_of(*given, names);
             }
             recipe.optimizer.rate.kind = LearningRate::parse(*given);
             return "";
