@@ -97,8 +97,7 @@ class Job {
   std::vector<const RankProcess*> failures_;  ///< earliest first
   int64_t used_bytes_ = 0;                    ///< by all ranks, when one was killed; the largest
   std::optional<steady_clock::time_point> kill_at_;
-  bool stop_requested_ = false;
-  steady_clock::time_point stop_requested_at_{};
+  std::optional<steady_clock::time_point> stop_requested_at_;
   bool insisted_ = false;  ///< the user asked twice
 };
 
@@ -132,14 +131,13 @@ void Job::handle_signals() {
 
 void Job::on_signal(int number) {
   if (number == SIGCHLD) return report_stopped();
-  if (stop_requested_ && steady_clock::now() - stop_requested_at_ < kOneRequest) return;
-  if (stop_requested_ || kill_at_) {
-    insisted_ = insisted_ || stop_requested_;
-    std::fprintf(stderr, "caravan: killing %zu ranks\n", processes_.size());
+  if (stop_requested_at_ && steady_clock::now() - *stop_requested_at_ < kOneRequest) return;
+  if (stop_requested_at_ || kill_at_) {
+    insisted_ = insisted_ || stop_requested_at_;
+    std::fprintf(stderr, "caravan: killing all ranks\n");
     kill_all();
     return;
   }
-  stop_requested_ = true;
   stop_requested_at_ = steady_clock::now();
   std::fprintf(stderr, "caravan: asking %zu ranks to stop;%s a second signal kills them\n", processes_.size(),
                is_caravan_ ? " a run in progress saves a checkpoint;" : "");
@@ -170,7 +168,7 @@ void Job::reap() {
     if (!process.running || !reap_rank(process)) continue;
     // A Ctrl-C ends a rank that has not installed its handler yet. The launcher has got it, too.
     if (WIFSIGNALED(process.wait_status)) handle_signals();
-    const Ending ending = ending_of(process, {.stop_requested = stop_requested_});
+    const Ending ending = ending_of(process, {.stop_requested = stop_requested_at_.has_value()});
     if (ending != Ending::failed && ending != Ending::lost_peer) continue;
     failures_.push_back(&process);
     if (WIFSIGNALED(process.wait_status)) used_bytes_ = std::max(used_bytes_, memory_at_end_of(process));
@@ -202,7 +200,7 @@ int Job::verdict() const {
   const bool are_counted = oom_kills_.are_counted();
   const JobFacts facts{.num_ranks = static_cast<int>(processes_.size()),
                        .is_caravan = is_caravan_,
-                       .stop_requested = stop_requested_,
+                       .stop_requested = stop_requested_at_.has_value(),
                        .memory_ran_out = are_counted ? oom_kills_.happened() : used_nearly_all_memory(),
                        .is_estimated = !are_counted};
   if (failures_.empty()) {

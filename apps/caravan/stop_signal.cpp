@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <ctime>
 #include <unistd.h>
 
@@ -15,9 +16,8 @@ constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 
 // Global because a signal handler has no argument to pass an object in.
 std::atomic<bool> alive{false};
-std::atomic<bool> stop_requested{false};
+std::atomic<int64_t> requested_at_ms{0};  ///< 0: not requested
 std::atomic<bool> second_ends{false};
-std::atomic<int64_t> requested_at_ms{0};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
               "a signal handler must not wait for a lock");
 std::array<struct sigaction, kSignals.size()> before;
@@ -29,8 +29,10 @@ int64_t now_ms() {
 }
 
 void on_signal(int) {
-  if (!stop_requested) requested_at_ms = now_ms();
-  if (stop_requested.exchange(true) && second_ends && now_ms() - requested_at_ms > kOneRequest.count()) _exit(130);
+  const int64_t now = now_ms();
+  int64_t first = 0;
+  if (requested_at_ms.compare_exchange_strong(first, now)) return;
+  if (second_ends && now - first > kOneRequest.count()) _exit(130);
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ StopSignal::StopSignal(Second second) {
                       .where = "",
                       .action = "create one, in main()"});
   }
-  stop_requested = false;
+  requested_at_ms = 0;
   second_ends = second == Second::ends_at_once;
   struct sigaction action {};
   action.sa_handler = on_signal;
@@ -61,6 +63,6 @@ StopSignal::~StopSignal() {
   alive = false;
 }
 
-bool StopSignal::requested() const noexcept { return stop_requested; }
+bool StopSignal::requested() const noexcept { return requested_at_ms != 0; }
 
 }  // namespace caravan

@@ -4,7 +4,8 @@
 
 namespace caravan {
 
-/// Signals that are no further apart are one request: `timeout` signals its command and then the group that it is in.
+/// A signal this soon after the first belongs to the same request: `timeout` signals its command, and then the process
+/// group that the command is in.
 inline constexpr std::chrono::milliseconds kOneRequest{250};
 
 /// While it lives, turns SIGINT, SIGTERM and SIGHUP into a request to stop, which training polls. Made once by main(),
