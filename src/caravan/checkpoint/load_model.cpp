@@ -74,7 +74,7 @@ LoadedModel with_finite_weights(LoadedModel loaded) {
 LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
   std::error_code error;
-  if (fs::exists(source / "config.json", error)) return with_finite_weights(from_folder(source, mesh));
+  if (fs::exists(source / "config.json", error)) return from_folder(source, mesh);  // checks them itself
   for (int attempt = 0;; ++attempt) {
     const fs::path folder = find_checkpoint(source);
     try {
