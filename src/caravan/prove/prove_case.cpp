@@ -31,17 +31,17 @@ ProveCase case_of_recipe(const Recipe& recipe) {
   const int num_ranks = recipe_ranks(recipe);
   StrategyChoice choice = strategy_choice(recipe, recipe.model, num_ranks);
   leave_out_roundings(choice);
-  ProveCase what{
-      .name = name_of(recipe, choice),
-      .model = recipe.model,
-      .axes = mesh_axes(recipe, num_ranks),
-      .num_micro_batches = static_cast<int>(plan_batch(recipe, num_ranks).accumulation),
-      .rows = recipe.train.global_batch,
-      .has_documents = recipe.data.packs_documents(),
-      .dtype = at::kFloat,
-      .compute_dtype = choice.compute_dtype,
-      .lr = 1.0 / static_cast<double>(std::max<int64_t>(recipe.model.layers, 2)),  // deep models grow roundings
-      .seed = static_cast<uint64_t>(recipe.train.seed)};
+  const auto layers = static_cast<double>(std::max<int64_t>(recipe.model.layers, 2));
+  ProveCase what{.name = name_of(recipe, choice),
+                 .model = recipe.model,
+                 .axes = mesh_axes(recipe, num_ranks),
+                 .num_micro_batches = static_cast<int>(plan_batch(recipe, num_ranks).accumulation),
+                 .rows = recipe.train.global_batch,
+                 .has_documents = recipe.data.packs_documents(),
+                 .dtype = at::kFloat,
+                 .compute_dtype = choice.compute_dtype,
+                 .lr = 1.0 / layers,  // steps of 0.5 grow the rounding errors of deep models beyond the tolerance
+                 .seed = static_cast<uint64_t>(recipe.train.seed)};
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
 }
