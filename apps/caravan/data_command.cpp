@@ -57,7 +57,7 @@ std::string token_text(const Tokenizer& tokenizer, int64_t id) {
 }
 
 void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& windows) {
-  const char* of_answers = recipe.data.format == "chat" ? " of answers" : "";  // only they are learned
+  const char* of_answers = recipe.data.has_chats() ? " of answers" : "";  // text_bytes counts only them
   for (const Dataset::Text& text : data.train) {
     fmt::print("text        {}: {} tokens, {}{}\n", text.name, text.tokens.size(),
                format_bytes(text.tokens.info().text_bytes), of_answers);

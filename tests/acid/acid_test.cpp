@@ -84,8 +84,8 @@ at::Tensor all_ids() { return (at::arange(kRows * (kLength + 1)) * 131 + 7).rema
 TrainBatch batch_of(const Engine& engine, int64_t step) {
   const at::Tensor all = (all_ids() + step * 5).remainder(257);
   at::Tensor labels = all.narrow(1, 1, kLength).contiguous();
-  for (int64_t row = 0; row < kRows; ++row)
-    labels[row].narrow(0, 0, row % 5) = kIgnoredLabel;  // unlike numbers of targets
+  // Rows have different numbers of targets.
+  for (int64_t row = 0; row < kRows; ++row) labels[row].narrow(0, 0, row % 5) = kIgnoredLabel;
   const Box mine = local_box({kRows, kLength}, engine.strategy().batch_layout, engine.mesh());
   const auto part = [&](const at::Tensor& x) { return x.narrow(0, mine.offset[0], mine.size[0]).contiguous(); };
   return {.ids = part(all.narrow(1, 0, kLength)),

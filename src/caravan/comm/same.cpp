@@ -50,9 +50,10 @@ const std::string* value_of(const std::vector<SharedFact>& facts, const std::str
   return found == facts.end() ? nullptr : &found->value;
 }
 
-/// Where the two lists part. A fact that only one of them has differs, too, and so does another order.
+/// Where the two lists differ: first a fact that both have, then one that only one of them has (comm.overlap, which is
+/// used only with mesh.tp, comes after mesh.tp), then their order.
 Disagreement first_difference(const std::vector<SharedFact>& first, const std::vector<SharedFact>& other) {
-  for (const SharedFact& fact : first) {  // rather than a fact that only one has because of another fact
+  for (const SharedFact& fact : first) {
     const std::string* theirs = value_of(other, fact.name);
     if (theirs != nullptr && *theirs != fact.value) {
       return {.name = fact.name, .first_value = fact.value, .other_value = *theirs};

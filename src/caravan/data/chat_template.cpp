@@ -40,9 +40,10 @@ void check_messages(const json& messages, const std::string& where) {
     }
     has_answer |= message["role"] == "assistant";
   }
-  if (!has_answer)
+  if (!has_answer) {
     refuse_chat(where, "has no message of the assistant, and so nothing to learn",
                 "leave it out, or set data.skip_bad_lines = true");
+  }
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "caravan/base/error.h"
 #include "caravan/data/chat_template.h"
 #include "caravan/data/corpus.h"
-#include "caravan/data/sampler.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/utf8.h"
 #include "caravan/nn/ignored_label.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "caravan/base/error.h"
-#include "caravan/data/sampler.h"
 #include "caravan/nn/ignored_label.h"
 
 namespace caravan {

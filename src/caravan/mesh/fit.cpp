@@ -1,6 +1,5 @@
 #include "caravan/mesh/fit.h"
 
-#include <algorithm>
 #include <numeric>
 #include <span>
 

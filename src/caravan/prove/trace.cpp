@@ -10,7 +10,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/random.h"
 #include "caravan/module/initialise.h"
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/redistribute/whole.h"
 #include "caravan/train/step.h"

@@ -222,9 +222,9 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
     notes.push_back(fmt::format(
         "{} left out (data.skip_bad_lines): not JSON, or {}",
         dataset.num_skipped_lines == 1 ? "1 line is" : fmt::format("{} lines are", dataset.num_skipped_lines),
-        recipe.data.format == "chat" ? "not a chat with an answer that fits the template"
-        : recipe.data.field.empty()  ? "no text in the field"
-                                     : "no text in " + recipe.data.field));
+        recipe.data.has_chats()     ? "not a chat with an answer that fits the template"
+        : recipe.data.field.empty() ? "no text in the field"
+                                    : "no text in " + recipe.data.field));
   }
   return notes;
 }

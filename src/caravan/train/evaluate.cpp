@@ -12,7 +12,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stage_runner.h"
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 namespace {

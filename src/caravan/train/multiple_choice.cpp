@@ -11,7 +11,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/data/utf8.h"
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/ignored_label.h"
 
 namespace caravan {
 namespace {
