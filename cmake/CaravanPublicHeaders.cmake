@@ -9,7 +9,7 @@ set(CARAVAN_PUBLIC_HEADERS
   engine/stage_runner.h memory/recompute.h module/adapter.h module/module.h module/plan.h parallel/ddp.h parallel/zero.h
   parallel/compress_hook.h parallel/param_server.h parallel/power_sgd.h parallel/replicas.h parallel/top_k.h
   parallel/context_parallel.h parallel/expert_parallel.h parallel/tensor_1d.h parallel/tensor_2d.h parallel/tensor_25d.h parallel/tensor_3d.h parallel/ring_attention.h parallel/sync_batch_norm.h server/async_trainer.h
-  parallel/make_strategy.h parallel/pipeline.h prove/prove.h
+  techniques/make_strategy.h parallel/pipeline.h prove/prove.h
   nn/experts.h nn/model.h nn/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
   data/corpus.h data/sampler.h data/tokenizer.h
   caravan.h checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h

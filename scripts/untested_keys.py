@@ -2,8 +2,8 @@
 """untested_keys.py: prints the keys of a recipe that no test sets to a value other than the default, and fails if there
 is one that tests/untested_keys.txt does not list with a reason (a line: key, two spaces, reason).
 
-A key counts as set by `section.key=value` on a command line, by `key = value` below `[section]` in a recipe, and by an
-assignment to its field in C++. A line that expects an error does not count: a refused value has no effect. An expression
+A key counts as set by `section.key=value` on a command line, by `key = value` below `[section]` in a recipe, by an
+assignment to its field in C++, and, if it is one of an entry of the registry, by `{"key", value}`. A line that expects an error does not count: a refused value has no effect. An expression
 in place of a value counts.
 """
 
@@ -18,12 +18,33 @@ EXAMPLES = {"data_parallel.shard"}  # recipes/default.toml shows an example of i
 EXPECTS_ERROR = re.compile(r"refus|THROW|error|invalid|Error|is_not|nearest")
 
 
+FAMILY_OF_FILE = {"data_keys.cpp": "data_parallel", "optimizer_keys.cpp": "optimizer", "rate_keys.cpp": "learning_rate"}
+
+
+def keys_of_registry():
+    """Key -> itself, for the keys that choose an entry of the registry, and for those that entries list."""
+    found = {}
+    families = re.findall(r'\{"(\w+)", "(\w+)", "(\w+)", "[^"]*", OnResume',
+                          (root / "src/caravan/registry/registry.cpp").read_text())
+    sections = {family: section for family, section, _ in families}
+    for _, section, key in families:
+        found[f"{section}.{key}"] = f"{section}.{key}"
+    for folder in ("techniques", "optim"):
+        for file in sorted((root / "src/caravan" / folder).glob("*.cpp")):
+            text = file.read_text()
+            family = re.search(r'\.family = "(\w+)"', text)
+            family = family[1] if family else FAMILY_OF_FILE.get(file.name)
+            for key in re.findall(r'\{\{?"(\w+)", OnResume', text):
+                found[f"{sections[family]}.{key}"] = f"{sections[family]}.{key}"
+    return found
+
+
 def keys():
     """Key -> field of the Recipe, or the key itself for a key with functions of its own."""
-    found = {}
+    found = keys_of_registry()
     for file in sorted((root / "src/caravan/train").glob("*_keys.cpp")):
         text = re.sub(r"//[^\n]*", "", file.read_text())
-        starts = list(re.finditer(r'(?:\(|\{)\s*"([a-z_]+\.[a-z0-9_]+)"\s*,', text))
+        starts = list(re.finditer(r'\{\s*"([a-z_]+\.[a-z0-9_]+)", OnResume', text))
         for start, following in zip(starts, starts[1:] + [None]):
             body = text[start.end() : following.start() if following else len(text)]
             field = re.search(r"FIELD\(([\w.]+)\)", body)
@@ -74,6 +95,8 @@ def set_by(text, parts, key, field, default):
     places = [(rf"\b{re.escape(key)} ?= ?{VALUE}", text)] if key in text else []
     if field != key and field in text:
         places.append((rf"\.{re.escape(field)} = {VALUE}", text))
+    if field == key:  # of an entry: settings in C++ name it without its section
+        places.append((rf'"{name}", {VALUE}', text))
     places += [(rf"(?:^|\\n|\s|\"){name} = {VALUE}", part) for title, part in parts if title == section and name in part]
     return any(differs(match["value"], default)
                for pattern, place in places for match in re.finditer(pattern, place, re.M))

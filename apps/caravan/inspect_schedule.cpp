@@ -59,24 +59,18 @@ void print_ranks(const PlannedSchedule& plan) {
   }
 }
 
-/// Beside it what the schedule's paper says, where that has a formula.
-void print_bubble(const PlannedSchedule& plan, const PipelineChoice& choice) {
-  const auto degree = static_cast<double>(choice.degree);
-  fmt::print("\nbubble of the {}, mean of the ranks  {:.1f} %\n", plan.steps > 1 ? "window" : "step",
-             100 * plan.timeline.bubble());
-  StageCost mean{0, 0, 0, 0, 0};
-  for (const StageCost& cost : plan.costs) mean.forward += cost.forward / static_cast<double>(plan.costs.size());
-  mean.backward = mean.weight = mean.forward;
-  const std::optional<double> idle = bubble_formula(choice, plan.micro_batches, mean);
-  if (!idle || plan.ranks.front().recomputes_stages) return;
-  if (choice.schedule == "zb-h2" || choice.schedule == "zb-v") {  // whose formula leaves out the skew of the ranks
-    double inside = 0;
-    for (const Timeline::Rank& rank : plan.timeline.ranks) inside += rank.idle_inside() / plan.timeline.total / degree;
-    fmt::print("between the first and the last pass of a rank  {:.1f} %; ", 100 * inside);
+void print_bubble(const PlannedSchedule& plan) {
+  double inside = 0;
+  for (const Timeline::Rank& rank : plan.timeline.ranks) {
+    inside += rank.idle_inside() / plan.timeline.total / static_cast<double>(plan.timeline.ranks.size());
   }
-  const double work =
-      plan.steps * plan.micro_batches * 3 * mean.forward * static_cast<double>(plan.costs.size()) / degree;
-  fmt::print("by the formula, if stages cost the same  {:.1f} %\n", 100 * *idle / (work + *idle));
+  fmt::print(
+      "\nbubble of the {}, mean of the ranks  {:.1f} %; between the first and the last pass of a rank  {:.1f} %\n",
+      plan.steps > 1 ? "window" : "step", 100 * plan.timeline.bubble(), 100 * inside);
+}
+
+bool defers_weights(const PipelineOrder& order) {
+  return std::ranges::any_of(order.ranks.front(), [](const Pass& pass) { return pass.kind == Pass::Kind::weight; });
 }
 
 }  // namespace
@@ -119,10 +113,10 @@ int inspect_schedule(const InspectArguments& arguments) {
   fmt::print(
       "F forward, C recompute, B backward{}, W weight gradients, each until the next letter, . bubble; costs are "
       "FLOPs\n",
-      choice.schedule.starts_with("zb") ? "" : " with weight gradients");
+      defers_weights(plan.order) ? "" : " with weight gradients");
   print_ranks(plan);
   if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
-  print_bubble(plan, choice);
+  print_bubble(plan);
   if (!arguments.svg.empty()) {
     write_file_durably(arguments.svg, to_svg(drawn, plan.order.rank_of_stage, title), "inspect");
     fmt::print("drawn in {}\n", arguments.svg);

@@ -27,7 +27,7 @@ TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("1f1b, 2 ranks, 2 stages, 6 micro-batches of 2 sequences"));
   EXPECT_THAT(result.out, AllOf(HasSubstr("\nrank 0 F0 F1 "), HasSubstr("\nrank 1 ..")));
-  EXPECT_THAT(result.out, AllOf(HasSubstr("embedding + 1"), HasSubstr("1 + head"), HasSubstr("by the formula")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("embedding + 1"), HasSubstr("1 + head"), HasSubstr("mean of the ranks")));
   EXPECT_THAT(text_of(path("schedule.svg")), HasSubstr("</svg>"));
 }
 

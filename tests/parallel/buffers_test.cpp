@@ -11,6 +11,7 @@
 #include "caravan/parallel/param_server.h"
 #include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
+#include "tests/parallel/technique.h"
 #include "tests/parallel/user_net.h"
 
 namespace caravan::testing::buffers_test {
@@ -29,8 +30,9 @@ TEST_P(BuffersOf, EveryRankAreThoseOfOneProcess) {
   for (const Buffers buffers : {Buffers::broadcast, Buffers::average}) {
     for (const int ranks : {2, 3, 4}) {
       if (GetParam() == std::string("hsdp") && ranks != 4) continue;
-      UserRun run{.ranks = ranks, .choice = {.technique = GetParam(), .share = "off"}, .micros = 2, .steps = 5};
-      run.choice.shard = run.choice.has_groups() ? 2 : 0;
+      UserRun run{
+          .ranks = ranks, .choice = with(technique_of(GetParam()), {{"share", "off"}}), .micros = 2, .steps = 5};
+      run.choice.set("shard", int64_t{2});
       run.buffers = buffers;
       SCOPED_TRACE(run.to_string());
       expect_equal(on_ranks(run), in_one_process(run), 1e-10);

@@ -9,6 +9,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
+#include "tests/parallel/technique.h"
 #include "tests/parallel/user_net.h"
 
 namespace caravan::testing::dynamic_test {
@@ -24,7 +25,8 @@ TEST(UnusedParameters, CountAsZero) {
   for (const char* technique : {"ddp", "zero2", "zero3"}) {
     for (const bool has_units : {true, false}) {
       for (const int ranks : {1, 2, 4}) {
-        UserRun run{.ranks = ranks, .choice = {.technique = technique, .share = "off"}, .micros = 2, .steps = 4};
+        UserRun run{
+            .ranks = ranks, .choice = with(technique_of(technique), {{"share", "off"}}), .micros = 2, .steps = 4};
         run.has_units = has_units;
         run.takes_branch = [](int step, int rank, int micro) { return step != 2 && (step + rank + micro) % 3 == 0; };
         SCOPED_TRACE(run.to_string());

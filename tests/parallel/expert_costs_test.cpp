@@ -8,9 +8,9 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/engine/engine.h"
 #include "caravan/nn/model.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/plan/memory.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/make_strategy.h"
 
 namespace caravan::testing::expert_costs_test {
 namespace {

@@ -16,6 +16,7 @@
 #include "caravan/plan/state.h"
 #include "tests/engine/parameters.h"
 #include "tests/parallel/steps.h"
+#include "tests/parallel/technique.h"
 #include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing::hooks_test {
@@ -84,7 +85,7 @@ TEST(PowerSgdHook, SendsLaterWhatItLeavesOut) {
 TEST(TopKHook, OfAllEntriesIsThePlainSum) {
   const Problem problem(ModelKind::llama);
   for (const int ranks : {1, 2, 3, 4}) {
-    StrategyChoice choice{.data_parallel = {.hook = "topk", .hook_fraction = 1}};
+    const StrategyChoice choice{.hook = hook_of("topk", {{"hook_fraction", 1}})};
     EXPECT_LT(distance(first_gradients(choice, problem, ranks), first_gradients({}, problem, ranks)).first, 1e-5);
   }
 }
@@ -186,9 +187,8 @@ TEST(CommunicationHooks, ServeHsdpBetweenReplicas) {
   const Named want = first_gradients({}, problem, 4);
   for (const char* hook : {"topk", "powersgd"}) {
     // So much is sent that little is left out: entries all, factors of 6 columns for 16.
-    const StrategyChoice choice{
-        .data_parallel = {
-            .technique = "hsdp", .shard = 2, .accumulate = "full", .hook = hook, .hook_rank = 6, .hook_fraction = 1}};
+    const StrategyChoice choice{.data_parallel = technique_of("hsdp", {{"shard", 2}, {"accumulate", "full"}}),
+                                .hook = with(hook_of(hook), {{"hook_rank", 6}, {"hook_fraction", 1}})};
     const double apart = distance(first_gradients(choice, problem, 4), want).first;
     EXPECT_LT(apart, std::string(hook) == "topk" ? 1e-5 : 0.9) << hook;
     EXPECT_EQ(apart > 1e-4, std::string(hook) == "powersgd") << "something was left out";
@@ -204,14 +204,13 @@ TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
       for (const char* technique : {"ddp", "hsdp"}) {
         if (std::string(technique) == "hsdp" && ranks == 2) continue;
         const bool is_reduced_in_bf16 = std::string(hook) == "bf16";
-        const DataParallelChoice data_parallel{.technique = technique,
-                                               .shard = std::string(technique) == "hsdp" ? 2 : 0,
-                                               .reshard_after_forward = false,
-                                               .hook = is_reduced_in_bf16 ? "none" : hook,
-                                               .hook_fraction = 0.02};
-        const StrategyChoice choice =
-            strategy_choice(data_parallel, {.reduce = is_reduced_in_bf16 ? "bf16" : "auto"}, {});
-        StateShape shape{.choice = data_parallel, .ranks = ranks, .reduce_bytes = is_reduced_in_bf16 ? 2 : 4};
+        StrategyChoice choice{
+            .data_parallel = with(technique_of(technique), {{"shard", std::string(technique) == "hsdp" ? 2 : 0},
+                                                            {"reshard_after_forward", false}}),
+            .hook = with(hook_of(is_reduced_in_bf16 ? "none" : hook), {{"hook_fraction", 0.02}})};
+        set_dtypes(choice, {.reduce = is_reduced_in_bf16 ? "bf16" : "auto"});
+        StateShape shape{
+            .choice = {choice.data_parallel, choice.hook}, .ranks = ranks, .reduce_bytes = is_reduced_in_bf16 ? 2 : 4};
         shape.count(kLarger);
         double sent = 0;
         for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLarger, rank, ranks) / ranks;
@@ -259,17 +258,26 @@ TEST(CompressHook, ThatChangesAShapeIsNamedWithAParameter) {
 TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
   EXPECT_THAT(message_of<UsageError>([] { TopKHook hook(0); }), HasSubstr("(0, 1]"));
   EXPECT_THAT(message_of<UsageError>([] { PowerSgdHook hook(0); }), HasSubstr("use 1 or more"));
-  const auto refusal = [](const DataParallelChoice& choice, const PrecisionChoice& precision = {}) {
-    return message_of<UsageError>([&] { strategy_choice(choice, precision, {}); });
+  const auto refusal = [](StrategyChoice choice, const PrecisionChoice& precision = {}) {
+    std::string message;
+    on_mesh({{"dp", 1}}, [&](const Mesh& world) {
+      Mesh mesh = world;
+      Parameters model{{"w", {4, 4}}};
+      set_dtypes(choice, precision);
+      message = message_of<UsageError>([&] { make_strategy(choice, model, mesh); });
+    });
+    return message;
   };
-  EXPECT_THAT(refusal({.technique = "zero2", .hook = "topk"}),
-              HasSubstr("use precision.reduce = \"bf16\", or the technique ddp or hsdp"));
-  EXPECT_THAT(refusal({.hook = "powersgd"}, {.compute = "fp16"}), HasSubstr("loss scale"));
-  EXPECT_THAT(refusal({.hook = "powersgd"}, {.gradients = "bf16"}), HasSubstr("precision.gradients at fp32"));
-  EXPECT_THAT(refusal({.technique = "param_server", .mode = "async"}, {.gradients = "bf16"}), HasSubstr("in fp32"));
-  EXPECT_THAT(refusal({.technique = "param_server", .mode = "async"}, {.reduce = "bf16"}), HasSubstr("in fp32"));
-  EXPECT_THAT(refusal({.technique = "param_server", .mode = "bounded"}, {.compute = "fp16"}), HasSubstr("loss scale"));
-  EXPECT_EQ(refusal({.technique = "zero3"}, {.reduce = "bf16"}), "");
+  EXPECT_THAT(refusal({.data_parallel = technique_of("zero2"), .hook = hook_of("topk")}),
+              HasSubstr("use data_parallel.technique = \"ddp\" or \"hsdp\""));
+  EXPECT_THAT(refusal({.hook = hook_of("powersgd")}, {.compute = "fp16"}), HasSubstr("loss scale"));
+  EXPECT_THAT(refusal({.hook = hook_of("powersgd")}, {.gradients = "bf16"}), HasSubstr("precision.gradients"));
+  const StrategyChoice async{.data_parallel = technique_of("param_server", {{"mode", "async"}})};
+  const StrategyChoice bounded{.data_parallel = technique_of("param_server", {{"mode", "bounded"}})};
+  EXPECT_THAT(refusal(async, {.gradients = "bf16"}), HasSubstr("use \"fp32\", or data_parallel.mode = \"sync\""));
+  EXPECT_THAT(refusal(async, {.reduce = "bf16"}), HasSubstr("precision.reduce"));
+  EXPECT_THAT(refusal(bounded, {.compute = "fp16"}), HasSubstr("loss scale"));
+  EXPECT_EQ(refusal({.data_parallel = technique_of("zero3")}, {.reduce = "bf16"}), "");
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Parameters model{{"w", {4, 4}}};
     EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.hook = std::make_shared<TopKHook>()}); }),
@@ -281,14 +289,11 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
                   HasSubstr("leave gradient_dtype and reduce_dtype out"));
     }
     Mesh all = mesh;
-    EXPECT_THAT(message_of<UsageError>([&] { make_strategy({.data_parallel = {.hook = "powersdg"}}, model, all); }),
-                HasSubstr("the nearest is 'powersgd'"));
-    EXPECT_THAT(message_of<UsageError>(
-                    [&] { make_strategy({.data_parallel = {.technique = "zero1", .hook = "topk"}}, model, all); }),
-                HasSubstr("which zero1 is there to save"));
-    EXPECT_THAT(message_of<UsageError>([&] { make_strategy({.data_parallel = {.hook = "bf16"}}, model, all); }),
-                HasSubstr("use precision.reduce = \"bf16\""));
-    EXPECT_EQ(make_strategy(strategy_choice({}, {.reduce = "bf16"}, {}), model, all).reduce_dtype, at::kBFloat16);
+    EXPECT_THAT(message_of<UsageError>([] { hook_of("powersdg"); }), HasSubstr("the nearest is 'powersgd'"));
+    EXPECT_THAT(message_of<UsageError>([] { hook_of("bf16"); }), HasSubstr("use precision.reduce = \"bf16\""));
+    StrategyChoice reduced{};
+    set_dtypes(reduced, {.reduce = "bf16"});
+    EXPECT_EQ(make_strategy(reduced, model, all).reduce_dtype, at::kBFloat16);
     // Ranks with different hooks are told before anything is reduced.
     const auto hook = std::make_shared<PowerSgdHook>(1 + mesh.rank());
     EXPECT_THAT(message_of<UsageError>([&] { const Engine engine(model, mesh, ddp(model, mesh, {.hook = hook})); }),

@@ -9,6 +9,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/zero.h"
 #include "tests/engine/parameters.h"
+#include "tests/parallel/technique.h"
 #include "tests/parallel/user_net.h"
 
 namespace caravan::testing::joint_step_test {
@@ -18,25 +19,26 @@ using ::testing::HasSubstr;
 
 struct Technique {
   const char* name;
-  DataParallelChoice choice;
+  Setting choice{"data_parallel"};
 };
 
 class JointStep : public ::testing::TestWithParam<Technique> {};
 
 INSTANTIATE_TEST_SUITE_P(Techniques, JointStep,
-                         ::testing::Values(Technique{"ddp", {}},
-                                           Technique{"zero1", {.technique = "zero1", .share = "off"}},
-                                           Technique{"zero2", {.technique = "zero2", .prefetch = 2, .share = "off"}},
-                                           Technique{"zero3", {.technique = "zero3", .share = "off"}},
-                                           Technique{"zero3_shared", {.technique = "zero3", .share = "on"}},
-                                           Technique{"hsdp", {.technique = "hsdp", .shard = 2, .share = "off"}}),
+                         ::testing::Values(Technique{"ddp", technique_of("ddp")},
+                                           Technique{"zero1", technique_of("zero1", {{"share", "off"}})},
+                                           Technique{"zero2",
+                                                     technique_of("zero2", {{"prefetch", 2}, {"share", "off"}})},
+                                           Technique{"zero3", technique_of("zero3", {{"share", "off"}})},
+                                           Technique{"zero3_shared", technique_of("zero3", {{"share", "on"}})},
+                                           Technique{"hsdp", technique_of("hsdp", {{"shard", 2}, {"share", "off"}})}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// Also ranks that never have a batch, and coordinate 0 among those that run out.
 TEST_P(JointStep, IsThatOfOneProcessOnTheBatchesThereAre) {
   for (const std::vector<int>& batches :
        {std::vector{3, 1}, {0, 2}, {1, 3, 2}, {0, 3, 1}, {1, 4, 2, 3}, {2, 0, 3, 0}}) {
-    if (GetParam().choice.technique == "hsdp" && batches.size() != 4) continue;
+    if (GetParam().choice.name() == "hsdp" && batches.size() != 4) continue;
     for (const int micros : {1, 2}) {
       for (const Buffers buffers : {Buffers::broadcast, Buffers::average}) {
         UserRun run{.ranks = static_cast<int>(batches.size()),

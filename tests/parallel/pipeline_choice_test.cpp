@@ -7,6 +7,8 @@
 #include "caravan/base/error.h"
 #include "caravan/parallel/pipeline_file.h"
 #include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/registry/registry.h"
+#include "tests/parallel/pipeline_order.h"
 
 namespace caravan::testing::pipeline_choice_test {
 namespace {
@@ -21,12 +23,18 @@ PipelineChoice choice_of(const std::string& schedule, int64_t degree, int64_t st
   return {.degree = degree, .schedule = schedule, .stages_per_rank = stages_per_rank};
 }
 
+/// "" if the choice fits.
+std::string misfit_of(const PipelineChoice& choice, const ModelConfig& model, int64_t micro_batches) {
+  const auto misfit = choice.misfit(model, micro_batches);
+  return misfit ? misfit->key + ": " + misfit->fact + ": " + misfit->action : "";
+}
+
 TEST(PipelineChoice, EveryScheduleHasAnOrder) {
-  for (const std::string& name : pipeline_schedules()) {
+  for (const std::string& name : names_of("pipeline")) {
     const int64_t stages_per_rank = name == "interleaved" || name == "zb-v" ? 2 : 1;
     const PipelineChoice choice = choice_of(name, 3, stages_per_rank);
     const int micro_batches = name == "pipedream" ? 1 : 6;  // it takes a batch whole
-    EXPECT_EQ(choice.wrong_with(model_of(6), micro_batches), "") << name;
+    EXPECT_EQ(misfit_of(choice, model_of(6), micro_batches), "") << name;
     const PipelineOrder order = pipeline_order(choice, micro_batches);
     EXPECT_EQ(order.ranks.size(), 3U) << name;
     EXPECT_EQ(order.num_stages(), choice.num_stages()) << name;
@@ -49,27 +57,27 @@ TEST(PipelineChoice, NamesTheNearestSchedule) {
 }
 
 TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
-  EXPECT_THAT(choice_of("interleaved", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_THAT(choice_of("zb-v", 2, 1).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_EQ(choice_of("zb-v", 2, 0).wrong_with(model_of(8), 4), "") << "as many as it needs";
+  EXPECT_THAT(misfit_of(choice_of("interleaved", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(misfit_of(choice_of("zb-v", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_EQ(misfit_of(choice_of("zb-v", 2, 0), model_of(8), 4), "") << "as many as it needs";
   EXPECT_EQ(choice_of("interleaved", 2, 0).num_stages(), 4);
-  EXPECT_THAT(choice_of("zb-v", 2, 3).wrong_with(model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_THAT(choice_of("1f1b", 2, 2).wrong_with(model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
+  EXPECT_THAT(misfit_of(choice_of("zb-v", 2, 3), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(misfit_of(choice_of("1f1b", 2, 2), model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
 }
 
 TEST(PipelineChoice, RefusesMicroBatchesThatAScheduleHasNoTableFor) {
   const PipelineChoice interleaved = choice_of("interleaved", 4, 2);
-  EXPECT_EQ(interleaved.wrong_with(model_of(8), 8), "");
-  EXPECT_THAT(interleaved.wrong_with(model_of(8), 9), HasSubstr("not a multiple of the 4 ranks"));
-  EXPECT_THAT(choice_of("pipedream-2bw", 4).wrong_with(model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
-  EXPECT_THROW(pipedream_2bw(4, 3, 2), UsageError);
+  EXPECT_EQ(misfit_of(interleaved, model_of(8), 8), "");
+  EXPECT_THAT(misfit_of(interleaved, model_of(8), 9), HasSubstr("not a multiple of the 4 ranks"));
+  EXPECT_THAT(misfit_of(choice_of("pipedream-2bw", 4), model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
+  EXPECT_THROW(order_of("pipedream-2bw", 4, 6, 0, 3), UsageError);
 }
 
 TEST(PipelineChoice, InterleavedNamesTheNearestMicroBatches) {
   const std::pair<int, const char*> cases[] = {{1, "use 4"}, {9, "use 8"}, {11, "use 12"}};
   for (const auto& [micro_batches, nearest] : cases) {
     try {
-      interleaved(4, micro_batches, 2);
+      order_of("interleaved", 4, micro_batches, 2);
       ADD_FAILURE() << micro_batches << " is not a multiple of 4";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr(nearest));
@@ -78,24 +86,24 @@ TEST(PipelineChoice, InterleavedNamesTheNearestMicroBatches) {
 }
 
 TEST(PipelineChoice, OrdersWithoutARankAMicroBatchOrAStageAreErrors) {
-  EXPECT_THROW(one_f_one_b(0, 4), UsageError);
-  EXPECT_THROW(gpipe(2, 0), UsageError);
-  EXPECT_THROW(zero_bubble_v(2, -1), UsageError);
-  EXPECT_THROW(interleaved(2, 4, 0), UsageError);
+  EXPECT_THROW(order_of("1f1b", 0, 4), UsageError);
+  EXPECT_THROW(order_of("gpipe", 2, 0), UsageError);
+  EXPECT_THROW(order_of("zb-v", 2, -1), UsageError);
+  EXPECT_THROW(order_of("interleaved", 2, 0), UsageError);
 }
 
 TEST(PipelineChoice, ComparesATableOfAFileWithTheRecipe) {
   PipelineChoice choice = choice_of("own.txt", 2);
-  choice.table = to_text(zero_bubble_h1(2, 3));
-  EXPECT_EQ(choice.wrong_with(model_of(2), 3), "");
-  EXPECT_EQ(choice.wrong_with(model_of(2), 0), "");
-  EXPECT_THAT(choice.wrong_with(model_of(2), 4), HasSubstr("use pipeline.micro_batches = 3"));
+  choice.table = to_text(order_of("zb-h1", 2, 3));
+  EXPECT_EQ(misfit_of(choice, model_of(2), 3), "");
+  EXPECT_EQ(misfit_of(choice, model_of(2), 0), "");
+  EXPECT_THAT(misfit_of(choice, model_of(2), 4), HasSubstr("use pipeline.micro_batches = 3"));
   choice.degree = 3;
-  EXPECT_THAT(choice.wrong_with(model_of(3), 3), HasSubstr("use mesh.pp = 2"));
+  EXPECT_THAT(misfit_of(choice, model_of(3), 3), HasSubstr("use mesh.pp = 2"));
   choice.degree = 2;
-  choice.table = to_text(interleaved(2, 2, 2));  // stages_per_rank is not set: the table says it
-  EXPECT_EQ(choice.wrong_with(model_of(4), 2), "");
-  EXPECT_THAT(choice.wrong_with(model_of(3), 2), HasSubstr("4 stages for 3 layers"));
+  choice.table = to_text(order_of("interleaved", 2, 2, 2));  // stages_per_rank is not set: the table says it
+  EXPECT_EQ(misfit_of(choice, model_of(4), 2), "");
+  EXPECT_THAT(misfit_of(choice, model_of(3), 2), HasSubstr("4 stages for 3 layers"));
 }
 
 }  // namespace

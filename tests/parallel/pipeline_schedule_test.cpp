@@ -9,6 +9,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/parallel/pipeline_file.h"
+#include "caravan/registry/registry.h"
+#include "tests/parallel/pipeline_order.h"
 
 namespace caravan::testing::pipeline_schedule_test {
 namespace {
@@ -30,12 +32,12 @@ std::string error_of(const Run& run) {
 template <class Visit>
 void for_each_order(const Visit& visit) {
   int num_orders = 0;
-  for (const std::string& schedule : pipeline_schedules()) {
+  for (const std::string& schedule : names_of("pipeline")) {
     for (int ranks = 1; ranks <= 16; ++ranks) {
       for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
         for (int chunks = 1; chunks <= 4; ++chunks) {
           const PipelineChoice choice{.degree = ranks, .schedule = schedule, .stages_per_rank = chunks};
-          if (!choice.wrong_with({.layers = 1000}, choice.is_asynchronous() ? 0 : micro_batches).empty()) continue;
+          if (choice.misfit({.layers = 1000}, choice.is_asynchronous() ? 0 : micro_batches)) continue;
           if (schedule == "pipedream-2bw" && micro_batches < ranks) continue;
           SCOPED_TRACE(
               fmt::format("{}, {} ranks, {} micro-batches, {} stages a rank", schedule, ranks, micro_batches, chunks));
@@ -113,8 +115,8 @@ TEST(Schedules, HoldNoMoreThanTheySay) {
 
 /// The file of a schedule is the schedule.
 TEST(PipelineTable, IsReadAsItIsWritten) {
-  for (const PipelineOrder& order :
-       {one_f_one_b(3, 4), interleaved(2, 4, 2), zero_bubble_v(2, 3), with_recompute(gpipe(2, 2))}) {
+  for (const PipelineOrder& order : {order_of("1f1b", 3, 4), order_of("interleaved", 2, 4, 2), order_of("zb-v", 2, 3),
+                                     with_recompute(order_of("gpipe", 2, 2))}) {
     const PipelineOrder read = parse_pipeline_table("# a comment\n\n" + to_text(order), "table.txt");
     EXPECT_EQ(read.ranks, order.ranks);
     EXPECT_EQ(read.rank_of_stage, order.rank_of_stage);
@@ -187,13 +189,13 @@ TEST(Asynchronous, UpdatesFollowWholeGradients) {
 TEST(Asynchronous, TheCheckGrowsWithTheTableAlone) {
   const Units units{.units = {{.name = "a", .groups = {0}}, {.name = "b", .stage = 1, .groups = {1}}},
                     .groups = {{.name = "a"}, {.name = "b"}}};
-  std::vector<Schedule> tables = expand(pipedream(2, 20'000).ranks, units);
+  std::vector<Schedule> tables = expand(order_of("pipedream", 2, 20'000).ranks, units);
   for (Schedule& table : tables) table = with_reductions(table, units, /*each_micro_batch=*/true);
   EXPECT_NO_THROW(check(tables, units));
 }
 
 TEST(Interleaved, NeedsAMultipleOfTheRanks) {
-  EXPECT_THAT(error_of([] { interleaved(4, 6, 2); }), HasSubstr("use 8"));
+  EXPECT_THAT(error_of([] { order_of("interleaved", 4, 6, 2); }), HasSubstr("use 8"));
 }
 
 TEST(Schedules, ThatDoNotExistNameTheNearest) {
@@ -202,10 +204,12 @@ TEST(Schedules, ThatDoNotExistNameTheNearest) {
 
 /// PipeDream: an update follows each backward; 2BW: the last backward of each batch.
 TEST(Asynchronous, UpdateWithoutAFlush) {
-  const PipelineOrder order = pipedream(2, 2);
+  const PipelineOrder order = order_of("pipedream", 2, 2);
   EXPECT_EQ(to_text(order), "rank 0: F0.0 F0.1 B0.0 U0.0 B0.1 U0.1\nrank 1: F1.0 B1.0 U1.0 F1.1 B1.1 U1.1\n");
-  EXPECT_EQ(to_text(pipedream_2bw(1, 2, 2)), "rank 0: F0.0 B0.0 F0.1 B0.1 U0.1 F0.2 B0.2 F0.3 B0.3 U0.3\n");
-  EXPECT_THAT(error_of([] { pipedream_2bw(4, 3, 2); }), HasSubstr("batches of 3 micro-batches for 4 ranks"));
+  EXPECT_EQ(to_text(order_of("pipedream-2bw", 1, 4, 0, 2)),
+            "rank 0: F0.0 B0.0 F0.1 B0.1 U0.1 F0.2 B0.2 F0.3 B0.3 U0.3\n");
+  EXPECT_THAT(error_of([] { order_of("pipedream-2bw", 4, 6, 0, 3); }),
+              HasSubstr("batches of 3 micro-batches for 4 ranks"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "caravan/optim/grad_norm.h"
 #include "caravan/plan/state.h"
 #include "tests/parallel/steps.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::precision_test {
 namespace {
@@ -17,8 +18,10 @@ const std::vector<std::string> kTechniques{"ddp", "zero1", "zero2", "zero3"};
 
 StrategyChoice choice_of(const std::string& technique, const std::string& share = "auto",
                          const std::string& accumulate = "sharded") {
-  return {.data_parallel = {.technique = technique, .accumulate = accumulate, .share = share}};
+  return {.data_parallel = with(technique_of(technique), {{"accumulate", accumulate}, {"share", share}})};
 }
+
+DataParallelChoice formula_of(const StrategyChoice& choice) { return {choice.data_parallel, choice.hook}; }
 
 /// One rounding to bf16 for each micro-batch and each sum, 2^-9 each; tensors of few elements do not average.
 TEST(GradientsInBf16, AreThoseInFp32Rounded) {
@@ -83,7 +86,7 @@ TEST(GradientsInBf16, TakeTwoBytesAParameter) {
       StrategyChoice choice = choice_of(technique);
       choice.compute_dtype = choice.gradient_dtype = at::kBFloat16;
       StateShape shape{
-          .choice = choice.data_parallel, .ranks = ranks, .compute_bytes = 2, .gradient_bytes = 2, .reduce_bytes = 2};
+          .choice = formula_of(choice), .ranks = ranks, .compute_bytes = 2, .gradient_bytes = 2, .reduce_bytes = 2};
       shape.count(kLargerLlama);
       const bool is_copied = std::string(technique) == "zero3" && ranks == 1;  // then it is ddp
       EXPECT_NEAR(state_bytes(shape).at_rest() / shape.parameters, is_copied ? 16 : bytes, 1e-9);
@@ -106,9 +109,9 @@ TEST(Reductions, SendTheBytesOfTheirDtype) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
         StrategyChoice choice = choice_of(technique);
         choice.reduce_dtype = type;
-        StateShape shape{.choice = choice.data_parallel, .ranks = ranks, .reduce_bytes = type == at::kFloat ? 4 : 2};
+        choice.data_parallel.set("reshard_after_forward", false);
+        StateShape shape{.choice = formula_of(choice), .ranks = ranks, .reduce_bytes = type == at::kFloat ? 4 : 2};
         shape.count(kLargerLlama);
-        shape.choice.reshard_after_forward = choice.data_parallel.reshard_after_forward = false;
         double sent = 0;
         for (int rank = 0; rank < ranks; ++rank) sent += sent_by_recording(choice, kLargerLlama, rank, ranks) / ranks;
         EXPECT_NEAR(sent / state_traffic(shape).bytes, 1, 2e-3) << technique << " " << ranks;
@@ -123,8 +126,8 @@ TEST(Reductions, OfFullAccumulationHappenOnceAStep) {
     for (const at::ScalarType kept : {at::kFloat, at::kBFloat16}) {
       StrategyChoice choice = choice_of(technique, "off", "full");
       choice.gradient_dtype = kept;
-      choice.data_parallel.reshard_after_forward = false;
-      StateShape shape{.choice = choice.data_parallel,
+      choice.data_parallel.set("reshard_after_forward", false);
+      StateShape shape{.choice = formula_of(choice),
                        .ranks = 2,
                        .gradient_bytes = kept == at::kFloat ? 4 : 2,
                        .reduce_bytes = kept == at::kFloat ? 4 : 2,

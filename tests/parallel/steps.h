@@ -4,8 +4,8 @@
 
 #include "caravan/comm/record.h"
 #include "caravan/optim/optimizer.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/step.h"
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"

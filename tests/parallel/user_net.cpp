@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "caravan/optim/grad_norm.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/make_strategy.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -92,8 +92,9 @@ std::vector<ModuleAdapter::Unit> UserNet::units(const std::shared_ptr<UserNet>& 
 }
 
 std::string UserRun::to_string() const {
-  return fmt::format("{} on {} ranks, {} {}, {} micro-batches, share {}, {}", choice.technique, ranks,
-                     c10::toString(dtype), c10::toString(compute), micros, choice.share, choice.accumulate);
+  return fmt::format("{} on {} ranks, {} {}, {} micro-batches, share {}, {}", choice.name(), ranks,
+                     c10::toString(dtype), c10::toString(compute), micros, choice.text("share"),
+                     choice.text("accumulate"));
 }
 
 std::vector<UserStep> on_ranks(const UserRun& run) {

@@ -13,7 +13,7 @@
 
 #include "caravan/engine/engine.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/techniques.h"
+#include "caravan/registry/setting.h"
 #include "tests/parallel/one_process.h"
 
 namespace caravan::testing {
@@ -37,7 +37,7 @@ struct UserNet : torch::nn::Module {
 /// How a UserNet is trained: some steps of SGD on small batches, one for each rank and micro-batch.
 struct UserRun {
   int ranks = 2;
-  DataParallelChoice choice{};
+  Setting choice{"data_parallel"};
   at::ScalarType dtype = at::kDouble;
   at::ScalarType compute = at::kFloat;  ///< as Strategy::leaf_dtype
   int micros = 1;

@@ -11,14 +11,15 @@
 #include "caravan/comm/record.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/optim/optimizer.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/plan/state.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/step.h"
 #include "tests/engine/parameters.h"
 #include "tests/mesh/refusal.h"
 #include "tests/parallel/one_process.h"
 #include "tests/parallel/steps.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::zero_test {
@@ -27,7 +28,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Strategy strategy_of(const DataParallelChoice& choice, Model& model, Mesh& mesh, at::ScalarType compute = at::kFloat) {
+Strategy strategy_of(const Setting& choice, Model& model, Mesh& mesh, at::ScalarType compute = at::kFloat) {
   return make_strategy({.data_parallel = choice, .compute_dtype = compute}, model, mesh);
 }
 
@@ -39,8 +40,7 @@ struct Trained {
 };
 
 /// 20 steps of AdamW, in fp32; `clip` 0: without clipping.
-Trained trained(const DataParallelChoice& choice, int num_ranks, int num_micro_batches, at::ScalarType compute,
-                double clip) {
+Trained trained(const Setting& choice, int num_ranks, int num_micro_batches, at::ScalarType compute, double clip) {
   const Problem problem(ModelKind::gpt2);
   Trained result;
   on_mesh({{"dp", num_ranks}}, [&](const Mesh& world) {
@@ -80,33 +80,35 @@ TEST_P(SameBits, AsDdp) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     for (const int micros : {1, 3}) {
       const double clip = micros == 3 ? 0.05 : 0;
-      const Trained want = trained({}, GetParam(), micros, compute, clip);
-      const auto expect = [&](DataParallelChoice choice, const char* share) {
-        SCOPED_TRACE(choice.technique + std::to_string(choice.servers) + ", share " + share + ", " +
+      const Trained want = trained(technique_of("ddp"), GetParam(), micros, compute, clip);
+      const auto expect = [&](const Setting& given, const char* share) {
+        SCOPED_TRACE(given.name() + std::to_string(given.whole("servers")) + ", share " + share + ", " +
                      std::to_string(micros));
         // Sums in the order of ddp: over micro-batches, then over ranks.
-        choice.accumulate = "full";
-        choice.share = share;
+        const Setting choice = with(given, {{"accumulate", "full"}, {"share", share}});
         const Trained got = trained(choice, GetParam(), micros, compute, clip);
         expect_same(got.first_gradients, want.first_gradients);
         expect_same(got.values, want.values);
       };
       for (const char* technique : {"zero1", "zero2", "zero3"}) {
-        for (const char* share : {"auto", "off"}) expect({.technique = technique}, share);
+        for (const char* share : {"auto", "off"}) expect(technique_of(technique), share);
       }
-      expect({.technique = "param_server", .servers = 1}, "auto");
-      expect({.technique = "param_server", .servers = std::min(GetParam(), 2)}, "off");
-      expect({.technique = "param_server", .servers = 1, .mode = "async"}, "off");  // with collectives, by an Engine
-      expect({.technique = "replicas"}, "off");
+      expect(technique_of("param_server", {{"servers", 1}}), "auto");
+      expect(technique_of("param_server", {{"servers", std::min(GetParam(), 2)}}), "off");
+      expect(technique_of("param_server", {{"servers", 1}, {"mode", "async"}}),
+             "off");  // with collectives, by an Engine
+      expect(technique_of("replicas"), "off");
     }
   }
 }
 
 // ---- bytes ----
 
-StateShape shape_of(const DataParallelChoice& choice, int ranks, at::ScalarType compute, bool shares) {
-  StateShape shape{
-      .choice = choice, .ranks = ranks, .shares_memory = shares, .compute_bytes = compute == at::kBFloat16 ? 2 : 4};
+StateShape shape_of(const Setting& choice, int ranks, at::ScalarType compute, bool shares) {
+  StateShape shape{.choice = {choice, Setting("hook")},
+                   .ranks = ranks,
+                   .shares_memory = shares,
+                   .compute_bytes = compute == at::kBFloat16 ? 2 : 4};
   shape.count(kLargerLlama);
   return shape;
 }
@@ -129,7 +131,7 @@ TEST(StateOfARank, IsTheFormula) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     for (const char* technique : {"ddp", "zero1", "zero2", "zero3"}) {
       for (const int ranks : {1, 2, 3, 4}) {
-        const DataParallelChoice choice{.technique = technique};
+        const Setting choice = technique_of(technique);
         for (int rank = 0; rank < ranks; ++rank) {  // nothing is shared
           Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
           Model model(kLargerLlama);
@@ -153,7 +155,8 @@ TEST(StateOfARank, OfServersIsTheFormula) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     for (const int servers : {0, 1, 3}) {
       for (const char* mode : {"sync", "async"}) {
-        const DataParallelChoice choice{.technique = "param_server", .servers = servers, .mode = mode};
+        const RecipeValue holders = servers == 0 ? RecipeValue("all") : RecipeValue(int64_t{servers});
+        const Setting choice = technique_of("param_server", {{"servers", holders}, {"mode", mode}});
         const auto of_rank = [&](int rank, bool shares) {
           StateShape shape = shape_of(choice, kRanks, compute, shares);
           shape.is_server = servers == 0 || rank < servers;
@@ -185,7 +188,7 @@ struct Sent {
 };
 
 /// Of one step, with meta tensors; less the two sums of the loss and the norm.
-Sent sent_in_a_step(const DataParallelChoice& choice, int ranks, int num_micro_batches, const ModelConfig& config,
+Sent sent_in_a_step(const Setting& choice, int ranks, int num_micro_batches, const ModelConfig& config,
                     at::ScalarType compute = at::kFloat, const std::vector<int>& of_ranks = {}) {
   std::vector<int> measured = of_ranks;
   for (int rank = 0; of_ranks.empty() && rank < ranks; ++rank) measured.push_back(rank);
@@ -209,19 +212,19 @@ TEST(BytesOfAStep, AreTheFormula) {
   for (const int ranks : {2, 3, 4}) {
     const double share = static_cast<double>(ranks - 1) / ranks;
     for (const int micros : {1, 3}) {
-      const auto of = [&](const DataParallelChoice& choice, at::ScalarType compute = at::kFloat) {
+      const auto of = [&](const Setting& choice, at::ScalarType compute = at::kFloat) {
         const Sent sent = sent_in_a_step(choice, ranks, micros, kLargerLlama, compute);
         return sent.bytes / (share * static_cast<double>(sent.elements));
       };
       // Ring all-reduces round up to a chunk for each rank.
-      EXPECT_NEAR(of({}), 8, 0.01);
-      EXPECT_NEAR(of({.technique = "zero1"}), 8, 1e-9);
-      EXPECT_NEAR(of({.technique = "zero1"}, at::kBFloat16), 6, 1e-9);
-      EXPECT_NEAR(of({.technique = "zero2"}), 4 * micros + 4, 1e-9);
-      EXPECT_NEAR(of({.technique = "zero2", .accumulate = "full"}), 8, 1e-9);
-      EXPECT_NEAR(of({.technique = "zero3", .reshard_after_forward = false, .accumulate = "full"}), 8, 1e-9);
+      EXPECT_NEAR(of(technique_of("ddp")), 8, 0.01);
+      EXPECT_NEAR(of(technique_of("zero1")), 8, 1e-9);
+      EXPECT_NEAR(of(technique_of("zero1"), at::kBFloat16), 6, 1e-9);
+      EXPECT_NEAR(of(technique_of("zero2")), 4 * micros + 4, 1e-9);
+      EXPECT_NEAR(of(technique_of("zero2", {{"accumulate", "full"}})), 8, 1e-9);
+      EXPECT_NEAR(of(technique_of("zero3", {{"reshard_after_forward", false}, {"accumulate", "full"}})), 8, 1e-9);
       // All units are gathered twice in a micro-batch, but what backward needs first, and the next forward.
-      const double twice = of({.technique = "zero3", .prefetch = 0});
+      const double twice = of(technique_of("zero3", {{"prefetch", 0}}));
       EXPECT_LE(twice, 12 * micros);
       EXPECT_GT(twice, 12 * micros - 4 * micros * 0.5) << "the head and the embedding stay";
     }
@@ -231,11 +234,10 @@ TEST(BytesOfAStep, AreTheFormula) {
 /// Together the ranks send what they send in zero2; the busiest is a server, or a worker that is none.
 TEST(BytesOfAStep, OfServersAreTheFormula) {
   constexpr int kRanks = 4;
-  for (const DataParallelChoice& choice :
-       {DataParallelChoice{.technique = "param_server"}, DataParallelChoice{.technique = "param_server", .servers = 1},
-        DataParallelChoice{.technique = "param_server", .servers = 3}, DataParallelChoice{.technique = "replicas"}}) {
+  for (const Setting& choice : {technique_of("param_server"), technique_of("param_server", {{"servers", 1}}),
+                                technique_of("param_server", {{"servers", 3}}), technique_of("replicas")}) {
     for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
-      SCOPED_TRACE(choice.technique + std::to_string(choice.servers));
+      SCOPED_TRACE(choice.name() + std::to_string(choice.whole("servers")));
       const Sent sent = sent_in_a_step(choice, kRanks, 1, kLargerLlama, compute);
       StateShape shape = shape_of(choice, kRanks, compute, false);
       shape.parameters = static_cast<double>(sent.elements);
@@ -249,7 +251,7 @@ TEST(BytesOfAStep, OfServersAreTheFormula) {
 /// Two replicas of two shards: gradients are summed between replicas once a step.
 TEST(BytesOfAStep, OfReplicas) {
   for (const int micros : {1, 3}) {
-    const DataParallelChoice choice{.technique = "hsdp", .shard = 2, .reshard_after_forward = false};
+    const Setting choice = technique_of("hsdp", {{"shard", 2}, {"reshard_after_forward", false}});
     const Sent sent = sent_in_a_step(choice, 4, micros, kLargerLlama);
     EXPECT_NEAR(sent.bytes / static_cast<double>(sent.elements), 2 * micros + 2 + 2, 0.01);
   }
@@ -266,20 +268,19 @@ TEST(BytesOfAStep, OfAThousandRanks) {
                             .tie_embeddings = false};
   const double parameters = static_cast<double>(llama7b.num_parameters());
   EXPECT_NEAR(parameters, 6.74e9, 0.01e9);
-  for (const DataParallelChoice& choice :
-       {DataParallelChoice{.technique = "zero3"}, DataParallelChoice{.technique = "hsdp", .shard = 64}}) {
+  for (const Setting& choice : {technique_of("zero3"), technique_of("hsdp", {{"shard", 64}})}) {
     const Sent sent = sent_in_a_step(choice, 1024, 1, llama7b, at::kBFloat16, {17});
-    StateShape shape{.choice = choice, .ranks = 1024, .compute_bytes = 2};
+    StateShape shape{.choice = {choice, Setting("hook")}, .ranks = 1024, .compute_bytes = 2};
     shape.count(llama7b);
     const StateTraffic want = state_traffic(shape);
-    EXPECT_NEAR(sent.bytes / want.bytes, 1, 0.05) << choice.technique;  // shards are cut at rows; the head stays
+    EXPECT_NEAR(sent.bytes / want.bytes, 1, 0.05) << choice.name();  // shards are cut at rows; the head stays
   }
 }
 
 /// 65e9 parameters, one micro-batch: 3 x 65e9 elements a rank, in fp16 390 GB.
 TEST(BytesOfAStep, AWellKnownSum) {
-  const StateTraffic traffic =
-      state_traffic({.choice = {.technique = "zero3"}, .ranks = 1 << 20, .parameters = 65e9, .compute_bytes = 2});
+  const StateTraffic traffic = state_traffic(
+      {.choice = {technique_of("zero3"), Setting("hook")}, .ranks = 1 << 20, .parameters = 65e9, .compute_bytes = 2});
   EXPECT_NEAR(traffic.gathered + traffic.reduced, 195e9, 1);
   EXPECT_NEAR(traffic.elements, 195e9, 1e6);
 }
@@ -289,33 +290,35 @@ TEST(BytesOfAStep, AWellKnownSum) {
 TEST(ShardingRefuses, WhatIsImpossible) {
   on_mesh({{"dp", 2}}, [](const Mesh& world) {
     const Problem problem(ModelKind::gpt2);
-    const auto message = [&](const DataParallelChoice& choice) {
+    const auto message = [&](const std::string& name, const Values& values = {}) {
       Mesh mesh = world;
       Model model(problem.config);
-      return message_of<UsageError>([&] { strategy_of(choice, model, mesh); });
+      return message_of<UsageError>([&] { strategy_of(technique_of(name, values), model, mesh); });
     };
-    EXPECT_THAT(message({.technique = "zero4"}), HasSubstr("use 'zero1'"));
-    EXPECT_THAT(message({.technique = "param_server", .servers = 3}),
-                AllOf(HasSubstr("3 servers on axis dp of 2 ranks"), HasSubstr("use 2")));
-    EXPECT_THAT(message({.technique = "param_server", .servers = -1}), HasSubstr("use 1"));
-    EXPECT_THAT(message({.technique = "param_server", .mode = "bound"}), HasSubstr("use 'bounded'"));
-    EXPECT_THAT(message({.technique = "param_server", .mode = "bounded", .staleness = -1}),
-                AllOf(HasSubstr("staleness: -1 steps"), HasSubstr("use 0 or more")));
-    EXPECT_THAT(message({.technique = "param_server", .mode = "async", .drain = 0}), HasSubstr("use 1 or more"));
-    EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mpl"}}),
+    EXPECT_THAT(message("zero4"), HasSubstr("the nearest is 'zero1'"));
+    EXPECT_THAT(message("zero3", {{"unit", "blocks.*.mlp"}}), HasSubstr("the nearest is units"));
+    EXPECT_THAT(message("zero1", {{"accumulate", "full"}}), HasSubstr("is not a key of zero1"));
+    EXPECT_THAT(message("param_server", {{"servers", 3}}),
+                AllOf(HasSubstr("3 servers among 2 data-parallel ranks"), HasSubstr("use 2")));
+    EXPECT_THAT(message("param_server", {{"servers", -1}}), HasSubstr("at least 1"));
+    EXPECT_THAT(message("param_server", {{"mode", "bound"}}), HasSubstr("the nearest is 'bounded'"));
+    EXPECT_THAT(message("param_server", {{"mode", "bounded"}, {"staleness", -1}}),
+                AllOf(HasSubstr("staleness: -1"), HasSubstr("at least 0")));
+    EXPECT_THAT(message("param_server", {{"mode", "async"}, {"drain", 0}}), HasSubstr("at least 1"));
+    EXPECT_THAT(message("zero3", {{"units", "blocks.*.mpl"}}),
                 AllOf(HasSubstr("no module's name fits the pattern 'blocks.*.mpl'"), HasSubstr("blocks.*.mlp")));
-    EXPECT_THAT(message({.technique = "zero3", .prefetch = -1}), HasSubstr("-1 units\n  do: use 0"));
-    EXPECT_THAT(message({.technique = "zero3", .prefetch = 3}), HasSubstr("3 units\n  do: use 2"));
-    EXPECT_THAT(message({.technique = "zero3", .units = {"blocks.*.mlp", "blocks.1"}}),
+    EXPECT_THAT(message("zero3", {{"prefetch", -1}}), HasSubstr("at least 0"));
+    EXPECT_THAT(message("zero3", {{"prefetch", 3}}), HasSubstr("at most 2"));
+    EXPECT_THAT(message("zero3", {{"units", std::vector<std::string>{"blocks.*.mlp", "blocks.1"}}}),
                 HasSubstr("the pattern 'blocks.1' fits only modules that are units already"));
-    EXPECT_THAT(message({.technique = "zero3", .accumulate = "half"}), HasSubstr("is not sharded or full"));
-    EXPECT_THAT(message({.technique = "hsdp", .shard = 2}),
-                AllOf(HasSubstr("groups of 2 of 2"), HasSubstr("use \"zero3\"")));
+    EXPECT_THAT(message("zero3", {{"accumulate", "half"}}), HasSubstr("is not one of sharded, full"));
+    EXPECT_THAT(message("hsdp", {{"shard", 2}}), AllOf(HasSubstr("groups of 2 of 2"), HasSubstr("use \"zero3\"")));
     Mesh mesh = world;
     Model model(problem.config);
     EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 3}); }), HasSubstr("stage 3 is fsdp()"));
     EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 1, .accumulate = Accumulate::at_rest}); }),
                 HasSubstr("use stage 2"));
+    EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.prefetch = 3}); }), HasSubstr("3 units\n  do: use 2"));
   });
 }
 
@@ -366,7 +369,7 @@ TEST(Sharding, CanBeWrappedAgain) {
     Named want;
     for (const char* technique : {"zero3", "zero2", "ddp", "zero1", "zero3"}) {
       Mesh mesh = world;
-      const Engine engine(model, mesh, strategy_of({.technique = technique}, model, mesh), {.seed = 5});
+      const Engine engine(model, mesh, strategy_of(technique_of(technique), model, mesh), {.seed = 5});
       const at::NoGradGuard no_grad;
       Named got;
       for (const Parameter* parameter : model.parameters()) {

@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "caravan/registry/registry.h"
+#include "tests/parallel/pipeline_order.h"
+
 namespace caravan::testing::draw_pipeline_test {
 namespace {
 
@@ -31,10 +34,10 @@ int count(const std::string& text, const std::string& part) {
 }
 
 TEST(PipelineText, IsARowForEachRank) {
-  EXPECT_EQ(to_text(of_even_stages(one_f_one_b(2, 3)), 160),
+  EXPECT_EQ(to_text(of_even_stages(order_of("1f1b", 2, 3)), 160),
             "rank 0 F0 F1 ......B0    F2 B1    ...B2    \n"
             "rank 1 ...F0 B0    F1 B1    F2 B2    ......\n");
-  EXPECT_EQ(to_text(of_even_stages(with_recompute(gpipe(2, 2))), 160),
+  EXPECT_EQ(to_text(of_even_stages(with_recompute(order_of("gpipe", 2, 2))), 160),
             "rank 0 F0 F1 C0 .........B0    C1 B1    \n"
             "rank 1 ...F0 F1 C0 B0    C1 B1    ......\n");
 }
@@ -42,14 +45,14 @@ TEST(PipelineText, IsARowForEachRank) {
 /// The letter of a cell outlives its number, and rows end together.
 TEST(PipelineText, FitsItsWidth) {
   for (const int width : {40, 80, 160}) {
-    const std::vector<std::string> rows = lines_of(to_text(of_even_stages(zero_bubble_h2(8, 32)), width));
+    const std::vector<std::string> rows = lines_of(to_text(of_even_stages(order_of("zb-h2", 8, 32)), width));
     ASSERT_EQ(rows.size(), 8U);
     for (const std::string& row : rows) {
       EXPECT_LE(row.size(), static_cast<size_t>(width));
       EXPECT_EQ(row.size(), rows.front().size());
     }
   }
-  const std::string narrow = to_text(of_even_stages(one_f_one_b(2, 3)), 22);
+  const std::string narrow = to_text(of_even_stages(order_of("1f1b", 2, 3)), 22);
   EXPECT_THAT(narrow, HasSubstr("F"));
   EXPECT_THAT(narrow, Not(HasSubstr("F0 ")));
 }
@@ -81,8 +84,9 @@ void expect_well_formed(const std::string& xml) {
 }
 
 TEST(PipelineDrawing, HasEveryPassAndMessage) {
-  for (const PipelineOrder& order : {gpipe(1, 1), one_f_one_b(3, 4), interleaved(2, 4, 3), zero_bubble_v(4, 9),
-                                     with_recompute(one_f_one_b(4, 8)), pipedream(3, 5)}) {
+  for (const PipelineOrder& order :
+       {order_of("gpipe", 1, 1), order_of("1f1b", 3, 4), order_of("interleaved", 2, 4, 3), order_of("zb-v", 4, 9),
+        with_recompute(order_of("1f1b", 4, 8)), order_of("pipedream", 3, 5)}) {
     const Timeline timeline = of_even_stages(order);
     const std::string svg = to_svg(timeline, order.rank_of_stage, "a < b & c > d");
     expect_well_formed(svg);
@@ -103,7 +107,7 @@ TEST(PipelineDrawing, HasEveryPassAndMessage) {
 TEST(PipelineText, IsThatOfTheDocuments) {
   std::ostringstream page;
   page << std::ifstream(CARAVAN_SOURCE_DIR "/docs/pipeline_schedules.md").rdbuf();
-  for (const std::string& schedule : pipeline_schedules()) {
+  for (const std::string& schedule : names_of("pipeline")) {
     const bool has_chunks = schedule == "interleaved" || schedule == "zb-v";
     const PipelineChoice choice{
         .degree = 4, .schedule = schedule, .micro_batches = 4, .stages_per_rank = has_chunks ? 2 : 1};

@@ -2,12 +2,40 @@
 
 #include <gtest/gtest.h>
 
+#include "caravan/registry/registry.h"
+#include "tests/parallel/pipeline_order.h"
+
 namespace caravan::testing::pipeline_test {
 namespace {
 
 PipelineChoice choice_of(const std::string& schedule, int64_t ranks, int64_t chunks = 2) {
   const bool has_chunks = schedule == "interleaved" || schedule == "zb-v";
   return {.degree = ranks, .schedule = schedule, .stages_per_rank = has_chunks ? chunks : 1};
+}
+
+/// How long each rank waits in a step (for zb-h2 and zb-v: between its first and its last pass) where all stages cost
+/// `cost` (Qi et al., arXiv 2401.10241, table 1):
+///   naive           m (p-1)(F+B+W)
+///   gpipe, 1f1b     (p-1)(F+B+W)
+///   interleaved     (p-1)(F+B+W), of one of its smaller stages
+///   zb-h1           (p-1)(F+B-W), if m >= p and F >= W, B >= W
+///   zb-h2, zb-v     0, if m >= 2p-1 and F = B = W
+///   pipedream(-2bw) (p-1)(F+B+W) in a window of any number of steps: while it fills and drains
+/// Nothing for other conditions.
+std::optional<double> bubble_formula(const PipelineChoice& choice, int64_t num_micro_batches, const StageCost& cost) {
+  const auto p = static_cast<double>(choice.degree);
+  const auto m = static_cast<double>(num_micro_batches);
+  const double all = cost.forward + cost.backward + cost.weight;
+  const bool is_even = cost.forward == cost.backward && cost.backward == cost.weight;
+  if (choice.schedule == "naive") return m * (p - 1) * all;
+  if (choice.schedule == "zb-h1") {
+    const bool waits_for_weights = cost.forward >= cost.weight && cost.backward >= cost.weight;
+    return m >= p && waits_for_weights ? std::optional((p - 1) * (all - 2 * cost.weight)) : std::nullopt;
+  }
+  if (choice.schedule == "zb-h2" || choice.schedule == "zb-v") {
+    return m >= 2 * p - 1 && is_even ? std::optional(0.0) : std::nullopt;
+  }
+  return (p - 1) * all;
 }
 
 Timeline simulated(const PipelineChoice& choice, int micro_batches, const StageCost& cost) {
@@ -19,12 +47,12 @@ Timeline simulated(const PipelineChoice& choice, int micro_batches, const StageC
 TEST(Bubble, IsThatOfTheFormula) {
   const std::vector<StageCost> costs{
       {}, {.forward = 1, .backward = 1.5, .weight = 1}, {.forward = 2, .backward = 3, .weight = 1.5}};
-  for (const std::string& schedule : pipeline_schedules()) {
+  for (const std::string& schedule : names_of("pipeline")) {
     for (int p = 2; p <= 8; ++p) {
       for (const int m : {1, p - 1, p, 2 * p - 1, 2 * p, 3 * p, 32}) {
         for (const StageCost& cost : costs) {
           const PipelineChoice choice = choice_of(schedule, p);
-          if (!choice.wrong_with({.layers = 100}, m).empty()) continue;
+          if (choice.misfit({.layers = 100}, m)) continue;
           const auto formula = bubble_formula(choice, m, cost);
           if (!formula) continue;
           const Timeline timeline = simulated(choice, m, cost);
@@ -78,22 +106,22 @@ TEST(HeldActivations, AreThoseOfTheTable) {
 }
 
 TEST(HeldActivations, OfARecomputedStageAreItsInputs) {
-  const auto held = held_activations(with_recompute(gpipe(4, 8)));
+  const auto held = held_activations(with_recompute(order_of("gpipe", 4, 8)));
   for (const HeldActivations& rank : held) {
     EXPECT_EQ(rank.activations, 1);
     EXPECT_EQ(rank.inputs, 8);
   }
-  EXPECT_EQ(held_activations(with_recompute(one_f_one_b(4, 8)))[3].inputs, 0) << "its backward follows at once";
-  EXPECT_EQ(held_activations(with_recompute(one_f_one_b(4, 8)))[0].inputs, 4);
+  EXPECT_EQ(held_activations(with_recompute(order_of("1f1b", 4, 8)))[3].inputs, 0) << "its backward follows at once";
+  EXPECT_EQ(held_activations(with_recompute(order_of("1f1b", 4, 8)))[0].inputs, 4);
 }
 
 /// A recompute stands before the receive of its gradient: it runs while that is not there.
 TEST(Recompute, FillsTheBubble) {
   const std::vector<StageCost> costs(4);
-  const Timeline timeline = simulate(with_recompute(one_f_one_b(4, 8)), costs);
+  const Timeline timeline = simulate(with_recompute(order_of("1f1b", 4, 8)), costs);
   const double work = 8 * 3 + 8;  // of the first rank, with recompute
   EXPECT_LT(timeline.total - work, 9 + 3) << "less than the bubble of backwards that recompute first";
-  EXPECT_LT(timeline.total, simulate(one_f_one_b(4, 8), std::vector<StageCost>(4, {.backward = 2})).total);
+  EXPECT_LT(timeline.total, simulate(order_of("1f1b", 4, 8), std::vector<StageCost>(4, {.backward = 2})).total);
 }
 
 TEST(Simulation, CountsWhatRanksSend) {

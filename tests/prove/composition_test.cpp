@@ -14,9 +14,10 @@
 #include "caravan/module/plan.h"
 #include "caravan/parallel/context_parallel.h"
 #include "caravan/parallel/ddp.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/make_strategy.h"
 #include "tests/parallel/gradients_before_keys.h"
+#include "tests/parallel/technique.h"
 #include "tests/prove/expect_holds.h"
 
 namespace caravan::testing::composition_test {
@@ -71,7 +72,7 @@ ProveCase to_prove(const Case& of) {
   model.context = of.context.degree == 3 ? 12 : 16;
   if (of.experts > 0) model.moe = {.experts = 4, .top_k = 2, .balance_loss = 0.1};
   if (of.has_adapters) model.lora = {.rank = 4, .alpha = 2, .targets = {"query", "value"}};
-  StrategyChoice choice{.data_parallel = {.technique = of.technique, .share = "off"},
+  StrategyChoice choice{.data_parallel = with(technique_of(of.technique), {{"share", "off"}}),
                         .context_parallel = of.context,
                         .overlap = of.overlaps};
   std::vector<AxisSize> axes;

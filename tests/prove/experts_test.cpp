@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/make_strategy.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::experts_test {
 namespace {
@@ -32,7 +33,9 @@ constexpr MoeConfig kGated{.experts = 8, .normalize = false, .shared_hidden = 6,
 constexpr MoeConfig kLimited{.experts = 4, .capacity = 0.75, .balance_loss = 0.1};
 constexpr MoeConfig kBatch{.experts = 4, .balance = BalanceScope::batch, .balance_loss = 0.1};
 
-StrategyChoice technique(const std::string& name) { return {.data_parallel = {.technique = name, .share = "off"}}; }
+StrategyChoice technique(const std::string& name) {
+  return {.data_parallel = with(technique_of(name), {{"share", "off"}})};
+}
 
 StrategyChoice context(const std::string& kind, int64_t exchange = 0) {
   return {.context_parallel = {.kind = kind, .exchange = exchange}};

@@ -6,9 +6,11 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
+#include "caravan/registry/registry.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/recipe.h"
+#include "tests/parallel/technique.h"
 #include "tests/prove/expect_holds.h"
 
 namespace caravan::testing::pipeline_test {
@@ -18,7 +20,7 @@ using Kind = RecomputeChoice::Kind;
 
 /// Schedules in which all stages update at the end of a step.
 std::vector<std::string> flush_schedules() {
-  std::vector<std::string> names = pipeline_schedules();
+  std::vector<std::string> names = names_of("pipeline");
   std::erase_if(names, [](const std::string& name) { return PipelineChoice{.schedule = name}.is_asynchronous(); });
   return names;
 }
@@ -101,28 +103,29 @@ TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) { expect_every(prod
 
 std::vector<Case> beside_data() {
   std::vector<Case> all;
-  const std::vector<DataParallelChoice> choices{
-      {.technique = "ddp"},
-      {.technique = "zero1", .share = "off"},
-      {.technique = "zero1", .share = "on"},
-      {.technique = "zero2", .share = "off"},
-      {.technique = "zero2", .accumulate = "full", .share = "on"},
-      {.technique = "zero3", .share = "off"},
-      {.technique = "zero3", .reshard_after_forward = false, .share = "off"},
-      {.technique = "zero3", .units = {"blocks.*.mlp"}, .prefetch = 2, .accumulate = "full", .share = "off"},
-      {.technique = "zero3", .reshard_after_forward = false, .prefetch = 0, .accumulate = "full", .share = "off"},
-      {.technique = "zero3", .share = "on"},
-      {.technique = "param_server", .share = "off", .servers = 1},
-      {.technique = "hsdp", .shard = 2, .share = "off"},
+  const std::vector<Setting> choices{
+      technique_of("ddp"),
+      technique_of("zero1", {{"share", "off"}}),
+      technique_of("zero1", {{"share", "on"}}),
+      technique_of("zero2", {{"share", "off"}}),
+      technique_of("zero2", {{"accumulate", "full"}, {"share", "on"}}),
+      technique_of("zero3", {{"share", "off"}}),
+      technique_of("zero3", {{"reshard_after_forward", false}, {"share", "off"}}),
+      technique_of("zero3", {{"units", "blocks.*.mlp"}, {"prefetch", 2}, {"accumulate", "full"}, {"share", "off"}}),
+      technique_of("zero3",
+                   {{"reshard_after_forward", false}, {"prefetch", 0}, {"accumulate", "full"}, {"share", "off"}}),
+      technique_of("zero3", {{"share", "on"}}),
+      technique_of("param_server", {{"share", "off"}, {"servers", 1}}),
+      technique_of("hsdp", {{"shard", 2}, {"share", "off"}}),
   };
-  for (const DataParallelChoice& data : choices) {
+  for (const Setting& data : choices) {
     for (const std::string& schedule : flush_schedules()) {
       for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
         for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
           Case one{.choice = {.data_parallel = data, .pipeline = pipeline_of(schedule, 2)},
                    .kind = kind,
-                   .others = {{"dp", data.has_groups() ? 4 : 2}},
-                   .beside = data.technique};
+                   .others = {{"dp", data.name() == "hsdp" ? 4 : 2}},
+                   .beside = data.name()};
           one.choice.recompute.kind = recompute;
           all.push_back(one);
         }
@@ -160,7 +163,7 @@ std::vector<Case> beside_splits() {
       for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
         for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
           for (const char* technique : {"ddp", "zero2", "zero3"}) {
-            Case one{.choice = {.data_parallel = {.technique = technique, .share = "off"},
+            Case one{.choice = {.data_parallel = with(technique_of(technique), {{"share", "off"}}),
                                 .tensor_parallel = split.tensor,
                                 .context_parallel = split.context,
                                 .expert_parallel = split.experts,

@@ -15,6 +15,7 @@
 #include "caravan/parallel/pipeline_file.h"
 #include "caravan/prove/prove_recipe.h"
 #include "tests/mesh/refusal.h"
+#include "tests/parallel/pipeline_order.h"
 
 namespace caravan::testing::recipe_test {
 namespace {
@@ -126,7 +127,7 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
 /// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
 TEST(ProveRecipe, TakesTheTableOfAPipelineAsItIs) {
   Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
-  recipe.pipeline.table = to_text(gpipe(2, 4));  // as load_recipe reads it
+  recipe.pipeline.table = to_text(order_of("gpipe", 2, 4));  // as load_recipe reads it
   const RecipeProof proof = proof_of(recipe);
   EXPECT_TRUE(proof.holds()) << proof.parts.back().proof.to_string();
   EXPECT_EQ(proof.parts.front().what.num_micro_batches, 4);

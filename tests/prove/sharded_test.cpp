@@ -6,34 +6,35 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/recipe.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::sharded_test {
 namespace {
 
 struct Variant {
   const char* name;
-  DataParallelChoice choice;
+  Setting choice;
 };
 
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> all{
-      {"zero1", {.technique = "zero1", .share = "off"}},
-      {"zero1_shared", {.technique = "zero1", .prefetch = 2, .share = "on"}},
-      {"zero2", {.technique = "zero2", .prefetch = 0, .share = "off"}},
-      {"zero2_full_shared", {.technique = "zero2", .accumulate = "full", .share = "on"}},
-      {"zero3", {.technique = "zero3", .share = "off"}},
-      {"zero3_kept", {.technique = "zero3", .reshard_after_forward = false, .prefetch = 0, .share = "off"}},
-      {"zero3_small_units", {.technique = "zero3", .units = {"blocks.*.mlp"}, .prefetch = 2, .share = "off"}},
-      {"zero3_full", {.technique = "zero3", .prefetch = 0, .accumulate = "full", .share = "off"}},
-      {"zero3_shared", {.technique = "zero3", .share = "on"}},
-      {"one_server", {.technique = "param_server", .share = "off", .servers = 1}},
-      {"servers_shared", {.technique = "param_server", .accumulate = "full", .share = "on"}},
-      {"replicas", {.technique = "replicas"}},
-      {"hsdp", {.technique = "hsdp", .shard = 2, .share = "off"}},
-      {"hsdp_shared", {.technique = "hsdp", .shard = 2, .accumulate = "full", .share = "on"}},
+      {"zero1", technique_of("zero1", {{"share", "off"}})},
+      {"zero1_shared", technique_of("zero1", {{"prefetch", 2}, {"share", "on"}})},
+      {"zero2", technique_of("zero2", {{"prefetch", 0}, {"share", "off"}})},
+      {"zero2_full_shared", technique_of("zero2", {{"accumulate", "full"}, {"share", "on"}})},
+      {"zero3", technique_of("zero3", {{"share", "off"}})},
+      {"zero3_kept", technique_of("zero3", {{"reshard_after_forward", false}, {"prefetch", 0}, {"share", "off"}})},
+      {"zero3_small_units", technique_of("zero3", {{"units", "blocks.*.mlp"}, {"prefetch", 2}, {"share", "off"}})},
+      {"zero3_full", technique_of("zero3", {{"prefetch", 0}, {"accumulate", "full"}, {"share", "off"}})},
+      {"zero3_shared", technique_of("zero3", {{"share", "on"}})},
+      {"one_server", technique_of("param_server", {{"share", "off"}, {"servers", 1}})},
+      {"servers_shared", technique_of("param_server", {{"accumulate", "full"}, {"share", "on"}})},
+      {"replicas", technique_of("replicas")},
+      {"hsdp", technique_of("hsdp", {{"shard", 2}, {"share", "off"}})},
+      {"hsdp_shared", technique_of("hsdp", {{"shard", 2}, {"accumulate", "full"}, {"share", "on"}})},
   };
   return all;
 }
@@ -55,10 +56,10 @@ INSTANTIATE_TEST_SUITE_P(Techniques, Sharded, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Sharded, Holds) {
-  const DataParallelChoice& choice = GetParam().choice;
+  const Setting& choice = GetParam().choice;
   size_t which = 0;
   for (const int ranks : {1, 2, 3, 4}) {
-    if (choice.technique == "hsdp" && ranks != 4) continue;
+    if (choice.name() == "hsdp" && ranks != 4) continue;
     for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
       for (const int num_micro_batches : {1, 3}) {
         const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];

@@ -5,9 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/recipe.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::split_product_test {
 namespace {
@@ -59,7 +60,7 @@ ModelConfig model_of(const Split& split, ModelKind kind, bool is_tied) {
 }
 
 ProveCase case_of(const Split& split, ModelKind kind, bool is_tied, at::ScalarType dtype, const char* beside, int dp) {
-  StrategyChoice choice{.data_parallel = {.technique = beside, .share = "off"},
+  StrategyChoice choice{.data_parallel = with(technique_of(beside), {{"share", "off"}}),
                         .tensor_parallel = split.tensor,
                         .context_parallel = split.context,
                         .overlap = std::string(beside) != "zero3"};

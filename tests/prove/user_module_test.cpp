@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "caravan/registry/registry.h"
+#include "tests/parallel/technique.h"
 #include "tests/parallel/user_net.h"
 
 namespace caravan::testing::user_module_test {
@@ -16,7 +18,7 @@ double tolerance(const UserRun& run) { return run.dtype == at::kDouble ? 1e-10 :
 
 std::vector<UserRun> product() {
   std::vector<UserRun> all;
-  for (const std::string& technique : data_parallel_techniques()) {
+  for (const std::string& technique : names_of("data_parallel")) {
     for (const int ranks : {1, 2, 3, 4}) {
       if (technique == "hsdp" && ranks != 4) continue;
       for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
@@ -24,12 +26,11 @@ std::vector<UserRun> product() {
           for (const char* share : {"off", "auto"}) {
             for (const char* accumulate : {"sharded", "full"}) {
               for (const bool has_units : {true, false}) {
-                const DataParallelChoice choice{.technique = technique,
-                                                .shard = technique == "hsdp" ? 2 : 0,
-                                                .accumulate = accumulate,
-                                                .share = share};
-                if (!choice.is_sharded() && choice.share != "off") continue;
-                if (!choice.shards_gradients() && choice.accumulate != "sharded") continue;
+                const Setting choice =
+                    with(technique_of(technique), {{"shard", 2}, {"accumulate", accumulate}, {"share", share}});
+                if (technique == "ddp" && choice.text("share") != "off") continue;
+                const bool has_whole_gradients = technique == "ddp" || technique == "zero1";
+                if (has_whole_gradients && choice.text("accumulate") != "sharded") continue;
                 all.push_back(
                     {.ranks = ranks,
                      .choice = choice,

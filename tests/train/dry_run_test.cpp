@@ -4,11 +4,11 @@
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
-#include "caravan/parallel/make_strategy.h"
 #include "caravan/plan/experts.h"
 #include "caravan/plan/memory.h"
 #include "caravan/plan/stages.h"
 #include "caravan/plan/tensor.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/step.h"
 
 namespace caravan::testing::dry_run_test {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/memory_counter.h"
-#include "caravan/parallel/techniques.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 
@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 std::vector<std::string> keys_of(const std::string& technique, int ranks) {
   std::vector<std::string> keys{"mesh.dp=" + std::to_string(ranks), "data_parallel.technique=" + technique};
   if (technique == "hsdp") keys.push_back("data_parallel.shard=2");
-  if (DataParallelChoice{.technique = technique}.may_share()) keys.push_back("data_parallel.share=off");
+  const std::vector<std::string> sharing = names_with_key("data_parallel", "share");
+  if (std::ranges::find(sharing, technique) != sharing.end()) keys.push_back("data_parallel.share=off");
   if (technique == "replicas") keys.push_back("comm.backend=thread");
   return keys;
 }
@@ -37,7 +38,7 @@ void on_state(const TinyRuns& runs, const Recipe& recipe, int ranks, const RunOr
 /// Every ordered pair of techniques, and of numbers of ranks.
 TEST(Reshard, EveryTechniqueLoadsWhatEveryOtherHasSaved) {
   const TinyRuns runs;
-  const std::vector<std::string>& techniques = data_parallel_techniques();
+  const std::vector<std::string> techniques = names_of("data_parallel");
   const auto ranks_of = [](const std::string& technique, size_t i) {
     return technique == "hsdp" ? 4 : 1 + static_cast<int>(i % 4);
   };

@@ -7,7 +7,6 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_key.h"
-#include "caravan/train/recipe_roles.h"
 #include "tests/data/support.h"
 
 namespace caravan::resume_check_test {
@@ -15,11 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-TEST(RecipeRoles, EveryKeyHasOneAndNoOtherHas) {
-  for (const RecipeKey& key : recipe_keys()) EXPECT_NO_THROW(role_of(key.name)) << key.name;
-  EXPECT_THROW(role_of("train.step"), InternalError);
-}
 
 /// A run of this recipe, and the checkpoint it leaves after `steps` steps.
 struct Checkpointed {

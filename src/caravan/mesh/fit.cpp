@@ -13,13 +13,13 @@ namespace {
 
 Misfit not_divisible(const Placement& shard, int64_t rows, int n, const std::string& axis) {
   const std::string by = axis.empty() ? fmt::format("{}", n) : fmt::format("axis {} ({})", axis, n);
-  return {fmt::format("dim {} has {} elements, not divisible by {}", shard.dim(), rows, by),
+  return {"", fmt::format("dim {} has {} elements, not divisible by {}", shard.dim(), rows, by),
           fmt::format("pad the dim to {}, or choose {} from {}", (rows / n + 1) * n, axis.empty() ? "the degree" : axis,
                       divisors_near(rows, n))};
 }
 
 Misfit wrong_sum(const Placement& shard, int64_t rows, int64_t sum) {
-  return {fmt::format("dim {} has {} elements, {} places {}", shard.dim(), rows, shard.to_string(), sum),
+  return {"", fmt::format("dim {} has {} elements, {} places {}", shard.dim(), rows, shard.to_string(), sum),
           fmt::format("give sizes that add up to {}", rows)};
 }
 
@@ -34,7 +34,7 @@ std::optional<Misfit> misfit(const Placement& shard, int64_t rows, int n, std::s
   const std::string whose = name.empty() ? "the axis" : "axis " + name;
   if (shard.owner() >= n) {
     return Misfit{
-        fmt::format("{} names an owner, but the coordinates of {} are 0 to {}", shard.to_string(), whose, n - 1),
+        "", fmt::format("{} names an owner, but the coordinates of {} are 0 to {}", shard.to_string(), whose, n - 1),
         fmt::format("choose an owner from 0 to {}", n - 1)};
   }
   if (shard.owner() >= 0) {
@@ -43,7 +43,7 @@ std::optional<Misfit> misfit(const Placement& shard, int64_t rows, int n, std::s
   }
   if (static_cast<int>(shard.sizes().size()) != n) {
     return Misfit{
-        fmt::format("{} has {} sizes, {} has {} coordinates", shard.to_string(), shard.sizes().size(), whose, n),
+        "", fmt::format("{} has {} sizes, {} has {} coordinates", shard.to_string(), shard.sizes().size(), whose, n),
         "give one size for each coordinate"};
   }
   const int64_t sum = std::accumulate(shard.sizes().begin(), shard.sizes().end(), int64_t{0});

@@ -6,15 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/base/misfit.h"
 #include "caravan/mesh/placement.h"
 
 namespace caravan {
-
-/// Why a shard cannot split a dim, as the parts of an error message.
-struct Misfit {
-  std::string fact;
-  std::string action;
-};
 
 /// Checks that an axis of `n` coordinates named `axis` ("" if unnamed) can split `rows` rows of shard.dim(). Texts are
 /// built only when they do not fit.

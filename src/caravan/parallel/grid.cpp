@@ -46,9 +46,9 @@ int64_t grid_side(std::string_view kind, int64_t ranks, int64_t depth) {
   return 0;
 }
 
-std::string wrong_with_ranks(std::string_view kind, int64_t ranks, int64_t depth) {
-  if (depth < 1) return fmt::format("a depth of {}: use 1 or more", depth);
-  if (grid_side(kind, ranks, depth) > 0) return "";
+std::optional<Misfit> misfit_of_ranks(std::string_view kind, int64_t ranks, int64_t depth) {
+  if (depth < 1) return Misfit{"tensor_parallel.depth", fmt::format("a depth of {}", depth), "use 1 or more"};
+  if (grid_side(kind, ranks, depth) > 0) return std::nullopt;
   int64_t side = 1;
   while (power(kind, side + 1, depth) <= ranks) ++side;
   const int64_t below = power(kind, side, depth);
@@ -56,15 +56,15 @@ std::string wrong_with_ranks(std::string_view kind, int64_t ranks, int64_t depth
   const std::string what = kind == "3d"   ? "cube"
                            : kind == "2d" ? "square"
                                           : fmt::format("square times a depth of {}", depth);
-  return fmt::format("{} ranks are not a {}: use {}", ranks, what,
-                     below > ranks ? fmt::format("{}", below) : fmt::format("{} or {}", below, above));
+  return Misfit{"mesh.tp", fmt::format("{} ranks are not a {}", ranks, what),
+                below > ranks ? fmt::format("use {}", below) : fmt::format("use {} or {}", below, above)};
 }
 
-std::string wrong_with_grid(std::string_view kind, const ModelConfig& config, int64_t side) {
+std::optional<Misfit> misfit_of_grid(std::string_view kind, const ModelConfig& config, int64_t side) {
   const int64_t parts = parts_of_width(kind, side);
   const auto wrong = [&](const char* what, int64_t count, int64_t divisor) {
-    return fmt::format("a grid of side {} divides {} {} by {}: use a side of {}", side, count, what, divisor,
-                       sides_text(kind, config));
+    return Misfit{"mesh.tp", fmt::format("a grid of side {} divides {} {} by {}", side, count, what, divisor),
+                  "use a side of " + sides_text(kind, config)};
   };
   if (config.heads % side != 0) return wrong("heads", config.heads, side);
   if (config.num_kv_heads() % side != 0) return wrong("heads of keys and values", config.num_kv_heads(), side);
@@ -73,20 +73,22 @@ std::string wrong_with_grid(std::string_view kind, const ModelConfig& config, in
   if (config.vocabulary > 0 && config.vocabulary < side)
     return wrong("rows of the vocabulary", config.vocabulary, side);
   if (config.lora.is_used() && kind == "3d") {
-    return "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers: use 2d";
+    return Misfit{"tensor_parallel.kind",
+                  "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers",
+                  "use 2d"};
   }
   if (config.lora.rank % side != 0) {
-    return fmt::format("a grid of side {} divides adapters of rank {}: use a rank of {}", side, config.lora.rank,
-                       multiples_text(config.lora.rank, side));
+    return Misfit{"lora.rank", fmt::format("a grid of side {} divides adapters of rank {}", side, config.lora.rank),
+                  "use a rank of " + multiples_text(config.lora.rank, side)};
   }
-  return "";
+  return std::nullopt;
 }
 
-std::string wrong_with_rows(std::string_view kind, int64_t rows, int64_t side, int64_t depth) {
+std::optional<Misfit> misfit_of_rows(std::string_view kind, int64_t rows, int64_t side, int64_t depth) {
   const int64_t parts = kind == "3d" ? side * side : side * depth;
-  if (rows > 0 && rows % parts == 0) return "";
-  return fmt::format("{} sequences of a micro-batch are split in {} parts: use {}", rows, parts,
-                     multiples_text(rows, parts));
+  if (rows > 0 && rows % parts == 0) return std::nullopt;
+  return Misfit{"train.micro_batch", fmt::format("{} sequences of a micro-batch are split in {} parts", rows, parts),
+                "use " + multiples_text(rows, parts)};
 }
 
 }  // namespace caravan

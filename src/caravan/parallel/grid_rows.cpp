@@ -124,12 +124,12 @@ void check_grid(const std::string& plan, std::string_view kind, const ModelConfi
     ranks *= axis.size();
     is_even &= axis.size() == axes.front().size();
   }
-  std::string wrong = is_even ? "" : wrong_with_ranks(kind, ranks);
-  if (!is_even && wrong.empty()) wrong = fmt::format("axes of different sizes: use {} each", grid_side(kind, ranks));
-  if (wrong.empty()) wrong = wrong_with_grid(kind, config, axes.front().size());
-  if (wrong.empty()) return;
-  const size_t colon = wrong.rfind(": ");
-  throw UsageError({plan, names, wrong.substr(0, colon), axes.front().where(), wrong.substr(colon + 2)});
+  std::optional<Misfit> misfit = is_even ? std::nullopt : misfit_of_ranks(kind, ranks);
+  if (!is_even && !misfit) {
+    misfit = Misfit{"mesh.tp", "axes of different sizes", fmt::format("use {} each", grid_side(kind, ranks))};
+  }
+  if (!misfit) misfit = misfit_of_grid(kind, config, axes.front().size());
+  if (misfit) throw UsageError({plan, names, misfit->fact, axes.front().where(), misfit->action});
 }
 
 }  // namespace caravan

@@ -7,29 +7,54 @@
 
 #include "caravan/base/text.h"
 #include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/registry/registry.h"
 
 namespace caravan {
 namespace {
 
-/// What is wrong with a table of its own.
-std::string misfit_of_table(const PipelineOrder& order, int64_t degree, int64_t num_micro_batches) {
+/// Why a table of its own does not fit.
+std::optional<Misfit> misfit_of_table(const PipelineOrder& order, int64_t degree, int64_t num_micro_batches) {
   if (static_cast<int64_t>(order.ranks.size()) != degree) {
-    return fmt::format("the table of pipeline.schedule has {} ranks, mesh.pp is {}; use mesh.pp = {}",
-                       order.ranks.size(), degree, order.ranks.size());
+    return Misfit{"pipeline.schedule", fmt::format("the table has {} ranks, mesh.pp is {}", order.ranks.size(), degree),
+                  fmt::format("use mesh.pp = {}", order.ranks.size())};
   }
   int64_t count = 0;
   for (const Pass& pass : order.ranks.front()) count = std::max<int64_t>(count, pass.micro_batch + 1);
-  if (num_micro_batches == 0 || count == num_micro_batches) return "";
-  return fmt::format(
-      "the table of pipeline.schedule has {} micro-batches, and the step {}; use "
-      "pipeline.micro_batches = {}",
-      count, num_micro_batches, count);
+  if (num_micro_batches == 0 || count == num_micro_batches) return std::nullopt;
+  return Misfit{"pipeline.schedule",
+                fmt::format("the table has {} micro-batches, and the step {}", count, num_micro_batches),
+                fmt::format("use pipeline.micro_batches = {}", count)};
+}
+
+/// What has as many stages on each rank.
+std::string schedules_of(int64_t stages) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_of("pipeline")) {
+    const PipelineSchedule& schedule = schedule_of({.schedule = entry.name});
+    if (schedule.least_stages <= stages && stages <= schedule.most_stages) names.push_back(entry.name);
+  }
+  return "use pipeline.schedule = \"" + join(names, "\" or \"") + "\"";
+}
+
+std::optional<Misfit> misfit_of_stages(const PipelineChoice& choice) {
+  const PipelineSchedule& schedule = schedule_of(choice);
+  const int64_t chunks = choice.chunks();
+  if (schedule.least_stages <= chunks && chunks <= schedule.most_stages) return std::nullopt;
+  const bool has_one = schedule.most_stages == 1;
+  return Misfit{
+      has_one ? "pipeline.schedule" : "pipeline.stages_per_rank",
+      fmt::format("{} has {} stage{} on each rank, not {}", choice.schedule,
+                  schedule.most_stages == kAnyStages ? fmt::format("{} or more", schedule.least_stages)
+                                                     : std::to_string(schedule.least_stages),
+                  has_one ? "" : "s", chunks),
+      has_one ? schedules_of(chunks) : fmt::format("use pipeline.stages_per_rank = {}", schedule.least_stages)};
 }
 
 /// What has at most as many stages as there are layers.
 std::string fewer_stages(const PipelineChoice& choice, int64_t layers) {
   const int64_t fewer_each = layers / choice.degree;
-  if (choice.schedule == "interleaved" && fewer_each >= 2) {
+  const bool has_any = !choice.is_file() && schedule_of(choice).most_stages == kAnyStages;
+  if (has_any && fewer_each >= schedule_of(choice).least_stages) {
     return fmt::format("use pipeline.stages_per_rank = {}", fewer_each);
   }
   const int64_t fewer_ranks = layers / choice.chunks();
@@ -38,12 +63,6 @@ std::string fewer_stages(const PipelineChoice& choice, int64_t layers) {
 }
 
 }  // namespace
-
-const std::vector<std::string>& pipeline_schedules() {
-  static const std::vector<std::string> names{"1f1b",  "gpipe", "naive",     "interleaved",  "zb-h1",
-                                              "zb-h2", "zb-v",  "pipedream", "pipedream-2bw"};
-  return names;
-}
 
 const std::vector<std::string>& pipeline_cuts() {
   static const std::vector<std::string> names{"flops", "layers", "measured"};
@@ -57,48 +76,41 @@ std::vector<int64_t> even_layers(int64_t layers, int64_t stages) {
   return counts;
 }
 
-std::string PipelineChoice::wrong_with(const ModelConfig& model, int64_t num_micro_batches) const {
-  int64_t stages = num_stages();
+bool PipelineChoice::is_asynchronous() const {
+  if (is_file() || find_entry("pipeline", schedule) == nullptr) return false;  // a path that is not read yet
+  return schedule_of(*this).updates != PipelineSchedule::Updates::none;
+}
+
+int64_t PipelineChoice::chunks() const {
+  return stages_per_rank > 0 ? stages_per_rank : schedule_of(*this).least_stages;
+}
+
+std::optional<Misfit> PipelineChoice::misfit(const ModelConfig& model, int64_t num_micro_batches) const {
+  int64_t stages = 0;
   if (is_file()) {
     const PipelineOrder order = pipeline_order(*this, 1);
     stages = order.num_stages();
-    if (std::string wrong = misfit_of_table(order, degree, num_micro_batches); !wrong.empty()) return wrong;
-  } else if (schedule == "interleaved" && chunks() < 2) {
-    return "interleaved needs 2 or more stages on each rank; use pipeline.stages_per_rank = 2";
-  } else if (schedule == "zb-v" && chunks() != 2) {
-    return "zb-v needs 2 stages on each rank; use pipeline.stages_per_rank = 2";
-  } else if (schedule != "interleaved" && schedule != "zb-v" && chunks() != 1) {
-    return fmt::format("{} has one stage on each rank, not {}; use pipeline.schedule = \"interleaved\"", schedule,
-                       chunks());
+    if (auto misfit = misfit_of_table(order, degree, num_micro_batches)) return misfit;
+  } else {
+    stages = num_stages();
+    if (auto misfit = misfit_of_stages(*this)) return misfit;
   }
   if (stages > model.layers) {
-    return fmt::format("{} stages for {} layers: each has one at least; {}", stages, model.layers,
-                       fewer_stages(*this, model.layers));
+    return Misfit{"mesh.pp", fmt::format("{} stages for {} layers: each has one at least", stages, model.layers),
+                  fewer_stages(*this, model.layers)};
   }
   if (!layers.empty()) {
     const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0});
     const bool has_empty = std::find_if(layers.begin(), layers.end(), [](int64_t n) { return n < 1; }) != layers.end();
     if (static_cast<int64_t>(layers.size()) != stages || sum != model.layers || has_empty) {
-      return fmt::format("pipeline.cut = [{}] does not give {} stages one or more of {} layers each; use [{}]",
-                         join(layers), stages, model.layers, join(even_layers(model.layers, stages)));
+      return Misfit{
+          "pipeline.cut",
+          fmt::format("[{}] does not give {} stages one or more of {} layers each", join(layers), stages, model.layers),
+          fmt::format("use [{}]", join(even_layers(model.layers, stages)))};
     }
   }
-  if (num_micro_batches == 0) return "";
-  if (schedule == "interleaved" && num_micro_batches % degree != 0) {
-    return fmt::format("interleaved: {} micro-batches are not a multiple of the {} ranks of mesh.pp", num_micro_batches,
-                       degree);
-  }
-  if (schedule == "pipedream" && num_micro_batches != 1) {
-    return fmt::format(
-        "pipedream takes each batch whole, not in {} micro-batches; use pipeline.micro_batches = 1, or "
-        "\"pipedream-2bw\"",
-        num_micro_batches);
-  }
-  if (schedule == "pipedream-2bw" && num_micro_batches < degree) {
-    return fmt::format("pipedream-2bw: {} micro-batches are fewer than the {} ranks of mesh.pp", num_micro_batches,
-                       degree);
-  }
-  return "";
+  if (num_micro_batches == 0 || is_file()) return std::nullopt;
+  return schedule_of(*this).misfit_of_micro_batches(*this, num_micro_batches);
 }
 
 }  // namespace caravan

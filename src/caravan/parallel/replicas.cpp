@@ -39,6 +39,7 @@ void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& o
                     .allow_unused = options.allow_unused,
                     .buffers = options.buffers});
   strategy.name = "replicas";
+  strategy.first_rank_has_batch = true;
 }
 
 Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options) {

@@ -208,8 +208,8 @@ class Table {
 Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& options) {
   const MeshAxis axis = mesh[options.axis];
   const int degree = axis.size();
-  if (const std::string wrong = wrong_with_degree(config, degree); !wrong.empty()) {
-    throw UsageError({"tensor_1d", options.axis, wrong, mesh.where(), "change the size of the axis, or the model"});
+  if (const auto misfit = misfit_of_degree(config, degree)) {
+    throw UsageError({"tensor_1d", options.axis, misfit->fact, mesh.where(), misfit->action});
   }
   Axes axes{axis, {options.axis}};
   const auto parts = static_cast<int>(std::gcd<int64_t, int64_t>(config.num_kv_heads(), degree));

@@ -30,48 +30,51 @@ int64_t TensorParallelChoice::row_parts() const {
   return side() * (kind == "3d" ? side() : has_depth() ? depth : 1);
 }
 
-std::string TensorParallelChoice::wrong_with(const ModelConfig& model) const {
-  if (is_1d()) return wrong_with_degree(model, degree);
-  const std::string wrong = wrong_with_ranks(kind, degree, has_depth() ? depth : 1);
-  if (!wrong.empty()) return wrong;
-  if (side() == 1) return fmt::format("{} ranks with a depth of {} split no layer: use a depth of 1", degree, depth);
-  return wrong_with_grid(kind, model, side());
-}
-
-std::string ContextParallelChoice::wrong_with(const ModelConfig& model, int64_t tensor) const {
-  if (has_both() && (exchange < 2 || exchange == degree || degree % exchange != 0)) {
-    const std::string fact =
-        exchange == 0
-            ? fmt::format("kind \"both\" needs context_parallel.exchange, a proper divisor of {} ranks", degree)
-            : fmt::format("context_parallel.exchange = {} is not a proper divisor of {} ranks", exchange, degree);
-    const std::string proper = join(divisors(degree, 2, degree - 1), " or ");
-    return fact + (proper.empty() ? ": use kind \"ring\" or \"ulysses\"" : ": use " + proper);
+std::optional<Misfit> TensorParallelChoice::misfit(const ModelConfig& model) const {
+  if (is_1d()) return misfit_of_degree(model, degree);
+  if (auto misfit = misfit_of_ranks(kind, degree, has_depth() ? depth : 1)) return misfit;
+  if (side() == 1) {
+    return Misfit{"tensor_parallel.depth", fmt::format("{} ranks with a depth of {} split no layer", degree, depth),
+                  "use a depth of 1"};
   }
-  if (model.heads % (tensor * num_ulysses()) == 0) return "";
-  const std::string right = join(divisors(model.heads / std::gcd(model.heads, tensor), 2, model.heads), " or ");
-  return fmt::format("{} heads do not divide among {} ranks that exchange sequence for heads{}: use {}kind \"ring\"",
-                     model.heads, num_ulysses(), tensor > 1 ? fmt::format(" and {} of tensor parallelism", tensor) : "",
-                     right.empty() ? "" : right + " of them, or ");
+  return misfit_of_grid(kind, model, side());
 }
 
-std::string ExpertParallelChoice::wrong_with(const ModelConfig& model, const TensorParallelChoice& tensor) const {
+std::optional<Misfit> ContextParallelChoice::misfit(const ModelConfig& model, int64_t tensor) const {
+  if (has_both() && (exchange < 2 || exchange == degree || degree % exchange != 0)) {
+    const std::string proper = join(divisors(degree, 2, degree - 1), " or ");
+    return Misfit{"context_parallel.exchange",
+                  exchange == 0 ? fmt::format("is needed by kind \"both\": a proper divisor of {} ranks", degree)
+                                : fmt::format("{} is not a proper divisor of {} ranks", exchange, degree),
+                  proper.empty() ? "use kind \"ring\" or \"ulysses\"" : "use " + proper};
+  }
+  if (model.heads % (tensor * num_ulysses()) == 0) return std::nullopt;
+  const std::string right = join(divisors(model.heads / std::gcd(model.heads, tensor), 2, model.heads), " or ");
+  return Misfit{"mesh.cp",
+                fmt::format("{} heads do not divide among {} ranks that exchange sequence for heads{}", model.heads,
+                            num_ulysses(), tensor > 1 ? fmt::format(" and {} of tensor parallelism", tensor) : ""),
+                fmt::format("use {}kind \"ring\"", right.empty() ? "" : right + " of them, or ")};
+}
+
+std::optional<Misfit> ExpertParallelChoice::misfit(const ModelConfig& model, const TensorParallelChoice& tensor) const {
   const int64_t experts = model.moe.experts;
   if (experts == 0) {
-    return is_used()
-               ? fmt::format("{} ranks share the experts of a model that has none: use 1, or set moe.experts", degree)
-               : "";
+    if (!is_used()) return std::nullopt;
+    return Misfit{"mesh.ep", fmt::format("{} ranks share the experts of a model that has none", degree),
+                  "use 1, or set moe.experts"};
   }
   if (tensor.is_used() && !tensor.is_1d()) {
-    return fmt::format("tensor_parallel.kind \"{}\" has no table for experts: use \"1d\"", tensor.kind);
+    return Misfit{"tensor_parallel.kind", fmt::format("\"{}\" has no table for experts", tensor.kind), "use \"1d\""};
   }
   const int64_t others = tensor.is_used() ? tensor.degree : 1;
-  if (experts % (degree * others) == 0) return "";
+  if (experts % (degree * others) == 0) return std::nullopt;
   std::string right;
   if (experts % others == 0) right = join(divisors(experts / others, 2, experts), " or ");
-  return fmt::format(
-      "{} experts do not divide among {} ranks{}: use {}", experts, degree * others,
-      others > 1 ? fmt::format(" ({} of tensor parallelism)", others) : "",
-      right.empty() ? fmt::format("{} experts", (experts / (degree * others) + 1) * degree * others) : right);
+  if (right.empty()) right = fmt::format("{} experts", (experts / (degree * others) + 1) * degree * others);
+  return Misfit{is_used() ? "mesh.ep" : "mesh.tp",
+                fmt::format("{} experts do not divide among {} ranks{}", experts, degree * others,
+                            others > 1 ? fmt::format(" ({} of tensor parallelism)", others) : ""),
+                "use " + right};
 }
 
 std::vector<int64_t> parts_of(int64_t rows, int64_t n) {
@@ -95,14 +98,14 @@ std::string wrong_with_parts(const ModelConfig& config, int64_t degree) {
 
 }  // namespace
 
-std::string wrong_with_degree(const ModelConfig& config, int64_t degree) {
+std::optional<Misfit> misfit_of_degree(const ModelConfig& config, int64_t degree) {
   const std::string wrong = wrong_with_parts(config, degree);
-  if (wrong.empty()) return "";
+  if (wrong.empty()) return std::nullopt;
   std::vector<std::string> degrees;
   for (int64_t each = 2; each <= config.heads; ++each) {
     if (wrong_with_parts(config, each).empty()) degrees.push_back(std::to_string(each));
   }
-  return wrong + ": use " + (degrees.empty() ? "1" : join(degrees, " or "));
+  return Misfit{"mesh.tp", wrong, "use " + (degrees.empty() ? "1" : join(degrees, " or "))};
 }
 
 }  // namespace caravan

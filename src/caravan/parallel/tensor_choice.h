@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "caravan/base/misfit.h"
 #include "caravan/nn/config.h"
 
 namespace caravan {
@@ -28,8 +30,8 @@ struct TensorParallelChoice {
   int64_t head_parts() const { return is_used() ? side() : 1; }
   /// The sequences of a micro-batch are a multiple of this.
   int64_t row_parts() const;
-  /// What is wrong with splitting that model, and what to use; "" if nothing.
-  std::string wrong_with(const ModelConfig& model) const;
+  /// Why it cannot split that model.
+  std::optional<Misfit> misfit(const ModelConfig& model) const;
 };
 
 /// The section context_parallel of a recipe, and the degree that its mesh gives it.
@@ -44,8 +46,8 @@ struct ContextParallelChoice {
   int64_t num_ring() const { return degree / num_ulysses(); }
   /// A sequence is a multiple of this: a ring deals out two chunks to each rank.
   int64_t pieces() const { return degree * (num_ring() > 1 ? 2 : 1); }
-  /// What is wrong with it for that model, whose heads `tensor` ranks split; "" if nothing.
-  std::string wrong_with(const ModelConfig& model, int64_t tensor) const;
+  /// Why it cannot split sequences of that model, whose heads `tensor` ranks split.
+  std::optional<Misfit> misfit(const ModelConfig& model, int64_t tensor) const;
 };
 
 /// The experts of a mixture, over the degree that the mesh of a recipe gives them.
@@ -54,14 +56,14 @@ struct ExpertParallelChoice {
   bool is_used() const { return degree > 1; }
   /// The sequences of a micro-batch are a multiple of this: each rank routes a part of them.
   int64_t row_parts() const { return degree; }
-  /// What is wrong with it for that model, whose layers `tensor` splits too; "" if nothing.
-  std::string wrong_with(const ModelConfig& model, const TensorParallelChoice& tensor) const;
+  /// Why it cannot split the experts of that model, whose layers `tensor` splits too.
+  std::optional<Misfit> misfit(const ModelConfig& model, const TensorParallelChoice& tensor) const;
 };
 
 /// `rows` split among n ranks, in parts that differ by one at most; the first ones are the larger ones.
 std::vector<int64_t> parts_of(int64_t rows, int64_t n);
 
-/// What is wrong with splitting the layers of a model in `degree` parts, and the degrees that work; "" if nothing.
-std::string wrong_with_degree(const ModelConfig& config, int64_t degree);
+/// Why the layers of a model cannot be split in `degree` parts.
+std::optional<Misfit> misfit_of_degree(const ModelConfig& config, int64_t degree);
 
 }  // namespace caravan

@@ -63,11 +63,8 @@ double words_elements(const TensorShape& ranks, const ModelPart& part) {
   return elements;
 }
 
-/// Of PipeDream: those that micro-batches in flight have read, and the newest; one buffer is made before another is
-/// free.
 int64_t versions_of(const PipelineChoice& pipeline, int64_t rank) {
-  if (!pipeline.has_windows()) return 0;
-  return pipeline.schedule == "pipedream" ? std::max<int64_t>(pipeline.degree - rank, 2) : 3;
+  return pipeline.has_windows() ? schedule_of(pipeline).num_versions(pipeline.degree, rank) : 0;
 }
 
 /// Turns the state of a whole model into that of one of the ranks that split its layers.

@@ -103,21 +103,4 @@ Timeline simulate(const PipelineOrder& order, const std::vector<StageCost>& stag
   return Simulation(order, stages).run();
 }
 
-std::optional<double> bubble_formula(const PipelineChoice& choice, int64_t num_micro_batches, const StageCost& cost) {
-  if (choice.is_file()) return std::nullopt;
-  const auto p = static_cast<double>(choice.degree);
-  const auto m = static_cast<double>(num_micro_batches);
-  const double all = cost.forward + cost.backward + cost.weight;
-  const bool is_even = cost.forward == cost.backward && cost.backward == cost.weight;
-  if (choice.schedule == "naive") return m * (p - 1) * all;
-  if (choice.schedule == "zb-h1") {
-    const bool waits_for_weights = cost.forward >= cost.weight && cost.backward >= cost.weight;
-    return m >= p && waits_for_weights ? std::optional((p - 1) * (all - 2 * cost.weight)) : std::nullopt;
-  }
-  if (choice.schedule == "zb-h2" || choice.schedule == "zb-v") {
-    return m >= 2 * p - 1 && is_even ? std::optional(0.0) : std::nullopt;
-  }
-  return (p - 1) * all;
-}
-
 }  // namespace caravan

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "caravan/parallel/pipeline_schedule.h"
@@ -44,16 +43,5 @@ struct Timeline {
 /// backward of a stage whose order has no W computes the gradients of its weights too. Updates take no time. `stages`:
 /// by stage. Throws UsageError for an order that waits for ever.
 Timeline simulate(const PipelineOrder& order, const std::vector<StageCost>& stages);
-
-/// How long each rank waits in a step (for zb-h2 and zb-v: between its first and its last pass) by the formula of the
-/// schedule, where all stages cost `cost` (Qi et al., arXiv 2401.10241, table 1; pipeline_schedule.h):
-///   naive           m (p-1)(F+B+W)
-///   gpipe, 1f1b     (p-1)(F+B+W)
-///   interleaved     (p-1)(F+B+W), of one of its smaller stages
-///   zb-h1           (p-1)(F+B-W), if m >= p and F >= W, B >= W
-///   zb-h2, zb-v     0, if m >= 2p-1 and F = B = W
-///   pipedream(-2bw) (p-1)(F+B+W) in a window of any number of steps: while it fills and drains
-/// Nothing for other conditions, for a table of its own, and for schedules with recompute.
-std::optional<double> bubble_formula(const PipelineChoice& choice, int64_t num_micro_batches, const StageCost& cost);
 
 }  // namespace caravan

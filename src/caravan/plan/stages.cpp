@@ -74,8 +74,8 @@ std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stag
 
 std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig& model,
                                 const std::vector<double>& unit_costs) {
-  if (const std::string wrong = choice.wrong_with(model, 0); !wrong.empty()) {
-    throw UsageError({.op = "pipeline", .subject = "stages", .fact = wrong});
+  if (const auto misfit = choice.misfit(model, 0)) {
+    throw UsageError({.op = "pipeline", .subject = misfit->key, .fact = misfit->fact, .action = misfit->action});
   }
   if (!choice.layers.empty()) return by_hand(choice.layers);
   const auto stages = static_cast<int64_t>(ranks_of_stages(choice).size());

@@ -17,7 +17,7 @@ std::vector<double> unit_flops(const ModelConfig& model);
 std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stages);
 
 /// The stage of embedding, layers and head by pipeline.cut: by cost; as many layers in each, the first and the last,
-/// which have embedding and head, the fewest; or by hand. Throws UsageError as PipelineChoice::wrong_with.
+/// which have embedding and head, the fewest; or by hand. Throws UsageError as PipelineChoice::misfit.
 std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig& model,
                                 const std::vector<double>& unit_costs);
 

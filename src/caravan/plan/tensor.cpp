@@ -254,10 +254,10 @@ std::string misfit_of(const TensorShape& shape) {
   const ModelConfig& model = shape.model;
   if (is_grid(shape)) {
     if (model.moe.is_used()) return fmt::format("{} has no table for experts", shape.kind);
-    std::string wrong = wrong_with_ranks(shape.kind, shape.ranks, shape.depth);
-    if (wrong.empty()) wrong = wrong_with_grid(shape.kind, model, shape.side());
-    if (wrong.empty()) wrong = wrong_with_rows(shape.kind, shape.sequences, shape.side(), shape.depth);
-    return wrong;
+    std::optional<Misfit> misfit = misfit_of_ranks(shape.kind, shape.ranks, shape.depth);
+    if (!misfit) misfit = misfit_of_grid(shape.kind, model, shape.side());
+    if (!misfit) misfit = misfit_of_rows(shape.kind, shape.sequences, shape.side(), shape.depth);
+    return misfit ? misfit->fact + ": " + misfit->action : "";
   }
   if (model.heads % shape.ranks != 0) return fmt::format("{} ranks do not divide {} heads", shape.ranks, model.heads);
   if (splits_sequence(shape) || model.moe.experts % shape.ranks == 0) return "";

@@ -9,6 +9,7 @@
 #include "caravan/nn/loss_chunks.h"
 #include "caravan/nn/product_choice.h"
 #include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/micro_batch.h"
 
 namespace caravan {
@@ -25,11 +26,12 @@ int64_t shrink(int64_t degree) { return degree > 3 ? 2 : degree; }
 
 int64_t ranks_of(const Recipe& recipe) {
   if (const int set = recipe_ranks(recipe); set > 0) return set;
-  return recipe.data_parallel.has_groups() ? std::max<int64_t>(2 * recipe.data_parallel.shard, 2) : 2;
+  return recipe.data_parallel.entry().least_ranks(recipe.data_parallel);
 }
 
 bool names_modules(const Recipe& recipe) {
-  return recipe.memory.recompute.kind == RecomputeChoice::Kind::modules || !recipe.data_parallel.units.empty() ||
+  return recipe.memory.recompute.kind == RecomputeChoice::Kind::modules ||
+         !recipe.data_parallel.texts("units").empty() ||
          std::ranges::any_of(recipe.model.lora.targets,
                              [](const std::string& target) { return target.starts_with("blocks."); });
 }
@@ -78,15 +80,7 @@ void fit_mesh(Recipe& recipe) {
   if (recipe.context_parallel.is_used()) shrink_context(recipe.context_parallel);
   recipe.expert_parallel.degree = shrink(recipe.expert_parallel.degree);
   if (recipe.pipeline.is_used() && !recipe.pipeline.is_file()) recipe.pipeline.degree = shrink(recipe.pipeline.degree);
-  DataParallelChoice& data = recipe.data_parallel;
-  if (data.has_groups()) {
-    const int64_t replicas = shrink(recipe.mesh.dp / data.shard);
-    data.shard = shrink(data.shard);
-    recipe.mesh.dp = replicas * data.shard;
-  } else {
-    recipe.mesh.dp = shrink(recipe.mesh.dp);
-  }
-  data.servers = std::min(data.servers, recipe.mesh.dp);
+  recipe.mesh.dp = recipe.data_parallel.entry().shrink(recipe.data_parallel, recipe.mesh.dp);
 }
 
 /// At most 2 stages on each rank, and micro-batches that every schedule has a table for. Returns the stages.
@@ -174,8 +168,8 @@ bool halve_heads(Recipe& recipe) {
   model.heads /= 2;
   model.kv_heads /= 2;
   const int64_t parts = recipe.tensor_parallel.head_parts();
-  const bool fits = (!recipe.tensor_parallel.is_used() || recipe.tensor_parallel.wrong_with(model).empty()) &&
-                    recipe.context_parallel.wrong_with(model, parts).empty();
+  const bool fits = (!recipe.tensor_parallel.is_used() || !recipe.tensor_parallel.misfit(model)) &&
+                    !recipe.context_parallel.misfit(model, parts);
   if (fits) recipe.model = model;
   return fits;
 }
@@ -252,7 +246,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" is there
   small.model.layers = std::max(small.model.layers, fit_pipeline(small));
   fit_model(small, recipe);
-  small.data_parallel.bucket_bytes = std::min<int64_t>(small.data_parallel.bucket_bytes, kBucketBytes);
+  small.data_parallel.set("bucket_bytes", std::min(small.data_parallel.whole("bucket_bytes"), kBucketBytes));
   const int64_t fitting = fit_tokens(small, recipe, own.micro_batch);
   set_batch(small, sequences_of(small, tokens > 0 ? tokens : fitting), fit_accumulation(small, own, 3));
   return small;
@@ -295,9 +289,10 @@ std::set<int> group_sizes(const Recipe& recipe) {
   std::set<int> sizes{ranks};
   for (const AxisSize& axis : mesh_axes(recipe, ranks)) {
     sizes.insert(axis.size);
-    if (axis.name != "dp" || !recipe.data_parallel.has_groups()) continue;
-    const auto shard = static_cast<int>(recipe.data_parallel.shard);
-    sizes.insert({shard, axis.size / shard});
+    if (axis.name != "dp") continue;
+    for (const AxisSize& factor : recipe.data_parallel.entry().factors(recipe.data_parallel, axis.size)) {
+      sizes.insert(factor.size);
+    }
   }
   sizes.erase(1);
   return sizes;
@@ -319,7 +314,7 @@ std::vector<std::string> left_out_of_proof(const Recipe& recipe) {
   const PrecisionChoice& precision = recipe.precision;
   if (precision.gradients != "fp32") names.push_back("gradients in " + precision.gradients);
   if (precision.reduced_in() != precision.gradients) names.push_back("reductions in " + precision.reduced_in());
-  if (recipe.data_parallel.hook != "none") names.push_back("hook " + recipe.data_parallel.hook);
+  if (recipe.hook != Setting("hook")) names.push_back("hook " + recipe.hook.name());
   return names;
 }
 

@@ -12,13 +12,13 @@ namespace {
 void leave_out_roundings(StrategyChoice& choice) {
   choice.gradient_dtype = at::kFloat;
   choice.reduce_dtype = std::nullopt;
-  choice.data_parallel.hook = "none";
+  choice.hook = Setting("hook");
 }
 
 std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
-  std::string name = choice.data_parallel.technique;
+  std::string name = choice.data_parallel.name();
   // Without a barrier no step is that of one process; what each rank holds and sums is checked.
-  if (choice.data_parallel.is_asynchronous()) name += " run synchronously";
+  if (!choice.data_parallel.has(Trait::whole_gradient)) name += " run synchronously";
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
   if (!left_out.empty()) name += " without " + join(left_out);
   if (choice.recompute.kind != RecomputeChoice::Kind::none) name += " with recompute " + choice.recompute.to_string();

@@ -20,7 +20,8 @@ int64_t whole_rows(const Placement& from, int64_t local, const CallSite& site) {
   if (from.is_even()) return local * site.axis.size();
   if (from.owner() >= 0 && from.owner_rows() < 0) {
     // The owner does know, but all ranks must fail together.
-    throw shape_error(site, {fmt::format("axis {} leaves {}, but only coordinate {} knows how many rows there are",
+    throw shape_error(site, {"",
+                             fmt::format("axis {} leaves {}, but only coordinate {} knows how many rows there are",
                                          site.axis.name(), from.to_string(), from.owner()),
                              "give the number in the layout: Shard{.dim, .owner, .rows}"});
   }
@@ -67,7 +68,8 @@ Cell make_cell(const Placement& from, const Placement& to, const CallSite& site)
     const int64_t expected = cell.from_rows[site.axis.coord()];
     if (local != expected) {
       throw shape_error(
-          site, {fmt::format("dim {} has {} elements, but {} gives coordinate {} of axis {} {}", from.dim(), local,
+          site, {"",
+                 fmt::format("dim {} has {} elements, but {} gives coordinate {} of axis {} {}", from.dim(), local,
                              from.to_string(), site.axis.coord(), site.axis.name(), expected),
                  "give the layout that the tensor has"});
     }

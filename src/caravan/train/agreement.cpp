@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
-#include "caravan/train/recipe_roles.h"
 #include "caravan/train/train.h"
 
 namespace caravan {
@@ -95,7 +94,7 @@ std::vector<const RecipeKey*> meaningful_keys(const Recipe& recipe) {
 std::vector<SharedFact> recipe_facts(const Recipe& recipe) {
   std::vector<SharedFact> facts;
   for (const RecipeKey* key : meaningful_keys(recipe)) {
-    if (role_of(key->name).across_ranks == AcrossRanks::equal) facts.push_back({key->name, to_toml(key->get(recipe))});
+    if (key->across_ranks == AcrossRanks::equal) facts.push_back({key->name, to_toml(key->get(recipe))});
   }
   return facts;
 }

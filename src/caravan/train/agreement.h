@@ -11,11 +11,11 @@ namespace caravan {
 
 struct TrainOptions;
 
-/// The keys of the recipe that must be the same on all ranks (role_of).
+/// The keys of the recipe that must be the same on all ranks (AcrossRanks).
 std::vector<SharedFact> recipe_facts(const Recipe& recipe);
 
 /// What must be the same on all ranks before the first collective that depends on it: the recipe, but for the keys that
-/// may differ (role_of), the options of the command, and the build of the program.
+/// may differ, the options of the command, and the build of the program.
 std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options);
 
 /// The same for the data: tokenizer and token files, by content. Paths may differ.

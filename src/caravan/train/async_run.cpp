@@ -6,11 +6,12 @@ namespace caravan {
 namespace {
 
 AsyncOptions async_options(const RunState& state, const Recipe& recipe, int64_t num_micro_batches) {
-  return {.staleness = recipe.data_parallel.is_bounded() ? recipe.data_parallel.staleness : kUnbounded,
-          .num_micro_batches = static_cast<int>(num_micro_batches),
-          .clip_norm = recipe.optimizer.clip_norm,
-          .learning_rate = [&state](int64_t step) { return state.learning_rate().at(step); },
-          .timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3))};
+  return {
+      .staleness = recipe.data_parallel.has(Trait::bounded_lead) ? recipe.data_parallel.whole("staleness") : kUnbounded,
+      .num_micro_batches = static_cast<int>(num_micro_batches),
+      .clip_norm = recipe.optimizer.clip_norm,
+      .learning_rate = [&state](int64_t step) { return state.learning_rate().at(step); },
+      .timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3))};
 }
 
 }  // namespace

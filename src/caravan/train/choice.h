@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "caravan/parallel/make_strategy.h"
+#include "caravan/techniques/make_strategy.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {

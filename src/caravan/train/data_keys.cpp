@@ -13,7 +13,7 @@ namespace {
   [](Recipe & recipe) -> auto& { return recipe.member; }
 
 /// One path or a list of them. `may_be_empty`: "" and [] name none.
-RecipeKey paths(std::string name, std::string help, Field<std::vector<std::string>> field, bool may_be_empty) {
+RecipeKey paths(KeyName name, std::string help, Field<std::vector<std::string>> field, bool may_be_empty) {
   return {std::move(name), std::move(help),
           [field](const Recipe& recipe) -> RecipeValue {
             const std::vector<std::string>& all = field(const_cast<Recipe&>(recipe));  // NOLINT: only read
@@ -39,7 +39,7 @@ RecipeKey paths(std::string name, std::string help, Field<std::vector<std::strin
 }
 
 RecipeKey data_sources() {
-  return {"data.sources",
+  return {{"data.sources", OnResume::content, AcrossRanks::differ},
           "a mixture in place of data.text: [{path = \"a.txt\", weight = 3}, {path = \"b\"}]; [] : none",
           [](const Recipe& recipe) -> RecipeValue { return recipe.data.sources; },
           [](Recipe& recipe, const RecipeValue& value) -> std::string {
@@ -60,7 +60,8 @@ RecipeKey data_sources() {
 }
 
 RecipeKey data_tokenizer() {
-  return {"data.tokenizer", "\"bytes\", the path of a tokenizer.json, or {train = 1024}: one trained on the text",
+  return {{"data.tokenizer", OnResume::content, AcrossRanks::differ},
+          "\"bytes\", the path of a tokenizer.json, or {train = 1024}: one trained on the text",
           [](const Recipe& recipe) -> RecipeValue {
             if (recipe.data.tokenizer.empty()) return TrainTokenizer{recipe.data.trained_vocabulary};
             return recipe.data.tokenizer;
@@ -85,37 +86,40 @@ RecipeKey data_tokenizer() {
 std::vector<RecipeKey> data_keys() {
   return {
       only_with(
-          paths("data.text", "text or JSON lines: a file, a folder, a pattern such as \"texts/*.jsonl.gz\", or a list",
+          paths({"data.text", OnResume::content, AcrossRanks::differ},
+                "text or JSON lines: a file, a folder, a pattern such as \"texts/*.jsonl.gz\", or a list",
                 FIELD(data.text), false),
           [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
       data_sources(),
       only_with(
-          boolean("data.streaming", "tokenize the text while training goes on: for texts larger than memory",
-                  FIELD(data.streaming)),
+          boolean({"data.streaming", OnResume::history},
+                  "tokenize the text while training goes on: for texts larger than memory", FIELD(data.streaming)),
           [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
-      choice("data.format",
+      choice({"data.format", OnResume::content},
              "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
              FIELD(data.format), {"text", "chat"}),
       only_with(
-          text("data.chat_template", "a file with the chat template; \"\": that of the tokenizer's folder",
-               FIELD(data.chat_template)),
+          text({"data.chat_template", OnResume::content, AcrossRanks::differ},
+               "a file with the chat template; \"\": that of the tokenizer's folder", FIELD(data.chat_template)),
           [](const Recipe& recipe) { return recipe.data.has_chats(); }, "is used with data.format = \"chat\" only"),
-      text("data.field",
+      text({"data.field", OnResume::content},
            "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
            FIELD(data.field)),
-      boolean("data.skip_bad_lines", "leave out JSON lines that lack the field or are not JSON; else they are errors",
+      boolean({"data.skip_bad_lines", OnResume::content},
+              "leave out JSON lines that lack the field or are not JSON; else they are errors",
               FIELD(data.skip_bad_lines)),
-      paths("data.validation", "text of its own for validation; \"\": a part of each file", FIELD(data.validation),
-            true),
+      paths({"data.validation", OnResume::content, AcrossRanks::differ},
+            "text of its own for validation; \"\": a part of each file", FIELD(data.validation), true),
       only_with(
-          real("data.validation_fraction", "the part of each file, its end, that is for validation",
-               FIELD(data.validation_fraction), {1e-6, 0.9}),
+          real({"data.validation_fraction", OnResume::content},
+               "the part of each file, its end, that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
           [](const Recipe& recipe) { return recipe.data.validation.empty(); }, "is not used with data.validation"),
       data_tokenizer(),
-      choice("data.pack", "documents that share a sequence see each other, or each only itself", FIELD(data.pack),
-             {"none", "documents"}),
+      choice({"data.pack", OnResume::history}, "documents that share a sequence see each other, or each only itself",
+             FIELD(data.pack), {"none", "documents"}),
       only_with(
-          choice("data.positions", "positions in a packed document: restart from 0, or continue along the sequence",
+          choice({"data.positions", OnResume::history},
+                 "positions in a packed document: restart from 0, or continue along the sequence",
                  FIELD(data.positions), {"restart", "continue"}),
           [](const Recipe& recipe) { return recipe.data.packs_documents(); },
           "is used with data.pack = \"documents\" only"),

@@ -16,7 +16,7 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   recipe.checkpoint.dir = std::filesystem::absolute(run).lexically_normal().string();
   recipe.data.tokenizer = recipe.checkpoint.dir + "/tokenizer.json";
   // Trained weights need a small learning rate. A constant one does not depend on the number of steps.
-  recipe.optimizer.rate = {.kind = LearningRate::Kind::constant, .lr = 1e-5, .warmup_steps = 10};
+  recipe.optimizer.rate = {.schedule = {"learning_rate", "constant"}, .lr = 1e-5, .warmup_steps = 10};
 
   const std::unique_ptr<Model> filled = make_model(model.config);
   filled->materialise(mesh, {}, {.initialise = false});

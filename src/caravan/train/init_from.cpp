@@ -8,7 +8,6 @@
 #include "caravan/checkpoint/peft_config.h"
 #include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_key.h"
-#include "caravan/train/recipe_roles.h"
 
 namespace caravan {
 namespace {
@@ -16,9 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Whether a model with other values of this key can take the same weights and computes the same function of a text.
-bool may_differ(const std::string& key) {
-  const OnResume role = role_of(key).on_resume;
-  return key == "model.context" || (role != OnResume::shape && role != OnResume::function);
+bool may_differ(const RecipeKey& key) {
+  const OnResume role = key.on_resume;
+  return key.name == "model.context" || (role != OnResume::shape && role != OnResume::function);
 }
 
 /// GPT-2 has a learned vector for each position.
@@ -55,7 +54,7 @@ void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, co
     const RecipeValue given = key.get(recipe);
     const RecipeValue found = key.get(merged);
     if (given == found || is_default_of_kind(key.name, given)) continue;
-    if (!may_differ(key.name)) {
+    if (!may_differ(key)) {
       recipe.refuse(key.name,
                     fmt::format("is {}, but that of {} is {}", to_toml(given), source.string(), to_toml(found)),
                     fmt::format("leave it out: {} gives it", key_of_source));

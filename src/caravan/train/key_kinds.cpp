@@ -1,10 +1,5 @@
 #include "caravan/train/key_kinds.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include <fmt/format.h>
-
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -15,109 +10,48 @@ T read(const Field<T>& field, const Recipe& recipe) {
   return field(const_cast<Recipe&>(recipe));  // NOLINT: only read
 }
 
+template <typename T>
+RecipeKey field_key(KeyName name, std::string help, Field<T> field, ValueKind kind) {
+  return {std::move(name), std::move(help),
+          [field, show = kind.show](const Recipe& recipe) { return show(read(field, recipe)); },
+          [field, take = kind.take](Recipe& recipe, const RecipeValue& value) {
+            RecipeValue taken;
+            std::string wrong = take(value, taken);
+            if (wrong.empty()) field(recipe) = std::get<T>(std::move(taken));
+            return wrong;
+          }};
+}
+
 }  // namespace
 
-std::string out_of(const Range& range, double value) {
-  if (!std::isfinite(value)) return fmt::format("{} is not a finite number", value);
-  const bool has_high = range.high < std::numeric_limits<double>::max();
-  if (value < range.low) return fmt::format("{} is too small, must be at least {}", value, range.low);
-  if (has_high && value > range.high) return fmt::format("{} is too large, must be at most {}", value, range.high);
-  return "";
+RecipeKey integer(KeyName name, std::string help, Field<int64_t> field, Range range) {
+  return field_key(std::move(name), std::move(help), std::move(field), whole_number(range));
 }
 
-std::string is_not(const RecipeValue& value, std::string_view kind) {
-  return fmt::format("{} is not {}", to_toml(value), kind);
+RecipeKey real(KeyName name, std::string help, Field<double> field, Range range) {
+  return field_key(std::move(name), std::move(help), std::move(field), real_number(range));
 }
 
-RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* number = std::get_if<int64_t>(&value);
-            if (number == nullptr) return is_not(value, "a whole number");
-            const std::string wrong = out_of(range, static_cast<double>(*number));
-            if (wrong.empty()) field(recipe) = *number;
-            return wrong;
-          }};
+RecipeKey boolean(KeyName name, std::string help, Field<bool> field) {
+  return field_key(std::move(name), std::move(help), std::move(field), true_or_false());
 }
 
-RecipeKey real(std::string name, std::string help, Field<double> field, Range range) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field, range](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* whole = std::get_if<int64_t>(&value);
-            const auto* number = std::get_if<double>(&value);
-            if (whole == nullptr && number == nullptr) return is_not(value, "a number");
-            const double given = whole != nullptr ? static_cast<double>(*whole) : *number;
-            const std::string wrong = out_of(range, given);
-            if (wrong.empty()) field(recipe) = given;
-            return wrong;
-          }};
+RecipeKey text(KeyName name, std::string help, Field<std::string> field) {
+  return field_key(std::move(name), std::move(help), std::move(field), any_text());
 }
 
-RecipeKey boolean(std::string name, std::string help, Field<bool> field) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* given = std::get_if<bool>(&value);
-            if (given == nullptr) return is_not(value, "true or false");
-            field(recipe) = *given;
-            return "";
-          }};
+RecipeKey texts(KeyName name, std::string help, Field<std::vector<std::string>> field) {
+  return field_key(std::move(name), std::move(help), std::move(field), list_of_texts());
 }
 
-RecipeKey text(std::string name, std::string help, Field<std::string> field) {
-  return {std::move(name), std::move(help), [field](const Recipe& recipe) { return read(field, recipe); },
-          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return is_not(value, "a string");
-            field(recipe) = *given;
-            return "";
-          }};
-}
-
-RecipeKey texts(std::string name, std::string help, Field<std::vector<std::string>> field) {
-  return {std::move(name), std::move(help),
-          [field](const Recipe& recipe) -> RecipeValue { return read(field, recipe); },
-          [field](Recipe& recipe, const RecipeValue& value) -> std::string {
-            std::vector<std::string>& all = field(recipe);
-            if (const auto* one = std::get_if<std::string>(&value)) {
-              all = {*one};
-            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
-              all = *many;
-            } else {
-              return is_not(value, "a name or a list of names");
-            }
-            return std::ranges::find(all, "") != all.end() ? "names nothing" : "";
-          }};
-}
-
-RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
+RecipeKey integer_or(KeyName name, std::string help, Field<int64_t> field, Range range, std::string word,
                      int64_t value_of_word) {
-  return {std::move(name), std::move(help),
-          [field, word, value_of_word](const Recipe& recipe) -> RecipeValue {
-            const int64_t value = read(field, recipe);
-            if (value == value_of_word) return word;
-            return value;
-          },
-          [field, range, word, value_of_word](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const auto* text = std::get_if<std::string>(&value);
-            const auto* number = std::get_if<int64_t>(&value);
-            const bool is_word = text != nullptr && *text == word;
-            if (!is_word && number == nullptr) return is_not(value, "a whole number or \"" + word + "\"");
-            const std::string wrong = is_word ? "" : out_of(range, static_cast<double>(*number));
-            if (wrong.empty()) field(recipe) = is_word ? value_of_word : *number;
-            return wrong;
-          }};
+  return field_key(std::move(name), std::move(help), std::move(field),
+                   whole_number_or(range, std::move(word), value_of_word));
 }
 
-RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices) {
-  RecipeKey key = text(std::move(name), std::move(help), field);
-  key.set = [set = key.set, choices](Recipe& recipe, const RecipeValue& value) -> std::string {
-    const auto* given = std::get_if<std::string>(&value);
-    if (given != nullptr && std::find(choices.begin(), choices.end(), *given) == choices.end()) {
-      return not_one_of(*given, choices);
-    }
-    return set(recipe, value);
-  };
-  return key;
+RecipeKey choice(KeyName name, std::string help, Field<std::string> field, std::vector<std::string> choices) {
+  return field_key(std::move(name), std::move(help), std::move(field), one_of(std::move(choices)));
 }
 
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason) {
@@ -125,6 +59,35 @@ RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition,
     return condition(recipe) ? std::string() : reason;
   };
   return key;
+}
+
+std::vector<RecipeKey> family_keys(std::string_view name, const Field<Setting>& setting) {
+  const Family& family = family_of(name);
+  const std::vector<std::string> names = names_of(name);
+  const auto full = [&](std::string_view key) { return std::string(family.section) + "." + std::string(key); };
+  std::vector<RecipeKey> keys{{{full(family.key), family.on_resume},
+                               std::string(family.help) + ": " + join(names),
+                               [setting](const Recipe& recipe) -> RecipeValue { return read(setting, recipe).name(); },
+                               [setting, names](Recipe& recipe, const RecipeValue& value) -> std::string {
+                                 const auto* given = std::get_if<std::string>(&value);
+                                 if (given == nullptr) return is_not(value, "a string");
+                                 Setting& chosen = setting(recipe);
+                                 if (find_entry(chosen.family().name, *given) == nullptr) {
+                                   const std::string known = what_to_say_of(chosen.family().name, *given);
+                                   return known.empty() ? not_one_of(*given, names) : known;
+                                 }
+                                 chosen.choose(*given);
+                                 return "";
+                               }}};
+  for (const SettingKey& key : keys_of(name)) {
+    keys.push_back(
+        {{full(key.name), key.on_resume, key.across_ranks},
+         key.help,
+         [setting, key](const Recipe& recipe) { return key.kind.show(read(setting, recipe).value(key.name)); },
+         [setting, key](Recipe& recipe, const RecipeValue& value) { return setting(recipe).set(key.name, value); },
+         [setting, key](const Recipe& recipe) { return why_idle(read(setting, recipe), key.name); }});
+  }
+  return keys;
 }
 
 }  // namespace caravan

@@ -1,11 +1,10 @@
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "caravan/registry/registry.h"
 #include "caravan/train/recipe_key.h"
 
 namespace caravan {
@@ -16,30 +15,23 @@ namespace caravan {
 template <typename T>
 using Field = std::function<T&(Recipe&)>;
 
-struct Range {
-  double low;
-  double high = std::numeric_limits<double>::max();
-};
-
-/// What is wrong with a number; "" if nothing.
-std::string out_of(const Range& range, double value);
-/// "3 is not a string"
-std::string is_not(const RecipeValue& value, std::string_view kind);
-
-RecipeKey integer(std::string name, std::string help, Field<int64_t> field, Range range);
-RecipeKey real(std::string name, std::string help, Field<double> field, Range range);
-RecipeKey boolean(std::string name, std::string help, Field<bool> field);
-RecipeKey text(std::string name, std::string help, Field<std::string> field);
+RecipeKey integer(KeyName name, std::string help, Field<int64_t> field, Range range);
+RecipeKey real(KeyName name, std::string help, Field<double> field, Range range);
+RecipeKey boolean(KeyName name, std::string help, Field<bool> field);
+RecipeKey text(KeyName name, std::string help, Field<std::string> field);
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
-RecipeKey integer_or(std::string name, std::string help, Field<int64_t> field, Range range, std::string word,
+RecipeKey integer_or(KeyName name, std::string help, Field<int64_t> field, Range range, std::string word,
                      int64_t value_of_word);
 /// A list of texts, none of them empty; one text is a list of one.
-RecipeKey texts(std::string name, std::string help, Field<std::vector<std::string>> field);
+RecipeKey texts(KeyName name, std::string help, Field<std::vector<std::string>> field);
 /// A text that is one of `choices`.
-RecipeKey choice(std::string name, std::string help, Field<std::string> field, std::vector<std::string> choices);
+RecipeKey choice(KeyName name, std::string help, Field<std::string> field, std::vector<std::string> choices);
 
 /// `key`, which is used where `condition` holds; else giving it is an error with this reason.
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
+
+/// The key by which an entry of a family is chosen, and those that its entries read. `setting` is of that family.
+std::vector<RecipeKey> family_keys(std::string_view family, const Field<Setting>& setting);
 
 /// The keys of the data; of dtypes; of the mesh, data parallelism and memory; of pipelines; of a mixture of experts.
 std::vector<RecipeKey> data_keys();

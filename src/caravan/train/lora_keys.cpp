@@ -19,13 +19,15 @@ RecipeKey with_adapters(RecipeKey key) {
 
 std::vector<RecipeKey> lora_keys() {
   return {
-      integer("lora.rank", "rank of the adapters, which then alone are trained; 0: none, all weights are trained",
-              FIELD(rank), {0, 1 << 16}),
-      with_adapters(real("lora.alpha", "adapters count alpha / rank times", FIELD(alpha), {0, 1e6})),
+      integer({"lora.rank", OnResume::shape},
+              "rank of the adapters, which then alone are trained; 0: none, all weights are trained", FIELD(rank),
+              {0, 1 << 16}),
       with_adapters(
-          texts("lora.targets", "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
+          real({"lora.alpha", OnResume::function}, "adapters count alpha / rank times", FIELD(alpha), {0, 1e6})),
+      with_adapters(texts({"lora.targets", OnResume::shape},
+                          "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
       text(
-          "lora.adapter", "start with the adapters of this folder, in PEFT's format; \"\": new ones",
+          {"lora.adapter", OnResume::free}, "start with the adapters of this folder, in PEFT's format; \"\": new ones",
           [](Recipe & recipe) -> auto& { return recipe.train.adapter; }),
   };
 }

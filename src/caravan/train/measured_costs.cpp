@@ -56,7 +56,9 @@ std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& mode
   const std::unique_ptr<Model> small = make_model(one_layer);
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   Strategy strategy = whole_model(*small, alone);
-  strategy.leaf_dtype = strategy_choice(recipe.data_parallel, recipe.precision, {}).compute_dtype;
+  StrategyChoice dtypes;
+  set_dtypes(dtypes, recipe.precision);
+  strategy.leaf_dtype = dtypes.compute_dtype;
   Engine engine(*small, alone, std::move(strategy), Engine::Options{});
   // Balanced over the batch, experts need shares; which ones changes no time.
   for (Router* router : routers_of(*small)) {

@@ -10,6 +10,7 @@
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/agree.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/prepare.h"
 
 namespace caravan {
@@ -21,11 +22,6 @@ constexpr int64_t kProcessBytes = int64_t{160} << 20;
 
 /// The rest is for what no estimate covers: the file cache, other programs, what the allocator keeps.
 constexpr double kUsedShare = 0.8;
-
-int64_t num_moments(const Recipe::Optimizer& optimizer) {
-  if (optimizer.kind == "adamw") return 2;
-  return optimizer.momentum > 0 ? 1 : 0;
-}
 
 MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bool shares_memory) {
   const BatchPlan plan = plan_batch(recipe, num_ranks);
@@ -40,8 +36,8 @@ MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bo
                     .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
                     .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
                     .reduce_bytes = PrecisionChoice::bytes(recipe.precision.reduced_in()),
-                    .num_moments = num_moments(recipe.optimizer),
-                    .data_parallel = recipe.data_parallel,
+                    .num_moments = recipe.optimizer.kind.entry().num_moments(recipe.optimizer.kind),
+                    .data_parallel = {recipe.data_parallel, recipe.hook},
                     .ranks = plan.dp,
                     .shares_memory = shares_memory,
                     .copies_checkpoint = recipe.checkpoint.async};

@@ -16,13 +16,13 @@ RecipeKey with_pp(RecipeKey key) {
 
 /// A word that looks like a path is one: load_recipe reads the file.
 RecipeKey pipeline_schedule() {
-  return {"pipeline.schedule",
-          "order of the passes: " + join(pipeline_schedules()) + ", or a file with a table of its own",
+  return {{"pipeline.schedule", OnResume::listed},
+          "order of the passes: " + join(names_of("pipeline")) + ", or a file with a table of its own",
           [](const Recipe& recipe) -> RecipeValue { return recipe.pipeline.schedule; },
           [](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* name = std::get_if<std::string>(&value);
             if (name == nullptr) return is_not(value, "a string");
-            const auto& all = pipeline_schedules();
+            const std::vector<std::string> all = names_of("pipeline");
             const bool is_path = name->find_first_of("./") != std::string::npos;
             if (!is_path && std::ranges::find(all, *name) == all.end()) {
               return fmt::format("'{}' is not one of {}, nor a file such as \"table.txt\"; the nearest is '{}'", *name,
@@ -35,7 +35,7 @@ RecipeKey pipeline_schedule() {
 
 RecipeKey pipeline_cut() {
   return {
-      "pipeline.cut",
+      {"pipeline.cut", OnResume::free},
       "layers of the stages: \"flops\" or \"measured\", so that they cost the same; \"layers\": as many in each; or "
       "a list of numbers",
       [](const Recipe& recipe) -> RecipeValue {
@@ -66,17 +66,19 @@ std::vector<RecipeKey> pipeline_keys() {
   return {
       with_pp(pipeline_schedule()),
       with_pp(integer_or(
-          "pipeline.micro_batches", "micro-batches of a step; \"auto\": by train.micro_batch, or enough to fill it",
+          {"pipeline.micro_batches", OnResume::free},
+          "micro-batches of a step; \"auto\": by train.micro_batch, or enough to fill it",
           [](Recipe & recipe) -> auto& { return recipe.pipeline.micro_batches; }, {1, 1 << 20}, "auto", 0)),
       with_pp(integer_or(
-          "pipeline.stages_per_rank", "interleaved: 2 or more stages on each rank; zb-v: 2; \"auto\": 2 there, else 1",
+          {"pipeline.stages_per_rank", OnResume::free}, "stages on each rank; \"auto\": the least of the schedule",
           [](Recipe & recipe) -> auto& { return recipe.pipeline.stages_per_rank; }, {1, 1 << 10}, "auto", 0)),
       with_pp(pipeline_cut()),
       only_with(
-          integer("pipeline.drain", "pipedream: steps after which all stages stop for a line of the log, at the latest",
+          integer({"pipeline.drain", OnResume::listed},
+                  "steps after which all stages stop for a line of the log, at the latest",
                   [](Recipe & recipe) -> auto& { return recipe.pipeline.drain; }, {1, 1 << 20}),
           [](const Recipe& recipe) { return recipe.pipeline.has_windows(); },
-          "is used with pipeline.schedule = \"pipedream\" or \"pipedream-2bw\" only"),
+          "is used with schedules whose stages step on their own only, such as pipeline.schedule = \"pipedream\""),
   };
 }
 

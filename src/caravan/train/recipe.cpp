@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/registry/registry.h"
 
 namespace caravan {
 
@@ -58,9 +59,17 @@ std::string BatchPlan::to_string() const {
                      accumulation);
 }
 
+std::vector<Setting> techniques_of(const Recipe& recipe) {
+  std::vector<Setting> techniques{recipe.data_parallel, recipe.hook};
+  if (recipe.pipeline.is_used() && !recipe.pipeline.is_file()) {
+    techniques.emplace_back("pipeline", recipe.pipeline.schedule);
+  }
+  return techniques;
+}
+
 int64_t steps_at_once(const Recipe& recipe) {
-  if (recipe.data_parallel.is_asynchronous()) return recipe.data_parallel.drain;
-  return recipe.pipeline.has_windows() ? recipe.pipeline.drain : 1;
+  if (recipe.pipeline.has_windows()) return recipe.pipeline.drain;
+  return recipe.data_parallel.entry().steps_at_once(recipe.data_parallel);
 }
 
 int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end) {
@@ -73,7 +82,7 @@ int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end) {
 }
 
 int64_t end_of_drained_steps(const Recipe& recipe, int64_t step, int64_t end) {
-  return next_drain(recipe, step, end) + (recipe.data_parallel.is_bounded() ? recipe.data_parallel.staleness : 0);
+  return next_drain(recipe, step, end) + recipe.data_parallel.entry().lead(recipe.data_parallel);
 }
 
 int64_t ranks_per_replica(const Recipe& recipe) {

@@ -11,20 +11,14 @@
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
 #include "caravan/parallel/pipeline_choice.h"
-#include "caravan/parallel/techniques.h"
+#include "caravan/parallel/precision_choice.h"
 #include "caravan/parallel/tensor_choice.h"
+#include "caravan/registry/setting.h"
 
 namespace caravan {
 
 /// train.micro_batch = "auto": as many sequences as the memory of the rank allows. See resolve_micro_batch.
 inline constexpr int64_t kAutoMicroBatch = -1;
-
-/// A text of a mixture: data.sources.
-struct DataSource {
-  std::string path;   ///< as one of data.text
-  double weight = 1;  ///< its share of the sequences, relative to the others'
-  bool operator==(const DataSource&) const = default;
-};
 
 /// All settings of a training run: those of a recipe file, with defaults for the others. The defaults are the default
 /// recipe, which recipes/default.toml documents.
@@ -62,17 +56,11 @@ struct Recipe {
   } train;
 
   struct Optimizer {
-    std::string kind = "adamw";
-    LearningRate rate{.kind = LearningRate::Kind::linear,
+    Setting kind{"optimizer"};
+    LearningRate rate{.schedule = {"learning_rate", "linear", {{"final_lr_fraction", 0.02}}},
                       .lr = 3e-3,
-                      .warmup_steps = 50,
-                      .final_fraction = 0.02};  ///< total_steps is train.steps
-    double weight_decay = 0.1;
-    double clip_norm = 1.0;  ///< 0: no clipping
-    double beta1 = 0.9;
-    double beta2 = 0.98;
-    double epsilon = 1e-8;
-    double momentum = 0;
+                      .warmup_steps = 50};  ///< total_steps is train.steps
+    double clip_norm = 1.0;                 ///< 0: no clipping
   } optimizer;
 
   PrecisionChoice precision;
@@ -90,7 +78,8 @@ struct Recipe {
     int64_t dp = 0;  ///< 0: ranks / the product of the other axes
   } mesh;
 
-  DataParallelChoice data_parallel;
+  Setting data_parallel{"data_parallel"};  ///< over mesh.dp
+  Setting hook{"hook"};
   TensorParallelChoice tensor_parallel;    ///< with mesh.tp
   ContextParallelChoice context_parallel;  ///< with mesh.cp
   ExpertParallelChoice expert_parallel;    ///< with mesh.ep
@@ -159,6 +148,9 @@ struct BatchPlan {
   int64_t rows() const noexcept { return micro_batch * accumulation; }  ///< sequences of one rank in a step
   std::string to_string() const;  ///< "global_batch 16 = dp 2 x micro_batch 4 x accumulation 2"
 };
+
+/// The settings of the techniques that the recipe uses, of families of the registry.
+std::vector<Setting> techniques_of(const Recipe& recipe);
 
 /// How many steps pass at most until all ranks have done the same. More than 1 where ranks do not wait for each other.
 int64_t steps_at_once(const Recipe& recipe);

@@ -12,6 +12,7 @@
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/manifest.h"
 #include "caravan/data/utf8.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/init_from.h"
 #include "caravan/train/recipe_key.h"
 #include "caravan/train/recipe_value.h"
@@ -172,11 +173,6 @@ void check_whole(Recipe& recipe) {
       refuse(key.name, reason, recipe.where(key.name), "leave it out");
     }
   }
-  if (recipe.data.streaming && recipe.data_parallel.is_asynchronous() && !recipe.data_parallel.is_bounded()) {
-    recipe.refuse("data_parallel.mode",
-                  "is \"async\": a fast worker would run past the text that data.streaming has tokenized",
-                  "use data_parallel.mode = \"bounded\", or data.streaming = false");
-  }
   ModelConfig model = recipe.model;
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
@@ -228,7 +224,7 @@ std::optional<std::string> text_of_file(const std::filesystem::path& file) {
 /// A schedule that is none of ours is a file, in the current folder or beside the recipe.
 void read_table(Recipe& recipe) {
   PipelineChoice& pipeline = recipe.pipeline;
-  const auto& known = pipeline_schedules();
+  const std::vector<std::string> known = names_of("pipeline");
   if (!pipeline.is_used() || std::find(known.begin(), known.end(), pipeline.schedule) != known.end()) return;
   for (const std::filesystem::path& file :
        {std::filesystem::path(pipeline.schedule), recipe.folder / pipeline.schedule}) {
@@ -273,7 +269,7 @@ std::string to_toml(const Recipe& recipe) {
   std::string out;
   std::string section;
   for (const RecipeKey& key : recipe_keys()) {
-    if (!key.is_printed || !key.idle(recipe).empty()) continue;
+    if (!key.idle(recipe).empty()) continue;
     const size_t dot = key.name.find('.');
     if (key.name.substr(0, dot) != section) {
       section = key.name.substr(0, dot);

@@ -6,6 +6,8 @@
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/registry/registry.h"
+#include "caravan/techniques/demands.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
@@ -52,33 +54,35 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
   return num_ranks / others;
 }
 
-/// What stages that step on their own do not have: a gradient of the whole model, or of two stages.
-void check_asynchronous(const Recipe& recipe) {
-  const std::string name = recipe.pipeline.schedule;
-  const auto refuse_if = [&](bool is_wrong, const char* key, const std::string& fact, const std::string& action) {
-    if (is_wrong) recipe.refuse(key, fact, action);
+/// What the run asks of its techniques.
+std::vector<Demand> demands_of(const Recipe& recipe) {
+  std::vector<Demand> demands = demands_of(Load{.tp = recipe.tensor_parallel.degree,
+                                                .cp = recipe.context_parallel.degree,
+                                                .ep = recipe.expert_parallel.degree,
+                                                .pp = recipe.pipeline.degree,
+                                                .computes_in_fp16 = recipe.precision.scales_loss(),
+                                                .keeps_16_bit_gradients = recipe.precision.gradients != "fp32",
+                                                .reduces_in_16_bits = recipe.precision.reduced_in() != "fp32"});
+  const auto add = [&](bool is_asked, const Demand& demand) {
+    if (is_asked) demands.push_back(demand);
   };
-  refuse_if(recipe.optimizer.clip_norm > 0, "optimizer.clip_norm",
-            "the stages of " + name + " step on their own, and none knows the norm of the whole gradient",
-            "use optimizer.clip_norm = 0");
-  refuse_if(recipe.model.tie_embeddings, "model.tie_embeddings",
-            "the first and the last stage of " + name + " update at different times, and would share a weight",
-            "use model.tie_embeddings = false");
-  for (const auto& [is_used, key] :
-       {std::pair(recipe.tensor_parallel.is_used(), "mesh.tp"), std::pair(recipe.context_parallel.is_used(), "mesh.cp"),
-        std::pair(recipe.expert_parallel.is_used(), "mesh.ep")}) {
-    refuse_if(is_used, key, name + " runs whole layers on each rank", std::string("use ") + key + " = 1, or 1f1b");
-  }
-  refuse_if(recipe.data_parallel.is_sharded(), "data_parallel.technique",
-            name + " keeps versions of whole weights on each rank",
-            "use data_parallel.technique = \"" + data_parallel_techniques().front() + "\"");
-  refuse_if(recipe.data_parallel.hook != "none", "data_parallel.hook",
-            name + " reduces once for each micro-batch, and a hook counts steps", "use \"none\"");
-  refuse_if(recipe.precision.scales_loss() || recipe.precision.gradients != "fp32", "precision.compute",
-            name + " skips no step and keeps gradients in fp32",
-            "use fp32 or bf16, and precision.gradients = \"fp32\"");
-  refuse_if(recipe.model.moe.balances_batch(), "moe.balance",
-            "a pass that counts a batch before it is computed would use other weights", "use \"sequence\"");
+  add(recipe.optimizer.clip_norm > 0, {Trait::clips_norm, "optimizer.clip_norm", "needs the norm of the whole gradient",
+                                       "use optimizer.clip_norm = 0"});
+  add(recipe.model.tie_embeddings, {Trait::ties_weights, "model.tie_embeddings",
+                                    "the first and the last layer share a weight", "use model.tie_embeddings = false"});
+  add(recipe.model.moe.balances_batch(),
+      {Trait::whole_gradient, "moe.balance", "counts the whole batch before it is computed", "use \"sequence\""});
+  add(recipe.data.streaming, {Trait::bounded_lead, "data.streaming",
+                              "the text is tokenized for a known number of steps", "use data.streaming = false"});
+  add(recipe.comm.backend != "thread",
+      {Trait::runs_processes, "comm.backend",
+       "the back-end is " + recipe.comm.backend + ", whose ranks are or may be processes",
+       "use comm.backend = \"thread\""});
+  return demands;
+}
+
+void refuse(const Recipe& recipe, const std::optional<Misfit>& misfit) {
+  if (misfit) recipe.refuse(misfit->key, misfit->fact, misfit->action);
 }
 
 /// What no split of the layers can be.
@@ -86,22 +90,14 @@ void check_split(const Recipe& recipe) {
   const TensorParallelChoice& tensor = recipe.tensor_parallel;
   const ContextParallelChoice& context = recipe.context_parallel;
   const ExpertParallelChoice& experts = recipe.expert_parallel;
-  if (const std::string wrong = experts.wrong_with(recipe.model, tensor); !wrong.empty()) {
-    recipe.refuse(experts.is_used() ? "mesh.ep" : "mesh.tp", wrong, "change it, or moe.experts");
-  }
+  refuse(recipe, experts.misfit(recipe.model, tensor));
   const bool has_stages = recipe.pipeline.is_used();
   if (recipe.memory.recompute.kind == RecomputeChoice::Kind::stage && !has_stages) {
     recipe.refuse("memory.recompute", "\"stage\" is used with mesh.pp above 1 only", "use \"full\"");
   }
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !has_stages) return;
-  if (const std::string wrong = tensor.wrong_with(recipe.model); tensor.is_used() && !wrong.empty()) {
-    recipe.refuse("mesh.tp", wrong, "change mesh.tp, or the model");
-  }
-  if (const std::string wrong = context.wrong_with(recipe.model, tensor.head_parts());
-      context.is_used() && !wrong.empty()) {
-    const bool is_exchange = context.has_both() && wrong.starts_with("context_parallel.exchange");
-    recipe.refuse(is_exchange ? "context_parallel.exchange" : "mesh.cp", wrong, "change it, or mesh.cp");
-  }
+  if (tensor.is_used()) refuse(recipe, tensor.misfit(recipe.model));
+  if (context.is_used()) refuse(recipe, context.misfit(recipe.model, tensor.head_parts()));
   const int64_t stream_parts = context.degree * (tensor.sequence && tensor.is_used() ? tensor.degree : 1);
   const int64_t pieces = std::lcm(context.pieces(), stream_parts);
   if (recipe.model.context % pieces != 0) {
@@ -109,56 +105,17 @@ void check_split(const Recipe& recipe) {
                   fmt::format("{} positions do not split into {} equal pieces", recipe.model.context, pieces),
                   fmt::format("use model.context = {}", nearest_multiple(recipe.model.context, pieces)));
   }
-  if (recipe.pipeline.has_windows()) check_asynchronous(recipe);
-  const DataParallelChoice& data = recipe.data_parallel;
-  if (data.is_replicated() || data.is_asynchronous()) {
-    recipe.refuse(data.is_replicated() ? "data_parallel.technique" : "data_parallel.mode",
-                  "runs whole models, and the mesh splits them", "use " + data_parallel_techniques().front());
-  }
-}
-
-/// What data parallelism over `dp` ranks cannot be.
-void check_data_parallel(const Recipe& recipe, int dp) {
-  const DataParallelChoice& choice = recipe.data_parallel;
-  const auto refuse_if = [&](const std::string& wrong, const char* key, const std::string& action) {
-    if (!wrong.empty()) recipe.refuse(key, wrong, action);
-  };
-  refuse_if(choice.wrong_with_shard(dp), "data_parallel.shard", choice.instead_of_shard(dp));
-  if (const std::string wrong = wrong_with_precision(choice, recipe.precision); !wrong.empty()) {
-    throw UsageError({.op = "recipe",
-                      .subject = "precision",
-                      .fact = wrong,
-                      .where = recipe.where("data_parallel.mode"),
-                      .action = "use data_parallel.mode = \"sync\", or compute in bf16 and leave the rest at fp32"});
-  }
-  refuse_if(wrong_with_hook(choice, recipe.precision), "data_parallel.hook", "use \"none\"");
-  const bool counts_batch = recipe.model.moe.balances_batch();
-  refuse_if(choice.is_asynchronous() && counts_batch ? "balances experts over a batch, and no step has one" : "",
-            "moe.balance", "use \"sequence\", or data_parallel.mode = \"sync\"");
-  refuse_if(choice.wrong_with_servers(dp), "data_parallel.servers", fmt::format("use {}, or \"all\"", dp));
-  refuse_if(choice.wrong_with_backend(recipe.comm.backend), "comm.backend",
-            "use comm.backend = \"thread\", or data_parallel.technique = \"" + data_parallel_techniques().front() +
-                "\" over processes");
-}
-
-/// The key to change for what PipelineChoice::wrong_with says.
-const char* key_of(const std::string& wrong) {
-  const auto names = [&](const char* part) { return wrong.find(part) != std::string::npos; };
-  if (names("pipeline.cut")) return "pipeline.cut";
-  return names("use pipeline.stages_per_rank") || names("pipeline.schedule") ? "pipeline.schedule" : "mesh.pp";
 }
 
 /// Micro-batches of a step, from `rows` sequences of a data-parallel rank; each a multiple of `parts`.
 int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts) {
   const PipelineChoice& pipeline = recipe.pipeline;
   const int64_t micro_batch = recipe.train.micro_batch;
-  if (const std::string wrong = pipeline.wrong_with(recipe.model, 0); !wrong.empty()) {
-    recipe.refuse(key_of(wrong), wrong, "change the section [pipeline], mesh.pp or the model");
-  }
+  refuse(recipe, pipeline.misfit(recipe.model, 0));
   std::vector<int64_t> possible;
   for (int64_t count = 1; count <= rows; ++count) {
     const bool is_whole = rows % count == 0 && rows / count % parts == 0;
-    if (is_whole && pipeline.wrong_with(recipe.model, count).empty()) possible.push_back(count);
+    if (is_whole && !pipeline.misfit(recipe.model, count)) possible.push_back(count);
   }
   const std::string choices = possible.empty() ? "change train.global_batch"
                                                : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
@@ -174,8 +131,8 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
                     fmt::format("{} sequences of a data-parallel rank do not split into {} micro-batches", rows, count),
                     choices);
     }
-    if (const std::string wrong = pipeline.wrong_with(recipe.model, count); !wrong.empty()) {
-      recipe.refuse(key, wrong, choices);
+    if (const auto misfit = pipeline.misfit(recipe.model, count)) {
+      recipe.refuse(key, misfit->fact, possible.empty() ? misfit->action : choices);
     }
     return count;
   };
@@ -204,7 +161,8 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   const auto dp = static_cast<int>(dp_of(recipe, num_ranks));
   check_split(recipe);
-  check_data_parallel(recipe, dp);
+  refuse(recipe, find_misfit(techniques_of(recipe), demands_of(recipe)));
+  refuse(recipe, recipe.data_parallel.entry().check(recipe.data_parallel, {.model = recipe.model, .ranks = dp}));
   std::vector<AxisSize> axes{{"dp", dp}};
   if (recipe.pipeline.is_used()) axes.insert(axes.begin(), {"pp", static_cast<int>(recipe.pipeline.degree)});
   if (recipe.expert_parallel.is_used()) axes.push_back({"ep", static_cast<int>(recipe.expert_parallel.degree)});

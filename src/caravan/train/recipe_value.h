@@ -5,7 +5,7 @@
 
 #include <toml++/toml.h>
 
-#include "caravan/train/recipe_key.h"
+#include "caravan/registry/value.h"
 
 namespace caravan {
 

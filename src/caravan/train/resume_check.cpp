@@ -7,7 +7,6 @@
 #include "caravan/nn/config_text.h"
 #include "caravan/train/dataset.h"
 #include "caravan/train/recipe_key.h"
-#include "caravan/train/recipe_roles.h"
 
 namespace caravan {
 namespace {
@@ -81,7 +80,7 @@ std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std:
   check_data(info, before, run);
   std::vector<ChangedKey> changed;
   for (const RecipeKey& key : recipe_keys()) {
-    const OnResume role = role_of(key.name).on_resume;
+    const OnResume role = key.on_resume;
     const bool is_fixed = role == OnResume::function || (role == OnResume::history && has_history(info));
     const bool is_compared = is_fixed || role == OnResume::listed || role == OnResume::history;
     if (!is_compared || !key.idle(before).empty() || !key.idle(run.recipe).empty()) continue;

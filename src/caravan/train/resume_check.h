@@ -25,7 +25,7 @@ struct ChangedKey {
   std::string now;
 };
 
-/// Refuses to resume from a checkpoint of another run; role_of says which keys may change. `folder` is the
+/// Refuses to resume from a checkpoint of another run; their OnResume says which keys may change. `folder` is the
 /// checkpoint's, for messages. Throws DataError for another model, UsageError for anything else that must stay, naming
 /// it with both values. Returns what changed and may; nothing for a checkpoint without a step of training.
 std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,

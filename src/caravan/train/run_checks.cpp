@@ -6,6 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/nn/hf_form.h"
+#include "caravan/registry/compose.h"
 
 namespace caravan {
 
@@ -18,11 +19,10 @@ void check_threads(const Recipe& recipe, const Numerics& numerics) {
          "of threads may round scores to another choice",
          recipe.where("comm.threads_per_rank"), "give every rank the same number"});
   }
-  if (recipe.data_parallel.hook == "powersgd") {
-    throw UsageError({"train", "data_parallel.hook",
-                      "powersgd gives other bits with other numbers of threads, which differ "
-                      "between the ranks",
-                      recipe.where("data_parallel.hook"), "set comm.threads_per_rank"});
+  const Demand same_bits{Trait::threads_may_differ, "comm.threads_per_rank", "differs between the ranks",
+                         "set comm.threads_per_rank"};
+  if (const auto misfit = find_misfit(techniques_of(recipe), {{same_bits}})) {
+    recipe.refuse(misfit->key, misfit->fact, misfit->action);
   }
 }
 
@@ -43,15 +43,11 @@ int64_t checked_end(const TrainOptions& options, const Recipe& recipe, int64_t s
 
 void check_dump(const TrainOptions& options, const Recipe& recipe, const ModelConfig& model, int num_ranks,
                 const Steps& steps) {
-  if (!options.dump_dir.empty() && recipe.data_parallel.is_asynchronous() && num_ranks > 1) {
-    throw UsageError(
-        {"train", "--dump",
-         "no step has a gradient of all ranks with data_parallel.mode = \"" + recipe.data_parallel.mode + "\"",
-         recipe.where("data_parallel.mode"), "use data_parallel.mode = \"sync\""});
-  }
-  if (!options.dump_dir.empty() && recipe.pipeline.has_windows()) {
-    throw UsageError({"train", "--dump", "no step has a gradient of the whole model with " + recipe.pipeline.schedule,
-                      recipe.where("pipeline.schedule"), "use pipeline.schedule = \"1f1b\""});
+  const Demand whole{Trait::whole_gradient, "--dump", "writes the gradient of the whole model and of all ranks",
+                     "leave --dump out"};
+  const auto misfit = find_misfit(techniques_of(recipe), {{whole}});
+  if (!options.dump_dir.empty() && num_ranks > 1 && misfit) {
+    throw UsageError({"train", misfit->key, misfit->fact, "", misfit->action});
   }
   if (!options.dump_dir.empty()) huggingface_form(model);  // a dump has its names and shapes
   for (const int64_t step : options.dump_steps) {

@@ -41,12 +41,11 @@ RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
 std::vector<std::string> start_notes(const NoteSources& of) {
   std::vector<std::string> notes = recipe_notes(of.recipe);
   for (std::string& note : dataset_notes(of.dataset, of.windows, of.recipe)) notes.push_back(std::move(note));
-  const bool has_peers = (of.recipe.data_parallel.has_residual() ? of.mesh["dp"].size() : of.mesh.size()) > 1;
-  if (!has_peers && of.recipe.data_parallel.hook != "none") {
+  if (of.mesh["dp"].size() == 1 && of.recipe.hook != Setting("hook")) {
     notes.push_back(
         fmt::format("data_parallel.hook = \"{}\" has no effect on an axis dp of one rank, which reduces nothing; "
                     "what ranks of an earlier part left out is not added",
-                    of.recipe.data_parallel.hook));
+                    of.recipe.hook.name()));
   }
   const int64_t steps = of.recipe.train.steps;
   if (of.options.resumes() && of.step == steps) {

@@ -13,6 +13,7 @@
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/nn/config_text.h"
+#include "caravan/optim/make_optimizer.h"
 #include "caravan/parallel/replicas.h"
 #include "caravan/train/choice.h"
 #include "caravan/train/hook_state.h"
@@ -32,16 +33,6 @@ std::string name_of(at::ScalarType type) {
     case at::kHalf: return "fp16";
     default: return c10::toString(type);
   }
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const Recipe::Optimizer& recipe, FlatState& state) {
-  if (recipe.kind == "sgd") {
-    return std::make_unique<Sgd>(state, SgdOptions{.momentum = recipe.momentum, .weight_decay = recipe.weight_decay});
-  }
-  return std::make_unique<AdamW>(state, AdamWOptions{.beta1 = recipe.beta1,
-                                                     .beta2 = recipe.beta2,
-                                                     .epsilon = recipe.epsilon,
-                                                     .weight_decay = recipe.weight_decay});
 }
 
 }  // namespace
@@ -71,7 +62,7 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
   Strategy strategy = make_strategy(strategy_choice(recipe, model_->config(), mesh.size(), costs), *model_, mesh_);
   engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
-  optimizer_ = make_optimizer(recipe.optimizer, engine_->state());
+  optimizer_ = make_optimizer(recipe.optimizer.kind, engine_->state());
   if (recipe.precision.scales_loss()) loss_scale_.emplace(recipe.precision.loss_scale);
 }
 
@@ -245,7 +236,7 @@ TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const Tra
   const Box mine = local_box({global_rows, context}, engine.strategy().batch_layout, mesh, "batch");
   const int64_t first = step * global_rows;
   TrainBatch batch;
-  if (recipe.data_parallel.is_replicated()) {
+  if (engine.strategy().first_rank_has_batch) {
     batch = make_batch(windows, first, mesh.rank() == 0 ? global_rows : 0);
     for (at::Tensor* all : batch.tensors()) *all = scatter_rows(*all, global_rows, mesh);
   } else {

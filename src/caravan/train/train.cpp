@@ -148,7 +148,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample(recipe_, dataset_.tokenizer);
-  if (recipe_.data_parallel.is_asynchronous() && mesh_.size() > 1) {
+  if (!recipe_.data_parallel.has(Trait::whole_gradient) && mesh_.size() > 1) {
     async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
   } else if (recipe_.pipeline.has_windows()) {
     window_ = std::make_unique<WindowRun>(*state_, recipe_, plan_.accumulation);

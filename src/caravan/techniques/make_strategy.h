@@ -5,14 +5,16 @@
 #include "caravan/engine/strategy.h"
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/parallel/pipeline_choice.h"
-#include "caravan/parallel/techniques.h"
+#include "caravan/parallel/precision_choice.h"
 #include "caravan/parallel/tensor_choice.h"
+#include "caravan/registry/setting.h"
 
 namespace caravan {
 
 /// What a recipe says about parallelism.
 struct StrategyChoice {
-  DataParallelChoice data_parallel{};
+  Setting data_parallel{"data_parallel"};
+  Setting hook{"hook"};
   TensorParallelChoice tensor_parallel{};
   ContextParallelChoice context_parallel{};
   ExpertParallelChoice expert_parallel{};
@@ -26,15 +28,15 @@ struct StrategyChoice {
   bool overlap = true;  ///< what split layers send travels beside computation (DeferredWork::set_overlaps)
 };
 
-/// What these sections of a recipe say.
-StrategyChoice strategy_choice(const DataParallelChoice& data_parallel, const PrecisionChoice& precision,
-                               const RecomputeChoice& recompute);
+/// Sets the dtypes of a choice. Throws UsageError for a name that is not a dtype.
+void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision);
 
-/// The one place where names of techniques become strategies. `mesh` has an axis dp, and pp, ep, cp and tp where these
-/// degrees are above 1; it may get further ones. Every rank calls it. Layers of a Model of this library are split by
-/// the tables of tensor_1d, its relatives, context_parallel and expert_parallel; for another module, apply a Plan of
-/// your own. Throws UsageError, naming the nearest valid choice, for a name or a number that is not one, and as apply
-/// and add_recompute.
+/// The strategy of the techniques that are chosen, in the order of their phases: axes of the mesh are factored, layers
+/// are split, blocks are cut into stages, parameters laid out at rest, modules recomputed. `mesh` has an axis dp, and pp,
+/// ep, cp and tp where these degrees are above 1; it may get further ones. Every rank calls it. Layers of a Model of
+/// this library are split by the tables of tensor_1d, its relatives, context_parallel and expert_parallel; for another
+/// module, apply a Plan of your own. Throws UsageError, naming the nearest valid choice, for what cannot stand beside
+/// each other (registry/compose.h) or does not fit the mesh, and as apply and add_recompute.
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh);
 
 }  // namespace caravan

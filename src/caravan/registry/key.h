@@ -1,10 +1,14 @@
 #pragma once
 
-#include <string_view>
+#include <cstdint>
+#include <functional>
+#include <string>
 
-#include "caravan/train/recipe.h"
+#include "caravan/registry/value_kind.h"
 
 namespace caravan {
+
+class Setting;
 
 /// Whether the ranks of a run may have different values of a key.
 enum class AcrossRanks : uint8_t {
@@ -22,13 +26,21 @@ enum class OnResume : uint8_t {
   free,      ///< may change: no result depends on it, except for rounding, or it has a check of its own
 };
 
-struct RecipeRole {
-  std::string_view key;
-  AcrossRanks across_ranks;
+/// The name of a key and its role.
+struct KeyName {
+  std::string name;
   OnResume on_resume;
+  AcrossRanks across_ranks = AcrossRanks::equal;
 };
 
-/// The role of a recipe key, from the one table of them. Throws InternalError for a key without.
-const RecipeRole& role_of(std::string_view key);
+/// One key that an entry of the registry reads: "prefetch", in the section of its family. Entries of a family that share
+/// a key list the same one.
+struct SettingKey : KeyName {
+  std::string help;
+  RecipeValue initial;
+  ValueKind kind;
+  /// Why the key is not used beside the values of the others, though the chosen entry lists it; "" if it is used.
+  std::function<std::string(const Setting&)> idle = [](const Setting&) { return std::string(); };
+};
 
 }  // namespace caravan

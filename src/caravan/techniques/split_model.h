@@ -1,11 +1,8 @@
 #pragma once
 
-#include "caravan/parallel/make_strategy.h"
+#include "caravan/techniques/make_strategy.h"
 
 namespace caravan {
-
-/// Throws UsageError for techniques whose ranks do not step together, or are given their batch by another one.
-void refuse_beside_split(const DataParallelChoice& choice, const Mesh& mesh);
 
 /// The model with its layers split as the choice says, over the axes ep, tp and cp of `mesh`, which it factors into
 /// those of a grid, of a ring, of groups that share heads; whole if it says nothing. Every rank calls it. Throws as

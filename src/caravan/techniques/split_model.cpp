@@ -1,4 +1,4 @@
-#include "caravan/parallel/split_model.h"
+#include "caravan/techniques/split_model.h"
 
 #include <algorithm>
 #include <memory>
@@ -17,20 +17,13 @@
 
 namespace caravan {
 
-void refuse_beside_split(const DataParallelChoice& choice, const Mesh& mesh) {
-  if (!choice.is_asynchronous() && !choice.is_replicated()) return;
-  const std::string what = choice.is_replicated() ? "" : " with mode \"" + choice.mode + "\"";
-  throw UsageError({"strategy", choice.technique, choice.technique + what + " runs whole models", mesh.where(),
-                    "use " + data_parallel_techniques().front() + " beside a model that is split"});
-}
-
 namespace {
 
 /// Splits the axis tp into those of a grid.
 Plan tensor_plan(const TensorParallelChoice& choice, const ModelConfig& config, Mesh& mesh) {
   if (choice.kind == "1d") return tensor_1d(config, mesh, {.axis = "tp", .sequence = choice.sequence});
-  if (const std::string wrong = choice.wrong_with(config); !wrong.empty()) {
-    throw UsageError({"strategy", "tensor_parallel", wrong, mesh.where(), "change mesh.tp, or the model"});
+  if (const auto misfit = choice.misfit(config)) {
+    throw UsageError({"strategy", misfit->key, misfit->fact, mesh.where(), misfit->action});
   }
   const auto side = static_cast<int>(choice.side());
   if (choice.kind == "2d") {
@@ -82,10 +75,8 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
     throw UsageError({"strategy", "model", "only models of this library have a table of how to split their layers",
                       mesh.where(), "write a Plan for it (module/plan.h)"});
   }
-  refuse_beside_split(choice.data_parallel, mesh);
-  if (const std::string wrong = choice.expert_parallel.wrong_with(model->config(), choice.tensor_parallel);
-      !wrong.empty()) {
-    throw UsageError({"strategy", "expert_parallel", wrong, mesh.where(), "change mesh.ep, or the model"});
+  if (const auto misfit = choice.expert_parallel.misfit(model->config(), choice.tensor_parallel)) {
+    throw UsageError({"strategy", misfit->key, misfit->fact, mesh.where(), misfit->action});
   }
   // All axes are there before a plan keeps the mesh; sequences are split over those of the context first.
   const bool splits_context = choice.context_parallel.is_used();

@@ -1,0 +1,137 @@
+#include "caravan/registry/registry.h"
+
+#include <algorithm>
+#include <map>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+
+#define CARAVAN_TECHNIQUE(name) Entry name##_entry();
+#define CARAVAN_HOOK(name) Entry name##_entry();
+#define CARAVAN_OPTIMIZER(name) Entry name##_entry();
+#define CARAVAN_RATE(name) Entry name##_entry();
+#define CARAVAN_SCHEDULE(name) Entry name##_entry();
+#include "caravan/registry/entries.def"
+
+namespace {
+
+struct Registered {
+  std::vector<Entry> entries;
+  std::vector<SettingKey> keys;
+};
+
+void add(std::map<std::string, Registered, std::less<>>& all, const char* body, Entry entry) {
+  entry.body = body;
+  Registered& family = all[entry.family];
+  for (const SettingKey& key : entry.keys) {
+    const bool is_known =
+        std::ranges::any_of(family.keys, [&](const SettingKey& other) { return other.name == key.name; });
+    if (!is_known) family.keys.push_back(key);
+  }
+  family.entries.push_back(std::move(entry));
+}
+
+/// By family. Made once: settings point to the entries.
+const std::map<std::string, Registered, std::less<>>& registered() {
+  static const auto all = [] {
+    std::map<std::string, Registered, std::less<>> made;
+#define CARAVAN_TECHNIQUE(name) add(made, #name, name##_entry());
+#define CARAVAN_HOOK(name) add(made, #name, name##_entry());
+#define CARAVAN_OPTIMIZER(name) add(made, #name, name##_entry());
+#define CARAVAN_RATE(name) add(made, #name, name##_entry());
+#define CARAVAN_SCHEDULE(name) add(made, #name, name##_entry());
+#include "caravan/registry/entries.def"
+    return made;
+  }();
+  return all;
+}
+
+const Registered& registered(std::string_view family) {
+  const auto found = registered().find(family);
+  if (found != registered().end()) return found->second;
+  throw InternalError({"registry", std::string(family), "has no entry", "", "add one to registry/entries.def"});
+}
+
+/// The key of that name that the entry lists; null if it lists none.
+const SettingKey* listed(const Entry& entry, std::string_view key) {
+  const auto found = std::ranges::find(entry.keys, key, &SettingKey::name);
+  return found == entry.keys.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+std::set<Trait> all_traits() {
+  std::set<Trait> all;
+  for (auto trait = static_cast<uint8_t>(Trait::whole_gradient);
+       trait <= static_cast<uint8_t>(Trait::threads_may_differ); ++trait) {
+    all.insert(static_cast<Trait>(trait));
+  }
+  return all;
+}
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all{
+      {"data_parallel", "data_parallel", "technique", "data-parallel technique", OnResume::listed},
+      {"hook", "data_parallel", "hook", "sum gradients with fewer numbers", OnResume::listed},
+      {"pipeline", "pipeline", "schedule", "order of the passes", OnResume::listed},
+      {"optimizer", "optimizer", "kind", "the optimizer", OnResume::history},
+      {"learning_rate", "optimizer", "schedule", "learning rate schedule", OnResume::listed},
+  };
+  return all;
+}
+
+const Family& family_of(std::string_view name) {
+  const auto found = std::ranges::find(families(), name, &Family::name);
+  if (found != families().end()) return *found;
+  throw InternalError({"registry", std::string(name), "is not a family", "", "add it to registry/registry.cpp"});
+}
+
+std::span<const Entry> entries_of(std::string_view family) { return registered(family).entries; }
+
+const Entry* find_entry(std::string_view family, std::string_view name) {
+  const std::span<const Entry> entries = entries_of(family);
+  const auto found = std::ranges::find(entries, name, &Entry::name);
+  return found == entries.end() ? nullptr : &*found;
+}
+
+std::string what_to_say_of(std::string_view family, const std::string& name) {
+  for (const Entry& entry : entries_of(family)) {
+    const auto found = entry.mistaken.find(name);
+    if (found != entry.mistaken.end()) return found->second;
+  }
+  return "";
+}
+
+std::vector<std::string> names_of(std::string_view family) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_of(family)) names.push_back(entry.name);
+  return names;
+}
+
+std::vector<std::string> names_with_key(std::string_view family, std::string_view key) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_of(family)) {
+    if (listed(entry, key) != nullptr) names.push_back(entry.name);
+  }
+  return names;
+}
+
+std::vector<std::string> names_with(std::string_view family, Trait trait) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_of(family)) {
+    if (Setting(family, entry.name).has(trait)) names.push_back(entry.name);
+  }
+  return names;
+}
+
+const std::vector<SettingKey>& keys_of(std::string_view family) { return registered(family).keys; }
+
+std::string why_idle(const Setting& setting, std::string_view key) {
+  if (const SettingKey* own = listed(setting.entry(), key); own != nullptr) return own->idle(setting);
+  return "is used with " + setting.full_name() + " = \"" + join(names_with_key(setting.family().name, key), "\", \"") +
+         "\" only";
+}
+
+}  // namespace caravan

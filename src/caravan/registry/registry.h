@@ -1,0 +1,91 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/base/misfit.h"
+#include "caravan/mesh/mesh.h"
+#include "caravan/nn/config.h"
+#include "caravan/registry/key.h"
+#include "caravan/registry/setting.h"
+
+namespace caravan {
+
+/// A group of entries of which a recipe chooses one, by the value of one key.
+struct Family {
+  std::string_view name;  ///< "hook"
+  std::string_view section;
+  std::string_view key;  ///< of the choice: "hook" in [data_parallel]
+  std::string_view help;
+  OnResume on_resume;
+};
+
+/// What a setting is checked against. Never another setting: what it cannot stand beside, traits say.
+struct Situation {
+  const ModelConfig& model;
+  int64_t ranks = 1;  ///< of its axis of the mesh
+};
+
+/// What a recipe chooses by name, and all that the rest of the system knows of it: recipe, errors, launcher, `prove`,
+/// `inspect` and completions go by these. Known without libtorch; its body is found by the same name.
+struct Entry {
+  std::string family;
+  std::string name;
+  std::string summary;             ///< one line
+  std::string paper{};             ///< where it comes from; "": common knowledge
+  std::vector<SettingKey> keys{};  ///< those of the family's section that it reads
+  std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{.has = all_traits()}; };
+  std::function<std::optional<Misfit>(const Setting&, const Situation&)> check = [](const Setting&, const Situation&) {
+    return std::optional<Misfit>();
+  };
+  /// The axes that its axis of `ranks` ranks is factored into; none: it stays whole.
+  std::function<std::vector<AxisSize>(const Setting&, int64_t ranks)> factors = [](const Setting&, int64_t) {
+    return std::vector<AxisSize>();
+  };
+  /// So many steps pass at most between two boundaries, where all ranks have done the same; 1: each step is one. There a
+  /// rank may have begun `lead` steps more than the slowest has done.
+  std::function<int64_t(const Setting&)> steps_at_once = [](const Setting&) { return int64_t{1}; };
+  std::function<int64_t(const Setting&)> lead = [](const Setting&) { return int64_t{0}; };
+  /// The fewest ranks of its axis with which it does something.
+  std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
+  /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.
+  /// `ranks` of its axis become what is returned, 3 at most unless the technique needs more.
+  std::function<int64_t(Setting&, int64_t ranks)> shrink = [](Setting&, int64_t ranks) {
+    return ranks > 3 ? int64_t{2} : ranks;
+  };
+  /// Of an optimizer: values that it keeps for each parameter.
+  std::function<int64_t(const Setting&)> num_moments = [](const Setting&) { return int64_t{0}; };
+  /// Of a learning-rate schedule: the fraction of the peak in `step`, from 0, of `total` steps, after `warmup` of them.
+  std::function<double(const Setting&, int64_t step, int64_t warmup, int64_t total)> rate =
+      [](const Setting&, int64_t, int64_t, int64_t) { return 1.0; };
+  /// Other names that users try, and what to say of them: {"bf16", "'bf16' is a dtype; use precision.reduce"}.
+  std::map<std::string, std::string> mistaken{};
+  std::string body{};  ///< in registry/entries.def; set by the registry
+};
+
+const std::vector<Family>& families();
+/// Throws InternalError for another name.
+const Family& family_of(std::string_view name);
+
+/// All entries of a family, the default first.
+std::span<const Entry> entries_of(std::string_view family);
+/// Null if there is none.
+const Entry* find_entry(std::string_view family, std::string_view name);
+/// What an entry says of another name for it (Entry::mistaken); "" if none knows it.
+std::string what_to_say_of(std::string_view family, const std::string& name);
+/// {"ddp", "zero1", ..}
+std::vector<std::string> names_of(std::string_view family);
+/// The names of the entries that list `key`, or that have `trait` with their initial values.
+std::vector<std::string> names_with_key(std::string_view family, std::string_view key);
+std::vector<std::string> names_with(std::string_view family, Trait trait);
+/// The keys of all entries of a family, each once.
+const std::vector<SettingKey>& keys_of(std::string_view family);
+/// Why `key` of the setting is not used; "" if it is.
+std::string why_idle(const Setting& setting, std::string_view key);
+
+}  // namespace caravan

@@ -1,0 +1,75 @@
+#include "caravan/registry/setting.h"
+
+#include <algorithm>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+namespace {
+
+const SettingKey& key_of(const Family& family, std::string_view name) {
+  const auto& keys = keys_of(family.name);
+  const auto found = std::ranges::find_if(keys, [&](const SettingKey& key) { return key.name == name; });
+  if (found != keys.end()) return *found;
+  throw InternalError({"registry", std::string(name), "is not a key of " + std::string(family.name), "",
+                       "list it in an entry of the family"});
+}
+
+}  // namespace
+
+Setting::Setting(std::string_view family) : family_(&family_of(family)), entry_(&entries_of(family).front()) {
+  for (const SettingKey& key : keys_of(family)) values_.emplace(key.name, key.initial);
+}
+
+Setting::Setting(std::string_view family, std::string_view name,
+                 const std::vector<std::pair<std::string, RecipeValue>>& values)
+    : Setting(family) {
+  choose(name);
+  for (const auto& [key, value] : values) {
+    std::vector<std::string> known;
+    for (const SettingKey& each : entry_->keys) known.push_back(each.name);
+    const bool is_known = std::ranges::find(known, key) != known.end();
+    const std::string wrong = is_known ? set(key, value) : "is not a key of " + entry_->name;
+    if (wrong.empty()) continue;
+    throw UsageError({"strategy", full_name(key), wrong, "", is_known ? "" : "the nearest is " + nearest(key, known)});
+  }
+}
+
+const std::string& Setting::name() const noexcept { return entry_->name; }
+
+void Setting::choose(std::string_view name) {
+  const Entry* entry = find_entry(family_->name, name);
+  if (entry == nullptr) {
+    const std::vector<std::string> names = names_of(family_->name);
+    const std::string known = what_to_say_of(family_->name, std::string(name));
+    throw UsageError(
+        {"strategy", full_name(), known.empty() ? not_one_of(name, names) : known, "", "use one of these names"});
+  }
+  entry_ = entry;
+}
+
+std::string Setting::set(std::string_view key, const RecipeValue& value) {
+  RecipeValue taken;
+  std::string wrong = key_of(*family_, key).kind.take(value, taken);
+  if (wrong.empty()) values_.find(key)->second = std::move(taken);
+  return wrong;
+}
+
+const RecipeValue& Setting::value(std::string_view key) const {
+  const auto found = values_.find(key);
+  return found != values_.end() ? found->second : key_of(*family_, key).initial;
+}
+
+Traits Setting::traits() const {
+  Traits traits = entry_->traits(*this);
+  if (traits.key.empty()) traits.key = full_name();
+  return traits;
+}
+
+std::string Setting::full_name(std::string_view key) const {
+  return std::string(family_->section) + "." + std::string(key.empty() ? family_->key : key);
+}
+
+}  // namespace caravan

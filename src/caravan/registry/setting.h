@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "caravan/registry/traits.h"
+#include "caravan/registry/value.h"
+
+namespace caravan {
+
+struct Entry;
+struct Family;
+
+/// An entry of a family that is chosen, and the values of the keys of the family. Values have been checked, one by one,
+/// by the kinds of their keys; whether they fit each other and the run, Entry::check says.
+class Setting {
+ public:
+  /// The first entry of `family`, with the initial values.
+  explicit Setting(std::string_view family);
+  /// The entry of that name. Throws UsageError, naming the nearest valid choice, for a name, a key or a value that is
+  /// not one.
+  Setting(std::string_view family, std::string_view name,
+          const std::vector<std::pair<std::string, RecipeValue>>& values = {});
+
+  const Family& family() const noexcept { return *family_; }
+  const Entry& entry() const noexcept { return *entry_; }
+  const std::string& name() const noexcept;
+  /// Another entry of the family; the values stay.
+  void choose(std::string_view name);
+
+  // `key` is one of the family, without its section; another one is an InternalError.
+
+  /// What is wrong with `value` for the key, "" if nothing; then it is set.
+  std::string set(std::string_view key, const RecipeValue& value);
+  const RecipeValue& value(std::string_view key) const;
+  bool flag(std::string_view key) const { return std::get<bool>(value(key)); }
+  int64_t whole(std::string_view key) const { return std::get<int64_t>(value(key)); }
+  double real(std::string_view key) const { return std::get<double>(value(key)); }
+  const std::string& text(std::string_view key) const { return std::get<std::string>(value(key)); }
+  const std::vector<std::string>& texts(std::string_view key) const {
+    return std::get<std::vector<std::string>>(value(key));
+  }
+
+  Traits traits() const;
+  bool has(Trait trait) const { return traits().has.contains(trait); }
+  /// "data_parallel.technique", or "data_parallel.`key`".
+  std::string full_name(std::string_view key = "") const;
+
+  bool operator==(const Setting& other) const { return entry_ == other.entry_ && values_ == other.values_; }
+
+ private:
+  const Family* family_;
+  const Entry* entry_;
+  std::map<std::string, RecipeValue, std::less<>> values_;
+};
+
+}  // namespace caravan

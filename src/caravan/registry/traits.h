@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+namespace caravan {
+
+/// What a technique can do beside others: facts, which other techniques and the settings of a run ask for. All are
+/// positive statements, so that a technique that says nothing is refused and never assumed to work.
+enum class Trait : uint8_t {
+  whole_gradient,      ///< each step has one gradient of the whole model and of all ranks
+  clips_norm,          ///< knows the norm that a gradient is clipped by
+  scales_loss,         ///< one loss scale for all ranks, and steps that are skipped
+  rounds_gradients,    ///< gradients are kept in 16 bits
+  rounds_reductions,   ///< gradients are reduced in 16 bits
+  bounded_lead,        ///< no rank is ahead of another by more steps than are known beforehand
+  ties_weights,        ///< a weight that the first and the last layer share is updated at once
+  splits_layers,       ///< runs models whose layers or sequences are split over ranks
+  splits_stages,       ///< runs models that are cut into stages
+  runs_processes,      ///< ranks may be processes
+  whole_weights,       ///< every rank holds whole weights, between steps too
+  all_reduces,         ///< gradients are summed by all-reduces
+  many_reductions,     ///< gradients may be reduced more than once in a step
+  threads_may_differ,  ///< gives the same bits on ranks that use other numbers of threads
+};
+
+/// The traits of a setting.
+struct Traits {
+  std::set<Trait> has;
+  /// What it asks of the other techniques, and why: {whole_weights, "pipedream keeps versions of whole weights"}.
+  std::map<Trait, std::string> needs{};
+  /// For refusals: the key by which it lacks what others have, why it lacks that, and what has more.
+  std::string key{};      ///< "data_parallel.mode"; "": the key of its family
+  std::string because{};  ///< "workers do not wait for each other"
+  std::string instead{};  ///< "data_parallel.mode = \"sync\""; "": the first of its family that has the trait
+};
+
+/// All traits: of a technique that steps in time with all ranks and holds whole weights.
+std::set<Trait> all_traits();
+
+}  // namespace caravan

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/registry/value.h"
+
+namespace caravan {
+
+/// The values that a key takes.
+struct ValueKind {
+  /// What is wrong with `given`, "" if nothing; then `taken` is the value to keep.
+  std::function<std::string(const RecipeValue& given, RecipeValue& taken)> take;
+  /// A kept value, as it is written.
+  std::function<RecipeValue(const RecipeValue& kept)> show = [](const RecipeValue& kept) { return kept; };
+};
+
+struct Range {
+  double low;
+  double high = std::numeric_limits<double>::max();
+};
+
+/// What is wrong with a number; "" if nothing.
+std::string out_of(const Range& range, double value);
+/// "3 is not a string"
+std::string is_not(const RecipeValue& value, std::string_view kind);
+
+// The kept value is a bool, an int64_t, a double, a std::string or a std::vector of these.
+ValueKind whole_number(Range range);
+ValueKind real_number(Range range);
+ValueKind true_or_false();
+ValueKind any_text();
+/// A text that is one of `choices`.
+ValueKind one_of(std::vector<std::string> choices);
+/// A list of texts, none of them empty; one text is a list of one.
+ValueKind list_of_texts();
+/// A whole number in `range`, or `word`, which stands for `value_of_word`.
+ValueKind whole_number_or(Range range, std::string word, int64_t value_of_word);
+
+}  // namespace caravan

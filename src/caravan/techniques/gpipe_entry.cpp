@@ -1,0 +1,31 @@
+#include "caravan/parallel/order_writer.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+namespace {
+
+PipelineOrder gpipe_order(const PipelineChoice& choice, int num_micro_batches) {
+  const auto num_ranks = static_cast<int>(choice.degree);
+  check_sizes("gpipe", num_ranks, num_micro_batches);
+  PipelineOrder result{{}, in_turn(num_ranks, num_ranks)};
+  for (int stage = 0; stage < num_ranks; ++stage) {
+    PassOrder order = forward_only(num_micro_batches, stage);
+    for (int m = 0; m < num_micro_batches; ++m) order.push_back({Pass::Kind::backward, m, stage});
+    result.ranks.push_back(std::move(order));
+  }
+  return result;
+}
+
+}  // namespace
+
+Entry gpipe_entry() {
+  return {.family = "pipeline",
+          .name = "gpipe",
+          .summary = "all forwards, then all backwards",
+          .paper = "Huang et al., arXiv 1811.06965"};
+}
+
+/// Bubble (p-1)(F+B+W), activations m.
+PipelineSchedule gpipe_schedule() { return {.order = gpipe_order}; }
+
+}  // namespace caravan

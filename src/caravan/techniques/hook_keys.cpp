@@ -1,0 +1,20 @@
+#include "caravan/techniques/hook_keys.h"
+
+namespace caravan {
+
+Traits traits_of_residuals(const std::string& name, const std::string& sends) {
+  Traits traits{
+      .has = all_traits(),
+      .needs = {{Trait::all_reduces, "hook \"" + name +
+                                         "\" keeps 4 bytes a parameter on every rank, which other techniques "
+                                         "are there to save"}},
+      .because = "hook \"" + name + "\" sends " + sends + " and carries what it leaves out into the next step",
+      .instead = "data_parallel.hook = \"none\""};
+  for (const Trait lacking :
+       {Trait::scales_loss, Trait::rounds_gradients, Trait::rounds_reductions, Trait::many_reductions}) {
+    traits.has.erase(lacking);
+  }
+  return traits;
+}
+
+}  // namespace caravan

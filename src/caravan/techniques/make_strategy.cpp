@@ -1,0 +1,86 @@
+#include "caravan/techniques/make_strategy.h"
+
+#include <vector>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/memory/recompute.h"
+#include "caravan/nn/model.h"
+#include "caravan/parallel/pipeline.h"
+#include "caravan/registry/registry.h"
+#include "caravan/techniques/demands.h"
+#include "caravan/techniques/split_model.h"
+#include "caravan/techniques/technique_body.h"
+
+namespace caravan {
+namespace {
+
+constexpr const char* kAxis = "dp";
+
+at::ScalarType dtype_of(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  throw UsageError({"strategy", "precision", "'" + name + "' is not a dtype to compute in", "",
+                    "use '" + nearest(name, std::vector<std::string>{"fp32", "bf16", "fp16"}) + "'"});
+}
+
+[[noreturn]] void refuse(const Misfit& misfit, const Mesh& mesh) {
+  throw UsageError({"strategy", misfit.key, misfit.fact, mesh.where(), misfit.action});
+}
+
+void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
+  std::vector<Setting> techniques{choice.data_parallel, choice.hook};
+  if (choice.pipeline.is_used() && !choice.pipeline.is_file()) {
+    techniques.emplace_back("pipeline", choice.pipeline.schedule);
+  }
+  const Load load{.tp = choice.tensor_parallel.degree,
+                  .cp = choice.context_parallel.degree,
+                  .ep = choice.expert_parallel.degree,
+                  .pp = choice.pipeline.degree,
+                  .computes_in_fp16 = choice.compute_dtype == at::kHalf,
+                  .keeps_16_bit_gradients = choice.gradient_dtype != at::kFloat,
+                  .reduces_in_16_bits = choice.reduce_dtype && *choice.reduce_dtype != at::kFloat};
+  if (const auto misfit = find_misfit(techniques, demands_of(load))) refuse(*misfit, mesh);
+}
+
+/// Checks the setting against its axis, and factors that as the technique asks.
+void lay_out_axis(const Setting& technique, const ModelConfig& config, Mesh& mesh) {
+  const int64_t ranks = mesh[kAxis].size();
+  const Entry& entry = technique.entry();
+  if (const auto misfit = entry.check(technique, {.model = config, .ranks = ranks})) refuse(*misfit, mesh);
+  const std::vector<AxisSize> factors = entry.factors(technique, ranks);
+  if (!factors.empty()) mesh = mesh.factor(kAxis, factors);
+}
+
+}  // namespace
+
+void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision) {
+  choice.compute_dtype = dtype_of(precision.compute);
+  choice.gradient_dtype = dtype_of(precision.gradients);
+  const std::string& reduce = precision.reduced_in();
+  choice.reduce_dtype = reduce != precision.gradients ? std::optional(dtype_of(reduce)) : std::nullopt;
+}
+
+Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) {
+  check_composition(choice, mesh);
+  const auto* ours = dynamic_cast<const Model*>(&model);
+  lay_out_axis(choice.data_parallel, ours != nullptr ? ours->config() : ModelConfig{}, mesh);
+  Strategy strategy = split_model(choice, model, mesh);
+  const bool recomputes_stages = choice.recompute.kind == RecomputeChoice::Kind::stage;
+  if (recomputes_stages && !choice.pipeline.is_used()) {
+    throw UsageError(
+        {"strategy", "recompute", "stages are recomputed in a pipeline only, and there is one stage", "", "use full"});
+  }
+  if (choice.pipeline.is_used()) {
+    add_pipeline(strategy, mesh,
+                 {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recomputes_stages});
+  }
+  const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
+  body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
+  strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
+  add_recompute(strategy, model, choice.recompute);
+  return strategy;
+}
+
+}  // namespace caravan

@@ -1,0 +1,20 @@
+#include "caravan/parallel/order_writer.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+
+Entry one_f_one_b_entry() {
+  return {.family = "pipeline",
+          .name = "1f1b",
+          .summary = "a backward as soon as its gradient is there, and a forward in between",
+          .paper = "Narayanan et al., arXiv 2104.04473"};
+}
+
+/// Bubble (p-1)(F+B+W), activations min(p-s, m) on stage s.
+PipelineSchedule one_f_one_b_schedule() {
+  return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
+    return one_forward_one_backward(static_cast<int>(choice.degree), num_micro_batches);
+  }};
+}
+
+}  // namespace caravan

@@ -1,0 +1,55 @@
+#include "caravan/techniques/technique_body.h"
+
+#include <map>
+
+namespace caravan {
+
+#define CARAVAN_TECHNIQUE(name) TechniqueBody name##_body();
+#define CARAVAN_HOOK(name) std::shared_ptr<ReductionHook> name##_body(const Setting& hook);
+#include "caravan/registry/entries.def"
+
+namespace {
+
+using HookBody = std::function<std::shared_ptr<ReductionHook>(const Setting&)>;
+
+template <class Body>
+const Body& find_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
+  return bodies.at(setting.entry().body);
+}
+
+}  // namespace
+
+const TechniqueBody& body_of(const Setting& technique) {
+  static const std::map<std::string, TechniqueBody> bodies{
+#define CARAVAN_TECHNIQUE(name) {#name, name##_body()},
+#include "caravan/registry/entries.def"
+  };
+  return find_body(bodies, technique);
+}
+
+std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
+  static const std::map<std::string, HookBody> bodies{
+#define CARAVAN_HOOK(name) {#name, name##_body},
+#include "caravan/registry/entries.def"
+  };
+  return find_body(bodies, hook)(hook);
+}
+
+FsdpOptions fsdp_options(const Setting& setting) {
+  return {.units = setting.texts("units"),
+          .reshard_after_forward = setting.flag("reshard_after_forward"),
+          .prefetch = static_cast<int>(setting.whole("prefetch")),
+          .accumulate = accumulate_of(setting),
+          .share = share_of(setting)};
+}
+
+Share share_of(const Setting& setting) {
+  const std::string& share = setting.text("share");
+  return share == "on" ? Share::on : share == "off" ? Share::off : Share::automatic;
+}
+
+Accumulate accumulate_of(const Setting& setting) {
+  return setting.text("accumulate") == "full" ? Accumulate::full : Accumulate::at_rest;
+}
+
+}  // namespace caravan

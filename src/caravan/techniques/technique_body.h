@@ -1,0 +1,56 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "caravan/engine/strategy.h"
+#include "caravan/parallel/zero.h"
+#include "caravan/registry/setting.h"
+
+namespace caravan {
+
+/// Dtypes of a strategy: see Strategy.
+struct StrategyDtypes {
+  at::ScalarType compute = at::kFloat;
+  at::ScalarType gradients = at::kFloat;
+  std::optional<at::ScalarType> reduce{};
+};
+
+/// What the body of a data-parallel technique changes, and what it is told beside its setting. Its axis is dp, factored
+/// as its entry says.
+struct Arranging {
+  Strategy& strategy;
+  const Mesh& mesh;
+  StrategyDtypes dtypes{};
+  std::shared_ptr<ReductionHook> hook{};  ///< null: none
+};
+
+/// The part of a technique that needs libtorch, beside its entry in the registry.
+struct TechniqueBody {
+  std::function<void(const Arranging&, const Setting&)> apply;
+};
+
+/// Of the entry that is chosen.
+const TechniqueBody& body_of(const Setting& technique);
+/// The hook that is chosen; null for none.
+std::shared_ptr<ReductionHook> make_hook(const Setting& hook);
+
+/// Sets the dtypes in the options of a technique.
+template <class Options>
+Options with_dtypes(Options options, const StrategyDtypes& dtypes) {
+  options.compute_dtype = dtypes.compute;
+  options.gradient_dtype = dtypes.gradients;
+  options.reduce_dtype = dtypes.reduce;
+  return options;
+}
+
+/// What zero3 and hsdp say alike.
+FsdpOptions fsdp_options(const Setting& setting);
+/// The values of the keys share and accumulate.
+Share share_of(const Setting& setting);
+Accumulate accumulate_of(const Setting& setting);
+
+}  // namespace caravan

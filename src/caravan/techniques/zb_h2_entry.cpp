@@ -1,0 +1,22 @@
+#include "caravan/parallel/order_writer.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+
+Entry zb_h2_entry() {
+  return {.family = "pipeline",
+          .name = "zb-h2",
+          .summary = "weight gradients wait, and fill the bubble; twice the activations of 1f1b",
+          .paper = "Qi et al., arXiv 2401.10241"};
+}
+
+/// Holds 2p-1 activations. If m is at least that, a rank waits (p-1)(F+B-2W) at most between its first and its last
+/// pass, not at all where this is below 0, as for F = B = W.
+PipelineSchedule zb_h2_schedule() {
+  return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
+    check_sizes("zb-h2", static_cast<int>(choice.degree), num_micro_batches);
+    return zero_bubble(static_cast<int>(choice.degree), num_micro_batches, 2);
+  }};
+}
+
+}  // namespace caravan

@@ -1,0 +1,143 @@
+/// The one list of what a recipe chooses by name, and how compositions are refused: by traits, never by name.
+
+#include "caravan/registry/registry.h"
+
+#include <algorithm>
+#include <gmock/gmock.h>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/registry/compose.h"
+
+namespace caravan::testing::registry_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Registry, EveryEntryIsWhole) {
+  std::set<std::string> bodies;
+  for (const Family& family : families()) {
+    std::set<std::string> names;
+    EXPECT_FALSE(entries_of(family.name).empty()) << family.name;
+    for (const Entry& entry : entries_of(family.name)) {
+      SCOPED_TRACE(std::string(family.name) + " " + entry.name);
+      EXPECT_EQ(entry.family, family.name);
+      EXPECT_TRUE(names.insert(entry.name).second);
+      EXPECT_TRUE(bodies.insert(entry.body).second);
+      EXPECT_FALSE(entry.summary.empty());
+      for (const SettingKey& key : entry.keys) {
+        RecipeValue taken;
+        EXPECT_EQ(key.kind.take(key.kind.show(key.initial), taken), "") << key.name;
+        EXPECT_EQ(taken, key.initial) << key.name << ": as it is written, it reads back";
+      }
+    }
+  }
+}
+
+/// A key that several entries list is the same key.
+TEST(Registry, EntriesAgreeOnSharedKeys) {
+  for (const Family& family : families()) {
+    for (const SettingKey& key : keys_of(family.name)) {
+      for (const Entry& entry : entries_of(family.name)) {
+        const auto own = std::ranges::find(entry.keys, key.name, &SettingKey::name);
+        if (own == entry.keys.end()) continue;
+        EXPECT_EQ(own->help, key.help) << key.name << " of " << entry.name;
+        EXPECT_EQ(own->initial, key.initial) << key.name << " of " << entry.name;
+        EXPECT_EQ(own->on_resume, key.on_resume) << key.name << " of " << entry.name;
+      }
+    }
+  }
+}
+
+TEST(Setting, IsCheckedAsItIsMade) {
+  const Setting setting("data_parallel", "zero3", {{"prefetch", 2}, {"units", "blocks.*.mlp"}});
+  EXPECT_EQ(setting.whole("prefetch"), 2);
+  EXPECT_THAT(setting.texts("units"), ElementsAre("blocks.*.mlp"));
+  EXPECT_EQ(setting.text("share"), "auto") << "not given";
+  EXPECT_EQ(setting, Setting("data_parallel", "zero3", {{"units", "blocks.*.mlp"}, {"prefetch", 2}}));
+  EXPECT_NE(setting, Setting("data_parallel", "zero3"));
+  EXPECT_THAT(error_of([] { Setting("data_parallel", "zero33"); }), HasSubstr("the nearest is 'zero3'"));
+  EXPECT_THAT(error_of([] {
+                Setting("data_parallel", "zero3", {{"prefetc", 1}});
+              }),
+              AllOf(HasSubstr("data_parallel.prefetc"), HasSubstr("the nearest is prefetch")));
+  EXPECT_THAT(error_of([] { Setting("data_parallel", "ddp", {{"prefetch", 1}}); }), HasSubstr("is not a key of ddp"));
+  EXPECT_THAT(error_of([] {
+                Setting("data_parallel", "zero3", {{"prefetch", "one"}});
+              }),
+              HasSubstr("\"one\" is not a whole number"));
+  EXPECT_THROW(Setting("data_paralel"), InternalError);
+  EXPECT_THROW(setting.whole("drains"), InternalError);
+}
+
+TEST(Setting, NamesTheEntriesThatReadAKey) {
+  EXPECT_EQ(why_idle(Setting("data_parallel", "zero3"), "shard"),
+            "is used with data_parallel.technique = \"hsdp\" only");
+  EXPECT_EQ(why_idle(Setting("data_parallel", "hsdp"), "shard"), "");
+  const Setting async("data_parallel", "param_server", {{"mode", "async"}});
+  EXPECT_EQ(why_idle(async, "prefetch"), "is used with data_parallel.mode = \"sync\" only");
+  EXPECT_EQ(why_idle(Setting("data_parallel", "param_server"), "prefetch"), "");
+}
+
+const Demand kNorm{Trait::clips_norm, "optimizer.clip_norm", "needs the norm", "use 0"};
+
+std::string misfit_of(const std::vector<Setting>& techniques, const std::vector<Demand>& demands = {}) {
+  const auto misfit = find_misfit(techniques, demands);
+  return misfit ? misfit->key + ": " + misfit->fact + ": " + misfit->action : "";
+}
+
+TEST(Composition, IsRefusedByTraits) {
+  const Setting ddp("data_parallel", "ddp");
+  const Setting zero("data_parallel", "zero2");
+  const Setting windows("pipeline", "pipedream");
+  EXPECT_EQ(misfit_of({ddp, windows}), "");
+  EXPECT_THAT(misfit_of({ddp, windows}, {kNorm}),
+              AllOf(HasSubstr("optimizer.clip_norm: needs the norm, and the stages of pipedream"),
+                    HasSubstr("use 0, or pipeline.schedule = \"1f1b\"")));
+  EXPECT_THAT(misfit_of({zero, windows}),
+              AllOf(HasSubstr("data_parallel.technique: pipedream keeps versions of whole weights"),
+                    HasSubstr("use data_parallel.technique = \"ddp\"")));
+  EXPECT_THAT(misfit_of({zero, Setting("hook", "topk")}), HasSubstr("technique = \"ddp\" or \"hsdp\""));
+}
+
+/// The order in which techniques are given decides nothing but which of two misfits is named.
+TEST(Composition, DoesNotDependOnTheOrder) {
+  std::vector<Setting> all;
+  for (const char* family : {"data_parallel", "hook", "pipeline"}) {
+    for (const std::string& name : names_of(family)) all.emplace_back(family, name);
+  }
+  for (const Setting& first : all) {
+    for (const Setting& second : all) {
+      if (first.family().name == second.family().name) continue;
+      EXPECT_EQ(misfit_of({first, second}, {kNorm}).empty(), misfit_of({second, first}, {kNorm}).empty())
+          << first.name() << " " << second.name();
+    }
+  }
+}
+
+/// What says nothing of itself is refused, never assumed to work.
+TEST(Composition, UnknownTraitsAreRefused) {
+  EXPECT_THAT(Traits{}.has, IsEmpty());
+  for (const Trait trait : all_traits()) {
+    const std::vector<std::string> names = names_with("data_parallel", trait);
+    EXPECT_FALSE(names.empty()) << "a trait that no technique has";
+    EXPECT_EQ(names.front(), "ddp");
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing::registry_test
