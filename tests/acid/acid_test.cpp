@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/state_checkpoint.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/generate/generate.h"
 #include "caravan/memory/recompute.h"
@@ -108,18 +108,23 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
   return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
 }
 
-std::vector<CheckpointPiece> pieces_of(Engine& engine, const Optimizer& optimizer) {
-  std::vector<CheckpointPiece> pieces;
-  for (const Slot& slot : engine.state().layout.slots()) {
-    const Parameter& parameter = *slot.parameter;
-    pieces.push_back(checkpoint_piece(parameter.name(), parameter, parameter.rest().detach(), engine.mesh()));
-    if (!parameter.requires_grad()) continue;
-    for (const auto& [name, flat] : optimizer.state()) {
-      const at::Tensor state = engine.state().layout.view(flat, parameter);
-      pieces.push_back(checkpoint_piece(name + "." + parameter.name(), parameter, state, engine.mesh()));
-    }
-  }
-  return pieces;
+void save(Engine& engine, Optimizer& optimizer, const std::filesystem::path& folder) {
+  TrainingState state;
+  state.add(state_of_model(engine));
+  state.add(optimizer);
+  save_checkpoint(folder, {.step = 2}, checkpoint_pieces(state, engine.mesh()), engine.mesh().world(), 0);
+}
+
+void load(Engine& engine, Optimizer& optimizer, const std::filesystem::path& checkpoint) {
+  const at::NoGradGuard no_grad;
+  TrainingState state;
+  state.add(state_of_model(engine));
+  state.add(optimizer);
+  CheckpointReader reader(checkpoint);
+  reader.verify(engine.mesh().world());
+  StateReader tensors(state, engine.mesh(), reader, {});
+  tensors.check();
+  tensors.read();
 }
 
 double evaluate_once(Engine& engine) {
@@ -170,7 +175,7 @@ Found train(Engine& engine, Optimizer& optimizer, int64_t first, int micro_batch
     found.norms.push_back(result.grad_norm);
     if (i == 0) found.evaluation = evaluate_once(engine);
     if (i == 0) found.sample = sample(engine);
-    if (i == 1 && !folder.empty()) save_checkpoint(folder, {.step = 2}, pieces_of(engine, optimizer), mesh.world(), 0);
+    if (i == 1 && !folder.empty()) save(engine, optimizer, folder);
   }
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : engine.model().parameters()) {
@@ -191,14 +196,8 @@ Found one_process(const Acid& acid, int64_t first, const std::filesystem::path& 
     Engine engine(model, mesh, strategy, {.dtype = acid.rest});
     fill(engine);
     Sgd optimizer(engine.state(), {.momentum = 0.9, .weight_decay = 0.01});
-    if (first > 0) {
-      const at::NoGradGuard no_grad;
-      CheckpointReader reader(checkpoint);
-      reader.verify(mesh.world());
-      for (const CheckpointPiece& piece : pieces_of(engine, optimizer))
-        reader.read(piece.name, piece.box, piece.tensor);
-      optimizer.set_num_steps(first);
-    }
+    if (first > 0) load(engine, optimizer, checkpoint);
+    optimizer.set_num_steps(first);
     found = train(engine, optimizer, first, 1, {});
   });
   return found;

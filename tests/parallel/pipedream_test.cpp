@@ -1,14 +1,18 @@
 /// PipeDream and PipeDream-2BW against a serial simulation of what they mean, bit by bit: one process keeps all
 /// versions of the weights and gives each stage of a step the one that it would have.
 
+#include <gmock/gmock.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "caravan/nn/model.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/pipeline.h"
+#include "caravan/parallel/zero.h"
 #include "caravan/plan/memory.h"
 #include "caravan/train/step.h"
 #include "tests/redistribute/denote.h"
@@ -239,6 +243,31 @@ TEST(PipeDream, BackwardHasTheWeightsOfItsForward) {
         [&](int last) { optimizer->step(rate_of(last)); });
     EXPECT_EQ(num_backwards, run.steps);
   });
+}
+
+/// Versions are of whole weights: without one, updates between passes would be left out in silence.
+TEST(PipeDream, RefusesGatheredLeaves) {
+  const Window run{.schedule = "pipedream", .stages = 2};
+  for (const int stage : {1, 2, 3}) {
+    on_mesh({{"pp", run.stages}, {"dp", 2}}, [&](const Mesh& given) {
+      Mesh mesh = given;
+      Model model(config_of(run));
+      Strategy strategy = whole_model(model, mesh);
+      add_pipeline(strategy, mesh, {.choice = {.schedule = run.schedule}, .stage_of_block = stages_of(run)});
+      if (stage < 3) {
+        add_zero(strategy, mesh, {.stage = stage, .share = Share::off});
+      } else {
+        add_fsdp(strategy, mesh, {.share = Share::off});
+      }
+      EXPECT_EQ(strategy.leaf_memory, LeafMemory::stashed);
+      try {
+        const Engine engine(model, mesh, strategy, {.seed = 7});
+        ADD_FAILURE() << strategy.name;
+      } catch (const UsageError& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("is gathered, but stages that step on their own"));
+      }
+    });
+  }
 }
 
 }  // namespace

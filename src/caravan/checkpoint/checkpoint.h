@@ -14,13 +14,6 @@
 
 namespace caravan {
 
-/// How the names of tensors begin that a checkpoint has beside the parameters: state of training, which a model that is
-/// only run does not need.
-inline constexpr const char* kOptimizerTensors = "optimizer.";
-inline constexpr const char* kHookTensors = "hook.";
-inline constexpr const char* kLossScaleTensor = "loss_scale";
-bool is_training_state(const std::string& name);
-
 /// This rank's piece of a named tensor. Ranks that hold the same piece are its replicas, numbered by their coordinates
 /// on the axes that do not cut the tensor; exactly one of them writes it. A piece without elements is not written.
 struct CheckpointPiece {

@@ -6,6 +6,7 @@
 #include "caravan/base/error.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/checkpoint/huggingface.h"
+#include "caravan/engine/training_state.h"
 #include "caravan/module/finite.h"
 #include "caravan/nn/config_text.h"
 

@@ -34,10 +34,6 @@ std::string some_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool is_training_state(const std::string& name) {
-  return name.starts_with(kOptimizerTensors) || name.starts_with(kHookTensors) || name == kLossScaleTensor;
-}
-
 struct CheckpointReader::Shards {
   std::map<std::string, SafetensorsFile> open;
 

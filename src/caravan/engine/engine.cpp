@@ -74,7 +74,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
   leaves_->refresh();
-  if (strategy_.stashes_weights)
+  if (strategy_.stashes_weights())
     versions_ = std::make_unique<WeightVersions>(state_, leaves_->dtype(), strategy_.batch_of_versions);
   add_unit_hooks();
 }
@@ -228,7 +228,7 @@ void Engine::set_exchange(StepExchange* exchange) noexcept {
 }
 
 void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* exchange) {
-  if (exchange != nullptr && (!strategy_.keeps_versions || strategy_.reduces_each_micro_batch)) {
+  if (exchange != nullptr && (strategy_.leaf_memory != LeafMemory::versions || strategy_.reduces_each_micro_batch)) {
     throw InternalError({strategy_.name, "run_step", "an exchange needs leaves that are versions, reduced once a step",
                          mesh_.where(), ""});
   }

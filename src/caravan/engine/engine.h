@@ -75,7 +75,7 @@ class Engine : private GradientSink {
   void fill_leaves();
 
   /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
-  /// between, and leaves that keep their memory (Strategy::keeps_leaves) are gathered once: parameters must not change.
+  /// between, and leaves that keep their memory (LeafMemory) are gathered once: parameters must not change.
   /// Every rank calls both. The error of a lost peer in end_evaluation() is that of the next call.
   void begin_evaluation();
   void end_evaluation() noexcept;

@@ -53,6 +53,7 @@ void share(const at::Tensor& tensor, const std::vector<std::string>& axes, const
 }  // namespace
 
 void Engine::check_agreement() const {
+  const LeafMemory memory = strategy_.leaf_memory;
   std::vector<SharedFact> facts{
       {"strategy", strategy_.name},
       {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
@@ -64,8 +65,8 @@ void Engine::check_agreement() const {
       {"allow_unused", strategy_.allow_unused ? "true" : "false"},
       {"is_static", strategy_.is_static ? "true" : "false"},
       {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
-      {"gathers", fmt::format("{} {} {} {} {}", strategy_.shares_leaves, strategy_.gathers.free_after_forward,
-                              strategy_.gathers.prefetch, strategy_.keeps_leaves, strategy_.keeps_versions)},
+      {"gathers", fmt::format("{} {} {} {} {}", memory == LeafMemory::shared, strategy_.gathers.free_after_forward,
+                              strategy_.gathers.prefetch, keeps_leaves(memory), memory == LeafMemory::versions)},
       {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
       {"layout of the loss", strategy_.loss_layout.to_string()},
       {"layout of the batch", strategy_.batch_layout.to_string()},
@@ -101,9 +102,11 @@ void Engine::check_agreement() const {
                       "", "leave is_static true, or use ddp, which gathers nothing"});
   }
   check_dtypes();
-  if (strategy_.keeps_versions && strategy_.shares_leaves) {
-    throw InternalError(
-        {strategy_.name, "keeps_versions", "leaves that ranks share are not versions of their own", mesh_.where(), ""});
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (memory != LeafMemory::stashed || bucket.is_at_rest()) continue;
+    throw UsageError({strategy_.name, state_.layout.slots()[bucket.first_slot].parameter->name(),
+                      "is gathered, but stages that step on their own keep versions of whole weights", mesh_.where(),
+                      "use data parallelism that does not shard parameters, or a pipeline that flushes"});
   }
   if (strategy_.num_stages() > 1 && !strategy_.passes) {
     throw UsageError({strategy_.name, "passes", "a pipeline has no default order of its passes", "",

@@ -116,7 +116,7 @@ void Engine::gather_for(int unit) {
     if (!leaves_->is_gathered(group) || about.is_joint) continue;
     const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
     if (is_needed) leaves_->gather(group);
-    const bool stays = holds_all() || (is_evaluating_ && strategy_.keeps_leaves);
+    const bool stays = holds_all() || (is_evaluating_ && keeps_leaves(strategy_.leaf_memory));
     if (!is_needed && leaves_->is_there(group) && !stays) leaves_->free(group);
   }
 }

@@ -120,8 +120,8 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .first_slot = slots_.size(),
                 .num_slots = parameters.size(),
                 .rest_offset = count_,
-                .keeps_leaf = strategy.keeps_leaves && !fill.empty()};
-  bucket.keeps_version = bucket.keeps_leaf && strategy.keeps_versions;
+                .keeps_leaf = keeps_leaves(strategy.leaf_memory) && !fill.empty()};
+  bucket.keeps_version = bucket.keeps_leaf && strategy.leaf_memory == LeafMemory::versions;
   bucket.rests_in_leaf = bucket.keeps_leaf && !bucket.keeps_version && strategy.leaf_dtype == at::kFloat;
   bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
   const bool follows = !buckets_.empty() && !bucket.is_apart() && !buckets_.back().is_apart() &&

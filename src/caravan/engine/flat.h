@@ -38,8 +38,8 @@ struct Bucket {
   int64_t rest_count = 0;
   int64_t leaf_count = 0;
   int64_t own_offset = 0;          ///< in a leaf buffer: where the part that rests here begins
-  bool keeps_leaf = false;         ///< see Strategy::keeps_leaves
-  bool keeps_version = false;      ///< the kept leaf is not the memory of the values: see Strategy::keeps_versions
+  bool keeps_leaf = false;         ///< gathered, and keeps its memory: see LeafMemory
+  bool keeps_version = false;      ///< the kept leaf is not the memory of the values: LeafMemory::versions
   bool rests_in_leaf = false;      ///< the values are this rank's part of the leaf buffer
   bool keeps_gradient = false;     ///< see Strategy::keeps_gradients: at rest they are this rank's part of the sums
   std::vector<FlatCell> fill{};    ///< rest -> leaf, without the cells that move nothing

@@ -52,7 +52,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     return allocate_flat(mesh.world(), count, type);
   };
   const auto make_leaf = [&](const Bucket& bucket) {
-    if (!strategy.shares_leaves || bucket.fill.size() != 1 || device.is_meta()) {
+    if (strategy.leaf_memory != LeafMemory::shared || bucket.fill.size() != 1 || device.is_meta()) {
       return make(bucket.leaf_count, leaf_dtype, parameter_bytes);
     }
     const FlatCell& cell = bucket.fill.front();
@@ -75,7 +75,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     if (bucket.is_trained) {
       bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
     }
-    if (leaf_dtype == dtype || strategy.stashes_weights) continue;
+    if (leaf_dtype == dtype || strategy.stashes_weights()) continue;
     if (bucket.keeps_leaf && !bucket.keeps_version) all_copies.add_inside(bucket, kept_leaves[index]);
     if (bucket.is_at_rest()) all_copies.add_own(bucket);
   }

@@ -75,9 +75,9 @@ void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
-  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights;
+  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights();
   at::Tensor memory = values;
-  if (!bucket.is_at_rest() || strategy_.stashes_weights) {
+  if (!bucket.is_at_rest() || strategy_.stashes_weights()) {
     memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
   } else if (!is_one) {
     memory = state_.layout.view(state_.copies, parameter).detach();
@@ -120,7 +120,7 @@ void Leaves::refresh() {
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights;
+  const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights();
   const bool has_trained = state_.has_copied(/*is_trained=*/true), has_frozen = state_.has_copied(/*is_trained=*/false);
   for (const Bucket& bucket : state_.layout.buckets()) {
     const bool is_copied = bucket.is_at_rest() || (bucket.keeps_leaf && !bucket.keeps_version);

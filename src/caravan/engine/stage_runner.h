@@ -47,7 +47,7 @@ class StageRunner final : public Passes {
   /// The same without reductions: see Engine::run_local_step.
   double run_local_step(int num_micro_batches, Source source);
 
-  /// The same where stages step on their own (Strategy::stashes_weights): `update` steps the optimizer of this rank,
+  /// The same where stages step on their own (LeafMemory::stashed): `update` steps the optimizer of this rank,
   /// with engine.state().gradients, after the backward of `micro_batch`.
   using Update = std::function<void(int micro_batch)>;
   double run_updates(int num_micro_batches, Source source, Update update);

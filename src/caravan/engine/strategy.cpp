@@ -137,6 +137,10 @@ void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis
   strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
 }
 
+void set_leaf_memory(Strategy& strategy, LeafMemory memory) {
+  if (!strategy.stashes_weights()) strategy.leaf_memory = memory;
+}
+
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis,
                      const std::string& technique) {
   for (const auto& [name, layouts] : strategy.layouts) {

@@ -19,6 +19,24 @@ namespace caravan {
 /// How the buffers of a model (running statistics of batch norm) stay equal over the data axes: see model_buffers.h.
 enum class Buffers : uint8_t { broadcast, average, local };
 
+/// Where leaves have their memory. Gathered leaves are those that are not at rest; all others are the tensors at rest,
+/// or copies of them in another dtype, unless weights are stashed.
+enum class LeafMemory : uint8_t {
+  freed,     ///< gathered leaves have memory from their gather until no unit reads them
+  kept,      ///< gathered leaves keep their memory; parameters rest inside it where both have one dtype
+  shared,    ///< as kept, in one buffer for all ranks of the axis that gathers them (Communicator::allocate_shared),
+             ///< which then copies nothing; its own where several axes do, or memory is not shared
+  versions,  ///< as kept, but parameters never rest inside it: this rank's own version of the values, which a
+             ///< StepExchange may change during a step
+  stashed,   ///< of stages that step their optimizer between passes (Pass::Kind::update), while micro-batches are in
+             ///< flight: leaves are versions of the weights, and a backward reads that of its forward
+             ///< (weight_versions.h). No leaf is gathered
+};
+/// Gathered leaves keep their memory when they are freed.
+constexpr bool keeps_leaves(LeafMemory memory) noexcept {
+  return memory == LeafMemory::kept || memory == LeafMemory::shared || memory == LeafMemory::versions;
+}
+
 /// How a model is run by many ranks, as data: each technique is a function that changes some of it, and an Engine
 /// carries it out. Techniques compose by changing the same strategy one after another: a tensor plan, pipeline stages,
 /// data parallelism.
@@ -60,20 +78,10 @@ struct Strategy {
   /// The table has a reduction of each group for each micro-batch: they reduce, or round to gradient_dtype.
   bool completes_each_micro_batch() const noexcept { return reduces_each_micro_batch || gradient_dtype != at::kFloat; }
 
-  /// The leaves that are not at rest keep their memory when they are freed; where they have the dtype of what rests,
-  /// parameters rest inside it.
-  bool keeps_leaves = false;
-  /// Kept leaves are one buffer for all ranks of the axis that gathers them (Communicator::allocate_shared), which then
-  /// copies nothing; where several axes do, or memory is not shared, each rank has its own.
-  bool shares_leaves = false;
-  /// Kept leaves are this rank's own version of the values, never their memory: an StepExchange may change the values
-  /// during a step. Excludes shares_leaves.
-  bool keeps_versions = false;
-  /// Stages step their optimizer between passes (Pass::Kind::update), while micro-batches are in flight: the leaves are
-  /// versions of the weights, and a backward reads that of its forward (weight_versions.h). Needs leaves at rest.
-  bool stashes_weights = false;
-  /// Of such a step, so many micro-batches make a batch, and all of batch t read the version after max(0, t-1) updates
-  /// of the step (PipeDream-2BW). 0: each reads the newest.
+  LeafMemory leaf_memory = LeafMemory::freed;
+  bool stashes_weights() const noexcept { return leaf_memory == LeafMemory::stashed; }
+  /// Where weights are stashed, so many micro-batches make a batch, and all of batch t read the version after
+  /// max(0, t-1) updates of the step (PipeDream-2BW). 0: each reads the newest.
   int batch_of_versions = 0;
   /// Sums of gradients in the layout of the leaves keep their memory, and at rest are inside it.
   bool keeps_gradients = false;
@@ -127,6 +135,10 @@ void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan);
 /// Makes `axis` a data axis: rows of the batch are split over it, the loss becomes P, each leaf R; parameters stay
 /// invariant at rest. Data parallelism; what is left to decide is where they rest.
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis);
+
+/// Sets strategy.leaf_memory, for a technique that gathers leaves. Weights that are stashed stay so: the Engine then
+/// names the gathered leaf that does not fit.
+void set_leaf_memory(Strategy& strategy, LeafMemory memory);
 
 /// Throws LayoutError, naming `technique`, for a parameter that does not rest invariant on `axis`.
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis, const std::string& technique);

@@ -67,6 +67,18 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
   if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }
 
+void Optimizer::walk(const Visit& visit) {
+  for (const auto& [name, flat] : state()) {
+    for (const Slot& slot : state_.layout.slots()) {
+      if (!slot.parameter->requires_grad()) continue;
+      visit({.kind = StatePiece::Kind::moment,
+             .name = kOptimizerTensors + name + "." + slot.parameter->name(),
+             .tensor = state_.layout.view(flat, *slot.parameter),
+             .parameter = slot.parameter});
+    }
+  }
+}
+
 AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
   check_range("beta1", options.beta1, 0, 1, false);
   check_range("beta2", options.beta2, 0, 1, false);

@@ -8,18 +8,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/flat.h"
+#include "caravan/engine/training_state.h"
 
 namespace caravan {
 
 /// Updates flat values from flat gradients. Local: parameters at rest and their gradients have the same layout, so
 /// every rank updates what it holds and sends nothing. The state is flat like the values, in fp32 or the values' dtype
 /// if that is wider.
-class Optimizer {
+class Optimizer : public StateOwner {
  public:
-  virtual ~Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
-
   /// One step with learning rate `lr`, of the gradients times `gradient_scale` (of clipping). Reads the gradients and
   /// keeps no reference to them.
   void step(double lr, double gradient_scale = 1);
@@ -32,6 +29,8 @@ class Optimizer {
   /// The flat state tensors themselves, to be read and written, under their names in a checkpoint: {"exp_avg", ..},
   /// {"exp_avg_sq", ..}; {"momentum", ..}.
   virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
+  /// The pieces of state() of each trained parameter. num_steps() is not among them.
+  void walk(const Visit& visit) override;
 
  protected:
   /// `state` must outlive the optimizer, whose updates are seen by torch's version counters.

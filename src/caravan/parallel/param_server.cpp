@@ -54,9 +54,9 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   shard_at_rows(strategy, mesh, options.axis, options.servers);
   // A pull waits for the values, so one that runs ahead would hold up the units before it.
   strategy.gathers = {.free_after_forward = false, .prefetch = is_synchronous ? options.prefetch : 0};
-  strategy.keeps_leaves = true;
-  strategy.keeps_versions = !is_synchronous;
-  strategy.shares_leaves = is_synchronous && is_shared(kName, mesh, axis, options.share);
+  LeafMemory memory = LeafMemory::versions;
+  if (is_synchronous) memory = is_shared(kName, mesh, axis, options.share) ? LeafMemory::shared : LeafMemory::kept;
+  set_leaf_memory(strategy, memory);
   strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;

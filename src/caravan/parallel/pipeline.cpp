@@ -30,11 +30,13 @@ void add_pipeline(Strategy& strategy, Mesh& mesh, const PipelineOptions& options
              options.stage_of_block.empty() ? even_stages(blocks, stages) : options.stage_of_block, rank_of_stage);
   strategy.name += strategy.name.empty() ? choice.schedule : " " + choice.schedule;
   strategy.has_static_shapes = options.has_static_shapes;
-  strategy.stashes_weights = choice.is_asynchronous();
+  if (choice.is_asynchronous()) {
+    strategy.leaf_memory = LeafMemory::stashed;
+    strategy.reduces_each_micro_batch = true;
+  }
   if (!choice.is_file() && schedule_of(choice).updates == PipelineSchedule::Updates::each_batch) {
     strategy.batch_of_versions = static_cast<int>(choice.micro_batches);
   }
-  if (choice.is_asynchronous()) strategy.reduces_each_micro_batch = true;
   strategy.passes = [choice, recompute = options.recompute](int num_micro_batches) {
     return pipeline_order(choice, num_micro_batches, recompute).ranks;
   };

@@ -33,8 +33,8 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   split_units(strategy, options.units);
   shard(strategy, mesh, name, options.axis);
   strategy.gathers = {.free_after_forward = false, .prefetch = options.prefetch};
-  strategy.keeps_leaves = true;
-  strategy.shares_leaves = is_shared(name, mesh, mesh[options.axis], options.share);
+  const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
+  set_leaf_memory(strategy, shares ? LeafMemory::shared : LeafMemory::kept);
   strategy.keeps_gradients = options.stage == 1;
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
@@ -57,10 +57,10 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
     add_data_axis(strategy, mesh, options.replicate_axis);
   }
   shard(strategy, mesh, name, options.axis);
-  strategy.shares_leaves = strategy.keeps_leaves = is_shared(name, mesh, mesh[options.axis], options.share);
+  const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
+  set_leaf_memory(strategy, shares ? LeafMemory::shared : LeafMemory::freed);
   // In shared memory a second gather would find what is still there.
-  strategy.gathers = {.free_after_forward = options.reshard_after_forward && !strategy.keeps_leaves,
-                      .prefetch = options.prefetch};
+  strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
   set_dtypes(strategy, options);
   strategy.allow_unused = options.allow_unused;

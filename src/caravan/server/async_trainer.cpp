@@ -26,7 +26,9 @@ void check_strategy(const Engine& engine) {
     throw UsageError({"async_trainer", subject, fact, engine.mesh().where(),
                       "use param_server() with is_synchronous = false over an axis of at least 2 ranks"});
   };
-  if (!strategy.keeps_versions) refuse(strategy.name, "computes with the values themselves, which servers change");
+  if (strategy.leaf_memory != LeafMemory::versions) {
+    refuse(strategy.name, "computes with the values themselves, which servers change");
+  }
   for (const Bucket& bucket : engine.state().layout.buckets()) {
     const std::string& name = engine.state().layout.slots()[bucket.first_slot].parameter->name();
     if (bucket.fill.size() != 1) refuse(name, fmt::format("is gathered over {} axes", bucket.fill.size()));

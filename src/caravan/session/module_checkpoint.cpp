@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/content_hash.h"
@@ -14,6 +12,7 @@
 #include "caravan/base/file.h"
 #include "caravan/base/text.h"
 #include "caravan/checkpoint/publish.h"
+#include "caravan/checkpoint/state_checkpoint.h"
 #include "caravan/comm/agree.h"
 #include "caravan/comm/same.h"
 #include "caravan/session/optimizer_record.h"
@@ -23,36 +22,6 @@ namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
-
-Box whole_box(const std::vector<int64_t>& shape) { return {std::vector<int64_t>(shape.size(), 0), shape}; }
-
-/// A tensor that every rank has.
-CheckpointPiece common_piece(const std::string& name, const at::Tensor& tensor, const Mesh& mesh) {
-  const std::vector<int64_t> shape = tensor.sizes().vec();
-  return {.name = name,
-          .shape = shape,
-          .box = whole_box(shape),
-          .tensor = tensor.contiguous(),
-          .replica = mesh.rank(),
-          .num_replicas = mesh.size(),
-          .replica_axes = "world"};
-}
-
-std::string name_of(const OptimizerState& optimizer, size_t field, const Parameter& parameter) {
-  return fmt::format("{}{}.{}.{}", kOptimizerTensors, optimizer.kind(), optimizer.fields()[field], parameter.name());
-}
-
-std::string name_of_count(const OptimizerState& optimizer, const Parameter& parameter) {
-  return fmt::format("{}{}.step.{}", kOptimizerTensors, optimizer.kind(), parameter.name());
-}
-
-bool has(int64_t mask, size_t field) { return (mask >> field & 1) != 0; }
-
-at::Tensor read_piece(CheckpointReader& reader, const std::string& name, const Box& box, at::TensorOptions options) {
-  at::Tensor piece = at::empty(box.size, options.requires_grad(false));
-  reader.read(name, box, piece);
-  return piece;
-}
 
 void check_names(const std::vector<Parameter*>& parameters) {
   for (const Parameter* parameter : parameters) {
@@ -77,7 +46,10 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
                       "is a buffer of a model in stages: no rank has the buffers of all stages", engine.mesh().where(),
                       "use layers without buffers, such as LayerNorm in place of BatchNorm"});
   }
-  if (optimizer != nullptr) optimizer_ = std::make_unique<OptimizerState>(*optimizer, parameters_);
+  state_.add(state_of_model(engine));
+  if (optimizer == nullptr) return;
+  optimizer_ = std::make_unique<OptimizerState>(*optimizer, parameters_);
+  state_.add(*optimizer_);
 }
 
 ModuleCheckpoint::~ModuleCheckpoint() = default;
@@ -112,47 +84,6 @@ void ModuleCheckpoint::take_folder(bool starts) {
   is_taken_ = true;
 }
 
-std::pair<std::vector<int64_t>, std::vector<int64_t>> ModuleCheckpoint::agreed_state() const {
-  const std::vector<int64_t> counts = optimizer_->counts();
-  std::vector<int64_t> all = optimizer_->masks();
-  all.insert(all.end(), counts.begin(), counts.end());
-  take_maxima(engine_.mesh().world(), all, "optimizer state");
-  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(parameters_.size());
-  return {{all.begin(), middle}, {middle, all.end()}};
-}
-
-std::vector<CheckpointPiece> ModuleCheckpoint::module_pieces() const {
-  const Mesh& mesh = engine_.mesh();
-  std::vector<CheckpointPiece> pieces;
-  for (const Parameter* parameter : parameters_) {
-    pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach().contiguous(), mesh));
-  }
-  for (const auto& [name, buffer] : engine_.model().buffers()) {
-    CheckpointPiece piece = common_piece(name, buffer.detach(), mesh);
-    if (mesh.rank() != 0) continue;  // others may differ: Buffers::local
-    piece.num_replicas = 1;
-    piece.replica_axes = "rank 0";
-    pieces.push_back(std::move(piece));
-  }
-  return pieces;
-}
-
-std::vector<CheckpointPiece> ModuleCheckpoint::optimizer_pieces() const {
-  const Mesh& mesh = engine_.mesh();
-  const auto [masks, counts] = agreed_state();
-  std::vector<CheckpointPiece> pieces;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (masks[i] == 0) continue;
-    for (size_t field = 0; field < optimizer_->fields().size(); ++field) {
-      if (!has(masks[i], field)) continue;
-      pieces.push_back(checkpoint_piece(name_of(*optimizer_, field, *parameters_[i]), *parameters_[i],
-                                        optimizer_->tensor(i, field), mesh));
-    }
-    pieces.push_back(common_piece(name_of_count(*optimizer_, *parameters_[i]), at::tensor({counts[i]}), mesh));
-  }
-  return pieces;
-}
-
 SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
   const at::NoGradGuard no_grad;
   Communicator& world = engine_.mesh().world();
@@ -163,12 +94,9 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
   on_rank_0(
       world, [&] { take_folder(/*starts=*/true); }, "checkpoint");
   CheckpointInfo info{.step = progress.step, .optimizer_steps = progress.step, .counters = progress.counters};
-  std::vector<CheckpointPiece> pieces = module_pieces();
-  if (optimizer_) {
-    info.optimizer = record_of(*optimizer_, parameters_, world);
-    for (CheckpointPiece& piece : optimizer_pieces()) pieces.push_back(std::move(piece));
-  }
-  return save_checkpoint(run_, info, pieces, world, keep_);
+  if (optimizer_) info.optimizer = record_of(*optimizer_, parameters_, world);
+  if (optimizer_) optimizer_->agree(world);
+  return save_checkpoint(run_, info, checkpoint_pieces(state_, engine_.mesh()), world, keep_);
 }
 
 Progress ModuleCheckpoint::load() {
@@ -200,7 +128,10 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
                           {{"the checkpoint", fmt::format("{} {}", checkpoint_name(info.step), hash)}});
   reader->verify(world);
   const OptimizerRecord own = optimizer_ ? record_of(*optimizer_, parameters_, world) : OptimizerRecord{};
-  const auto all_wanted = wanted(*reader);
+  if (optimizer_) optimizer_->agree(world);
+  StateReader::Options options;
+  if (!optimizer_) options.may_leave_out = is_training_state;
+  StateReader state(state_, engine_.mesh(), *reader, options);
   all_or_none(
       world,
       [&] {
@@ -208,14 +139,13 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
         const bool has_all = std::ranges::all_of(
             parameters_, [&](const Parameter* one) { return reader->manifest().tensors.contains(one->name()); });
         if (optimizer_ && has_all) check_record(info.optimizer, own, *optimizer_, parameters_);
-        reader->check(all_wanted);
+        state.check();
       },
       "checkpoint");
   all_or_none(
       world,
       [&] {
-        read_module(*reader);
-        if (optimizer_) read_optimizer(*reader);
+        state.read();
         if (optimizer_) restore_record(info.optimizer, *optimizer_, parameters_);
         engine_.state().bump_version();
         if (world.rank() == 0) set_later_aside(checkpoint, info.step);
@@ -241,57 +171,6 @@ void ModuleCheckpoint::refuse_other_kind(const CheckpointReader& reader) const {
                      fmt::format("its state is that of {}, but the optimizer is {}",
                                  name.substr(start, name.find('.', start) - start), optimizer_->kind()),
                      engine_.mesh().where(), "use the same optimizer, or none to load the module alone"});
-  }
-}
-
-std::vector<std::pair<std::string, ModuleCheckpoint::Shape>> ModuleCheckpoint::wanted(
-    const CheckpointReader& reader) const {
-  std::vector<std::pair<std::string, Shape>> all;
-  for (const Parameter* parameter : parameters_) all.emplace_back(parameter->name(), parameter->global_shape());
-  for (const auto& [name, buffer] : engine_.model().buffers()) all.emplace_back(name, buffer.sizes().vec());
-  if (!optimizer_) {
-    for (const auto& [name, tensor] : reader.manifest().tensors) {
-      if (is_training_state(name)) all.emplace_back(name, tensor.shape);
-    }
-    return all;
-  }
-  const auto masks = agreed_state().first;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = *parameters_[i];
-    for (size_t field = 0; field < optimizer_->fields().size(); ++field) {
-      if (has(masks[i], field)) all.emplace_back(name_of(*optimizer_, field, parameter), parameter.global_shape());
-    }
-    if (masks[i] != 0) all.emplace_back(name_of_count(*optimizer_, parameter), Shape{1});
-  }
-  return all;
-}
-
-void ModuleCheckpoint::read_module(CheckpointReader& reader) {
-  const Mesh& mesh = engine_.mesh();
-  for (const Parameter* parameter : parameters_) {
-    const at::Tensor rest = parameter->rest().detach();
-    const Box box = local_box(parameter->global_shape(), parameter->rest_layout(), mesh, parameter->name());
-    rest.copy_(read_piece(reader, parameter->name(), box, rest.options()));
-  }
-  for (const auto& [name, buffer] : engine_.model().buffers()) {
-    buffer.detach().copy_(read_piece(reader, name, whole_box(buffer.sizes().vec()), buffer.options()));
-  }
-}
-
-void ModuleCheckpoint::read_optimizer(CheckpointReader& reader) {
-  const std::vector<int64_t>& masks = optimizer_->masks();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (masks[i] == 0) continue;
-    const Parameter& parameter = *parameters_[i];
-    const Box box = local_box(parameter.global_shape(), parameter.rest_layout(), engine_.mesh(), parameter.name());
-    std::vector<at::Tensor> tensors(optimizer_->fields().size());
-    for (size_t field = 0; field < tensors.size(); ++field) {
-      if (!has(masks[i], field)) continue;
-      tensors[field] = read_piece(reader, name_of(*optimizer_, field, parameter), box, parameter.rest().options());
-    }
-    const at::Tensor count =
-        read_piece(reader, name_of_count(*optimizer_, parameter), {{0}, {1}}, at::TensorOptions(at::kLong));
-    optimizer_->set(i, count.item<int64_t>(), std::move(tensors));
   }
 }
 

@@ -5,12 +5,12 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "caravan/base/file_lock.h"
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/engine/engine.h"
+#include "caravan/engine/training_state.h"
 
 namespace torch::optim {
 class LRScheduler;
@@ -79,22 +79,15 @@ class ModuleCheckpoint {
   Progress load(const std::filesystem::path& checkpoint);
 
  private:
-  using Shape = std::vector<int64_t>;
   void take_folder(bool starts);
   void set_later_aside(const std::filesystem::path& checkpoint, int64_t step);
   void refuse_other_kind(const CheckpointReader& reader) const;
-  /// By parameter: which fields the optimizers of all ranks keep, and the steps they counted.
-  std::pair<std::vector<int64_t>, std::vector<int64_t>> agreed_state() const;
-  std::vector<CheckpointPiece> module_pieces() const;
-  std::vector<CheckpointPiece> optimizer_pieces() const;
-  std::vector<std::pair<std::string, Shape>> wanted(const CheckpointReader& reader) const;
-  void read_module(CheckpointReader& reader);
-  void read_optimizer(CheckpointReader& reader);
 
   std::filesystem::path run_;
   Engine& engine_;
   std::vector<Parameter*> parameters_;
   std::unique_ptr<OptimizerState> optimizer_;  ///< null: none
+  TrainingState state_;
   int64_t keep_;
   FileLock lock_;          ///< on rank 0, once it writes
   bool is_taken_ = false;  ///< on rank 0: the folder is this run's

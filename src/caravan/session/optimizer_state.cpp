@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/optim/adagrad.h>
@@ -13,6 +14,7 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/agree.h"
 
 namespace caravan {
 
@@ -184,8 +186,6 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
 
 std::string OptimizerState::kind() const { return kind_->name; }
 
-const std::vector<std::string>& OptimizerState::fields() const { return kind_->fields; }
-
 const std::vector<std::string>& OptimizerState::option_names() const { return kind_->option_names; }
 
 std::vector<std::vector<double>> OptimizerState::options() const {
@@ -207,6 +207,38 @@ std::vector<int64_t> OptimizerState::scheduler_steps() const {
 
 void OptimizerState::set_scheduler_steps(const std::vector<int64_t>& steps) {
   for (size_t i = 0; i < schedulers_.size(); ++i) StepsOf::of(*schedulers_[i]) = static_cast<unsigned>(steps.at(i));
+}
+
+void OptimizerState::agree(Communicator& world) {
+  const std::vector<int64_t> own = counts();
+  std::vector<int64_t> all = masks_;
+  all.insert(all.end(), own.begin(), own.end());
+  take_maxima(world, all, "optimizer state");
+  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(parameters_.size());
+  agreed_masks_.assign(all.begin(), middle);
+  agreed_counts_.assign(middle, all.end());
+}
+
+void OptimizerState::walk(const Visit& visit) {
+  for (size_t i = 0; i < agreed_masks_.size(); ++i) {
+    if (agreed_masks_[i] == 0) continue;
+    const std::string& of = parameters_[i]->name();
+    std::vector<at::Tensor> tensors(kind_->fields.size());
+    for (size_t field = 0; field < tensors.size(); ++field) {
+      if ((agreed_masks_[i] >> field & 1) == 0) continue;
+      tensors[field] = tensor(i, field);
+      visit({.kind = StatePiece::Kind::moment,
+             .name = fmt::format("{}{}.{}.{}", kOptimizerTensors, kind(), kind_->fields[field], of),
+             .tensor = tensors[field],
+             .parameter = parameters_[i]});
+    }
+    const at::Tensor count = at::tensor({agreed_counts_[i]});
+    visit({.kind = StatePiece::Kind::count,
+           .name = fmt::format("{}{}.step.{}", kOptimizerTensors, kind(), of),
+           .tensor = count,
+           .spread = StatePiece::Spread::everywhere,
+           .loaded = [this, i, count, tensors] { set(i, count.item<int64_t>(), tensors); }});
+  }
 }
 
 std::vector<int64_t> OptimizerState::counts() const {

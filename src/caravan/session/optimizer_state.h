@@ -6,7 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/module/parameter.h"
+#include "caravan/comm/communicator.h"
+#include "caravan/engine/training_state.h"
 
 namespace torch::optim {
 class LRScheduler;
@@ -17,26 +18,21 @@ namespace caravan {
 
 struct OptimizerKind;
 
-/// What an optimizer of torch::optim keeps for the parameters of a model on this rank, as names, tensors and counts: of
-/// SGD, Adam, AdamW, Adagrad and RMSprop.
-class OptimizerState {
+/// What an optimizer of torch::optim keeps for the parameters of a model on this rank: of SGD, Adam, AdamW, Adagrad and
+/// RMSprop.
+class OptimizerState final : public StateOwner {
  public:
-  /// No steps done: the optimizer has no state of the parameter.
-  static constexpr int64_t kNone = -1;
-
   /// Throws UsageError for another kind of optimizer, and for a tensor in it that is not a parameter at rest.
   OptimizerState(torch::optim::Optimizer& optimizer, std::vector<Parameter*> parameters);
 
   /// "adamw".
   std::string kind() const;
-  /// The names of the tensors that this kind can keep for a parameter, of its shape: {"exp_avg", ..}.
-  const std::vector<std::string>& fields() const;
-  /// By parameter: which of them it keeps by the options of its group, as bits; 0: not in this optimizer.
-  const std::vector<int64_t>& masks() const noexcept { return masks_; }
-  /// By parameter: the steps that it has counted, 0 where it does not count; kNone without state.
-  std::vector<int64_t> counts() const;
-  /// The tensor of a parameter; zeros without state.
-  at::Tensor tensor(size_t parameter, size_t field) const;
+  /// Finds out what the optimizers of all ranks keep, for the walks that follow. Every rank of `world` calls it, at the
+  /// same step. Sends 16 bytes for each parameter.
+  void agree(Communicator& world);
+  /// For each parameter that some rank optimizes, its tensors, zeros without state, and the steps that were counted. A
+  /// load gives the optimizer of this rank those that it keeps.
+  void walk(const Visit& visit) override;
 
   /// The names of the options of this kind, "lr" first: {"lr", "momentum", ..}.
   const std::vector<std::string>& option_names() const;
@@ -52,15 +48,27 @@ class OptimizerState {
   std::vector<int64_t> scheduler_steps() const;
   void set_scheduler_steps(const std::vector<int64_t>& steps);
 
+ private:
+  /// No steps done: the optimizer has no state of the parameter.
+  static constexpr int64_t kNone = -1;
+
+  /// By parameter: the steps that it has counted, 0 where it does not count; kNone without state.
+  std::vector<int64_t> counts() const;
+  /// The tensor of a parameter; zeros without state.
+  at::Tensor tensor(size_t parameter, size_t field) const;
   /// Replaces the state of a parameter: its count, and by field a tensor or none. kNone removes it.
   void set(size_t parameter, int64_t count, std::vector<at::Tensor> tensors);
 
- private:
   torch::optim::Optimizer& optimizer_;
   const OptimizerKind* kind_;
   std::vector<Parameter*> parameters_;
   std::vector<at::Tensor> optimized_;  ///< by parameter: the tensor that the optimizer knows; undefined: none
+  /// By parameter: the fields of OptimizerKind that it keeps by the options of its group, as bits; 0: not in this
+  /// optimizer.
   std::vector<int64_t> masks_;
+  /// The same, and counts(), of the rank with the most: see agree().
+  std::vector<int64_t> agreed_masks_;
+  std::vector<int64_t> agreed_counts_;
   std::vector<std::vector<size_t>> groups_;
   std::vector<torch::optim::LRScheduler*> schedulers_;
 };

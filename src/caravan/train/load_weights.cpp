@@ -9,6 +9,7 @@
 #include "caravan/checkpoint/huggingface.h"
 #include "caravan/checkpoint/peft.h"
 #include "caravan/comm/same.h"
+#include "caravan/engine/training_state.h"
 #include "caravan/nn/lora.h"
 #include "caravan/train/agreement.h"
 

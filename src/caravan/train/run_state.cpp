@@ -1,22 +1,22 @@
 #include "caravan/train/run_state.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/nn/config_text.h"
+#include "caravan/optim/loss_scale_state.h"
 #include "caravan/optim/make_optimizer.h"
 #include "caravan/parallel/replicas.h"
 #include "caravan/train/choice.h"
-#include "caravan/train/hook_state.h"
 #include "caravan/train/load_weights.h"
 #include "caravan/train/measured_costs.h"
 
@@ -64,14 +64,19 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
                                      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
   optimizer_ = make_optimizer(recipe.optimizer.kind, engine_->state());
   if (recipe.precision.scales_loss()) loss_scale_.emplace(recipe.precision.loss_scale);
+  tensors_.add(state_of_model(*engine_));
+  tensors_.add(*optimizer_);
+  if (loss_scale_) tensors_.add(state_of(*loss_scale_));
+  tensors_.add(state_of_hook(*engine_));
 }
 
 StateBytes RunState::bytes() const {
   StateBytes bytes{.parameters = static_cast<double>(engine_->state().parameter_bytes),
                    .gradients = static_cast<double>(engine_->state().gradient_bytes),
                    .buffers = static_cast<double>(engine_->buffer_bytes())};
-  for (const auto& [name, flat] : optimizer_->state()) bytes.optimizer += static_cast<double>(flat.nbytes());
-  bytes.hook = hook_bytes(*engine_);
+  std::map<StatePiece::Kind, int64_t> of = tensors_.bytes();
+  bytes.optimizer = static_cast<double>(of[StatePiece::Kind::moment]);
+  bytes.hook = static_cast<double>(of[StatePiece::Kind::residual] + of[StatePiece::Kind::shared]);
   return bytes;
 }
 
@@ -98,45 +103,6 @@ std::string RunState::dtypes() const {
                      name_of(leaf.scalar_type()), name_of(state.gradients.scalar_type()),
                      name_of(engine_->reduce_dtype()),
                      moments.empty() ? "" : ", optimizer " + name_of(moments.front().second.scalar_type()));
-}
-
-/// A tensor, as checkpoints keep tensors.
-at::Tensor RunState::loss_scale_numbers() const {
-  const LossScale::State& state = loss_scale_->state();
-  return at::tensor({state.value, static_cast<double>(state.num_good), static_cast<double>(state.num_skipped)},
-                    at::kFloat);
-}
-
-std::vector<CheckpointPiece> RunState::pieces() {
-  std::vector<CheckpointPiece> all = pieces_without_hooks();
-  for (CheckpointPiece& piece : hook_pieces(*engine_)) all.push_back(std::move(piece));
-  return all;
-}
-
-std::vector<CheckpointPiece> RunState::pieces_without_hooks() {
-  std::vector<CheckpointPiece> all;
-  for (Parameter* parameter : model_->parameters()) {
-    all.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh_));
-  }
-  const FlatLayout& layout = engine_->state().layout;
-  for (const auto& [state_name, flat] : optimizer_->state()) {
-    for (const Slot& slot : layout.slots()) {
-      if (!slot.parameter->requires_grad()) continue;
-      all.push_back(checkpoint_piece(kOptimizerTensors + state_name + "." + slot.parameter->name(), *slot.parameter,
-                                     layout.view(flat, *slot.parameter), mesh_));
-    }
-  }
-  if (loss_scale_) {
-    const at::Tensor numbers = loss_scale_numbers();
-    all.push_back({.name = kLossScaleTensor,
-                   .shape = numbers.sizes().vec(),
-                   .box = {{0}, numbers.sizes().vec()},
-                   .tensor = numbers,
-                   .replica = mesh_.rank(),
-                   .num_replicas = mesh_.size(),
-                   .replica_axes = "world"});
-  }
-  return all;
 }
 
 CheckpointInfo RunState::info(const TrainWindows& windows) const {
@@ -181,28 +147,15 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
                      "resume with the recipe.toml of that run"});
   }
   const at::NoGradGuard no_grad;
-  std::vector<CheckpointPiece> wanted = pieces_without_hooks();
-  // Imported weights come without moments.
   const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
   const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
-  if (info.optimizer_steps == 0 && !has_moments) wanted.resize(model_->parameters().size());
-  std::vector<std::pair<std::string, std::vector<int64_t>>> names;
-  for (const CheckpointPiece& piece : wanted) names.emplace_back(piece.name, piece.shape);
-  for (const auto& [name, tensor] : reader.manifest().tensors) {  // what this run's hook has no use for is left out
-    if (name.starts_with(kHookTensors)) names.emplace_back(name, tensor.shape);
-  }
+  const auto is_of_hook = [](const std::string& name) { return name.starts_with(kHookTensors); };
+  StateReader tensors(tensors_, mesh_, reader,
+                      {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
+                       .may_leave_out = is_of_hook});                                // that this run may not have
   reader.verify(mesh_.world());
-  reader.check(names);
-  for (CheckpointPiece& piece : wanted) reader.read(piece.name, piece.box, piece.tensor);
-  read_hook(*engine_, reader);
-  if (loss_scale_ && wanted.back().name == kLossScaleTensor) {
-    const at::Tensor& numbers = wanted.back().tensor;
-    if (loss_scale_->is_dynamic()) {
-      loss_scale_->set_state({.value = numbers[0].item<float>(),
-                              .num_good = static_cast<int64_t>(numbers[1].item<float>()),
-                              .num_skipped = static_cast<int64_t>(numbers[2].item<float>())});
-    }
-  }
+  tensors.check();
+  tensors.read();
   engine_->state().bump_version();
   optimizer_->set_num_steps(info.optimizer_steps);
   tokens_ = parse_special_tokens(info.model, folder.string());

@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/checkpoint/state_checkpoint.h"
 #include "caravan/checkpoint/text_settings.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/train_windows.h"
 #include "caravan/engine/engine.h"
+#include "caravan/engine/training_state.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/model.h"
 #include "caravan/optim/learning_rate.h"
@@ -57,12 +58,14 @@ class RunState {
   Optimizer& optimizer() noexcept { return *optimizer_; }
   /// Null unless the run computes in fp16.
   LossScale* loss_scale() noexcept { return loss_scale_ ? &*loss_scale_ : nullptr; }
+  /// The tensors of all these. What keeps others adds itself, before a load.
+  TrainingState& tensors() noexcept { return tensors_; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
   /// What a checkpoint of this step holds, for save_checkpoint. The tensors are those of the run.
   CheckpointInfo info(const TrainWindows& windows) const;
-  std::vector<CheckpointPiece> pieces();
+  std::vector<CheckpointPiece> pieces() const { return checkpoint_pieces(tensors_, mesh_); }
   /// Every rank calls it. See save_checkpoint.
   SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
     return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
@@ -77,8 +80,6 @@ class RunState {
 
  private:
   void read(const std::filesystem::path& folder, const TrainWindows& windows);
-  std::vector<CheckpointPiece> pieces_without_hooks();
-  at::Tensor loss_scale_numbers() const;
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;
@@ -91,6 +92,7 @@ class RunState {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<LossScale> loss_scale_;
+  TrainingState tensors_;  ///< of all these
 };
 
 /// Rows of the training texts: row r is sample first_sample + r.

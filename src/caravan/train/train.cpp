@@ -229,7 +229,6 @@ StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double wai
   metrics.comm_ms = wait_ms() - waited;
   metrics.bytes_sent = bytes_sent() - sent;
   metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
-  metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
   metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
   metrics.time = utc_text(now_seconds());
   const std::string host = host_name();
@@ -470,6 +469,7 @@ void Run::step_on() {
       evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
+  if (is_logged) metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
   if (is_logged) {
     alone([&] {
       log_->write(metrics);

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+
+#include "caravan/engine/training_state.h"
+#include "caravan/optim/loss_scale.h"
+
+namespace caravan {
+
+/// The state of `scale`, which outlives it, as a tensor in fp32. A load changes a dynamic scale only: a fixed one is as
+/// it was made.
+std::unique_ptr<StateOwner> state_of(LossScale& scale);
+
+}  // namespace caravan
