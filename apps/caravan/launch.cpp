@@ -109,7 +109,12 @@ int Job::run() {
     handle_signals();
     if (kill_at_ && steady_clock::now() >= *kill_at_) kill_all();
   }
-  return verdict();
+  const int code = verdict();
+  if (!wait_for_groups(processes_)) {
+    std::fprintf(stderr, "caravan: processes that ranks have started are killed, but have not ended after %d s\n",
+                 static_cast<int>(kGroupPatience.count()));
+  }
+  return code;
 }
 
 void Job::wait_for_events() {
@@ -174,6 +179,7 @@ void Job::reap() {
     if (WIFSIGNALED(process.wait_status)) used_bytes_ = std::max(used_bytes_, memory_at_end_of(process));
     if (!kill_at_) kill_at_ = steady_clock::now() + kGrace;
   }
+  reap_orphans(processes_);
 }
 
 void Job::kill_all() {

@@ -31,6 +31,9 @@ struct LaunchOptions {
 /// peer; among equals the earliest. If the launcher dies, the kernel kills the ranks. A rank that is stopped (SIGSTOP)
 /// is reported on stderr at once, and again when it continues.
 ///
+/// What a rank leaves in its process group when it ends is killed, and has ended too when this returns (unless it takes
+/// more than 5 s). What has left the group lives on, as a child of the launcher (PR_SET_CHILD_SUBREAPER), then of init.
+///
 /// Ranks are process groups of their own, so a terminal's Ctrl-C reaches the launcher alone. It passes the first
 /// SIGINT, SIGTERM or SIGHUP on to every rank, once, as SIGTERM or SIGHUP: a request to stop. The second one kills all
 /// ranks.

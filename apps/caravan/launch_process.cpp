@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
 #include <filesystem>
 #include <string_view>
@@ -13,6 +16,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -186,7 +190,25 @@ void end_all(std::vector<RankProcess>& processes) noexcept {
   for (RankProcess& process : processes) {
     if (process.running) waitpid(process.pid, nullptr, 0);
   }
+  wait_for_groups(processes);
   release(processes);
+}
+
+/// Waits until this process has no child in the group; false at the deadline. A child that is killed leaves its own
+/// children to this process before it can be reaped, so that none of the group is missed.
+bool wait_for_group(pid_t group, std::chrono::steady_clock::time_point deadline) noexcept {
+  sigset_t child_ended;
+  sigemptyset(&child_ended);
+  sigaddset(&child_ended, SIGCHLD);
+  siginfo_t ended{};
+  while (waitid(P_PGID, static_cast<id_t>(group), &ended, WEXITED | WNOHANG) == 0) {
+    if (std::exchange(ended.si_pid, 0) != 0) continue;
+    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    const timespec timeout{.tv_sec = left.count() / 1'000'000'000, .tv_nsec = left.count() % 1'000'000'000};
+    sigtimedwait(&child_ended, nullptr, &timeout);
+  }
+  return true;
 }
 
 }  // namespace
@@ -201,6 +223,7 @@ std::string RankProcess::error() const {
 }
 
 std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask) {
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::vector<RankProcess> processes;
   processes.reserve(options.num_ranks);
   FailurePipe failure;
@@ -243,6 +266,25 @@ bool reap_rank(RankProcess& process) noexcept {
   process.peak_resident_bytes = int64_t{usage.ru_maxrss} * 1024;
   process.running = false;
   return true;
+}
+
+void reap_orphans(const std::vector<RankProcess>& processes) noexcept {
+  siginfo_t ended{};
+  // WNOWAIT: the status of a rank is for reap_rank.
+  while (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) {
+    const auto is_it = [&](const RankProcess& process) { return process.running && process.pid == ended.si_pid; };
+    if (std::ranges::any_of(processes, is_it)) return;
+    waitpid(std::exchange(ended.si_pid, 0), nullptr, WNOHANG);
+  }
+}
+
+bool wait_for_groups(const std::vector<RankProcess>& processes) noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + kGroupPatience;
+  bool all_ended = true;
+  for (const RankProcess& process : processes) {
+    all_ended = (process.pid <= 0 || wait_for_group(process.pid, deadline)) && all_ended;
+  }
+  return all_ended;
 }
 
 void release(std::vector<RankProcess>& processes) noexcept {

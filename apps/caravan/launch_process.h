@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <string>
@@ -35,7 +36,8 @@ struct ServedStoreInfo {
   JobKey key;           ///< passed in the environment, which only the user's own processes can read
 };
 
-/// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws.
+/// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws. From
+/// now on this process adopts what ranks leave behind, which init would reap otherwise: see reap_orphans.
 std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask);
 
 /// Kills a rank and its process group.
@@ -43,6 +45,16 @@ void kill_rank(RankProcess& process) noexcept;
 
 /// If the rank has ended, kills the rest of its process group, reaps it and returns true.
 bool reap_rank(RankProcess& process) noexcept;
+
+/// Reaps the adopted processes that have ended, so that a long job gathers no zombies.
+void reap_orphans(const std::vector<RankProcess>& processes) noexcept;
+
+/// After all ranks have ended: waits until the rest of their process groups, which was killed with them, has ended too.
+/// What has left its group lives on. Returns false if a process is still there after kGroupPatience: the kernel ends
+/// one that waits for a device only when that answers. SIGCHLD must be blocked, and may be taken from the queue.
+bool wait_for_groups(const std::vector<RankProcess>& processes) noexcept;
+
+inline constexpr std::chrono::seconds kGroupPatience{5};
 
 /// Closes the descriptors.
 void release(std::vector<RankProcess>& processes) noexcept;

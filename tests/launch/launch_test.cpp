@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <sstream>
 #include <unistd.h>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -284,7 +285,7 @@ TEST_F(LaunchTest, OomKillsAreCountedByTheControlGroup) {
 TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
   for (int ranks = 2; ranks <= 4; ++ranks) {
     const int victim = ranks - 1;
-    Child child(job(ranks, {"*=meet,deaf,spawn,hang"}));
+    Child child(job(ranks, {"*=meet,deaf,spawn:1,hang"}));
     child.expect_soon("met");
     for (const pid_t pid : child.living()) {
       const std::string variables = text_of("/proc/" + std::to_string(pid) + "/environ");
@@ -296,6 +297,38 @@ TEST_F(LaunchTest, ARankThatIsKilledEndsTheJob) {
                       HasSubstr("signal 9 (SIGKILL)")));
     EXPECT_TRUE(child.all_gone(0));  // nor the children that ranks started
   }
+}
+
+/// So many that some end after their rank.
+TEST_F(LaunchTest, ChildrenOfRanksEndBeforeTheLauncher) {
+  for (const auto& [end, code] : {std::pair("exit:0", 0), std::pair("exit:3", 3)}) {
+    Child child(job(2, {"0=spawn:100,meet,exit:0", std::string("1=spawn:100,meet,") + end}));
+    EXPECT_EQ(child.wait(), code);
+    EXPECT_TRUE(child.all_gone(0));
+  }
+}
+
+/// The launcher adopts orphans: they must not stay zombies, hide the end of a rank or keep the launcher.
+TEST_F(LaunchTest, OrphansAreReapedOrLiveOn) {
+  Child child(job(2, {"0=orphan:0,meet,hang", "1=meet,hang"}));
+  child.expect_soon("met");
+  int pid = 0;
+  ASSERT_EQ(std::sscanf(child.out().c_str(), "orphan %d", &pid), 1);
+  for (int i = 0; i < 10'000 && kill(pid, 0) == 0; ++i) usleep(1000);
+  EXPECT_NE(kill(pid, 0), 0) << "still a zombie";
+  child.signal(SIGKILL);
+  child.wait();
+
+  std::string orphans;
+  for (int i = 0; i < 30; ++i) orphans += "orphan:" + std::to_string(i % 4) + ",";
+  for (int i = 0; i < 4; ++i) {
+    Child crowd(job(3, {"1=" + orphans + "meet,exit:3", "*=" + orphans + "meet,hang"}));
+    EXPECT_EQ(crowd.wait(), 3);
+  }
+  Child parent(job(2, {"*=orphan:600000"}));
+  EXPECT_EQ(parent.wait(), 0);
+  EXPECT_EQ(parent.err(), "");
+  EXPECT_EQ(parent.living().size(), 2U);
 }
 
 TEST_F(LaunchTest, AStoppedRankIsReported) {

@@ -14,7 +14,8 @@
 ///   deaf          ignores signals
 ///   count         counts requests to stop until none comes for 300 ms, and prints their number
 ///   stop:MS       waits for a request to stop, takes MS to save, ends with 130
-///   spawn         starts a child that sleeps for ever
+///   spawn:N       starts N children that sleep for ever
+///   orphan:MS     starts a process without a parent, in a session of its own, that ends after MS; prints its id
 ///   stranger      tries to join the job without its secret, and prints the error
 #include <cerrno>
 #include <csignal>
@@ -26,6 +27,7 @@
 #include <sstream>
 #include <string>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -94,6 +96,30 @@ void count_requests() {
   std::printf("%d requests\n", static_cast<int>(requests));
 }
 
+void spawn(int children) {
+  for (int i = 0; i < children; ++i) {
+    if (fork() != 0) continue;
+    for (;;) pause();
+  }
+}
+
+void leave_orphan(int milliseconds) {
+  std::fflush(stdout);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    setsid();
+    const pid_t orphan = fork();
+    if (orphan == 0) {
+      for (int i = 0; i < milliseconds; ++i) usleep(1000);
+    } else {
+      std::printf("orphan %d\n", orphan);
+      std::fflush(stdout);
+    }
+    _exit(0);
+  }
+  waitpid(parent, nullptr, 0);
+}
+
 void run_step(const std::string& step) {
   const std::string verb = step.substr(0, step.find(':'));
   const std::string argument = verb == step ? "" : step.substr(verb.size() + 1);
@@ -120,9 +146,8 @@ void run_step(const std::string& step) {
   if (verb == "deaf") {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  if (verb == "spawn" && fork() == 0) {
-    for (;;) pause();
-  }
+  if (verb == "spawn") spawn(number);
+  if (verb == "orphan") leave_orphan(number);
   if (verb == "hang") {
     std::fflush(stdout);
     for (;;) pause();

@@ -90,10 +90,14 @@ class Renderer {
   std::string render(const Json& messages, const Json& tools, bool adds_prompt) const {
     if (processor_time() > chat_end_) throw TimeExceeded();
     limit_time();
-    Json values{
-        {"messages", messages}, {"add_generation_prompt", adds_prompt}, {"bos_token", bos_}, {"eos_token", eos_}};
-    if (!tools.is_null()) values["tools"] = tools;
-    std::string text = root_->render(minja::Context::make(minja::Value(values)));
+    // Made anew each time: a template may change them.
+    minja::Value values = minja::Value::object();
+    values.set("messages", messages);
+    values.set("add_generation_prompt", adds_prompt);
+    values.set("bos_token", bos_);
+    values.set("eos_token", eos_);
+    if (!tools.is_null()) values.set("tools", tools);
+    std::string text = root_->render(minja::Context::make(std::move(values)));
     if (text.size() > kMostRenderedBytes) throw OutputExceeded();
     return text;
   }
