@@ -96,7 +96,8 @@ std::optional<Misfit> PipelineChoice::misfit(const ModelConfig& model, int64_t n
     if (auto misfit = misfit_of_stages(*this)) return misfit;
   }
   if (stages > model.layers) {
-    return Misfit{"mesh.pp", fmt::format("{} stages for {} layers: each has one at least", stages, model.layers),
+    return Misfit{stages_per_rank > 1 ? "pipeline.stages_per_rank" : "mesh.pp",
+                  fmt::format("{} stages for {} layers: each has one at least", stages, model.layers),
                   fewer_stages(*this, model.layers)};
   }
   if (!layers.empty()) {
