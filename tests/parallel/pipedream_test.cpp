@@ -10,7 +10,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/pipeline.h"
 #include "caravan/plan/memory.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::pipedream_test {

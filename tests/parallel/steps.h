@@ -6,7 +6,7 @@
 #include "caravan/optim/optimizer.h"
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/redistribute/redistribute.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 

@@ -14,7 +14,7 @@
 #include "caravan/parallel/make_strategy.h"
 #include "caravan/plan/state.h"
 #include "caravan/redistribute/redistribute.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/engine/parameters.h"
 #include "tests/mesh/refusal.h"
 #include "tests/parallel/one_process.h"

@@ -9,7 +9,7 @@
 #include "caravan/plan/memory.h"
 #include "caravan/plan/stages.h"
 #include "caravan/plan/tensor.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 
 namespace caravan::testing::dry_run_test {
 namespace {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "caravan/server/async_trainer.h"
+#include "caravan/step/batch.h"
 #include "caravan/train/run_state.h"
 
 namespace caravan {

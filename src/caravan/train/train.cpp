@@ -18,6 +18,7 @@
 #include "caravan/comm/peer_failure.h"
 #include "caravan/generate/generator.h"
 #include "caravan/report/metric_files.h"
+#include "caravan/step/train_step.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/async_run.h"
 #include "caravan/train/dump.h"
@@ -31,7 +32,6 @@
 #include "caravan/train/run_setup.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/run_trace.h"
-#include "caravan/train/step.h"
 #include "caravan/train/window_run.h"
 
 namespace caravan {
@@ -218,7 +218,9 @@ void Run::start_from(const InitSource& source) {
   on_rank_0(mesh_.world(), write, "text settings");
 }
 
-TrainBatch Run::batch(int64_t step) const { return make_rank_batch(state_->engine(), recipe_, train_windows_, step); }
+TrainBatch Run::batch(int64_t step) const {
+  return make_rank_batch(state_->engine(), train_windows_, step, recipe_.train.global_batch);
+}
 
 /// `tokens`: of all ranks since `begin`.
 StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 
+#include "caravan/step/batch.h"
 #include "caravan/train/run_state.h"
 
 namespace caravan {
