@@ -16,15 +16,9 @@ Box box_of_rank(const Engine& engine, int64_t rows, int64_t length) {
   return local_box({rows, length}, engine.strategy().batch_layout, engine.mesh(), "batch");
 }
 
-/// All rows on the first rank.
-Layout on_first(const std::string& axis, int64_t rows) {
-  return Layout({{axis, Shard{.dim = 0, .owner = 0, .rows = rows}}});
-}
-
-Layout dealt_over(const std::string& axis) { return Layout({{axis, Shard{0}}}); }
-
-at::Tensor move_rows(const at::Tensor& rows, const Layout& from, const Layout& to, const Mesh& mesh) {
-  return redistribute(rows, from.completed(mesh, Invariant{}), to.completed(mesh, Invariant{}), mesh, "batch");
+/// All rows on the first rank of the axis, or equal parts of them on each.
+Layout rows_on(const Shard& shard, const Mesh& mesh, const std::string& axis) {
+  return Layout({{axis, shard}}).completed(mesh, Invariant{});
 }
 
 }  // namespace
@@ -104,11 +98,13 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
 }
 
 at::Tensor scatter_rows(const at::Tensor& batch, int64_t rows, const Mesh& mesh, const std::string& axis) {
-  return move_rows(batch, on_first(axis, rows), dealt_over(axis), mesh);
+  const Shard first{.dim = 0, .owner = 0, .rows = rows};
+  return redistribute(batch, rows_on(first, mesh, axis), rows_on({0}, mesh, axis), mesh, "batch");
 }
 
 at::Tensor gather_rows(const at::Tensor& part, int64_t rows, const Mesh& mesh, const std::string& axis) {
-  return move_rows(part, dealt_over(axis), on_first(axis, rows), mesh);
+  const Shard first{.dim = 0, .owner = 0, .rows = rows};
+  return redistribute(part, rows_on({0}, mesh, axis), rows_on(first, mesh, axis), mesh, "batch");
 }
 
 }  // namespace caravan
