@@ -14,7 +14,8 @@ set(CARAVAN_PUBLIC_HEADERS
   data/corpus.h data/sampler.h data/tokenizer.h
   caravan.h checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
   session/module_checkpoint.h session/session.h
-  generate/generate.h train/evaluate.h train/recipe.h train/run_state.h train/step.h)
+  generate/generate.h train/evaluate.h train/recipe.h train/run_state.h
+  step/batch.h step/train_step.h)
 
 # caravan_install_headers(source destination): runs at install time, so that it sees the includes as they are then.
 function(caravan_install_headers source destination)

@@ -10,9 +10,9 @@
 #include "caravan/data/train_windows.h"
 #include "caravan/generate/generate.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/step/train_step.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
-#include "caravan/train/step.h"
 
 using namespace caravan;
 
@@ -46,11 +46,7 @@ int main(int argc, char** argv) {
     if (mesh.rank() == 0) fmt::print("one step: {}\n", schedule);
 
     for (int64_t step = 0; step < kSteps; ++step) {
-      const int64_t rows = kGlobalBatch / kRanks, first_row = mesh.rank() * rows;
-      TrainBatch batch = make_batch(train_windows, step * kGlobalBatch + first_row, rows);
-      batch.first_row = first_row;
-      batch.global_rows = kGlobalBatch;
-      batch.num_targets = kGlobalBatch * kContext;  // of all ranks: the divisor of the loss
+      const TrainBatch batch = make_rank_batch(engine, train_windows, step, kGlobalBatch);  // this rank's rows
       const StepResult result = train_step.run(batch, step, rate.at(step));
       if (step == 0) first_loss = result.loss;
       if (mesh.rank() == 0 && step % 10 == 0) fmt::print("step {:2}: loss {:.3f}\n", step, result.loss);

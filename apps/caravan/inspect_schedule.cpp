@@ -80,7 +80,9 @@ PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
   PlannedSchedule plan;
   plan.micro_batches = static_cast<int>(shape.rows / shape.sequences);
   const int64_t end = std::max<int64_t>(recipe.train.steps, 1);
-  plan.steps = recipe.pipeline.has_windows() ? static_cast<int>(next_drain(recipe, 0, end)) : 1;
+  if (recipe.pipeline.has_windows()) {
+    plan.steps = static_cast<int>(std::min(recipe.pipeline.drain, next_due(recipe, 0, end)));
+  }
   const std::vector<double> unit_costs = unit_flops(recipe.model);
   plan.costs = costs_of(stage_of_units(recipe.pipeline, recipe.model, unit_costs), unit_costs);
   plan.order = pipeline_order(recipe.pipeline, plan.steps * plan.micro_batches, shape.recomputes_stages);

@@ -10,7 +10,7 @@
 #include "caravan/nn/ignored_label.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/redistribute/redistribute.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
 #include "tests/acid/techniques/shard_everything.h"
@@ -86,13 +86,10 @@ TrainBatch batch_of(const Engine& engine, int64_t step) {
   at::Tensor labels = all.narrow(1, 1, kLength).contiguous();
   // Rows have different numbers of targets.
   for (int64_t row = 0; row < kRows; ++row) labels[row].narrow(0, 0, row % 5) = kIgnoredLabel;
-  const Box mine = local_box({kRows, kLength}, engine.strategy().batch_layout, engine.mesh());
-  const auto part = [&](const at::Tensor& x) { return x.narrow(0, mine.offset[0], mine.size[0]).contiguous(); };
-  return {.ids = part(all.narrow(1, 0, kLength)),
-          .labels = part(labels),
-          .first_row = mine.offset[0],
-          .global_rows = kRows,
-          .num_targets = labels.ge(0).sum().item<int64_t>()};
+  return piece_of_rank(engine, {.ids = all.narrow(1, 0, kLength),
+                                .labels = labels,
+                                .global_rows = kRows,
+                                .num_targets = labels.ge(0).sum().item<int64_t>()});
 }
 
 /// What a run found: the same on every rank.

@@ -4,7 +4,7 @@
 
 #include "caravan/base/memory_counter.h"
 #include "caravan/nn/model.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/data/support.h"
 #include "tests/redistribute/denote.h"
@@ -21,16 +21,11 @@ using Make = std::function<std::unique_ptr<Optimizer>(FlatState&, int rank)>;
 using After = std::function<void(int64_t step, std::unique_ptr<Optimizer>&, FlatState&, int rank)>;
 
 TrainBatch batch_of(const Engine& engine, int64_t step) {
-  const Box mine = local_box({kRows, kLength}, engine.strategy().batch_layout, engine.mesh());
   const at::Tensor all = ((at::arange(kRows * (kLength + 1)) + step) * 131).remainder(kVocabulary).view({kRows, -1});
-  const auto part = [&](int64_t first) {
-    return all.narrow(0, mine.offset[0], mine.size[0]).narrow(1, first, kLength).contiguous();
-  };
-  return {.ids = part(0),
-          .labels = part(1),
-          .first_row = mine.offset[0],
-          .global_rows = kRows,
-          .num_targets = kRows * kLength};
+  return piece_of_rank(engine, {.ids = all.narrow(1, 0, kLength),
+                                .labels = all.narrow(1, 1, kLength),
+                                .global_rows = kRows,
+                                .num_targets = kRows * kLength});
 }
 
 /// What a rank has after 5 clipped steps.

@@ -6,7 +6,7 @@
 #include "caravan/generate/generate.h"
 #include "caravan/memory/recompute.h"
 #include "caravan/prove/prove.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
 #include "tests/acid/techniques/shard_everything.h"
@@ -89,17 +89,11 @@ struct Found {
 };
 
 TrainBatch batch_of(const Engine& engine, int64_t step) {
-  const Box mine = local_box({kRows, kLength}, engine.strategy().batch_layout, engine.mesh());
   const at::Tensor all = ((at::arange(kRows * (kLength + 1)) + step) * 131).remainder(257).view({kRows, -1});
-  const auto part = [&](int64_t first) {
-    const at::Tensor tokens = all.narrow(1, first, kLength);
-    return tokens.narrow(0, mine.offset[0], mine.size[0]).narrow(1, mine.offset[1], mine.size[1]).contiguous();
-  };
-  return {.ids = part(0),
-          .labels = part(1),
-          .first_row = mine.offset[0],
-          .global_rows = kRows,
-          .num_targets = kRows * kLength};
+  return piece_of_rank(engine, {.ids = all.narrow(1, 0, kLength),
+                                .labels = all.narrow(1, 1, kLength),
+                                .global_rows = kRows,
+                                .num_targets = kRows * kLength});
 }
 
 /// 3 steps with dropout, but of attention weights; evaluation and a sample.

@@ -73,7 +73,8 @@ TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
       const Named got = residuals(engine);
       for (const auto& [name, tensor] : want) {
         EXPECT_TRUE(at::allclose(got.at(name), tensor, 1e-6, 1e-9)) << name << " " << one.before << one.after;
-        const bool is_left_out = one.choice_before.hook.name() == "topk" || tensor.dim() >= 2;  // powersgd sums vectors whole
+        const bool is_left_out =
+            one.choice_before.hook.name() == "topk" || tensor.dim() >= 2;  // powersgd sums vectors whole
         EXPECT_EQ(tensor.abs().max().item<double>() > 0, is_left_out) << name << " " << one.choice_before.hook.name();
       }
       const MeshAxis axis = engine.mesh()[engine.strategy().hook_axis];

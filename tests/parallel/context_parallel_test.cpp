@@ -14,7 +14,7 @@
 #include "caravan/parallel/tensor_1d.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/prove/prove.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::context_parallel_test {

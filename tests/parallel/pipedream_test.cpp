@@ -14,7 +14,7 @@
 #include "caravan/parallel/pipeline.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/plan/memory.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::pipedream_test {

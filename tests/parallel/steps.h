@@ -5,8 +5,8 @@
 #include "caravan/comm/record.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/step.h"
 #include "tests/parallel/one_process.h"
 #include "tests/redistribute/denote.h"
 

@@ -8,7 +8,7 @@
 #include "caravan/memory/recompute.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 
 namespace caravan::testing::memory_test {
 namespace {

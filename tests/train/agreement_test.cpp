@@ -173,11 +173,7 @@ void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
   TrainStep step(state.engine(), state.optimizer(), {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
   std::string before;
   for (int64_t n = 0; n < 5; ++n) {
-    TrainBatch batch = make_batch(windows, n * 12 + world->rank() * 4, 4);
-    batch.first_row = world->rank() * 4;
-    batch.global_rows = 12;
-    batch.num_targets = 12 * 8;
-    step.run(batch, n, 0.01);
+    step.run(make_rank_batch(state.engine(), windows, n, 12), n, 0.01);
     std::vector<at::Tensor> all{state.engine().state().values.to_tensor()};
     for (const auto& [name, flat] : state.optimizer().state()) all.push_back(flat);
     std::string hashes;

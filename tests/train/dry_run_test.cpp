@@ -8,8 +8,8 @@
 #include "caravan/plan/memory.h"
 #include "caravan/plan/stages.h"
 #include "caravan/plan/tensor.h"
+#include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/step.h"
 
 namespace caravan::testing::dry_run_test {
 namespace {

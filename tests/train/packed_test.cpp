@@ -6,6 +6,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/nn/ignored_label.h"
+#include "caravan/step/batch.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
@@ -106,7 +107,7 @@ TEST_P(Packed, RowsOfTheBatchAreThoseOfOneRank) {
                      [&](const std::shared_ptr<Communicator>& world) {
                        const Mesh mesh = Mesh::create(world, {{"dp", 3}});
                        RunState state(made, data.tokenizer, mesh);
-                       TrainBatch part = make_rank_batch(state.engine(), made, windows, 1);
+                       TrainBatch part = make_rank_batch(state.engine(), windows, 1, 36);
                        EXPECT_EQ(part.num_targets, whole.num_targets);
                        ASSERT_EQ(part.tensors().size(), 4U);
                        for (size_t i = 0; i < 4; ++i) {

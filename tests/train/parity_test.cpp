@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/step/batch.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
 

@@ -1,5 +1,3 @@
-#include "caravan/train/step.h"
-
 #include <gmock/gmock.h>
 
 #include <ATen/ATen.h>
@@ -9,6 +7,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
+#include "caravan/step/train_step.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/run_state.h"
 #include "tests/train/tiny_run.h"
@@ -29,10 +28,7 @@ void on_steps(int ranks, const TinyRuns& runs,
                      const Dataset data = open_dataset(recipe.data, runs.folders());
                      RunState state(recipe, data.tokenizer, mesh);
                      const TrainWindows windows = data.train_windows(8, 3);
-                     TrainBatch batch = make_batch(windows, world->rank() * 4, 4);
-                     batch.first_row = world->rank() * 4;
-                     batch.global_rows = ranks * 4;
-                     batch.num_targets = ranks * 4 * 8;
+                     const TrainBatch batch = make_rank_batch(state.engine(), windows, 0, ranks * 4);
                      TrainStep step(state.engine(), state.optimizer(),
                                     {.seed = 3, .num_micro_batches = 2, .clip_norm = 1});
                      body(step, state, batch, mesh);

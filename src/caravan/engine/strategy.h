@@ -103,8 +103,8 @@ struct Strategy {
   bool counts_loss(const Mesh& mesh) const;
   /// Of the batch, [rows, positions], on every axis: which rows this rank is given.
   Layout batch_layout{};
-  /// The first rank of the mesh is given the whole batch, and gives every rank its rows (parallel/replicas.h).
-  bool first_rank_has_batch = false;
+  /// The axis whose first rank alone makes the batch, and gives the others their rows; "": every rank makes its own.
+  std::string controller_axis{};
 
   /// A parameter without gradient in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;

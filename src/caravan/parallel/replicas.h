@@ -3,6 +3,7 @@
 #include <string>
 
 #include "caravan/parallel/param_server.h"
+#include "caravan/step/batch.h"
 
 namespace caravan {
 
@@ -31,18 +32,9 @@ struct ReplicasOptions {
 
 /// Throws UsageError unless the ranks are threads of one process (back-end thread, or record, which moves nothing).
 Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options = {});
-/// On top of what other techniques have decided.
+/// On top of what other techniques have decided. In a loop of your own, scatter_rows (step/batch.h) gives each replica
+/// its rows, and gather_rows brings back what they return.
 void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& options = {});
-
-/// The rows of `batch` for this replica. Every rank of the axis calls it.
-///   batch     on the controller [rows, ..], any dtype; elsewhere [0, ..] with the same other sizes and dtype
-///   rows      a multiple of the n replicas, else ShapeError
-///   returns   [rows / n, ..]
-///   sends     the controller (n-1)/n x batch
-///   gradient  gathered on the controller
-at::Tensor scatter_rows(const at::Tensor& batch, int64_t rows, const Mesh& mesh, const std::string& axis = "dp");
-/// The way back: the rows of all replicas on the controller, [0, ..] elsewhere.
-at::Tensor gather_rows(const at::Tensor& part, int64_t rows, const Mesh& mesh, const std::string& axis = "dp");
 
 /// An engine with that strategy.
 class Replicas final : public Engine {

@@ -13,7 +13,7 @@
 #include "caravan/nn/ignored_label.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/redistribute/whole.h"
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 
 namespace caravan {
 namespace {
@@ -63,15 +63,6 @@ void pack_documents(TrainBatch& batch, uint64_t seed, int64_t step) {
       position = 0;
     }
   }
-}
-
-TrainBatch rows_of_batch(const TrainBatch& whole, const Box& box) {
-  TrainBatch part = whole;
-  for (at::Tensor* tensor : part.tensors()) {
-    *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
-  }
-  part.first_row = box.offset[0];
-  return part;
 }
 
 class CaseRun {
@@ -200,7 +191,7 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
     if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
     StepTrace& own = trace.steps.emplace_back();
     own.before = values();
-    const TrainBatch mine_of_batch = rows_of_batch(batch(step), mine);
+    const TrainBatch mine_of_batch = piece_of_rank(engine_, batch(step));
     const PathScope counted(paths);
     bool is_finite = true;
     try {
@@ -228,8 +219,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   TrainStep train_step(engine_, optimizer_, options(1));
   for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
     const Box slice{{first, 0}, {slice_rows, what_.model.context}};
-    train_step.run(rows_of_batch(whole, slice), 0, /*lr=*/0, false,
-                   [&](const StepResult&) { all.push_back(gradients()); });
+    train_step.run(piece_of(whole, slice), 0, /*lr=*/0, false, [&](const StepResult&) { all.push_back(gradients()); });
   }
   return all;
 }
@@ -238,7 +228,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
 void CaseRun::step(PathLog& paths) {
   TrainStep train_step(engine_, optimizer_, options(what_.num_micro_batches));
   const PathScope counted(&paths);
-  train_step.run(rows_of_batch(batch(0), own_box()), 0, what_.lr);
+  train_step.run(piece_of_rank(engine_, batch(0)), 0, what_.lr);
 }
 
 }  // namespace

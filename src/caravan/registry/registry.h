@@ -47,10 +47,6 @@ struct Entry {
   std::function<std::vector<AxisSize>(const Setting&, int64_t ranks)> factors = [](const Setting&, int64_t) {
     return std::vector<AxisSize>();
   };
-  /// So many steps pass at most between two boundaries, where all ranks have done the same; 1: each step is one. There a
-  /// rank may have begun `lead` steps more than the slowest has done.
-  std::function<int64_t(const Setting&)> steps_at_once = [](const Setting&) { return int64_t{1}; };
-  std::function<int64_t(const Setting&)> lead = [](const Setting&) { return int64_t{0}; };
   /// The fewest ranks of its axis with which it does something.
   std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
   /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.

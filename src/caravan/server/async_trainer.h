@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "caravan/engine/stage_runner.h"
-#include "caravan/server/drain_report.h"
 #include "caravan/server/server_worker.h"
 #include "caravan/server/step_control.h"
+#include "caravan/step/drain_report.h"
 
 namespace caravan {
 

@@ -9,8 +9,8 @@
 #include "caravan/engine/flat.h"
 #include "caravan/engine/pool.h"
 #include "caravan/optim/optimizer.h"
-#include "caravan/server/staleness.h"
 #include "caravan/server/worker_clocks.h"
+#include "caravan/step/staleness.h"
 
 namespace caravan {
 

@@ -72,19 +72,13 @@ Entry param_server_entry() {
                    of_modes({"async", "bounded"}, "\"async\" or \"bounded\"", drain)},
           .traits = traits_of_servers,
           .check = check_servers,
-          .steps_at_once = [](const Setting& setting) { return is_synchronous(setting) ? 1 : setting.whole("drain"); },
-          .lead =
-              [](const Setting& setting) {
-                return setting.text("mode") == "bounded" ? setting.whole("staleness") : int64_t{0};
-              },
-          .shrink =
-              [](Setting& setting, int64_t ranks) {
-                const int64_t few = ranks > 3 ? 2 : ranks;
-                setting.set("servers", setting.whole("servers") == 0
-                                           ? RecipeValue("all")
-                                           : RecipeValue(std::min(setting.whole("servers"), few)));
-                return few;
-              }};
+          .shrink = [](Setting& setting, int64_t ranks) {
+            const int64_t few = ranks > 3 ? 2 : ranks;
+            setting.set("servers", setting.whole("servers") == 0
+                                       ? RecipeValue("all")
+                                       : RecipeValue(std::min(setting.whole("servers"), few)));
+            return few;
+          }};
 }
 
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "caravan/engine/strategy.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/registry/setting.h"
+#include "caravan/step/stepper.h"
 
 namespace caravan {
 
@@ -31,6 +33,11 @@ struct Arranging {
 /// The part of a technique that needs libtorch, beside its entry in the registry.
 struct TechniqueBody {
   std::function<void(const Arranging&, const Setting&)> apply;
+  /// A way of stepping of its own (step/stepper.h); null: steps after which all ranks go on together. `timeout`: how long
+  /// it waits for a peer.
+  std::function<std::unique_ptr<Stepper>(StepperInputs inputs, const Setting&, std::chrono::milliseconds timeout)>
+      make_stepper =
+          [](StepperInputs, const Setting&, std::chrono::milliseconds) { return std::unique_ptr<Stepper>(); };
 };
 
 /// Of the entry that is chosen.

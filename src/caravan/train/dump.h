@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "caravan/step/train_step.h"
 #include "caravan/train/run_state.h"
-#include "caravan/train/step.h"
 
 namespace caravan {
 

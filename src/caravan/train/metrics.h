@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "caravan/server/drain_report.h"
+#include "caravan/step/drain_report.h"
 #include "caravan/train/resume_check.h"
 
 namespace caravan {

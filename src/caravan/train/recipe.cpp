@@ -67,22 +67,11 @@ std::vector<Setting> techniques_of(const Recipe& recipe) {
   return techniques;
 }
 
-int64_t steps_at_once(const Recipe& recipe) {
-  if (recipe.pipeline.has_windows()) return recipe.pipeline.drain;
-  return recipe.data_parallel.entry().steps_at_once(recipe.data_parallel);
-}
-
-int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end) {
-  int64_t next = end;
-  for (const int64_t every :
-       {steps_at_once(recipe), recipe.train.eval_every, recipe.checkpoint.every, recipe.sample.every}) {
-    if (every > 0) next = std::min(next, (step / every + 1) * every);
+int64_t next_due(const Recipe& recipe, int64_t step, int64_t end) {
+  for (const int64_t every : {recipe.train.eval_every, recipe.checkpoint.every, recipe.sample.every}) {
+    if (every > 0) end = std::min(end, (step / every + 1) * every);
   }
-  return next;
-}
-
-int64_t end_of_drained_steps(const Recipe& recipe, int64_t step, int64_t end) {
-  return next_drain(recipe, step, end) + recipe.data_parallel.entry().lead(recipe.data_parallel);
+  return end;
 }
 
 int64_t ranks_per_replica(const Recipe& recipe) {

@@ -152,12 +152,8 @@ struct BatchPlan {
 /// The settings of the techniques that the recipe uses, of families of the registry.
 std::vector<Setting> techniques_of(const Recipe& recipe);
 
-/// How many steps pass at most until all ranks have done the same. More than 1 where ranks do not wait for each other.
-int64_t steps_at_once(const Recipe& recipe);
-/// The step at which these ranks stop for a line of the log, an evaluation or a checkpoint: after `step`, by `end`.
-int64_t next_drain(const Recipe& recipe, int64_t step, int64_t end);
-/// One past the last step that some rank begins before this drain: a fast worker may be ahead of it.
-int64_t end_of_drained_steps(const Recipe& recipe, int64_t step, int64_t end);
+/// The next step after `step` that an evaluation, a checkpoint or a sample follows; `end` at the latest.
+int64_t next_due(const Recipe& recipe, int64_t step, int64_t end);
 
 /// The mesh of the recipe over `num_ranks` ranks: pp, dp, ep, cp, tp, without the axes of one rank but dp. Neighbouring
 /// ranks, of one host, are on the last axis: the one that sends most, and waits for it, goes there. Layers split by tp

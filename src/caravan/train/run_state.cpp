@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -15,7 +13,6 @@
 #include "caravan/nn/config_text.h"
 #include "caravan/optim/loss_scale_state.h"
 #include "caravan/optim/make_optimizer.h"
-#include "caravan/parallel/replicas.h"
 #include "caravan/train/choice.h"
 #include "caravan/train/load_weights.h"
 #include "caravan/train/measured_costs.h"
@@ -161,45 +158,6 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
   tokens_ = parse_special_tokens(info.model, folder.string());
   step = info.step;
   clocks = info.clocks;
-}
-
-TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows) {
-  TrainBatch batch;
-  const auto data_of = [](at::Tensor& tensor) -> std::span<int64_t> {
-    if (!tensor.defined()) return {};
-    return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
-  };
-  batch.ids = at::empty({rows, windows.context()}, at::kLong);
-  batch.labels = at::empty_like(batch.ids);
-  if (windows.has_documents()) {
-    batch.positions = at::empty_like(batch.ids);
-    batch.documents = at::empty_like(batch.ids);
-  }
-  windows.fill(first_sample, data_of(batch.ids), data_of(batch.labels), data_of(batch.documents),
-               data_of(batch.positions));
-  batch.global_rows = rows;
-  batch.num_targets = windows.num_targets(first_sample, rows);
-  return batch;
-}
-
-TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TrainWindows& windows, int64_t step) {
-  const int64_t global_rows = recipe.train.global_batch;
-  const int64_t context = recipe.model.context;
-  const Mesh& mesh = engine.mesh();
-  const Box mine = local_box({global_rows, context}, engine.strategy().batch_layout, mesh, "batch");
-  const int64_t first = step * global_rows;
-  TrainBatch batch;
-  if (engine.strategy().first_rank_has_batch) {
-    batch = make_batch(windows, first, mesh.rank() == 0 ? global_rows : 0);
-    for (at::Tensor* all : batch.tensors()) *all = scatter_rows(*all, global_rows, mesh);
-  } else {
-    batch = make_batch(windows, first + mine.offset[0], mine.size[0]);
-  }
-  for (at::Tensor* all : batch.tensors()) *all = all->narrow(1, mine.offset[1], mine.size[1]).contiguous();
-  batch.first_row = mine.offset[0];
-  batch.global_rows = global_rows;
-  batch.num_targets = windows.num_targets(first, global_rows);
-  return batch;
 }
 
 void write_run_files(const fs::path& run, const Recipe& recipe, const Tokenizer& tokenizer) {

@@ -22,7 +22,6 @@
 #include "caravan/train/init_from.h"
 #include "caravan/train/recipe.h"
 #include "caravan/train/resume_check.h"
-#include "caravan/train/step.h"
 
 namespace caravan {
 
@@ -94,14 +93,6 @@ class RunState {
   std::optional<LossScale> loss_scale_;
   TrainingState tensors_;  ///< of all these
 };
-
-/// Rows of the training texts: row r is sample first_sample + r.
-TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows);
-
-/// What this rank trains on in a step: its piece of the global batch, by Strategy::batch_layout. Where the first rank
-/// is the controller of replicas, it alone makes the batch, and every rank calls this. The targets of the whole global
-/// batch are counted without reading it: each rank looks the ends of documents up in its own list of them.
-TrainBatch make_rank_batch(const Engine& engine, const Recipe& recipe, const TrainWindows& windows, int64_t step);
 
 /// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);

@@ -48,8 +48,8 @@ std::string recv_text(Communicator& comm, int from) {
 
 }  // namespace
 
-RunTrace::RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh)
-    : file_(std::move(file)), asked_(steps), steps_at_once_(steps_at_once), mesh_(mesh) {
+RunTrace::RunTrace(std::filesystem::path file, std::optional<StepRange> steps, const Mesh& mesh)
+    : file_(std::move(file)), asked_(steps), mesh_(mesh) {
   on_rank_0(
       mesh.world(), [&] { check_writable(file_); }, "trace");
 }
@@ -64,14 +64,14 @@ void RunTrace::choose_steps(int64_t done, int64_t last) {
                    : "the run is complete: leave --trace out"});
 }
 
-void RunTrace::begin(int64_t done) {
-  if (done >= steps_.last || done + steps_at_once_ < steps_.first) return;
+void RunTrace::begin(int64_t done, int64_t steps_at_once) {
+  if (done >= steps_.last || done + steps_at_once < steps_.first) return;
   if (trace_ == nullptr) {
     clock_ = clock_offset(mesh_.world(), host_name(), TraceLog::now_ns);
     trace_ = std::make_shared<TraceLog>();
   }
   scope_.emplace(trace_);
-  const bool is_one = steps_at_once_ == 1;
+  const bool is_one = steps_at_once == 1;
   step_span_.emplace(TraceLog::kCompute, is_one ? "step" : "steps from", std::to_string(done + 1));
 }
 

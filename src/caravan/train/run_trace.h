@@ -16,14 +16,15 @@ namespace caravan {
 /// rank of the mesh makes one and calls all functions at the same steps.
 class RunTrace {
  public:
-  /// Without `steps`, the third to the fifth of those that the run does now. Up to `steps_at_once` steps pass between
-  /// begin() and end(). Throws on every rank if rank 0 cannot write `file`.
-  RunTrace(std::filesystem::path file, std::optional<StepRange> steps, int64_t steps_at_once, const Mesh& mesh);
+  /// Without `steps`, the third to the fifth of those that the run does now. Throws on every rank if rank 0 cannot
+  /// write `file`.
+  RunTrace(std::filesystem::path file, std::optional<StepRange> steps, const Mesh& mesh);
 
   /// The run begins after step `done` and ends with step `last`. Throws UsageError if the steps are not part of it.
   void choose_steps(int64_t done, int64_t last);
-  /// Before step `done` + 1; records from here on if that may be traced. First, the hosts compare their clocks.
-  void begin(int64_t done);
+  /// Before step `done` + 1, of up to `steps_at_once` until end(); records from here on if one of them may be traced.
+  /// First, the hosts compare their clocks.
+  void begin(int64_t done, int64_t steps_at_once);
   /// After step `done`.
   void end(int64_t done);
   /// Whether all steps were recorded.
@@ -39,7 +40,6 @@ class RunTrace {
 
   std::filesystem::path file_;
   std::optional<StepRange> asked_;
-  int64_t steps_at_once_;
   Mesh mesh_;
   StepRange steps_;
   ClockOffset clock_;

@@ -19,7 +19,6 @@
 #include "caravan/generate/generator.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
-#include "caravan/train/async_run.h"
 #include "caravan/train/dump.h"
 #include "caravan/train/evaluate.h"
 #include "caravan/train/expert_load.h"
@@ -31,8 +30,6 @@
 #include "caravan/train/run_setup.h"
 #include "caravan/train/run_state.h"
 #include "caravan/train/run_trace.h"
-#include "caravan/train/step.h"
-#include "caravan/train/window_run.h"
 
 namespace caravan {
 namespace {
@@ -53,13 +50,8 @@ class Run {
 
  private:
   bool is_first() const { return mesh_.rank() == 0; }
-  TrainBatch batch(int64_t step) const;
-  StepMetrics step();
-  StepMetrics steps_to_drain();
-  StepMetrics steps_of_window();
-  StepMetrics metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const;
-  int64_t bytes_sent() const { return mesh_.bytes_sent() + (async_ ? async_->trainer().bytes_sent() : 0); }
-  double wait_ms() const { return mesh_.wait_ms() + (async_ ? async_->trainer().wait_ms() : 0); }
+  void dump(const StepResult& result);
+  StepMetrics advance();
   void evaluate_into(StepMetrics& metrics);
   void await_data();
   void go_on();
@@ -95,9 +87,7 @@ class Run {
   BatchPlan plan_;
   std::unique_ptr<RunState> state_;
   StateBytes planned_;  ///< of state_, by formula
-  std::unique_ptr<TrainStep> train_step_;
-  std::unique_ptr<AsyncRun> async_;    ///< instead, where ranks do not wait for each other
-  std::unique_ptr<WindowRun> window_;  ///< instead, where stages of a pipeline do not
+  std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   std::unique_ptr<RunSaves> saves_;
@@ -109,9 +99,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     : options_(options),
       recipe_(recipe_to_keep(options)),
       mesh_(agreed_mesh(options, world)),
-      trace_(options.trace_file.empty()
-                 ? nullptr
-                 : std::make_unique<RunTrace>(options.trace_file, options.trace_steps, steps_at_once(recipe_), mesh_)),
+      trace_(options.trace_file.empty() ? nullptr
+                                        : std::make_unique<RunTrace>(options.trace_file, options.trace_steps, mesh_)),
       observer_(options.observer != nullptr ? options.observer : &silent_),
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
@@ -148,18 +137,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample(recipe_, dataset_.tokenizer);
-  if (!recipe_.data_parallel.has(Trait::whole_gradient) && mesh_.size() > 1) {
-    async_ = std::make_unique<AsyncRun>(*state_, recipe_, plan_.accumulation);
-  } else if (recipe_.pipeline.has_windows()) {
-    window_ = std::make_unique<WindowRun>(*state_, recipe_, plan_.accumulation);
-  } else {
-    state_->clocks.clear();
-    train_step_ = std::make_unique<TrainStep>(state_->engine(), state_->optimizer(),
-                                              TrainStep::Options{.seed = static_cast<uint64_t>(recipe_.train.seed),
-                                                                 .num_micro_batches = plan_.accumulation,
-                                                                 .clip_norm = recipe_.optimizer.clip_norm,
-                                                                 .loss_scale = state_->loss_scale()});
-  }
+  stepper_ = make_stepper(*state_, recipe_, plan_.accumulation);
+  state_->clocks = stepper_->clocks();
+  if (!options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& result) { dump(result); });
   on_rank_0(
       *world, [this] { open_logs(); }, "run folder");
   saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, train_windows_, *world, observer());
@@ -218,99 +198,46 @@ void Run::start_from(const InitSource& source) {
   on_rank_0(mesh_.world(), write, "text settings");
 }
 
-TrainBatch Run::batch(int64_t step) const { return make_rank_batch(state_->engine(), recipe_, train_windows_, step); }
+void Run::dump(const StepResult& result) {
+  if (!options_.dump_steps.contains(state_->step)) return;
+  const int64_t rows = recipe_.train.global_batch;
+  dump_step(options_.dump_dir, state_->step, *state_, make_batch(train_windows_, state_->step * rows, rows), result);
+}
 
-/// `tokens`: of all ranks since `begin`.
-StepMetrics Run::metrics_since(Clock::time_point begin, int64_t sent, double waited, int64_t tokens) const {
-  StepMetrics metrics;
-  metrics.step = state_->step;
-  metrics.step_ms = ms_since(begin);
-  metrics.tokens_per_second = static_cast<double>(tokens) / metrics.step_ms * 1e3;
-  metrics.comm_ms = wait_ms() - waited;
-  metrics.bytes_sent = bytes_sent() - sent;
-  metrics.peak_memory_bytes = MemoryCounter::current().peak_bytes();
-  metrics.planned_state_bytes = static_cast<int64_t>(planned_.at_rest());
-  metrics.time = utc_text(now_seconds());
+/// Takes the next steps, up to where all ranks have done the same. Returns their line of the log.
+StepMetrics Run::advance() {
+  const auto begin = Clock::now();
+  const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
+  const double waited = mesh_.wait_ms() + stepper_->wait_ms();
+  const auto batch_of = [this](int64_t step) {
+    return make_rank_batch(state_->engine(), train_windows_, step, recipe_.train.global_batch);
+  };
+  const StepReport report = stepper_->advance(next_due(recipe_, state_->step, end_), batch_of, options_.stop_requested);
+  state_->step = stepper_->step();
+  state_->clocks = stepper_->clocks();
+  if (report.stop) end_ = state_->step;
+  const double ms = ms_since(begin);
+  const auto steps = static_cast<double>(report.own_steps);
+  const int64_t context = recipe_.model.context;
+  StepMetrics metrics{.step = state_->step,
+                      .loss = report.loss,
+                      .grad_norm = report.grad_norm,
+                      .lr = state_->learning_rate().at(std::max<int64_t>(state_->step - 1, 0)),
+                      .tokens = report.total_rows * context,
+                      .step_ms = ms / steps,
+                      .tokens_per_second = static_cast<double>(report.rows * context) / ms * 1e3,
+                      .comm_ms = (mesh_.wait_ms() + stepper_->wait_ms() - waited) / steps,
+                      .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps,
+                      .peak_memory_bytes = MemoryCounter::current().peak_bytes(),
+                      .planned_state_bytes = static_cast<int64_t>(planned_.at_rest()),
+                      .loss_scale = report.loss_scale,
+                      .drain = report.drain,
+                      .time = utc_text(now_seconds())};
+  metrics.model_flops_per_second = state_->model().config().flops_per_token(context) * metrics.tokens_per_second;
+  if (report.loss_scale) metrics.skipped_steps = state_->loss_scale()->num_skipped();
+  for (const double waited_ms : report.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);
   const std::string host = host_name();
   metrics.host = host.substr(0, host.find(' '));
-  metrics.model_flops_per_second =
-      state_->model().config().flops_per_token(recipe_.model.context) * metrics.tokens_per_second;
-  return metrics;
-}
-
-StepMetrics Run::step() {
-  const auto begin = Clock::now();
-  const int64_t sent = bytes_sent();
-  const double waited = wait_ms();
-  const TrainBatch mine = batch(state_->step);
-  TrainStep::Inspect inspect;
-  if (!options_.dump_dir.empty() && options_.dump_steps.contains(state_->step)) {
-    inspect = [&](const StepResult& result) {
-      const TrainBatch whole =
-          make_batch(train_windows_, state_->step * recipe_.train.global_batch, recipe_.train.global_batch);
-      dump_step(options_.dump_dir, state_->step, *state_, whole, result);
-    };
-  }
-  const double lr = state_->learning_rate().at(state_->step);
-  const bool stop_requested = options_.stop_requested && options_.stop_requested();
-  const StepResult result = train_step_->run(mine, state_->step, lr, stop_requested, inspect);
-  ++state_->step;
-  if (result.stop) end_ = state_->step;
-  const int64_t tokens = recipe_.train.global_batch * recipe_.model.context;
-  StepMetrics metrics = metrics_since(begin, sent, waited, tokens);
-  metrics.loss = result.loss;
-  metrics.grad_norm = result.grad_norm;
-  metrics.lr = lr;
-  for (const double waited_ms : result.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);
-  if (LossScale* scale = state_->loss_scale()) {
-    metrics.loss_scale = result.loss_scale;
-    metrics.skipped_steps = scale->num_skipped();
-  }
-  metrics.tokens = state_->step * tokens;
-  return metrics;
-}
-
-StepMetrics Run::steps_to_drain() {
-  const auto begin = Clock::now();
-  const int64_t sent = bytes_sent();
-  const double waited = wait_ms();
-  const auto own = static_cast<size_t>(mesh_.rank());
-  const int64_t before = state_->clocks[own];
-  const int64_t pushes = state_->optimizer().num_steps();
-  const DrainReport report = async_->run(
-      end_, [this](int64_t step) { return batch(step); }, options_.stop_requested);
-  if (report.stop) end_ = state_->step;
-  const int64_t tokens = plan_.rows() * recipe_.model.context;  // of a worker's step
-  StepMetrics metrics = metrics_since(begin, sent, waited, (state_->optimizer().num_steps() - pushes) * tokens);
-  const int64_t steps = std::max<int64_t>(report.clocks[own] - before, 1);
-  metrics.step_ms /= static_cast<double>(steps);
-  metrics.comm_ms /= static_cast<double>(steps);
-  metrics.bytes_sent /= steps;
-  metrics.loss = report.loss;
-  metrics.grad_norm = report.grad_norm;
-  metrics.lr = state_->learning_rate().at(std::max<int64_t>(state_->step - 1, 0));
-  metrics.tokens = report.pushes() * tokens;
-  metrics.drain = report;
-  return metrics;
-}
-
-StepMetrics Run::steps_of_window() {
-  const auto begin = Clock::now();
-  const int64_t sent = bytes_sent();
-  const double waited = wait_ms();
-  const bool stop_requested = options_.stop_requested && options_.stop_requested();
-  const WindowReport report = window_->run(
-      end_, [this](int64_t step) { return batch(step); }, stop_requested);
-  if (report.stop) end_ = state_->step;
-  const int64_t tokens = recipe_.train.global_batch * recipe_.model.context;
-  StepMetrics metrics = metrics_since(begin, sent, waited, report.num_steps * tokens);
-  metrics.step_ms /= static_cast<double>(report.num_steps);
-  metrics.comm_ms /= static_cast<double>(report.num_steps);
-  metrics.bytes_sent /= report.num_steps;
-  metrics.loss = report.loss;
-  metrics.grad_norm = report.grad_norm;
-  metrics.lr = state_->learning_rate().at(state_->step - 1);
-  metrics.tokens = state_->step * tokens;
   return metrics;
 }
 
@@ -334,11 +261,11 @@ void Run::evaluate_into(StepMetrics& metrics) {
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
-/// With data.streaming: waits for the text of the steps that begin before the next drain. If there is none, or a stop
+/// With data.streaming: waits for the text of the steps that begin in the next advance(). If there is none, or a stop
 /// is requested meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
 void Run::await_data() {
   const int64_t rows = recipe_.train.global_batch;
-  const int64_t end = end_of_drained_steps(recipe_, state_->step, end_);
+  const int64_t end = stepper_->end_of_begun(next_due(recipe_, state_->step, end_));
   try {
     prepare_samples(*dataset_.streamed->texts, train_windows_, state_->step * rows, end * rows, mesh_.world(),
                     joint_work(options_));
@@ -423,8 +350,8 @@ void Run::make_up() {
 void Run::go() {
   try {
     go_on();
-  } catch (const NumericsError&) {  // of the same step on every rank: nothing is wrong with what is being saved
-    if (!async_) saves_->finish();
+  } catch (const NumericsError&) {  // nothing is wrong with what is being saved
+    if (stepper_->fails_together()) saves_->finish();
     throw;
   }
 }
@@ -454,13 +381,13 @@ void Run::go_on() {
   }
 }
 
-/// A step, or the steps to the next drain, and what is due after it.
+/// The next steps, and what is due after them.
 void Run::step_on() {
   const int64_t before = state_->step;
   if (dataset_.streamed) await_data();
   saves_->poll();
-  if (trace_) trace_->begin(before);
-  StepMetrics metrics = async_ ? steps_to_drain() : window_ ? steps_of_window() : step();
+  if (trace_) trace_->begin(before, stepper_->steps_at_once());
+  StepMetrics metrics = advance();
   if (trace_) trace_->end(state_->step);
   if (trace_ && trace_->is_over()) write_trace();
   const bool evaluates = evaluates_after(state_->step);

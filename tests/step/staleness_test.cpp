@@ -1,4 +1,4 @@
-#include "caravan/server/staleness.h"
+#include "caravan/step/staleness.h"
 
 #include <gtest/gtest.h>
 

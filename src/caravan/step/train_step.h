@@ -4,36 +4,16 @@
 #include <functional>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "caravan/engine/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
+#include "caravan/step/batch.h"
 
 namespace caravan {
 
 class Router;
-
-/// What one rank trains on in a step: its piece of the global batch, as Strategy::batch_layout lays it out.
-struct TrainBatch {
-  at::Tensor ids;     ///< [rows, context] int64
-  at::Tensor labels;  ///< the same; labels[b, t] is the target of ids[b, t], kIgnoredLabel none
-  int64_t first_row = 0;
-  int64_t global_rows = 0;
-  int64_t num_targets = 0;  ///< targets of the whole global batch: what the loss is divided by
-  /// Of packed documents, like ids: see ForwardContext. Undefined: every row is one document, from position 0 on.
-  at::Tensor positions{};
-  at::Tensor documents{};
-
-  /// The tensors that are there: what is cut, sent or copied alike.
-  std::vector<at::Tensor*> tensors();
-};
-
-/// Micro-batch `index` of `count` equal ones. `step` counts from 0 and, with `seed`, keys the random numbers.
-MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step,
-                          double loss_scale = 1);
 
 struct StepResult {
   double loss = 0;        ///< mean over the target tokens of the global batch, before the update

@@ -1,4 +1,4 @@
-#include "caravan/train/step.h"
+#include "caravan/step/train_step.h"
 
 #include <cmath>
 
@@ -27,29 +27,6 @@ TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& option
   engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
   routers_ = routers_of(engine.model());
   for (const Router* router : routers_) counts_experts_ |= router->config().balances_batch();
-}
-
-std::vector<at::Tensor*> TrainBatch::tensors() {
-  std::vector<at::Tensor*> all{&ids, &labels};
-  if (positions.defined()) all.push_back(&positions);
-  if (documents.defined()) all.push_back(&documents);
-  return all;
-}
-
-MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step,
-                          double loss_scale) {
-  const int64_t rows = batch.ids.size(0) / count;
-  const int64_t first = index * rows;
-  MicroBatch part{batch.ids.narrow(0, first, rows), batch.labels.narrow(0, first, rows), {}};
-  if (batch.positions.defined()) part.context.positions = batch.positions.narrow(0, first, rows);
-  if (batch.documents.defined()) part.context.documents = batch.documents.narrow(0, first, rows);
-  part.context.seed = seed;
-  part.context.step = step;
-  part.context.micro_batch = index;
-  part.context.loss_scale = loss_scale / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
-  part.context.gradient_scale = loss_scale;
-  part.context.set(Dim::batch, DimIndex(batch.first_row + first, rows, batch.global_rows));
-  return part;
 }
 
 StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested,

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "caravan/server/staleness.h"
+#include "caravan/step/staleness.h"
 
 namespace caravan {
 

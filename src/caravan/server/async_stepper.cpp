@@ -1,0 +1,68 @@
+#include "caravan/server/async_stepper.h"
+
+#include <algorithm>
+
+#include "caravan/nn/ignored_label.h"
+
+namespace caravan {
+namespace {
+
+class AsyncStepper final : public Stepper {
+ public:
+  AsyncStepper(const StepperInputs& inputs, const AsyncOptions& options)
+      : Stepper(inputs),
+        lead_(std::max<int64_t>(options.staleness, 0)),
+        trainer_(inputs.engine, inputs.optimizer, options) {
+    const auto ranks = static_cast<size_t>(inputs.engine.mesh().size());
+    in_.clocks = inputs.clocks.size() == ranks ? inputs.clocks : std::vector(ranks, step());
+    trainer_.set_clocks(in_.clocks);
+  }
+
+  StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) override;
+  int64_t end_of_begun(int64_t end) const override { return next_boundary(end) + lead_; }
+  bool fails_together() const override { return false; }
+  int64_t bytes_sent() const override { return trainer_.bytes_sent(); }
+  double wait_ms() const override { return trainer_.wait_ms(); }
+
+ private:
+  int64_t lead_;  ///< of the fastest worker, where it has a bound
+  AsyncTrainer trainer_;
+};
+
+StepReport AsyncStepper::advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) {
+  const auto rows = [&](int64_t now) -> StageRunner::Source {
+    TrainBatch batch = batch_of(now);
+    batch.num_targets = batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();  // the mean over this worker's own
+    return [this, batch, now](int index) {
+      MicroBatch part = micro_batch_of(batch, in_.options.num_micro_batches, index, in_.options.seed, now);
+      // What counts all tokens (routers) divides by the rows of all workers.
+      part.context.gradient_scale *= static_cast<double>(batch.global_rows) / static_cast<double>(batch.ids.size(0));
+      return part;
+    };
+  };
+  const int64_t pushed = in_.optimizer.num_steps();
+  const auto own = static_cast<size_t>(in_.engine.mesh().rank());
+  const int64_t before = clocks()[own];
+  const DrainReport drain = trainer_.run(next_boundary(end), rows, stop_requested);
+  in_.clocks = drain.clocks;
+  in_.step = drain.slowest();
+  const int64_t worker_rows = in_.global_rows / in_.engine.mesh().size();
+  return {.loss = drain.loss,
+          .grad_norm = drain.grad_norm,
+          .rows = (in_.optimizer.num_steps() - pushed) * worker_rows,
+          .total_rows = drain.pushes() * worker_rows,
+          .own_steps = std::max<int64_t>(clocks()[own] - before, 1),
+          .stop = drain.stop,
+          .drain = drain};
+}
+
+}  // namespace
+
+std::unique_ptr<Stepper> make_async_stepper(const StepperInputs& inputs, AsyncOptions options) {
+  options.num_micro_batches = static_cast<int>(inputs.options.num_micro_batches);
+  options.clip_norm = inputs.options.clip_norm;
+  options.learning_rate = [rate = inputs.learning_rate](int64_t step) { return rate.at(step); };
+  return std::make_unique<AsyncStepper>(inputs, options);
+}
+
+}  // namespace caravan

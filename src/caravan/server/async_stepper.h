@@ -1,0 +1,13 @@
+#pragma once
+
+#include "caravan/server/async_trainer.h"
+#include "caravan/step/stepper.h"
+
+namespace caravan {
+
+/// The steps of workers that do not wait for each other, from drain to drain: AsyncTrainer, of whose options the inputs
+/// give what is in both. A worker's step has the rows of one rank, and its loss is the mean over its own targets. Every
+/// rank of the mesh calls it. Without clocks of as many ranks, all have those of the slowest. Throws as AsyncTrainer.
+std::unique_ptr<Stepper> make_async_stepper(const StepperInputs& inputs, AsyncOptions options);
+
+}  // namespace caravan

@@ -1,0 +1,110 @@
+#include "caravan/step/batch.h"
+
+#include <algorithm>
+#include <span>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "caravan/data/train_windows.h"
+#include "caravan/redistribute/redistribute.h"
+
+namespace caravan {
+namespace {
+
+Box box_of_rank(const Engine& engine, int64_t rows, int64_t length) {
+  return local_box({rows, length}, engine.strategy().batch_layout, engine.mesh(), "batch");
+}
+
+/// All rows on the first rank of the axis, or equal parts of them on each.
+Layout rows_on(const Shard& shard, const Mesh& mesh, const std::string& axis) {
+  return Layout({{axis, shard}}).completed(mesh, Invariant{});
+}
+
+}  // namespace
+
+std::vector<at::Tensor*> TrainBatch::tensors() {
+  std::vector<at::Tensor*> all{&ids, &labels};
+  if (positions.defined()) all.push_back(&positions);
+  if (documents.defined()) all.push_back(&documents);
+  return all;
+}
+
+TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows) {
+  TrainBatch batch;
+  const auto data_of = [](at::Tensor& tensor) -> std::span<int64_t> {
+    if (!tensor.defined()) return {};
+    return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
+  };
+  batch.ids = at::empty({rows, windows.context()}, at::kLong);
+  batch.labels = at::empty_like(batch.ids);
+  if (windows.has_documents()) {
+    batch.positions = at::empty_like(batch.ids);
+    batch.documents = at::empty_like(batch.ids);
+  }
+  windows.fill(first_sample, data_of(batch.ids), data_of(batch.labels), data_of(batch.documents),
+               data_of(batch.positions));
+  batch.global_rows = rows;
+  batch.num_targets = windows.num_targets(first_sample, rows);
+  return batch;
+}
+
+TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows) {
+  const Mesh& mesh = engine.mesh();
+  const Box mine = box_of_rank(engine, global_rows, windows.context());
+  const int64_t first = step * global_rows;
+  const std::string& axis = engine.strategy().controller_axis;
+  TrainBatch rows;
+  if (axis.empty()) {
+    rows = make_batch(windows, first + mine.offset[0], mine.size[0]);
+  } else {
+    rows = make_batch(windows, first, mesh[axis].coord() == 0 ? global_rows : 0);
+    for (at::Tensor* all : rows.tensors()) *all = scatter_rows(*all, global_rows, mesh, axis);
+  }
+  TrainBatch batch = piece_of(std::move(rows), {{0, mine.offset[1]}, mine.size});
+  batch.first_row = mine.offset[0];
+  batch.global_rows = global_rows;
+  batch.num_targets = windows.num_targets(first, global_rows);
+  return batch;
+}
+
+TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
+  return piece_of(whole, box_of_rank(engine, whole.global_rows, whole.ids.size(1)));
+}
+
+TrainBatch piece_of(TrainBatch batch, const Box& box) {
+  for (at::Tensor* tensor : batch.tensors()) {
+    *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
+  }
+  batch.first_row += box.offset[0];
+  return batch;
+}
+
+MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step,
+                          double loss_scale) {
+  const int64_t rows = batch.ids.size(0) / count;
+  const TrainBatch part = piece_of(batch, {{index * rows, 0}, {rows, batch.ids.size(1)}});
+  MicroBatch micro{part.ids, part.labels, {}};
+  ForwardContext& context = micro.context;
+  context.seed = seed;
+  context.step = step;
+  context.micro_batch = index;
+  context.loss_scale = loss_scale / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
+  context.gradient_scale = loss_scale;
+  context.positions = part.positions;
+  context.documents = part.documents;
+  context.set(Dim::batch, DimIndex(part.first_row, rows, batch.global_rows));
+  return micro;
+}
+
+at::Tensor scatter_rows(const at::Tensor& batch, int64_t rows, const Mesh& mesh, const std::string& axis) {
+  const Shard first{.dim = 0, .owner = 0, .rows = rows};
+  return redistribute(batch, rows_on(first, mesh, axis), rows_on({0}, mesh, axis), mesh, "batch");
+}
+
+at::Tensor gather_rows(const at::Tensor& part, int64_t rows, const Mesh& mesh, const std::string& axis) {
+  const Shard first{.dim = 0, .owner = 0, .rows = rows};
+  return redistribute(part, rows_on({0}, mesh, axis), rows_on(first, mesh, axis), mesh, "batch");
+}
+
+}  // namespace caravan

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "caravan/optim/learning_rate.h"
+#include "caravan/step/drain_report.h"
+#include "caravan/step/train_step.h"
+
+namespace caravan {
+
+/// What every way of stepping works on, and the state from which it goes on.
+struct StepperInputs {
+  Engine& engine;  ///< this, the optimizer and the loss scale outlive the stepper
+  Optimizer& optimizer;
+  LearningRate learning_rate{};
+  TrainStep::Options options{};   ///< of a rank's step
+  int64_t global_rows = 0;        ///< of a step, over all ranks
+  int64_t steps_at_once = 1;      ///< where steps are not separate: all ranks stop after so many, at the latest
+  int64_t step = 0;               ///< steps done, by the slowest rank
+  std::vector<int64_t> clocks{};  ///< steps done by each rank, where they differ; of any number of ranks
+};
+
+/// What happened in Stepper::advance, the same on every rank but for `own_steps`.
+struct StepReport {
+  double loss = 0;                     ///< nats per target token, the mean of the steps, before their updates
+  double grad_norm = 0;                ///< before clipping
+  int64_t rows = 0;                    ///< that all ranks have trained on
+  int64_t total_rows = 0;              ///< the same since the start of the run
+  int64_t own_steps = 1;               ///< at least 1: what this rank's times and bytes are divided by
+  bool stop = false;                   ///< some rank asked to stop
+  std::vector<double> waits_ms{};      ///< of a step with stages that flush: StepResult::waits_ms
+  std::optional<double> loss_scale{};  ///< of the step (fp16)
+  std::optional<DrainReport> drain{};  ///< of ranks that do not wait for each other
+};
+
+/// A way of stepping: a training run advances by one, and knows no other. All of its state is the engine's and the
+/// optimizer's, step() and clocks(): it may be abandoned where advance() throws, and a new one made from a checkpoint.
+class Stepper {
+ public:
+  /// The batch of this rank in a step, counted from 0: make_rank_batch.
+  using BatchOf = std::function<TrainBatch(int64_t step)>;
+  using StopRequested = std::function<bool()>;  ///< by this rank
+  using Inspect = TrainStep::Inspect;
+
+  virtual ~Stepper() = default;
+
+  /// Trains on from step() to a boundary: where every rank has done the same, nothing is on its way, and evaluations,
+  /// checkpoints and collectives of any kind are legal. That is after a step at least, unless a stop is requested, and
+  /// at step `end` at most. Every rank of the mesh calls it with the same `end`, after step(). Throws NumericsError, on
+  /// every rank if fails_together().
+  virtual StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) = 0;
+
+  /// Steps done by the slowest rank.
+  int64_t step() const noexcept { return in_.step; }
+  /// Steps done by each rank, where they differ; else empty.
+  const std::vector<int64_t>& clocks() const noexcept { return in_.clocks; }
+
+  /// Between two boundaries pass so many steps at most; boundaries are at multiples of it.
+  int64_t steps_at_once() const noexcept { return in_.steps_at_once; }
+  /// One past the last step that some rank begins in advance(end): a fast one may be ahead of the boundary.
+  virtual int64_t end_of_begun(int64_t end) const { return next_boundary(end); }
+  /// Whether an error of the numbers is thrown on every rank, in the same step.
+  virtual bool fails_together() const { return true; }
+
+  /// Whether a step has one gradient, of all ranks and of one version of the weights, which set_inspect shows.
+  virtual bool has_whole_gradient() const { return false; }
+  /// See TrainStep::Inspect. Throws UsageError if no step has a whole gradient.
+  virtual void set_inspect(Inspect inspect);
+
+  virtual int64_t bytes_sent() const { return 0; }  ///< by this rank, beside what the mesh counts
+  virtual double wait_ms() const { return 0; }      ///< the same of Mesh::wait_ms
+
+ protected:
+  /// Without clocks.
+  explicit Stepper(const StepperInputs& inputs) : in_(inputs) { in_.clocks.clear(); }
+
+  int64_t next_boundary(int64_t end) const { return std::min(end, (step() / steps_at_once() + 1) * steps_at_once()); }
+
+  StepperInputs in_;
+};
+
+/// Steps after which all ranks go on together, one for each advance(): TrainStep. Every rank of the mesh calls it.
+std::unique_ptr<Stepper> make_sync_stepper(const StepperInputs& inputs);
+
+}  // namespace caravan
