@@ -1,5 +1,5 @@
 #!/bin/sh
-# No name of a technique outside of parallel/: train/, apps/ and checkpoint/ know strategies and the list of names alone
+# No name of a technique in train/, apps/ and checkpoint/: they ask the registry and its traits
 # (apps/caravan/template/ is a program of a user).
 # And engine/ moves nothing by itself: each collective is a cell of the law (redistribute/flat.h).
 set -eu
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 status=0
 names='ddp|fsdp|hsdp|zero_?[123]|parameter_server|tensor_[123]d|tensor_25d|megatron|ulysses|ring_attention'
 if grep -rnwiE --exclude-dir=template "$names" src/caravan/train src/caravan/checkpoint apps; then
-  echo 'a technique is named above: use parallel/techniques.h and make_strategy' >&2
+  echo 'a technique is named above: ask the registry (registry/registry.h) and its traits' >&2
   status=1
 fi
 verbs='all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|send|recv'

@@ -131,7 +131,7 @@ TEST(Composition, DoesNotDependOnTheOrder) {
 
 /// What says nothing of itself is refused, never assumed to work.
 TEST(Composition, UnknownTraitsAreRefused) {
-  EXPECT_THAT(Traits{}.has, IsEmpty());
+  EXPECT_THAT(Entry{}.traits(Setting("data_parallel")).has, IsEmpty());
   for (const Trait trait : all_traits()) {
     const std::vector<std::string> names = names_with("data_parallel", trait);
     EXPECT_FALSE(names.empty()) << "a trait that no technique has";

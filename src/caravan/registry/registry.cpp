@@ -71,6 +71,8 @@ std::set<Trait> all_traits() {
   return all;
 }
 
+Traits all_traits_of(const Setting&) { return {.has = all_traits()}; }
+
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
       {"data_parallel", "data_parallel", "technique", "data-parallel technique", OnResume::listed},

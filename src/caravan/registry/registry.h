@@ -39,7 +39,8 @@ struct Entry {
   std::string summary;             ///< one line
   std::string paper{};             ///< where it comes from; "": common knowledge
   std::vector<SettingKey> keys{};  ///< those of the family's section that it reads
-  std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{.has = all_traits()}; };
+  /// What it can stand beside: nothing, unless it says so. Optimizers and learning-rate schedules are not asked.
+  std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{}; };
   std::function<std::optional<Misfit>(const Setting&, const Situation&)> check = [](const Setting&, const Situation&) {
     return std::optional<Misfit>();
   };

@@ -7,6 +7,8 @@
 
 namespace caravan {
 
+class Setting;
+
 /// What a technique can do beside others: facts, which other techniques and the settings of a run ask for. All are
 /// positive statements, so that a technique that says nothing is refused and never assumed to work.
 enum class Trait : uint8_t {
@@ -37,7 +39,9 @@ struct Traits {
   std::string instead{};  ///< "data_parallel.mode = \"sync\""; "": the first of its family that has the trait
 };
 
-/// All traits: of a technique that steps in time with all ranks and holds whole weights.
+/// All traits.
 std::set<Trait> all_traits();
+/// Of an entry whose ranks step together and hold whole weights: it stands beside everything.
+Traits all_traits_of(const Setting& setting);
 
 }  // namespace caravan

@@ -7,7 +7,8 @@ Entry ddp_entry() {
           .name = "ddp",
           .summary = "every rank holds the whole model; gradients are all-reduced",
           .paper = "Li et al., \"PyTorch distributed\", VLDB 2020",
-          .keys = {bucket_bytes_key()}};
+          .keys = {bucket_bytes_key()},
+          .traits = all_traits_of};
 }
 
 }  // namespace caravan

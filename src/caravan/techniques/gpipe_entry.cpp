@@ -22,7 +22,8 @@ Entry gpipe_entry() {
   return {.family = "pipeline",
           .name = "gpipe",
           .summary = "all forwards, then all backwards",
-          .paper = "Huang et al., arXiv 1811.06965"};
+          .paper = "Huang et al., arXiv 1811.06965",
+          .traits = all_traits_of};
 }
 
 /// Bubble (p-1)(F+B+W), activations m.

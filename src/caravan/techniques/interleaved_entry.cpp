@@ -55,7 +55,8 @@ Entry interleaved_entry() {
   return {.family = "pipeline",
           .name = "interleaved",
           .summary = "1f1b over several stages a rank",
-          .paper = "Narayanan et al., arXiv 2104.04473"};
+          .paper = "Narayanan et al., arXiv 2104.04473",
+          .traits = all_traits_of};
 }
 
 /// Stage s is on rank s % p, and groups of p micro-batches go through one after another. Bubble (p-1)(F+B+W) of one of

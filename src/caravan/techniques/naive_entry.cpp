@@ -15,7 +15,10 @@ PipelineOrder naive_order(const PipelineChoice& choice, int num_micro_batches) {
 }  // namespace
 
 Entry naive_entry() {
-  return {.family = "pipeline", .name = "naive", .summary = "one micro-batch at a time is in the whole pipeline"};
+  return {.family = "pipeline",
+          .name = "naive",
+          .summary = "one micro-batch at a time is in the whole pipeline",
+          .traits = all_traits_of};
 }
 
 /// Model parallelism without a pipeline. Bubble m (p-1)(F+B+W), activations 1.

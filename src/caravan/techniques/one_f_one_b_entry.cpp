@@ -7,7 +7,8 @@ Entry one_f_one_b_entry() {
   return {.family = "pipeline",
           .name = "1f1b",
           .summary = "a backward as soon as its gradient is there, and a forward in between",
-          .paper = "Narayanan et al., arXiv 2104.04473"};
+          .paper = "Narayanan et al., arXiv 2104.04473",
+          .traits = all_traits_of};
 }
 
 /// Bubble (p-1)(F+B+W), activations min(p-s, m) on stage s.

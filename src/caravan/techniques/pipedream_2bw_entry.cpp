@@ -6,6 +6,7 @@
 #include "caravan/parallel/order_writer.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/pipedream_traits.h"
+
 namespace caravan {
 namespace {
 

@@ -5,6 +5,7 @@
 #include "caravan/parallel/order_writer.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/pipedream_traits.h"
+
 namespace caravan {
 
 Entry pipedream_entry() {

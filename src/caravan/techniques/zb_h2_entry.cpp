@@ -7,7 +7,8 @@ Entry zb_h2_entry() {
   return {.family = "pipeline",
           .name = "zb-h2",
           .summary = "weight gradients wait, and fill the bubble; twice the activations of 1f1b",
-          .paper = "Qi et al., arXiv 2401.10241"};
+          .paper = "Qi et al., arXiv 2401.10241",
+          .traits = all_traits_of};
 }
 
 /// Holds 2p-1 activations. If m is at least that, a rank waits (p-1)(F+B-2W) at most between its first and its last

@@ -54,7 +54,8 @@ Entry zb_v_entry() {
   return {.family = "pipeline",
           .name = "zb-v",
           .summary = "two stages a rank, in a V, and no bubble",
-          .paper = "Qi et al., arXiv 2405.15362"};
+          .paper = "Qi et al., arXiv 2405.15362",
+          .traits = all_traits_of};
 }
 
 /// Rank r holds the stages r and 2p-1-r, so the loss is on rank 0. No rank waits between its first and its last pass if
