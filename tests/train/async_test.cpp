@@ -165,7 +165,7 @@ TEST_F(AsyncRuns, RefusesADump) {
   } catch (const UsageError& error) {
     message = error.what();
   }
-  EXPECT_THAT(message, HasSubstr("use data_parallel.mode = \"sync\""));
+  EXPECT_THAT(message, HasSubstr("or data_parallel.mode = \"sync\""));
 }
 
 /// Sums in another order than one rank, in the same as ddp.
