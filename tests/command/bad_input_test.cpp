@@ -71,7 +71,7 @@ TEST_F(BadInputTest, BatchAndRanks) {
   expect_refused({"train.micro_batch=4"}, 2, {"global_batch 12 = dp 2 x micro_batch 4 x accumulation", "{1, 2, 3, 6}"});
   expect_refused({"mesh.dp=5"}, 2, {"dp 5 = 5 ranks, but 2 are started", "--ranks 5"});
   expect_refused({"mesh.pp=2", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=1"}, 2,
-                 {"zb-v needs 2 stages", "pipeline.stages_per_rank = 2"});
+                 {"zb-v has 2 stages", "pipeline.stages_per_rank = 2"});
   expect_refused({"mesh.pp=2", "pipeline.micro_batches=5"}, 2, {"do not split into 5 micro-batches"});
   expect_refused({"mesh.pp=2", "pipeline.schedule=pipedream"}, 2, {"optimizer.clip_norm"});
   for (const char* ranks : {"0", "-1"}) {
@@ -102,7 +102,8 @@ TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
   recipe("[precision]\ncompute = \"fp17\"\n", {"precision.compute: 'fp17'", "fp16"});
   recipe("[precision]\nloss_scale = 8\n", {"precision.loss_scale", "precision.compute = \"fp16\""});
   recipe("[data_parallel]\nhook = \"powersdg\"\n", {"data_parallel.hook: 'powersdg'", "powersgd"});
-  recipe("[data_parallel]\nhook = \"topk\"\ntechnique = \"zero2\"\n", {"data_parallel.hook", "zero2", "ddp or hsdp"});
+  recipe("[data_parallel]\nhook = \"topk\"\ntechnique = \"zero2\"\n",
+         {"data_parallel.hook", "zero2", "\"ddp\" or \"hsdp\""});
   recipe("[data_parallel]\nhook = \"fp16\"\n", {"data_parallel.hook: 'fp16'", "use precision.reduce = \"fp16\""});
   for (const std::string& name : {folder().string(), path("nothere.toml")}) {
     expect_refusal(caravan({"train", name}), 2, {name + ": cannot be read"});

@@ -108,9 +108,10 @@ TEST(Composition, IsRefusedByTraits) {
   EXPECT_THAT(misfit_of({ddp, windows}, {kNorm}),
               AllOf(HasSubstr("optimizer.clip_norm: needs the norm, and the stages of pipedream"),
                     HasSubstr("use 0, or pipeline.schedule = \"1f1b\"")));
-  EXPECT_THAT(misfit_of({zero, windows}),
-              AllOf(HasSubstr("data_parallel.technique: pipedream keeps versions of whole weights"),
-                    HasSubstr("use data_parallel.technique = \"ddp\"")));
+  EXPECT_THAT(
+      misfit_of({zero, windows}),
+      AllOf(HasSubstr("data_parallel.technique: \"zero2\" does not fit: pipedream keeps versions of whole weights"),
+            HasSubstr("use data_parallel.technique = \"ddp\"")));
   EXPECT_THAT(misfit_of({zero, Setting("hook", "topk")}), HasSubstr("technique = \"ddp\" or \"hsdp\""));
 }
 

@@ -26,8 +26,12 @@ std::optional<Misfit> find_misfit(std::span<const Setting> techniques, std::span
     }
     for (const Setting& other : techniques) {
       if (&other == &setting) continue;
-      for (const auto& [trait, why] : other.traits().needs) {
-        if (!traits.has.contains(trait)) return Misfit{traits.key, why, "use " + what_has(setting, traits, trait)};
+      const Traits asking = other.traits();
+      for (const auto& [trait, why] : asking.needs) {
+        if (traits.has.contains(trait)) continue;
+        return Misfit{traits.key, fmt::format("\"{}\" does not fit: {}", setting.name(), why),
+                      fmt::format("use {}{}", what_has(setting, traits, trait),
+                                  asking.instead.empty() ? "" : ", or " + asking.instead)};
       }
     }
   }
