@@ -2,8 +2,8 @@
 """technique_files.py [--all]: of each entry of the registry, the files of src/ and apps/ outside of its own that name it
 in quotes; with --all also those of tests, docs, recipes and examples.
 
-An entry's own files are NAME_entry.cpp and NAME_body.cpp, and the file or folder of parallel/ that is named after it. Its
-line in registry/entries.def is not counted. Everything else should ask the registry and its traits."""
+An entry's own files are NAME_entry.cpp and NAME_body.cpp, and files that are named after it as ddp.cpp is. Its line in
+registry/entries.def is not counted. Everything else should ask the registry and its traits."""
 
 import pathlib
 import re

@@ -297,7 +297,8 @@ TEST(ShardingRefuses, WhatIsImpossible) {
     };
     EXPECT_THAT(message("zero4"), HasSubstr("the nearest is 'zero1'"));
     EXPECT_THAT(message("zero3", {{"unit", "blocks.*.mlp"}}), HasSubstr("the nearest is units"));
-    EXPECT_THAT(message("zero1", {{"accumulate", "full"}}), HasSubstr("is not a key of zero1"));
+    EXPECT_THAT(message("zero1", {{"accumulate", "full"}}),
+                HasSubstr("is used with data_parallel.technique = \"zero2\""));
     EXPECT_THAT(message("param_server", {{"servers", 3}}),
                 AllOf(HasSubstr("3 servers among 2 data-parallel ranks"), HasSubstr("use 2")));
     EXPECT_THAT(message("param_server", {{"servers", -1}}), HasSubstr("at least 1"));

@@ -75,7 +75,14 @@ TEST(Setting, IsCheckedAsItIsMade) {
                 Setting("data_parallel", "zero3", {{"prefetc", 1}});
               }),
               AllOf(HasSubstr("data_parallel.prefetc"), HasSubstr("the nearest is prefetch")));
-  EXPECT_THAT(error_of([] { Setting("data_parallel", "ddp", {{"prefetch", 1}}); }), HasSubstr("is not a key of ddp"));
+  EXPECT_THAT(error_of([] {
+                Setting("data_parallel", "ddp", {{"prefetch", 1}});
+              }),
+              HasSubstr("is used with data_parallel.technique = \"zero1\""));
+  EXPECT_THAT(error_of([] {
+                Setting("data_parallel", "param_server", {{"mode", "async"}, {"prefetch", 2}});
+              }),
+              HasSubstr("is used with data_parallel.mode = \"sync\" only"));
   EXPECT_THAT(error_of([] {
                 Setting("data_parallel", "zero3", {{"prefetch", "one"}});
               }),
@@ -112,7 +119,9 @@ TEST(Composition, IsRefusedByTraits) {
       misfit_of({zero, windows}),
       AllOf(HasSubstr("data_parallel.technique: \"zero2\" does not fit: pipedream keeps versions of whole weights"),
             HasSubstr("use data_parallel.technique = \"ddp\"")));
-  EXPECT_THAT(misfit_of({zero, Setting("hook", "topk")}), HasSubstr("technique = \"ddp\" or \"hsdp\""));
+  EXPECT_THAT(misfit_of({zero, Setting("hook", "topk")}),
+              AllOf(HasSubstr("\"zero2\" does not fit"),
+                    HasSubstr("technique = \"ddp\" or \"hsdp\", or data_parallel.hook = \"none\"")));
 }
 
 /// The order in which techniques are given decides nothing but which of two misfits is named.
@@ -128,6 +137,29 @@ TEST(Composition, DoesNotDependOnTheOrder) {
           << first.name() << " " << second.name();
     }
   }
+}
+
+/// A mode is named where another mode helps, and else another technique.
+TEST(Composition, NamesAWayOutThatHelps) {
+  const Setting async("data_parallel", "param_server", {{"mode", "async"}});
+  const Demand lead{Trait::bounded_lead, "data.streaming", "the text is tokenized ahead", "use false"};
+  EXPECT_THAT(misfit_of({async}, {lead}), HasSubstr("use false, or data_parallel.mode = \"bounded\""));
+  const Demand whole{Trait::whole_gradient, "--dump", "writes the gradient", "leave it out"};
+  EXPECT_THAT(misfit_of({async}, {whole}), HasSubstr("leave it out, or data_parallel.mode = \"sync\""));
+  EXPECT_THAT(misfit_of({async, Setting("hook", "topk")}),
+              AllOf(HasSubstr("data_parallel.technique: \"param_server\" does not fit"),
+                    HasSubstr("use data_parallel.technique = \"ddp\" or \"hsdp\"")));
+}
+
+/// Of what no two ranks need to compute alike, PowerSGD alone depends on the number of threads.
+TEST(Composition, PowerSgdAloneNeedsTheSameThreads) {
+  const Demand same{Trait::threads_may_differ, "comm.threads_per_rank", "differs", "set it"};
+  for (const char* family : {"data_parallel", "hook", "pipeline"}) {
+    for (const std::string& name : names_of(family)) {
+      EXPECT_EQ(misfit_of({Setting(family, name)}, {same}).empty(), name != "powersgd") << name;
+    }
+  }
+  EXPECT_EQ(misfit_of({Setting("data_parallel", "param_server", {{"mode", "async"}})}, {same}), "");
 }
 
 /// What says nothing of itself is refused, never assumed to work.

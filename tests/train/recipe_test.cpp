@@ -214,7 +214,7 @@ TEST(Recipe, ServersFitTheRanksAndReplicasTheBackend) {
               AllOf(HasSubstr("4 servers among 3"), HasSubstr("use 3, or \"all\"")));
   EXPECT_NO_THROW(axes({"data_parallel.technique=param_server", "data_parallel.servers=3"}));
   EXPECT_THAT(refused({"data.streaming=true", "data_parallel.technique=param_server", "data_parallel.mode=async"}),
-              AllOf(HasSubstr("use data.streaming = false, or data_parallel.mode = \"sync\""),
+              AllOf(HasSubstr("use data.streaming = false, or data_parallel.mode = \"bounded\""),
                     HasSubstr("--set data.streaming=true")));
   EXPECT_NO_THROW(axes({"data.streaming=true", "data_parallel.technique=param_server", "data_parallel.mode=bounded"}));
   EXPECT_THAT(refused({"data_parallel.technique=replicas", "comm.backend=shm"}),

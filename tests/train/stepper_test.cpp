@@ -103,14 +103,12 @@ TEST_F(Steppers, StopAtBoundaries) {
 TEST_F(Steppers, ShowTheGradientOfAWholeStepWhereThereIsOne) {
   on_ranks(kSync, "", [](Rank& rank) {
     double seen = 0;
-    ASSERT_TRUE(rank.stepper.has_whole_gradient());
     rank.stepper.set_inspect([&](const StepResult& result) { seen = result.grad_norm; });
     EXPECT_EQ(rank.advance(1).grad_norm, seen);
     EXPECT_GT(seen, 0);
   });
   for (const Keys& keys : {kStages, kServers}) {
     on_ranks(keys, "", [](Rank& rank) {
-      EXPECT_FALSE(rank.stepper.has_whole_gradient());
       EXPECT_THAT(message_of<UsageError>([&] { rank.stepper.set_inspect({}); }),
                   ::testing::HasSubstr("none has a gradient of the whole model"));
     });

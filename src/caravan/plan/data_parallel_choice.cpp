@@ -5,17 +5,23 @@
 namespace caravan {
 
 DataParallelChoice::DataParallelChoice(const Setting& setting, const Setting& of_hook)
-    : technique(setting.name()),
-      shard(setting.whole("shard")),
-      reshard_after_forward(setting.flag("reshard_after_forward")),
-      prefetch(setting.whole("prefetch")),
-      accumulate(setting.text("accumulate")),
-      share(setting.text("share")),
-      hook(of_hook.name()),
-      hook_rank(of_hook.whole("hook_rank")),
-      hook_fraction(of_hook.real("hook_fraction")),
-      servers(setting.whole("servers")),
-      mode(setting.text("mode")) {}
+    : technique(setting.name()), hook(of_hook.name()) {
+  const auto whole = [](const Setting& of, const char* key, int64_t& value) {
+    if (of.reads(key)) value = of.whole(key);
+  };
+  const auto text = [&](const char* key, std::string& value) {
+    if (setting.reads(key)) value = setting.text(key);
+  };
+  whole(setting, "shard", shard);
+  whole(setting, "prefetch", prefetch);
+  whole(setting, "servers", servers);
+  text("accumulate", accumulate);
+  text("share", share);
+  text("mode", mode);
+  if (setting.reads("reshard_after_forward")) reshard_after_forward = setting.flag("reshard_after_forward");
+  whole(of_hook, "hook_rank", hook_rank);
+  if (of_hook.reads("hook_fraction")) hook_fraction = of_hook.real("hook_fraction");
+}
 
 std::vector<std::pair<std::string, DataParallelChoice>> sharding_choices(const DataParallelChoice& like) {
   std::vector<std::pair<std::string, DataParallelChoice>> choices;

@@ -31,7 +31,7 @@ int64_t ranks_of(const Recipe& recipe) {
 
 bool names_modules(const Recipe& recipe) {
   return recipe.memory.recompute.kind == RecomputeChoice::Kind::modules ||
-         !recipe.data_parallel.texts("units").empty() ||
+         (recipe.data_parallel.reads("units") && !recipe.data_parallel.texts("units").empty()) ||
          std::ranges::any_of(recipe.model.lora.targets,
                              [](const std::string& target) { return target.starts_with("blocks."); });
 }
@@ -246,7 +246,9 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" is there
   small.model.layers = std::max(small.model.layers, fit_pipeline(small));
   fit_model(small, recipe);
-  small.data_parallel.set("bucket_bytes", std::min(small.data_parallel.whole("bucket_bytes"), kBucketBytes));
+  if (small.data_parallel.reads("bucket_bytes")) {
+    small.data_parallel.set("bucket_bytes", std::min(small.data_parallel.whole("bucket_bytes"), kBucketBytes));
+  }
   const int64_t fitting = fit_tokens(small, recipe, own.micro_batch);
   set_batch(small, sequences_of(small, tokens > 0 ? tokens : fitting), fit_accumulation(small, own, 3));
   return small;
@@ -314,7 +316,7 @@ std::vector<std::string> left_out_of_proof(const Recipe& recipe) {
   const PrecisionChoice& precision = recipe.precision;
   if (precision.gradients != "fp32") names.push_back("gradients in " + precision.gradients);
   if (precision.reduced_in() != precision.gradients) names.push_back("reductions in " + precision.reduced_in());
-  if (recipe.hook != Setting("hook")) names.push_back("hook " + recipe.hook.name());
+  if (!recipe.hook.is_first()) names.push_back("hook " + recipe.hook.name());
   return names;
 }
 

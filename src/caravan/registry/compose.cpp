@@ -8,10 +8,42 @@
 namespace caravan {
 namespace {
 
-/// What has the trait that this setting lacks: "data_parallel.mode = \"sync\"".
-std::string what_has(const Setting& setting, const Traits& traits, Trait trait) {
-  if (!traits.instead.empty()) return traits.instead;
-  return setting.full_name() + " = \"" + join(names_with(setting.family().name, trait), "\" or \"") + "\"";
+/// A change of a setting after which it has a trait.
+struct WayOut {
+  std::string key;    ///< "data_parallel.mode"
+  std::string value;  ///< what it is now
+  std::string text;   ///< "data_parallel.mode = \"sync\""; "": nothing of the family has the trait
+};
+
+WayOut way_out(const Setting& setting, const Traits& traits, Trait trait) {
+  for (const auto& [key, value] : traits.instead) {
+    Setting other = setting;
+    other.set(key, value);
+    const std::string name = setting.full_name(key);
+    if (other.has(trait)) return {name, setting.text(key), fmt::format("{} = \"{}\"", name, value)};
+  }
+  std::vector<std::string> names = names_with(setting.family().name, trait);
+  if (names.size() > 2) names.resize(2);
+  const std::string text =
+      names.empty() ? "" : fmt::format("{} = \"{}\"", setting.full_name(), join(names, "\" or \""));
+  return {setting.full_name(), setting.name(), text};
+}
+
+/// "use a, or b", of those that are there.
+std::string either(const std::string& first, const std::string& second) {
+  return first + (first.empty() || second.empty() ? "" : ", or ") + second;
+}
+
+std::optional<Misfit> find_unmet(const Setting& setting, const Traits& traits, std::span<const Demand> demands) {
+  for (const Demand& demand : demands) {
+    if (traits.has.contains(demand.trait)) continue;
+    const std::string why = traits.because.empty()
+                                ? fmt::format("{} \"{}\" does not say that it can", setting.full_name(), setting.name())
+                                : traits.because;
+    return Misfit{demand.key, fmt::format("{}, and {}", demand.why, why),
+                  either(demand.action, way_out(setting, traits, demand.trait).text)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -19,19 +51,17 @@ std::string what_has(const Setting& setting, const Traits& traits, Trait trait) 
 std::optional<Misfit> find_misfit(std::span<const Setting> techniques, std::span<const Demand> demands) {
   for (const Setting& setting : techniques) {
     const Traits traits = setting.traits();
-    for (const Demand& demand : demands) {
-      if (traits.has.contains(demand.trait)) continue;
-      return Misfit{demand.key, fmt::format("{}, and {}", demand.why, traits.because),
-                    fmt::format("{}, or {}", demand.action, what_has(setting, traits, demand.trait))};
-    }
+    if (auto misfit = find_unmet(setting, traits, demands)) return misfit;
     for (const Setting& other : techniques) {
       if (&other == &setting) continue;
       const Traits asking = other.traits();
       for (const auto& [trait, why] : asking.needs) {
         if (traits.has.contains(trait)) continue;
-        return Misfit{traits.key, fmt::format("\"{}\" does not fit: {}", setting.name(), why),
-                      fmt::format("use {}{}", what_has(setting, traits, trait),
-                                  asking.instead.empty() ? "" : ", or " + asking.instead)};
+        const WayOut way = way_out(setting, traits, trait);
+        const Setting first(other.family().name);
+        const std::string without = fmt::format("{} = \"{}\"", other.full_name(), first.name());
+        return Misfit{way.key, fmt::format("\"{}\" does not fit: {}", way.value, why),
+                      "use " + either(way.text, without)};
       }
     }
   }

@@ -10,7 +10,6 @@
 
 #include "caravan/base/misfit.h"
 #include "caravan/mesh/mesh.h"
-#include "caravan/nn/config.h"
 #include "caravan/registry/key.h"
 #include "caravan/registry/setting.h"
 
@@ -25,12 +24,6 @@ struct Family {
   OnResume on_resume;
 };
 
-/// What a setting is checked against. Never another setting: what it cannot stand beside, traits say.
-struct Situation {
-  const ModelConfig& model;
-  int64_t ranks = 1;  ///< of its axis of the mesh
-};
-
 /// What a recipe chooses by name, and all that the rest of the system knows of it: recipe, errors, launcher, `prove`,
 /// `inspect` and completions go by these. Known without libtorch; its body is found by the same name.
 struct Entry {
@@ -41,7 +34,11 @@ struct Entry {
   std::vector<SettingKey> keys{};  ///< those of the family's section that it reads
   /// What it can stand beside: nothing, unless it says so. Optimizers and learning-rate schedules are not asked.
   std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{}; };
-  std::function<std::optional<Misfit>(const Setting&, const Situation&)> check = [](const Setting&, const Situation&) {
+
+  // Of a data-parallel technique, whose axis has `ranks` ranks:
+
+  /// Why its values do not fit these ranks. What it cannot stand beside, traits say.
+  std::function<std::optional<Misfit>(const Setting&, int64_t ranks)> check = [](const Setting&, int64_t) {
     return std::optional<Misfit>();
   };
   /// The axes that its axis of `ranks` ranks is factored into; none: it stays whole.
@@ -55,6 +52,7 @@ struct Entry {
   std::function<int64_t(Setting&, int64_t ranks)> shrink = [](Setting&, int64_t ranks) {
     return ranks > 3 ? int64_t{2} : ranks;
   };
+
   /// Of an optimizer: values that it keeps for each parameter.
   std::function<int64_t(const Setting&)> num_moments = [](const Setting&) { return int64_t{0}; };
   /// Of a learning-rate schedule: the fraction of the peak in `step`, from 0, of `total` steps, after `warmup` of them.
@@ -62,7 +60,7 @@ struct Entry {
       [](const Setting&, int64_t, int64_t, int64_t) { return 1.0; };
   /// Other names that users try, and what to say of them: {"bf16", "'bf16' is a dtype; use precision.reduce"}.
   std::map<std::string, std::string> mistaken{};
-  std::string body{};  ///< in registry/entries.def; set by the registry
+  std::string body{};  ///< its line in registry/entries.def; set by the registry
 };
 
 const std::vector<Family>& families();

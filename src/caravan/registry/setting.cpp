@@ -27,13 +27,19 @@ Setting::Setting(std::string_view family, std::string_view name,
                  const std::vector<std::pair<std::string, RecipeValue>>& values)
     : Setting(family) {
   choose(name);
+  std::vector<std::string> known;
+  for (const SettingKey& each : keys_of(family)) known.push_back(each.name);
+  const auto refuse = [&](std::string_view key, const std::string& fact, const std::string& action) {
+    throw UsageError({std::string(family_->section), full_name(key), fact, "", action});
+  };
   for (const auto& [key, value] : values) {
-    std::vector<std::string> known;
-    for (const SettingKey& each : entry_->keys) known.push_back(each.name);
-    const bool is_known = std::ranges::find(known, key) != known.end();
-    const std::string wrong = is_known ? set(key, value) : "is not a key of " + entry_->name;
-    if (wrong.empty()) continue;
-    throw UsageError({"strategy", full_name(key), wrong, "", is_known ? "" : "the nearest is " + nearest(key, known)});
+    if (std::ranges::find(known, key) == known.end()) {
+      refuse(key, "is not a key of " + entry_->name, "the nearest is " + nearest(key, known));
+    }
+    if (const std::string wrong = set(key, value); !wrong.empty()) refuse(key, wrong, "change it");
+  }
+  for (const auto& [key, value] : values) {
+    if (const std::string why = why_idle(*this, key); !why.empty()) refuse(key, why, "leave it out");
   }
 }
 
@@ -62,11 +68,13 @@ const RecipeValue& Setting::value(std::string_view key) const {
   return found != values_.end() ? found->second : key_of(*family_, key).initial;
 }
 
-Traits Setting::traits() const {
-  Traits traits = entry_->traits(*this);
-  if (traits.key.empty()) traits.key = full_name();
-  return traits;
+bool Setting::is_first() const { return entry_ == &entries_of(family_->name).front(); }
+
+bool Setting::reads(std::string_view key) const {
+  return std::ranges::any_of(entry_->keys, [&](const SettingKey& each) { return each.name == key; });
 }
+
+Traits Setting::traits() const { return entry_->traits(*this); }
 
 std::string Setting::full_name(std::string_view key) const {
   return std::string(family_->section) + "." + std::string(key.empty() ? family_->key : key);

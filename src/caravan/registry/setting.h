@@ -22,13 +22,17 @@ class Setting {
   /// The first entry of `family`, with the initial values.
   explicit Setting(std::string_view family);
   /// The entry of that name. Throws UsageError, naming the nearest valid choice, for a name, a key or a value that is
-  /// not one.
+  /// not one, and for a key that is not used.
   Setting(std::string_view family, std::string_view name,
           const std::vector<std::pair<std::string, RecipeValue>>& values = {});
 
   const Family& family() const noexcept { return *family_; }
   const Entry& entry() const noexcept { return *entry_; }
   const std::string& name() const noexcept;
+  /// It is the first of its family: the default.
+  bool is_first() const;
+  /// The entry lists the key.
+  bool reads(std::string_view key) const;
   /// Another entry of the family; the values stay.
   void choose(std::string_view name);
 

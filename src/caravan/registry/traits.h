@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace caravan {
 
@@ -33,10 +35,9 @@ struct Traits {
   std::set<Trait> has;
   /// What it asks of the other techniques, and why: {whole_weights, "pipedream keeps versions of whole weights"}.
   std::map<Trait, std::string> needs{};
-  /// For refusals: the key by which it lacks what others have, why it lacks that, and what has more.
-  std::string key{};      ///< "data_parallel.mode"; "": the key of its family
-  std::string because{};  ///< "workers do not wait for each other"
-  std::string instead{};  ///< "data_parallel.mode = \"sync\""; "": the first of its family that has the trait
+  std::string because{};  ///< why it lacks the others: "workers do not wait for each other"
+  /// Values of its own keys with which it has more, the nearest first: {{"mode", "bounded"}, {"mode", "sync"}}.
+  std::vector<std::pair<std::string, std::string>> instead{};
 };
 
 /// All traits.

@@ -24,7 +24,6 @@ class SyncStepper final : public Stepper {
     if (in_.options.loss_scale != nullptr) report.loss_scale = result.loss_scale;
     return report;
   }
-  bool has_whole_gradient() const override { return true; }
   void set_inspect(Inspect inspect) override { inspect_ = std::move(inspect); }
 
  private:

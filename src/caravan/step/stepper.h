@@ -67,9 +67,8 @@ class Stepper {
   /// Whether an error of the numbers is thrown on every rank, in the same step.
   virtual bool fails_together() const { return true; }
 
-  /// Whether a step has one gradient, of all ranks and of one version of the weights, which set_inspect shows.
-  virtual bool has_whole_gradient() const { return false; }
-  /// See TrainStep::Inspect. Throws UsageError if no step has a whole gradient.
+  /// See TrainStep::Inspect. Throws UsageError if no step has one gradient, of all ranks and of one version of the
+  /// weights.
   virtual void set_inspect(Inspect inspect);
 
   virtual int64_t bytes_sent() const { return 0; }  ///< by this rank, beside what the mesh counts

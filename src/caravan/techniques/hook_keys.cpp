@@ -8,8 +8,7 @@ Traits traits_of_residuals(const std::string& name, const std::string& sends) {
       .needs = {{Trait::all_reduces, "hook \"" + name +
                                          "\" keeps 4 bytes a parameter on every rank, which other techniques "
                                          "are there to save"}},
-      .because = "hook \"" + name + "\" sends " + sends + " and carries what it leaves out into the next step",
-      .instead = "data_parallel.hook = \"none\""};
+      .because = "hook \"" + name + "\" sends " + sends + " and carries what it leaves out into the next step"};
   for (const Trait lacking :
        {Trait::scales_loss, Trait::rounds_gradients, Trait::rounds_reductions, Trait::many_reductions}) {
     traits.has.erase(lacking);

@@ -9,16 +9,16 @@
 namespace caravan {
 namespace {
 
-std::optional<Misfit> check_hsdp(const Setting& setting, const Situation& at) {
+std::optional<Misfit> check_hsdp(const Setting& setting, int64_t ranks) {
   const int64_t shard = setting.whole("shard");
-  if (shard > 1 && shard < at.ranks && at.ranks % shard == 0) return std::nullopt;
-  const std::vector<int64_t> valid = divisors(at.ranks, 2, at.ranks - 1);
-  return Misfit{
-      .key = setting.full_name("shard"),
-      .fact = shard == 0 ? fmt::format("is needed by hsdp: how many of {} ranks share one set of shards", at.ranks)
-                         : fmt::format("hsdp cuts shards over groups of {} of {} data-parallel ranks", shard, at.ranks),
-      .action = valid.empty() ? "no group smaller than all of them divides them: use \"zero3\""
-                              : "use one of " + join(valid)};
+  if (shard > 1 && shard < ranks && ranks % shard == 0) return std::nullopt;
+  const std::vector<int64_t> valid = divisors(ranks, 2, ranks - 1);
+  return Misfit{.key = setting.full_name("shard"),
+                .fact = shard == 0
+                            ? fmt::format("is needed by hsdp: how many of {} ranks share one set of shards", ranks)
+                            : fmt::format("hsdp cuts shards over groups of {} of {} data-parallel ranks", shard, ranks),
+                .action = valid.empty() ? "no group smaller than all of them divides them: use \"zero3\""
+                                        : "use one of " + join(valid)};
 }
 
 int64_t shrink_hsdp(Setting& setting, int64_t ranks) {

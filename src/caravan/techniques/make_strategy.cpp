@@ -5,7 +5,6 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/memory/recompute.h"
-#include "caravan/nn/model.h"
 #include "caravan/parallel/pipeline.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/demands.h"
@@ -45,10 +44,10 @@ void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
 }
 
 /// Checks the setting against its axis, and factors that as the technique asks.
-void lay_out_axis(const Setting& technique, const ModelConfig& config, Mesh& mesh) {
+void lay_out_axis(const Setting& technique, Mesh& mesh) {
   const int64_t ranks = mesh[kAxis].size();
   const Entry& entry = technique.entry();
-  if (const auto misfit = entry.check(technique, {.model = config, .ranks = ranks})) refuse(*misfit, mesh);
+  if (const auto misfit = entry.check(technique, ranks)) refuse(*misfit, mesh);
   const std::vector<AxisSize> factors = entry.factors(technique, ranks);
   if (!factors.empty()) mesh = mesh.factor(kAxis, factors);
 }
@@ -64,8 +63,7 @@ void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision) {
 
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) {
   check_composition(choice, mesh);
-  const auto* ours = dynamic_cast<const Model*>(&model);
-  lay_out_axis(choice.data_parallel, ours != nullptr ? ours->config() : ModelConfig{}, mesh);
+  lay_out_axis(choice.data_parallel, mesh);
   Strategy strategy = split_model(choice, model, mesh);
   const bool recomputes_stages = choice.recompute.kind == RecomputeChoice::Kind::stage;
   if (recomputes_stages && !choice.pipeline.is_used()) {
@@ -78,7 +76,7 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   }
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
   body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
-  strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
+  if (choice.data_parallel.reads("bucket_bytes")) strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
   add_recompute(strategy, model, choice.recompute);
   return strategy;
 }

@@ -27,21 +27,21 @@ SettingKey of_modes(const std::vector<std::string>& modes, const std::string& te
 
 Traits traits_of_servers(const Setting& setting) {
   if (is_synchronous(setting)) return {.has = traits_of_shards()};
-  Traits traits{.has = {Trait::clips_norm, Trait::ties_weights, Trait::runs_processes, Trait::many_reductions},
-                .key = setting.full_name("mode"),
+  Traits traits{.has = {Trait::clips_norm, Trait::ties_weights, Trait::runs_processes, Trait::many_reductions,
+                        Trait::threads_may_differ},
                 .because = "workers do not wait for each other with " + setting.full_name("mode") + " = \"" +
                            setting.text("mode") + "\"",
-                .instead = setting.full_name("mode") + " = \"sync\""};
+                .instead = {{"mode", "bounded"}, {"mode", "sync"}}};
   if (setting.text("mode") == "bounded") traits.has.insert(Trait::bounded_lead);
   return traits;
 }
 
-std::optional<Misfit> check_servers(const Setting& setting, const Situation& at) {
+std::optional<Misfit> check_servers(const Setting& setting, int64_t ranks) {
   const int64_t servers = setting.whole("servers");
-  if (servers <= at.ranks) return std::nullopt;
+  if (servers <= ranks) return std::nullopt;
   return Misfit{.key = setting.full_name("servers"),
-                .fact = fmt::format("{} servers among {} data-parallel ranks", servers, at.ranks),
-                .action = fmt::format("use {}, or \"all\"", at.ranks)};
+                .fact = fmt::format("{} servers among {} data-parallel ranks", servers, ranks),
+                .action = fmt::format("use {}, or \"all\"", ranks)};
 }
 
 }  // namespace

@@ -7,8 +7,7 @@ Traits traits_of_pipedream(const std::string& name) {
                   Trait::rounds_reductions, Trait::threads_may_differ, Trait::whole_weights, Trait::many_reductions},
           .needs = {{Trait::whole_weights, name + " keeps versions of whole weights on each rank"},
                     {Trait::many_reductions, name + " reduces gradients once for each micro-batch"}},
-          .because = "the stages of " + name + " run whole layers and step on their own",
-          .instead = "pipeline.schedule = \"1f1b\""};
+          .because = "the stages of " + name + " run whole layers and step on their own"};
 }
 
 }  // namespace caravan

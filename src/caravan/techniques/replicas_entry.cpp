@@ -9,9 +9,7 @@ Entry replicas_entry() {
           .paper = "Krizhevsky, arXiv 1404.5997",
           .keys = {bucket_bytes_key(), units_key(), prefetch_key(), accumulate_key()},
           .traits = [](const Setting&) {
-            Traits traits{.has = traits_of_shards(),
-                          .because = "replicas runs whole models as threads of one process",
-                          .instead = "data_parallel.technique = \"ddp\""};
+            Traits traits{.has = traits_of_shards(), .because = "replicas runs whole models as threads of one process"};
             for (const Trait lacking : {Trait::splits_layers, Trait::splits_stages, Trait::runs_processes}) {
               traits.has.erase(lacking);
             }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
+#include "caravan/parallel/pipeline_schedule.h"
 #include "caravan/train/key_kinds.h"
 
 namespace caravan {
@@ -60,6 +61,27 @@ RecipeKey pipeline_cut() {
       }};
 }
 
+/// "interleaved 2 or more, zb-v 2, others 1"
+std::string stages_of_schedules() {
+  std::string text;
+  for (const std::string& name : names_of("pipeline")) {
+    const PipelineSchedule& schedule = schedule_of({.schedule = name});
+    if (schedule.most_stages == 1) continue;
+    text += fmt::format("{} {}{}, ", name, schedule.least_stages,
+                        schedule.most_stages > schedule.least_stages ? " or more" : "");
+  }
+  return text + "others 1";
+}
+
+/// Of stages that step on their own: "\"pipedream\" or \"pipedream-2bw\""
+std::string schedules_that_update() {
+  std::vector<std::string> names;
+  for (const std::string& name : names_of("pipeline")) {
+    if (PipelineChoice{.schedule = name}.is_asynchronous()) names.push_back("\"" + name + "\"");
+  }
+  return join(names, " or ");
+}
+
 }  // namespace
 
 std::vector<RecipeKey> pipeline_keys() {
@@ -70,7 +92,8 @@ std::vector<RecipeKey> pipeline_keys() {
           "micro-batches of a step; \"auto\": by train.micro_batch, or enough to fill it",
           [](Recipe & recipe) -> auto& { return recipe.pipeline.micro_batches; }, {1, 1 << 20}, "auto", 0)),
       with_pp(integer_or(
-          {"pipeline.stages_per_rank", OnResume::free}, "stages on each rank; \"auto\": the least of the schedule",
+          {"pipeline.stages_per_rank", OnResume::free},
+          "stages on each rank: " + stages_of_schedules() + "; \"auto\": the least of the schedule",
           [](Recipe & recipe) -> auto& { return recipe.pipeline.stages_per_rank; }, {1, 1 << 10}, "auto", 0)),
       with_pp(pipeline_cut()),
       only_with(
@@ -78,7 +101,7 @@ std::vector<RecipeKey> pipeline_keys() {
                   "steps after which all stages stop for a line of the log, at the latest",
                   [](Recipe & recipe) -> auto& { return recipe.pipeline.drain; }, {1, 1 << 20}),
           [](const Recipe& recipe) { return recipe.pipeline.has_windows(); },
-          "is used with schedules whose stages step on their own only, such as pipeline.schedule = \"pipedream\""),
+          "is used with pipeline.schedule = " + schedules_that_update() + " only"),
   };
 }
 

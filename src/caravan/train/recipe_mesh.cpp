@@ -132,7 +132,7 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
                     choices);
     }
     if (const auto misfit = pipeline.misfit(recipe.model, count)) {
-      recipe.refuse(key, misfit->fact, possible.empty() ? misfit->action : choices);
+      recipe.refuse(key, misfit->fact, possible.empty() && key == misfit->key ? misfit->action : choices);
     }
     return count;
   };
@@ -162,7 +162,7 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   const auto dp = static_cast<int>(dp_of(recipe, num_ranks));
   check_split(recipe);
   refuse(recipe, find_misfit(techniques_of(recipe), demands_of(recipe)));
-  refuse(recipe, recipe.data_parallel.entry().check(recipe.data_parallel, {.model = recipe.model, .ranks = dp}));
+  refuse(recipe, recipe.data_parallel.entry().check(recipe.data_parallel, dp));
   std::vector<AxisSize> axes{{"dp", dp}};
   if (recipe.pipeline.is_used()) axes.insert(axes.begin(), {"pp", static_cast<int>(recipe.pipeline.degree)});
   if (recipe.expert_parallel.is_used()) axes.push_back({"ep", static_cast<int>(recipe.expert_parallel.degree)});

@@ -45,9 +45,10 @@ void check_dump(const TrainOptions& options, const Recipe& recipe, const ModelCo
                 const Steps& steps) {
   const Demand whole{Trait::whole_gradient, "--dump", "writes the gradient of the whole model and of all ranks",
                      "leave --dump out"};
-  const auto misfit = find_misfit(techniques_of(recipe), {{whole}});
-  if (!options.dump_dir.empty() && num_ranks > 1 && misfit) {
-    throw UsageError({"train", misfit->key, misfit->fact, "", misfit->action});
+  for (const Setting& technique : techniques_of(recipe)) {
+    const auto misfit = find_misfit({&technique, 1}, {{whole}});
+    if (options.dump_dir.empty() || num_ranks == 1 || !misfit) continue;
+    throw UsageError({"train", misfit->key, misfit->fact, recipe.where(technique.full_name()), misfit->action});
   }
   if (!options.dump_dir.empty()) huggingface_form(model);  // a dump has its names and shapes
   for (const int64_t step : options.dump_steps) {

@@ -57,8 +57,6 @@ class RunState {
   Optimizer& optimizer() noexcept { return *optimizer_; }
   /// Null unless the run computes in fp16.
   LossScale* loss_scale() noexcept { return loss_scale_ ? &*loss_scale_ : nullptr; }
-  /// The tensors of all these. What keeps others adds itself, before a load.
-  TrainingState& tensors() noexcept { return tensors_; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
