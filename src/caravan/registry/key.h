@@ -33,8 +33,8 @@ struct KeyName {
   AcrossRanks across_ranks = AcrossRanks::equal;
 };
 
-/// One key that an entry of the registry reads: "prefetch", in the section of its family. Entries of a family that share
-/// a key list the same one.
+/// One key that an entry of the registry reads: "prefetch", in the section of its family. Entries of a family that
+/// share a key list the same one.
 struct SettingKey : KeyName {
   std::string help;
   RecipeValue initial;

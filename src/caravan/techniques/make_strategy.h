@@ -32,11 +32,13 @@ struct StrategyChoice {
 void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision);
 
 /// The strategy of the techniques that are chosen, in the order of their phases: axes of the mesh are factored, layers
-/// are split, blocks are cut into stages, parameters laid out at rest, modules recomputed. `mesh` has an axis dp, and pp,
-/// ep, cp and tp where these degrees are above 1; it may get further ones. Every rank calls it. Layers of a Model of
-/// this library are split by the tables of tensor_1d, its relatives, context_parallel and expert_parallel; for another
-/// module, apply a Plan of your own. Throws UsageError, naming the nearest valid choice, for what cannot stand beside
-/// each other (registry/compose.h) or does not fit the mesh, and as apply and add_recompute.
+/// are split, blocks are cut into stages, parameters laid out at rest, modules recomputed. `mesh` has an axis dp, and
+/// pp, ep, cp and tp where these degrees are above 1; it may get further ones. Every rank calls it.
+///
+/// Layers of a Model of this library are split by the tables of tensor_1d, its relatives, context_parallel and
+/// expert_parallel; for another module, apply a Plan of your own. Throws UsageError, naming the nearest valid choice,
+/// for what cannot stand beside each other (registry/compose.h) or does not fit the mesh, and as apply and
+/// add_recompute.
 Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh);
 
 }  // namespace caravan

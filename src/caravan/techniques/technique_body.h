@@ -33,8 +33,8 @@ struct Arranging {
 /// The part of a technique that needs libtorch, beside its entry in the registry.
 struct TechniqueBody {
   std::function<void(const Arranging&, const Setting&)> apply;
-  /// A way of stepping of its own (step/stepper.h); null: steps after which all ranks go on together. `timeout`: how long
-  /// it waits for a peer.
+  /// A way of stepping of its own (step/stepper.h); null: steps after which all ranks go on together. `timeout`: how
+  /// long it waits for a peer.
   std::function<std::unique_ptr<Stepper>(StepperInputs inputs, const Setting&, std::chrono::milliseconds timeout)>
       make_stepper =
           [](StepperInputs, const Setting&, std::chrono::milliseconds) { return std::unique_ptr<Stepper>(); };
