@@ -22,35 +22,39 @@ std::vector<int> in_turn(int num_ranks, int num_stages) {
   return ranks;
 }
 
-PipelineOrder one_forward_one_backward(int num_ranks, int num_micro_batches) {
-  check_sizes("1f1b", num_ranks, num_micro_batches);
+PipelineOrder order_by_stage(const char* name, const PipelineChoice& choice, int num_micro_batches,
+                             const std::function<PassOrder(int stage)>& order_of) {
+  const auto num_ranks = static_cast<int>(choice.degree);
+  check_sizes(name, num_ranks, num_micro_batches);
   PipelineOrder result{{}, in_turn(num_ranks, num_ranks)};
-  for (int stage = 0; stage < num_ranks; ++stage) {
+  for (int stage = 0; stage < num_ranks; ++stage) result.ranks.push_back(order_of(stage));
+  return result;
+}
+
+PipelineOrder one_forward_one_backward(const PipelineChoice& choice, int num_micro_batches) {
+  return order_by_stage("1f1b", choice, num_micro_batches, [&](int stage) {
     OrderWriter writer(num_micro_batches);
-    for (int i = 0; i < num_ranks - 1 - stage; ++i) writer.add(forward, stage);
+    for (int i = 0; i < choice.degree - 1 - stage; ++i) writer.add(forward, stage);
     while (!writer.is_complete(backward, stage)) {
       writer.add(forward, stage);
       writer.add(backward, stage);
     }
-    result.ranks.push_back(writer.order());
-  }
-  return result;
+    return writer.order();
+  });
 }
 
-PipelineOrder zero_bubble(int num_ranks, int num_micro_batches, int ahead) {
-  PipelineOrder result{{}, in_turn(num_ranks, num_ranks)};
-  for (int stage = 0; stage < num_ranks; ++stage) {
+PipelineOrder zero_bubble(const char* name, const PipelineChoice& choice, int num_micro_batches, int ahead) {
+  return order_by_stage(name, choice, num_micro_batches, [&](int stage) {
     OrderWriter writer(num_micro_batches);
-    for (int i = 0; i < ahead * (num_ranks - 1 - stage); ++i) writer.add(forward, stage);
+    for (int i = 0; i < ahead * (choice.degree - 1 - stage); ++i) writer.add(forward, stage);
     for (int m = 0; m < num_micro_batches; ++m) {
       writer.add(forward, stage);
       writer.add(backward, stage);
       if (m >= ahead * stage) writer.add(weight, stage);
     }
     while (!writer.is_complete(weight, stage)) writer.add(weight, stage);
-    result.ranks.push_back(writer.order());
-  }
-  return result;
+    return writer.order();
+  });
 }
 
 PipelineOrder with_updates(PipelineOrder order, int updates_every) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -38,11 +39,15 @@ class OrderWriter {
   PassOrder order_;
 };
 
+/// Each rank has one stage, whose passes `order_of` gives. Throws as check_sizes; `name` is the schedule's.
+PipelineOrder order_by_stage(const char* name, const PipelineChoice& choice, int num_micro_batches,
+                             const std::function<PassOrder(int stage)>& order_of);
+
 /// A backward as soon as its gradient is there, and a forward in between.
-PipelineOrder one_forward_one_backward(int num_ranks, int num_micro_batches);
+PipelineOrder one_forward_one_backward(const PipelineChoice& choice, int num_micro_batches);
 /// 1F1B with `ahead` more forwards before the first backward for each stage that follows, and W's that wait for as many
 /// more backwards for each stage before: every stage then holds ahead (p-1) + 1 micro-batches.
-PipelineOrder zero_bubble(int num_ranks, int num_micro_batches, int ahead);
+PipelineOrder zero_bubble(const char* name, const PipelineChoice& choice, int num_micro_batches, int ahead);
 /// An update of the stage follows the last backward of each `updates_every` micro-batches.
 PipelineOrder with_updates(PipelineOrder order, int updates_every);
 

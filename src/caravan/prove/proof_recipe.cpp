@@ -22,8 +22,6 @@ constexpr int64_t kChunkedVocabulary = 1031;
 constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as the gradients of any model of use
 constexpr int64_t kOwnTokens = 1280;    ///< of a micro-batch at own sizes: more than one chunk for any vocabulary
 
-int64_t shrink(int64_t degree) { return degree > 3 ? 2 : degree; }
-
 int64_t ranks_of(const Recipe& recipe) {
   if (const int set = recipe_ranks(recipe); set > 0) return set;
   return recipe.data_parallel.entry().least_ranks(recipe.data_parallel);
@@ -55,7 +53,7 @@ void shrink_tensor(TensorParallelChoice& choice, const ModelConfig& model) {
   // In one dimension, 4 ranks where they share heads of keys and values unequally.
   const bool shares_heads = model.num_kv_heads() % choice.degree != 0;
   if (choice.is_1d()) {
-    choice.degree = shares_heads && choice.degree > 3 ? 4 : shrink(choice.degree);
+    choice.degree = shares_heads && choice.degree > 3 ? 4 : few_ranks(choice.degree);
   } else {
     choice.depth = 2;
     choice.degree = choice.kind == "2d" ? 4 : 8;
@@ -67,7 +65,7 @@ void shrink_context(ContextParallelChoice& choice) {
     choice.exchange = 2;
     choice.degree = 4;
   } else {
-    choice.degree = shrink(choice.degree);
+    choice.degree = few_ranks(choice.degree);
   }
 }
 
@@ -78,8 +76,9 @@ void fit_mesh(Recipe& recipe) {
   if (ranks <= kMostProvedRanks) return;
   if (recipe.tensor_parallel.is_used()) shrink_tensor(recipe.tensor_parallel, recipe.model);
   if (recipe.context_parallel.is_used()) shrink_context(recipe.context_parallel);
-  recipe.expert_parallel.degree = shrink(recipe.expert_parallel.degree);
-  if (recipe.pipeline.is_used() && !recipe.pipeline.is_file()) recipe.pipeline.degree = shrink(recipe.pipeline.degree);
+  recipe.expert_parallel.degree = few_ranks(recipe.expert_parallel.degree);
+  if (recipe.pipeline.is_used() && !recipe.pipeline.is_file())
+    recipe.pipeline.degree = few_ranks(recipe.pipeline.degree);
   recipe.mesh.dp = recipe.data_parallel.entry().shrink(recipe.data_parallel, recipe.mesh.dp);
 }
 

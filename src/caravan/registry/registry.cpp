@@ -8,11 +8,7 @@
 
 namespace caravan {
 
-#define CARAVAN_TECHNIQUE(name) Entry name##_entry();
-#define CARAVAN_HOOK(name) Entry name##_entry();
-#define CARAVAN_OPTIMIZER(name) Entry name##_entry();
-#define CARAVAN_RATE(name) Entry name##_entry();
-#define CARAVAN_SCHEDULE(name) Entry name##_entry();
+#define CARAVAN_ENTRY(name) Entry name##_entry();
 #include "caravan/registry/entries.def"
 
 namespace {
@@ -37,11 +33,7 @@ void add(std::map<std::string, Registered, std::less<>>& all, const char* body, 
 const std::map<std::string, Registered, std::less<>>& registered() {
   static const auto all = [] {
     std::map<std::string, Registered, std::less<>> made;
-#define CARAVAN_TECHNIQUE(name) add(made, #name, name##_entry());
-#define CARAVAN_HOOK(name) add(made, #name, name##_entry());
-#define CARAVAN_OPTIMIZER(name) add(made, #name, name##_entry());
-#define CARAVAN_RATE(name) add(made, #name, name##_entry());
-#define CARAVAN_SCHEDULE(name) add(made, #name, name##_entry());
+#define CARAVAN_ENTRY(name) add(made, #name, name##_entry());
 #include "caravan/registry/entries.def"
     return made;
   }();

@@ -15,6 +15,9 @@
 
 namespace caravan {
 
+/// As many ranks as a proof needs of an axis of `ranks`: 2 and 3 are enough, even and odd.
+inline int64_t few_ranks(int64_t ranks) { return ranks > 3 ? 2 : ranks; }
+
 /// A group of entries of which a recipe chooses one, by the value of one key.
 struct Family {
   std::string_view name;  ///< "hook"
@@ -49,9 +52,7 @@ struct Entry {
   std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
   /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.
   /// `ranks` of its axis become what is returned, 3 at most unless the technique needs more.
-  std::function<int64_t(Setting&, int64_t ranks)> shrink = [](Setting&, int64_t ranks) {
-    return ranks > 3 ? int64_t{2} : ranks;
-  };
+  std::function<int64_t(Setting&, int64_t ranks)> shrink = [](Setting&, int64_t ranks) { return few_ranks(ranks); };
 
   /// Of an optimizer: values that it keeps for each parameter.
   std::function<int64_t(const Setting&)> num_moments = [](const Setting&) { return int64_t{0}; };

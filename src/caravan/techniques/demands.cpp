@@ -2,23 +2,29 @@
 
 namespace caravan {
 
-std::vector<Demand> demands_of(const Load& load) {
+std::vector<Demand> demands_of(const RunProperties& run) {
   std::vector<Demand> demands;
   const auto add = [&](bool is_asked, const Demand& demand) {
     if (is_asked) demands.push_back(demand);
   };
-  add(load.tp > 1, {Trait::splits_layers, "mesh.tp", "splits layers over ranks", "use mesh.tp = 1"});
-  add(load.cp > 1, {Trait::splits_layers, "mesh.cp", "splits sequences over ranks", "use mesh.cp = 1"});
-  add(load.ep > 1, {Trait::splits_layers, "mesh.ep", "splits experts over ranks", "use mesh.ep = 1"});
-  add(load.pp > 1, {Trait::splits_stages, "mesh.pp", "cuts the model into stages", "use mesh.pp = 1"});
-  add(load.computes_in_fp16,
+  add(run.tp > 1, {Trait::splits_layers, "mesh.tp", "splits layers over ranks", "use mesh.tp = 1"});
+  add(run.cp > 1, {Trait::splits_layers, "mesh.cp", "splits sequences over ranks", "use mesh.cp = 1"});
+  add(run.ep > 1, {Trait::splits_layers, "mesh.ep", "splits experts over ranks", "use mesh.ep = 1"});
+  add(run.pp > 1, {Trait::splits_stages, "mesh.pp", "cuts the model into stages", "use mesh.pp = 1"});
+  add(run.computes_in_fp16,
       {Trait::scales_loss, "precision.compute", "fp16 needs one loss scale for all ranks, and steps that are skipped",
        "use precision.compute = \"bf16\""});
-  add(load.keeps_16_bit_gradients,
+  add(run.keeps_16_bit_gradients,
       {Trait::rounds_gradients, "precision.gradients", "gradients are kept in 16 bits", "use \"fp32\""});
-  add(load.reduces_in_16_bits,
+  add(run.reduces_in_16_bits,
       {Trait::rounds_reductions, "precision.reduce", "gradients are reduced in 16 bits", "use \"fp32\""});
   return demands;
+}
+
+std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const PipelineChoice& pipeline) {
+  std::vector<Setting> techniques{data_parallel, hook};
+  if (pipeline.is_used() && !pipeline.is_file()) techniques.emplace_back("pipeline", pipeline.schedule);
+  return techniques;
 }
 
 }  // namespace caravan

@@ -3,18 +3,22 @@
 #include <cstdint>
 #include <vector>
 
+#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/registry/compose.h"
 
 namespace caravan {
 
-/// What of a run its techniques have to bear, beside each other.
-struct Load {
+/// The properties of a run that its techniques must support.
+struct RunProperties {
   int64_t tp = 1, cp = 1, ep = 1, pp = 1;  ///< degrees of the axes that split the model
   bool computes_in_fp16 = false;
   bool keeps_16_bit_gradients = false;
   bool reduces_in_16_bits = false;
 };
 
-std::vector<Demand> demands_of(const Load& load);
+std::vector<Demand> demands_of(const RunProperties& run);
+
+/// The settings of the techniques of a run, of families of the registry. A pipeline by a table of its own has none.
+std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const PipelineChoice& pipeline);
 
 }  // namespace caravan

@@ -5,15 +5,11 @@ namespace caravan {
 namespace {
 
 PipelineOrder gpipe_order(const PipelineChoice& choice, int num_micro_batches) {
-  const auto num_ranks = static_cast<int>(choice.degree);
-  check_sizes("gpipe", num_ranks, num_micro_batches);
-  PipelineOrder result{{}, in_turn(num_ranks, num_ranks)};
-  for (int stage = 0; stage < num_ranks; ++stage) {
+  return order_by_stage("gpipe", choice, num_micro_batches, [&](int stage) {
     PassOrder order = forward_only(num_micro_batches, stage);
     for (int m = 0; m < num_micro_batches; ++m) order.push_back({Pass::Kind::backward, m, stage});
-    result.ranks.push_back(std::move(order));
-  }
-  return result;
+    return order;
+  });
 }
 
 }  // namespace

@@ -22,9 +22,8 @@ std::optional<Misfit> check_hsdp(const Setting& setting, int64_t ranks) {
 }
 
 int64_t shrink_hsdp(Setting& setting, int64_t ranks) {
-  const auto small = [](int64_t degree) { return degree > 3 ? int64_t{2} : degree; };
-  const int64_t replicas = small(ranks / setting.whole("shard"));
-  const int64_t shard = small(setting.whole("shard"));
+  const int64_t replicas = few_ranks(ranks / setting.whole("shard"));
+  const int64_t shard = few_ranks(setting.whole("shard"));
   setting.set("shard", shard);
   return replicas * shard;
 }

@@ -29,18 +29,15 @@ at::ScalarType dtype_of(const std::string& name) {
 }
 
 void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
-  std::vector<Setting> techniques{choice.data_parallel, choice.hook};
-  if (choice.pipeline.is_used() && !choice.pipeline.is_file()) {
-    techniques.emplace_back("pipeline", choice.pipeline.schedule);
-  }
-  const Load load{.tp = choice.tensor_parallel.degree,
-                  .cp = choice.context_parallel.degree,
-                  .ep = choice.expert_parallel.degree,
-                  .pp = choice.pipeline.degree,
-                  .computes_in_fp16 = choice.compute_dtype == at::kHalf,
-                  .keeps_16_bit_gradients = choice.gradient_dtype != at::kFloat,
-                  .reduces_in_16_bits = choice.reduce_dtype && *choice.reduce_dtype != at::kFloat};
-  if (const auto misfit = find_misfit(techniques, demands_of(load))) refuse(*misfit, mesh);
+  const std::vector<Setting> techniques = techniques_of(choice.data_parallel, choice.hook, choice.pipeline);
+  const RunProperties run{.tp = choice.tensor_parallel.degree,
+                          .cp = choice.context_parallel.degree,
+                          .ep = choice.expert_parallel.degree,
+                          .pp = choice.pipeline.degree,
+                          .computes_in_fp16 = choice.compute_dtype == at::kHalf,
+                          .keeps_16_bit_gradients = choice.gradient_dtype != at::kFloat,
+                          .reduces_in_16_bits = choice.reduce_dtype && *choice.reduce_dtype != at::kFloat};
+  if (const auto misfit = find_misfit(techniques, demands_of(run))) refuse(*misfit, mesh);
 }
 
 /// Checks the setting against its axis, and factors that as the technique asks.

@@ -5,11 +5,8 @@ namespace caravan {
 namespace {
 
 PipelineOrder naive_order(const PipelineChoice& choice, int num_micro_batches) {
-  const auto num_ranks = static_cast<int>(choice.degree);
-  check_sizes("naive", num_ranks, num_micro_batches);
-  PipelineOrder result{{}, in_turn(num_ranks, num_ranks)};
-  for (int stage = 0; stage < num_ranks; ++stage) result.ranks.push_back(accumulate(num_micro_batches, stage));
-  return result;
+  return order_by_stage("naive", choice, num_micro_batches,
+                        [&](int stage) { return accumulate(num_micro_batches, stage); });
 }
 
 }  // namespace

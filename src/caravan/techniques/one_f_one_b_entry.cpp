@@ -12,10 +12,6 @@ Entry one_f_one_b_entry() {
 }
 
 /// Bubble (p-1)(F+B+W), activations min(p-s, m) on stage s.
-PipelineSchedule one_f_one_b_schedule() {
-  return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
-    return one_forward_one_backward(static_cast<int>(choice.degree), num_micro_batches);
-  }};
-}
+PipelineSchedule one_f_one_b_schedule() { return {.order = one_forward_one_backward}; }
 
 }  // namespace caravan

@@ -73,10 +73,8 @@ Entry param_server_entry() {
           .traits = traits_of_servers,
           .check = check_servers,
           .shrink = [](Setting& setting, int64_t ranks) {
-            const int64_t few = ranks > 3 ? 2 : ranks;
-            setting.set("servers", setting.whole("servers") == 0
-                                       ? RecipeValue("all")
-                                       : RecipeValue(std::min(setting.whole("servers"), few)));
+            const int64_t few = few_ranks(ranks);
+            if (setting.whole("servers") > few) setting.set("servers", few);
             return few;
           }};
 }

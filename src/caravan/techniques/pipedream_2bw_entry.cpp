@@ -20,7 +20,7 @@ PipelineOrder order_of_batches(const PipelineChoice& choice, int num_micro_batch
          .fact = fmt::format("{} batches of {} micro-batches for {} ranks", num_batches, of_batch, choice.degree),
          .action = "use at least one batch, of as many micro-batches as there are ranks"});
   }
-  return with_updates(one_forward_one_backward(static_cast<int>(choice.degree), of_batch * num_batches), of_batch);
+  return with_updates(one_forward_one_backward(choice, of_batch * num_batches), of_batch);
 }
 
 }  // namespace

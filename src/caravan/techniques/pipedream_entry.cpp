@@ -22,7 +22,7 @@ Entry pipedream_entry() {
 PipelineSchedule pipedream_schedule() {
   return {.order =
               [](const PipelineChoice& choice, int num_micro_batches) {
-                return with_updates(one_forward_one_backward(static_cast<int>(choice.degree), num_micro_batches), 1);
+                return with_updates(one_forward_one_backward(choice, num_micro_batches), 1);
               },
           .misfit_of_micro_batches = [](const PipelineChoice&, int64_t count) -> std::optional<Misfit> {
             if (count == 1) return std::nullopt;

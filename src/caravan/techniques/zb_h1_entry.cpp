@@ -15,8 +15,7 @@ Entry zb_h1_entry() {
 /// longer than F and B.
 PipelineSchedule zb_h1_schedule() {
   return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
-    check_sizes("zb-h1", static_cast<int>(choice.degree), num_micro_batches);
-    return zero_bubble(static_cast<int>(choice.degree), num_micro_batches, 1);
+    return zero_bubble("zb-h1", choice, num_micro_batches, 1);
   }};
 }
 

@@ -15,8 +15,7 @@ Entry zb_h2_entry() {
 /// pass, not at all where this is below 0, as for F = B = W.
 PipelineSchedule zb_h2_schedule() {
   return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
-    check_sizes("zb-h2", static_cast<int>(choice.degree), num_micro_batches);
-    return zero_bubble(static_cast<int>(choice.degree), num_micro_batches, 2);
+    return zero_bubble("zb-h2", choice, num_micro_batches, 2);
   }};
 }
 

@@ -17,8 +17,9 @@ RecipeKey with_pp(RecipeKey key) {
 
 /// A word that looks like a path is one: load_recipe reads the file.
 RecipeKey pipeline_schedule() {
-  return {{"pipeline.schedule", OnResume::listed},
-          "order of the passes: " + join(names_of("pipeline")) + ", or a file with a table of its own",
+  const Family& family = family_of("pipeline");
+  return {{"pipeline.schedule", family.on_resume},
+          std::string(family.help) + ": " + join(names_of("pipeline")) + ", or a file with a table of its own",
           [](const Recipe& recipe) -> RecipeValue { return recipe.pipeline.schedule; },
           [](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* name = std::get_if<std::string>(&value);

@@ -7,7 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/demands.h"
 
 namespace caravan {
 
@@ -60,11 +60,7 @@ std::string BatchPlan::to_string() const {
 }
 
 std::vector<Setting> techniques_of(const Recipe& recipe) {
-  std::vector<Setting> techniques{recipe.data_parallel, recipe.hook};
-  if (recipe.pipeline.is_used() && !recipe.pipeline.is_file()) {
-    techniques.emplace_back("pipeline", recipe.pipeline.schedule);
-  }
-  return techniques;
+  return techniques_of(recipe.data_parallel, recipe.hook, recipe.pipeline);
 }
 
 int64_t next_due(const Recipe& recipe, int64_t step, int64_t end) {

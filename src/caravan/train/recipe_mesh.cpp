@@ -56,13 +56,14 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
 
 /// What the run asks of its techniques.
 std::vector<Demand> demands_of(const Recipe& recipe) {
-  std::vector<Demand> demands = demands_of(Load{.tp = recipe.tensor_parallel.degree,
-                                                .cp = recipe.context_parallel.degree,
-                                                .ep = recipe.expert_parallel.degree,
-                                                .pp = recipe.pipeline.degree,
-                                                .computes_in_fp16 = recipe.precision.scales_loss(),
-                                                .keeps_16_bit_gradients = recipe.precision.gradients != "fp32",
-                                                .reduces_in_16_bits = recipe.precision.reduced_in() != "fp32"});
+  std::vector<Demand> demands =
+      demands_of(RunProperties{.tp = recipe.tensor_parallel.degree,
+                               .cp = recipe.context_parallel.degree,
+                               .ep = recipe.expert_parallel.degree,
+                               .pp = recipe.pipeline.degree,
+                               .computes_in_fp16 = recipe.precision.scales_loss(),
+                               .keeps_16_bit_gradients = recipe.precision.gradients != "fp32",
+                               .reduces_in_16_bits = recipe.precision.reduced_in() != "fp32"});
   const auto add = [&](bool is_asked, const Demand& demand) {
     if (is_asked) demands.push_back(demand);
   };
