@@ -84,40 +84,37 @@ TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
   }
 }
 
-/// An optimizer of which each coordinate of dp has one of its own, as where ranks step apart between averages.
-class OptimizersApart final : public StateOwner {
+/// The optimizer of an engine.
+class Moments final : public StateOwner {
  public:
-  explicit OptimizersApart(Optimizer& inner) : inner_(inner) {}
-  void walk(const Visit& visit) override {
-    inner_.walk([&](StatePiece piece) {
-      piece.spread = StatePiece::Spread::per_coordinate;
-      piece.axis = "dp";
-      piece.combine = StatePiece::Combine::mean;
-      visit(std::move(piece));
-    });
+  /// `is_apart`: each coordinate of dp has an optimizer of its own.
+  Moments(Engine& engine, bool is_apart) {
+    if (is_apart) engine.state().apart_axis = "dp";
+    optimizer_ = std::make_unique<Sgd>(engine.state(), SgdOptions{.momentum = 0.9});
   }
+  at::Tensor flat() const { return optimizer_->state().front().second; }
+  void walk(const Visit& visit) override { optimizer_->walk(visit); }
 
  private:
-  Optimizer& inner_;
+  std::unique_ptr<Optimizer> optimizer_;
 };
 
-/// Each rank has its own again; other numbers of ranks have the mean. What the checkpoint lacks stays.
+/// Each rank has its own again; other numbers of ranks have the mean; of one for all, each has that.
 TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
   const Problem problem(ModelKind::gpt2);
   for (const int after : {1, 2, 3}) {
-    for (const bool has_any : {true, false}) {
+    for (const bool is_apart : {true, false}) {
       const TemporaryFolder folder;
       with_engine({}, problem, 3, [&](Engine& engine, Model&) {
-        Sgd optimizer(engine.state(), {.momentum = 0.9});
-        for (const auto& [name, flat] : optimizer.state()) flat.fill_(1 + engine.mesh().rank());
-        save(has_any ? std::make_unique<OptimizersApart>(optimizer) : state_of_model(engine), engine.mesh(),
-             folder.path());
+        auto moments = std::make_unique<Moments>(engine, is_apart);
+        moments->flat().fill_(is_apart ? 1 + engine.mesh().rank() : 5);
+        save(std::move(moments), engine.mesh(), folder.path());
       });
       with_engine({}, problem, after, [&](Engine& engine, Model& model) {
-        Sgd optimizer(engine.state(), {.momentum = 0.9});
-        const at::Tensor momentum = optimizer.state().front().second.fill_(7);
-        load(std::make_unique<OptimizersApart>(optimizer), engine.mesh(), folder.path());
-        const double want = !has_any ? 7 : after == 3 ? 1 + engine.mesh().rank() : 2;
+        auto moments = std::make_unique<Moments>(engine, /*is_apart=*/true);
+        const at::Tensor momentum = moments->flat().fill_(7);
+        load(std::move(moments), engine.mesh(), folder.path());
+        const double want = !is_apart ? 5 : after == 3 ? 1 + engine.mesh().rank() : 2;
         for (const Parameter* parameter : model.parameters()) {
           EXPECT_TRUE(engine.state().layout.view(momentum, *parameter).eq(want).all().item<bool>()) << after;
         }
@@ -219,14 +216,13 @@ TEST(StateCheckpoint, RefusesPartsOfAnotherShape) {
   Problem other(ModelKind::gpt2);
   other.config.width = 32;
   with_engine({}, other, 2, [&](Engine& engine, Model&) {
-    Sgd optimizer(engine.state(), {.momentum = 0.9});
-    save(std::make_unique<OptimizersApart>(optimizer), engine.mesh(), folder.path());
+    save(std::make_unique<Moments>(engine, /*is_apart=*/true), engine.mesh(), folder.path());
   });
   with_engine({}, Problem(ModelKind::gpt2), 3, [&](Engine& engine, Model&) {
-    Sgd optimizer(engine.state(), {.momentum = 0.9});
-    const at::Tensor momentum = optimizer.state().front().second.fill_(7);
+    auto moments = std::make_unique<Moments>(engine, /*is_apart=*/true);
+    const at::Tensor momentum = moments->flat().fill_(7);
     try {
-      load(std::make_unique<OptimizersApart>(optimizer), engine.mesh(), folder.path());
+      load(std::move(moments), engine.mesh(), folder.path());
       ADD_FAILURE() << "reads moments of a wider model";
     } catch (const DataError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("in another shape optimizer.momentum."));

@@ -139,12 +139,7 @@ TEST(ShardAtRows, EveryElementIsAtRestOnceAndAScalarOnEveryRank) {
     Chain model(kUnits);
     Mesh mesh = record_mesh(rank, {{"dp", n}});
     const FlatLayout layout(sharded(model, mesh), mesh);
-    int64_t counted = 0;
-    for (const Slot& slot : layout.slots()) {
-      held[slot.parameter->name()] += slot.rest_count();
-      counted += slot.is_counted ? 0 : slot.rest_count();
-    }
-    EXPECT_EQ(counted, rank == 0 ? 0 : 1) << "the scalar counts on coordinate 0 alone";
+    for (const Slot& slot : layout.slots()) held[slot.parameter->name()] += slot.rest_count();
   }
   EXPECT_EQ(held.at("u0.odd"), 21);
   EXPECT_EQ(held.at("u0.wide"), 200);

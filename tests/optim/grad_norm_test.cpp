@@ -121,6 +121,22 @@ TEST(GradNorm, IsThatOfTheWholeModelWhereParametersAreCutAtRows) {
   }
 }
 
+/// Ranks of another coordinate of `apart` have gradients of their own, and take no part.
+TEST(GradNorm, IsThatOfTheRanksWhichStepTogether) {
+  std::vector<double> found(4);
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
+    Parameters model{{"w", {4}}};
+    Strategy strategy = whole_model(model, mesh);
+    Engine engine(model, mesh, strategy);
+    FlatState& state = engine.state();
+    state.layout.view(state.gradients, model.at("w")).fill_(1 + mesh["dp"].coord());
+    const int64_t before = mesh.bytes_sent();
+    found[static_cast<size_t>(mesh.rank())] = grad_norm(state, mesh, "dp", mesh["tp"].comm());
+    EXPECT_EQ(mesh.bytes_sent() - before, 560);
+  });
+  EXPECT_EQ(found, (std::vector<double>{2, 2, 4, 4}));
+}
+
 TEST(GradNorm, AddsLargeModelsInFp64) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters model{{"w", {3, 1 << 20}}};

@@ -50,8 +50,10 @@ class Steppers : public ::testing::Test {
                      [&](const std::shared_ptr<Communicator>& world) {
                        const Mesh mesh = Mesh::create(world, mesh_axes(recipe, 2));
                        RunState state(recipe, data.tokenizer, mesh);
-                       if (!from.empty()) state.load(find_checkpoint(runs_ / from), windows);
                        const auto stepper = make_stepper(state, recipe, plan_batch(recipe, 2).accumulation);
+                       if (stepper->state() != nullptr) state.add(*stepper->state());
+                       if (!from.empty()) state.load(find_checkpoint(runs_ / from), windows);
+                       stepper->start_at(state.step, state.clocks);
                        const auto batch_of = [&](int64_t step) {
                          return make_rank_batch(state.engine(), windows, step, recipe.train.global_batch);
                        };

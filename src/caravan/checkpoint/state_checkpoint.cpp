@@ -1,5 +1,7 @@
 #include "caravan/checkpoint/state_checkpoint.h"
 
+#include <optional>
+
 #include <ATen/ops/empty.h>
 
 namespace caravan {
@@ -25,6 +27,17 @@ std::vector<int64_t> global_shape(const StatePiece& piece, const Mesh& mesh) {
   std::vector<int64_t> shape = piece.parameter->global_shape();
   if (piece.spread == Spread::per_coordinate) shape.insert(shape.begin(), mesh[piece.axis].size());
   return shape;
+}
+
+/// Of a tensor in a checkpoint, that has one for each coordinate of an axis: how many; 0 if it has one for all. Nothing
+/// if it is neither.
+std::optional<int64_t> num_parts(const StatePiece& piece, const std::vector<int64_t>& saved) {
+  if (piece.parameter == nullptr) return std::nullopt;
+  std::vector<int64_t> shape = piece.parameter->global_shape();
+  if (saved == shape) return 0;
+  if (saved.empty() || piece.kind == StatePiece::Kind::parameter) return std::nullopt;
+  shape.insert(shape.begin(), saved.front());
+  return saved == shape ? std::optional(saved.front()) : std::nullopt;
 }
 
 }  // namespace
@@ -66,7 +79,7 @@ StateReader::StateReader(const TrainingState& state, const Mesh& mesh, Checkpoin
 }
 
 bool StateReader::is_required(const StatePiece& piece) const {
-  if (piece.spread == Spread::per_coordinate || piece.spread == Spread::on_axis) return false;
+  if (piece.kind == StatePiece::Kind::residual || piece.kind == StatePiece::Kind::shared) return false;
   return !options_.is_model_alone || piece.kind == StatePiece::Kind::parameter ||
          piece.kind == StatePiece::Kind::buffer;
 }
@@ -75,15 +88,11 @@ void StateReader::check() {
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
   for (const StatePiece& piece : pieces_) {
     const auto found = saved_.find(piece.name);
-    std::vector<int64_t> shape = global_shape(piece, mesh_);
-    if (is_required(piece)) {
-      wanted.emplace_back(piece.name, std::move(shape));
-    } else if (found != saved_.end() && piece.spread == Spread::per_coordinate) {
-      if (!found->second.empty()) shape.front() = found->second.front();
-      wanted.emplace_back(piece.name, std::move(shape));
-    } else if (found != saved_.end() && piece.spread == Spread::on_axis) {
-      wanted.emplace_back(piece.name, found->second);
-    }
+    const bool is_there = found != saved_.end();
+    if (!is_there && !is_required(piece)) continue;
+    const bool has_any_shape =
+        is_there && (piece.spread == Spread::on_axis || num_parts(piece, found->second).has_value());
+    wanted.emplace_back(piece.name, has_any_shape ? found->second : global_shape(piece, mesh_));
   }
   for (const auto& [name, shape] : saved_) {
     if (options_.may_leave_out && options_.may_leave_out(name)) wanted.emplace_back(name, shape);
@@ -98,45 +107,44 @@ void StateReader::read() {
 
 void StateReader::read_piece(const StatePiece& piece) {
   const auto found = saved_.find(piece.name);
-  if (piece.spread == Spread::per_coordinate) {
-    if (!read_of_coordinate(piece)) return;
-  } else if (piece.spread == Spread::on_axis) {
-    if (found == saved_.end() || found->second != piece.tensor.sizes().vec()) return;  // begins anew
+  const bool is_there = found != saved_.end();
+  if (piece.spread == Spread::on_axis) {
+    if (!is_there || found->second != piece.tensor.sizes().vec()) return;  // begins anew
     fill(piece.name, whole_box(piece.tensor), piece.tensor);
-  } else if (!is_required(piece)) {
-    return;
-  } else if (piece.spread == Spread::like_parameter) {
-    const Parameter& parameter = *piece.parameter;
-    fill(piece.name, local_box(parameter.global_shape(), parameter.rest_layout(), mesh_, parameter.name()),
-         piece.tensor);
+  } else if (piece.parameter != nullptr) {
+    const bool sums = piece.spread == Spread::per_coordinate && piece.combine == StatePiece::Combine::sum;
+    if (!is_there && !sums) return;
+    read_parts(piece, is_there ? num_parts(piece, found->second).value_or(0) : 0, is_there);
   } else {
+    if (!is_there) return;
     fill(piece.name, whole_box(piece.tensor), piece.tensor);
   }
   if (piece.loaded) piece.loaded();
 }
 
-/// Returns whether it has written the tensor.
-bool StateReader::read_of_coordinate(const StatePiece& piece) {
-  const MeshAxis& axis = mesh_[piece.axis];
+/// From a tensor of `parts` coordinates, or, if that is 0, of one for all.
+void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_there) {
+  const Parameter& parameter = *piece.parameter;
   const at::Tensor& own = piece.tensor;
-  const bool is_sum = piece.combine == StatePiece::Combine::sum;
-  const auto found = saved_.find(piece.name);
-  const int64_t before = found == saved_.end() ? 0 : found->second.front();
-  if (before == 0 && !is_sum) return false;
-  Box box = checkpoint_piece(piece.name, *piece.parameter, own, mesh_, piece.axis).box;
-  if (before == axis.size()) {
-    fill(piece.name, box, own);
-    return true;
+  Box box = local_box(parameter.global_shape(), parameter.rest_layout(), mesh_, parameter.name());
+  const bool has_parts = piece.spread == Spread::per_coordinate;
+  const bool sums = has_parts && piece.combine == StatePiece::Combine::sum;
+  const int coord = has_parts ? mesh_[piece.axis].coord() : 0;
+  if (sums && parts != mesh_[piece.axis].size() && (coord != 0 || !is_there)) {
+    own.zero_();
+    return;
   }
+  if (parts == 0) return fill(piece.name, box, own);
+  box.offset.insert(box.offset.begin(), coord);
+  box.size.insert(box.size.begin(), 1);
+  if (has_parts && parts == mesh_[piece.axis].size()) return fill(piece.name, box, own);
   own.zero_();
-  if (is_sum && axis.coord() != 0) return true;
   at::Tensor one = at::empty(own.sizes(), own.options());
-  for (box.offset.front() = 0; box.offset.front() < before; ++box.offset.front()) {
+  for (box.offset.front() = 0; box.offset.front() < parts; ++box.offset.front()) {
     fill(piece.name, box, one);
     own.add_(one);
   }
-  if (!is_sum) own.div_(static_cast<double>(before));
-  return true;
+  if (!sums) own.div_(static_cast<double>(parts));
 }
 
 /// `out` may be strided, as buffers of modules are.

@@ -15,8 +15,8 @@ namespace caravan {
 std::vector<CheckpointPiece> checkpoint_pieces(const TrainingState& state, const Mesh& mesh);
 
 /// Reads a checkpoint into `state`, on any number of ranks: each tensor that `state` has, by its name. Of those with a
-/// part for each coordinate of an axis, the checkpoint may have another number of parts, or none; of those that the
-/// ranks of an axis share, it may have another shape, or none: see StatePiece.
+/// part for each coordinate of an axis, the checkpoint may have another number of parts, or one for all, and the other
+/// way round; of those that the ranks of an axis share, it may have another shape, or none: see StatePiece.
 class StateReader {
  public:
   struct Options {
@@ -36,7 +36,7 @@ class StateReader {
  private:
   bool is_required(const StatePiece& piece) const;
   void read_piece(const StatePiece& piece);
-  bool read_of_coordinate(const StatePiece& piece);
+  void read_parts(const StatePiece& piece, int64_t parts, bool is_there);
   void fill(const std::string& name, const Box& box, const at::Tensor& out);
 
   const TrainingState& state_;

@@ -64,21 +64,14 @@ void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter
   stretch.rows = rows[coord];
 }
 
-/// True if this rank counts the gradient: each element counts once, where an axis is invariant on coordinate 0. The
-/// other ranks have the same gradient, but on another processor they would sum it to other last bits, clip by another
-/// factor and drift apart.
-bool counts_here(const Parameter& parameter, const Layout& rest, const Mesh& mesh) {
-  bool counts = true;
+void check_rest(const Parameter& parameter, const Layout& rest, const Mesh& mesh) {
   for (const MeshAxis& axis : mesh.axes()) {
     if (axis.size() == 1 || !rest.has(axis.name())) continue;
     const Placement& placement = rest[axis.name()];
-    if (!placement.is_shard() && !placement.is_invariant()) {
-      throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
-                         mesh.where(), "parameters rest in I or S"});
-    }
-    counts = counts && (placement.is_shard() || axis.coord() == 0);
+    if (placement.is_shard() || placement.is_invariant()) continue;
+    throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
+                       mesh.where(), "parameters rest in I or S"});
   }
-  return counts;
 }
 
 }  // namespace
@@ -149,7 +142,7 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     }
     slot.rest_offset = bucket.rest_offset + bucket.rest_count;
     bucket.rest_count += stretch.count();
-    slot.is_counted = bucket.is_trained && counts_here(*parameter, layouts.rest, mesh);
+    check_rest(*parameter, layouts.rest, mesh);
     const Range range{.offset = slot.rest_offset, .count = stretch.count(), .decays = parameter->spec().decays};
     if (bucket.is_trained && range.count > 0) add_range(range);
     index_.emplace(parameter, slots_.size());

@@ -21,7 +21,6 @@ struct Slot {
   std::vector<int64_t> leaf_shape{};
   int64_t rest_offset = 0;  ///< in elements, in the buffers of the whole model
   int64_t leaf_offset = 0;  ///< in the leaf buffer of its bucket
-  bool is_counted = false;  ///< trained, and in the gradient norm here: where an axis is invariant, on coordinate 0
   int64_t rest_count() const noexcept;
   int64_t leaf_count() const noexcept;
 };
@@ -118,6 +117,7 @@ struct FlatState {
   std::vector<at::Tensor> kept_leaves{};
   std::vector<at::Tensor> kept_sums{};
   std::vector<MeshAxis> shared_axes{};  ///< whose ranks read each other's kept leaves in place
+  std::string apart_axis{};             ///< see Strategy
   int64_t parameter_bytes = 0;          ///< values, kept leaves and copies; of a shared buffer this rank's part
   int64_t gradient_bytes = 0;
 

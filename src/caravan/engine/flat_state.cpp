@@ -44,6 +44,7 @@ class Pieces {
 }  // namespace
 
 void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device) {
+  apart_axis = strategy.apart_axis;
   const at::ScalarType leaf_dtype = strategy.leaf_dtype == at::kFloat ? dtype : strategy.leaf_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {

@@ -106,6 +106,9 @@ struct Strategy {
   /// The axis whose first rank alone makes the batch, and gives the others their rows; "": every rank makes its own.
   std::string controller_axis{};
 
+  /// An axis whose coordinates step apart for a while: then each has optimizer moments of its own. "": none.
+  std::string apart_axis{};
+
   /// A parameter without gradient in a step counts as zero; else it is an error that names it.
   bool allow_unused = false;
   /// Every step runs the same units in the same order, on every rank, as its table says. false: steps of begin_step()

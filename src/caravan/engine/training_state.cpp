@@ -95,7 +95,8 @@ class HookState final : public StateOwner {
 }  // namespace
 
 bool is_training_state(const std::string& name) {
-  return name.starts_with(kOptimizerTensors) || name.starts_with(kHookTensors) || name == kLossScaleTensor;
+  return name.starts_with(kOptimizerTensors) || name.starts_with(kHookTensors) || name.starts_with(kStepperTensors) ||
+         name == kLossScaleTensor;
 }
 
 void TrainingState::add(std::unique_ptr<StateOwner> owner) {

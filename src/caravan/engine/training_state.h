@@ -19,6 +19,7 @@ class Engine;
 /// only run does not need.
 inline constexpr const char* kOptimizerTensors = "optimizer.";
 inline constexpr const char* kHookTensors = "hook.";
+inline constexpr const char* kStepperTensors = "stepper.";
 inline constexpr const char* kLossScaleTensor = "loss_scale";
 bool is_training_state(const std::string& name);
 
@@ -27,7 +28,7 @@ struct StatePiece {
   enum class Kind : uint8_t {
     parameter,
     buffer,    ///< of a module
-    moment,    ///< what an optimizer keeps for each parameter
+    moment,    ///< what an optimizer, or a way of stepping, keeps for each parameter
     count,     ///< steps
     scale,     ///< of the loss
     residual,  ///< of a communication hook: what this rank has not sent
@@ -37,7 +38,8 @@ struct StatePiece {
   enum class Spread : uint8_t {
     like_parameter,  ///< cut as `parameter` at rest
     per_coordinate,  ///< so too, but each coordinate of `axis`, on which `parameter` rests invariant, has one of its
-                     ///< own: in checkpoints, a tensor with a dim 0 more, of the size of the axis
+                     ///< own: in checkpoints, a tensor with a dim 0 more, of the size of the axis. Without that dim, it
+                     ///< is one for all
     on_axis,         ///< whole, and equal on the ranks of `axis`; ranks that differ elsewhere use other names
     everywhere,      ///< whole, and equal on all ranks
     on_rank_0        ///< whole; that of rank 0 is saved, others may differ
@@ -45,7 +47,7 @@ struct StatePiece {
   /// What a checkpoint with another number of coordinates means.
   enum class Combine : uint8_t {
     sum,  ///< the sum counts: coordinate 0 gets it, the others zeros; without such a tensor, all get zeros
-    mean  ///< all get the mean; without such a tensor, what is there stays
+    mean  ///< all get the mean
   };
 
   Kind kind;

@@ -43,17 +43,31 @@ void add_squares(ExactSum& sum, const at::Tensor& gradient) {
   });
 }
 
+/// True if this rank counts a gradient of that layout: each element counts once, where an axis is invariant on
+/// coordinate 0. The other ranks have the same gradient, but on another processor they would sum it to other last bits,
+/// clip by another factor and drift apart.
+bool counts_here(const Layout& rest, const Mesh& mesh, std::string_view apart) {
+  return std::ranges::all_of(mesh.axes(), [&](const MeshAxis& axis) {
+    const bool is_common = axis.size() > 1 && axis.name() != apart && rest.has(axis.name());
+    return !is_common || axis.coord() == 0 || rest[axis.name()].is_shard();
+  });
+}
+
 }  // namespace
 
-double grad_norm(const FlatState& state, const Mesh& mesh) {
+double grad_norm(const FlatState& state, const Mesh& mesh) { return grad_norm(state, mesh, "", mesh.world()); }
+
+double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apart, Communicator& comm) {
   ExactSum sum;
   for (const Slot& slot : state.layout.slots()) {
-    if (slot.is_counted) add_squares(sum, state.layout.view(state.gradients, *slot.parameter));
+    const Parameter& parameter = *slot.parameter;
+    if (!parameter.requires_grad() || !counts_here(parameter.rest_layout(), mesh, apart)) continue;
+    add_squares(sum, state.layout.view(state.gradients, parameter));
   }
-  if (mesh.size() > 1) {
+  if (comm.size() > 1) {
     auto& words = sum.words();
     const Buffer all{words.data(), static_cast<int64_t>(words.size()), Dtype::int64};
-    mesh.world().all_reduce(all, all, ReduceOp::sum, "gradient norm");
+    comm.all_reduce(all, all, ReduceOp::sum, "gradient norm");
   }
   return std::sqrt(sum.value());
 }

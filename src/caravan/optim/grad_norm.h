@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "caravan/engine/flat.h"
 #include "caravan/mesh/mesh.h"
 
@@ -12,6 +14,9 @@ namespace caravan {
 ///
 /// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 560 bytes.
 double grad_norm(const FlatState& state, const Mesh& mesh);
+/// The same where each coordinate of the axis `apart` has a gradient of its own: of the ranks that share this one's
+/// coordinate, whose communicator is `comm`.
+double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apart, Communicator& comm);
 
 /// The sum of squares of this rank's `flat`, without exactness: partial sums in its dtype, these in fp64.
 double sum_of_squares(const at::Tensor& flat);

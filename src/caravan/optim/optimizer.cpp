@@ -68,13 +68,18 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
 }
 
 void Optimizer::walk(const Visit& visit) {
+  using Spread = StatePiece::Spread;
+  const Spread spread = state_.apart_axis.empty() ? Spread::like_parameter : Spread::per_coordinate;
   for (const auto& [name, flat] : state()) {
     for (const Slot& slot : state_.layout.slots()) {
       if (!slot.parameter->requires_grad()) continue;
       visit({.kind = StatePiece::Kind::moment,
              .name = kOptimizerTensors + name + "." + slot.parameter->name(),
              .tensor = state_.layout.view(flat, *slot.parameter),
-             .parameter = slot.parameter});
+             .parameter = slot.parameter,
+             .spread = spread,
+             .axis = state_.apart_axis,
+             .combine = StatePiece::Combine::mean});
     }
   }
 }

@@ -58,7 +58,7 @@ StepReport PipeDreamStepper::advance(int64_t end, const BatchOf& batch_of, const
                          mesh.where(),
                          "lower optimizer.lr or lengthen optimizer.warmup_steps; the last checkpoint is untouched"});
   }
-  in_.step = last;
+  step_ = last;
   return report;
 }
 

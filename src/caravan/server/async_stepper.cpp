@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "caravan/nn/ignored_label.h"
-
 namespace caravan {
 namespace {
 
@@ -12,10 +10,13 @@ class AsyncStepper final : public Stepper {
   AsyncStepper(const StepperInputs& inputs, const AsyncOptions& options)
       : Stepper(inputs),
         lead_(std::max<int64_t>(options.staleness, 0)),
-        trainer_(inputs.engine, inputs.optimizer, options) {
-    const auto ranks = static_cast<size_t>(inputs.engine.mesh().size());
-    in_.clocks = inputs.clocks.size() == ranks ? inputs.clocks : std::vector(ranks, step());
-    trainer_.set_clocks(in_.clocks);
+        trainer_(inputs.engine, inputs.optimizer, options) {}
+
+  void start_at(int64_t step, const std::vector<int64_t>& clocks) override {
+    step_ = step;
+    const auto ranks = static_cast<size_t>(in_.engine.mesh().size());
+    clocks_ = clocks.size() == ranks ? clocks : std::vector(ranks, step);
+    trainer_.set_clocks(clocks_);
   }
 
   StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) override;
@@ -31,21 +32,16 @@ class AsyncStepper final : public Stepper {
 
 StepReport AsyncStepper::advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) {
   const auto rows = [&](int64_t now) -> StageRunner::Source {
-    TrainBatch batch = batch_of(now);
-    batch.num_targets = batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();  // the mean over this worker's own
-    return [this, batch, now](int index) {
-      MicroBatch part = micro_batch_of(batch, in_.options.num_micro_batches, index, in_.options.seed, now);
-      // What counts all tokens (routers) divides by the rows of all workers.
-      part.context.gradient_scale *= static_cast<double>(batch.global_rows) / static_cast<double>(batch.ids.size(0));
-      return part;
+    return [this, batch = on_its_own(batch_of(now)), now](int index) {
+      return micro_batch_of(batch, in_.options.num_micro_batches, index, in_.options.seed, now);
     };
   };
   const int64_t pushed = in_.optimizer.num_steps();
   const auto own = static_cast<size_t>(in_.engine.mesh().rank());
   const int64_t before = clocks()[own];
   const DrainReport drain = trainer_.run(next_boundary(end), rows, stop_requested);
-  in_.clocks = drain.clocks;
-  in_.step = drain.slowest();
+  clocks_ = drain.clocks;
+  step_ = drain.slowest();
   const int64_t worker_rows = in_.global_rows / in_.engine.mesh().size();
   return {.loss = drain.loss,
           .grad_norm = drain.grad_norm,

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "caravan/data/train_windows.h"
+#include "caravan/nn/ignored_label.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
@@ -72,6 +73,12 @@ TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
   return piece_of(whole, box_of_rank(engine, whole.global_rows, whole.ids.size(1)));
 }
 
+TrainBatch on_its_own(TrainBatch batch) {
+  batch.num_targets = batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  batch.mean_rows = batch.ids.size(0);
+  return batch;
+}
+
 TrainBatch piece_of(TrainBatch batch, const Box& box) {
   for (at::Tensor* tensor : batch.tensors()) {
     *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
@@ -90,7 +97,8 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   context.step = step;
   context.micro_batch = index;
   context.loss_scale = loss_scale / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
-  context.gradient_scale = loss_scale;
+  const int64_t mean_rows = batch.mean_rows > 0 ? batch.mean_rows : batch.global_rows;
+  context.gradient_scale = loss_scale * static_cast<double>(batch.global_rows) / static_cast<double>(mean_rows);
   context.positions = part.positions;
   context.documents = part.documents;
   context.set(Dim::batch, DimIndex(part.first_row, rows, batch.global_rows));

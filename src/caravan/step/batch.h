@@ -20,6 +20,7 @@ struct TrainBatch {
   int64_t first_row = 0;
   int64_t global_rows = 0;
   int64_t num_targets = 0;  ///< targets of the whole global batch: what the loss is divided by
+  int64_t mean_rows = 0;    ///< rows that losses are means over; 0: global_rows
   /// Of packed documents, like ids: see ForwardContext. Undefined: every row is one document, from position 0 on.
   at::Tensor positions{};
   at::Tensor documents{};
@@ -39,6 +40,9 @@ TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, in
 
 /// The same piece of a batch that every rank has; nothing is sent.
 TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole);
+
+/// The same rows, for a rank that steps on its own: losses are means over them alone.
+TrainBatch on_its_own(TrainBatch batch);
 
 /// The elements of `batch` in a box of [rows, context]. Shares the memory of whole rows.
 TrainBatch piece_of(TrainBatch batch, const Box& box);

@@ -14,7 +14,7 @@ class SyncStepper final : public Stepper {
     const TrainBatch batch = batch_of(step());
     const bool wants_stop = stop_requested && stop_requested();
     StepResult result = train_step_.run(batch, step(), in_.learning_rate.at(step()), wants_stop, inspect_);
-    ++in_.step;
+    ++step_;
     StepReport report{.loss = result.loss,
                       .grad_norm = result.grad_norm,
                       .rows = in_.global_rows,
@@ -32,6 +32,8 @@ class SyncStepper final : public Stepper {
 };
 
 }  // namespace
+
+void Stepper::start_at(int64_t step, const std::vector<int64_t>&) { step_ = step; }
 
 void Stepper::set_inspect(Inspect) {
   throw UsageError({"train", "step", "none has a gradient of the whole model", in_.engine.mesh().where(),

@@ -7,22 +7,21 @@
 #include <optional>
 #include <vector>
 
+#include "caravan/engine/training_state.h"
 #include "caravan/optim/learning_rate.h"
 #include "caravan/step/drain_report.h"
 #include "caravan/step/train_step.h"
 
 namespace caravan {
 
-/// What every way of stepping works on, and the state from which it goes on.
+/// What every way of stepping works on.
 struct StepperInputs {
   Engine& engine;  ///< this, the optimizer and the loss scale outlive the stepper
   Optimizer& optimizer;
   LearningRate learning_rate{};
-  TrainStep::Options options{};   ///< of a rank's step
-  int64_t global_rows = 0;        ///< of a step, over all ranks
-  int64_t steps_at_once = 1;      ///< where steps are not separate: all ranks stop after so many, at the latest
-  int64_t step = 0;               ///< steps done, by the slowest rank
-  std::vector<int64_t> clocks{};  ///< steps done by each rank, where they differ; of any number of ranks
+  TrainStep::Options options{};  ///< of a rank's step
+  int64_t global_rows = 0;       ///< of a step, over all ranks
+  int64_t steps_at_once = 1;     ///< where steps are not separate: all ranks stop after so many, at the latest
 };
 
 /// What happened in Stepper::advance, the same on every rank but for `own_steps`.
@@ -39,7 +38,8 @@ struct StepReport {
 };
 
 /// A way of stepping: a training run advances by one, and knows no other. All of its state is the engine's and the
-/// optimizer's, step() and clocks(): it may be abandoned where advance() throws, and a new one made from a checkpoint.
+/// optimizer's, state(), step() and clocks(): it may be abandoned where advance() throws, and a new one made from a
+/// checkpoint.
 class Stepper {
  public:
   /// The batch of this rank in a step, counted from 0: make_rank_batch.
@@ -49,6 +49,13 @@ class Stepper {
 
   virtual ~Stepper() = default;
 
+  /// What it hands on from step to step beside the engine's and the optimizer's tensors; null: nothing. Names begin
+  /// with kStepperTensors.
+  virtual StateOwner* state() { return nullptr; }
+  /// Once, when all state is loaded: `step` are done, by the slowest rank; `clocks` by each rank, where they differ, of
+  /// any number of ranks.
+  virtual void start_at(int64_t step, const std::vector<int64_t>& clocks);
+
   /// Trains on from step() to a boundary: where every rank has done the same, nothing is on its way, and evaluations,
   /// checkpoints and collectives of any kind are legal. That is after a step at least, unless a stop is requested, and
   /// at step `end` at most. Every rank of the mesh calls it with the same `end`, after step(). Throws NumericsError, on
@@ -56,9 +63,9 @@ class Stepper {
   virtual StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) = 0;
 
   /// Steps done by the slowest rank.
-  int64_t step() const noexcept { return in_.step; }
+  int64_t step() const noexcept { return step_; }
   /// Steps done by each rank, where they differ; else empty.
-  const std::vector<int64_t>& clocks() const noexcept { return in_.clocks; }
+  const std::vector<int64_t>& clocks() const noexcept { return clocks_; }
 
   /// Between two boundaries pass so many steps at most; boundaries are at multiples of it.
   int64_t steps_at_once() const noexcept { return in_.steps_at_once; }
@@ -75,12 +82,13 @@ class Stepper {
   virtual double wait_ms() const { return 0; }      ///< the same of Mesh::wait_ms
 
  protected:
-  /// Without clocks.
-  explicit Stepper(const StepperInputs& inputs) : in_(inputs) { in_.clocks.clear(); }
+  explicit Stepper(const StepperInputs& inputs) : in_(inputs) {}
 
   int64_t next_boundary(int64_t end) const { return std::min(end, (step() / steps_at_once() + 1) * steps_at_once()); }
 
   StepperInputs in_;
+  int64_t step_ = 0;
+  std::vector<int64_t> clocks_{};
 };
 
 /// Steps after which all ranks go on together, one for each advance(): TrainStep. Every rank of the mesh calls it.

@@ -20,10 +20,22 @@ std::string number_text(double value, int digits) {
   return std::isnan(value) ? "nan" : "inf";
 }
 
+/// The ranks that share this one's coordinate on `axis`.
+MeshAxis ranks_beside(const Mesh& mesh, const std::string& axis) {
+  std::vector<std::string> others;
+  for (const MeshAxis& other : mesh.axes()) {
+    if (other.name() != axis) others.push_back(other.name());
+  }
+  const std::string name = "beside " + axis;
+  if (!others.empty()) return mesh.join(name, others)[name];
+  return mesh.factor(axis, {{axis + " apart", mesh[axis].size()}, {name, 1}})[name];
+}
+
 }  // namespace
 
 TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& options)
     : engine_(engine), optimizer_(optimizer), mesh_(engine.mesh()), options_(options), runner_(engine) {
+  if (!options.apart.empty()) ranks_ = ranks_beside(mesh_, options.apart);
   engine.table(static_cast<int>(options.num_micro_batches));  // the ranks compare it before the first step
   routers_ = routers_of(engine.model());
   for (const Router* router : routers_) counts_experts_ |= router->config().balances_batch();
@@ -44,7 +56,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
   agree(local_loss / result.loss_scale, result);
-  result.grad_norm = grad_norm(engine_.state(), mesh_) / result.loss_scale;
+  result.grad_norm = grad_norm(engine_.state(), mesh_, options_.apart, together()) / result.loss_scale;
   const bool is_finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (options_.loss_scale != nullptr && !options_.loss_scale->update(is_finite)) {
     result.is_skipped = options_.loss_scale->has_backed_off();
@@ -90,10 +102,10 @@ void TrainStep::agree(double local_loss, StepResult& result) const {
   const std::string& axis = engine_.strategy().pipeline_axis;
   if (!axis.empty()) {
     numbers.resize(2 + static_cast<size_t>(mesh_[axis].size()), 0);
-    numbers[2 + static_cast<size_t>(mesh_[axis].coord())] = runner_.wait_ms() * mesh_[axis].size() / mesh_.size();
+    numbers[2 + static_cast<size_t>(mesh_[axis].coord())] = runner_.wait_ms() * mesh_[axis].size() / together().size();
   }
   const at::Tensor sums = at::tensor(numbers, at::kDouble);
-  all_reduce_async(mesh_.world(), sums, sums, ReduceOp::sum, "loss").wait();
+  all_reduce_async(together(), sums, sums, ReduceOp::sum, "loss").wait();
   const auto* all = sums.const_data_ptr<double>();
   result.loss = all[0];
   result.stop = all[1] > 0;
@@ -124,7 +136,7 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
   const int64_t none = int64_t{mesh_.size()} * (count + 1);
   const bool is_bad = bad < count || !std::isfinite(local_loss);
   const at::Tensor first = at::tensor({is_bad ? mesh_.rank() * (count + 1) + bad : none}, at::kLong);
-  all_reduce_async(mesh_.world(), first, first, ReduceOp::min, "bad numbers").wait();
+  all_reduce_async(together(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
   const int64_t index = found == none ? bad_in_sum : found % (count + 1);
   const bool has_fixed_scale = options_.loss_scale != nullptr && !options_.loss_scale->is_dynamic();

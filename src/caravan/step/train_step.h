@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "caravan/engine/stage_runner.h"
@@ -34,12 +36,16 @@ class TrainStep final {
     int64_t num_micro_batches = 1;
     double clip_norm = 0;
     LossScale* loss_scale = nullptr;  ///< outlives the step; null: none
+    /// An axis whose coordinates step apart: loss, norm and errors are those of the ranks that share this one's. "":
+    /// all ranks step together.
+    std::string apart{};
   };
   /// Sees the reduced gradients (times StepResult::loss_scale), and the result, before they are clipped and used, or
   /// refused because they are not finite.
   using Inspect = std::function<void(const StepResult& result)>;
 
-  /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale.
+  /// Both outlive this. The engine's model: run({ids, labels}) -> {loss}, scaled by ForwardContext::loss_scale. Every
+  /// rank of the mesh calls it.
   TrainStep(Engine& engine, Optimizer& optimizer, const Options& options);
 
   /// `step` counts from 0 and keys the random numbers. Sends what the strategy sends, the norm's 560 bytes, and 16;
@@ -51,7 +57,8 @@ class TrainStep final {
 
  private:
   double scale() const { return options_.loss_scale == nullptr ? 1 : options_.loss_scale->value(); }
-  /// The global loss, and whether some rank asks to stop.
+  Communicator& together() const { return ranks_ ? ranks_->comm() : mesh_.world(); }
+  /// The loss of the ranks that step together, and whether one of them asks to stop.
   void agree(double local_loss, StepResult& result) const;
   int64_t first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const;
   /// BalanceScope::batch: a forward pass of the whole step first, for what its routers choose.
@@ -62,6 +69,7 @@ class TrainStep final {
   Optimizer& optimizer_;
   const Mesh& mesh_;
   Options options_;
+  std::optional<MeshAxis> ranks_;  ///< that step together; none: all
   StageRunner runner_;
   std::vector<Router*> routers_;
   bool counts_experts_ = false;  ///< routers balance experts over the batch

@@ -42,9 +42,7 @@ std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int
                                    .num_micro_batches = num_micro_batches,
                                    .clip_norm = recipe.optimizer.clip_norm,
                                    .loss_scale = state.loss_scale()},
-                       .global_rows = recipe.train.global_batch,
-                       .step = state.step,
-                       .clocks = state.clocks};
+                       .global_rows = recipe.train.global_batch};
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
   const TechniqueBody& body = body_of(recipe.data_parallel);
   if (auto own = body.make_stepper(inputs, recipe.data_parallel, timeout)) return own;

@@ -146,10 +146,12 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
   const at::NoGradGuard no_grad;
   const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
   const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
-  const auto is_of_hook = [](const std::string& name) { return name.starts_with(kHookTensors); };
+  const auto is_of_technique = [](const std::string& name) {
+    return name.starts_with(kHookTensors) || name.starts_with(kStepperTensors);
+  };
   StateReader tensors(tensors_, mesh_, reader,
                       {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
-                       .may_leave_out = is_of_hook});                                // that this run may not have
+                       .may_leave_out = is_of_technique});                           // that this run may not have
   reader.verify(mesh_.world());
   tensors.check();
   tensors.read();

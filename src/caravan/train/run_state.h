@@ -67,6 +67,8 @@ class RunState {
   SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
     return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
   }
+  /// `owner`, which outlives this, hands on further tensors: before load().
+  void add(StateOwner& owner) { tensors_.add(owner); }
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TrainWindows& windows);

@@ -123,6 +123,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   announce(model);
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
   planned_ = state_bytes(state_of(memory_.shape));
+  stepper_ = make_stepper(*state_, recipe_, plan_.accumulation);
+  if (StateOwner* own = stepper_->state()) state_->add(*own);
   if (options.resumes()) {
     resume();
   } else if (!options.recipe.train.init_from.empty()) {
@@ -137,7 +139,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
   check_sample(recipe_, dataset_.tokenizer);
-  stepper_ = make_stepper(*state_, recipe_, plan_.accumulation);
+  stepper_->start_at(state_->step, state_->clocks);
   state_->clocks = stepper_->clocks();
   if (!options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& result) { dump(result); });
   on_rank_0(
