@@ -1,8 +1,5 @@
 #include "caravan/engine/engine.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -11,7 +8,6 @@
 #include "caravan/base/path_log.h"
 #include "caravan/base/trace.h"
 #include "caravan/engine/agreement.h"
-#include "caravan/engine/reduction_order.h"
 
 namespace caravan {
 namespace {
@@ -57,6 +53,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
       mesh_(mesh),
       strategy_(std::move(strategy)),
       options_(options),
+      weight_work_(mesh_.deferred()),
       state_{.layout = FlatLayout(strategy_, mesh_)} {
   check_agreement();
   take_parameters();
@@ -80,7 +77,6 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
 }
 
 Engine::~Engine() {
-  mesh_.deferred().clear(this);
   for (Parameter* parameter : trained_) parameter->set_sink(nullptr);
 }
 
@@ -136,15 +132,11 @@ void Engine::start(int num_micro_batches) {
   free_all();
   ++num_steps_;
   transfers_.clear();
-  mesh_.deferred().clear(this);
-  is_deferring_ = false;
+  weight_work_.begin_step();
   leaves_->refresh();
   if (versions_ != nullptr) versions_->begin_step();
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
-  backwards_.clear();
-  num_deferred_ = num_run_ = 0;
-  position_ = 0;
   passes_ = nullptr;
 }
 
@@ -157,8 +149,8 @@ void Engine::begin_step(int num_micro_batches) {
   const auto recorded = recorded_.find(num_micro_batches);
   if (recorded == recorded_.end()) {
     mode_ = Mode::recording;
-    with_weight_.clear();
-    recording_.clear();
+    cursor_.end();
+    recorder_.begin();
     return;
   }
   begin_table(recorded->second);
@@ -166,29 +158,21 @@ void Engine::begin_step(int num_micro_batches) {
 
 void Engine::begin_table(const Schedule& table) {
   mode_ = Mode::following;
-  table_ = &table;
-  with_weight_.clear();
-  for (const Action& action : table) {
-    if (action.kind == Action::Kind::weight) with_weight_.emplace(action.unit, action.micro_batch);
-  }
+  cursor_.begin(table);
 }
 
 void Engine::finish_step() {
   if (mode_ == Mode::idle) {
     throw UsageError({strategy_.name, "finish_step", "no step has begun", "", "call begin_step() first"});
   }
-  mesh_.deferred().run_all();
+  weight_work_.run_all();
   if (mode_ == Mode::recording) {
     finish_recording();
   } else if (!attendance_.is_here) {
     follow_absent();
   } else {
-    while (position_ < table_->size()) {
-      const Action& entry = (*table_)[position_];
-      if (is_reached(entry)) refuse(entry, "was never reached");
-      perform(entry);
-      ++position_;
-    }
+    perform_until_event();
+    if (!cursor_.is_at_end()) refuse(cursor_.entry(), "was never reached");
   }
   end_step();
 }
@@ -215,7 +199,7 @@ struct Engine::Reset {
   Engine& engine;
   ~Reset() {
     engine.mode_ = Mode::idle;
-    engine.table_ = nullptr;
+    engine.cursor_.end();
     engine.passes_ = nullptr;
     engine.set_exchange(nullptr);
   }
@@ -252,16 +236,11 @@ void Engine::run_local_step(int num_micro_batches, Passes& passes) {
 
 void Engine::follow(Passes& passes) {
   passes_ = &passes;
-  while (position_ < table_->size()) {
-    const Action entry = (*table_)[position_];
-    if (!is_reached(entry)) {
-      perform(entry);
-      ++position_;
-      continue;
-    }
-    const size_t before = position_;
+  for (perform_until_event(); !cursor_.is_at_end(); perform_until_event()) {
+    const Action entry = cursor_.entry();
+    const size_t before = cursor_.position();
     run_pass(entry, passes);
-    if (position_ == before) refuse(entry, "was not reached by the pass that it begins");
+    if (cursor_.position() == before) refuse(entry, "was not reached by the pass that it begins");
     check_skipped(entry);
   }
   passes_ = nullptr;
@@ -280,7 +259,7 @@ void Engine::run_pass(const Action& first, Passes& passes) {
   if (first.kind == Action::Kind::recompute) return passes.recompute(stage, first.micro_batch);
   passes.backward(stage, first.micro_batch);
   TraceLog::end_lap();
-  if (!is_deferring_) mesh_.deferred().run_all();
+  weight_work_.end();
   if (versions_ != nullptr) versions_->release(first.micro_batch);
 }
 
@@ -288,8 +267,8 @@ void Engine::run_pass(const Action& first, Passes& passes) {
 /// the table assumes that it does.
 void Engine::check_skipped(const Action& first) const {
   if (first.kind != Action::Kind::backward) return;
-  const auto next = std::find_if(table_->begin() + static_cast<std::ptrdiff_t>(position_), table_->end(), is_reached);
-  if (next == table_->end() || next->kind != Action::Kind::backward || next->micro_batch != first.micro_batch) return;
+  const Action* next = cursor_.next_event();
+  if (next == nullptr || next->kind != Action::Kind::backward || next->micro_batch != first.micro_batch) return;
   const auto& units = state_.layout.units().units;
   if (units[static_cast<size_t>(next->unit)].stage != units[static_cast<size_t>(first.unit)].stage) return;
   throw UsageError({strategy_.name, name_of(state_.layout.units(), next->unit),
@@ -299,24 +278,21 @@ void Engine::check_skipped(const Action& first) const {
 
 // ---- events ----
 
-bool Engine::is_reached(const Action& entry) { return entry.is_event() && entry.kind != Action::Kind::weight; }
-
 void Engine::reach(const Action& event) {
   check_present();
   count_path(path_of(event.kind));
-  if (!is_deferring_ && !backwards_.empty()) mesh_.deferred().run_all();
+  weight_work_.reach();
   if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
   if (event.kind == Action::Kind::backward) {
-    backwards_.emplace_back(event, num_deferred_);
-    is_deferring_ = with_weight_.contains({event.unit, event.micro_batch});
+    weight_work_.begin(event, mode_ == Mode::following && cursor_.has_weight_entry(event));
   }
   if (mode_ == Mode::recording) {
     gather_for(event.unit);
-    recording_.push_back(event);
+    recorder_.add(event);
   } else if (mode_ == Mode::following) {
-    for (; position_ < table_->size() && !is_reached((*table_)[position_]); ++position_) perform((*table_)[position_]);
-    if (position_ == table_->size() || !((*table_)[position_] == event)) refuse(event, "comes out of order");
-    ++position_;
+    perform_until_event();
+    if (cursor_.is_at_end() || !(cursor_.entry() == event)) refuse(event, "comes out of order");
+    cursor_.advance();
   }
   for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) leaves_->wait(group);
   transfers_.poll();
@@ -334,7 +310,7 @@ void Engine::perform(const Action& entry) {
     case Action::Kind::free: leaves_->free(entry.unit); break;
     case Action::Kind::reduce:
       leaves_->wait(entry.unit);
-      gradients_->reduce(entry.unit, mode_ != Mode::following || ends_reductions(*table_, position_));
+      gradients_->reduce(entry.unit, mode_ != Mode::following || cursor_.ends_reductions());
       break;
     case Action::Kind::weight:
       for (const int group : state_.layout.units().groups_of(entry)) leaves_->wait(group);
@@ -353,33 +329,16 @@ void Engine::update(const Action& entry) {
   gradients_->finish();
   passes_->update(entry.micro_batch);
   versions_->renew();
-  if (position_ + 1 < table_->size()) gradients_->begin_step();
+  if (cursor_.has_more()) gradients_->begin_step();
 }
 
-/// The pieces of work that the backward of the entry's unit and micro-batch has deferred, and those before them.
 void Engine::run_deferred(const Action& weight) {
-  const auto is_its = [&](const auto& backward) {
-    return backward.first.unit == weight.unit && backward.first.micro_batch == weight.micro_batch;
-  };
-  // From the end: the backward was a few micro-batches ago, however many a step has.
-  const auto found = std::find_if(backwards_.rbegin(), backwards_.rend(), is_its);
-  if (found == backwards_.rend()) refuse(weight, "comes before its backward");
-  const size_t until = found == backwards_.rbegin() ? num_deferred_ : std::prev(found)->second;
   const TraceSpan span(TraceLog::kCompute, "weight gradients", name_of(state_.layout.units(), weight.unit),
                        {{"micro_batch", weight.micro_batch}});
-  if (until > num_run_) mesh_.deferred().run(until - num_run_);
+  if (!weight_work_.run(weight)) refuse(weight, "comes before its backward");
 }
 
-void Engine::defer(Parameter&, std::function<void()> work) {
-  if (!is_deferring_) mesh_.deferred().run_all();
-  ++num_deferred_;
-  mesh_.deferred().push(
-      [this, work = std::move(work)] {
-        ++num_run_;
-        work();
-      },
-      this);
-}
+void Engine::defer(Parameter&, std::function<void()> work) { weight_work_.push(std::move(work)); }
 
 GradientSink::Sum Engine::sum_of(Parameter& parameter) {
   if (mode_ != Mode::idle) return gradients_->sum_of(parameter);
@@ -389,11 +348,9 @@ GradientSink::Sum Engine::sum_of(Parameter& parameter) {
 
 void Engine::refuse(const Action& event, const char* fact) const {
   const std::string& unit = name_of(state_.layout.units(), event.unit);
-  const bool has_next = table_ != nullptr && position_ < table_->size();
   throw UsageError(
       {strategy_.name, fmt::format("{} (unit '{}')", event.to_string(), unit), fact,
-       fmt::format("{}, entry {} of the table{}", mesh_.where(), position_,
-                   has_next ? ": expected " + (*table_)[position_].to_string() : ", its end"),
+       fmt::format("{}, {}", mesh_.where(), cursor_.place()),
        "run the units of every step in the same order; Phase::evaluate for passes that are not part of it"});
 }
 

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -11,8 +10,10 @@
 #include "caravan/engine/leaves.h"
 #include "caravan/engine/model_buffers.h"
 #include "caravan/engine/passes.h"
+#include "caravan/engine/step_recorder.h"
+#include "caravan/engine/table_cursor.h"
 #include "caravan/engine/weight_versions.h"
-#include "caravan/mesh/deferred_work.h"
+#include "caravan/engine/weight_work.h"
 #include "caravan/module/module.h"
 
 namespace caravan {
@@ -138,7 +139,9 @@ class Engine : private GradientSink {
   void begin_table(const Schedule& table);
   void set_exchange(StepExchange* exchange) noexcept;
   void follow(Passes& passes);
-  static bool is_reached(const Action& entry);
+  void perform_until_event() {
+    cursor_.perform_until_event([this](const Action& entry) { perform(entry); });
+  }
   /// The execution has come to `event`: performs what stands before it.
   void reach(const Action& event);
   void perform(const Action& entry);
@@ -152,7 +155,6 @@ class Engine : private GradientSink {
 
   // Recorded and joint steps (engine_record.cpp).
   void finish_recording();
-  void agree_on_events();
   void agree_on_used();
   void follow_absent();
   bool holds_all() const noexcept { return mode_ == Mode::recording && !attendance_.is_full(); }
@@ -161,6 +163,7 @@ class Engine : private GradientSink {
   Mesh mesh_;
   Strategy strategy_;
   Options options_;
+  WeightWork weight_work_;
   FlatState state_;
   std::unique_ptr<BufferPool> pool_;
   TransferQueue transfers_;
@@ -180,17 +183,11 @@ class Engine : private GradientSink {
   bool is_evaluating_ = false;
   int num_exceptions_ = 0;  ///< in flight when the evaluation began
   int num_micro_batches_ = 0;
-  Schedule recording_;
-  const Schedule* table_ = nullptr;
-  size_t position_ = 0;
+  StepRecorder recorder_;
+  TableCursor cursor_;
   Passes* passes_ = nullptr;
   StepExchange* exchange_ = nullptr;
-  std::set<std::pair<int, int>> with_weight_;         ///< unit and micro-batch of the table's weight events
-  bool is_deferring_ = false;                         ///< the last backward has one
-  std::vector<int> num_forwards_;                     ///< of the step, by unit
-  std::vector<std::pair<Action, size_t>> backwards_;  ///< of the step, with the work that was deferred before each
-  size_t num_deferred_ = 0;
-  size_t num_run_ = 0;
+  std::vector<int> num_forwards_;                                  ///< of the step, by unit
   std::vector<int> running_;                                       ///< units whose forward runs, outermost first
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step
   std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);  ///< for hooks in graphs that outlive this

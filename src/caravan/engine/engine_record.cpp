@@ -1,7 +1,3 @@
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -10,29 +6,6 @@
 #include "caravan/engine/engine.h"
 
 namespace caravan {
-namespace {
-
-/// Kind, unit and micro-batch of each event, as bytes.
-std::string to_bytes(const Schedule& events) {
-  std::string bytes;
-  for (const Action& event : events) {
-    const std::array<int, 3> numbers{static_cast<int>(event.kind), event.unit, event.micro_batch};
-    bytes.append(reinterpret_cast<const char*>(numbers.data()), sizeof(numbers));
-  }
-  return bytes;
-}
-
-Schedule to_events(const std::string& bytes) {
-  Schedule events;
-  std::array<int, 3> numbers{};
-  for (size_t at = 0; at < bytes.size(); at += sizeof(numbers)) {
-    std::memcpy(numbers.data(), bytes.data() + at, sizeof(numbers));
-    events.push_back({.kind = static_cast<Action::Kind>(numbers[0]), .unit = numbers[1], .micro_batch = numbers[2]});
-  }
-  return events;
-}
-
-}  // namespace
 
 bool Engine::begin_joint_step(bool has_batch, int num_micro_batches) {
   const Attendance attendance = agree_on_attendance(strategy_, mesh_, has_batch, num_micro_batches);
@@ -60,13 +33,9 @@ void Engine::finish_recording() {
   const Units& units = state_.layout.units();
   Schedule schedule;
   if (strategy_.is_static) {  // before any rank waits for a reduction
-    if (!attendance_.is_full()) agree_on_events();
-    schedule = agreed_recording(recording_, num_micro_batches_, units, strategy_, mesh_);
-    std::vector<int> num_backwards(strategy_.units.size(), 0);
-    for (const Action& event : recording_) {
-      if (event.kind == Action::Kind::backward) ++num_backwards[static_cast<size_t>(event.unit)];
-    }
-    const int found = *std::max_element(num_backwards.begin(), num_backwards.end());
+    if (!attendance_.is_full()) recorder_.share(mesh_.world(), attendance_);
+    schedule = agreed_recording(recorder_.events(), num_micro_batches_, units, strategy_, mesh_);
+    const int found = recorder_.num_backwards();
     if (found < num_micro_batches_) {
       mode_ = Mode::idle;
       throw UsageError({strategy_.name, "finish_step",
@@ -85,12 +54,6 @@ void Engine::finish_recording() {
   if (strategy_.is_static) recorded_[num_micro_batches_] = std::move(schedule);
 }
 
-/// Ranks without a batch have recorded nothing: they take over what the first rank with one has.
-void Engine::agree_on_events() {
-  const std::string events = broadcast_text(mesh_.world(), to_bytes(recording_), attendance_.first_rank, "events");
-  if (!attendance_.is_here) recording_ = to_events(events);
-}
-
 /// A parameter counts as used if any rank has used it.
 void Engine::agree_on_used() {
   if (strategy_.allow_unused) return;
@@ -101,13 +64,10 @@ void Engine::agree_on_used() {
 
 /// The table without its events. Waits stand where they do on the other ranks: they start transfers.
 void Engine::follow_absent() {
-  for (; position_ < table_->size(); ++position_) {
-    const Action& entry = (*table_)[position_];
-    if (!is_reached(entry)) {
-      perform(entry);
-      continue;
-    }
-    for (const int group : state_.layout.units().units[static_cast<size_t>(entry.unit)].groups) leaves_->wait(group);
+  for (perform_until_event(); !cursor_.is_at_end(); perform_until_event()) {
+    const int unit = cursor_.entry().unit;
+    for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
+    cursor_.advance();
   }
 }
 

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "caravan/engine/schedule.h"
+#include "caravan/mesh/deferred_work.h"
+
+namespace caravan {
+
+/// The weight gradients of a step that backward puts off, until the entry of the table that is theirs or until nothing
+/// else is to be computed.
+class WeightWork {
+ public:
+  /// `queue` outlives this.
+  explicit WeightWork(DeferredWork& queue) : queue_(queue) {}
+  ~WeightWork() { queue_.clear(this); }
+  WeightWork(const WeightWork&) = delete;
+  WeightWork& operator=(const WeightWork&) = delete;
+
+  /// Forgets what an earlier step has left.
+  void begin_step();
+  /// A unit is reached: what has no entry of its own runs before.
+  void reach();
+  /// A backward begins, `waits`: whose work waits for its entry.
+  void begin(const Action& backward, bool waits);
+  void push(std::function<void()> work);
+  /// A backward has ended.
+  void end();
+  /// Runs what the backward of that unit and micro-batch has put off, and what came before. False: it did not begin.
+  bool run(const Action& weight);
+  void run_all() { queue_.run_all(); }
+
+ private:
+  DeferredWork& queue_;
+  std::vector<std::pair<Action, size_t>> backwards_;  ///< of the step, with the work that was pushed before each
+  bool waits_ = false;                                ///< the last backward does
+  size_t num_pushed_ = 0;
+  size_t num_run_ = 0;
+};
+
+}  // namespace caravan
