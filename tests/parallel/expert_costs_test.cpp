@@ -11,6 +11,7 @@
 #include "caravan/plan/memory.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/techniques/make_strategy.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::expert_costs_test {
 namespace {
@@ -24,7 +25,7 @@ struct Measured {
 
 /// Every token goes to every expert, or ranks would not get as many copies as each other. Parts of biases have 32
 /// elements: shorter ones are padded in flat buffers.
-MemoryShape shape_of(ModelKind kind, int64_t ep, const ContextParallelChoice& cp = {}, int64_t tp = 1) {
+MemoryShape shape_of(ModelKind kind, int64_t ep, const Split& cp = context_of("ring", 1), int64_t tp = 1) {
   return {.model = {.kind = kind,
                     .layers = 1,
                     .width = 64,
@@ -35,9 +36,9 @@ MemoryShape shape_of(ModelKind kind, int64_t ep, const ContextParallelChoice& cp
                     .moe = {.experts = 4, .top_k = 4, .shared_hidden = 64, .shared_gate = true}},
           .sequences = 8,
           .rows = 8,
-          .tensor_parallel = {.degree = tp},
+          .tensor_parallel = tensor_of(tp),
           .context_parallel = cp,
-          .expert_parallel = {.degree = ep}};
+          .expert_parallel = experts_of(ep)};
 }
 
 std::vector<AxisSize> axes_of(const MemoryShape& shape) {
@@ -127,18 +128,18 @@ double added_by_a_layer(MemoryShape shape, F f) {
 std::vector<MemoryShape> shapes() {
   std::vector<MemoryShape> all;
   for (const ModelKind kind : {ModelKind::llama, ModelKind::gpt2}) {
-    const ContextParallelChoice ring{.kind = "ring", .degree = 2};
+    const Split whole = context_of("ring", 1), ring = context_of("ring", 2);
     all.push_back(shape_of(kind, 2));
     all.push_back(shape_of(kind, 4));
     all.push_back(shape_of(kind, 2));
     all.back().reduce_bytes = 2;
-    all.push_back(shape_of(kind, 1, {}, 2));
-    all.push_back(shape_of(kind, 2, {}, 2));
+    all.push_back(shape_of(kind, 1, whole, 2));
+    all.push_back(shape_of(kind, 2, whole, 2));
     all.push_back(shape_of(kind, 1, ring));
     all.push_back(shape_of(kind, 2, ring));
     all.push_back(all.back());
     all.back().model.moe.capacity = 1;
-    all.push_back(shape_of(kind, 1, {.kind = "both", .degree = 4, .exchange = 2}));
+    all.push_back(shape_of(kind, 1, context_of("both", 4, {{"exchange", 2}})));
   }
   return all;
 }
@@ -155,7 +156,7 @@ TEST(ExpertCosts, AreThoseOfTheFormulas) {
     EXPECT_DOUBLE_EQ(layer.backward, experts.backward + others.backward + gradients);
     EXPECT_DOUBLE_EQ(layer.elements, added_by_a_layer(shape, [](const StateShape& of) { return of.parameters; }));
     // Ranks of Ulysses keep more than the formula says: keys, values and queries of whole sequences.
-    if (shape.context_parallel.num_ulysses() > 1) continue;
+    if (shape.context_parallel.parts().heads > 1) continue;
     EXPECT_NEAR(layer.kept / layer_activation_bytes(shape), 1, 0.01) << "RMSNorm keeps one number of a row, not two";
   }
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/plan/memory.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::experts_test {
 namespace {
@@ -33,7 +34,7 @@ constexpr double kGpt2Dense = 4. * 64 * 64 + 4. * 64 + 4. * 64 + 4 * 64;  // att
 
 MemoryShape shape_of(const ModelConfig& model, int64_t ep, int64_t tp = 1) {
   return {
-      .model = model, .sequences = 8, .rows = 8, .tensor_parallel = {.degree = tp}, .expert_parallel = {.degree = ep}};
+      .model = model, .sequences = 8, .rows = 8, .tensor_parallel = tensor_of(tp), .expert_parallel = experts_of(ep)};
 }
 
 TEST(ExpertFormulas, ParametersAreThoseOfTheModel) {
@@ -96,7 +97,7 @@ TEST(ExpertFormulas, GradientsOfExpertsStayOnTheirRank) {
   const StateShape sharded = state_of(shape);
   EXPECT_EQ(state_bytes(sharded).optimizer, 8 * alone.parameters / 2);
   EXPECT_EQ(state_traffic(sharded).reduced, alone.parameters);
-  shape.context_parallel = {.kind = "both", .degree = 4, .exchange = 2};
+  shape.context_parallel = context_of("both", 4, {{"exchange", 2}});
   const StateTraffic all = state_traffic(state_of(shape));
   EXPECT_EQ(all.elements - state_traffic(sharded).elements, 2 * alone.parameters / 2) << "a ring of 2, Ulysses of 2";
 }

@@ -125,8 +125,8 @@ TEST(TensorFormulas, SayWhatDoesNotFit) {
   few.sequences = 8;
   EXPECT_THAT(misfit_of(few), HasSubstr("8 sequences of a micro-batch are split in 16 parts: use 16"));
   EXPECT_THROW(layer_bytes(shape_of("4d", 16)), UsageError);
-  EXPECT_FALSE(misfit_of_grid("3d", {.width = 8, .heads = 2, .vocabulary = 9, .hidden = 12}, 2));
-  EXPECT_THAT(misfit_of_grid("3d", {.width = 6, .heads = 2, .vocabulary = 9, .hidden = 12}, 2)->fact,
+  EXPECT_FALSE(misfit_of_grid(Grid{.dims = 3}, {.width = 8, .heads = 2, .vocabulary = 9, .hidden = 12}, 2));
+  EXPECT_THAT(misfit_of_grid(Grid{.dims = 3}, {.width = 6, .heads = 2, .vocabulary = 9, .hidden = 12}, 2)->fact,
               HasSubstr("divides 6 features by 4"));
 }
 

@@ -24,7 +24,7 @@ namespace caravan::testing::composition_test {
 namespace {
 
 struct Case {
-  ContextParallelChoice context{};
+  Split context = context_of("ring", 1);
   std::string schedule{};  ///< "": no pipeline
   std::string technique{};
   int64_t experts = 0;  ///< ranks that share them; 0: none
@@ -35,13 +35,9 @@ struct Case {
   int micro_batches = 3;
 };
 
-const std::vector<ContextParallelChoice> kContexts{
-    {.degree = 1},
-    {.kind = "ring", .degree = 2},
-    {.kind = "ring", .degree = 3},
-    {.kind = "ring", .degree = 4},
-    {.kind = "ulysses", .degree = 2},
-    {.kind = "both", .degree = 4, .exchange = 2},
+const std::vector<Split> kContexts{
+    context_of("ring", 1), context_of("ring", 2),    context_of("ring", 3),
+    context_of("ring", 4), context_of("ulysses", 2), context_of("both", 4, {{"exchange", 2}}),
 };
 const std::vector<std::string> kSchedules{"", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"};
 const std::vector<std::string> kTechniques{"ddp", "zero2", "zero3"};
@@ -72,9 +68,10 @@ ProveCase to_prove(const Case& of) {
   model.context = of.context.degree == 3 ? 12 : 16;
   if (of.experts > 0) model.moe = {.experts = 4, .top_k = 2, .balance_loss = 0.1};
   if (of.has_adapters) model.lora = {.rank = 4, .alpha = 2, .targets = {"query", "value"}};
-  StrategyChoice choice{.data_parallel = with(technique_of(of.technique), {{"share", "off"}}),
-                        .context_parallel = of.context,
-                        .overlap = of.overlaps};
+  StrategyChoice choice;
+  choice.data_parallel = with(technique_of(of.technique), {{"share", "off"}});
+  choice.context_parallel = of.context;
+  choice.overlap = of.overlaps;
   std::vector<AxisSize> axes;
   if (!of.schedule.empty()) {
     const bool has_two = of.schedule == "interleaved" || of.schedule == "zb-v";
@@ -88,8 +85,8 @@ ProveCase to_prove(const Case& of) {
     axes.push_back({"ep", static_cast<int>(of.experts)});
   }
   if (of.context.degree > 1) axes.push_back({"cp", static_cast<int>(of.context.degree)});
-  choice.sequences = 2 * choice.expert_parallel.row_parts();
-  const std::string ring = of.context.degree > 1 ? of.context.kind + std::to_string(of.context.degree) : "whole";
+  choice.sequences = 2 * choice.expert_parallel.parts().rows;
+  const std::string ring = of.context.degree > 1 ? of.context.kind.name() + std::to_string(of.context.degree) : "whole";
   return {.name = ring + (of.schedule.empty() ? "" : ", " + of.schedule) + ", " + of.technique +
                   (of.overlaps ? "" : ", no overlap"),
           .model = model,
@@ -167,7 +164,7 @@ TEST(Compositions, DISABLED_AreOneProcessInMoreCases) {
 
 /// Every ring beside nothing else, with its messages beside the computation and between turns.
 TEST(Compositions, RingsAreOneProcess) {
-  for (const ContextParallelChoice& context : kContexts) {
+  for (const Split& context : kContexts) {
     for (const bool overlaps : {true, false}) {
       for (const bool has_documents : {false, true}) {
         expect_holds(to_prove({.context = context,
@@ -184,7 +181,7 @@ TEST(Compositions, RingsAreOneProcess) {
 /// The proof of a ring of n ranks whose messages stand in this order, without the check of tables and without labels.
 Proof proof_alone(int n, RingSchedule schedule) {
   ProveCase what =
-      to_prove({.context = {.kind = "ring", .degree = n}, .technique = "ddp", .overlaps = false, .micro_batches = 1});
+      to_prove({.context = context_of("ring", n), .technique = "ddp", .overlaps = false, .micro_batches = 1});
   what.arrange = [schedule = std::move(schedule)](Model& model, Mesh& mesh) {
     mesh.deferred().set_overlaps(false);
     const Plan plan = context_parallel(model.config(), mesh, {.ring = "cp", .ring_schedule = schedule});

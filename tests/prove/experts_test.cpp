@@ -37,11 +37,11 @@ StrategyChoice technique(const std::string& name) {
   return {.data_parallel = with(technique_of(name), {{"share", "off"}})};
 }
 
-StrategyChoice context(const std::string& kind, int64_t exchange = 0) {
-  return {.context_parallel = {.kind = kind, .exchange = exchange}};
+StrategyChoice context(const std::string& kind, const Values& values = {}) {
+  return {.context_parallel = context_of(kind, 1, values)};
 }
 
-StrategyChoice sequence() { return {.tensor_parallel = {.sequence = true}}; }
+StrategyChoice sequence() { return {.tensor_parallel = tensor_of(1, "1d", {{"sequence", true}})}; }
 
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> all{
@@ -65,7 +65,7 @@ const std::vector<Variant>& variants() {
       {"ep2_tp2_sequence", {{"dp", 1}, {"ep", 2}, {"tp", 2}}, kSigmoid, sequence()},
       {"ring2_limited", {{"dp", 1}, {"cp", 2}}, kLimited, context("ring")},
       {"ulysses2", {{"dp", 1}, {"cp", 2}}, kPlain, context("ulysses")},
-      {"both4_limited", {{"dp", 1}, {"cp", 4}}, kLimited, context("both", 2)},
+      {"both4_limited", {{"dp", 1}, {"cp", 4}}, kLimited, context("both", {{"exchange", 2}})},
       {"ep2_ring2", {{"dp", 1}, {"ep", 2}, {"cp", 2}}, kLimited, context("ring"), {}, true},
       {"ep2_ring2_tp2", {{"dp", 1}, {"ep", 2}, {"cp", 2}, {"tp", 2}}, kGated, context("ring")},
       {"tp2_sequence_batch", {{"dp", 1}, {"tp", 2}}, kBatch, sequence()},

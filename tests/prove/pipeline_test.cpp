@@ -49,7 +49,7 @@ ProveCase to_prove(Case of) {
   model.hidden = 32;
   model.context = 16;
   if (of.choice.expert_parallel.is_used()) model.moe = {.experts = 4, .top_k = 2, .balance_loss = 0.1};
-  const int64_t parts = of.choice.tensor_parallel.row_parts() * of.choice.expert_parallel.row_parts();
+  const int64_t parts = of.choice.tensor_parallel.parts().rows * of.choice.expert_parallel.parts().rows;
   of.choice.sequences = 2 * parts;
   std::vector<AxisSize> axes{{"pp", static_cast<int>(pipeline.degree)}};
   if (of.others.empty()) of.others = {{"dp", 1}};
@@ -138,27 +138,27 @@ std::vector<Case> beside_data() {
 TEST(PipelineBesideData, IsOneProcess) { expect_every(beside_data(), 11); }
 TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_data(), 1); }
 
-struct Split {
+struct SplitCase {
   std::string name;
-  TensorParallelChoice tensor{};
-  ContextParallelChoice context{};
-  ExpertParallelChoice experts{};
+  Split tensor = tensor_of(1);
+  Split context = context_of("ring", 1);
+  Split experts = experts_of(1);
 };
 
 std::vector<Case> beside_splits() {
-  const std::vector<Split> splits{
-      {"tp2", {.degree = 2}},
-      {"tp2 and sequence", {.degree = 2, .sequence = true}},
-      {"2d", {.kind = "2d", .degree = 4}},
-      {"3d", {.kind = "3d", .degree = 8}},
-      {"ring", {}, {.degree = 2}},
-      {"ulysses", {}, {.kind = "ulysses", .degree = 2}},
-      {"ring, tp2 and sequence", {.degree = 2, .sequence = true}, {.degree = 2}},
-      {"experts", {}, {}, {.degree = 2}},
-      {"experts and tp2", {.degree = 2}, {}, {.degree = 2}},
+  const std::vector<SplitCase> splits{
+      {"tp2", tensor_of(2)},
+      {"tp2 and sequence", tensor_of(2, "1d", {{"sequence", true}})},
+      {"2d", tensor_of(4, "2d")},
+      {"3d", tensor_of(8, "3d")},
+      {"ring", tensor_of(1), context_of("ring", 2)},
+      {"ulysses", tensor_of(1), context_of("ulysses", 2)},
+      {"ring, tp2 and sequence", tensor_of(2, "1d", {{"sequence", true}}), context_of("ring", 2)},
+      {"experts", tensor_of(1), context_of("ring", 1), experts_of(2)},
+      {"experts and tp2", tensor_of(2), context_of("ring", 1), experts_of(2)},
   };
   std::vector<Case> all;
-  for (const Split& split : splits) {
+  for (const SplitCase& split : splits) {
     for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
       for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
         for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {

@@ -13,41 +13,41 @@
 namespace caravan::testing::split_product_test {
 namespace {
 
-struct Split {
+struct SplitCase {
   std::string name;
-  TensorParallelChoice tensor{};
-  ContextParallelChoice context{};
+  Split tensor = tensor_of(1);
+  Split context = context_of("ring", 1);
 
   int64_t ranks() const { return tensor.degree * context.degree; }
 };
 
-void PrintTo(const Split& split, std::ostream* out) { *out << split.name; }
+void PrintTo(const SplitCase& split, std::ostream* out) { *out << split.name; }
 
-const std::vector<Split>& splits() {
-  static const std::vector<Split> all{
-      {"tp2", {.degree = 2}},
-      {"tp2_sequence", {.degree = 2, .sequence = true}},
-      {"tp3", {.degree = 3}},
-      {"tp3_sequence", {.degree = 3, .sequence = true}},
-      {"tp4", {.degree = 4}},
-      {"grid_2d", {.kind = "2d", .degree = 4}},
-      {"grid_25d", {.kind = "2.5d", .degree = 8, .depth = 2}},
-      {"grid_3d", {.kind = "3d", .degree = 8}},
-      {"ring2", {}, {.degree = 2}},
-      {"ring3", {}, {.degree = 3}},
-      {"ring4", {}, {.degree = 4}},
-      {"ulysses2", {}, {.kind = "ulysses", .degree = 2}},
-      {"ulysses4", {}, {.kind = "ulysses", .degree = 4}},
-      {"both4", {}, {.kind = "both", .degree = 4, .exchange = 2}},
-      {"tp2_sequence_ring2", {.degree = 2, .sequence = true}, {.degree = 2}},
-      {"tp2_ulysses2", {.degree = 2}, {.kind = "ulysses", .degree = 2}},
-      {"tp4_groups_ring2", {.degree = 4, .sequence = true}, {.degree = 2}},
-      {"grid_2d_ring2", {.kind = "2d", .degree = 4}, {.degree = 2}},
+const std::vector<SplitCase>& splits() {
+  static const std::vector<SplitCase> all{
+      {"tp2", tensor_of(2)},
+      {"tp2_sequence", tensor_of(2, "1d", {{"sequence", true}})},
+      {"tp3", tensor_of(3)},
+      {"tp3_sequence", tensor_of(3, "1d", {{"sequence", true}})},
+      {"tp4", tensor_of(4)},
+      {"grid_2d", tensor_of(4, "2d")},
+      {"grid_25d", tensor_of(8, "2.5d", {{"depth", 2}})},
+      {"grid_3d", tensor_of(8, "3d")},
+      {"ring2", tensor_of(1), context_of("ring", 2)},
+      {"ring3", tensor_of(1), context_of("ring", 3)},
+      {"ring4", tensor_of(1), context_of("ring", 4)},
+      {"ulysses2", tensor_of(1), context_of("ulysses", 2)},
+      {"ulysses4", tensor_of(1), context_of("ulysses", 4)},
+      {"both4", tensor_of(1), context_of("both", 4, {{"exchange", 2}})},
+      {"tp2_sequence_ring2", tensor_of(2, "1d", {{"sequence", true}}), context_of("ring", 2)},
+      {"tp2_ulysses2", tensor_of(2), context_of("ulysses", 2)},
+      {"tp4_groups_ring2", tensor_of(4, "1d", {{"sequence", true}}), context_of("ring", 2)},
+      {"grid_2d_ring2", tensor_of(4, "2d"), context_of("ring", 2)},
   };
   return all;
 }
 
-ModelConfig model_of(const Split& split, ModelKind kind, bool is_tied) {
+ModelConfig model_of(const SplitCase& split, ModelKind kind, bool is_tied) {
   const bool has_three = split.ranks() == 3;
   ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
   model.dropout = is_tied ? 0.1 : 0;  // other kernels, and no ring
@@ -59,12 +59,13 @@ ModelConfig model_of(const Split& split, ModelKind kind, bool is_tied) {
   return model;
 }
 
-ProveCase case_of(const Split& split, ModelKind kind, bool is_tied, at::ScalarType dtype, const char* beside, int dp) {
+ProveCase case_of(const SplitCase& split, ModelKind kind, bool is_tied, at::ScalarType dtype, const char* beside,
+                  int dp) {
   StrategyChoice choice{.data_parallel = with(technique_of(beside), {{"share", "off"}}),
                         .tensor_parallel = split.tensor,
                         .context_parallel = split.context,
                         .overlap = std::string(beside) != "zero3"};
-  choice.sequences = split.tensor.row_parts();
+  choice.sequences = split.tensor.parts().rows;
   std::vector<AxisSize> axes{{"dp", dp}};
   if (split.context.is_used()) axes.push_back({"cp", static_cast<int>(split.context.degree)});
   if (split.tensor.is_used()) axes.push_back({"tp", static_cast<int>(split.tensor.degree)});
@@ -73,12 +74,12 @@ ProveCase case_of(const Split& split, ModelKind kind, bool is_tied, at::ScalarTy
           .axes = axes,
           .arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); },
           .num_micro_batches = 2,
-          .rows = 2 * dp * split.tensor.row_parts(),
+          .rows = 2 * dp * split.tensor.parts().rows,
           .dtype = dtype,
           .tolerance = dtype == at::kDouble ? 1e-12 : 1e-5};
 }
 
-class SplitProduct : public ::testing::TestWithParam<Split> {};
+class SplitProduct : public ::testing::TestWithParam<SplitCase> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, SplitProduct, ::testing::ValuesIn(splits()),
                          [](const auto& info) { return info.param.name; });
 
@@ -99,7 +100,7 @@ TEST_P(SplitProduct, DISABLED_IsOneProcess) {
 
 /// From a recipe's names to a step: one case of each split, in turn of everything else.
 TEST_P(SplitProduct, HoldsForOneOfEach) {
-  const auto number = std::ranges::find(splits(), GetParam().name, &Split::name) - splits().begin();
+  const auto number = std::ranges::find(splits(), GetParam().name, &SplitCase::name) - splits().begin();
   const ModelKind kind = number % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
   const ProveCase what = case_of(GetParam(), kind, number % 3 == 0, number % 4 < 2 ? at::kDouble : at::kFloat,
                                  number % 3 == 1 ? "zero3" : "ddp", number % 3 == 2 ? 1 : 2);

@@ -71,10 +71,11 @@ TEST_P(Tensor1d, IsOneProcess) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const bool is_tied : {true, false}) {
       const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];
-      const StrategyChoice choice{.data_parallel = variant.data_parallel,
-                                  .tensor_parallel = {.degree = variant.axes.back().size, .sequence = variant.sequence},
-                                  .sequences = 2,
-                                  .recompute = variant.recompute};
+      const StrategyChoice choice{
+          .data_parallel = variant.data_parallel,
+          .tensor_parallel = tensor_of(variant.axes.back().size, "1d", {{"sequence", variant.sequence}}),
+          .sequences = 2,
+          .recompute = variant.recompute};
       const bool is_bf16 = compute_dtype == at::kBFloat16;  // few summands: see prove()
       const ProveCase what{
           .name = variant.name,

@@ -10,6 +10,7 @@
 #include "caravan/plan/tensor.h"
 #include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::dry_run_test {
 namespace {
@@ -101,8 +102,8 @@ TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
   for (const int rank : {0, 517}) {
     Mesh mesh = Mesh::create(make_record_world(rank, kWorld), {{"dp", kDp}, {"cp", 8}, {"tp", 8}});
     Model model(config);
-    const StrategyChoice choice{.tensor_parallel = {.degree = 8},
-                                .context_parallel = {.degree = 8},
+    const StrategyChoice choice{.tensor_parallel = tensor_of(8),
+                                .context_parallel = context_of("ring", 8),
                                 .sequences = kSequences,
                                 .compute_dtype = at::kBFloat16};
     Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
@@ -144,8 +145,9 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
   constexpr int kMicros = 70;
   Mesh mesh = Mesh::create(make_record_world(3, 35 * 8 * 8), {{"pp", 35}, {"dp", 8}, {"tp", 8}});
   Model model(config);
-  StrategyChoice choice{
-      .tensor_parallel = {.degree = 8, .sequence = true}, .pipeline = {.degree = 35}, .compute_dtype = at::kBFloat16};
+  StrategyChoice choice{.tensor_parallel = tensor_of(8, "1d", {{"sequence", true}}),
+                        .pipeline = {.degree = 35},
+                        .compute_dtype = at::kBFloat16};
   choice.stage_of_block = stage_of_units(choice.pipeline, config, unit_flops(config));
   Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
   AdamW optimizer(engine.state());
@@ -185,7 +187,10 @@ TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
   constexpr int64_t kEp = 16, kTp = 4;
   Mesh mesh = Mesh::create(make_record_world(77, kWorld), {{"dp", kWorld / (kEp * kTp)}, {"ep", kEp}, {"tp", kTp}});
   Model model(config);
-  const StrategyChoice choice{.tensor_parallel = {.degree = kTp}, .expert_parallel = {.degree = kEp}, .sequences = kEp};
+  StrategyChoice choice;
+  choice.tensor_parallel = tensor_of(kTp);
+  choice.expert_parallel = experts_of(kEp);
+  choice.sequences = kEp;
   Engine engine(model, mesh, make_strategy(choice, model, mesh), {.device = at::kMeta});
   AdamW optimizer(engine.state());
   TrainStep step(engine, optimizer, {});

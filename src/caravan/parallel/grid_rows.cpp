@@ -11,8 +11,7 @@
 #include "caravan/nn/lora.h"
 #include "caravan/nn/norm.h"
 #include "caravan/parallel/axis_reduction.h"
-#include "caravan/parallel/grid.h"
-#include "caravan/parallel/tensor_choice.h"
+#include "caravan/parallel/equal_parts.h"
 
 namespace caravan {
 namespace {
@@ -115,7 +114,7 @@ void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary
   plan.rows.push_back({.pattern = "head.logits", .inputs = {words.hidden}, .outputs = {words.logits}});
 }
 
-void check_grid(const std::string& plan, std::string_view kind, const ModelConfig& config,
+void check_grid(const std::string& plan, const Grid& grid, const ModelConfig& config,
                 const std::vector<MeshAxis>& axes) {
   const std::string names = fmt::format("{} x {}", axes[axes.size() - 2].name(), axes.back().name());
   int64_t ranks = 1;
@@ -124,11 +123,11 @@ void check_grid(const std::string& plan, std::string_view kind, const ModelConfi
     ranks *= axis.size();
     is_even &= axis.size() == axes.front().size();
   }
-  std::optional<Misfit> misfit = is_even ? std::nullopt : misfit_of_ranks(kind, ranks);
+  std::optional<Misfit> misfit = is_even ? std::nullopt : misfit_of_ranks(grid, ranks);
   if (!is_even && !misfit) {
-    misfit = Misfit{"mesh.tp", "axes of different sizes", fmt::format("use {} each", grid_side(kind, ranks))};
+    misfit = Misfit{"mesh.tp", "axes of different sizes", fmt::format("use {} each", grid_side(grid, ranks))};
   }
-  if (!misfit) misfit = misfit_of_grid(kind, config, axes.front().size());
+  if (!misfit) misfit = misfit_of_grid(grid, config, axes.front().size());
   if (misfit) throw UsageError({plan, names, misfit->fact, axes.front().where(), misfit->action});
 }
 

@@ -5,6 +5,7 @@
 
 #include "caravan/module/plan.h"
 #include "caravan/nn/config.h"
+#include "caravan/parallel/grid.h"
 #include "caravan/parallel/split_linear.h"
 
 namespace caravan {
@@ -43,7 +44,7 @@ struct GridWords {
 void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words);
 
 /// Throws UsageError naming `plan` where ranks or model are no such grid (parallel/grid.h).
-void check_grid(const std::string& plan, std::string_view kind, const ModelConfig& config,
+void check_grid(const std::string& plan, const Grid& grid, const ModelConfig& config,
                 const std::vector<MeshAxis>& axes);
 
 }  // namespace caravan

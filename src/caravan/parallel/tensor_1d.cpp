@@ -13,8 +13,8 @@
 #include "caravan/nn/lora.h"
 #include "caravan/nn/router.h"
 #include "caravan/parallel/axis_reduction.h"
+#include "caravan/parallel/equal_parts.h"
 #include "caravan/parallel/kv_heads.h"
-#include "caravan/parallel/tensor_choice.h"
 
 namespace caravan {
 namespace {

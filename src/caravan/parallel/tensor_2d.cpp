@@ -6,7 +6,7 @@
 namespace caravan {
 
 Plan tensor_2d(const ModelConfig& config, const MeshAxis& row, const MeshAxis& col) {
-  check_grid("tensor_2d", "2d", config, {row, col});
+  check_grid("tensor_2d", {}, config, {row, col});
   const std::string& r = row.name();
   const std::string& c = col.name();
   Plan plan{.name = "tensor_2d", .axes = {r, c}};

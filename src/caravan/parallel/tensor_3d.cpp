@@ -100,7 +100,7 @@ GridLinear linear_of(const MeshAxis& a, const MeshAxis& in, const MeshAxis& out)
 }  // namespace
 
 Plan tensor_3d(const ModelConfig& config, const MeshAxis& a, const MeshAxis& b, const MeshAxis& c) {
-  check_grid("tensor_3d", "3d", config, {a, b, c});
+  check_grid("tensor_3d", {.dims = 3}, config, {a, b, c});
   const std::string &i = a.name(), &j = b.name(), &k = c.name();
   Plan plan{.name = "tensor_3d", .axes = {i, j, k}};
   add_linears(plan, config, linear_of(a, b, c), linear_of(a, c, b));

@@ -11,12 +11,18 @@
 namespace caravan {
 namespace {
 
+int64_t depth_of(const Split& tensor) { return tensor.kind.reads("depth") ? tensor.kind.whole("depth") : 1; }
+
+/// Ranks that exchange sequence for heads, and that pass keys and values on.
+int64_t num_ulysses(const Split& context) { return context.parts().heads; }
+int64_t num_ring(const Split& context) { return context.degree / num_ulysses(context); }
+
 /// The sizes of a model as reals: of what one rank has of a micro-batch, and of its layers' insides.
 struct Sizes {
   explicit Sizes(const MemoryShape& shape)
       : tokens(shape.tokens() / static_cast<double>(shape.row_parts() * shape.context_parallel.degree)),
         element(static_cast<double>(shape.compute_bytes)),
-        parts(static_cast<double>(shape.tensor_parallel.head_parts())),
+        parts(static_cast<double>(shape.tensor_parallel.parts().heads)),
         width(static_cast<double>(shape.model.width)),
         kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width()) / parts),
         hidden(static_cast<double>(shape.model.hidden_width()) / parts),
@@ -69,9 +75,9 @@ int64_t versions_of(const PipelineChoice& pipeline, int64_t rank) {
 
 /// Turns the state of a whole model into that of one of the ranks that split its layers.
 void split(StateShape& state, const MemoryShape& shape) {
-  const TensorParallelChoice& choice = shape.tensor_parallel;
-  state.copies = {shape.context_parallel.num_ring(), shape.context_parallel.num_ulysses()};
-  if (choice.is_used() && choice.has_depth()) state.copies.push_back(choice.depth);
+  const Split& choice = shape.tensor_parallel;
+  state.copies = {num_ring(shape.context_parallel), num_ulysses(shape.context_parallel)};
+  if (choice.is_used()) state.copies.push_back(depth_of(choice));
   state.dense_copies = shape.expert_parallel.degree;
   if (!choice.is_used() && !shape.expert_parallel.is_used()) return;
   const TensorShape ranks = tensor_shape(shape);
@@ -96,22 +102,22 @@ void split(StateShape& state, const MemoryShape& shape) {
 }  // namespace
 
 TensorShape tensor_shape(const MemoryShape& shape) {
-  const TensorParallelChoice& choice = shape.tensor_parallel;
+  const Split& choice = shape.tensor_parallel;
   return {.model = shape.model,
-          .kind = choice.kind,
+          .kind = choice.kind.name(),
           .ranks = choice.degree,
-          .depth = choice.has_depth() ? choice.depth : 1,
-          .sequence = choice.sequence,
+          .depth = depth_of(choice),
+          .sequence = choice.parts().stream > 1,
           .recompute = shape.num_recomputed > 0,
           .sequences = shape.sequences,
           .element_bytes = shape.compute_bytes,
-          .share = 1 / static_cast<double>(shape.context_parallel.degree * shape.expert_parallel.row_parts())};
+          .share = 1 / static_cast<double>(shape.context_parallel.degree * shape.expert_parallel.parts().rows)};
 }
 
 std::vector<TensorShape> context_shapes(const MemoryShape& shape) {
-  const ContextParallelChoice& choice = shape.context_parallel;
+  const Split& choice = shape.context_parallel;
   const int64_t others =
-      shape.tensor_parallel.head_parts() * shape.tensor_parallel.row_parts() * shape.expert_parallel.row_parts();
+      shape.tensor_parallel.parts().heads * shape.tensor_parallel.parts().rows * shape.expert_parallel.parts().rows;
   std::vector<TensorShape> shapes;
   const auto add = [&](const char* kind, int64_t ranks, int64_t other_ranks) {
     if (ranks == 1) return;
@@ -123,8 +129,8 @@ std::vector<TensorShape> context_shapes(const MemoryShape& shape) {
                       .element_bytes = shape.compute_bytes,
                       .share = 1 / static_cast<double>(others * other_ranks)});
   };
-  add("ring", choice.num_ring(), choice.num_ulysses());
-  add("ulysses", choice.num_ulysses(), choice.num_ring());
+  add("ring", num_ring(choice), num_ulysses(choice));
+  add("ulysses", num_ulysses(choice), num_ring(choice));
   return shapes;
 }
 
@@ -135,7 +141,7 @@ ExpertShape expert_shape(const MemoryShape& shape) {
                       .sequences = shape.sequences,
                       .element_bytes = shape.compute_bytes,
                       .recompute = shape.num_recomputed > 0};
-  for (const int64_t degree : {shape.context_parallel.num_ring(), shape.context_parallel.num_ulysses()}) {
+  for (const int64_t degree : {num_ring(shape.context_parallel), num_ulysses(shape.context_parallel)}) {
     if (degree > 1) experts.context_axes.push_back(degree);
   }
   return experts;
@@ -177,8 +183,8 @@ double selective_activation_bytes(const MemoryShape& shape) noexcept {
 
 double full_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  const TensorParallelChoice& choice = shape.tensor_parallel;
-  const bool splits_stream = choice.is_used() && (!choice.is_1d() || choice.sequence);
+  const Split& choice = shape.tensor_parallel;
+  const bool splits_stream = choice.parts().stream * choice.parts().widths > 1;
   return s.element * s.tokens * s.width / (splits_stream ? s.parts : 1);
 }
 

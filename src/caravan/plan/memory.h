@@ -6,10 +6,10 @@
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
 #include "caravan/parallel/pipeline_choice.h"
-#include "caravan/parallel/tensor_choice.h"
 #include "caravan/plan/experts.h"
 #include "caravan/plan/state.h"
 #include "caravan/plan/tensor.h"
+#include "caravan/registry/split.h"
 
 namespace caravan {
 
@@ -18,9 +18,9 @@ struct MemoryShape {
   ModelConfig model;      ///< with its vocabulary
   int64_t sequences = 1;  ///< of a micro-batch
   int64_t rows = 1;       ///< sequences of this rank in a step
-  TensorParallelChoice tensor_parallel{};
-  ContextParallelChoice context_parallel{};
-  ExpertParallelChoice expert_parallel{};
+  Split tensor_parallel{Setting("tensor_parallel")};
+  Split context_parallel{Setting("context_parallel")};
+  Split expert_parallel{Setting("expert_parallel")};
   PipelineChoice pipeline{};
   ModelPart part{};      ///< that this rank of a pipeline has
   double in_flight = 1;  ///< micro-batches whose activations of all of it are there at once
@@ -39,7 +39,7 @@ struct MemoryShape {
   int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
 
   /// The parts in which ranks split the sequences of a micro-batch: a multiple of this.
-  int64_t row_parts() const { return tensor_parallel.row_parts() * expert_parallel.row_parts(); }
+  int64_t row_parts() const { return tensor_parallel.parts().rows * expert_parallel.parts().rows; }
   double tokens() const noexcept { return static_cast<double>(sequences) * static_cast<double>(model.context); }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,6 +17,10 @@ namespace {
 constexpr double kWideStatistic = 8;  ///< sums of a norm in forward are fp64
 
 bool is_grid(const TensorShape& shape) { return shape.kind == "2d" || shape.kind == "2.5d" || shape.kind == "3d"; }
+Grid grid_of(const TensorShape& shape) {
+  return {.dims = shape.kind == "3d" ? 3 : 2,
+          .depth = shape.kind == "2.5d" ? std::optional(shape.depth) : std::nullopt};
+}
 bool splits_sequence(const TensorShape& shape) { return shape.kind == "ring" || shape.kind == "ulysses"; }
 
 void check_kind(const TensorShape& shape) {
@@ -140,7 +145,7 @@ TensorShape with_best_depth(TensorShape shape) {
 }  // namespace
 
 int64_t TensorShape::side() const {
-  return is_grid(*this) ? std::max<int64_t>(grid_side(kind, ranks, depth), 1) : ranks;
+  return is_grid(*this) ? std::max<int64_t>(grid_side(grid_of(*this), ranks), 1) : ranks;
 }
 
 TensorTraffic layer_elements(const TensorShape& shape) {
@@ -254,9 +259,9 @@ std::string misfit_of(const TensorShape& shape) {
   const ModelConfig& model = shape.model;
   if (is_grid(shape)) {
     if (model.moe.is_used()) return fmt::format("{} has no table for experts", shape.kind);
-    std::optional<Misfit> misfit = misfit_of_ranks(shape.kind, shape.ranks, shape.depth);
-    if (!misfit) misfit = misfit_of_grid(shape.kind, model, shape.side());
-    if (!misfit) misfit = misfit_of_rows(shape.kind, shape.sequences, shape.side(), shape.depth);
+    std::optional<Misfit> misfit = misfit_of_ranks(grid_of(shape), shape.ranks);
+    if (!misfit) misfit = misfit_of_grid(grid_of(shape), model, shape.side());
+    if (!misfit) misfit = misfit_of_rows(grid_of(shape), shape.sequences, shape.side());
     return misfit ? misfit->fact + ": " + misfit->action : "";
   }
   if (model.heads % shape.ranks != 0) return fmt::format("{} ranks do not divide {} heads", shape.ranks, model.heads);

@@ -36,7 +36,7 @@ bool names_modules(const Recipe& recipe) {
 
 /// Sequences of a micro-batch that stay together on a rank, and tokens of each.
 int64_t row_parts(const Recipe& recipe) {
-  return recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
+  return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
 }
 int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
   return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
@@ -49,24 +49,8 @@ int64_t own_vocabulary(const Recipe& recipe) {
   return recipe.data.trained_vocabulary;
 }
 
-void shrink_tensor(TensorParallelChoice& choice, const ModelConfig& model) {
-  // In one dimension, 4 ranks where they share heads of keys and values unequally.
-  const bool shares_heads = model.num_kv_heads() % choice.degree != 0;
-  if (choice.is_1d()) {
-    choice.degree = shares_heads && choice.degree > 3 ? 4 : few_ranks(choice.degree);
-  } else {
-    choice.depth = 2;
-    choice.degree = choice.kind == "2d" ? 4 : 8;
-  }
-}
-
-void shrink_context(ContextParallelChoice& choice) {
-  if (choice.has_both()) {
-    choice.exchange = 2;
-    choice.degree = 4;
-  } else {
-    choice.degree = few_ranks(choice.degree);
-  }
+void shrink(Split& split, const ModelConfig& model) {
+  if (split.is_used()) split.degree = split.kind.entry().shrink(split.kind, split.degree, model);
 }
 
 /// The mesh of the proof. mesh.dp is set.
@@ -74,12 +58,12 @@ void fit_mesh(Recipe& recipe) {
   const int64_t ranks = ranks_of(recipe);
   recipe.mesh.dp = ranks / ranks_per_replica(recipe);
   if (ranks <= kMostProvedRanks) return;
-  if (recipe.tensor_parallel.is_used()) shrink_tensor(recipe.tensor_parallel, recipe.model);
-  if (recipe.context_parallel.is_used()) shrink_context(recipe.context_parallel);
-  recipe.expert_parallel.degree = few_ranks(recipe.expert_parallel.degree);
+  for (Split* split : {&recipe.tensor_parallel, &recipe.context_parallel, &recipe.expert_parallel}) {
+    shrink(*split, recipe.model);
+  }
   if (recipe.pipeline.is_used() && !recipe.pipeline.is_file())
     recipe.pipeline.degree = few_ranks(recipe.pipeline.degree);
-  recipe.mesh.dp = recipe.data_parallel.entry().shrink(recipe.data_parallel, recipe.mesh.dp);
+  recipe.mesh.dp = recipe.data_parallel.entry().shrink(recipe.data_parallel, recipe.mesh.dp, recipe.model);
 }
 
 /// At most 2 stages on each rank, and micro-batches that every schedule has a table for. Returns the stages.
@@ -99,23 +83,23 @@ int64_t fit_pipeline(Recipe& recipe) {
 /// of `original` do into the ranks of its recipe.
 void fit_model(Recipe& recipe, const Recipe& original) {
   ModelConfig& model = recipe.model;
-  const TensorParallelChoice& tensor = recipe.tensor_parallel;
-  const int64_t heads = tensor.head_parts() * recipe.context_parallel.num_ulysses();
+  const Split& tensor = recipe.tensor_parallel;
+  const int64_t heads = tensor.parts().heads * recipe.context_parallel.parts().heads;
   const bool is_grouped = model.kv_heads > 0;
   if (model.heads % heads != 0) {
     model.heads = 2 * heads;
     model.kv_heads = is_grouped ? heads : 0;
     model.width = 4 * model.heads;
   }
-  const bool shares_heads = tensor.is_1d() && original.model.num_kv_heads() % original.tensor_parallel.degree != 0;
+  const bool shares_heads = original.model.num_kv_heads() % original.tensor_parallel.parts().heads != 0;
   if (shares_heads) model.kv_heads = original.model.num_kv_heads() > 1 && tensor.degree == 4 ? 2 : 1;
-  if (!tensor.is_1d()) model.hidden = 32;  // 3d divides it by the square of its side
-  if (model.moe.is_used()) {               // as few as the degrees and a token's choice allow, at least 4
+  if (tensor.parts().widths > 1) model.hidden = 32;
+  if (model.moe.is_used()) {  // as few as the degrees and a token's choice allow, at least 4
     const int64_t parts = recipe.expert_parallel.degree * tensor.degree;
     const int64_t least = std::min<int64_t>(model.moe.experts, std::max<int64_t>(model.moe.top_k, 4));
     model.moe.experts = (least + parts - 1) / parts * parts;
   }
-  const int64_t pieces = tensor.degree * recipe.context_parallel.pieces();
+  const int64_t pieces = tensor.degree * recipe.context_parallel.parts().pieces;
   if (model.context % pieces != 0) model.context = 2 * pieces;
 }
 
@@ -166,9 +150,8 @@ bool halve_heads(Recipe& recipe) {
   model.width /= 2;
   model.heads /= 2;
   model.kv_heads /= 2;
-  const int64_t parts = recipe.tensor_parallel.head_parts();
-  const bool fits = (!recipe.tensor_parallel.is_used() || !recipe.tensor_parallel.misfit(model)) &&
-                    !recipe.context_parallel.misfit(model, parts);
+  const Split& tensor = recipe.tensor_parallel;
+  const bool fits = !tensor.misfit(model) && !recipe.context_parallel.misfit(model, tensor.parts());
   if (fits) recipe.model = model;
   return fits;
 }
@@ -176,7 +159,7 @@ bool halve_heads(Recipe& recipe) {
 /// Half the context, which still has enough tokens for what depends on their number. False if that cannot be.
 bool halve_context(Recipe& recipe) {
   ModelConfig& model = recipe.model;
-  const bool fits = model.context % (2 * recipe.tensor_parallel.degree * recipe.context_parallel.pieces()) == 0 &&
+  const bool fits = model.context % (2 * recipe.tensor_parallel.degree * recipe.context_parallel.parts().pieces) == 0 &&
                     tokens_of_rank(recipe, recipe.train.micro_batch) >= 2 * kOwnTokens;
   if (fits) model.context /= 2;
   return fits;

@@ -67,11 +67,14 @@ Traits all_traits_of(const Setting&) { return {.has = all_traits()}; }
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
-      {"data_parallel", "data_parallel", "technique", "data-parallel technique", OnResume::listed},
-      {"hook", "data_parallel", "hook", "sum gradients with fewer numbers", OnResume::listed},
-      {"pipeline", "pipeline", "schedule", "order of the passes", OnResume::listed},
-      {"optimizer", "optimizer", "kind", "the optimizer", OnResume::history},
-      {"learning_rate", "optimizer", "schedule", "learning rate schedule", OnResume::listed},
+      {"data_parallel", "data_parallel", "technique", "dp", "data-parallel technique", OnResume::listed},
+      {"hook", "data_parallel", "hook", "", "sum gradients with fewer numbers", OnResume::listed},
+      {"tensor_parallel", "tensor_parallel", "kind", "tp", "how layers are split", OnResume::free},
+      {"expert_parallel", "expert_parallel", "", "ep", "experts over the ranks of mesh.ep", OnResume::free},
+      {"context_parallel", "context_parallel", "kind", "cp", "attention over the ranks of mesh.cp", OnResume::free},
+      {"pipeline", "pipeline", "schedule", "pp", "order of the passes", OnResume::listed},
+      {"optimizer", "optimizer", "kind", "", "the optimizer", OnResume::history},
+      {"learning_rate", "optimizer", "schedule", "", "learning rate schedule", OnResume::listed},
   };
   return all;
 }

@@ -10,8 +10,10 @@
 
 #include "caravan/base/misfit.h"
 #include "caravan/mesh/mesh.h"
+#include "caravan/nn/config.h"
 #include "caravan/registry/key.h"
 #include "caravan/registry/setting.h"
+#include "caravan/registry/split_parts.h"
 
 namespace caravan {
 
@@ -22,7 +24,8 @@ inline int64_t few_ranks(int64_t ranks) { return ranks > 3 ? 2 : ranks; }
 struct Family {
   std::string_view name;  ///< "hook"
   std::string_view section;
-  std::string_view key;  ///< of the choice: "hook" in [data_parallel]
+  std::string_view key;   ///< of the choice: "hook" in [data_parallel]; "": there is one entry
+  std::string_view axis;  ///< of the mesh, over which the choice works; "": none
   std::string_view help;
   OnResume on_resume;
 };
@@ -35,15 +38,23 @@ struct Entry {
   std::string summary;             ///< one line
   std::string paper{};             ///< where it comes from; "": common knowledge
   std::vector<SettingKey> keys{};  ///< those of the family's section that it reads
-  /// What it can stand beside: nothing, unless it says so. Optimizers and learning-rate schedules are not asked.
+  /// What it can stand beside: nothing, unless it says so. Optimizers, learning-rate schedules and what splits layers
+  /// or sequences are not asked.
   std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{}; };
 
-  // Of a data-parallel technique, whose axis has `ranks` ranks:
+  // Of a technique whose axis of the mesh has `ranks` ranks:
 
-  /// Why its values do not fit these ranks. What it cannot stand beside, traits say.
+  /// Data-parallel: why its values do not fit these ranks. What it cannot stand beside, traits say.
   std::function<std::optional<Misfit>(const Setting&, int64_t ranks)> check = [](const Setting&, int64_t) {
     return std::optional<Misfit>();
   };
+  /// Of what splits layers or sequences: in how many parts.
+  std::function<SplitParts(const Setting&, int64_t ranks)> parts = [](const Setting&, int64_t) { return SplitParts{}; };
+  /// And why its values and ranks, also one alone, cannot split that model, which other techniques split in `others`.
+  std::function<std::optional<Misfit>(const Setting&, int64_t ranks, const ModelConfig& model,
+                                      const SplitParts& others)>
+      check_model =
+          [](const Setting&, int64_t, const ModelConfig&, const SplitParts&) { return std::optional<Misfit>(); };
   /// The axes that its axis of `ranks` ranks is factored into; none: it stays whole.
   std::function<std::vector<AxisSize>(const Setting&, int64_t ranks)> factors = [](const Setting&, int64_t) {
     return std::vector<AxisSize>();
@@ -51,8 +62,9 @@ struct Entry {
   /// The fewest ranks of its axis with which it does something.
   std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
   /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.
-  /// `ranks` of its axis become what is returned, 3 at most unless the technique needs more.
-  std::function<int64_t(Setting&, int64_t ranks)> shrink = [](Setting&, int64_t ranks) { return few_ranks(ranks); };
+  /// `ranks` of its axis become what is returned, 3 at most unless the technique needs more, for that model.
+  std::function<int64_t(Setting&, int64_t ranks, const ModelConfig& model)> shrink =
+      [](Setting&, int64_t ranks, const ModelConfig&) { return few_ranks(ranks); };
 
   /// Of an optimizer: values that it keeps for each parameter.
   std::function<int64_t(const Setting&)> num_moments = [](const Setting&) { return int64_t{0}; };

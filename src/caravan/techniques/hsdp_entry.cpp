@@ -21,7 +21,7 @@ std::optional<Misfit> check_hsdp(const Setting& setting, int64_t ranks) {
                                         : "use one of " + join(valid)};
 }
 
-int64_t shrink_hsdp(Setting& setting, int64_t ranks) {
+int64_t shrink_hsdp(Setting& setting, int64_t ranks, const ModelConfig&) {
   const int64_t replicas = few_ranks(ranks / setting.whole("shard"));
   const int64_t shard = few_ranks(setting.whole("shard"));
   setting.set("shard", shard);

@@ -6,8 +6,8 @@
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/precision_choice.h"
-#include "caravan/parallel/tensor_choice.h"
 #include "caravan/registry/setting.h"
+#include "caravan/registry/split.h"
 
 namespace caravan {
 
@@ -15,9 +15,9 @@ namespace caravan {
 struct StrategyChoice {
   Setting data_parallel{"data_parallel"};
   Setting hook{"hook"};
-  TensorParallelChoice tensor_parallel{};
-  ContextParallelChoice context_parallel{};
-  ExpertParallelChoice expert_parallel{};
+  Split tensor_parallel{Setting("tensor_parallel")};
+  Split context_parallel{Setting("context_parallel")};
+  Split expert_parallel{Setting("expert_parallel")};
   PipelineChoice pipeline{};
   std::vector<int> stage_of_block{};  ///< of model.blocks(); empty: cut evenly
   int64_t sequences = 1;              ///< of a micro-batch of one data-parallel rank: what is split

@@ -72,7 +72,7 @@ Entry param_server_entry() {
                    of_modes({"async", "bounded"}, "\"async\" or \"bounded\"", drain)},
           .traits = traits_of_servers,
           .check = check_servers,
-          .shrink = [](Setting& setting, int64_t ranks) {
+          .shrink = [](Setting& setting, int64_t ranks, const ModelConfig&) {
             const int64_t few = few_ranks(ranks);
             if (setting.whole("servers") > few) setting.set("servers", few);
             return few;

@@ -6,11 +6,13 @@ namespace caravan {
 
 #define CARAVAN_TECHNIQUE(name) TechniqueBody name##_body();
 #define CARAVAN_HOOK(name) std::shared_ptr<ReductionHook> name##_body(const Setting& hook);
+#define CARAVAN_SPLIT(name) Plan name##_body(const Splitting& to, const Setting& split);
 #include "caravan/registry/entries.def"
 
 namespace {
 
 using HookBody = std::function<std::shared_ptr<ReductionHook>(const Setting&)>;
+using SplitBody = std::function<Plan(const Splitting&, const Setting&)>;
 
 template <class Body>
 const Body& find_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
@@ -33,6 +35,14 @@ std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
 #include "caravan/registry/entries.def"
   };
   return find_body(bodies, hook)(hook);
+}
+
+Plan plan_of(const Setting& split, const Splitting& to) {
+  static const std::map<std::string, SplitBody> bodies{
+#define CARAVAN_SPLIT(name) {#name, name##_body},
+#include "caravan/registry/entries.def"
+  };
+  return find_body(bodies, split)(to, split);
 }
 
 FsdpOptions fsdp_options(const Setting& setting) {

@@ -8,8 +8,10 @@
 #include <string_view>
 
 #include "caravan/engine/strategy.h"
+#include "caravan/module/plan.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/registry/setting.h"
+#include "caravan/registry/split_parts.h"
 #include "caravan/step/stepper.h"
 
 namespace caravan {
@@ -39,6 +41,15 @@ struct TechniqueBody {
       make_stepper =
           [](StepperInputs, const Setting&, std::chrono::milliseconds) { return std::unique_ptr<Stepper>(); };
 };
+
+/// What the plan of a split goes by, beside its setting. Its axis is factored as its entry says.
+struct Splitting {
+  const ModelConfig& model;
+  Mesh& mesh;         ///< may get further axes
+  SplitParts others;  ///< of the splits whose plans it is joined with
+};
+/// Of the entry that is chosen.
+Plan plan_of(const Setting& split, const Splitting& to);
 
 /// Of the entry that is chosen.
 const TechniqueBody& body_of(const Setting& technique);

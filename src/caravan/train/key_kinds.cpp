@@ -90,4 +90,15 @@ std::vector<RecipeKey> family_keys(std::string_view name, const Field<Setting>& 
   return keys;
 }
 
+std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split) {
+  std::vector<RecipeKey> keys = family_keys(
+      family, [split](Recipe & recipe) -> auto& { return split(recipe).kind; });
+  for (RecipeKey& key : keys) {
+    key.idle = [split, idle = key.idle, axis = std::string(family_of(family).axis)](const Recipe& recipe) {
+      return read(split, recipe).is_used() ? idle(recipe) : "is used with mesh." + axis + " above 1 only";
+    };
+  }
+  return keys;
+}
+
 }  // namespace caravan

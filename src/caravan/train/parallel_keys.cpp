@@ -8,18 +8,6 @@
 namespace caravan {
 namespace {
 
-RecipeKey with_tp(RecipeKey key) {
-  return only_with(
-      std::move(key), [](const Recipe& recipe) { return recipe.tensor_parallel.is_used(); },
-      "is used with mesh.tp above 1 only");
-}
-
-RecipeKey with_cp(RecipeKey key) {
-  return only_with(
-      std::move(key), [](const Recipe& recipe) { return recipe.context_parallel.is_used(); },
-      "is used with mesh.cp above 1 only");
-}
-
 RecipeKey loss_scale() {
   RecipeKey key{{"precision.loss_scale", OnResume::listed},
                 "what the loss is multiplied by: a number, or \"dynamic\": adapted to the gradients",
@@ -109,39 +97,13 @@ std::vector<RecipeKey> mesh_keys() {
   };
 }
 
-std::vector<RecipeKey> split_keys() {
-  return {
-      with_tp(choice({"tensor_parallel.kind", OnResume::free},
-                     "how layers are split: 1d, by columns and rows; 2d, 2.5d, 3d: over grids",
-                     FIELD(tensor_parallel.kind), tensor_kinds())),
-      only_with(
-          boolean({"tensor_parallel.sequence", OnResume::free},
-                  "norms and the residual stream are split too, over the sequence", FIELD(tensor_parallel.sequence)),
-          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() && recipe.tensor_parallel.is_1d(); },
-          "is used with mesh.tp above 1 and tensor_parallel.kind = \"1d\" only"),
-      only_with(
-          integer({"tensor_parallel.depth", OnResume::free}, "2.5d: grids, each with a part of the batch",
-                  FIELD(tensor_parallel.depth), {1, 1 << 20}),
-          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() && recipe.tensor_parallel.has_depth(); },
-          "is used with tensor_parallel.kind = \"2.5d\" only"),
-      with_cp(choice({"context_parallel.kind", OnResume::free},
-                     "attention over the ranks: keys and values go around, sequence is exchanged for heads, or both",
-                     FIELD(context_parallel.kind), context_kinds())),
-      only_with(
-          integer({"context_parallel.exchange", OnResume::free},
-                  "of mesh.cp, ranks that exchange sequence for heads; the others form rings",
-                  FIELD(context_parallel.exchange), {1, 1 << 20}),
-          [](const Recipe& recipe) { return recipe.context_parallel.is_used() && recipe.context_parallel.has_both(); },
-          "is used with context_parallel.kind = \"both\" only"),
-  };
-}
-
 }  // namespace
 
 std::vector<RecipeKey> parallel_keys() {
   std::vector<RecipeKey> all = mesh_keys();
   for (const auto& part : {family_keys("data_parallel", FIELD(data_parallel)), family_keys("hook", FIELD(hook)),
-                           split_keys(), pipeline_keys()})
+                           split_keys("tensor_parallel", FIELD(tensor_parallel)),
+                           split_keys("context_parallel", FIELD(context_parallel)), pipeline_keys()})
     all.insert(all.end(), part.begin(), part.end());
   all.push_back(memory_recompute());
   return all;

@@ -30,9 +30,9 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
-  const int64_t tp = recipe.tensor_parallel.degree;
+  const int64_t tp = recipe.tensor_parallel.parts().heads;
   const int64_t kv_heads = recipe.model.num_kv_heads();
-  if (recipe.tensor_parallel.is_1d() && kv_heads % tp != 0) {
+  if (kv_heads % tp != 0) {
     notes.push_back(
         fmt::format("model.kv_heads is {} and mesh.tp {}: groups of {} ranks have the same heads of keys and values",
                     kv_heads, tp, tp / std::gcd(kv_heads, tp)));
@@ -42,7 +42,7 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
     notes.push_back(
         "moe.normalize makes the gate of moe.top_k = 1 expert always 1: routers learn from their own losses alone");
   }
-  if (recipe.context_parallel.num_ring() > 1 && recipe.model.dropout > 0) {
+  if (recipe.context_parallel.degree > recipe.context_parallel.parts().heads && recipe.model.dropout > 0) {
     notes.push_back(
         "model.dropout is above 0: attention over a ring gathers keys and values instead of passing them on");
   }
@@ -76,18 +76,19 @@ int64_t ranks_per_replica(const Recipe& recipe) {
 }
 
 std::string split_text(const Recipe& recipe, int64_t dp) {
-  const TensorParallelChoice& tensor = recipe.tensor_parallel;
-  const ContextParallelChoice& context = recipe.context_parallel;
-  const ExpertParallelChoice& experts = recipe.expert_parallel;
+  const Split& tensor = recipe.tensor_parallel;
+  const Split& context = recipe.context_parallel;
+  const Split& experts = recipe.expert_parallel;
   const PipelineChoice& pipeline = recipe.pipeline;
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !pipeline.is_used()) return "";
   std::string text = fmt::format("dp {}", dp);
   if (pipeline.is_used())
     text = fmt::format("pp {} ({}) x ", pipeline.degree, pipeline.is_file() ? "a table" : pipeline.schedule) + text;
   if (experts.is_used()) text += fmt::format(" x ep {}", experts.degree);
-  if (context.is_used()) text += fmt::format(" x cp {} ({})", context.degree, context.kind);
+  if (context.is_used()) text += fmt::format(" x cp {} ({})", context.degree, context.kind.name());
   if (tensor.is_used()) {
-    text += fmt::format(" x tp {} ({}{})", tensor.degree, tensor.kind, tensor.sequence ? ", sequence" : "");
+    text += fmt::format(" x tp {} ({}{})", tensor.degree, tensor.kind.name(),
+                        tensor.parts().stream > 1 ? ", sequence" : "");
   }
   return text;
 }

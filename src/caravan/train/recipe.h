@@ -12,8 +12,8 @@
 #include "caravan/optim/learning_rate.h"
 #include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/precision_choice.h"
-#include "caravan/parallel/tensor_choice.h"
 #include "caravan/registry/setting.h"
+#include "caravan/registry/split.h"
 
 namespace caravan {
 
@@ -80,10 +80,10 @@ struct Recipe {
 
   Setting data_parallel{"data_parallel"};  ///< over mesh.dp
   Setting hook{"hook"};
-  TensorParallelChoice tensor_parallel;    ///< with mesh.tp
-  ContextParallelChoice context_parallel;  ///< with mesh.cp
-  ExpertParallelChoice expert_parallel;    ///< with mesh.ep
-  PipelineChoice pipeline;                 ///< with mesh.pp
+  Split tensor_parallel{Setting("tensor_parallel")};    ///< with mesh.tp
+  Split context_parallel{Setting("context_parallel")};  ///< with mesh.cp
+  Split expert_parallel{Setting("expert_parallel")};    ///< with mesh.ep
+  PipelineChoice pipeline;                              ///< with mesh.pp
 
   struct Memory {
     RecomputeChoice recompute;

@@ -88,19 +88,19 @@ void refuse(const Recipe& recipe, const std::optional<Misfit>& misfit) {
 
 /// What no split of the layers can be.
 void check_split(const Recipe& recipe) {
-  const TensorParallelChoice& tensor = recipe.tensor_parallel;
-  const ContextParallelChoice& context = recipe.context_parallel;
-  const ExpertParallelChoice& experts = recipe.expert_parallel;
-  refuse(recipe, experts.misfit(recipe.model, tensor));
+  const Split& tensor = recipe.tensor_parallel;
+  const Split& context = recipe.context_parallel;
+  const Split& experts = recipe.expert_parallel;
+  refuse(recipe, experts.misfit(recipe.model, tensor.parts()));
   const bool has_stages = recipe.pipeline.is_used();
   if (recipe.memory.recompute.kind == RecomputeChoice::Kind::stage && !has_stages) {
     recipe.refuse("memory.recompute", "\"stage\" is used with mesh.pp above 1 only", "use \"full\"");
   }
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !has_stages) return;
-  if (tensor.is_used()) refuse(recipe, tensor.misfit(recipe.model));
-  if (context.is_used()) refuse(recipe, context.misfit(recipe.model, tensor.head_parts()));
-  const int64_t stream_parts = context.degree * (tensor.sequence && tensor.is_used() ? tensor.degree : 1);
-  const int64_t pieces = std::lcm(context.pieces(), stream_parts);
+  refuse(recipe, tensor.misfit(recipe.model));
+  refuse(recipe, context.misfit(recipe.model, tensor.parts()));
+  const SplitParts parts = tensor.parts() * context.parts();
+  const int64_t pieces = std::lcm(parts.pieces, parts.stream);
   if (recipe.model.context % pieces != 0) {
     recipe.refuse("model.context",
                   fmt::format("{} positions do not split into {} equal pieces", recipe.model.context, pieces),
@@ -190,7 +190,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
   }
   const int64_t rows = batch / plan.dp;
   plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
-  const int64_t parts = recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
+  const int64_t parts = recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
   if (recipe.pipeline.is_used()) plan.micro_batch = rows / pipeline_micro_batches(recipe, rows, parts);
   if (const int64_t wrong = rows % parts != 0 ? rows : plan.micro_batch; wrong % parts != 0) {
     const bool is_rows = wrong == rows;
@@ -201,7 +201,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
          .fact = fmt::format("{} splits {} sequences of a micro-batch in {} parts",
                              recipe.expert_parallel.is_used()
                                  ? "mesh.ep"
-                                 : "tensor_parallel.kind \"" + recipe.tensor_parallel.kind + "\"",
+                                 : "tensor_parallel.kind \"" + recipe.tensor_parallel.kind.name() + "\"",
                              wrong, parts),
          .where = recipe.where(key),
          .action = fmt::format("use {} = {}", key,

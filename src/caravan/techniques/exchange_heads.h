@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "caravan/base/misfit.h"
+#include "caravan/nn/config.h"
+#include "caravan/registry/split_parts.h"
+
+namespace caravan {
+
+/// Why `ranks` ranks that exchange sequence for heads cannot share those of the model, which others split already.
+std::optional<Misfit> misfit_of_heads(const ModelConfig& model, int64_t ranks, const SplitParts& others);
+
+}  // namespace caravan
