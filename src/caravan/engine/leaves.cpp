@@ -1,6 +1,7 @@
 #include "caravan/engine/leaves.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -23,10 +24,10 @@ void point_to(const at::Tensor& tensor, void* memory) {
 
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
   at::Tensor tensor = at::empty({0}, options);
-  if (tensor.is_meta()) return at::empty(shape, options);
   const int64_t count = c10::multiply_integers(shape);
   const auto bytes = static_cast<size_t>(count) * tensor.element_size();
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, at::kCPU), nullptr, false);
+  c10::DataPtr nothing(nullptr, tensor.device());
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(nothing), nullptr, false);
   return tensor.set_(storage, 0, shape);
 }
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/base/trace.h"
 #include "caravan/optim/kernels.h"
 
@@ -39,6 +40,7 @@ at::Tensor cut(const at::Tensor& flat, const FlatLayout::Range& range) {
 }
 
 at::Tensor zeros_for(const FlatState& state) {
+  const MemoryKindScope kind(MemoryKind::optimizer);
   return at::zeros({state.layout.trained_count()}, state.values.options());
 }
 

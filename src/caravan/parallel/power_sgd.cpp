@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/base/random.h"
 #include "caravan/comm/tensor.h"
 
@@ -116,6 +117,7 @@ std::string PowerSgdHook::name() const { return fmt::format("powersgd {} seed {}
 at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
   at::Tensor& factor = factors_[piece.name];
   if (factor.defined() && factor.size(0) == columns) return factor;  // one of a checkpoint may not fit
+  const MemoryKindScope kind(MemoryKind::optimizer);
   factor = at::empty({columns, rank_}, residual_.options());
   if (factor.is_meta()) return factor;
   at::Tensor numbers = at::empty({columns, rank_}, at::kFloat);
