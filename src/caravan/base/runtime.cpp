@@ -42,14 +42,13 @@ class CountingAllocator final : public c10::Allocator {
     const size_t rounded = bytes < SIZE_MAX / 4 ? BlockCache::rounded(bytes + sizeof(Header)) : bytes;
     void* block = bytes < SIZE_MAX / 4 ? cache().take(rounded) : nullptr;
     if (block == nullptr) {
-      throw ResourceError(
-          {.op = "memory",
-           .subject = "",
-           .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
-                               format_bytes(static_cast<int64_t>(bytes)),
-                               format_bytes(MemoryCounter::current().live_bytes())),
-           .where = "",
-           .action = "use a smaller micro_batch or model, or more ranks"});
+      throw ResourceError({.op = "memory",
+                           .subject = "",
+                           .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
+                                               format_bytes(static_cast<int64_t>(bytes)),
+                                               format_bytes(MemoryCounter::current().live_bytes())),
+                           .where = "",
+                           .action = "use a smaller micro_batch or model, or more ranks"});
     }
     auto* header = new (block) Header{MemoryCharge::take(static_cast<int64_t>(bytes)), rounded};
     void* data = header + 1;

@@ -24,8 +24,8 @@ class RecordCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> split(std::span<const int> members, std::string name) override {
     const int rank = check_members(members, *this, name);
-    return std::make_shared<RecordCommunicator>(rank, static_cast<int>(members.size()), std::move(name),
-                                                shares_memory_, child_lineage(take_sequence(), members.front()));
+    return std::make_shared<RecordCommunicator>(rank, static_cast<int>(members.size()), std::move(name), shares_memory_,
+                                                child_lineage(take_sequence(), members.front()));
   }
 
   /// Address space, which costs memory only where it is touched: such a world may be larger than any machine.
@@ -36,8 +36,9 @@ class RecordCommunicator final : public Communicator {
 
  protected:
   bool takes(const Device&, const Stream&) const noexcept override { return true; }
-  void start(const std::shared_ptr<Operation>& operation) override { operation->set_complete(); }
-  void finish(Operation&) override {}
+  /// It is complete when somebody waits for it: buffers are held for as long as those of a slow network at most.
+  void start(const std::shared_ptr<Operation>&) override {}
+  void finish(Operation& operation) override { operation.set_complete(); }
 
  private:
   bool shares_memory_;
