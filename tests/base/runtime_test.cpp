@@ -38,6 +38,48 @@ TEST(Runtime, ChargesTensorsToTheScopeOfTheThread) {
   EXPECT_EQ(one->live_bytes(), 0);
 }
 
+TEST(Runtime, CountsMetaTensorsAsTheRest) {
+  auto* counter = new MemoryCounter;
+  const MemoryScope scope(*counter);
+  const auto meta = at::TensorOptions(at::kMeta);
+  {
+    const at::Tensor x = at::empty({10, 100}, meta);
+    EXPECT_EQ(counter->live_bytes(), 4000);
+    EXPECT_EQ(x.storage().data(), nullptr);
+    const at::Tensor sum = x + x.narrow(0, 0, 1);  // a view takes nothing
+    EXPECT_EQ(counter->live_bytes(), 8000);
+    EXPECT_EQ(at::empty({0}, meta).numel(), 0);
+  }
+  EXPECT_EQ(counter->live_bytes(), 0);
+  EXPECT_EQ(counter->peak_bytes(), 8000);
+}
+
+TEST(Runtime, CountsByKind) {
+  auto* counter = new MemoryCounter;
+  const MemoryScope scope(*counter);
+  at::Tensor moments;
+  {
+    const MemoryKindScope kind(MemoryKind::optimizer);
+    moments = at::empty({25}, at::TensorOptions(at::kMeta));
+    const MemoryKindScope inner(MemoryKind::gradients);
+    const at::Tensor gradients = at::empty({50}, at::kFloat);
+    EXPECT_EQ(counter->live_bytes(MemoryKind::gradients), 200);
+  }
+  EXPECT_EQ(counter->live_bytes(MemoryKind::gradients), 0);
+  const at::Tensor other = at::empty({10}, at::kFloat);
+  EXPECT_EQ(counter->live_bytes(MemoryKind::optimizer), 100);
+  EXPECT_EQ(counter->live_bytes(MemoryKind::other), 40);
+  EXPECT_EQ(counter->live_bytes(), 140);
+  const auto at_peak = counter->at_peak();
+  EXPECT_EQ(at_peak[static_cast<size_t>(MemoryKind::gradients)], 200);
+  EXPECT_EQ(at_peak[static_cast<size_t>(MemoryKind::optimizer)], 100);
+  EXPECT_EQ(at_peak[static_cast<size_t>(MemoryKind::other)], 0);
+  EXPECT_EQ(counter->peak_bytes(), 300);
+  counter->reset_peak();
+  EXPECT_EQ(counter->peak_bytes(), 140);
+  EXPECT_EQ(counter->at_peak()[static_cast<size_t>(MemoryKind::other)], 40);
+}
+
 TEST(Runtime, KeepsFreedMemoryAndAligns) {
   void* before = nullptr;
   {

@@ -98,7 +98,7 @@ at::Tensor turned(const at::Tensor& x, double theta, const at::Tensor& positions
 }
 
 at::Tensor rope_at(const at::Tensor& x, RopeTable& table, const at::Tensor& positions) {
-  return rope(x, table.angles(positions, x.size(1), x.scalar_type()), {}, "");
+  return rope(x, table.angles(positions, x.size(1), x), {}, "");
 }
 
 TEST(Rope, turnsPairsByTheirPosition) {

@@ -16,10 +16,9 @@
 namespace caravan {
 namespace {
 
-/// The 64 bytes before every block: which counter it was charged to, and its sizes.
+/// The 64 bytes before every block: what it was charged to, and its size in the cache.
 struct alignas(64) Header {
-  MemoryCounter* counter;
-  size_t requested_bytes;
+  MemoryCharge charge;
   size_t rounded_bytes;
 };
 static_assert(sizeof(Header) == 64);
@@ -32,7 +31,7 @@ BlockCache& cache() {
 void free_block(void* data) {
   if (data == nullptr) return;
   Header* header = static_cast<Header*>(data) - 1;
-  header->counter->remove(static_cast<int64_t>(header->requested_bytes));
+  header->charge.release();
   cache().put(header, header->rounded_bytes);
 }
 
@@ -42,18 +41,16 @@ class CountingAllocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
     const size_t rounded = bytes < SIZE_MAX / 4 ? BlockCache::rounded(bytes + sizeof(Header)) : bytes;
     void* block = bytes < SIZE_MAX / 4 ? cache().take(rounded) : nullptr;
-    MemoryCounter& counter = MemoryCounter::current();
     if (block == nullptr) {
-      throw ResourceError(
-          {.op = "memory",
-           .subject = "",
-           .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
-                               format_bytes(static_cast<int64_t>(bytes)), format_bytes(counter.live_bytes())),
-           .where = "",
-           .action = "use a smaller micro_batch or model, or more ranks"});
+      throw ResourceError({.op = "memory",
+                           .subject = "",
+                           .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
+                                               format_bytes(static_cast<int64_t>(bytes)),
+                                               format_bytes(MemoryCounter::current().live_bytes())),
+                           .where = "",
+                           .action = "use a smaller micro_batch or model, or more ranks"});
     }
-    auto* header = new (block) Header{&counter, bytes, rounded};
-    counter.add(static_cast<int64_t>(bytes));
+    auto* header = new (block) Header{MemoryCharge::take(static_cast<int64_t>(bytes)), rounded};
     void* data = header + 1;
     return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -61,7 +58,31 @@ class CountingAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
+/// For tensors on the meta device: blocks that are counted, have no memory and are null, as ATen's own are.
+class CountingMetaAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* charge = new MemoryCharge(MemoryCharge::take(static_cast<int64_t>(bytes)));
+    return {nullptr, charge, &release, c10::Device(c10::DeviceType::Meta)};
+  }
+  void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
+
+ private:
+  static void release(void* context) {
+    const auto* charge = static_cast<MemoryCharge*>(context);
+    charge->release();
+    delete charge;
+  }
+};
+
 std::atomic<bool> runtime_lives{false};
+
+constexpr uint8_t kPriority = 1;
+
+c10::Allocator* default_meta_allocator() {
+  static c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::Meta);
+  return allocator;
+}
 
 }  // namespace
 
@@ -76,12 +97,16 @@ Runtime::Runtime(const RuntimeOptions& options) {
   at::set_num_threads(options.intra_op_threads);
   if (options.count_memory) {
     static CountingAllocator allocator;
-    c10::SetCPUAllocator(&allocator, 1);
+    static CountingMetaAllocator meta_allocator;
+    c10::SetCPUAllocator(&allocator, kPriority);
+    default_meta_allocator();  // noted before it is replaced
+    c10::SetAllocator(c10::DeviceType::Meta, &meta_allocator, kPriority);
   }
 }
 
 Runtime::~Runtime() {
-  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 1);
+  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority);
+  c10::SetAllocator(c10::DeviceType::Meta, default_meta_allocator(), kPriority);
   cache().release_all();
   runtime_lives = false;
 }

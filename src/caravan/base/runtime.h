@@ -6,7 +6,7 @@ namespace caravan {
 
 struct RuntimeOptions {
   int intra_op_threads = 1;  ///< threads per rank for compute; inherited by rank threads that start later
-  bool count_memory = true;  ///< install the allocator that counts bytes per rank and caches freed blocks
+  bool count_memory = true;  ///< install both allocators: for memory, and for the meta device
 };
 
 /// The process-wide settings of a program that uses Caravan. main() makes one before the first tensor and before rank
@@ -15,6 +15,7 @@ struct RuntimeOptions {
 ///   - charges every block to MemoryCounter::current() (also for ranks that are threads),
 ///   - caches freed blocks: returning them to the system costs up to 20 % of a step in page faults,
 ///   - aligns every block to 64 bytes.
+/// Tensors on the meta device are charged alike and have no memory, so a dry run counts what the run will take.
 /// Throws UsageError if another Runtime exists, or if intra_op_threads < 1.
 class Runtime {
  public:

@@ -140,10 +140,8 @@ std::shared_ptr<void> Communicator::allocate(size_t bytes) {
                          .action = "use smaller buffers, or more ranks that share them"});
   }
   std::memset(memory, 0, rounded);
-  MemoryCounter* counter = &MemoryCounter::current();
-  counter->add(static_cast<int64_t>(rounded));
-  return {memory, [counter, rounded](void* block) {
-            counter->remove(static_cast<int64_t>(rounded));
+  return {memory, [charge = MemoryCharge::take(static_cast<int64_t>(bytes))](void* block) {
+            charge.release();
             std::free(block);
           }};
 }

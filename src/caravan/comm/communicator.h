@@ -128,13 +128,14 @@ class Communicator {
   /// Freed when the last copy of the pointer is gone and the operations on it are complete. Over shm the other ranks
   /// read and write it in place, while any other memory is copied through staging buffers. Ranks may allocate different
   /// sizes.
+  /// Charged to MemoryCounter::current().
   virtual std::shared_ptr<void> allocate(size_t bytes);
 
   /// One buffer for all ranks if they share memory, else one for each: 64-byte aligned, zeroed. Every rank calls it, in
   /// the order of its collectives, with the same size. A rank writes its own part only. An all_gather in place (`out`
   /// is this buffer, every rank's `in` its part of it) makes the other parts readable; over shm it copies nothing.
   /// Later writes may be visible to the other ranks at once, so write again only after a barrier or any other
-  /// collective that follows the last read.
+  /// collective that follows the last read. Each rank is charged its part of `bytes`.
   virtual std::shared_ptr<void> allocate_shared(size_t bytes) { return allocate(bytes); }
   /// Whether allocate_shared makes one buffer for all ranks.
   virtual bool shares_memory() const noexcept { return false; }

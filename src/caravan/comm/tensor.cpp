@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -119,14 +120,24 @@ Work recv_async(Communicator& comm, const at::Tensor& out, int peer, const Call&
 
 namespace {
 
+/// On the meta device; `bytes` are charged to this rank.
+at::Tensor without_memory(int64_t count, at::ScalarType type, int64_t bytes) {
+  const auto release = [charge = MemoryCharge::take(bytes)](void*) { charge.release(); };
+  return at::from_blob(nullptr, {count}, release, at::TensorOptions(type).device(at::kMeta), at::kMeta);
+}
+
 at::Tensor allocate_with(std::shared_ptr<void> (Communicator::*allocate)(size_t), Communicator& comm, int64_t count,
-                         at::ScalarType type) {
+                         at::ScalarType type, at::Device device) {
   const int64_t element_bytes = size_bytes(to_dtype(type));
   if (count < 0 || count > std::numeric_limits<int64_t>::max() / element_bytes) {
     throw ShapeError({.op = "allocate_flat",
                       .subject = comm.name(),
                       .fact = fmt::format("there is no buffer of {} elements", count),
                       .action = "give 0 or more elements"});
+  }
+  if (device.is_meta()) {
+    const bool is_part = allocate == &Communicator::allocate_shared && comm.shares_memory();
+    return without_memory(count, type, count * element_bytes / (is_part ? comm.size() : 1));
   }
   std::shared_ptr<void> memory = (comm.*allocate)(static_cast<size_t>(count * element_bytes));
   void* data = memory.get();
@@ -136,12 +147,12 @@ at::Tensor allocate_with(std::shared_ptr<void> (Communicator::*allocate)(size_t)
 
 }  // namespace
 
-at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type) {
-  return allocate_with(&Communicator::allocate, comm, count, type);
+at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type, at::Device device) {
+  return allocate_with(&Communicator::allocate, comm, count, type, device);
 }
 
-at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type) {
-  return allocate_with(&Communicator::allocate_shared, comm, count, type);
+at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type, at::Device device) {
+  return allocate_with(&Communicator::allocate_shared, comm, count, type, device);
 }
 
 }  // namespace caravan

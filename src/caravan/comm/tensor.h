@@ -31,8 +31,9 @@ Work send_async(Communicator& comm, const at::Tensor& in, int peer, const Call& 
 Work recv_async(Communicator& comm, const at::Tensor& out, int peer, const Call& call = {});
 
 /// A flat, zeroed tensor of `count` elements from Communicator::allocate.
-at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type);
+/// On the meta device: without memory, and counted as if it had some.
+at::Tensor allocate_flat(Communicator& comm, int64_t count, at::ScalarType type, at::Device device = at::kCPU);
 /// The same from Communicator::allocate_shared. Every rank calls it with the same count.
-at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type);
+at::Tensor allocate_flat_shared(Communicator& comm, int64_t count, at::ScalarType type, at::Device device = at::kCPU);
 
 }  // namespace caravan

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <functional>
 
-#include <ATen/ops/empty.h>
-
+#include "caravan/base/memory_counter.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/flat.h"
 
@@ -48,19 +47,20 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   const at::ScalarType leaf_dtype = strategy.leaf_dtype == at::kFloat ? dtype : strategy.leaf_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {
+    const MemoryKindScope kind(&bytes == &gradient_bytes ? MemoryKind::gradients : MemoryKind::parameters);
     bytes += count * static_cast<int64_t>(c10::elementSize(type));
-    if (device.is_meta()) return at::empty({count}, at::TensorOptions().dtype(type).device(device));
-    return allocate_flat(mesh.world(), count, type);
+    return allocate_flat(mesh.world(), count, type, device);
   };
   const auto make_leaf = [&](const Bucket& bucket) {
-    if (strategy.leaf_memory != LeafMemory::shared || bucket.fill.size() != 1 || device.is_meta()) {
+    if (strategy.leaf_memory != LeafMemory::shared || bucket.fill.size() != 1) {
       return make(bucket.leaf_count, leaf_dtype, parameter_bytes);
     }
     const FlatCell& cell = bucket.fill.front();
     const auto is_its = [&](const MeshAxis& axis) { return axis.name() == cell.axis.name(); };
     if (std::ranges::none_of(shared_axes, is_its)) shared_axes.push_back(cell.axis);
+    const MemoryKindScope kind(MemoryKind::parameters);
     parameter_bytes += bucket.rest_count * static_cast<int64_t>(c10::elementSize(leaf_dtype));
-    return allocate_flat_shared(cell.axis.comm(), bucket.leaf_count, leaf_dtype);
+    return allocate_flat_shared(cell.axis.comm(), bucket.leaf_count, leaf_dtype, device);
   };
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   Pieces all_values(of(dtype), [&](int64_t count) { return make(count, dtype, parameter_bytes); });

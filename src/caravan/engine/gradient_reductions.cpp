@@ -3,6 +3,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/path_log.h"
 #include "caravan/engine/gradient_sums.h"
+#include "caravan/module/mixed_add.h"
 
 namespace caravan {
 namespace {
@@ -17,7 +18,8 @@ bool take_the_same_way(const Bucket& a, const Bucket& b) {
 void GradientSums::fold(const Bucket& bucket) {
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
   count_path(own.is_folded ? "gradients added to a sum" : "gradients copied to a sum");
-  own.is_folded ? kept(bucket).add_(own.sums) : kept(bucket).copy_(own.sums);
+  const at::Tensor sum = kept(bucket);
+  own.is_folded ? add_mixed(sum, own.sums) : void(sum.copy_(own.sums));
   own.is_folded = true;
   own.sums = at::Tensor();
 }
@@ -55,7 +57,7 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
     const at::Tensor out = cell == last ? target : sums.narrow(0, begin, cell->own());
     if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
     if (cell != last || !is_apart) continue;
-    stages.add_local([at_rest, target, adds] { adds ? at_rest.add_(target) : at_rest.copy_(target); });
+    stages.add_local([at_rest, target, adds] { adds ? add_mixed(at_rest, target) : void(at_rest.copy_(target)); });
   }
   return transfers_.add(std::move(stages));
 }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 
 namespace caravan {
 namespace {
@@ -137,6 +138,7 @@ void GradientSums::complete(const Slot& slot) {
   at::Tensor sum = leaf_sum(slot);
   if (slot.parameter->is_derived()) {
     // Without deposit too: the derivation may communicate, and every rank takes part.
+    const MemoryKindScope kind(MemoryKind::buffers);
     if (!own.is_written) own.derived = at::zeros(slot.parameter->compute().sizes(), sum.options());
     sum.copy_(slot.parameter->leaf_gradient(own.derived));
     own.derived = at::Tensor();

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <c10/util/accumulate.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -22,12 +21,7 @@ void point_to(const at::Tensor& tensor, void* memory) {
 }  // namespace
 
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
-  at::Tensor tensor = at::empty({0}, options);
-  if (tensor.is_meta()) return at::empty(shape, options);
-  const int64_t count = c10::multiply_integers(shape);
-  const auto bytes = static_cast<size_t>(count) * tensor.element_size();
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, at::kCPU), nullptr, false);
-  return tensor.set_(storage, 0, shape);
+  return at::for_blob(nullptr, shape).options(options).target_device(options.device()).make_tensor();
 }
 
 void take_away(const at::Tensor& tensor, const std::string& reason) {

@@ -1,14 +1,13 @@
 #include "caravan/engine/pool.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
+
+#include "caravan/base/memory_counter.h"
 
 namespace caravan {
 
 at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
-  const auto options = at::TensorOptions().dtype(type);
-  if (is_meta_) return at::empty({count}, options.device(at::kMeta));
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
   std::shared_ptr<void> memory;
   // Units of about the same size share buffers.
@@ -19,13 +18,20 @@ at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
     memory = std::move(found->second);
     free_->erase(found);
   } else {
-    memory = comm_.allocate(static_cast<size_t>(bytes));
+    memory = allocate(bytes);
     *bytes_ += bytes;
   }
   const auto give_back = [free = std::weak_ptr(free_), size, memory](void*) {
     if (const auto pool = free.lock()) pool->emplace(size, memory);
   };
-  return at::from_blob(memory.get(), {count}, give_back, options);
+  const at::Device device = is_meta_ ? at::kMeta : at::kCPU;
+  return at::from_blob(memory.get(), {count}, give_back, at::TensorOptions().dtype(type).device(device), device);
+}
+
+std::shared_ptr<void> BufferPool::allocate(int64_t bytes) {
+  const MemoryKindScope kind(MemoryKind::buffers);
+  if (!is_meta_) return comm_.allocate(static_cast<size_t>(bytes));
+  return {nullptr, [charge = MemoryCharge::take(bytes)](void*) { charge.release(); }};
 }
 
 void BufferPool::trim() {

@@ -16,7 +16,7 @@ namespace caravan {
 /// next buffer of its size: returning it to the kernel would cost a page fault for each page, every step.
 class BufferPool {
  public:
-  /// `comm` outlives the pool and its buffers.
+  /// `comm` outlives the pool and its buffers, which on the meta device have no memory and are kept all the same.
   BufferPool(Communicator& comm, bool is_meta) : comm_(comm), is_meta_(is_meta) {}
 
   /// `count` elements; their contents are undefined. It goes back to the pool when the last reference to its storage is
@@ -29,6 +29,8 @@ class BufferPool {
 
  private:
   using Free = std::multimap<int64_t, std::shared_ptr<void>>;  ///< by bytes
+
+  std::shared_ptr<void> allocate(int64_t bytes);
 
   Communicator& comm_;
   bool is_meta_;

@@ -35,7 +35,7 @@ StageLinks::StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device de
     : mesh_(mesh), strategy_(strategy), device_(device) {
   if (strategy.pipeline_axis.empty()) return;
   Communicator& comm = mesh[strategy.pipeline_axis].comm();
-  if (comm.shares_memory()) to_send_.emplace(comm, false);
+  if (comm.shares_memory()) to_send_.emplace(comm, device.is_meta());
 }
 
 /// A boundary of the pipeline: S(0; on `from`) -> S(0; on `to`).
@@ -53,7 +53,7 @@ StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tens
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
     at::Tensor flat = taken(path, tensor.contiguous().view({-1}));
-    if (to_send_ && flat.is_cpu()) flat = to_send_->take(flat.numel(), flat.scalar_type()).copy_(flat);
+    if (to_send_ && !flat.is_cuda()) flat = to_send_->take(flat.numel(), flat.scalar_type()).copy_(flat);
     works.push_back(start(cell, flat, flat, call));
   }
   return works;

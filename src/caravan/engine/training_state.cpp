@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include "caravan/base/memory_counter.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {
@@ -57,6 +58,7 @@ class HookState final : public StateOwner {
   void walk_saved(const Saved& saved, const Visit& visit) override {
     if (hook_ == nullptr) return;
     const std::string prefix = shared_prefix();
+    const MemoryKindScope kind(MemoryKind::optimizer);
     for (const auto& [name, shape] : saved) {
       if (!name.starts_with(prefix)) continue;
       hook_->set_shared(name.substr(prefix.size()), at::zeros(shape, engine_.state().gradients.options()));

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "caravan/base/content_hash.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/engine/leaves.h"
 
 namespace caravan {
@@ -26,6 +27,7 @@ void WeightVersions::renew() {
   const int64_t now = state_.values.is_meta() ? 0 : state_.version();
   if (!versions_.empty() && now == state_version_) return;
   const at::NoGradGuard no_grad;
+  const MemoryKindScope kind(MemoryKind::buffers);
   state_version_ = now;
   Version version{.buffers = std::exchange(spare_, {})};
   for (const Bucket& bucket : state_.layout.buckets()) {

@@ -101,8 +101,13 @@ DimIndex DimIndex::slice(int64_t begin, int64_t count, int64_t local) const {
 
 at::Tensor DimIndex::indices(int64_t local) const {
   std::vector<at::Tensor> pieces{at::empty({0}, at::kLong)};
-  for (const Run& run : runs(local)) pieces.push_back(at::arange(run.first, run.first + run.count, at::kLong));
+  for (const Run& run : runs(local)) pieces.push_back(counted_up(run.first, run.count, at::kCPU));
   return at::cat(pieces);
+}
+
+at::Tensor counted_up(int64_t first, int64_t count, at::Device device) {
+  at::Tensor numbers = at::empty({count}, at::TensorOptions(at::kLong).device(device));
+  return at::arange_out(numbers, first, first + count, 1);
 }
 
 }  // namespace caravan

@@ -9,6 +9,9 @@
 
 namespace caravan {
 
+/// first, first + 1, ..: int64 [count]. Torch's arange on the meta device takes memory that no allocator sees.
+at::Tensor counted_up(int64_t first, int64_t count, at::Device device);
+
 /// Which elements of a global dim a local tensor has along it, in its order: runs of consecutive global indices. Random
 /// numbers go by these indices, so that no layout changes them.
 class DimIndex {

@@ -9,8 +9,14 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/module/initialise.h"
+#include "caravan/module/meta_kernels.h"
 
 namespace caravan {
+namespace {
+
+[[maybe_unused]] const bool kRunsOnMeta = register_meta_kernels();
+
+}  // namespace
 
 /// The hooks of a module, outermost first. Replaced, never changed: a run goes on with those it began with.
 struct Hook::List {

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/mixed_add.h"
 
 namespace caravan {
 namespace {
@@ -112,7 +113,7 @@ void Parameter::deposit(const at::Tensor& gradient) {
     // Autograd adds in place where a leaf's .grad is this very memory (a user's zero_grad that keeps the tensor).
     const bool is_in_place = !gradient.is_meta() && gradient.data_ptr() == sum.tensor.data_ptr();
     if (!is_in_place && sum.is_empty) sum.tensor.copy_(gradient);
-    if (!is_in_place && !sum.is_empty) sum.tensor.add_(gradient);
+    if (!is_in_place && !sum.is_empty) add_mixed(sum.tensor, gradient);
     sink_->deposited(*this);
     return;
   }

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
+#include "caravan/base/path_log.h"
 #include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/record.h"
@@ -67,6 +69,9 @@ class MetaParameters {
 /// Runs the model without memory; returns the layout of its first output.
 Layout dry_run(Module& model, const PlanRows& rows, const std::vector<std::vector<int64_t>>& input_shapes,
                PlanHooks& hooks, Phase phase) {
+  static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run, and no path
+  const MemoryScope uncharged(*nothing);
+  const PathScope uncounted(nullptr);
   const bool generates = phase == Phase::generate;
   LayoutTable table(/*has_gradients=*/!generates);
   hooks.begin_dry_run(table);

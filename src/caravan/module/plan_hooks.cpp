@@ -4,7 +4,6 @@
 #include <array>
 
 #include <ATen/ops/alias.h>
-#include <ATen/ops/arange.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -161,8 +160,7 @@ ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& w
   here.positions = rows_of_tokens(context.positions, *layout, box);
   const bool counts = !here.positions.defined() && !layout->sharding(1).empty();
   if (counts) {
-    here.positions = at::arange(box.offset[1], box.offset[1] + box.size[1],
-                                at::TensorOptions().dtype(at::kLong).device(inputs.front().device()));
+    here.positions = counted_up(box.offset[1], box.size[1], inputs.front().device());
     remember_cut(here.positions, {}, layout_of_tokens(*layout, 1));
   }
   here.documents = rows_of_tokens(context.documents, *layout, box);

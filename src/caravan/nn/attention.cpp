@@ -6,13 +6,9 @@
 #include <utility>
 
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/le.h>
 #include <ATen/ops/softmax.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
@@ -22,20 +18,6 @@
 
 namespace caravan {
 namespace {
-
-/// The result on meta tensors, for which ATen has no kernel in C++.
-struct AttentionOnMeta : torch::autograd::Function<AttentionOnMeta> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v) {
-    ctx->save_for_backward({q, k, v});
-    return at::empty(q.sizes(), q.options());
-  }
-  static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& /*grads*/) {
-    Tensors gradients;
-    for (const at::Tensor& input : ctx->get_saved_variables()) gradients.push_back(at::empty_like(input));
-    return gradients;
-  }
-};
 
 [[noreturn]] void refuse_attention(const std::string& name, const std::string& fact, const char* action) {
   throw ShapeError({"attention", name, fact, "", action});
@@ -82,20 +64,27 @@ void check_inputs(const Tensors& inputs, const ForwardContext& context, const st
 
 /// True where a query sees a key: [queries, keys], or [batch, 1, queries, keys] with documents.
 at::Tensor visible_keys(const at::Tensor& order, int64_t keys, const at::Tensor& documents) {
-  const at::Tensor seen = at::arange(keys, order.options()).unsqueeze(0).le(order.unsqueeze(1));
+  const at::Tensor seen = counted_up(0, keys, order.device()).unsqueeze(0).le(order.unsqueeze(1));
   if (!documents.defined()) return seen;
   const at::Tensor of_keys = documents.narrow(1, 0, keys);
   const at::Tensor of_queries = documents.index_select(1, order);
   return of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).logical_and_(seen).unsqueeze(1);
 }
 
+/// That any query sees: no later ones. On meta tensors, whose order is not known: all.
+int64_t num_keys(const at::Tensor& order, int64_t all) {
+  if (order.is_meta()) return all;
+  return order.numel() == 0 ? 0 : order.max().item<int64_t>() + 1;
+}
+
+bool is_equal(const at::Tensor& order, const at::Tensor& in_order) { return !order.is_meta() && order.equal(in_order); }
+
 }  // namespace
 
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsnw,btnw,btnw->bsnw", "tw", {{2}}};
   check_inputs(inputs, context, name());
-  at::Tensor out =
-      inputs[0].is_meta() ? AttentionOnMeta::apply(inputs[0], inputs[1], inputs[2]) : attend(inputs, context);
+  at::Tensor out = attend(inputs, context);
   record_layout(context, kType, out, {inputs[0], inputs[1], inputs[2]}, name());
   return {out};
 }
@@ -104,9 +93,10 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
   if (inputs.size() == 3 && !context.documents.defined() && !drops(context))
     return causal_attention(inputs[0], inputs[1], inputs[2]);
   const int64_t queries = inputs[0].size(1);
-  const at::Tensor in_order = at::arange(queries, inputs[0].options().dtype(at::kLong).requires_grad(false));
-  const at::Tensor order = inputs.size() == 4 ? inputs[3] : in_order;
-  const int64_t keys = queries == 0 ? 0 : order.max().item<int64_t>() + 1;  // no query sees later keys
+  const at::Tensor in_order = counted_up(0, queries, inputs[0].device());
+  const bool is_in_order = inputs.size() == 3;
+  const at::Tensor order = is_in_order ? in_order : inputs[3];
+  const int64_t keys = is_in_order ? queries : num_keys(order, inputs[1].size(1));
   const at::Tensor q = inputs[0].transpose(1, 2);
   const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
   const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
@@ -114,7 +104,7 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
     return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context).transpose(1, 2);
   }
   const bool has_documents = context.documents.defined();
-  const bool is_causal = !has_documents && queries == keys && order.equal(in_order);
+  const bool is_causal = !has_documents && queries == keys && (is_in_order || is_equal(order, in_order));
   const bool sees_all = !has_documents && queries == 1;
   if (is_causal || sees_all) return fused_attention(q, k, v, std::nullopt, is_causal).transpose(1, 2);
   return fused_attention(q, k, v, visible_keys(order, keys, context.documents), false).transpose(1, 2);
@@ -165,7 +155,9 @@ at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& con
   const at::Tensor v = split_heads(value_(input, context), head_width_, context, value_.name());
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
-    const RopeAngles angles = q.is_meta() ? RopeAngles{} : rope_->angles(positions, q.size(1), q.scalar_type());
+    // The positions of meta tensors are not known: at most those of the whole sequence.
+    const int64_t count = q.is_meta() ? context[Dim::sequence].global(q.size(1)) : q.size(1);
+    const RopeAngles angles = context.layouts != nullptr ? RopeAngles{} : rope_->angles(positions, count, q);
     q = rope(q, angles, context, name());
     k = rope(k, angles, context, name());
   }

@@ -77,8 +77,9 @@ template <class T>
 class Chunk {
  public:
   Chunk(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task)
-      : data_(data_of<T>(logits)),
-        labels_(labels.const_data_ptr<int64_t>()),
+      : is_meta_(logits.is_meta()),
+        data_(is_meta_ ? nullptr : data_of<T>(logits)),
+        labels_(is_meta_ ? nullptr : labels.const_data_ptr<int64_t>()),
         columns_(logits.size(1)),
         task_(task),
         statistics_(logits) {}
@@ -103,6 +104,7 @@ class Chunk {
  private:
   template <class Visit>
   void for_each_row(Visit visit) const {
+    if (is_meta_) return;
     const int64_t grain = 1 + (int64_t{1} << 15) / std::max<int64_t>(columns_, 1);
     at::parallel_for(0, statistics_.tokens, grain, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) visit(t);
@@ -135,10 +137,12 @@ class Chunk {
   }
   double loss() const {
     double sum = 0;
+    if (is_meta_) return sum;
     for (int64_t t = 0; t < statistics_.tokens; ++t) sum += has_target(t) ? statistics_.loss(t) : 0;
     return sum;
   }
 
+  bool is_meta_;
   T* data_;
   const int64_t* labels_;
   int64_t columns_;
@@ -156,20 +160,6 @@ double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const Cr
   return loss;
 }
 
-/// What ranks send for the chunks of a forward.
-void reduce_meta(const at::Tensor& hidden, const CrossEntropyTask& task) {
-  const int64_t tokens = hidden.size(0);
-  const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);
-  for (int64_t first = 0; first < tokens; first += chunk) {
-    const auto options = hidden.options().dtype(compute_type(hidden.scalar_type()));
-    const int64_t count = std::min(chunk, tokens - first);
-    at::Tensor largest = at::empty({count}, options);
-    at::Tensor sums = at::empty({2, count}, options);
-    task.reduction->max(largest);
-    task.reduction->sum(sums);
-  }
-}
-
 struct FusedCrossEntropy : Function<FusedCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, const CrossEntropyTask& task) {
@@ -178,13 +168,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     const at::Tensor hidden = hidden_in.reshape({-1, weight.size(1)});
     at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
     at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
-    if (hidden.is_meta()) {
-      if (task.reduction != nullptr) reduce_meta(hidden, task);
-      if (task.share != nullptr)
-        task.share->add_product(hidden.new_empty({weight.size(0), 1}), hidden.new_empty({weight.size(1), 1}));
-    } else {
-      loss.fill_(run(hidden, weight, labels_in.reshape({-1}).contiguous(), task, hidden_gradient) * task.scale);
-    }
+    loss.fill_(run(hidden, weight, labels_in.reshape({-1}).contiguous(), task, hidden_gradient) * task.scale);
     ctx->save_for_backward({task.grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor()});
     return loss;
   }
@@ -208,7 +192,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
   /// The loss, unscaled.
   static double run(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                     const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
-    check_labels(labels, task.vocabulary);
+    if (!labels.is_meta()) check_labels(labels, task.vocabulary);
     const int64_t tokens = hidden.size(0);
     const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);  // the same on ranks with other pieces
     double loss = 0;

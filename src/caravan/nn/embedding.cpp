@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
@@ -72,20 +71,17 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
 /// The tokens whose rows are among `rows`, from `first_row` of the table on; undefined: all are.
 at::Tensor tokens_here(const at::Tensor& flat_ids, int64_t first_row, int64_t rows, int64_t rows_of_table) {
   if (rows == rows_of_table) return {};
+  if (flat_ids.is_meta()) return flat_ids;  // all of them at most
   return flat_ids.ge(first_row).logical_and_(flat_ids.lt(first_row + rows)).nonzero().squeeze(1);
 }
 
-/// Not ATen's embedding, which has no meta kernel here and sums bf16 gradients in bf16.
+/// Not ATen's embedding, which sums bf16 gradients in bf16.
 struct RowsOf : Function<RowsOf> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& ids, Parameter& weight,
                             int64_t first_row) {
     will_deposit(ctx, {&weight});
     std::vector<int64_t> shape = ids.sizes().vec();
     shape.push_back(rows.size(1));
-    if (rows.is_meta()) {
-      ctx->save_for_backward({ids, at::Tensor()});
-      return at::empty(shape, rows.options().requires_grad(false));
-    }
     const at::Tensor flat = ids.flatten();
     const at::Tensor tokens = tokens_here(flat, first_row, rows.size(0), weight.global_shape()[0]);
     if (!tokens.defined()) {
@@ -155,8 +151,7 @@ PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)
 at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bsf,pf->bsf", "p", {{0, 1}}};
   at::Tensor positions = token_positions(input, context, name());
-  const auto options = at::TensorOptions().dtype(at::kLong).device(input.device());
-  if (!positions.defined()) positions = at::arange(input.size(1), options);
+  if (!positions.defined()) positions = counted_up(0, input.size(1), input.device());
   at::Tensor x = input + embedding(positions, weight_, name());
   record_layout(context, kType, x, {input, weight_}, name());
   return x;

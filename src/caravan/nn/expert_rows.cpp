@@ -25,15 +25,9 @@ using torch::autograd::variable_list;
 
 at::Tensor rows_of_copies(const at::Tensor& rows, const at::Tensor& row) {
   const bool lacks_some = rows.size(0) < row.size(0);
-  if (rows.is_meta()) return rows.new_empty({row.size(0), rows.size(1)});
   if (!lacks_some) return rows.index_select(0, row);
   const at::Tensor with_zero = at::cat({rows, rows.new_zeros({1, rows.size(1)})});
   return with_zero.index_select(0, row.where(row.ge(0), rows.size(0)));
-}
-
-at::Tensor copies_of_rows(const at::Tensor& copies, const at::Tensor& copy) {
-  if (copies.is_meta()) return copies.new_empty({copy.size(0), copies.size(1)});
-  return copies.index_select(0, copy);
 }
 
 /// An orthogonal map of rows, but for tokens that have several copies: each backward is the other's forward.
@@ -41,8 +35,8 @@ struct Spread : Function<Spread> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const ExpertRows& rows) {
     ctx->save_for_backward({rows.row});
     ctx->saved_data["top_k"] = rows.top_k;
-    const at::Tensor token = rows.top_k == 1 || x.is_meta() ? rows.copy : rows.copy.div(rows.top_k, "floor");
-    return copies_of_rows(x, token);
+    const at::Tensor token = rows.top_k == 1 ? rows.copy : rows.copy.div(rows.top_k, "floor");
+    return x.index_select(0, token);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const at::Tensor copies = rows_of_copies(grads[0], ctx->get_saved_variables()[0]);
@@ -57,7 +51,7 @@ struct Collect : Function<Collect> {
     return rows_of_copies(y, rows.row).unflatten(0, {-1, rows.top_k});
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    return {copies_of_rows(grads[0].flatten(0, 1), ctx->get_saved_variables()[0]), {}};
+    return {grads[0].flatten(0, 1).index_select(0, ctx->get_saved_variables()[0]), {}};
   }
 };
 
@@ -84,7 +78,6 @@ struct ExpertLinear : Function<ExpertLinear> {
     ctx->save_for_backward({x, w.detach()});
     ctx->saved_data["counts"] = counts;
     at::Tensor y = at::empty({x.size(0), w.size(0) / static_cast<int64_t>(counts.size())}, x.options());
-    if (x.is_meta()) return y;
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       if (count == 0) return;
       at::Tensor rows =
@@ -121,7 +114,6 @@ struct ExpertLinear : Function<ExpertLinear> {
   static at::Tensor input_gradient(const at::Tensor& x, const at::Tensor& w, const at::Tensor& dy,
                                    const std::vector<int64_t>& counts) {
     at::Tensor dx = at::empty(x.sizes(), x.options());
-    if (x.is_meta()) return dx;
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       if (count == 0) return;
       const at::Tensor part = part_of(w, e, counts.size());
@@ -132,7 +124,6 @@ struct ExpertLinear : Function<ExpertLinear> {
 
   static void add_weights(at::Tensor& sum, bool is_empty, const at::Tensor& x, const at::Tensor& dy,
                           const std::vector<int64_t>& counts) {
-    if (sum.is_meta()) return;
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       at::Tensor part = part_of(sum, e, counts.size());
       if (count > 0) {
@@ -144,7 +135,6 @@ struct ExpertLinear : Function<ExpertLinear> {
   }
 
   static void add_biases(at::Tensor& sum, bool is_empty, const at::Tensor& dy, const std::vector<int64_t>& counts) {
-    if (sum.is_meta()) return;
     if (is_empty) sum.zero_();
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       if (count == 0) return;

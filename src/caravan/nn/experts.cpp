@@ -16,7 +16,6 @@ ParameterSpec table_of(const ModelConfig& config, int64_t rows, int64_t columns,
 
 /// Numbers of the experts here, from 0; -1 for the others.
 at::Tensor here(const at::Tensor& experts, int64_t first, int64_t count) {
-  if (experts.is_meta()) return experts;
   const at::Tensor index = experts - first;
   return index.masked_fill(index.lt(0).logical_or_(index.ge(count)), -1);
 }

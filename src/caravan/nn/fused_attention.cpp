@@ -94,7 +94,7 @@ at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type = at::kFl
 }
 
 bool attends_in_fp32(const at::Tensor& q) {
-  if (!q.is_cpu()) return false;
+  if (q.is_cuda()) return false;
   return q.scalar_type() == at::kHalf ||
          (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
@@ -185,18 +185,30 @@ at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const bool is_flash = q.is_cpu() && !attends_in_fp32(q) && q.size(2) == k.size(2) && q.numel() > 0;
+  const bool is_flash = !q.is_cuda() && !attends_in_fp32(q) && q.size(2) == k.size(2) && q.numel() > 0;
   if (is_flash) return CausalAttention::apply(q, k, v);
   return fused_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), std::nullopt, true).transpose(1, 2);
+}
+
+/// What scaled_dot_product_attention chooses for such tensors on the CPU. It would choose products here.
+static at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const std::optional<at::Tensor>& mask, bool is_causal) {
+  std::optional<at::Tensor> bias;
+  if (mask.has_value()) bias = at::zeros(mask->sizes(), q.options());
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias));
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::optional<at::Tensor>& mask, bool is_causal) {
   if (!attends_in_fp32(q) || q.numel() == 0 || k.numel() == 0) {
     const bool is_grouped = q.size(1) != k.size(1);
-    const at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
+    const bool is_dry = q.is_meta() && q.numel() > 0 && k.numel() > 0;
+    const at::Tensor out =
+        is_dry ? fused_on_meta(q, k, v, mask, is_causal)
+               : at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
     if (PathLog::current() == nullptr) return out;
-    const bool is_flash = at::_fused_sdp_choice(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped) != kMathKernel;
+    const bool is_flash =
+        is_dry || at::_fused_sdp_choice(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped) != kMathKernel;
     return taken(
         fmt::format("torch's attention {}{}", is_flash ? "fused" : "in products", mask.has_value() ? " (masked)" : ""),
         out);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -31,10 +30,6 @@ struct NativeLayerNorm : Function<NativeLayerNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                             double epsilon, Parameter& weight, Parameter& bias) {
     will_deposit(ctx, {&weight, &bias});
-    if (x.is_meta()) {  // ATen has no meta kernel in C++
-      ctx->save_for_backward({x, w.detach(), b.detach()});
-      return at::empty_like(x);
-    }
     auto [y, mean, rstd] = at::native_layer_norm(x, w.sizes(), w, b, epsilon);
     ctx->save_for_backward({x, w.detach(), b.detach(), mean, rstd});
     return y;
@@ -45,17 +40,12 @@ struct NativeLayerNorm : Function<NativeLayerNorm> {
     if (!grads[0].defined()) return gradients;
     const variable_list saved = ctx->get_saved_variables();
     const std::array<bool, 3> needed{ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
-    std::tuple<at::Tensor, at::Tensor, at::Tensor> of;
-    if (saved[0].is_meta()) {
-      of = {at::empty_like(saved[0]), at::empty_like(saved[1]), at::empty_like(saved[2])};
-    } else {
-      of = at::native_layer_norm_backward(grads[0].contiguous(), saved[0], saved[1].sizes(), saved[3], saved[4],
-                                          saved[1], saved[2], needed);
-    }
-    gradients[0] = std::get<0>(of);
+    auto [dx, dweight, dbias] = at::native_layer_norm_backward(grads[0].contiguous(), saved[0], saved[1].sizes(),
+                                                               saved[3], saved[4], saved[1], saved[2], needed);
+    gradients[0] = dx;
     const std::vector<Parameter*> parameters = deposits_of(ctx);
-    if (needed[1]) parameters[0]->deposit(std::get<1>(of));
-    if (needed[2]) parameters[1]->deposit(std::get<2>(of));
+    if (needed[1]) parameters[0]->deposit(dweight);
+    if (needed[2]) parameters[1]->deposit(dbias);
     return gradients;
   }
 };
@@ -96,8 +86,8 @@ struct NativeRmsNorm : Function<NativeRmsNorm> {
   static at::Tensor both(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
                          const at::Tensor& dx) {
     const at::ScalarType type = compute_type(weight.scalar_type());
-    if (x.is_meta()) return at::empty_like(weight, type);
     const int64_t width = weight.numel();
+    if (x.is_meta()) return at::empty({width}, x.options().dtype(at::kDouble)).to(type);
     const int64_t rows = rstd.numel();
     const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
     std::vector<double> dweight(static_cast<size_t>(std::max<int64_t>(parts, 1) * width), 0);

@@ -22,8 +22,10 @@
 #include "caravan/base/error.h"
 #include "caravan/base/processor.h"
 #include "caravan/base/text.h"
+#include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/deposit.h"
+#include "caravan/nn/product_workspace.h"
 
 /// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
 extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
@@ -89,7 +91,7 @@ const Choices::Entry& in_use() {
 
 /// Whether the choice decides about a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (!a.is_cpu() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.is_cuda() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
   const at::ScalarType type = a.scalar_type();
   return type == at::kFloat || type == at::kHalf ||
          (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
@@ -101,7 +103,7 @@ at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 st
 at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                               ProductKind kind) {
   const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
-  if (in_use().second.library(kind) == ProductLibrary::onednn) {
+  if (in_use().second.library(kind) == ProductLibrary::onednn && !a.is_meta()) {
     at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
     return onednn()->call(widened(a), widened(b), wide_bias, "none", c10::List<std::optional<at::Scalar>>(), "");
   }
@@ -119,6 +121,9 @@ std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
 /// a b^T + bias: as chosen, or as autograd has it for at::linear.
 at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind) {
+  const bool is_half = !chosen && a.scalar_type() == at::kBFloat16;  // torch has oneDNN multiply such
+  const bool is_onednn = is_half || (chosen && in_use().second.library(kind) == ProductLibrary::onednn);
+  const at::Tensor workspace = a.is_meta() && is_onednn ? onednn_workspace(a, is_half) : at::Tensor();
   const at::Tensor result = chosen             ? multiply_as_chosen(a, b, bias, kind)
                             : bias.has_value() ? at::addmm(*bias, a, b.t())
                                                : at::mm(a, b.t());
@@ -130,17 +135,18 @@ void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
   if (is_empty) {
     sum.copy_(summand);
   } else {
-    sum.add_(summand);
+    add_mixed(sum, summand);
   }
 }
 
 /// sum (+)= a b^T of transposed bf16 matrices in fp32 arithmetic, without widening them. False if it cannot be.
 bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
   const bool is_bf16 = a.scalar_type() == at::kBFloat16 && b.scalar_type() == at::kBFloat16;
-  const bool fits = is_bf16 && a.is_cpu() && a.t().is_contiguous() && b.t().is_contiguous() && sum.is_contiguous() &&
+  const bool fits = is_bf16 && !a.is_cuda() && a.t().is_contiguous() && b.t().is_contiguous() && sum.is_contiguous() &&
                     sum.scalar_type() == at::kFloat && a.numel() > 0 && b.numel() > 0;
   const bool is_chosen = in_use().second.library(ProductKind::dw) == ProductLibrary::mkl;
   if (cblas_gemm_bf16bf16f32 == nullptr || !is_chosen || !fits) return false;
+  if (sum.is_meta()) return true;
   constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
   const auto m = static_cast<int>(a.size(0));
   const auto n = static_cast<int>(b.size(0));
@@ -162,7 +168,7 @@ void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tenso
   if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
   const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
   const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();
-  if (!is_blas || !is_wide || sum.is_meta()) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
+  if (!is_blas || !is_wide) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
   const auto operand = [&](const at::Tensor& x) { return chosen ? widened(x) : x; };
   if (is_empty) {
     at::mm_out(sum, operand(a), operand(b).t());

@@ -60,11 +60,11 @@ struct Rope : Function<Rope> {
 
 }  // namespace
 
-void RopeTable::grow(int64_t positions, at::ScalarType type) {
+void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
-  at::Tensor cosine = at::empty({positions, half_}, at::kDouble);
-  at::Tensor sine = at::empty({positions, half_}, at::kDouble);
-  for (int64_t i = 0; i < half_; ++i) {
+  at::Tensor cosine = at::empty({positions, half_}, options.dtype(at::kDouble));
+  at::Tensor sine = at::empty({positions, half_}, options.dtype(at::kDouble));
+  for (int64_t i = 0; i < half_ && !cosine.is_meta(); ++i) {
     const auto frequency =
         static_cast<float>(1 / std::pow(theta_, static_cast<double>(2 * i) / static_cast<double>(2 * half_)));
     for (int64_t position = 0; position < positions; ++position) {
@@ -73,20 +73,21 @@ void RopeTable::grow(int64_t positions, at::ScalarType type) {
       sine.data_ptr<double>()[position * half_ + i] = std::sin(double{angle});
     }
   }
-  cosine_ = cosine.to(type);
-  sine_ = sine.to(type);
+  cosine_ = cosine.to(options.dtype());
+  sine_ = sine.to(options.dtype());
 }
 
-RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, at::ScalarType type) {
-  const bool is_given = positions.defined() && positions.numel() > 0;
+RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const at::Tensor& x) {
+  const bool is_given = positions.defined() && !positions.is_meta() && positions.numel() > 0;
   if (is_given && positions.min().item<int64_t>() < 0) {
     throw DataError({"rope", "", fmt::format("position {}", positions.min().item<int64_t>()), "",
                      "number the tokens of a text from 0 on"});
   }
   const int64_t need = is_given ? positions.max().item<int64_t>() + 1 : count;
-  const at::ScalarType compute = compute_type(type);
-  const int64_t have = cosine_.defined() && cosine_.scalar_type() == compute ? cosine_.size(0) : 0;
-  if (need > have) grow(std::max(need, 2 * have), compute);  // doubles: generation adds one position at a time
+  const auto options = at::TensorOptions().dtype(compute_type(x.scalar_type())).device(x.device());
+  const bool fits = cosine_.defined() && cosine_.dtype() == options.dtype() && cosine_.device() == x.device();
+  const int64_t have = fits ? cosine_.size(0) : 0;
+  if (need > have) grow(std::max(need, 2 * have), options);  // doubles: generation adds one position at a time
   if (!positions.defined()) return {cosine_.narrow(0, 0, count), sine_.narrow(0, 0, count)};
   const at::Tensor rows = positions.flatten();
   return {at::index_select(cosine_, 0, rows), at::index_select(sine_, 0, rows)};
@@ -95,7 +96,7 @@ RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, at::Sca
 at::Tensor rope(const at::Tensor& x, const RopeAngles& angles, const ForwardContext& context, std::string_view what) {
   static const OpType kType{"bsnw->bsnw", "w", {{0}}};
   check_device("rope", x);
-  if (!x.is_meta() && angles.cosine.size(0) != x.size(1) && angles.cosine.size(0) != x.size(0) * x.size(1)) {
+  if (angles.cosine.defined() && angles.cosine.size(0) != x.size(1) && angles.cosine.size(0) != x.size(0) * x.size(1)) {
     throw ShapeError({"rope", std::string(what),
                       fmt::format("{} angles for {} sequences of {}", angles.cosine.size(0), x.size(0), x.size(1)), "",
                       "give a position for each token of a sequence, or of the batch"});

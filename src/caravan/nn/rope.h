@@ -22,12 +22,12 @@ class RopeTable {
  public:
   RopeTable(int64_t head_width, double theta) : half_(head_width / 2), theta_(theta) {}
 
-  /// Those of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`. `type`: of the tensors to be rotated.
-  /// Throws DataError for a negative position.
-  RopeAngles angles(const at::Tensor& positions, int64_t count, at::ScalarType type);
+  /// Those of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`, which also bounds positions on the
+  /// meta device. For tensors like `x`. Throws DataError for a negative position.
+  RopeAngles angles(const at::Tensor& positions, int64_t count, const at::Tensor& x);
 
  private:
-  void grow(int64_t positions, at::ScalarType type);
+  void grow(int64_t positions, const at::TensorOptions& options);
 
   int64_t half_;
   double theta_;
@@ -36,7 +36,7 @@ class RopeTable {
 };
 
 /// Rotary position embedding: rotates the pairs (i, i + head_width / 2) of every head by the angles of its token.
-///   x  [batch, sequence, heads, head_width]; a meta tensor needs no angles
+///   x  [batch, sequence, heads, head_width]; in a dry run of layouts it needs no angles
 at::Tensor rope(const at::Tensor& x, const RopeAngles& angles, const ForwardContext& context, std::string_view what);
 
 }  // namespace caravan

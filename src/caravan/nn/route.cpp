@@ -81,8 +81,8 @@ struct GatesFunction : Function<GatesFunction> {
     ctx->saved_data["normalize"] = config.normalize;
     ctx->saved_data["z"] = losses.z;
     at::Tensor gates = at::empty(experts.sizes(), logits.options().dtype(compute_type(logits.scalar_type())));
-    if (gates.is_meta()) return gates;
     const at::Tensor values = in_statistics(logits);
+    if (values.is_meta()) return gates;
     const int64_t num_experts = logits.size(-1), k = experts.size(-1);
     const int64_t* chosen = experts.const_data_ptr<int64_t>();
     with_statistics(values.scalar_type(), [&](auto tag) {
@@ -103,10 +103,10 @@ struct GatesFunction : Function<GatesFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& logits = saved[0];
-    if (logits.is_meta()) return {at::empty_like(logits), {}, {}, {}};
     const at::Tensor values = in_statistics(logits);
     at::Tensor gradient = at::empty_like(values);
     const at::Tensor of_gates = grads[0].contiguous();
+    if (values.is_meta()) return {gradient.to(logits.scalar_type()), {}, {}, {}};
     with_statistics(values.scalar_type(), [&](auto tag) {
       using T = decltype(tag);
       write_gradient<T>(ctx, values, saved[1], saved[2], of_gates, gradient);
@@ -171,8 +171,8 @@ at::Tensor top_experts(const at::Tensor& logits, int64_t top_k) {
   const int64_t num_experts = shape.back();
   shape.back() = top_k;
   at::Tensor experts = at::empty(shape, logits.options().dtype(at::kLong).requires_grad(false));
-  if (logits.is_meta()) return experts;
   const at::Tensor values = in_statistics(logits);
+  if (values.is_meta()) return experts;
   with_statistics(values.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     for_each_token(experts.numel() / top_k, top_k * num_experts, [&](int64_t token) {
@@ -206,6 +206,7 @@ at::Tensor summed_probabilities(const at::Tensor& logits, Gates gates) {
   const at::Tensor values = in_statistics(logits);
   const int64_t num_experts = values.size(2);
   at::Tensor sums = at::zeros({values.size(0), num_experts}, values.options());
+  if (values.is_meta()) return sums;
   with_statistics(values.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
     for_each_token(values.size(0), 8 * values.size(1) * num_experts, [&](int64_t sequence) {

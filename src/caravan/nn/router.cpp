@@ -22,6 +22,7 @@ namespace {
 /// Of [batch, length, top_k]: the first `most` copies of each expert in a sequence, first choices before second ones.
 at::Tensor kept_copies(const at::Tensor& experts, int64_t num_experts, int64_t most) {
   at::Tensor kept = experts.clone();
+  if (kept.is_meta()) return kept;
   const int64_t length = experts.size(1), k = experts.size(2);
   int64_t* chosen = data_of<int64_t>(kept);
   for (int64_t row = 0; row < experts.size(0); ++row) {
@@ -70,7 +71,7 @@ Tensors Router::forward(Tensors inputs, const ForwardContext& context) {
     const at::Tensor shares = shares_of(chosen, length, !at::GradMode::is_enabled());
     if (config_.capacity > 0) experts = within_capacity(chosen, context);
     if (shares.defined()) losses = losses_of(shares, context, rows * length);
-    if (context.phase == Phase::forward && !x.is_meta()) count(logits, chosen, shares, experts);
+    if (context.phase == Phase::forward) count(logits, chosen, shares, experts);
   }
   at::Tensor gates = gates_of(logits, chosen, config_, losses);
   record_layout(context, kGates, gates, {logits}, name());
@@ -86,9 +87,9 @@ at::Tensor Router::shares_of(const at::Tensor& chosen, int64_t length, bool is_c
     if (reduction_ != nullptr && config_.balance_loss > 0) reduction_->sum(copies);
     return copies.div_(static_cast<double>(length * config_.top_k));
   }
-  if (copies.is_meta()) return copies;
   if (!shares_.empty()) return at::tensor(shares_, copies.options()).expand_as(copies).contiguous();
   if (is_counting) return {};
+  if (copies.is_meta()) return copies;
   throw UsageError({"router", name(), "the shares of the experts in the step's batch are not known", "",
                     "train with TrainStep, which counts them, or use moe.balance = \"sequence\""});
 }
@@ -114,13 +115,12 @@ at::Tensor Router::within_capacity(const at::Tensor& chosen, const ForwardContex
   const double most_copies = std::min(std::ceil(config_.capacity * even - kRounding), static_cast<double>(length));
   const auto most = static_cast<int64_t>(most_copies);
   if (reduction_ == nullptr || here == length) {
-    return chosen.is_meta() ? chosen : kept_copies(chosen, config_.experts, most);
+    return kept_copies(chosen, config_.experts, most);
   }
   at::Tensor all = at::zeros({chosen.size(0), length, chosen.size(2)}, chosen.options().dtype(at::kFloat));
-  const at::Tensor slots = sequence.indices(here);
-  if (!chosen.is_meta()) all.index_copy_(1, slots, chosen.to(at::kFloat));
+  const at::Tensor slots = sequence.indices(here).to(chosen.device());
+  all.index_copy_(1, slots, chosen.to(at::kFloat));
   reduction_->sum(all);
-  if (chosen.is_meta()) return chosen;
   return kept_copies(all.to(at::kLong), config_.experts, most).index_select(1, slots);
 }
 
@@ -129,11 +129,13 @@ void Router::count(const at::Tensor& logits, const at::Tensor& chosen, const at:
   const at::NoGradGuard no_grad;
   const at::Tensor copies = copies_of(chosen, config_.experts, at::kDouble).sum(0);
   std::vector<double>& sums = shares.defined() ? load_.copies : counted_;
-  for (size_t e = 0; e < sums.size(); ++e) sums[e] += copies.const_data_ptr<double>()[e];
+  for (size_t e = 0; e < sums.size() && !copies.is_meta(); ++e) sums[e] += copies.const_data_ptr<double>()[e];
   if (!shares.defined()) return;
-  load_.dropped += experts.lt(0).sum().item<double>();
-  const at::Tensor products = summed_probabilities(logits, config_.gates).mul_(shares);
-  load_.balance += static_cast<double>(config_.experts) * products.sum(at::kDouble).item<double>();
+  const at::Tensor dropped = experts.lt(0).sum();
+  const at::Tensor balance = summed_probabilities(logits, config_.gates).mul_(shares).sum(at::kDouble);
+  if (balance.is_meta()) return;
+  load_.dropped += dropped.item<double>();
+  load_.balance += static_cast<double>(config_.experts) * balance.item<double>();
 }
 
 std::vector<Router*> routers_of(Module& model) {

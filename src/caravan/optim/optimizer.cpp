@@ -1,5 +1,6 @@
 #include "caravan/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/Parallel.h>
@@ -8,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/base/trace.h"
 #include "caravan/optim/kernels.h"
 
@@ -24,7 +26,6 @@ void check_range(const char* key, double value, double low, double high, bool hi
 /// Calls f(range) for each stretch of `part` that is treated alike.
 template <class Part, class F>
 void for_each_range(const FlatState& state, const Part& part, const F& f) {
-  if (state.values.is_meta()) return;
   for (const FlatLayout::Range& range : state.layout.ranges()) {
     if (part.covers(range)) f(range);
   }
@@ -39,6 +40,7 @@ at::Tensor cut(const at::Tensor& flat, const FlatLayout::Range& range) {
 }
 
 at::Tensor zeros_for(const FlatState& state) {
+  const MemoryKindScope kind(MemoryKind::optimizer);
   return at::zeros({state.layout.trained_count()}, state.values.options());
 }
 
@@ -95,6 +97,7 @@ AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), 
 
 void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
                 const AdamWPart& part) {
+  if (part.values.is_meta()) return;
   const auto t = static_cast<double>(step);
   const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
                                    .decay = decays ? 1 - lr * options.weight_decay : 1,
@@ -142,13 +145,16 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), option
 }
 
 bool Sgd::update(const Part& part, double lr, double gradient_scale) {
+  constexpr int64_t kElements = int64_t{1} << 18;  // at a time, which stay in a cache
   for_each_range(state_, part, [&](const FlatLayout::Range& range) {
-    const at::Tensor values = cut(state_.values, range);
-    at::Tensor direction = cut(state_.gradients, range).to(values.scalar_type());
-    if (gradient_scale != 1) direction = direction * gradient_scale;
-    if (options_.weight_decay > 0 && range.decays) direction = direction.add(values, options_.weight_decay);
-    if (momentum_.defined()) direction = cut(momentum_, range).mul_(options_.momentum).add_(direction);
-    values.add_(direction, -lr);
+    for (int64_t first = 0; first < range.count; first += kElements) {
+      const FlatLayout::Range piece{range.offset + first, std::min(kElements, range.count - first), range.decays};
+      const at::Tensor values = cut(state_.values, piece);
+      at::Tensor direction = cut(state_.gradients, piece).to(values.scalar_type()) * gradient_scale;
+      if (options_.weight_decay > 0 && range.decays) direction.add_(values, options_.weight_decay);
+      if (momentum_.defined()) direction = cut(momentum_, piece).mul_(options_.momentum).add_(direction);
+      values.add_(direction, -lr);
+    }
   });
   return false;
 }

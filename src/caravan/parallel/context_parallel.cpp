@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/alias.h>
 #include <fmt/format.h>
 
 #include "caravan/base/divisors.h"
@@ -19,11 +18,6 @@
 
 namespace caravan {
 namespace {
-
-/// Tokens of the sequence in its order, of what has them in dim `dim`. Meta tensors have no order.
-at::Tensor in_order(const at::Tensor& x, int64_t dim, const at::Tensor& order) {
-  return x.is_meta() ? at::alias(x) : x.index_select(dim, order);
-}
 
 /// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is cut already, or {stream, labels}.
 class Zigzag {
@@ -39,14 +33,14 @@ class Zigzag {
     const at::Tensor slots = order.indices(length).to(inputs.at(0).device());
     for (at::Tensor& input : inputs) {
       if (!is_whole(input)) continue;
-      const at::Tensor given = std::exchange(input, in_order(input, 1, slots));
+      const at::Tensor given = std::exchange(input, input.index_select(1, slots));
       if (context.layouts == nullptr) continue;
       context.layouts->set(input, context.layouts->of(given, "the zig-zag order"), context.layouts->origin(given));
     }
     here.set(Dim::sequence, order);
     here.positions =
-        context.positions.defined() ? in_order(context.positions, context.positions.dim() - 1, slots) : slots;
-    if (context.documents.defined()) here.documents = in_order(context.documents, 1, slots);
+        context.positions.defined() ? context.positions.index_select(context.positions.dim() - 1, slots) : slots;
+    if (context.documents.defined()) here.documents = context.documents.index_select(1, slots);
     return next(std::move(inputs), here);
   }
 

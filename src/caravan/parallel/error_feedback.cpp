@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "caravan/base/memory_counter.h"
+
 namespace caravan {
 
 std::string ErrorFeedbackHook::wrong_with(at::ScalarType kept, at::ScalarType reduced) const {
@@ -12,6 +14,7 @@ std::string ErrorFeedbackHook::wrong_with(at::ScalarType kept, at::ScalarType re
 }
 
 void ErrorFeedbackHook::prepare(int64_t count, const at::TensorOptions& options) {
+  const MemoryKindScope kind(MemoryKind::optimizer);
   residual_ = at::zeros({count}, options);
 }
 

@@ -82,7 +82,6 @@ struct Destinations {
   int64_t num_groups() const { return ranks * count; }
   /// The group of each expert, by rank and then by expert; -1: a tensor rank beside this one has its like.
   at::Tensor groups_of(const at::Tensor& experts) const {
-    if (experts.is_meta()) return experts;
     const at::Tensor within = experts.remainder(per_rank) - skipped;
     const at::Tensor group = experts.div(per_rank, "floor") * count + within;
     return group.masked_fill(experts.lt(0).logical_or_(within.lt(0)).logical_or_(within.ge(count)), -1);

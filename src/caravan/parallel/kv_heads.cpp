@@ -18,8 +18,6 @@ constexpr int kHeadDim = 2;
 
 at::Tensor taken(const at::Tensor& x, const KvHeads& heads) {
   if (heads.count > 0) return x.narrow(kHeadDim, heads.first, heads.count);
-  const auto count = static_cast<int64_t>(heads.each.size());
-  if (x.is_meta()) return x.narrow(kHeadDim, 0, 1).expand({-1, -1, count, -1});  // there is no index_select of it
   return x.index_select(kHeadDim, at::tensor(heads.each, at::TensorOptions().dtype(at::kLong).device(x.device())));
 }
 

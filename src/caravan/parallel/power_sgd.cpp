@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory_counter.h"
 #include "caravan/base/random.h"
 #include "caravan/comm/tensor.h"
 
@@ -56,8 +57,8 @@ std::vector<double> another_direction(size_t rows, const std::vector<std::vector
 /// must give all of them the same bits, which LAPACK does not do on unlike processors: these loops are compiled for
 /// the least that the library supports and add in order.
 void orthonormalise(at::Tensor& matrix) {
+  const at::Tensor given = matrix.to(at::kDouble).t().contiguous();
   if (matrix.is_meta()) return;
-  const at::Tensor given = matrix.to(at::kCPU, at::kDouble).t().contiguous();
   const auto rows = static_cast<size_t>(given.size(1));
   std::vector<std::vector<double>> columns;
   for (int64_t c = 0; c < given.size(0); ++c) {
@@ -116,9 +117,10 @@ std::string PowerSgdHook::name() const { return fmt::format("powersgd {} seed {}
 at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
   at::Tensor& factor = factors_[piece.name];
   if (factor.defined() && factor.size(0) == columns) return factor;  // one of a checkpoint may not fit
+  const MemoryKindScope kind(MemoryKind::optimizer);
   factor = at::empty({columns, rank_}, residual_.options());
+  at::Tensor numbers = at::empty({columns, rank_}, factor.options().dtype(at::kFloat));
   if (factor.is_meta()) return factor;
-  at::Tensor numbers = at::empty({columns, rank_}, at::kFloat);
   RandomStream(seed_, "powersgd " + piece.name)
       .normal(0, {numbers.mutable_data_ptr<float>(), static_cast<size_t>(numbers.numel())});
   factor.copy_(numbers);

@@ -57,7 +57,10 @@ class Turn {
         call.documents.narrow(1, call.axis.coord() * length + part_.first_query, part_.num_queries);
     const at::Tensor of_keys = call.documents.narrow(1, part_.from * length, part_.num_keys);
     const at::Tensor mask = of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).unsqueeze(1);
-    if (mask.is_meta()) return;
+    if (mask.is_meta()) {  // of text that is not known
+      mask_ = mask;
+      return;
+    }
     sees_nothing_ = !mask.any().item<bool>();
     if (!mask.all().item<bool>()) mask_ = mask;
   }
@@ -75,7 +78,7 @@ class Turn {
   bool sees_nothing_ = false;
 };
 
-/// Goes through the schedule of a rank. A rank without tokens to compute with, or on meta tensors, sends alike.
+/// Goes through the schedule of a rank. A rank without tokens to compute with sends alike.
 class RingPass {
  public:
   RingPass(const RingCall& call, at::Tensor q, const Pair& keys) : call_(call), q_(std::move(q)), block_(keys) {}
@@ -101,7 +104,7 @@ class RingPass {
   int size() const { return call_.axis.size(); }
   bool overlaps() const { return call_.axis.deferred().overlaps(); }
   std::vector<RingStep> steps(bool is_backward) const { return call_.schedule(size(), is_backward, overlaps()); }
-  bool computes() const { return !q_.is_meta() && q_.numel() > 0; }
+  bool computes() const { return q_.numel() > 0; }
 
   template <class Compute>
   void run(const RingStep& step, const Compute& compute) {

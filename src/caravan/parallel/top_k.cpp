@@ -36,20 +36,17 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
     message->values = at::empty({n, message->chosen}, range.values.options());
     const bool is_small = count <= std::numeric_limits<int32_t>::max();
     message->indices = at::empty({n, message->chosen}, range.values.options().dtype(is_small ? at::kInt : at::kLong));
-    if (!range.values.is_meta()) {
-      const at::Tensor all = residual_.narrow(0, range.offset, count).add_(range.values);
-      const at::Tensor indices = std::get<1>(at::topk(all.abs(), message->chosen, -1, true, /*sorted=*/false));
-      message->values[own].copy_(all.index_select(0, indices));
-      message->indices[own].copy_(indices);
-      all.index_fill_(0, indices, 0);
-    }
+    const at::Tensor all = residual_.narrow(0, range.offset, count).add_(range.values);
+    const at::Tensor indices = std::get<1>(at::topk(all.abs(), message->chosen, -1, true, /*sorted=*/false));
+    message->values[own].copy_(all.index_select(0, indices));
+    message->indices[own].copy_(indices);
+    all.index_fill_(0, indices, 0);
     return all_gather_async(range.axis.comm(), message->indices[own], message->indices, {}, name());
   });
   stages.add([this, range, message] {
     return all_gather_async(range.axis.comm(), message->values[range.axis.coord()], message->values, {}, name());
   });
   stages.add_local([range, message] {
-    if (range.values.is_meta()) return;
     range.values.zero_();
     for (int64_t rank = 0; rank < range.axis.size(); ++rank) {  // in order: the same bits on every rank
       range.values.index_add_(0, message->indices[rank].to(at::kLong), message->values[rank]);

@@ -108,7 +108,10 @@ void run(const Move& move, Operation operation) {
   try {
     move.axis.deferred().run_all();
   } catch (...) {
-    while (!work.done()) comm.progress();  // the operation still uses the caller's buffers
+    try {
+      work.wait();   // the operation still uses the caller's buffers
+    } catch (...) {  // NOLINT(bugprone-empty-catch): what was thrown first is the cause
+    }
     throw;
   }
   work.wait();

@@ -77,10 +77,8 @@ std::shared_ptr<void> Arena::allocate(size_t bytes) {
   if (memory == nullptr) return nullptr;
   const Block block{static_cast<size_t>(memory - segment_->arena(world_rank_)), rounded, false};
   populate_or_throw(memory, block);
-  MemoryCounter* counter = &MemoryCounter::current();
-  counter->add(static_cast<int64_t>(rounded));
-  return {memory, [self = shared_from_this(), counter, block](void*) {
-            counter->remove(static_cast<int64_t>(block.bytes));
+  return {memory, [self = shared_from_this(), charge = MemoryCharge::take(static_cast<int64_t>(bytes)), block](void*) {
+            charge.release();
             self->release(block);
           }};
 }
@@ -101,13 +99,11 @@ std::shared_ptr<void> Arena::adopt(uint64_t offset, size_t bytes, int users) {
   std::byte* memory = segment_->at(offset);
   populate(memory, rounded);  // cannot run out of memory: the owner has populated these pages
   // The pages exist once: every rank is charged its share.
-  const int64_t share = static_cast<int64_t>(rounded) / users;
-  MemoryCounter* counter = &MemoryCounter::current();
-  counter->add(share);
+  const MemoryCharge charge = MemoryCharge::take(static_cast<int64_t>(bytes) / users);
   const bool is_own = segment_->owner_of(offset) == world_rank_;
   const Block block{static_cast<size_t>(memory - segment_->arena(segment_->owner_of(offset))), rounded, true};
-  return {memory + kPage, [self = shared_from_this(), counter, share, memory, block, is_own](void*) {
-            counter->remove(share);
+  return {memory + kPage, [self = shared_from_this(), charge, memory, block, is_own](void*) {
+            charge.release();
             reinterpret_cast<SharedHead*>(memory)->users.fetch_sub(1, std::memory_order_acq_rel);
             if (is_own) self->release(block);
           }};

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/memory_counter.h"
+#include "caravan/base/path_log.h"
+
+namespace caravan::testing {
+
+/// What a piece of work took, by MemoryKind: while it went on at most, and what it holds after its parts.
+struct Taken {
+  std::vector<std::array<int64_t, kNumMemoryKinds>> held{};
+  int64_t peak = 0;
+  PathCounts paths{};
+};
+
+/// Counts from its making on, above what there was.
+class TakenCounter {
+ public:
+  TakenCounter() : counter_(MemoryCounter::current()), before_(now()), live_(counter_.live_bytes()), scope_(&log_) {
+    counter_.reset_peak();
+  }
+  void hold() {
+    taken_.held.push_back(now());
+    for (size_t i = 0; i < kNumMemoryKinds; ++i) taken_.held.back()[i] -= before_[i];
+  }
+  Taken finish() {
+    taken_.peak = counter_.peak_bytes() - live_;
+    taken_.paths = log_.counts();
+    return taken_;
+  }
+
+ private:
+  std::array<int64_t, kNumMemoryKinds> now() const {
+    std::array<int64_t, kNumMemoryKinds> all{};
+    for (size_t i = 0; i < kNumMemoryKinds; ++i) all[i] = counter_.live_bytes(static_cast<MemoryKind>(i));
+    return all;
+  }
+
+  MemoryCounter& counter_;
+  std::array<int64_t, kNumMemoryKinds> before_;
+  int64_t live_;
+  PathLog log_;
+  PathScope scope_;
+  Taken taken_{};
+};
+
+/// How far the peak of the dry run may be from that of the run: nothing unless a reason is given.
+struct Slack {
+  int64_t above = 0;
+  int64_t below = 0;
+  /// By so much may the run hold fewer buffers, or more: how many it needs, and which of a pool fits when, depends on
+  /// how fast messages are. A dry run takes the slowest.
+  int64_t buffers = 0;
+};
+
+inline void expect_same(const Taken& real, const Taken& meta, const std::string& what, Slack slack = {}) {
+  EXPECT_GT(real.peak, 0) << what;
+  constexpr auto kBuffers = static_cast<size_t>(MemoryKind::buffers);
+  ASSERT_EQ(meta.held.size(), real.held.size());
+  for (size_t i = 0; i < real.held.size(); ++i) {
+    auto expected = real.held[i];
+    const int64_t more = meta.held[i][kBuffers] - expected[kBuffers];
+    EXPECT_LE(std::abs(more), slack.buffers) << what << ", part " << i;
+    expected[kBuffers] += more;
+    EXPECT_EQ(meta.held[i], expected) << what << ", part " << i << ": other, parameters, gradients, optimizer, buffers";
+  }
+  EXPECT_GE(meta.peak, real.peak - slack.below - slack.buffers) << what;
+  EXPECT_LE(meta.peak, real.peak + slack.above + slack.buffers) << what;
+  EXPECT_EQ(meta.paths, real.paths) << what;
+}
+
+}  // namespace caravan::testing

@@ -1,0 +1,178 @@
+#include <functional>
+#include <memory>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "caravan/comm/record.h"
+#include "caravan/nn/attention.h"
+#include "caravan/nn/block.h"
+#include "caravan/nn/embedding.h"
+#include "caravan/nn/head.h"
+#include "caravan/nn/mlp.h"
+#include "caravan/nn/moe.h"
+#include "caravan/nn/norm.h"
+#include "caravan/nn/product.h"
+#include "caravan/parallel/axis_reduction.h"
+#include "tests/cost/both_ways.h"
+
+namespace caravan::testing::meta_layers_test {
+namespace {
+
+constexpr int64_t kBatch = 2, kLength = 200, kVocabulary = 5000;
+
+/// One layer: how it is made, and the inputs of its run.
+struct Case {
+  std::string name;
+  std::function<std::unique_ptr<Module>()> make;
+  std::function<Tensors(at::TensorOptions)> inputs;
+  std::function<void(ForwardContext&, at::Device)> prepare = [](ForwardContext&, at::Device) {};
+};
+
+Taken taken_by(const Case& of, at::Device device, at::ScalarType type) {
+  const std::unique_ptr<Module> module = of.make();
+  for (Parameter* parameter : module->parameters()) {
+    const auto options = at::TensorOptions(type).device(device);
+    parameter->set_rest(at::ones(parameter->global_shape(), options).mul_(0.01).requires_grad_(true), {});
+  }
+  Tensors inputs = of.inputs(at::TensorOptions(type).device(device));
+  ForwardContext context{.seed = 1, .loss_scale = 0.5};
+  of.prepare(context, device);
+  TakenCounter counter;
+  Tensors outputs = module->run(std::move(inputs), context);
+  inputs.clear();
+  counter.hold();
+  {
+    const at::Tensor gradient = at::ones_like(outputs.front());
+    torch::autograd::backward({outputs.front()}, {gradient});
+  }
+  outputs.clear();
+  counter.hold();
+  return counter.finish();
+}
+
+Tensors stream(at::TensorOptions options, int64_t width = 96) {
+  return {at::ones({kBatch, kLength, width}, options).requires_grad_(true)};
+}
+
+at::Tensor ids(at::TensorOptions options) { return at::ones({kBatch, kLength}, options.dtype(at::kLong)); }
+
+void pack(ForwardContext& context, at::Device device) {
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  context.positions = at::arange(kLength, options);
+  context.documents = at::arange(kLength, options).div(50, "floor").expand({kBatch, kLength}).contiguous();
+}
+
+ModelConfig gpt2(double dropout = 0) {
+  return {.layers = 2,
+          .width = 96,
+          .heads = 6,
+          .context = kLength,
+          .vocabulary = kVocabulary,
+          .tie_embeddings = false,
+          .dropout = dropout};
+}
+
+ModelConfig llama(double dropout = 0) {
+  ModelConfig config = gpt2(dropout);
+  config.kind = ModelKind::llama;
+  config.kv_heads = 2;
+  return config;
+}
+
+/// Two experts that both take every token, so that the choice is known.
+ModelConfig with_experts(ModelConfig config) {
+  config.moe = {.experts = 2, .top_k = 2, .z_loss = 1e-3};
+  return config;
+}
+
+template <class Layer, class... Arguments>
+std::function<std::unique_ptr<Module>()> of(Arguments... arguments) {
+  return [=] { return std::make_unique<Layer>(arguments...); };
+}
+
+template <class Norm>
+std::unique_ptr<Module> split_norm_of() {
+  static const Mesh mesh = Mesh::create(make_record_world(0, 2), {{"tp", 2}});
+  auto norm = std::make_unique<Norm>(96, 1e-5);
+  norm->set_row_reduction(axis_reduction(mesh["tp"], Replicate{}));
+  return norm;
+}
+
+std::vector<Case> cases() {
+  const auto rope = [] { return std::make_shared<RopeTable>(16, 10000); };
+  const auto labelled = [](at::TensorOptions options) {
+    Tensors inputs = stream(options);
+    inputs.push_back(ids(options));
+    return inputs;
+  };
+  const auto with_lora = [] {
+    auto linear = std::make_unique<Linear>(Linear::Options{.in = 96, .out = 50, .bias = true});
+    linear->add_adapter(8, 0.5);
+    return linear;
+  };
+  const auto narrow = [](at::TensorOptions options) { return stream(options); };
+  return {
+      {"linear", of<Linear>(Linear::Options{.in = 96, .out = 50, .bias = true}), narrow},
+      {"linear without bias", of<Linear>(Linear::Options{.in = 96, .out = 50, .bias = false}), narrow},
+      {"linear with an adapter", with_lora, narrow},
+      {"layer norm", of<LayerNorm>(96, 1e-5), narrow},
+      {"rms norm", of<RmsNorm>(96, 1e-5), narrow},
+      {"split layer norm", split_norm_of<LayerNorm>, narrow},
+      {"split rms norm", split_norm_of<RmsNorm>, narrow},
+      {"dropout", of<Dropout>(0.1), narrow},
+      {"mlp", of<Mlp>(gpt2()), narrow},
+      {"mlp with dropout", of<Mlp>(gpt2(0.1)), narrow},
+      {"gated mlp", of<GatedMlp>(llama()), narrow},
+      {"attention", of<Attention>(gpt2(), std::shared_ptr<RopeTable>()), narrow},
+      {"attention with dropout", of<Attention>(gpt2(0.1), std::shared_ptr<RopeTable>()), narrow},
+      {"attention of documents", of<Attention>(gpt2(), std::shared_ptr<RopeTable>()), narrow, pack},
+      {"grouped attention", [=] { return std::make_unique<Attention>(llama(), rope()); }, narrow},
+      {"grouped attention with dropout", [=] { return std::make_unique<Attention>(llama(0.1), rope()); }, narrow},
+      {"grouped attention of documents", [=] { return std::make_unique<Attention>(llama(), rope()); }, narrow, pack},
+      {"experts", of<Moe<Mlp>>(with_experts(gpt2())), narrow},
+      {"gated experts", of<Moe<GatedMlp>>(with_experts(llama())), narrow},
+      {"embedding", of<InputEmbedding>(gpt2(0.1)), [](at::TensorOptions options) { return Tensors{ids(options)}; }},
+      {"head", [] { return std::make_unique<Head>(gpt2(), nullptr); }, narrow},
+      {"loss", [] { return std::make_unique<Head>(llama(), nullptr); }, labelled},
+  };
+}
+
+void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
+
+class MetaLayers : public ::testing::TestWithParam<Case> {};
+
+/// For each library of products that there is, and both arithmetics of bf16: what these choose is in the paths.
+TEST_P(MetaLayers, TakeTheMemoryAndThePathsOfRealOnes) {
+  const std::string chosen = products_in_use();
+  for (const ProductLibrary library : available_product_libraries()) {
+    for (const bool is_fp32 : {false, true}) {
+      const char* arithmetic = is_fp32 ? "fp32" : "native";
+      use_products(fmt::format("{} bf16={} attention={}", name(library), arithmetic, arithmetic));
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        const std::string what = GetParam().name + " in " + c10::toString(type) + ", products " + products_in_use();
+        // oneDNN's workspace is bounded (nn/product_workspace.h): the bound of the largest product here.
+        const bool is_by_onednn = library == ProductLibrary::onednn || (type == at::kBFloat16 && !is_fp32);
+        // That of torch's own batched products of bf16 is not counted.
+        const bool is_batched =
+            type == at::kBFloat16 && !is_fp32 && GetParam().name.find("attention with dropout") != std::string::npos;
+        const Slack slack{.above = is_by_onednn ? int64_t{2} << 20 : 0, .below = is_batched ? int64_t{128} << 10 : 0};
+        expect_same(taken_by(GetParam(), at::kCPU, type), taken_by(GetParam(), at::kMeta, type), what, slack);
+      }
+    }
+  }
+  use_products(chosen);
+}
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  std::erase_if(name, [](char c) { return c == ' '; });
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MetaLayers, ::testing::ValuesIn(cases()), name_of);
+
+}  // namespace
+}  // namespace caravan::testing::meta_layers_test

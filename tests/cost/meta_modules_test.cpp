@@ -1,0 +1,64 @@
+#include <memory>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/comm/record.h"
+#include "caravan/module/adapter.h"
+#include "caravan/parallel/ddp.h"
+#include "tests/cost/both_ways.h"
+#include "tests/parallel/user_net.h"
+
+namespace caravan::testing::meta_modules_test {
+namespace {
+
+constexpr int64_t kRows = 8;
+
+/// A step of a user's torch::nn::Module with convolutions and batch norm.
+Taken taken_by(at::Device device) {
+  const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  const auto net = std::make_shared<UserNet>();
+  net->to(at::kFloat);
+  net->to(device);
+  ModuleAdapter module(net, UserNet::units(net), mesh);
+  Engine engine(module, mesh, ddp(module, mesh, {.is_static = false}), {});
+  Taken taken;
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor x = at::ones({kRows, 2, 5, 5}, device);
+    TakenCounter counter;
+    engine.begin_step(1);
+    at::Tensor loss = module.run({x}, {}).front().square().sum();
+    counter.hold();
+    loss.backward();
+    loss.reset();
+    engine.finish_step();
+    counter.hold();
+    taken = counter.finish();
+  }
+  return taken;
+}
+
+TEST(MetaModules, AUsersConvolutionsTakeTheMemoryOfRealOnes) {
+  const Taken real = taken_by(at::kCPU), meta = taken_by(at::kMeta);
+  // oneDNN lays images and weights out anew for a convolution, or not: bounded by a copy of each.
+  expect_same(real, meta, "a net of a user", {.above = 3 * kRows * 5 * 5 * 5 * 4 + 2 * 5 * 5 * 9 * 4});
+}
+
+/// What a dry run cannot know is an error that says what it is.
+TEST(MetaModules, AnOperatorThatDependsOnDataIsNamed) {
+  const at::Tensor x = at::ones({4}, at::kMeta);
+  const auto error_of = [](const auto& run) {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error_of([&] { return x.nonzero(); }).find("aten::nonzero"), std::string::npos);
+  EXPECT_NE(error_of([&] { return x.item<float>(); }).find("item"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace caravan::testing::meta_modules_test

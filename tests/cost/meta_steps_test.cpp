@@ -1,0 +1,149 @@
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "caravan/comm/record.h"
+#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/nn/model.h"
+#include "caravan/nn/product.h"
+#include "caravan/parallel/compress_hook.h"
+#include "caravan/parallel/ddp.h"
+#include "caravan/parallel/power_sgd.h"
+#include "caravan/parallel/top_k.h"
+#include "caravan/parallel/zero.h"
+#include "caravan/step/train_step.h"
+#include "tests/cost/both_ways.h"
+
+namespace caravan::testing::meta_steps_test {
+namespace {
+
+constexpr int64_t kMicroBatches = 2, kRows = 4;
+
+struct Case {
+  std::string name;
+  int ranks;
+  std::function<Strategy(Module&, const Mesh&, at::ScalarType)> strategy;
+  bool is_sgd = false;
+  bool has_transfers = false;  ///< buffers that live until a message has come
+};
+
+ModelConfig config_of(ModelKind kind) {
+  return {.kind = kind,
+          .layers = 3,
+          .width = 64,
+          .heads = 4,
+          .context = 96,
+          .vocabulary = 500,
+          .tie_embeddings = kind == ModelKind::gpt2,
+          .dropout = kind == ModelKind::gpt2 ? 0.1 : 0};
+}
+
+/// Of three steps, of which the last two are alike.
+Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, ModelKind kind, at::ScalarType type,
+               at::Device device) {
+  const Mesh mesh = Mesh::create(world, {{"dp", of.ranks}});
+  Model model(config_of(kind));
+  TakenCounter counter;
+  Engine engine(model, mesh, of.strategy(model, mesh, type), {.seed = 1, .device = device});
+  counter.hold();
+  std::unique_ptr<Optimizer> optimizer;
+  if (of.is_sgd) {
+    optimizer = std::make_unique<Sgd>(engine.state(), SgdOptions{.momentum = 0.9, .weight_decay = 0.1});
+  } else {
+    optimizer = std::make_unique<AdamW>(engine.state());
+  }
+  counter.hold();
+  TrainStep step(engine, *optimizer, {.seed = 1, .num_micro_batches = kMicroBatches, .clip_norm = 0.1});
+  const int64_t rows = kRows * kMicroBatches, length = model.config().context;
+  const TrainBatch batch{.ids = at::ones({rows, length}, at::TensorOptions(at::kLong).device(device)),
+                         .labels = at::ones({rows, length}, at::TensorOptions(at::kLong).device(device)),
+                         .first_row = world->rank() * rows,
+                         .global_rows = of.ranks * rows,
+                         .num_targets = of.ranks * rows * length};
+  for (int64_t i = 0; i < 3; ++i) {
+    step.run(batch, i, 1e-3);
+    counter.hold();
+  }
+  return counter.finish();
+}
+
+/// By rank.
+std::map<int, Taken> taken_by_threads(const Case& of, ModelKind kind, at::ScalarType type) {
+  std::map<int, Taken> all;
+  std::mutex mutex;
+  run_thread_ranks(of.ranks, [&](const std::shared_ptr<Communicator>& world) {
+    const Taken taken = taken_by(of, world, kind, type, at::kCPU);
+    const std::lock_guard lock(mutex);
+    Taken& own = all[world->rank()] = taken;
+    own.paths.clear();
+    for (const auto& [path, count] : taken.paths) {  // the name of the back-end is not of interest
+      own.paths[path.starts_with("thread ") ? "record " + path.substr(7) : path] = count;
+    }
+  });
+  return all;
+}
+
+Case ddp_with(const std::string& name, std::function<std::shared_ptr<ReductionHook>()> hook) {
+  return {name, 2, [hook = std::move(hook)](Module& model, const Mesh& mesh, at::ScalarType) {
+            return ddp(model, mesh, {.hook = hook()});
+          }};
+}
+
+std::vector<Case> cases() {
+  const auto with_ddp = [](Module& model, const Mesh& mesh, at::ScalarType type) {
+    return ddp(model, mesh, {.compute_dtype = type});
+  };
+  const auto with_zero = [](int stage, Share share) {
+    return [=](Module& model, const Mesh& mesh, at::ScalarType type) {
+      return zero(model, mesh, {.stage = stage, .share = share, .compute_dtype = type});
+    };
+  };
+  const auto with_fsdp = [](Share share) {
+    return [=](Module& model, const Mesh& mesh, at::ScalarType type) {
+      return fsdp(model, mesh, {.share = share, .compute_dtype = type});
+    };
+  };
+  return {{"one", 1, with_ddp},
+          {"sgd", 1, with_ddp, true},
+          {"ddp", 2, with_ddp},
+          {"zero1", 2, with_zero(1, Share::off)},
+          {"zero1shared", 2, with_zero(1, Share::on)},
+          {"zero2", 2, with_zero(2, Share::off), false, true},
+          {"zero2shared", 2, with_zero(2, Share::on), false, true},
+          {"zero3", 2, with_fsdp(Share::off), false, true},
+          {"zero3shared", 2, with_fsdp(Share::on), false, true},
+          ddp_with("topk", [] { return std::make_shared<TopKHook>(0.1); }),
+          ddp_with("powersgd", [] { return std::make_shared<PowerSgdHook>(2); })};
+}
+
+void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
+
+class MetaSteps : public ::testing::TestWithParam<Case> {};
+
+TEST_P(MetaSteps, TakeTheMemoryOfRealOnes) {
+  const std::string chosen = products_in_use();
+  use_products("mkl bf16=fp32 attention=fp32");  // whose memory is known to the byte
+  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      for (const auto& [rank, real] : taken_by_threads(GetParam(), kind, type)) {
+        const auto world = make_record_world(rank, GetParam().ranks, /*shares_memory=*/true);
+        const Taken meta = taken_by(GetParam(), world, kind, type, at::kMeta);
+        const std::string what =
+            fmt::format("{} of {} in {}, rank {}", GetParam().name, name(kind), c10::toString(type), rank);
+        const int64_t unit = config_of(kind).vocabulary * config_of(kind).width * 4;  // the largest: of the words
+        expect_same(real, meta, what, {.buffers = GetParam().has_transfers ? 3 * unit : 0});
+      }
+    }
+  }
+  use_products(chosen);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MetaSteps, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace caravan::testing::meta_steps_test
