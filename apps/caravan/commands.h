@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "apps/caravan/options.h"
 
 namespace caravan::app {
@@ -8,9 +10,10 @@ namespace caravan::app {
 
 int run_program(const RunArguments& arguments);
 int new_project(const NewArguments& arguments);
-int inspect(const InspectArguments& arguments);
+/// Of a run folder or a checkpoint, and of a recipe with --recipe. Nothing: the recipe can be run, and the rank program
+/// goes on.
+std::optional<int> inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
-int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule
 int plot(const PlotArguments& arguments);
 int compare(const CompareArguments& arguments);
 int report(const ReportArguments& arguments);
@@ -25,7 +28,9 @@ int generate(const GenerateArguments& arguments);
 int evaluate(const EvaluateArguments& arguments);
 int export_model(const ExportArguments& arguments);
 int import_model(const ImportArguments& arguments);
-int inspect_layouts(const InspectArguments& arguments);  ///< inspect --layouts
+int inspect_recipe(const InspectArguments& arguments);
+int inspect_layouts(const InspectArguments& arguments);   ///< inspect --layouts
+int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule
 int prove(const ProveArguments& arguments);
 int bench_comm(const BenchArguments& arguments);
 int doctor(const DoctorArguments& arguments);

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "apps/caravan/inspect_schedule.h"
+#include "apps/caravan/planned_schedule.h"
 #include "caravan/base/error.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/text.h"

@@ -1,5 +1,3 @@
-#include "apps/caravan/inspect_schedule.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <sys/ioctl.h>
@@ -9,13 +7,14 @@
 
 #include "apps/caravan/check_run.h"
 #include "apps/caravan/commands.h"
+#include "apps/caravan/planned_schedule.h"
 #include "apps/caravan/vocabulary.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
+#include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
 #include "caravan/plan/draw_pipeline.h"
-#include "caravan/plan/stages.h"
-#include "caravan/train/micro_batch.h"
+#include "caravan/train/rehearse.h"
 
 namespace caravan::app {
 namespace {
@@ -26,36 +25,34 @@ int text_width() {
   return is_terminal ? size.ws_col : 160;
 }
 
-/// The sum of what the units of each stage cost: forward, the gradients of inputs and those of weights each a third.
-std::vector<StageCost> costs_of(const std::vector<int>& stages, const std::vector<double>& unit_costs) {
-  std::vector<StageCost> costs(static_cast<size_t>(stages.back()) + 1, {0, 0, 0, 0, 0});
-  for (size_t unit = 0; unit < stages.size(); ++unit) {
-    StageCost& cost = costs[static_cast<size_t>(stages[unit])];
-    for (double* part : {&cost.forward, &cost.backward, &cost.weight, &cost.recompute}) *part += unit_costs[unit] / 3;
-  }
-  return costs;
-}
-
-std::string layers_text(const ModelPart& part) {
-  std::string text = std::to_string(part.layers);
-  if (part.has_embedding) text = "embedding + " + text;
-  if (part.has_head) text += " + head";
+/// "embedding + 3": the units of the stages of one rank.
+std::string layers_text(const PlannedSchedule& plan, size_t rank) {
+  const auto is_here = [&](int stage) {
+    return plan.order.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank);
+  };
+  const auto layers = std::span(plan.stage_of_unit).subspan(1, plan.stage_of_unit.size() - 2);
+  std::string text = std::to_string(std::ranges::count_if(layers, is_here));
+  if (is_here(plan.stage_of_unit.front())) text = "embedding + " + text;
+  if (is_here(plan.stage_of_unit.back())) text += " + head";
   return text;
 }
 
-void print_ranks(const PlannedSchedule& plan) {
+/// The memory and what is sent, of the first rank of each place in the pipeline, by rehearsals.
+void print_ranks(const PlannedSchedule& plan, const Recipe& recipe, int num_ranks) {
   const std::vector<HeldActivations> held = held_activations(plan.order);
+  const auto numbers = std::make_shared<RecordedNumbers>();
+  const int of_place = num_ranks / static_cast<int>(plan.timeline.ranks.size());
   fmt::print("\n{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>8}  {:>12}\n", "rank", "layers", "held at once",
              "activations", "parameters", "in all", "bubble", "sent a step");
-  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    const MemoryShape& shape = plan.ranks[rank];
-    const double sent = static_cast<double>(plan.timeline.ranks[rank].num_sent) / plan.steps;
+  for (size_t rank = 0; rank < plan.timeline.ranks.size(); ++rank) {
     std::string count = std::to_string(held[rank].activations);
     if (held[rank].inputs > 0) count += fmt::format(" + {} inputs", held[rank].inputs);
-    const auto bytes = [](double number) { return format_bytes(static_cast<int64_t>(number)); };
-    fmt::print("{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>7.1f}%  {:>12}\n", rank, layers_text(shape.part),
-               count, bytes(kept_activation_bytes(shape)), bytes(state_of(shape).parameters * 4),
-               bytes(peak_bytes(shape)), 100 * plan.timeline.bubble(rank), bytes(sent * full_activation_bytes(shape)));
+    const Rehearsal rehearsed =
+        rehearse(recipe, recipe.model.vocabulary, num_ranks, static_cast<int>(rank) * of_place, 0, numbers);
+    fmt::print("{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>7.1f}%  {:>12}\n", rank, layers_text(plan, rank),
+               count, format_bytes(rehearsed.peak[MemoryKind::other]),
+               format_bytes(rehearsed.at_rest[MemoryKind::parameters]), format_bytes(rehearsed.peak.total()),
+               100 * plan.timeline.bubble(rank), format_bytes(static_cast<int64_t>(rehearsed.bytes_sent("pp"))));
   }
 }
 
@@ -75,22 +72,6 @@ bool defers_weights(const PipelineOrder& order) {
 
 }  // namespace
 
-PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
-  const MemoryShape shape = plan_memory(recipe, recipe.model.vocabulary, num_ranks, /*limit_bytes=*/0).shape;
-  PlannedSchedule plan;
-  plan.micro_batches = static_cast<int>(shape.rows / shape.sequences);
-  const int64_t end = std::max<int64_t>(recipe.train.steps, 1);
-  if (recipe.pipeline.has_windows()) {
-    plan.steps = static_cast<int>(std::min(recipe.pipeline.drain, next_due(recipe, 0, end)));
-  }
-  const std::vector<double> unit_costs = unit_flops(recipe.model);
-  plan.costs = costs_of(stage_of_units(recipe.pipeline, recipe.model, unit_costs), unit_costs);
-  plan.order = pipeline_order(recipe.pipeline, plan.steps * plan.micro_batches, shape.recomputes_stages);
-  plan.timeline = simulate(plan.order, plan.costs);
-  plan.ranks = shapes_of_ranks(shape);
-  return plan;
-}
-
 int inspect_schedule(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
   const PipelineChoice& choice = recipe.pipeline;
@@ -98,17 +79,19 @@ int inspect_schedule(const InspectArguments& arguments) {
     throw UsageError({"inspect", "--schedule", "mesh.pp is 1: there is no pipeline", recipe.where("mesh.pp"),
                       "give --set mesh.pp=2"});
   }
+  const Runtime runtime;
   recipe.model.vocabulary = vocabulary_of(recipe).size;
   const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
+  const auto micro_batches = static_cast<int>(plan.batch.accumulation);
   std::string title = fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule,
-                                  choice.degree, plan.order.num_stages(), plan.micro_batches,
-                                  plan.micro_batches == 1 ? "" : "es", plan.ranks.front().sequences);
+                                  choice.degree, plan.order.num_stages(), micro_batches,
+                                  micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
   Timeline drawn = plan.timeline;
   // Of a window only as much as fills the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);
-  if (const int steps = (2 * degree + plan.micro_batches - 1) / plan.micro_batches; steps < plan.steps) {
-    drawn =
-        simulate(pipeline_order(choice, steps * plan.micro_batches, plan.ranks.front().recomputes_stages), plan.costs);
+  if (const int steps = (2 * degree + micro_batches - 1) / micro_batches; steps < plan.steps) {
+    const bool recomputes = recipe.memory.recompute.kind == RecomputeChoice::Kind::stage;
+    drawn = simulate(pipeline_order(choice, steps * micro_batches, recomputes), plan.costs);
     title += fmt::format(", a window of {} steps (the numbers: of {})", steps, plan.steps);
   }
   fmt::print("{}\n\n{}", title, to_text(drawn, text_width()));
@@ -116,7 +99,7 @@ int inspect_schedule(const InspectArguments& arguments) {
       "F forward, C recompute, B backward{}, W weight gradients, each until the next letter, . bubble; costs are "
       "FLOPs\n",
       defers_weights(plan.order) ? "" : " with weight gradients");
-  print_ranks(plan);
+  print_ranks(plan, recipe, ranks.num_ranks);
   if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
   print_bubble(plan);
   if (!arguments.svg.empty()) {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <unistd.h>
 #include <vector>
 
@@ -72,8 +73,8 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::run: return run_program(line.run);
     case CommandLine::Command::new_project: return new_project(line.new_project);
     case CommandLine::Command::inspect:
-      if (line.inspect.layouts) become_rank(argv);
-      return inspect(line.inspect);
+      if (const std::optional<int> code = inspect(line.inspect)) return *code;
+      become_rank(argv);
     case CommandLine::Command::plot: return plot(line.plot);
     case CommandLine::Command::compare: return compare(line.compare);
     case CommandLine::Command::report: return report(line.report);

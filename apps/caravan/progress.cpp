@@ -123,6 +123,7 @@ void Progress::planned(const TrainPlan& plan) {
   if (!plan.mesh.empty()) line("mesh      " + plan.mesh);
   if (!plan.order.empty()) line("ranks     " + plan.order);
   line("memory    " + memory_text(plan.memory));
+  predicted_bytes_ = plan.memory.own.peak.total();
   line(fmt::format("numerics  {} per rank, matrix products by {}", threads_text(plan.numerics.threads_per_rank),
                    plan.numerics.products));
 }
@@ -130,17 +131,11 @@ void Progress::planned(const TrainPlan& plan) {
 void Progress::started(const TrainStart& start) {
   first_step_ = step_ = start.first_step;
   last_step_ = start.last_step;
-  const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
-  const StateBytes &state = start.state, &planned = start.planned_state;
+  const auto bytes = [&](MemoryKind kind) { return format_bytes(start.state[kind]); };
   line("dtypes    " + start.dtypes);
   if (!start.stages.empty()) line("stages    " + start.stages);
-  line(fmt::format("state     parameters {}, gradients {}, optimizer {} (formula {}, {}, {})", bytes(state.parameters),
-                   bytes(state.gradients), bytes(state.optimizer), bytes(planned.parameters), bytes(planned.gradients),
-                   bytes(planned.optimizer)));
-  if (planned.hook > 0) {
-    line(fmt::format("hook      {} (formula {}; factors are made in the first step)", bytes(state.hook),
-                     bytes(planned.hook)));
-  }
+  line(fmt::format("state     parameters {}, gradients {}, optimizer {}", bytes(MemoryKind::parameters),
+                   bytes(MemoryKind::gradients), bytes(MemoryKind::optimizer)));
   for (const std::string& note : start.notes) line("note      " + note);
   begin_ = std::chrono::steady_clock::now();
   draw_bar();
@@ -162,6 +157,10 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
     if (metrics.val_loss) text += "  |  " + validation_text(metrics);
     if (metrics.drain) text += drain_text(*metrics.drain);
     line(text);
+  }
+  if (step_ == last_step_) {
+    line(fmt::format("memory    peak of rank 0: predicted {}, measured {}", format_bytes(predicted_bytes_),
+                     format_bytes(metrics.peak_memory_bytes)));
   }
   if (metrics.drain) {
     staleness_ += metrics.drain->staleness;

@@ -37,6 +37,7 @@ class Progress final : public TrainObserver {
   void end_sample();
 
   bool is_terminal_;
+  int64_t predicted_bytes_ = 0;  ///< the peak of this rank
   bool bar_is_drawn_ = false;
   bool is_sampling_ = false;
   int64_t first_step_ = 0;

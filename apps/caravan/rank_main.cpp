@@ -16,7 +16,10 @@ int dispatch(const CommandLine& line) {
     case CommandLine::Command::evaluate: return evaluate(line.evaluate);
     case CommandLine::Command::export_model: return export_model(line.export_model);
     case CommandLine::Command::import_model: return import_model(line.import_model);
-    case CommandLine::Command::inspect: return inspect_layouts(line.inspect);
+    case CommandLine::Command::inspect:
+      return line.inspect.layouts    ? inspect_layouts(line.inspect)
+             : line.inspect.schedule ? inspect_schedule(line.inspect)
+                                     : inspect_recipe(line.inspect);
     case CommandLine::Command::prove: return prove(line.prove);
     case CommandLine::Command::bench_comm: return bench_comm(line.bench);
     case CommandLine::Command::doctor: return line.doctor.tune ? tune() : doctor(line.doctor);

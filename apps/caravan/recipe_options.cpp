@@ -138,14 +138,22 @@ void add_inspect(CLI::App& app, CommandLine& line) {
                       "recipe (a TOML file), run folder or checkpoint; default: the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
   CLI::Option* link =
-      command->add_option("--link", line.inspect.link_gbit_s, "Gbit/s of a rank's link: prints how long it sends")
+      command->add_option("--link", line.inspect.link_gbit_s,
+                          "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
           ->check(CLI::Range(1e-3, 1e6));
+  CLI::Option* per_host =
+      command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
+          ->check(CLI::Range(1, 1'000'000));
+  CLI::Option* alone = command->add_flag("--recipe", line.inspect.recipe_alone,
+                                         "print every key of the recipe as it is used, as TOML, and nothing else");
   CLI::Option* layouts =
       command->add_flag("--layouts", line.inspect.layouts,
                         "how parameters and activations are laid out, and what is sent between modules");
   CLI::Option* schedule = command->add_flag("--schedule", line.inspect.schedule,
                                             "the passes of a pipeline over time, its bubble, memory and bytes");
-  schedule->excludes(link)->excludes(layouts);
+  schedule->excludes(link)->excludes(layouts)->excludes(per_host);
+  layouts->excludes(link)->excludes(per_host);
+  alone->excludes(link)->excludes(layouts)->excludes(schedule)->excludes(per_host);
   command->add_option("--svg", line.inspect.svg, "file for a drawing of the schedule")->needs(schedule);
   add_set(*command, line.inspect.overrides);
   command->callback([&line] {

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/inspect_schedule.h"
+#include "apps/caravan/planned_schedule.h"
 #include "caravan/base/error.h"
 #include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
@@ -21,10 +21,10 @@
 #include "caravan/checkpoint/manifest.h"
 #include "caravan/data/json_lines.h"
 #include "caravan/nn/config_text.h"
+#include "caravan/cost/memory_bytes.h"
 #include "caravan/plan/draw_pipeline.h"
 #include "caravan/report/report_page.h"
 #include "caravan/report/step_timeline.h"
-#include "caravan/train/micro_batch.h"
 #include "caravan/train/recipe_key.h"
 
 namespace caravan::app {
@@ -141,25 +141,21 @@ std::vector<std::pair<int64_t, std::string>> samples_of(const RunLog& log) {
   return samples;
 }
 
-/// By formula, of the rank that needs the most.
-std::vector<std::pair<std::string, double>> memory_by_kind(const Recipe& recipe, int ranks) {
-  const MemoryPlan plan = plan_memory(recipe, recipe.model.vocabulary, ranks, /*limit_bytes=*/0);
-  const StateShape shape = state_of(plan.shape);
-  const StateBytes state = state_bytes(shape);
-  std::vector<std::pair<std::string, double>> kinds{
-      {"parameters", state.parameters}, {"gradients", state.gradients}, {"optimizer", state.optimizer}};
-  if (state.hook > 0) kinds.emplace_back("communication hook", state.hook);
-  if (state.buffers > 0) kinds.emplace_back("units in flight", state.buffers);
-  kinds.emplace_back("activations", kept_activation_bytes(plan.shape));
-  kinds.emplace_back("logits, gradients, batch",
-                     batch_bytes(plan.shape) + std::max(head_bytes(plan.shape), layer_backward_bytes(plan.shape)));
-  if (plan.shape.copies_checkpoint) kinds.emplace_back("copy of the checkpoint", checkpoint_bytes(shape));
-  kinds.emplace_back("all, by formula", plan.peak_bytes);
+/// What was rehearsed of rank 0, by kind, beside what was measured.
+std::vector<std::pair<std::string, double>> memory_by_kind(const RunLog& log) {
+  std::vector<std::pair<std::string, double>> kinds;
+  for (const std::string_view kind : kMemoryKindNames) {
+    const std::string name(kind);
+    if (log.has("predicted." + name)) kinds.emplace_back(name, log.last("predicted." + name));
+  }
+  if (kinds.empty()) return kinds;
+  kinds.emplace_back("all, predicted", log.last("predicted_memory_bytes"));
+  kinds.emplace_back("measured peak of rank 0", log.last("peak_memory_bytes"));
   return kinds;
 }
 
 ReportFacts facts_of(const RunLog& log) {
-  ReportFacts report{.recipe = recipe_text(log), .samples = samples_of(log)};
+  ReportFacts report{.recipe = recipe_text(log), .memory = memory_by_kind(log), .samples = samples_of(log)};
   const auto add = [&](const char* name, const std::string& value) { report.facts.emplace_back(name, value); };
   const MetricsLine& last = log.lines().back();
   add("steps", std::to_string(last.step));
@@ -167,9 +163,11 @@ ReportFacts facts_of(const RunLog& log) {
   if (log.has("val_loss")) add("lowest validation loss", lowest_of(log, "val_loss"));
   add("tokens", short_number(log.last("tokens")));
   add("tokens per second", short_number(median(log.series("tokens_per_second").y)) + " (median)");
-  add("peak memory of rank 0", bytes_text(log.last("peak_memory_bytes")));
-  add("parameters, gradients, optimizer", fmt::format("{}, by formula {}", bytes_text(log.last("state_bytes")),
-                                                      bytes_text(log.last("planned_state_bytes"))));
+  add("peak memory of rank 0", bytes_text(log.last("peak_memory_bytes")) +
+                                   (log.has("predicted_memory_bytes")
+                                        ? ", predicted " + bytes_text(log.last("predicted_memory_bytes"))
+                                        : ""));
+  add("parameters, gradients, optimizer", bytes_text(log.last("state_bytes")));
   if (last.seconds >= 0) add("time", utc_text(log.lines().front().seconds) + " to " + utc_text(last.seconds));
   if (!last.host.empty()) add("host of rank 0", last.host);
   const std::optional<CheckpointInfo> info = newest_info(log.run());
@@ -183,8 +181,6 @@ ReportFacts facts_of(const RunLog& log) {
   Recipe recipe = parse_recipe(info->recipe, log.run().string());
   if (info->numerics.ranks == 0) return report;
   recipe.model = model;
-  report.memory = memory_by_kind(recipe, static_cast<int>(info->numerics.ranks));
-  report.memory.emplace_back("measured peak of rank 0", log.last("peak_memory_bytes"));
   if (!recipe.pipeline.is_used()) return report;
   const PlannedSchedule plan = plan_schedule(recipe, static_cast<int>(info->numerics.ranks));
   report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.schedule + ", as planned by FLOPs");

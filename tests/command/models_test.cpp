@@ -20,6 +20,8 @@ class ModelsTest : public CommandTest {
     EXPECT_GT(result.out.size(), std::string("The whale").size() + 10);
     return result.out;
   }
+  /// What inspect prints before the other choices, of which it may leave some out.
+  static std::string facts_of(const std::string& out) { return out.substr(0, out.find("\nwhat one other choice")); }
   /// The number after `label` in what inspect printed.
   static double number(const std::string& text, const std::string& label) {
     std::smatch found;
@@ -292,10 +294,13 @@ TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
     }
     const auto line = log(run).back();
     EXPECT_EQ(number(inspected.out, "tokens of the run"), line.at("tokens").get<double>());
-    // A flat buffer aligns each of its 28 tensors to 64 bytes; two small sums are sent, too.
-    const double sent = line.at("bytes_sent").get<double>() - number(inspected.out, "bytes sent");
-    EXPECT_GE(sent, 0);
-    EXPECT_LT(sent, 2 * 64 * (28 + 2));
+    EXPECT_EQ(number(inspected.out, "bytes sent"), line.at("bytes_sent").get<double>());
+    const double peak = line.at("peak_memory_bytes").get<double>();
+    EXPECT_GE(number(inspected.out, "in all"), peak);
+    EXPECT_LE(number(inspected.out, "in all"), 1.02 * peak);
+    EXPECT_EQ(line.at("predicted_memory_bytes").get<double>(), number(inspected.out, "in all"));
+    EXPECT_THAT(inspected.out, StartsWith("fits: "));
+    EXPECT_THAT(inspected.out, HasSubstr(" per rank at most, rank 0 in "));
     const double flops = line.at("model_flops_per_second").get<double>() / line.at("tokens_per_second").get<double>();
     EXPECT_NEAR(number(inspected.out, "per token"), flops, 1);
     const size_t parameters = [&] {
@@ -307,9 +312,11 @@ TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
     }();
     EXPECT_EQ(number(inspected.out, "  parameters"), static_cast<double>(parameters));
     // The recipe that it prints gives the same report.
-    const std::string toml = inspected.out.substr(0, inspected.out.find("\n# "));
-    const Result reread = caravan({"inspect", file("printed.toml", toml), "--ranks", std::to_string(ranks)});
-    EXPECT_EQ(reread.out, inspected.out) << reread.err;
+    words.emplace_back("--recipe");
+    const Result printed = caravan(words);
+    EXPECT_THAT(printed.out, HasSubstr("\n[train]\n"));
+    const Result reread = caravan({"inspect", file("printed.toml", printed.out), "--ranks", std::to_string(ranks)});
+    EXPECT_EQ(facts_of(reread.out), facts_of(inspected.out)) << reread.err;
   }
 }
 
@@ -318,13 +325,44 @@ TEST_F(ModelsTest, InspectPricesExperts) {
       caravan({"inspect", "--ranks", "4", "--set", "moe.experts=8", "mesh.ep=2", "moe.balance=batch", "model.width=64",
                "model.heads=4", "model.context=128", "train.global_batch=8", "train.micro_batch=2"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(number(result.out, "experts per rank"), 4);
-  EXPECT_EQ(number(result.out, "copies of tokens"), 2 * 128 * 2 / 8) << "2 of each of 256 tokens, over 8 experts";
-  EXPECT_EQ(number(result.out, "sent per micro-batch"), 4 * (128 * 2 * 64 * 4) / 2 + 8 * 8 / 2);
-  EXPECT_EQ(number(result.out, "balance over the batch"), 2 * 3 * 4 * 8 * 8 / 4) << "4 layers";
+  EXPECT_THAT(result.out,
+              HasSubstr("\nnote      experts are rehearsed as if all were chosen alike, 4 of 8 on each rank; "
+                        "if all tokens choose those of one rank, it gets 2 times as many"));
+  // 4 layers, 2 micro-batches, each counted first: copies of 128 tokens go there and back, two of each, and so do their
+  // gradients; half of them stay. Counts of 8 experts in int64 go with each forward.
+  const int64_t copies = 4 * 2 * (3 * 2 * 128 * 2 * 64 * 4 / 2 + 2 * 8 * 8 / 2);
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("ep +all_to_all +[0-9]+ +" + std::to_string(copies) + " "));
   const Result dense = caravan({"inspect", "--ranks", "4", "--set", "train.global_batch=8"});
   ASSERT_EQ(dense.code, 0) << dense.err;
-  EXPECT_EQ(dense.out.find("experts of a layer"), std::string::npos);
+  EXPECT_EQ(dense.out.find("experts"), std::string::npos);
+}
+
+/// What neighbours share costs no time of a link, and what one other choice costs is that of the recipe with it.
+TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
+  Words words = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3"}));
+  words.front() = "inspect";
+  words.insert(words.end(), {"--link", "1", "--per-host", "2"});
+  const Result result = caravan(words);
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("time of tp +in one host"));
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("time of dp +[0-9.]+ s"));
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("at 1 Gbit/s +[0-9.]+ s"));
+  const auto row = [](const std::string& out, const std::string& choice) {
+    const size_t begin = out.find("  " + choice + " ");
+    const std::string line = begin == std::string::npos ? "" : out.substr(begin, out.find('\n', begin) - begin);
+    const size_t values = line.find_first_not_of(' ', 2 + choice.size());
+    return values == std::string::npos ? "" : line.substr(values);
+  };
+  for (const std::string choice : {"data_parallel.technique=zero1", "memory.recompute=full", "mesh.tp=1"}) {
+    const std::string dp = choice == "mesh.tp=1" ? "mesh.dp=4" : "mesh.dp=2";
+    Words other = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3", dp, choice}));
+    other.front() = "inspect";
+    other.insert(other.end(), {"--per-host", "2"});
+    const Result own = caravan(other);
+    ASSERT_EQ(own.code, 0) << own.err;
+    EXPECT_NE(row(result.out, choice), "") << result.out;
+    EXPECT_EQ(row(result.out, choice), row(own.out, "this recipe")) << choice;
+  }
 }
 
 TEST_F(ModelsTest, InspectReadsRunsAndCheckpoints) {
@@ -386,8 +424,9 @@ TEST_F(ModelsTest, InspectWarnsAsTrainDoesOfActivationsThatMayNotFit) {
   words.front() = "inspect";
   const Result result = caravan(words);
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("\nnote      memory: about "));
-  EXPECT_THAT(result.out, HasSubstr(" per rank: it may not fit; lower train.micro_batch, or set it to \"auto\"\n"));
+  EXPECT_THAT(result.out, ::testing::StartsWith("does not fit: "));
+  EXPECT_THAT(result.out, HasSubstr("\nnote      memory: "));
+  EXPECT_THAT(result.out, HasSubstr(": it may not fit; lower train.micro_batch, or set it to \"auto\"\n"));
 }
 
 TEST_F(ModelsTest, InspectHoldsHugeNumbers) {

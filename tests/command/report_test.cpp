@@ -64,7 +64,7 @@ TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
 TEST_F(ReportTest, HostileLogsEndNoCommand) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
   const std::string good = R"({"step":1,"loss":2,"tokens":9,"step_ms":1,"tokens_per_second":5,"bytes_sent":1,)"
-                           R"("peak_memory_bytes":1,"state_bytes":1,"planned_state_bytes":1})"
+                           R"("peak_memory_bytes":1,"state_bytes":1,"predicted_memory_bytes":1})"
                            "\n";
   const auto with_experts = [](const std::string& experts) {
     return R"({"step":2,"loss":1,"experts":)" + experts + "}\n";

@@ -130,7 +130,7 @@ TEST_P(MetaSteps, TakeTheMemoryOfRealOnes) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       for (const auto& [rank, real] : taken_by_threads(GetParam(), kind, type)) {
-        const auto world = make_record_world(rank, GetParam().ranks, /*shares_memory=*/true);
+        const auto world = make_record_world(rank, GetParam().ranks, {.ranks_per_host = GetParam().ranks});
         const Taken meta = taken_by(GetParam(), world, kind, type, at::kMeta);
         const std::string what =
             fmt::format("{} of {} in {}, rank {}", GetParam().name, name(kind), c10::toString(type), rank);

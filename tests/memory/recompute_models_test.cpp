@@ -11,7 +11,7 @@
 #include "caravan/memory/recompute.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
-#include "caravan/plan/memory.h"
+#include "tests/cost/formulas/memory.h"
 #include "caravan/prove/trace.h"
 #include "caravan/train/recipe.h"
 #include "tests/data/support.h"

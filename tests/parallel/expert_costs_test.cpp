@@ -1,5 +1,4 @@
-/// What a rank with experts sends, keeps and holds against the formulas of plan/experts.h, plan/memory.h and
-/// plan/state.h.
+/// What a rank with experts sends, keeps and holds against the formulas of tests/cost/formulas.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,7 +7,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/engine/engine.h"
 #include "caravan/nn/model.h"
-#include "caravan/plan/memory.h"
+#include "tests/cost/formulas/memory.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/techniques/make_strategy.h"
 #include "tests/parallel/technique.h"

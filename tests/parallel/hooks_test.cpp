@@ -13,7 +13,7 @@
 #include "caravan/parallel/power_sgd.h"
 #include "caravan/parallel/top_k.h"
 #include "caravan/parallel/zero.h"
-#include "caravan/plan/state.h"
+#include "tests/cost/formulas/state.h"
 #include "tests/engine/parameters.h"
 #include "tests/parallel/steps.h"
 #include "tests/parallel/technique.h"

@@ -13,7 +13,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/pipeline.h"
 #include "caravan/parallel/zero.h"
-#include "caravan/plan/memory.h"
+#include "tests/cost/formulas/memory.h"
 #include "caravan/step/train_step.h"
 #include "tests/redistribute/denote.h"
 

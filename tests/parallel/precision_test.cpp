@@ -7,7 +7,7 @@
 
 #include "caravan/comm/record.h"
 #include "caravan/optim/grad_norm.h"
-#include "caravan/plan/state.h"
+#include "tests/cost/formulas/state.h"
 #include "tests/parallel/steps.h"
 #include "tests/parallel/technique.h"
 

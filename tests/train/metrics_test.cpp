@@ -34,7 +34,7 @@ TEST(StepMetrics, HaveTheKeysOfTheLog) {
                                 "bytes_sent",
                                 "peak_memory_bytes",
                                 "state_bytes",
-                                "planned_state_bytes",
+                                "predicted_memory_bytes",
                                 "model_flops_per_second"};
   EXPECT_EQ(keys(metrics), want);
   metrics.val_loss = 2.5;

@@ -114,8 +114,8 @@ TEST(Reshard, AddsLittleToTheMemoryOfARank) {
       };
       fs::create_directories(runs / dir);
       on_state(runs, recipe(writer), 2, {}, [&](RunState& state, const TrainWindows& windows, const Mesh& mesh) {
-        ASSERT_GT(state.bytes().at_rest(), 10 * kLittle) << "a copy would not be noticed";
-        ASSERT_GE(MemoryCounter::current().live_bytes(), static_cast<int64_t>(state.bytes().parameters / 2));
+        ASSERT_GT(state.trained().bytes().total(), 10 * kLittle) << "a copy would not be noticed";
+        ASSERT_GE(MemoryCounter::current().live_bytes(), state.trained().bytes()[MemoryKind::parameters] / 2);
         state.step = 1;
         const int64_t added = peak_of([&] { state.save(runs / dir, 1, windows); });
         EXPECT_LE(added, kLittle) << writer << " saves, " << mesh.where();

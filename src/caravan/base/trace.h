@@ -17,6 +17,8 @@ namespace caravan {
 /// thread than the one that issued it. Made by std::make_shared, since such an operation may outlive its owner.
 class TraceLog : public std::enable_shared_from_this<TraceLog> {
  public:
+  virtual ~TraceLog() = default;
+
   /// Numbers beside a span: {"bytes", 4096}.
   using Args = std::vector<std::pair<const char*, int64_t>>;
   struct Span {
@@ -46,9 +48,9 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
   }
 
   /// Returns the number of the span.
-  size_t begin(std::string_view row, std::string name, Args args = {});
+  virtual size_t begin(std::string_view row, std::string name, Args args = {});
   /// Does nothing for a span that has ended.
-  void end(size_t number) noexcept;
+  virtual void end(size_t number) noexcept;
 
   /// Returns the spans in the order in which they began. Those that have not ended end now.
   std::vector<Span> spans() const;

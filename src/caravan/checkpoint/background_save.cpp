@@ -12,6 +12,20 @@
 #include "caravan/comm/agree.h"
 
 namespace caravan {
+namespace {
+
+int64_t padded(const CheckpointPiece& piece) {
+  constexpr int64_t kAlignment = 64;
+  return (static_cast<int64_t>(piece.tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int64_t bytes_of(const std::vector<const CheckpointPiece*>& pieces) {
+  int64_t bytes = 0;
+  for (const CheckpointPiece* piece : pieces) bytes += padded(*piece);
+  return bytes;
+}
+
+}  // namespace
 
 struct BackgroundSave::Running {
   std::filesystem::path run;
@@ -25,6 +39,8 @@ struct BackgroundSave::Running {
 
 BackgroundSave::BackgroundSave(Communicator& world) : world_(world) {}
 
+int64_t BackgroundSave::bytes_of_copy(const std::vector<CheckpointPiece>& pieces) { return bytes_of(my_share(pieces)); }
+
 BackgroundSave::~BackgroundSave() {
   if (running_ == nullptr) return;
   const std::filesystem::path aside = running_->aside;
@@ -34,12 +50,7 @@ BackgroundSave::~BackgroundSave() {
 }
 
 std::vector<CheckpointPiece> BackgroundSave::copied(const std::vector<const CheckpointPiece*>& mine) {
-  constexpr int64_t kAlignment = 64;
-  const auto padded = [](const CheckpointPiece& piece) {
-    return (static_cast<int64_t>(piece.tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
-  };
-  int64_t bytes = 0;
-  for (const CheckpointPiece* piece : mine) bytes += padded(*piece);
+  const int64_t bytes = bytes_of(mine);
   if (!buffer_.defined() || buffer_.numel() < bytes) {
     buffer_ = at::Tensor();  // free before the larger one is made
     buffer_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));

@@ -20,6 +20,8 @@ namespace caravan {
 class BackgroundSave {
  public:
   explicit BackgroundSave(Communicator& world);
+  /// What the copy of `pieces`, those of a checkpoint, takes on this rank.
+  static int64_t bytes_of_copy(const std::vector<CheckpointPiece>& pieces);
   /// Gives up a save in progress.
   ~BackgroundSave();
 

@@ -11,7 +11,7 @@ namespace caravan {
 ///
 ///   layouts   unchanged. The results are the same bit for bit: random numbers are drawn alike, buffers (running
 ///             statistics) move once, each parameter's gradient has the same summands
-///   memory    full: the input of each block, and one block's activations while its backward runs (plan/memory.h)
+///   memory    full: the input of each block, and one block's activations while its backward runs
 ///   sends     what the recomputed modules send in forward, once more. A gathered group is gathered once for both
 ///   time      full: one more forward of the blocks
 ///

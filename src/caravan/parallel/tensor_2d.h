@@ -18,7 +18,7 @@ namespace caravan {
 ///   words        embedding and head col=S(0) over the vocabulary, in parts that differ by a row at most, row=S(1) at
 ///                rest, R on row in use: gathered once a step. The loss combines statistics over col
 ///   sends        for a layer and micro-batch of b sequences of s tokens (q-1)/q^2 (7bsh + 12h^2) elements in forward
-///                and twice that in backward (GPT-2); see plan/tensor.h
+///                and twice that in backward (GPT-2)
 ///   memory       weights and activations 1/q^2, and two panels; head and embedding 1/q
 ///
 /// Throws UsageError for axes of two sizes, and for a side that does not divide the heads, heads of keys and values and

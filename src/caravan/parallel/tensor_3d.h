@@ -20,7 +20,7 @@ namespace caravan {
 ///            rest. The head is gathered over a and c once a step, and its input moves to a=S(batch) c=S(batch), so
 ///            that logits are nowhere summands; an embedding of its own is gathered over a alone
 ///   sends    for a layer and micro-batch of b sequences of s tokens (q-1)/q^3 (16bsh + 12h^2) elements in forward and
-///            (q-1)/q^3 (23bsh + 24h^2) in backward (GPT-2); see plan/tensor.h
+///            (q-1)/q^3 (23bsh + 24h^2) in backward (GPT-2)
 ///   memory   weights and activations 1/q^3; during a product 1/q^2 of each operand; head 1/q, embedding 1/q^2
 ///
 /// Throws UsageError for axes of different sizes, and for a side that does not divide the heads, and heads of keys and

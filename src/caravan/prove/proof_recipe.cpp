@@ -10,7 +10,6 @@
 #include "caravan/nn/product_choice.h"
 #include "caravan/parallel/pipeline_schedule.h"
 #include "caravan/registry/registry.h"
-#include "caravan/train/micro_batch.h"
 
 namespace caravan {
 namespace {
@@ -136,12 +135,6 @@ void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
   plan_batch(recipe, static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe)));
 }
 
-/// What all ranks need together.
-double needed_bytes(const Recipe& recipe) {
-  const auto ranks = static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe));
-  return plan_memory(recipe, recipe.model.vocabulary, ranks, /*limit_bytes=*/0).peak_bytes * ranks;
-}
-
 /// Half the heads, and a model as much narrower. False if the degrees do not divide them any more.
 bool halve_heads(Recipe& recipe) {
   ModelConfig model = recipe.model;
@@ -236,7 +229,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   return small;
 }
 
-Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
+Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
   check_provable(recipe);
   const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
   Recipe step = recipe;
@@ -251,10 +244,9 @@ Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
   const int64_t own_micro_batch = own.micro_batch / row_parts(recipe) * unit;
   set_batch(step, std::min(own_micro_batch, enough), fit_accumulation(step, own, 2));
   constexpr int64_t kSmallVocabulary = 4096;
-  const auto fits = [&] { return needed_bytes(step) <= static_cast<double>(memory_bytes); };
-  if (!fits()) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
-  while (!fits() && halve_context(step)) continue;
-  while (!fits() && halve_heads(step)) continue;
+  if (!fits(step)) step.model.vocabulary = std::min(step.model.vocabulary, kSmallVocabulary);
+  while (!fits(step) && halve_context(step)) continue;
+  while (!fits(step) && halve_heads(step)) continue;
   return step;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,7 +38,9 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens = 0);
 
 /// The recipe at its own width, heads, vocabulary, context and batch, on the mesh of proof_recipe: what one step of a
 /// run executes on each rank. What repeats is cut: layers of a stage, micro-batches, and sequences beyond 1,280 tokens.
-/// If a rank of it would need more than its part of `memory_bytes`, also vocabulary, context and heads.
+/// While that does not fit, also vocabulary, context and heads.
+Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits);
+/// The same for ranks that have `memory_bytes` together, by rehearsals. With libtorch.
 Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes);
 
 /// The recipe, and with train.micro_batch = "auto" also that with the smallest micro-batches: how many there are

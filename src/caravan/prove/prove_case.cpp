@@ -4,6 +4,8 @@
 #include "caravan/prove/proof_recipe.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/choice.h"
+#include "caravan/train/micro_batch.h"
+#include "caravan/train/rehearse.h"
 
 namespace caravan {
 namespace {
@@ -44,6 +46,14 @@ ProveCase case_of_recipe(const Recipe& recipe) {
                  .seed = static_cast<uint64_t>(recipe.train.seed)};
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
+}
+
+Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes) {
+  return own_step_recipe(recipe, [&](const Recipe& step) {
+    const auto ranks = static_cast<int>(step.mesh.dp * ranks_per_replica(step));
+    const auto rehearse_some = [&] { return rehearse_telling_ranks(step, step.model.vocabulary, ranks); };
+    return fullest_of(rehearse_some).peak.total() <= memory_bytes / ranks;
+  });
 }
 
 ProveCase prove_case(const Recipe& recipe) { return case_of_recipe(proof_recipe(recipe)); }

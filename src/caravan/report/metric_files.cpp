@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, 19> kColumns{"step",
                                                     "loss_scale",
                                                     "skipped_steps",
                                                     "largest_lead",
-                                                    "planned_state_bytes",
+                                                    "predicted_memory_bytes",
                                                     "model_flops_per_second"};
 
 /// The groups in which TensorBoard shows the numbers.
@@ -48,7 +48,7 @@ std::string tag_of(std::string_view name) {
 /// A number for each expert of each layer is a table, no curve.
 bool is_curve(std::string_view name) {
   return name != "step" && !name.starts_with("experts.copies") && !name.starts_with("staleness.") &&
-         !name.starts_with("clocks.");
+         !name.starts_with("clocks.") && !name.starts_with("predicted.");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& report_char
       {"learning rate", {"lr"}},
       {"tokens per second, all ranks", {"tokens_per_second"}},
       {"milliseconds of a step", {"step_ms", "comm_ms"}},
-      {"bytes of rank 0", {"peak_memory_bytes", "state_bytes", "planned_state_bytes"}},
+      {"bytes of rank 0", {"peak_memory_bytes", "state_bytes", "predicted_memory_bytes"}},
       {"loss scale", {"loss_scale"}},
       {"balance of experts", {"experts.balance", "experts.dropped"}}};
   return charts;

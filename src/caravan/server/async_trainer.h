@@ -33,7 +33,7 @@ struct AsyncOptions {
 /// synchronous step: for evaluation, checkpoints and collectives of any kind.
 ///
 /// Sent in a step by all n ranks together: (n-1) x (bytes of the gradients + bytes of the leaves), as param_server; by
-/// each worker 16 bytes, 8 for each bucket and server. Memory: see StateBytes.
+/// each worker 16 bytes, 8 for each bucket and server.
 class AsyncTrainer final : private StepExchange {
  public:
   /// Every rank of the mesh calls it. `engine` and `optimizer` outlive this. Throws UsageError for a strategy whose

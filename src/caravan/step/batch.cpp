@@ -50,23 +50,30 @@ TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t
   return batch;
 }
 
-TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows) {
+TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_t step, int64_t global_rows) {
   const Mesh& mesh = engine.mesh();
-  const Box mine = box_of_rank(engine, global_rows, windows.context());
+  const Box mine = box_of_rank(engine, global_rows, source.context);
   const int64_t first = step * global_rows;
   const std::string& axis = engine.strategy().controller_axis;
   TrainBatch rows;
   if (axis.empty()) {
-    rows = make_batch(windows, first + mine.offset[0], mine.size[0]);
+    rows = source.make(first + mine.offset[0], mine.size[0]);
   } else {
-    rows = make_batch(windows, first, mesh[axis].coord() == 0 ? global_rows : 0);
+    rows = source.make(first, mesh[axis].coord() == 0 ? global_rows : 0);
     for (at::Tensor* all : rows.tensors()) *all = scatter_rows(*all, global_rows, mesh, axis);
   }
   TrainBatch batch = piece_of(std::move(rows), {{0, mine.offset[1]}, mine.size});
   batch.first_row = mine.offset[0];
   batch.global_rows = global_rows;
-  batch.num_targets = windows.num_targets(first, global_rows);
+  batch.num_targets = source.num_targets(first, global_rows);
   return batch;
+}
+
+TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows) {
+  const RowSource source{.context = windows.context(),
+                         .make = [&](int64_t first, int64_t rows) { return make_batch(windows, first, rows); },
+                         .num_targets = [&](int64_t first, int64_t rows) { return windows.num_targets(first, rows); }};
+  return make_rank_batch(engine, source, step, global_rows);
 }
 
 TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
@@ -74,7 +81,7 @@ TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
 }
 
 TrainBatch on_its_own(TrainBatch batch) {
-  batch.num_targets = batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  batch.num_targets = batch.labels.is_meta() ? batch.labels.numel() : batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   batch.mean_rows = batch.ids.size(0);
   return batch;
 }

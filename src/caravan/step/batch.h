@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,18 @@ struct TrainBatch {
 /// Rows of the training texts: row r is sample first_sample + r.
 TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows);
 
+/// Where the rows of a batch come from.
+struct RowSource {
+  int64_t context = 0;  ///< tokens of a row
+  std::function<TrainBatch(int64_t first_sample, int64_t rows)> make;
+  std::function<int64_t(int64_t first_sample, int64_t rows)> num_targets;
+};
+
 /// What this rank trains on in a step: its piece of the `global_rows` rows, by Strategy::batch_layout. Every rank of
 /// the mesh calls it, and makes its own rows only; with Strategy::controller_axis, the first rank makes all, and every
 /// other receives its own. The targets of the whole global batch are counted without reading it: each rank looks the
 /// ends of documents up in its own list of them.
+TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_t step, int64_t global_rows);
 TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows);
 
 /// The same piece of a batch that every rank has; nothing is sent.

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "caravan/base/memory_counter.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/techniques/technique_body.h"
@@ -46,6 +47,7 @@ class DilocoStepper final : public Stepper, private StateOwner {
       : Stepper(inputs), outer_(outer), train_step_(inputs.engine, inputs.optimizer, apart(inputs)) {
     dynamic_cast<ReplicaGradients&>(*inputs.engine.strategy().hook).is_apart = true;
     const FlatState& state = inputs.engine.state();
+    const MemoryKindScope kind(MemoryKind::optimizer);
     anchor_ = at::empty({state.layout.trained_count()}, state.values.options());
   }
 
@@ -64,7 +66,10 @@ class DilocoStepper final : public Stepper, private StateOwner {
   void walk_saved(const Saved& saved, const Visit& visit) override;
   template <class F>
   void for_each_part(const F& f);
-  void make_momentum() { momentum_ = at::zeros(anchor_.sizes(), anchor_.options()); }
+  void make_momentum() {
+    const MemoryKindScope kind(MemoryKind::optimizer);
+    momentum_ = at::zeros(anchor_.sizes(), anchor_.options());
+  }
   void agree();
 
   Outer outer_;

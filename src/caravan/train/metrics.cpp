@@ -93,9 +93,14 @@ std::string StepMetrics::to_json() const {
                     {"bytes_sent", bytes_sent},
                     {"peak_memory_bytes", peak_memory_bytes},
                     {"state_bytes", state_bytes},
-                    {"planned_state_bytes", planned_state_bytes},
+                    {"predicted_memory_bytes", predicted_memory_bytes},
                     {"model_flops_per_second", model_flops_per_second}};
   if (save_ms > 0) line["save_ms"] = save_ms;
+  if (predicted) {
+    for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
+      line["predicted"][std::string(kMemoryKindNames[kind])] = predicted->of[kind];
+    }
+  }
   if (loss_scale) line["loss_scale"] = *loss_scale;
   if (skipped_steps) line["skipped_steps"] = *skipped_steps;
   if (!bubble.empty()) line["bubble"] = bubble;

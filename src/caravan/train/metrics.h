@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "caravan/cost/memory_bytes.h"
 #include "caravan/step/drain_report.h"
 #include "caravan/train/resume_check.h"
 
@@ -36,9 +37,10 @@ struct StepMetrics {
   int64_t bytes_sent = 0;                  ///< by this rank in this step
   int64_t peak_memory_bytes = 0;           ///< of this rank's tensors, since the start
   int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
-  int64_t planned_state_bytes = 0;         ///< the same by formula
+  int64_t predicted_memory_bytes = 0;      ///< the peak that was rehearsed
   double model_flops_per_second = 0;       ///< of all ranks
   double save_ms = 0;                      ///< that checkpoints held the run up since the last line
+  std::optional<MemoryBytes> predicted{};  ///< that peak by kind: in the first line that a run writes
   std::optional<double> loss_scale{};      ///< of this step (fp16)
   std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
   std::vector<double> bubble{};            ///< of a pipeline: the part of the step in which each stage's rank waits

@@ -3,71 +3,56 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
+#include <vector>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/agree.h"
-#include "caravan/registry/registry.h"
 #include "caravan/train/prepare.h"
+#include "caravan/train/rehearse.h"
 
 namespace caravan {
 namespace {
 
 constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
-/// What a process takes besides tensors; its libraries are shared with the other ranks.
-constexpr int64_t kProcessBytes = int64_t{160} << 20;
+/// Of what has more bytes than a tensor can have.
+constexpr int64_t kTooMany = int64_t{1} << 61;
 
-/// The rest is for what no estimate covers: the file cache, other programs, what the allocator keeps.
+/// The rest is for what is not counted: the file cache, other programs, what the allocator keeps.
 constexpr double kUsedShare = 0.8;
 
-MemoryShape shape_of(const Recipe& recipe, int64_t vocabulary, int num_ranks, bool shares_memory) {
-  const BatchPlan plan = plan_batch(recipe, num_ranks);
-  MemoryShape shape{.model = recipe.model,
-                    .sequences = plan.micro_batch,
-                    .rows = plan.rows(),
-                    .tensor_parallel = recipe.tensor_parallel,
-                    .context_parallel = recipe.context_parallel,
-                    .expert_parallel = recipe.expert_parallel,
-                    .pipeline = recipe.pipeline,
-                    .recomputes_stages = recipe.memory.recompute.kind == RecomputeChoice::Kind::stage,
-                    .compute_bytes = PrecisionChoice::bytes(recipe.precision.compute),
-                    .gradient_bytes = PrecisionChoice::bytes(recipe.precision.gradients),
-                    .reduce_bytes = PrecisionChoice::bytes(recipe.precision.reduced_in()),
-                    .num_moments = recipe.optimizer.kind.entry().num_moments(recipe.optimizer.kind),
-                    .data_parallel = {recipe.data_parallel, recipe.hook},
-                    .ranks = plan.dp,
-                    .shares_memory = shares_memory,
-                    .copies_checkpoint = recipe.checkpoint.async};
-  if (shape.model.vocabulary == 0) shape.model.vocabulary = vocabulary;
-  count_recomputed(shape, recipe.memory.recompute);
-  return fullest_rank(shape);
+/// "1.5 GiB" of a number that may exceed 61 bits.
+std::string text_of(int64_t bytes) {
+  return (bytes >= kTooMany ? "more than " : "") + format_bytes(std::min(bytes, kTooMany));
 }
 
-/// "1.5 GiB" of a number that may exceed 63 bits.
-std::string text_of(double bytes) {
-  constexpr double kMost = 4e18;
-  return (bytes > kMost ? "more than " : "") + format_bytes(static_cast<int64_t>(std::min(bytes, kMost)));
+/// Sequences of a micro-batch are a multiple of this.
+int64_t row_parts(const Recipe& recipe) {
+  return recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
 }
 
-bool fits(MemoryShape shape, int64_t sequences, int64_t limit) {
-  shape.sequences = sequences;
-  return limit <= 0 || peak_bytes(shape) <= static_cast<double>(limit);
+/// Ids and labels of a step.
+double batch_bytes(const Recipe& recipe, int64_t rows) {
+  return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.context);
 }
 
-[[noreturn]] void refuse_memory(const Recipe& recipe, MemoryShape shape, int64_t limit) {
-  shape.sequences = shape.row_parts();
-  const double states = state_bytes(shape);
+[[noreturn]] void refuse_memory(const Recipe& recipe, const RankPeak& peak, int64_t sequences, int64_t rows,
+                                int64_t limit) {
+  const int64_t states = peak.peak.state();
   throw ResourceError({"train", "memory",
                        fmt::format("a rank needs about {} with {} sequence{} at a time ({} of them for parameters, "
                                    "gradients and the optimizer), but has {}",
-                                   text_of(peak_bytes(shape)), shape.sequences, shape.sequences > 1 ? "s" : "",
-                                   text_of(states), format_bytes(limit)),
+                                   text_of(peak.peak.total()), sequences, sequences > 1 ? "s" : "", text_of(states),
+                                   format_bytes(limit)),
                        recipe.where("train.micro_batch"),
-                       batch_bytes(shape) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
-                       : states > static_cast<double>(limit) / 2
+                       batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
+                       : states > limit / 2
                            ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
                              "this host"
                        : recipe.pipeline.is_used()
@@ -78,56 +63,115 @@ bool fits(MemoryShape shape, int64_t sequences, int64_t limit) {
 
 }  // namespace
 
-int64_t memory_share(int64_t host_bytes, int ranks_on_host) noexcept {
-  if (host_bytes <= 0) return 0;
-  const int64_t share = host_bytes / std::max(1, ranks_on_host);
-  return std::max({share - kProcessBytes, share / 2, int64_t{1}});
-}
-
 std::string memory_note(const MemoryPlan& plan) {
   const auto limit = static_cast<double>(plan.limit_bytes);
-  if (plan.limit_bytes <= 0 || plan.peak_bytes <= kUsedShare * limit) return "";
-  if (plan.peak_bytes <= limit) return "close to the limit";
-  return plan.shape.sequences > 1 ? "it may not fit; lower train.micro_batch, or set it to \"auto\""
-                                  : "it may not fit; use a smaller model or context";
+  const auto peak = static_cast<double>(plan.peak_bytes());
+  if (plan.limit_bytes <= 0 || peak <= kUsedShare * limit) return "";
+  if (peak <= limit) return "close to the limit";
+  return plan.micro_batch > 1 ? "it may not fit; lower train.micro_batch, or set it to \"auto\""
+                              : "it may not fit; use a smaller model or context";
 }
 
 std::string memory_text(const MemoryPlan& plan) {
   const std::string of = plan.limit_bytes > 0 ? " of " + format_bytes(plan.limit_bytes) : "";
   const std::string note = memory_note(plan);
-  return fmt::format("about {}{} per rank{}{}", text_of(plan.peak_bytes), of, note.empty() ? "" : ": ", note);
+  return fmt::format("{}{} per rank at most, rank {} in {}{}", text_of(plan.peak_bytes()), of, plan.fullest.rank,
+                     plan.fullest.event, note.empty() ? "" : ": " + note);
 }
 
-MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes, int64_t before,
-                       bool shares_memory) {
-  MemoryPlan plan{.shape = shape_of(recipe, vocabulary, num_ranks, shares_memory),
+MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before,
+                       const PeakOf& peak_of) {
+  const BatchPlan batch = plan_batch(recipe, num_ranks);
+  const int64_t parts = row_parts(recipe);
+  MemoryPlan plan{.micro_batch = batch.micro_batch,
                   .limit_bytes = limit_bytes,
                   .is_chosen = recipe.train.micro_batch == kAutoMicroBatch && !recipe.pipeline.is_used()};
-  if (plan.is_chosen && before > 0 && plan.shape.rows % before == 0 && fits(plan.shape, before, limit_bytes)) {
-    plan.shape.sequences = before;
+  std::map<int64_t, RankPeak> peaks;
+  const auto peak = [&](int64_t sequences) -> const RankPeak& {
+    const auto found = peaks.find(sequences);
+    return found != peaks.end() ? found->second : peaks.emplace(sequences, peak_of(sequences)).first->second;
+  };
+  const auto fits = [&](int64_t sequences, double share) {
+    return limit_bytes <= 0 ||
+           static_cast<double>(peak(sequences).peak.total()) <= share * static_cast<double>(limit_bytes);
+  };
+  const bool keeps = plan.is_chosen && before > 0 && batch.rows() % before == 0 && before % parts == 0;
+  if (keeps && fits(before, 1)) {
+    plan.micro_batch = before;
   } else if (plan.is_chosen && limit_bytes > 0) {
-    plan.shape.sequences = std::max(largest_micro_batch(plan.shape, kUsedShare * static_cast<double>(limit_bytes)),
-                                    plan.shape.row_parts());
-    if (!fits(plan.shape, plan.shape.sequences, limit_bytes)) refuse_memory(recipe, plan.shape, limit_bytes);
+    std::vector<int64_t> choices = divisors(batch.rows());
+    std::erase_if(choices, [&](int64_t sequences) { return sequences % parts != 0; });
+    // Fewer sequences need less, and mostly all fit.
+    const auto fitting = [&](int64_t sequences) { return fits(sequences, kUsedShare); };
+    const bool all_fit = fitting(choices.back());
+    const auto end = all_fit ? choices.end() : std::partition_point(choices.begin(), choices.end(), fitting);
+    plan.micro_batch = end == choices.begin() ? parts : *(end - 1);
+    if (!fits(plan.micro_batch, 1)) {
+      refuse_memory(recipe, peak(plan.micro_batch), plan.micro_batch, batch.rows(), limit_bytes);
+    }
   }
-  const bool states_fit = limit_bytes <= 0 || state_bytes(plan.shape) <= static_cast<double>(limit_bytes);
-  if (!states_fit) refuse_memory(recipe, plan.shape, limit_bytes);
-  plan.peak_bytes = peak_bytes(plan.shape);
+  plan.fullest = peak(plan.micro_batch);
+  const bool states_fit = limit_bytes <= 0 || plan.fullest.peak.state() <= limit_bytes;
+  if (!states_fit) {
+    const int64_t least = plan.is_chosen || !recipe.pipeline.is_used() ? parts : plan.micro_batch;
+    refuse_memory(recipe, peak(least), least, batch.rows(), limit_bytes);
+  }
   return plan;
+}
+
+RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some) {
+  RankPeak fullest;
+  try {
+    for (Rehearsal& rehearsal : rehearse_some()) {
+      if (rehearsal.peak.total() <= fullest.peak.total()) continue;
+      fullest = {rehearsal.peak, rehearsal.rank, std::move(rehearsal.peak_event)};
+    }
+  } catch (const c10::Error& error) {
+    if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;
+    fullest.peak[MemoryKind::other] = kTooMany;
+    fullest.event = "tensors of more than 2^63 bytes";
+  }
+  return fullest;
+}
+
+Recipe with_micro_batch(Recipe recipe, int64_t micro_batch) {
+  if (!recipe.pipeline.is_used()) recipe.train.micro_batch = micro_batch;
+  return recipe;
 }
 
 MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before) {
   const std::string host = host_name();
   const std::vector<std::string> hosts = gather_texts(world, host, "hosts");
-  const int64_t mine =
-      memory_share(usable_memory_bytes(), static_cast<int>(std::count(hosts.begin(), hosts.end(), host)));
-  std::array<int64_t, 2> numbers{mine > 0 ? mine : kUnknown, -before};  // the least, and minus the largest
-  const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
-  world.all_reduce(buffer, buffer, ReduceOp::min, "memory of the ranks");
-  const auto [least, minus_before] = numbers;
-  MemoryPlan plan = plan_memory(recipe, vocabulary, world.size(), least == kUnknown ? 0 : least, -minus_before,
-                                world.shares_memory());
-  recipe.train.micro_batch = plan.shape.sequences;
+  const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
+  const int64_t mine = memory_share(usable_memory_bytes(), on_host);
+  const std::string_view backend = world.backend();
+  const bool has_shared = backend == "thread" || backend.starts_with("shm");
+  const int ranks_per_host = has_shared ? on_host : 0;
+  std::array<int64_t, 2> numbers{mine > 0 ? -mine : -kUnknown, before};  // minus the least, and the largest
+  take_maxima(world, numbers, "memory of the ranks");
+  const int64_t least = -numbers[0];
+  std::map<int64_t, RankPeak> owns;  // by micro-batch
+  const auto fullest = [&](int64_t micro_batch) {
+    RankPeak& own = owns[micro_batch];
+    const Recipe resolved = with_micro_batch(recipe, micro_batch);
+    const auto rehearse_own = [&] {
+      return std::vector<Rehearsal>{rehearse(resolved, vocabulary, world.size(), world.rank(), ranks_per_host)};
+    };
+    all_or_none(
+        world, [&] { own = fullest_of(rehearse_own); }, "rehearsal");
+    std::vector<int64_t> totals(static_cast<size_t>(world.size()), 0);
+    totals[static_cast<size_t>(world.rank())] = own.peak.total();
+    take_maxima(world, totals, "memory of the ranks");
+    RankPeak most;
+    most.rank = static_cast<int>(std::ranges::max_element(totals) - totals.begin());
+    if (world.rank() == most.rank) most = own;
+    most.event = broadcast_text(world, own.event, most.rank, "memory of the ranks");
+    take_maxima(world, most.peak.of, "memory of the ranks");
+    return most;
+  };
+  MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
+  recipe.train.micro_batch = plan.micro_batch;
+  plan.own = owns.at(plan.micro_batch);
   return plan;
 }
 

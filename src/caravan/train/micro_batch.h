@@ -1,43 +1,59 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "caravan/comm/communicator.h"
-#include "caravan/plan/memory.h"
+#include "caravan/cost/memory_bytes.h"
+#include "caravan/cost/process_memory.h"
+#include "caravan/cost/rehearsal.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan {
 
-/// What is estimated for one rank of a recipe, before anything is allocated.
-struct MemoryPlan {
-  MemoryShape shape;        ///< with the micro-batch that the recipe says or that was chosen
-  double peak_bytes = 0;    ///< estimate of this shape
-  int64_t limit_bytes = 0;  ///< this rank's share of the host's memory; 0: unknown
-  bool is_chosen = false;   ///< train.micro_batch was "auto"
+/// The most that one rank of a recipe needs at once, by a rehearsal.
+struct RankPeak {
+  MemoryBytes peak{};
+  int rank = 0;
+  std::string event{};  ///< what it does then: "backward blocks.3 of micro-batch 1"
 };
 
-/// The memory of a rank's tensors when `ranks_on_host` share a host of `host_bytes`: 0 if that is 0 (unknown).
-int64_t memory_share(int64_t host_bytes, int ranks_on_host) noexcept;
+/// What is known of one rank of a recipe before anything is allocated: of the one that needs the most.
+struct MemoryPlan {
+  int64_t micro_batch = 1;  ///< sequences, as the recipe says or as they were chosen
+  RankPeak fullest{};
+  RankPeak own{};           ///< of this rank (resolve_micro_batch)
+  int64_t limit_bytes = 0;  ///< the rank's share of the host's memory; 0: unknown
+  bool is_chosen = false;   ///< train.micro_batch was "auto"
+  int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
+};
 
-/// "about 60 MiB of 3.9 GiB per rank", and whether that is close to the limit or above it.
+/// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1", and whether that is close to the
+/// limit or above it.
 std::string memory_text(const MemoryPlan& plan);
 /// The second half of memory_text: what the user should know; "" if there is memory to spare.
 std::string memory_note(const MemoryPlan& plan);
 
-/// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each; `shares_memory`: they can read each
-/// other's. A number of train.micro_batch is taken
-/// as it is, also if its estimate exceeds the limit: see memory_note. "auto" becomes `before`, the number of the
-/// checkpoint that is resumed (0: none), if that divides a rank's sequences and its estimate is within the limit: then
-/// the resumed run has the same sums. Otherwise it becomes the largest divisor whose estimate is at most 80 % of the
-/// limit, else 1. Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help:
-/// parameters, gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
-MemoryPlan plan_memory(const Recipe& recipe, int64_t vocabulary, int num_ranks, int64_t limit_bytes, int64_t before = 0,
-                       bool shares_memory = false);
+/// The fullest rank with so many sequences in a micro-batch.
+using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 
-/// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: the rank with the least
-/// memory decides. `before` may be known to one rank only; the others give 0. Returns the plan, with the memory of that
-/// rank. Every rank of `world` calls it. Errors as plan_memory.
+/// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number of train.micro_batch is taken
+/// as it is, also if its peak exceeds the limit: see memory_note. "auto" becomes `before`, the number of the checkpoint
+/// that is resumed (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run
+/// has the same sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks
+/// for few peaks. Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help:
+/// parameters, gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
+MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of);
+
+/// The fullest of some rehearsals. Sizes that no tensor can have are no error here, but a peak that fits nowhere.
+RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some);
+Recipe with_micro_batch(Recipe recipe, int64_t micro_batch);
+
+/// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: each rehearses itself,
+/// and the rank with the least memory decides. `before` may be known to one rank only; the others give 0. Returns the
+/// plan, with the memory of that rank. Every rank of `world` calls it. Errors as plan_memory, on every rank.
 MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before = 0);
 
 }  // namespace caravan

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "caravan/parallel/pipedream_stepper.h"
-#include "caravan/techniques/technique_body.h"
 #include "caravan/train/agreement.h"
 
 namespace caravan {
@@ -35,20 +34,7 @@ Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
 }
 
 std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int64_t num_micro_batches) {
-  StepperInputs inputs{.engine = state.engine(),
-                       .optimizer = state.optimizer(),
-                       .learning_rate = state.learning_rate(),
-                       .options = {.seed = static_cast<uint64_t>(recipe.train.seed),
-                                   .num_micro_batches = num_micro_batches,
-                                   .clip_norm = recipe.optimizer.clip_norm,
-                                   .loss_scale = state.loss_scale()},
-                       .global_rows = recipe.train.global_batch};
-  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
-  const TechniqueBody& body = body_of(recipe.data_parallel);
-  if (auto own = body.make_stepper(inputs, recipe.data_parallel, timeout)) return own;
-  if (!recipe.pipeline.has_windows()) return make_sync_stepper(inputs);
-  inputs.steps_at_once = recipe.pipeline.drain;
-  return make_pipedream_stepper(inputs);
+  return make_stepper(stepper_inputs(state.trained(), recipe, num_micro_batches), recipe);
 }
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {

@@ -24,8 +24,7 @@ Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator
 /// The data, which is the same on every rank. Every rank calls it. Throws as prepare_dataset and refuse_different_data.
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh);
 
-/// The way in which the recipe's techniques step, from where `state` is; its checkpoint is loaded. A rank's step has
-/// `num_micro_batches`. Every rank calls it; the state outlives the stepper. Throws as the steppers do.
+/// make_stepper from where `state` is; its checkpoint is loaded. The state outlives the stepper.
 std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int64_t num_micro_batches);
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics);

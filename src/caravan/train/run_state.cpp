@@ -1,7 +1,6 @@
 #include "caravan/train/run_state.h"
 
 #include <algorithm>
-#include <map>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
@@ -11,9 +10,6 @@
 #include "caravan/base/file.h"
 #include "caravan/checkpoint/publish.h"
 #include "caravan/nn/config_text.h"
-#include "caravan/optim/loss_scale_state.h"
-#include "caravan/optim/make_optimizer.h"
-#include "caravan/train/choice.h"
 #include "caravan/train/load_weights.h"
 #include "caravan/train/measured_costs.h"
 
@@ -53,34 +49,16 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       origin_(std::move(origin)),
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
-  model_ = make_model(model_config(recipe, tokenizer));
+  const ModelConfig config = model_config(recipe, tokenizer);
   std::vector<double> costs;
-  if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, model_->config(), mesh);
-  Strategy strategy = make_strategy(strategy_choice(recipe, model_->config(), mesh.size(), costs), *model_, mesh_);
-  engine_ = std::make_unique<Engine>(*model_, mesh_, std::move(strategy),
-                                     Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed)});
-  optimizer_ = make_optimizer(recipe.optimizer.kind, engine_->state());
-  if (recipe.precision.scales_loss()) loss_scale_.emplace(recipe.precision.loss_scale);
-  tensors_.add(state_of_model(*engine_));
-  tensors_.add(*optimizer_);
-  if (loss_scale_) tensors_.add(state_of(*loss_scale_));
-  tensors_.add(state_of_hook(*engine_));
-}
-
-StateBytes RunState::bytes() const {
-  StateBytes bytes{.parameters = static_cast<double>(engine_->state().parameter_bytes),
-                   .gradients = static_cast<double>(engine_->state().gradient_bytes),
-                   .buffers = static_cast<double>(engine_->buffer_bytes())};
-  std::map<StatePiece::Kind, int64_t> of = tensors_.bytes();
-  bytes.optimizer = static_cast<double>(of[StatePiece::Kind::moment]);
-  bytes.hook = static_cast<double>(of[StatePiece::Kind::residual] + of[StatePiece::Kind::shared]);
-  return bytes;
+  if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, config, mesh);
+  trained_ = std::make_unique<TrainedModel>(recipe, config, mesh_, costs);
 }
 
 std::string RunState::stages() const {
-  if (engine_->strategy().pipeline_axis.empty()) return "";
+  if (trained_->engine->strategy().pipeline_axis.empty()) return "";
   std::vector<std::pair<std::string, std::string>> ends;  // by stage: the first and the last
-  for (const Units::Unit& unit : engine_->state().layout.units().units) {
+  for (const Units::Unit& unit : trained_->engine->state().layout.units().units) {
     if (unit.parent >= 0) continue;
     if (static_cast<int>(ends.size()) <= unit.stage) ends.emplace_back(unit.name, "");
     ends.back().second = unit.name;
@@ -93,22 +71,22 @@ std::string RunState::stages() const {
 }
 
 std::string RunState::dtypes() const {
-  const FlatState& state = engine_->state();
+  const FlatState& state = trained_->engine->state();
   const at::Tensor leaf = state.layout.slots().front().parameter->leaf();
-  const auto moments = optimizer_->state();
+  const auto moments = trained_->optimizer->state();
   return fmt::format("parameters {}, compute {}, gradients {}, reduction {}{}", name_of(state.values.scalar_type()),
                      name_of(leaf.scalar_type()), name_of(state.gradients.scalar_type()),
-                     name_of(engine_->reduce_dtype()),
+                     name_of(trained_->engine->reduce_dtype()),
                      moments.empty() ? "" : ", optimizer " + name_of(moments.front().second.scalar_type()));
 }
 
 CheckpointInfo RunState::info(const TrainWindows& windows) const {
   return {.step = step,
           .position = windows.position(step * recipe_.train.global_batch),
-          .optimizer_steps = optimizer_->num_steps(),
+          .optimizer_steps = trained_->optimizer->num_steps(),
           .clocks = clocks,
           .recipe = to_toml(recipe_),
-          .model = config_text(model_->config(), tokens_),
+          .model = config_text(trained_->model->config(), tokens_),
           .tokenizer_hash = tokenizer_.hash().hex(),
           .train_hash = origin_.train_hash,
           .validation_hash = origin_.validation_hash,
@@ -124,8 +102,8 @@ void RunState::load(const fs::path& folder, const TrainWindows& windows) {
 }
 
 void RunState::start_from(const InitSource& source) {
-  load_weights(*model_, mesh_, source);
-  engine_->state().bump_version();
+  load_weights(*trained_->model, mesh_, source);
+  trained_->engine->state().bump_version();
   tokens_ = source.tokens;
 }
 
@@ -134,7 +112,7 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
   const CheckpointInfo& info = reader.info();
   changed_keys_ = check_resumed_run(info, folder.string(),
                                     {.recipe = recipe_,
-                                     .model = model_->config(),
+                                     .model = trained_->model->config(),
                                      .tokenizer_hash = tokenizer_.hash().hex(),
                                      .train_hash = origin_.train_hash,
                                      .validation_hash = origin_.validation_hash});
@@ -149,14 +127,14 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
   const auto is_of_technique = [](const std::string& name) {
     return name.starts_with(kHookTensors) || name.starts_with(kStepperTensors);
   };
-  StateReader tensors(tensors_, mesh_, reader,
+  StateReader tensors(trained_->tensors, mesh_, reader,
                       {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
                        .may_leave_out = is_of_technique});                           // that this run may not have
   reader.verify(mesh_.world());
   tensors.check();
   tensors.read();
-  engine_->state().bump_version();
-  optimizer_->set_num_steps(info.optimizer_steps);
+  trained_->engine->state().bump_version();
+  trained_->optimizer->set_num_steps(info.optimizer_steps);
   tokens_ = parse_special_tokens(info.model, folder.string());
   step = info.step;
   clocks = info.clocks;

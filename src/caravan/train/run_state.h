@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,17 +10,12 @@
 #include "caravan/checkpoint/text_settings.h"
 #include "caravan/data/tokenizer.h"
 #include "caravan/data/train_windows.h"
-#include "caravan/engine/engine.h"
-#include "caravan/engine/training_state.h"
 #include "caravan/mesh/mesh.h"
-#include "caravan/nn/model.h"
 #include "caravan/optim/learning_rate.h"
-#include "caravan/optim/loss_scale.h"
-#include "caravan/optim/optimizer.h"
-#include "caravan/plan/state.h"
 #include "caravan/train/init_from.h"
 #include "caravan/train/recipe.h"
 #include "caravan/train/resume_check.h"
+#include "caravan/train/trained_model.h"
 
 namespace caravan {
 
@@ -46,29 +40,28 @@ class RunState {
   /// Steps done by each rank, where ranks do not wait for each other; else empty.
   std::vector<int64_t> clocks{};
 
-  Model& model() noexcept { return *model_; }
-  Engine& engine() noexcept { return *engine_; }
-  /// Parameters, gradients, optimizer state and unit buffers that this rank has allocated.
-  StateBytes bytes() const;
+  TrainedModel& trained() noexcept { return *trained_; }
+  Model& model() noexcept { return *trained_->model; }
+  Engine& engine() noexcept { return *trained_->engine; }
   /// The dtypes of what is there: "parameters fp32, compute bf16, gradients fp32, reduction fp32, optimizer fp32".
   std::string dtypes() const;
   /// "embedding to blocks.1 | blocks.2 to head": the units of each stage of a pipeline; "" without one.
   std::string stages() const;
-  Optimizer& optimizer() noexcept { return *optimizer_; }
+  Optimizer& optimizer() noexcept { return *trained_->optimizer; }
   /// Null unless the run computes in fp16.
-  LossScale* loss_scale() noexcept { return loss_scale_ ? &*loss_scale_ : nullptr; }
+  LossScale* loss_scale() noexcept { return trained_->loss_scale ? &*trained_->loss_scale : nullptr; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
   /// What a checkpoint of this step holds, for save_checkpoint. The tensors are those of the run.
   CheckpointInfo info(const TrainWindows& windows) const;
-  std::vector<CheckpointPiece> pieces() const { return checkpoint_pieces(tensors_, mesh_); }
+  std::vector<CheckpointPiece> pieces() const { return checkpoint_pieces(trained_->tensors, mesh_); }
   /// Every rank calls it. See save_checkpoint.
   SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
     return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
   }
   /// `owner`, which outlives this, hands on further tensors: before load().
-  void add(StateOwner& owner) { tensors_.add(owner); }
+  void add(StateOwner& owner) { trained_->tensors.add(owner); }
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TrainWindows& windows);
@@ -87,11 +80,7 @@ class RunState {
   RunOrigin origin_;
   std::vector<ChangedKey> changed_keys_;
   LearningRate rate_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::optional<LossScale> loss_scale_;
-  TrainingState tensors_;  ///< of all these
+  std::unique_ptr<TrainedModel> trained_;
 };
 
 /// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.

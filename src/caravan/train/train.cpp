@@ -86,13 +86,13 @@ class Run {
   MemoryPlan memory_;
   BatchPlan plan_;
   std::unique_ptr<RunState> state_;
-  StateBytes planned_;  ///< of state_, by formula
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   std::unique_ptr<RunSaves> saves_;
   int64_t end_ = 0;
-  bool is_stopped_ = false;  ///< on request, in an evaluation or a sample
+  bool is_stopped_ = false;     ///< on request, in an evaluation or a sample
+  bool has_predicted_ = false;  ///< a line of the log has the kinds of what is predicted
 };
 
 Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world)
@@ -122,7 +122,6 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
-  planned_ = state_bytes(state_of(memory_.shape));
   stepper_ = make_stepper(*state_, recipe_, plan_.accumulation);
   if (StateOwner* own = stepper_->state()) state_->add(*own);
   if (options.resumes()) {
@@ -231,7 +230,7 @@ StepMetrics Run::advance() {
                       .comm_ms = (mesh_.wait_ms() + stepper_->wait_ms() - waited) / steps,
                       .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps,
                       .peak_memory_bytes = MemoryCounter::current().peak_bytes(),
-                      .planned_state_bytes = static_cast<int64_t>(planned_.at_rest()),
+                      .predicted_memory_bytes = memory_.own.peak.total(),
                       .loss_scale = report.loss_scale,
                       .drain = report.drain,
                       .time = utc_text(now_seconds())};
@@ -365,8 +364,7 @@ void Run::go_on() {
                       .notes = place_.notes,
                       .dtypes = state_->dtypes(),
                       .stages = state_->stages(),
-                      .state = state_->bytes(),
-                      .planned_state = planned_});
+                      .state = state_->trained().bytes()});
   if (options_.resumes()) make_up();
   while (state_->step < end_) step_on();
   if (saves_->saved_step() != state_->step) saves_->save();
@@ -398,7 +396,8 @@ void Run::step_on() {
       evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
-  if (is_logged) metrics.state_bytes = static_cast<int64_t>(state_->bytes().at_rest());
+  if (is_logged) metrics.state_bytes = state_->trained().bytes().state();
+  if (is_logged && !std::exchange(has_predicted_, true)) metrics.predicted = memory_.own.peak;
   if (is_logged) {
     alone([&] {
       log_->write(metrics);

@@ -43,8 +43,7 @@ struct TrainStart {
   std::vector<std::string> notes{};  ///< what the user should know before it starts, a line each
   std::string dtypes{};              ///< of what is there: RunState::dtypes
   std::string stages{};              ///< of a pipeline: see RunState::stages
-  StateBytes state{};                ///< what this rank has allocated, by kind; buffers come in the first step
-  StateBytes planned_state{};        ///< the same by formula
+  MemoryBytes state{};               ///< what this rank has allocated, by kind
 };
 
 /// Sees a run as it goes. One rank has one; nothing it does changes the run.

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "caravan/nn/config.h"
-#include "caravan/plan/tensor.h"
+#include "tests/cost/formulas/tensor.h"
 
 namespace caravan {
 

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// What the formulas of plan/state.h go by: the values of the section data_parallel, and how each technique lays out
+/// What the formulas of state.h go by: the values of the section data_parallel, and how each technique lays out
 /// parameters, gradients and optimizer state.
 struct DataParallelChoice {
   DataParallelChoice() = default;
@@ -46,9 +46,5 @@ struct DataParallelChoice {
   /// The hook keeps what it leaves out for the next step, 4 bytes a parameter.
   bool has_residual() const { return hook == "powersgd" || hook == "topk"; }
 };
-
-/// The ways of sharding parameters, gradients and optimizer state over a data axis, with what they do when: "zero3,
-/// gathered once, gradients each micro-batch". Other settings as in `like`.
-std::vector<std::pair<std::string, DataParallelChoice>> sharding_choices(const DataParallelChoice& like);
 
 }  // namespace caravan

@@ -88,7 +88,7 @@ double outer_weight_elements(const TensorShape& shape);
 
 /// Elements that autograd keeps of one layer: bs (6h + 2v + 2f) (3f with a gate) without dropout. 2d 1/q^2, 2.5d
 /// 1/(d q^2), 3d 1/q^3 of it; 1d 1/t inside of attention and MLP, their inputs whole; the sequence 1/c. With a mixture
-/// of experts, feed_activation_elements (plan/experts.h) in place of what an MLP keeps.
+/// of experts, feed_activation_elements (experts.h) in place of what an MLP keeps.
 double layer_activation_elements(const TensorShape& shape);
 
 /// Why tensor parallelism cannot split a model so: "144 ranks are not a cube: use 125 or 216"; "" if it can.

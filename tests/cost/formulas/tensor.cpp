@@ -1,4 +1,4 @@
-#include "caravan/plan/tensor.h"
+#include "tests/cost/formulas/tensor.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,7 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
-#include "caravan/plan/experts.h"
+#include "tests/cost/formulas/experts.h"
 
 namespace caravan {
 namespace {

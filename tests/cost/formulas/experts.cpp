@@ -1,4 +1,4 @@
-#include "caravan/plan/experts.h"
+#include "tests/cost/formulas/experts.h"
 
 #include <algorithm>
 

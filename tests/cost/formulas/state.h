@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "caravan/nn/config.h"
-#include "caravan/plan/data_parallel_choice.h"
+#include "tests/cost/formulas/data_parallel_choice.h"
 
 namespace caravan {
 

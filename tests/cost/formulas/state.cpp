@@ -1,9 +1,9 @@
-#include "caravan/plan/state.h"
+#include "tests/cost/formulas/state.h"
 
 #include <algorithm>
 
 #include "caravan/nn/lora.h"
-#include "caravan/plan/experts.h"
+#include "tests/cost/formulas/experts.h"
 
 namespace caravan {
 namespace {

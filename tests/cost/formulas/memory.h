@@ -6,10 +6,10 @@
 #include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
 #include "caravan/parallel/pipeline_choice.h"
-#include "caravan/plan/experts.h"
-#include "caravan/plan/state.h"
-#include "caravan/plan/tensor.h"
 #include "caravan/registry/split.h"
+#include "tests/cost/formulas/experts.h"
+#include "tests/cost/formulas/state.h"
+#include "tests/cost/formulas/tensor.h"
 
 namespace caravan {
 
@@ -47,27 +47,25 @@ struct MemoryShape {
 // literature: s context, b sequences, h width, f MLP width, V vocabulary, a heads, L layers; T = s b tokens. Each is a
 // count of the tensors that the layers of nn/ really keep.
 
-/// The ranks that split layers, as plan/tensor.h counts what they send and hold; and those that split sequences: rings,
+/// The ranks that split layers, as tensor.h counts what they send and hold; and those that split sequences: rings,
 /// and ranks of Ulysses inside of each.
 TensorShape tensor_shape(const MemoryShape& shape);
 std::vector<TensorShape> context_shapes(const MemoryShape& shape);
-/// And those that split experts, as plan/experts.h counts them.
+/// And those that split experts, as experts.h counts them.
 ExpertShape expert_shape(const MemoryShape& shape);
 
 /// The ranks of a pipeline: which layers each has, by FLOPs if they are cut by cost, and how many micro-batches and
 /// versions of its weights its schedule holds. One, the shape itself, without a pipeline.
 std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape);
-/// The one of these whose peak is the highest.
-MemoryShape fullest_rank(const MemoryShape& shape);
 
-/// Parameters, gradients and the optimizer's moments, by kind (plan/state.h), of what one of these ranks has.
+/// Parameters, gradients and the optimizer's moments, by kind (state.h), of what one of these ranks has.
 StateShape state_of(const MemoryShape& shape);
 double state_bytes(const MemoryShape& shape);
 
 /// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
 /// Transformer Models" (arXiv 2205.05198), section 4.1, for flash attention: T (6 h + 2 f) and the keys and values for
 /// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With dropout the attention weights are also kept:
-/// 2 a s T. With a mixture of experts, feed_activation_elements and routing_bytes (plan/experts.h) in place of T 2 f or
+/// 2 a s T. With a mixture of experts, feed_activation_elements and routing_bytes (experts.h) in place of T 2 f or
 /// T 3 f: experts are assumed to be chosen evenly.
 double layer_activation_bytes(const MemoryShape& shape) noexcept;
 
@@ -76,34 +74,10 @@ double layer_activation_bytes(const MemoryShape& shape) noexcept;
 double selective_activation_bytes(const MemoryShape& shape) noexcept;
 double full_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight; and the most that is
-/// computed again at once: the activations of one layer, or the attention weights of one core.
+/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight.
 double kept_activation_bytes(const MemoryShape& shape) noexcept;
-double recomputed_bytes(const MemoryShape& shape) noexcept;
 
-/// Counts the layers of `shape.model` that the choice recomputes. A choice of parts of a layer counts if it covers
-/// attention's core; otherwise the layer counts as if all were kept.
+/// Counts the layers of `shape.model` that Kind::full or Kind::selective recomputes.
 void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice);
-
-/// The most that the head holds at once: the stream, its normalised form and the gradient of that, a chunk of logits,
-/// and the gradient of the token embedding (fused_cross_entropy computes gradients during forward).
-double head_bytes(const MemoryShape& shape) noexcept;
-
-/// The most that the backward pass of one layer holds at once besides what was kept: the gradients of its largest
-/// activations and of its largest weight. Of experts that are the hidden tensors of all copies of tokens, or the copies
-/// that come back and are summed, in fp32.
-double layer_backward_bytes(const MemoryShape& shape) noexcept;
-
-/// Ids and labels of a step.
-double batch_bytes(const MemoryShape& shape) noexcept;
-
-/// The estimated peak of a rank's tensors: state, batch, what all layers keep, and the larger of what the head and the
-/// backward pass of a layer, with what it computes again, need in addition. Within -10 and +35 % of measured peaks
-/// (tests/plan).
-double peak_bytes(const MemoryShape& shape);
-
-/// The largest number of sequences that divides `shape.rows`, is a multiple of the parts in which ranks split them, and
-/// whose peak is at most `limit_bytes`; 0 if there is none. `shape.sequences` is not used.
-int64_t largest_micro_batch(MemoryShape shape, double limit_bytes);
 
 }  // namespace caravan

@@ -1,12 +1,10 @@
-#include "caravan/plan/memory.h"
+#include "tests/cost/formulas/memory.h"
 
 #include <algorithm>
-#include <string>
 
-#include "caravan/base/pattern.h"
 #include "caravan/parallel/pipeline_schedule.h"
 #include "caravan/plan/stages.h"
-#include "caravan/plan/tensor.h"
+#include "tests/cost/formulas/tensor.h"
 
 namespace caravan {
 namespace {
@@ -27,7 +25,6 @@ struct Sizes {
         kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width()) / parts),
         hidden(static_cast<double>(shape.model.hidden_width()) / parts),
         heads(static_cast<double>(shape.model.heads) / parts),
-        vocabulary(static_cast<double>(shape.model.vocabulary) / parts),
         mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
         has_experts(shape.model.moe.is_used()),
         chosen(has_experts ? static_cast<double>(shape.model.moe.top_k) : 1),
@@ -43,7 +40,6 @@ struct Sizes {
   double kv_width;
   double hidden;
   double heads;
-  double vocabulary;
   double mlp_tensors;  ///< of the hidden width that the MLP keeps
   bool has_experts;
   double chosen;  ///< experts of a token
@@ -198,59 +194,10 @@ double kept_activation_bytes(const MemoryShape& shape) noexcept {
   return all * part * shape.in_flight + static_cast<double>(shape.stage_inputs) * full_activation_bytes(shape);
 }
 
-double recomputed_bytes(const MemoryShape& shape) noexcept {
-  const double layer = shape.num_recomputed > 0 ? layer_activation_bytes(shape) - full_activation_bytes(shape) : 0;
-  const double core = layer_activation_bytes(shape) - selective_activation_bytes(shape);
-  return std::max(layer, shape.num_recomputed_cores > 0 ? core : 0);
-}
-
 void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice) {
   using enum RecomputeChoice::Kind;
   shape.num_recomputed = choice.kind == full ? shape.model.layers : 0;
   shape.num_recomputed_cores = choice.kind == selective ? shape.model.layers : 0;
-  const auto is_chosen = [&](const std::string& name) {
-    return std::ranges::any_of(choice.patterns, [&](const auto& pattern) { return matches_pattern(pattern, name); });
-  };
-  for (int64_t layer = 0; choice.kind == modules && layer < shape.model.layers; ++layer) {
-    const std::string block = "blocks." + std::to_string(layer);
-    if (is_chosen(block)) {
-      ++shape.num_recomputed;
-    } else if (is_chosen(block + ".attention") || is_chosen(block + ".attention.core")) {
-      ++shape.num_recomputed_cores;
-    }
-  }
-}
-
-double head_bytes(const MemoryShape& shape) noexcept {
-  const Sizes s(shape);
-  // See tokens_per_chunk in nn/cross_entropy.cpp.
-  const double chunk = std::min(s.tokens, std::max((1 << 18) / s.vocabulary, 256.0));
-  // The gradient of the weight is summed in fp32 over the chunks; each chunk adds a part of its size.
-  const double weight_gradient = s.vocabulary * s.width * (chunk < s.tokens ? 4 + s.element : s.element);
-  // A product of bf16 may be computed in fp32: its result, or a copy of an operand.
-  const double fp32_copies = s.element < 4 ? 4 * (chunk * s.vocabulary + s.vocabulary * s.width) : 0;
-  return s.element * (3 * s.tokens * s.width + chunk * (s.vocabulary + s.width)) + weight_gradient + fp32_copies;
-}
-
-double layer_backward_bytes(const MemoryShape& shape) noexcept {
-  const Sizes s(shape);
-  const double mlp = s.mlp_tensors * s.tokens * std::max(s.hidden * s.copies, s.shared);
-  // The sum of copies times gates is of fp32: the gradients of the copies, and products that are summed for the gates.
-  const double mixed = s.has_experts ? 2 * 4 / s.element * s.tokens * s.chosen * s.width : 0;
-  const double attention = s.has_dropout ? 3 * s.attention_weights : 4 * s.tokens * s.width / s.parts;
-  // The head's gradient waits for the embedding's, which is the same parameter if they are tied.
-  const double weights = s.vocabulary * s.width + s.width * s.hidden;
-  return s.element * (3 * s.tokens * s.width + std::max({mlp, mixed, attention}) + weights);
-}
-
-double batch_bytes(const MemoryShape& shape) noexcept {
-  constexpr double kIdAndLabel = 2 * 8;
-  return kIdAndLabel * static_cast<double>(shape.rows) * static_cast<double>(shape.model.context);
-}
-
-MemoryShape fullest_rank(const MemoryShape& shape) {
-  const std::vector<MemoryShape> ranks = shapes_of_ranks(shape);
-  return *std::ranges::max_element(ranks, {}, [](const MemoryShape& rank) { return peak_bytes(rank); });
 }
 
 std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape) {
@@ -277,22 +224,6 @@ std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape) {
     ranks[rank].num_versions = versions_of(shape.pipeline, static_cast<int64_t>(rank));
   }
   return ranks;
-}
-
-double peak_bytes(const MemoryShape& shape) {
-  const double words = static_cast<double>(shape.compute_bytes) * gathered_words_elements(tensor_shape(shape));
-  const double copy = shape.copies_checkpoint ? checkpoint_bytes(state_of(shape)) : 0;
-  return state_bytes(shape) + copy + words + batch_bytes(shape) + kept_activation_bytes(shape) +
-         std::max(shape.part.has_head ? head_bytes(shape) : 0, recomputed_bytes(shape) + layer_backward_bytes(shape));
-}
-
-int64_t largest_micro_batch(MemoryShape shape, double limit_bytes) {
-  for (int64_t parts = 1; parts <= shape.rows; ++parts) {
-    if (shape.rows % (parts * shape.row_parts()) != 0) continue;
-    shape.sequences = shape.rows / parts;
-    if (peak_bytes(shape) <= limit_bytes) return shape.sequences;
-  }
-  return 0;
 }
 
 }  // namespace caravan

@@ -1,4 +1,4 @@
-#include "caravan/plan/tensor.h"
+#include "tests/cost/formulas/tensor.h"
 
 #include <gmock/gmock.h>
 
@@ -7,7 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
 
-namespace caravan::testing::tensor_test {
+namespace caravan::testing::tensor_formulas_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -131,4 +131,4 @@ TEST(TensorFormulas, SayWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace caravan::testing::tensor_test
+}  // namespace caravan::testing::tensor_formulas_test

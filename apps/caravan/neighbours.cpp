@@ -1,0 +1,86 @@
+#include "apps/caravan/neighbours.h"
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/registry/registry.h"
+#include "caravan/train/recipe_key.h"
+
+namespace caravan::app {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+/// Each a change of one choice, legal or not.
+std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
+  std::vector<Overrides> changes;
+  const auto add = [&](const std::string& key, const auto& values) {
+    for (const auto& value : values) changes.push_back({fmt::format("{}={}", key, value)});
+  };
+  using Texts = std::vector<std::string>;
+  using Numbers = std::vector<int64_t>;
+  add("data_parallel.technique", names_of("data_parallel"));
+  add("data_parallel.accumulate", Texts{"sharded", "full"});
+  add("data_parallel.reshard_after_forward", Texts{"true", "false"});
+  const auto add_degree = [&](const std::string& axis, int64_t degree) {
+    for (const int64_t other : {degree * 2, degree / 2}) {
+      const int64_t others = ranks_per_replica(recipe) / degree * other;
+      if (other == 0 || others == 0 || num_ranks % others != 0) continue;
+      changes.push_back({fmt::format("mesh.{}={}", axis, other), fmt::format("mesh.dp={}", num_ranks / others)});
+    }
+  };
+  add_degree("tp", recipe.tensor_parallel.degree);
+  add_degree("cp", recipe.context_parallel.degree);
+  add_degree("pp", recipe.pipeline.degree);
+  if (recipe.model.moe.is_used()) add_degree("ep", recipe.expert_parallel.degree);
+  if (recipe.tensor_parallel.is_used()) add("tensor_parallel.kind", tensor_kinds());
+  if (recipe.context_parallel.is_used()) add("context_parallel.kind", context_kinds());
+  if (recipe.pipeline.is_used()) add("pipeline.schedule", names_of("pipeline"));
+  add("memory.recompute", recompute_kinds());
+  const int64_t micro_batch = recipe.train.micro_batch, count = plan_batch(recipe, num_ranks).accumulation;
+  if (recipe.pipeline.is_used()) {
+    add("pipeline.micro_batches", Numbers{count * 2, count / 2});
+  } else {
+    add("train.micro_batch", Numbers{micro_batch * 2, micro_batch / 2});
+  }
+  return changes;
+}
+
+/// The value that the key of an override has in a recipe.
+std::string value_of(const Recipe& recipe, const std::string& change) {
+  return to_toml(recipe_key(change.substr(0, change.find('='))).get(recipe));
+}
+
+/// The recipe on that many ranks, if it is legal.
+std::optional<Recipe> legal(const InspectArguments& arguments, const Overrides& change, int64_t micro_batch,
+                            int num_ranks) {
+  Overrides all = arguments.overrides;
+  all.insert(all.end(), change.begin(), change.end());
+  try {
+    Recipe recipe = load_recipe(arguments.recipe, all);
+    mesh_axes(recipe, num_ranks);
+    const int64_t rows = plan_batch(recipe, num_ranks).rows();
+    const bool is_changed = change.front().starts_with("train.micro_batch=");
+    if (!is_changed && !recipe.pipeline.is_used() && rows % micro_batch == 0) recipe.train.micro_batch = micro_batch;
+    plan_batch(recipe, num_ranks);
+    return recipe;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::vector<Neighbour> neighbours(const InspectArguments& arguments, const Recipe& recipe, int num_ranks) {
+  std::vector<Neighbour> found;
+  for (const Overrides& change : changes_of(recipe, num_ranks)) {
+    std::optional<Recipe> other = legal(arguments, change, recipe.train.micro_batch, num_ranks);
+    if (!other || value_of(*other, change.front()) == value_of(recipe, change.front())) continue;
+    other->model.vocabulary = recipe.model.vocabulary;
+    found.push_back({change.front(), std::move(*other)});
+  }
+  return found;
+}
+
+}  // namespace caravan::app

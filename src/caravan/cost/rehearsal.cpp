@@ -1,0 +1,212 @@
+#include "caravan/cost/rehearsal.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/trace.h"
+
+namespace caravan {
+namespace {
+
+using Sums = std::map<std::pair<std::string, Verb>, SentCalls>;
+
+void add(Sums& sums, const SentCalls& one, int64_t times = 1) {
+  SentCalls& sum = sums[{one.axis, one.verb}];
+  sum.axis = one.axis;
+  sum.verb = one.verb;
+  sum.calls += times * one.calls;
+  sum.bytes += times * one.bytes;
+  sum.exposed_bytes += times * one.exposed_bytes;
+}
+
+std::vector<SentCalls> values(const Sums& sums) {
+  std::vector<SentCalls> all;
+  for (const auto& [key, sum] : sums) all.push_back(sum);
+  return all;
+}
+
+/// The verb that a span is named after: "all_gather blocks.0".
+Verb verb_of(std::string_view span) {
+  span = span.substr(0, span.find(' '));
+  for (int verb = 0; verb < kNumVerbs; ++verb) {
+    if (name(static_cast<Verb>(verb)) == span) return static_cast<Verb>(verb);
+  }
+  return Verb::barrier;
+}
+
+int64_t number_of(const TraceLog::Args& args, std::string_view name) {
+  const auto found = std::ranges::find_if(args, [&](const auto& arg) { return arg.first == name; });
+  return found == args.end() ? -1 : found->second;
+}
+
+/// Sees where a step is by the spans of its trace, and reads the counter of memory wherever one begins or ends.
+class Watch final : public TraceLog {
+ public:
+  explicit Watch(MemoryCounter& memory) : memory_(memory) { restart("making the model"); }
+
+  /// From here on events are those of `what`, until a span says more.
+  void restart(const std::string& what) {
+    look();
+    events_.clear();
+    sums_.clear();
+    open_.clear();
+    events_.push_back({.what = what});
+    current_ = 0;
+  }
+  size_t begin(std::string_view row, std::string span, Args args) override;
+  void end(size_t number) noexcept override;
+
+  /// The last look at the counter, which `rehearsal` gets with what was seen since restart().
+  void finish(Rehearsal& rehearsal);
+  const Sums& sums() const noexcept { return sums_; }
+
+ private:
+  struct Open {
+    size_t number;
+    size_t event;
+    std::optional<SentCalls> call;  ///< absent: the span of an event
+    std::string name;
+  };
+  void look() noexcept;
+
+  MemoryCounter& memory_;
+  std::vector<RehearsedEvent> events_;
+  size_t current_ = 0;      ///< of events_: the innermost that is open, else the last
+  std::vector<Open> open_;  ///< spans, in the order in which they began
+  std::vector<Sums> sent_;
+  Sums sums_;
+  size_t next_ = 0;
+  MemoryBytes peak_{};
+  std::string peak_event_;
+};
+
+/// What has come since the last look belongs to the event that was open meanwhile.
+void Watch::look() noexcept {
+  if (events_.empty()) return;
+  RehearsedEvent& event = events_[current_];
+  const MemoryBytes peak{memory_.at_peak()};
+  if (peak.total() > event.peak.total()) event.peak = peak;
+  if (peak.total() > peak_.total()) {
+    peak_ = peak;
+    peak_event_ = event.what;
+  }
+  memory_.reset_peak();
+  event.after = MemoryBytes{memory_.at_peak()};
+}
+
+size_t Watch::begin(std::string_view row, std::string span, Args args) {
+  look();
+  const size_t number = next_++;
+  if (row == kWait) {
+    // Of the first call of this name that is still on its way. Nothing is computed meanwhile if no event has begun.
+    const auto waited = std::ranges::find_if(open_, [&](const Open& open) { return open.call && open.name == span; });
+    if (waited != open_.end() && waited->event == current_) waited->call->exposed_bytes = waited->call->bytes;
+    return number;
+  }
+  if (row == kCompute) {
+    const int64_t micro_batch = number_of(args, "micro_batch");
+    // A pass is told by its units.
+    const bool is_pass = number_of(args, "stage") >= 0;
+    if (is_pass) return number;
+    events_.push_back({.what = micro_batch < 0 ? span : fmt::format("{} of micro-batch {}", span, micro_batch)});
+    current_ = events_.size() - 1;
+    open_.push_back({.number = number, .event = current_, .call = std::nullopt, .name = std::move(span)});
+    return number;
+  }
+  SentCalls call{.axis = std::string(row.substr(0, row.find(" over "))),
+                 .verb = verb_of(span),
+                 .calls = 1,
+                 .bytes = number_of(args, "sent_bytes")};
+  open_.push_back({.number = number, .event = current_, .call = std::move(call), .name = std::move(span)});
+  return number;
+}
+
+void Watch::end(size_t number) noexcept {
+  look();
+  const auto found = std::ranges::find(open_, number, &Open::number);
+  if (found == open_.end()) return;
+  if (found->call) {
+    add(sums_, *found->call);
+    Sums of_event;
+    for (const SentCalls& sent : events_[found->event].sent) add(of_event, sent);
+    add(of_event, *found->call);
+    events_[found->event].sent = values(of_event);
+    open_.erase(found);
+    return;
+  }
+  open_.erase(found);
+  const auto inner = std::ranges::find_if(open_.rbegin(), open_.rend(), [](const Open& open) { return !open.call; });
+  if (inner != open_.rend()) current_ = inner->event;
+}
+
+void Watch::finish(Rehearsal& rehearsal) {
+  look();
+  rehearsal.events = events_;
+  rehearsal.peak = peak_;
+  rehearsal.peak_event = peak_event_;
+  rehearsal.at_rest = events_[current_].after;
+  rehearsal.sent = values(sums_);
+}
+
+}  // namespace
+
+double Rehearsal::bytes_sent() const noexcept {
+  double bytes = 0;
+  for (const SentCalls& calls : sent) bytes += static_cast<double>(calls.bytes);
+  return bytes;
+}
+
+double Rehearsal::bytes_sent(const std::string& axis) const noexcept {
+  double bytes = 0;
+  for (const SentCalls& calls : sent) bytes += calls.axis == axis ? static_cast<double>(calls.bytes) : 0;
+  return bytes;
+}
+
+Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSteps(const Mesh&)>& make) {
+  // Blocks that a library caches may outlive the rehearsal, and a counter outlives its blocks.
+  auto* memory = new MemoryCounter;
+  const MemoryScope charges(*memory);
+  const auto watch = std::make_shared<Watch>(*memory);
+  PathLog log;
+  Rehearsal rehearsal{.rank = world.rank};
+  int64_t size = 1;
+  for (const AxisSize& axis : world.axes) size *= axis.size;
+  {
+    const TraceScope trace(watch);
+    const PathScope paths(&log);
+    const RecordOptions options{.ranks_per_host = world.ranks_per_host,
+                                .on_split = [&](const std::string& axis, const std::vector<int>& ranks) {
+                                  rehearsal.ranks_of_axis[axis] = ranks;
+                                },
+                                .numbers = world.numbers};
+    const Mesh mesh = Mesh::create(make_record_world(world.rank, static_cast<int>(size), options), world.axes);
+    const RehearsedSteps steps = make(mesh);
+    watch->restart("start");
+    steps.step();
+    log.clear();
+    watch->restart("start");
+    steps.step();
+    watch->finish(rehearsal);
+    rehearsal.paths = log.counts();
+    if (steps.shorter && steps.num_left_out > 0) {
+      Sums sums = watch->sums();
+      const Sums whole = sums;
+      watch->restart("start");
+      steps.shorter();
+      for (const auto& [key, one] : whole) add(sums, one, steps.num_left_out);
+      for (const auto& [key, one] : watch->sums()) add(sums, one, -steps.num_left_out);
+      rehearsal.sent = values(sums);
+    }
+    for (SentCalls& calls : rehearsal.sent) {
+      for (int64_t* number : {&calls.calls, &calls.bytes, &calls.exposed_bytes}) *number /= steps.num_steps;
+    }
+  }
+  return rehearsal;
+}
+
+}  // namespace caravan

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/base/path_log.h"
+#include "caravan/comm/record.h"
+#include "caravan/comm/types.h"
+#include "caravan/cost/memory_bytes.h"
+#include "caravan/mesh/mesh.h"
+
+namespace caravan {
+
+/// What one rank sends by one verb over one axis ("world": over all ranks).
+struct SentCalls {
+  std::string axis;
+  Verb verb = Verb::barrier;
+  int64_t calls = 0;
+  int64_t bytes = 0;          ///< of the rank, as Traffic counts them
+  int64_t exposed_bytes = 0;  ///< of calls that the rank waits for before it computes anything else
+};
+
+/// Something that a rank computes in a step, as a trace names it.
+struct RehearsedEvent {
+  std::string what;              ///< "forward blocks.3 of micro-batch 1", "optimizer"
+  MemoryBytes peak{};            ///< the most that there is while it runs
+  MemoryBytes after{};           ///< at its end
+  std::vector<SentCalls> sent{};  ///< what it begins to send
+};
+
+/// A step of one rank with nothing in it: the real engine, optimizer and communication on meta tensors, in a world that
+/// sends nothing (comm/record.h). What it allocates and sends is what the step allocates and sends.
+struct Rehearsal {
+  int rank = 0;
+  std::vector<RehearsedEvent> events{};  ///< of a step, in order; what is between them belongs to the one before
+  MemoryBytes peak{};                    ///< the most that there is at once, from the first tensor of the model on
+  std::string peak_event{};              ///< and what the rank does then
+  MemoryBytes at_rest{};                 ///< between steps
+  std::vector<SentCalls> sent{};         ///< in a step, by axis and verb
+  PathCounts paths{};                    ///< that the step takes
+  std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< of the world, that this rank sends to over each axis
+
+  double bytes_sent() const noexcept;
+  double bytes_sent(const std::string& axis) const noexcept;
+};
+
+/// What is rehearsed, once it is made: see rehearse().
+struct RehearsedSteps {
+  std::function<void()> step;  ///< the whole step of this rank
+  /// `step` without one of its micro-batches, or steps. With `num_left_out`, those by which the real one is longer than
+  /// `step`, all of which send alike: then these bytes are added.
+  std::function<void()> shorter{};
+  int64_t num_left_out = 0;
+  int64_t num_steps = 1;  ///< that `step` does at once; what is sent is that of one
+};
+
+struct RehearsedWorld {
+  std::vector<AxisSize> axes;  ///< of the mesh
+  int rank = 0;
+  int ranks_per_host = 0;  ///< that share memory, see RecordOptions
+  /// Of a pipeline, what earlier rehearsals with the same have told: that of a first rank comes first.
+  std::shared_ptr<RecordedNumbers> numbers = std::make_shared<RecordedNumbers>();
+};
+
+/// Rehearses two steps (the first allocates what optimizers and hooks keep) of what `make` makes on the mesh that it
+/// gets: a model of ours or of one's own, an Engine with Options::device at::kMeta, an optimizer. Its tensors must have
+/// no values: those of a torch::nn::Module are made under at::DeviceGuard or moved to the meta device.
+///
+///   rehearse({.axes = {{"dp", 1024}}}, [&](const Mesh& mesh) {
+///     auto model = std::make_shared<Model>(config);
+///     auto engine = std::make_shared<Engine>(*model, mesh, fsdp(*model, mesh), Engine::Options{.device = at::kMeta});
+///     ...
+///     return RehearsedSteps{[=] { /* forward, backward, optimizer */ }};
+///   });
+///
+/// Sends nothing. Memory is counted if a Runtime of this process counts it (RuntimeOptions::count_memory), else 0.
+/// Throws what `make` and the steps throw: an operation that torch has no shapes for is an error of torch that names it.
+Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSteps(const Mesh&)>& make);
+
+}  // namespace caravan

@@ -1,0 +1,62 @@
+#include "caravan/train/trained_model.h"
+
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "caravan/optim/loss_scale_state.h"
+#include "caravan/optim/make_optimizer.h"
+#include "caravan/parallel/pipedream_stepper.h"
+#include "caravan/techniques/technique_body.h"
+#include "caravan/train/choice.h"
+
+namespace caravan {
+
+TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh,
+                           const std::vector<double>& unit_costs, at::Device device)
+    : model(make_model(config)) {
+  Strategy strategy = make_strategy(strategy_choice(recipe, config, mesh.size(), unit_costs), *model, mesh);
+  engine = std::make_unique<Engine>(
+      *model, mesh, std::move(strategy),
+      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed), .device = device});
+  optimizer = make_optimizer(recipe.optimizer.kind, engine->state());
+  if (recipe.precision.scales_loss()) loss_scale.emplace(recipe.precision.loss_scale);
+  tensors.add(state_of_model(*engine));
+  tensors.add(*optimizer);
+  if (loss_scale) tensors.add(state_of(*loss_scale));
+  tensors.add(state_of_hook(*engine));
+}
+
+MemoryBytes TrainedModel::bytes() const {
+  std::map<StatePiece::Kind, int64_t> of = tensors.bytes();
+  MemoryBytes bytes{};
+  bytes[MemoryKind::parameters] = engine->state().parameter_bytes;
+  bytes[MemoryKind::gradients] = engine->state().gradient_bytes;
+  bytes[MemoryKind::optimizer] =
+      of[StatePiece::Kind::moment] + of[StatePiece::Kind::residual] + of[StatePiece::Kind::shared];
+  return bytes;
+}
+
+StepperInputs stepper_inputs(TrainedModel& trained, const Recipe& recipe, int64_t num_micro_batches) {
+  StepperInputs inputs{.engine = *trained.engine,
+                       .optimizer = *trained.optimizer,
+                       .learning_rate = recipe.optimizer.rate,
+                       .options = {.seed = static_cast<uint64_t>(recipe.train.seed),
+                                   .num_micro_batches = num_micro_batches,
+                                   .clip_norm = recipe.optimizer.clip_norm,
+                                   .loss_scale = trained.loss_scale ? &*trained.loss_scale : nullptr},
+                       .global_rows = recipe.train.global_batch};
+  inputs.learning_rate.total_steps = recipe.train.steps;
+  if (recipe.pipeline.has_windows()) inputs.steps_at_once = recipe.pipeline.drain;
+  return inputs;
+}
+
+std::unique_ptr<Stepper> make_stepper(StepperInputs inputs, const Recipe& recipe) {
+  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
+  const TechniqueBody& body = body_of(recipe.data_parallel);
+  if (auto own = body.make_stepper(inputs, recipe.data_parallel, timeout)) return own;
+  if (!recipe.pipeline.has_windows()) return make_sync_stepper(inputs);
+  return make_pipedream_stepper(inputs);
+}
+
+}  // namespace caravan

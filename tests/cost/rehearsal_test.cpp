@@ -1,0 +1,226 @@
+#include "caravan/cost/rehearsal.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/memory/recompute.h"
+#include "caravan/nn/model.h"
+#include "caravan/parallel/ddp.h"
+#include "caravan/parallel/zero.h"
+#include "caravan/step/train_step.h"
+
+namespace caravan::testing::rehearsal_test {
+namespace {
+
+struct Shape {
+  ModelConfig model;
+  int64_t sequences = 1;  ///< of a micro-batch
+  int64_t rows = 1;
+  int64_t compute_bytes = 4;
+};
+
+/// A model under ddp or fsdp, and its steps.
+struct Steps {
+  Steps(const Shape& shape, const RecomputeChoice& recompute, const Mesh& mesh, at::Device device, bool shards)
+      : model(shape.model), ids(at::empty({shape.rows, shape.model.context}, at::TensorOptions(at::kLong))) {
+    const at::ScalarType compute = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
+    Strategy strategy = shards ? fsdp(model, mesh, {.compute_dtype = compute})
+                               : ddp(model, mesh, {.compute_dtype = compute});
+    add_recompute(strategy, model, recompute);
+    engine = std::make_unique<Engine>(model, mesh, strategy, Engine::Options{.seed = 1, .device = device});
+    optimizer = std::make_unique<AdamW>(engine->state());
+    step = std::make_unique<TrainStep>(
+        *engine, *optimizer,
+        TrainStep::Options{.seed = 1, .num_micro_batches = shape.rows / shape.sequences, .clip_norm = 1});
+    ids.random_(shape.model.vocabulary);
+    labels = ids.roll({-1}, {1});
+    if (device.is_meta()) ids = at::empty_like(ids, device), labels = at::empty_like(ids);
+  }
+  void run() {
+    const int64_t rows = ids.size(0), ranks = engine->mesh().size();
+    step->run({.ids = ids,
+               .labels = labels,
+               .first_row = engine->mesh().rank() * rows,
+               .global_rows = ranks * rows,
+               .num_targets = ids.numel() * ranks},
+              num_steps++, 1e-3);
+  }
+
+  Model model;
+  at::Tensor ids, labels;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<TrainStep> step;
+  int64_t num_steps = 0;
+};
+
+Rehearsal rehearsed(const Shape& shape, const RecomputeChoice& recompute, int ranks, int rank, bool shards) {
+  return rehearse({.axes = {{"dp", ranks}}, .rank = rank, .ranks_per_host = ranks}, [&](const Mesh& mesh) {
+    const auto steps = std::make_shared<Steps>(shape, recompute, mesh, at::kMeta, shards);
+    return RehearsedSteps{.step = [steps] { steps->run(); }};
+  });
+}
+
+struct Measured {
+  int64_t peak = 0;
+  Traffic traffic{};  ///< of the second step, over dp
+};
+
+/// Two steps on thread ranks; of rank 0.
+Measured measured(const Shape& shape, const RecomputeChoice& recompute, int ranks, bool shards) {
+  Measured of;
+  run_thread_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+    MemoryCounter& counter = MemoryCounter::current();
+    const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
+    const int64_t before = counter.live_bytes();
+    counter.reset_peak();
+    Steps steps(shape, recompute, mesh, at::kCPU, shards);
+    steps.run();
+    const Traffic first = mesh["dp"].comm().traffic();
+    steps.run();
+    if (world->rank() != 0) return;
+    of.peak = counter.peak_bytes() - before;
+    of.traffic = mesh["dp"].comm().traffic();
+    for (size_t verb = 0; verb < kNumVerbs; ++verb) {
+      of.traffic.calls[verb] -= first.calls[verb];
+      of.traffic.bytes[verb] -= first.bytes[verb];
+    }
+  });
+  return of;
+}
+
+using Kind = RecomputeChoice::Kind;
+
+struct Case {
+  const char* name;
+  Shape shape;
+  RecomputeChoice recompute = {};
+};
+
+class RehearsedModel : public ::testing::TestWithParam<Case> {};
+
+/// Memory that is predicted too low ends in the kernel's OOM killer.
+TEST_P(RehearsedModel, HasTheMeasuredPeak) {
+  const auto& [name, shape, recompute] = GetParam();
+  const auto want = static_cast<double>(measured(shape, recompute, 1, false).peak);
+  const Rehearsal found = rehearsed(shape, recompute, 1, 0, false);
+  const auto got = static_cast<double>(found.peak.total());
+  EXPECT_GE(got / want, 1) << got << " in " << found.peak_event << ", measured " << want;
+  EXPECT_LE(got / want, 1.02) << got << " in " << found.peak_event << ", measured " << want;
+}
+
+ModelConfig gpt2(double dropout) {
+  return {.layers = 6, .width = 192, .heads = 6, .context = 256, .vocabulary = 2000, .dropout = dropout};
+}
+ModelConfig llama(double dropout, int64_t kv_heads = 2) {
+  return {.kind = ModelKind::llama,
+          .layers = 6,
+          .width = 192,
+          .heads = 6,
+          .kv_heads = kv_heads,
+          .context = 256,
+          .vocabulary = 2000,
+          .tie_embeddings = false,
+          .dropout = dropout};
+}
+ModelConfig with_experts(ModelConfig config, const MoeConfig& moe, int64_t hidden = 256) {
+  config.moe = moe;
+  config.hidden = hidden;
+  return config;
+}
+ModelConfig wide_head(ModelConfig config) {
+  config.layers = 2;
+  config.vocabulary = 30'000;
+  return config;
+}
+
+Shape shape(const ModelConfig& model, int64_t sequences, int64_t rows, int64_t compute_bytes) {
+  return {.model = model, .sequences = sequences, .rows = rows, .compute_bytes = compute_bytes};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RehearsedModel,
+    ::testing::Values(
+        Case{"Gpt2Fp32", shape(gpt2(0), 8, 8, 4)}, Case{"Gpt2Fp32Dropout", shape(gpt2(0.1), 8, 8, 4)},
+        Case{"Gpt2Bf16", shape(gpt2(0), 8, 8, 2)}, Case{"Gpt2Bf16Dropout", shape(gpt2(0.1), 8, 8, 2)},
+        Case{"Gpt2MicroBatches", shape(gpt2(0), 2, 8, 4)}, Case{"Gpt2WideHead", shape(wide_head(gpt2(0)), 4, 4, 4)},
+        Case{"LlamaFp32", shape(llama(0), 8, 8, 4)}, Case{"LlamaFp32Dropout", shape(llama(0.1), 8, 8, 4)},
+        Case{"LlamaBf16", shape(llama(0), 8, 8, 2)}, Case{"LlamaBf16Dropout", shape(llama(0.1), 8, 8, 2)},
+        Case{"LlamaNoGroups", shape(llama(0, 6), 8, 8, 4)},
+        Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)},
+        Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), {Kind::full}},
+        Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), {Kind::full}},
+        Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), {Kind::full}},
+        Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), {Kind::full}},
+        Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), {Kind::selective}},
+        Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), {Kind::selective}},
+        Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), {Kind::selective}},
+        Case{"Gpt2Experts", shape(with_experts(gpt2(0), {.experts = 8}), 8, 8, 4)},
+        Case{"Gpt2OneExpertDropoutBf16", shape(with_experts(gpt2(0.1), {.experts = 4, .top_k = 1}), 8, 8, 2)},
+        Case{"LlamaExperts", shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 128}), 8, 8, 4)},
+        Case{"LlamaExpertsBf16", shape(with_experts(llama(0), {.experts = 8, .top_k = 4}), 8, 8, 2)},
+        Case{"LlamaManyExpertsBf16", shape(with_experts(llama(0), {.experts = 16, .top_k = 12}), 8, 8, 2)},
+        Case{"LlamaGatedExpertsFull",
+             shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 64, .shared_gate = true}), 8, 8, 4),
+             {Kind::full}},
+        Case{"LlamaManyExpertsFullBf16",
+             shape(with_experts(llama(0), {.experts = 16, .top_k = 8}), 8, 8, 2),
+             {Kind::full}},
+        Case{"LlamaSmallExpertsBf16", shape(with_experts(llama(0), {.experts = 8, .top_k = 8}, 64), 16, 16, 2)},
+        Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4), {Kind::modules, {"blocks.1", "blocks.4*"}}}),
+    [](const auto& info) { return info.param.name; });
+
+/// What ranks send, verb by verb, and what they hold.
+TEST(Rehearsal, SendsWhatRanksSend) {
+  for (const bool shards : {false, true}) {
+    const Shape sizes = shape(gpt2(0), 2, 4, 4);
+    const Measured want = measured(sizes, {}, 2, shards);
+    const Rehearsal found = rehearsed(sizes, {}, 2, 0, shards);
+    Traffic got;
+    for (const SentCalls& sent : found.sent) {
+      if (sent.axis != "dp") continue;
+      got.calls[static_cast<size_t>(sent.verb)] = sent.calls;
+      got.bytes[static_cast<size_t>(sent.verb)] = sent.bytes;
+    }
+    EXPECT_EQ(got.calls, want.traffic.calls) << shards;
+    EXPECT_EQ(got.bytes, want.traffic.bytes) << shards;
+    EXPECT_GT(want.traffic.total_bytes(), 0);
+    const double ratio = static_cast<double>(found.peak.total()) / static_cast<double>(want.peak);
+    EXPECT_GE(ratio, 1) << shards;
+    EXPECT_LE(ratio, 1.02) << shards;
+  }
+}
+
+/// Gradients travel while earlier layers compute theirs, but for those of the last bucket.
+TEST(Rehearsal, TellsWhatIsHidden) {
+  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), {}, 4, 1, true);
+  for (const SentCalls& sent : found.sent) {
+    if (sent.axis != "dp" || sent.bytes == 0) continue;
+    EXPECT_GT(sent.exposed_bytes, 0) << name(sent.verb);
+    EXPECT_LT(sent.exposed_bytes, sent.bytes / 2) << name(sent.verb);
+  }
+  EXPECT_EQ(found.ranks_of_axis.at("dp"), (std::vector<int>{0, 1, 2, 3}));
+}
+
+TEST(Rehearsal, TellsWhereAStepIs) {
+  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 4, 4), {}, 1, 0, false);
+  std::vector<std::string> names;
+  for (const RehearsedEvent& event : found.events) names.push_back(event.what);
+  const auto place = [&](const std::string& what) { return std::ranges::find(names, what) - names.begin(); };
+  const auto end = static_cast<std::ptrdiff_t>(names.size());
+  ASSERT_LT(place("forward blocks.0 of micro-batch 0"), place("backward blocks.0 of micro-batch 0"));
+  ASSERT_LT(place("backward blocks.0 of micro-batch 0"), place("forward blocks.0 of micro-batch 1"));
+  ASSERT_LT(place("backward blocks.0 of micro-batch 1"), place("optimizer"));
+  ASSERT_LT(place("optimizer"), end);
+  const RehearsedEvent& last = found.events.back();
+  EXPECT_EQ(last.after.total(), found.at_rest.total());
+  EXPECT_EQ(found.at_rest[MemoryKind::optimizer], 2 * found.at_rest[MemoryKind::gradients]);
+  for (const RehearsedEvent& event : found.events) {
+    EXPECT_GE(event.peak.total(), event.after.total()) << event.what;
+    EXPECT_GE(found.peak.total(), event.peak.total()) << event.what;
+  }
+}
+
+}  // namespace
+}  // namespace caravan::testing::rehearsal_test
