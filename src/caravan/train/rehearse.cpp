@@ -96,13 +96,13 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
     const int64_t count = plan_batch(recipe, num_ranks).accumulation;
     shorten_window(own, count);
     const auto made = std::make_shared<Rehearsed>(own, config, mesh);
-    made->stepper = made->stepper_of(count);
+    const int64_t few = recipe.pipeline.is_used() ? count : std::min(count, kMicroBatches);
+    made->stepper = made->stepper_of(few);
     const int64_t num_steps = made->stepper->steps_at_once();
     const bool has_rounds = num_steps > 1 && !recipe.pipeline.has_windows();
-    const bool takes_all = recipe.pipeline.is_used() || has_rounds;
-    const int64_t taken = takes_all ? count : std::min(count, kMicroBatches);
+    const int64_t taken = has_rounds ? count : few;
     const int64_t steps_taken = has_rounds ? std::min(num_steps, kStepsOfRound) : num_steps;
-    if (taken < count) made->stepper = made->stepper_of(taken);
+    if (taken > few) made->stepper = made->stepper_of(taken);
     RehearsedSteps steps{.step =
                              [made, taken, steps_taken, copies = recipe.checkpoint.async] {
                                made->advance(*made->stepper, taken, steps_taken);
