@@ -34,8 +34,8 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
   add_degree("cp", recipe.context_parallel.degree);
   add_degree("pp", recipe.pipeline.degree);
   if (recipe.model.moe.is_used()) add_degree("ep", recipe.expert_parallel.degree);
-  if (recipe.tensor_parallel.is_used()) add("tensor_parallel.kind", tensor_kinds());
-  if (recipe.context_parallel.is_used()) add("context_parallel.kind", context_kinds());
+  if (recipe.tensor_parallel.is_used()) add("tensor_parallel.kind", names_of("tensor_parallel"));
+  if (recipe.context_parallel.is_used()) add("context_parallel.kind", names_of("context_parallel"));
   if (recipe.pipeline.is_used()) add("pipeline.schedule", names_of("pipeline"));
   add("memory.recompute", recompute_kinds());
   const int64_t micro_batch = recipe.train.micro_batch, count = plan_batch(recipe, num_ranks).accumulation;

@@ -34,7 +34,7 @@ std::string text_of(int64_t bytes) {
 
 /// Sequences of a micro-batch are a multiple of this.
 int64_t row_parts(const Recipe& recipe) {
-  return recipe.tensor_parallel.row_parts() * recipe.expert_parallel.row_parts();
+  return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
 }
 
 /// Ids and labels of a step.
