@@ -212,7 +212,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
         static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree), moe.experts,
         of.recipe.expert_parallel.degree));
   }
-  if (!of.recipe.data_parallel.has(Trait::whole_gradient)) {
+  if (!of.recipe.data_parallel.has(Trait::rehearses)) {
     notes.push_back(
         "servers without a barrier are rehearsed with one: a worker's push is counted as a reduction, its pull as a "
         "gather");
