@@ -7,6 +7,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/registry/registry.h"
 
 namespace caravan::app {
 namespace {
@@ -102,6 +103,29 @@ std::string completion_script(const std::string& shell, const std::vector<Comman
   throw UsageError({"completion", shell, "is not one of " + join(shells), "", "use '" + nearest(shell, shells) + "'"});
 }
 
+namespace {
+
+/// What a recipe chooses by name, in roff.
+std::string choices_of_recipes() {
+  std::string out;
+  for (const Family& family : families()) {
+    const Setting first(family.name);
+    out +=
+        fmt::format(".SS {}\n{}\n", roff(family.key.empty() ? fmt::format("mesh.{}", family.axis) : first.full_name()),
+                    roff(std::string(family.help)));
+    for (const Entry& entry : entries_of(family.name)) {
+      out += fmt::format(".TP\n.B {}\n{}{}\n", roff(entry.name), roff(entry.summary),
+                         entry.paper.empty() ? "" : " (" + roff(entry.paper) + ")");
+      std::vector<std::string> keys;
+      for (const SettingKey& key : entry.keys) keys.push_back(roff(first.full_name(key.name)));
+      if (!keys.empty()) out += ".br\n" + join(keys) + "\n";
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string man_page(const std::vector<CommandEntry>& table) {
   std::string out =
       ".TH CARAVAN 1\n.SH NAME\ncaravan \\- train large models over many processes and machines\n.SH SYNOPSIS\n"
@@ -114,6 +138,7 @@ std::string man_page(const std::vector<CommandEntry>& table) {
       out += fmt::format(".TP\n.B {}\n{}\n", roff(option.name), roff(option.help));
     }
   }
+  out += ".SH CHOICES OF A RECIPE\n" + choices_of_recipes();
   out +=
       ".SH EXIT STATUS\n0 done, 1 internal error, 2 usage or recipe, 3 data or checkpoint, 4 lost peer or time\\-out, "
       "5 out of memory, disk space or another resource, 6 loss or gradient not finite, 130 interrupted.\n"

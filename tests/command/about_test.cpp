@@ -48,6 +48,9 @@ TEST_F(AboutTest, TheManualHasEveryCommand) {
   for (const char* command : {"train", "run", "bench comm", "data inspect", "inspect flight", "completion"}) {
     EXPECT_THAT(page, HasSubstr(std::string(".SS ") + command + "\n"));
   }
+  EXPECT_THAT(page,
+              AllOf(HasSubstr(".SS data_parallel.technique\n"), HasSubstr("\n.B hsdp\nzero3 inside groups of ranks"),
+                    HasSubstr("(Zhao et al., \"PyTorch FSDP\", VLDB 2023)\n.br\n"), HasSubstr(".SS mesh.ep\n")));
   EXPECT_THAT(page, AllOf(HasSubstr("\n.B \\-\\-resume\\-from\n"), Not(HasSubstr("\n.B \n"))));
 }
 

@@ -3,7 +3,7 @@
 
   check_rings.py --caravan build/ci/bin/caravan [--work /tmp/rings]
 
-ring over cp 2, 3 and 4, and both over cp 4 (exchange 2), of packed documents, alone and in pipelines of two stages. In
+ring and striped over cp 2, 3 and 4, and both over cp 4 (exchange 2), of packed documents, alone and in pipelines of two stages. In
 fp32 every tensor agrees with that of one rank to 1e-5 in the first step (5e-5 in the later ones, which begin with
 parameters that differ by roundings). In bf16 the distance to one rank in fp32 is at most twice that of one rank in
 bf16. Needs numpy."""
@@ -78,7 +78,7 @@ def main():
         one = {dtype: dump(base | {"precision.compute": dtype}, 1, f"{kind}_{dtype}_one") for dtype in ("fp32", "bf16")}
         if None in one.values():
             sys.exit("the run of one rank does not work")
-        splits = [("ring", 2), ("ring", 3), ("ring", 4), ("both", 4)]
+        splits = [("ring", 2), ("ring", 3), ("ring", 4), ("both", 4), ("striped", 2), ("striped", 3), ("striped", 4)]
         for (split, cp), pp, overlap, dtype in itertools.product(splits, (1, 2), (True, False), ("fp32", "bf16")):
             keys = base | {"mesh.cp": cp, "context_parallel.kind": split}
             keys |= {"comm.overlap": overlap, "precision.compute": dtype}

@@ -54,6 +54,7 @@ RECIPES = {
     "ring": RING,
     "ring packed dropout": f"{RING} {PACKED} model.dropout=0.1 {LLAMA}",
     "ring 3 without overlap": "mesh.cp=3 model.context=36 comm.overlap=false",
+    "striped packed": f"{RING} context_parallel.kind=striped {PACKED} {LLAMA}",
     "ulysses": f"{RING} context_parallel.kind=ulysses {LLAMA} {PACKED}",
     "both": f"{BOTH} {PACKED}",
     "both bf16 pipeline": f"{BOTH} {PP} precision.compute=bf16 pipeline.schedule=zb-h1",

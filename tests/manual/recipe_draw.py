@@ -59,7 +59,7 @@ class Draw:
         self.side = tp if self.tensor == "1d" else 2
         self.ulysses = 1
         if cp > 1:
-            kind = rng.choice(["ring", "ulysses"] + ["both"] * 2 * (cp in (4, 6, 8)))
+            kind = rng.choice(["ring", "ulysses", "striped"] + ["both"] * 2 * (cp in (4, 6, 8)))
             self.ulysses = cp if kind == "ulysses" else rng.choice([2, cp // 2]) if kind == "both" else 1
             if kind != "ring" or self.maybe(0.5):
                 self.keys["context_parallel.kind"] = kind

@@ -53,7 +53,7 @@ VALUES = {
 STRUCTURE = {
     "model.kind": ["gpt2", "llama"], "data.format": ["text", "chat"], "data.streaming": [True, False],
     "data.pack": ["none", "documents"], "tensor_parallel.kind": ["1d", "2d", "2.5d", "3d"],
-    "context_parallel.kind": ["ring", "ulysses", "both"],
+    "context_parallel.kind": ["ring", "ulysses", "both", "striped"],
     "data_parallel.technique": ["ddp", "zero1", "zero2", "zero3", "hsdp", "param_server", "replicas"],
     "data_parallel.hook": ["none", "powersgd", "topk"],
     "data_parallel.mode": ["sync", "async", "bounded"],

@@ -8,7 +8,6 @@
 #include "caravan/comm/record.h"
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
-#include "caravan/parallel/zigzag.h"
 #include "tests/parallel/gradients_before_keys.h"
 #include "tests/redistribute/denote.h"
 
@@ -43,7 +42,7 @@ TEST(RingPart, CoversTheCausalPairsOnceInEqualParts) {
     for (int turn = 0; turn < n; ++turn) {
       std::vector<int64_t> products;
       for (int coord = 0; coord < n; ++coord) {
-        const RingPart part = ring_part(coord, turn, n, local);
+        const RingPart part = zigzag_part(coord, turn, n, local);
         products.push_back(0);
         for (int64_t q = 0; q < part.num_queries; ++q) {
           for (int64_t k = 0; k < (part.is_causal ? q + 1 : part.num_keys); ++k) {

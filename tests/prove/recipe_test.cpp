@@ -95,6 +95,8 @@ const std::vector<Keys>& recipes() {
       {"mesh.cp=2", "model.dropout=0.1"},
       {"mesh.cp=2", "context_parallel.kind=ulysses"},
       {"mesh.cp=4", "context_parallel.kind=both", "context_parallel.exchange=2"},
+      {"mesh.cp=2", "context_parallel.kind=striped"},
+      Keys{"mesh.cp=3", "context_parallel.kind=striped", "model.context=72", "data.pack=documents"} + kLlama + kBf16,
       kExperts,
       Keys{"mesh.ep=2"} + kExperts,
       Keys{"mesh.ep=2", "mesh.tp=2", "moe.balance=batch"} + kExperts + kLlama,

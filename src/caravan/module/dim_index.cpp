@@ -1,10 +1,9 @@
 #include "caravan/module/dim_index.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -100,9 +99,13 @@ DimIndex DimIndex::slice(int64_t begin, int64_t count, int64_t local) const {
 }
 
 at::Tensor DimIndex::indices(int64_t local) const {
-  std::vector<at::Tensor> pieces{at::empty({0}, at::kLong)};
-  for (const Run& run : runs(local)) pieces.push_back(counted_up(run.first, run.count, at::kCPU));
-  return at::cat(pieces);
+  at::Tensor indices = at::empty({local}, at::kLong);
+  auto* next = indices.mutable_data_ptr<int64_t>();
+  for (const Run& run : runs(local)) {
+    std::iota(next, next + run.count, run.first);
+    next += run.count;
+  }
+  return indices;
 }
 
 at::Tensor counted_up(int64_t first, int64_t count, at::Device device) {

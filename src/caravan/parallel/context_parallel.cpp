@@ -14,28 +14,28 @@
 #include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/kv_heads.h"
 #include "caravan/parallel/ring_attention.h"
-#include "caravan/parallel/zigzag.h"
 
 namespace caravan {
 namespace {
 
 /// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is cut already, or {stream, labels}.
-class Zigzag {
+class DealOut {
  public:
   /// `parts`: in which the sequences of the stream are cut.
-  Zigzag(int num_ring, int64_t parts) : num_ring_(num_ring), parts_(parts) {}
+  DealOut(RingOrder order, int num_ring, int64_t parts)
+      : order_(std::move(order)), num_ring_(num_ring), parts_(parts) {}
 
   Tensors operator()(Module& /*model*/, Tensors inputs, const ForwardContext& context, const Next& next) const {
     if (context.phase == Phase::generate || num_ring_ == 1) return next(std::move(inputs), context);
     ForwardContext here = context;
     const int64_t length = length_of(inputs);
-    const DimIndex order = zigzag_order(length, num_ring_);
+    const DimIndex order = order_.tokens(length, num_ring_);
     const at::Tensor slots = order.indices(length).to(inputs.at(0).device());
     for (at::Tensor& input : inputs) {
       if (!is_whole(input)) continue;
       const at::Tensor given = std::exchange(input, input.index_select(1, slots));
       if (context.layouts == nullptr) continue;
-      context.layouts->set(input, context.layouts->of(given, "the zig-zag order"), context.layouts->origin(given));
+      context.layouts->set(input, context.layouts->of(given, "the order of a ring"), context.layouts->origin(given));
     }
     here.set(Dim::sequence, order);
     here.positions =
@@ -51,6 +51,7 @@ class Zigzag {
     return first.size(1) * (is_whole(first) ? 1 : parts_);
   }
 
+  RingOrder order_;
   int num_ring_;
   int64_t parts_;
 };
@@ -131,7 +132,7 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   const int num_ring = options.ring.empty() ? 1 : mesh[options.ring].size();
   const int64_t parts = num_ring * int64_t{options.ulysses.empty() ? 1 : mesh[options.ulysses].size()};
   if (!options.ulysses.empty()) check_heads(config.heads / options.head_parts, mesh[options.ulysses]);
-  check_length(config, (num_ring > 1 ? 2 : 1) * parts, mesh);
+  check_length(config, (num_ring > 1 ? options.ring_order.pieces : 1) * parts, mesh);
 
   std::vector<Layout::Entry> cut;
   for (const std::string& axis : plan.axes) cut.emplace_back(axis, Shard{1});
@@ -143,9 +144,9 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   // Of this plan or of one that is joined: each rank takes its heads before they go around.
   plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});
   if (!options.ring.empty()) {
-    plan.rows.push_back({.pattern = "", .around = Zigzag(num_ring, parts * options.stream_parts)});
-    plan.rows.push_back(
-        {.pattern = "*.attention.core", .around = ring_attention(mesh[options.ring], options.ring_schedule)});
+    plan.rows.push_back({.pattern = "", .around = DealOut(options.ring_order, num_ring, parts * options.stream_parts)});
+    plan.rows.push_back({.pattern = "*.attention.core",
+                         .around = ring_attention(mesh[options.ring], options.ring_schedule, options.ring_order)});
   }
   return plan;
 }

@@ -5,7 +5,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan.h"
 #include "caravan/nn/config.h"
-#include "caravan/parallel/ring_schedule.h"
+#include "caravan/parallel/ring_order.h"
 
 namespace caravan {
 
@@ -17,6 +17,7 @@ struct ContextParallelOptions {
   /// In which another plan (sequence parallelism) splits the sequence of the residual stream too.
   int64_t stream_parts = 1;
   RingSchedule ring_schedule = checked_ring_schedule;  ///< see ring_attention
+  RingOrder ring_order = zigzag();                     ///< how the ring deals out tokens
 };
 
 /// Context parallelism as a plan for GPT-2 and Llama: each rank has a part of every sequence, also of the residual
@@ -25,7 +26,7 @@ struct ContextParallelOptions {
 ///
 ///   parameters  I at rest -> R: both axes are data axes
 ///   ids, labels, positions, documents  given whole, cut by the plan: I -> S(1). With a ring first permuted on every
-///               rank, once a pass (parallel/zigzag.h)
+///               rank, once a pass (parallel/ring_order.h)
 ///   core        ulysses: q, k, v S(1) -> S(heads), its result back; where the kv heads do not divide, k and v
 ///               S(1) -> R, and each rank takes its own (parallel/kv_heads.h). ring: ring_attention
 ///   sends       ulysses over n ranks: (n-1)/n x of q, k, v and the result, x bytes of a rank each, in forward and in
@@ -38,8 +39,8 @@ struct ContextParallelOptions {
 /// and heads over the other's; `mesh` has all axes of that plan.
 ///
 /// Throws UsageError for neither axis, or the same one twice; ShapeError, naming the nearest valid choices, if the
-/// degree of ulysses does not divide the heads, or 2 x ring x ulysses (without a ring: ulysses) the context of the
-/// model.
+/// degree of ulysses does not divide the heads, or 2 x ring x ulysses (without a ring: ulysses; 2 are the pieces of the
+/// order) the context of the model.
 Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const ContextParallelOptions& options);
 
 }  // namespace caravan

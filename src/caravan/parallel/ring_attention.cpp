@@ -15,7 +15,6 @@
 #include "caravan/module/layout_table.h"
 #include "caravan/nn/attention.h"
 #include "caravan/nn/fused_attention.h"
-#include "caravan/parallel/zigzag.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
@@ -24,15 +23,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The attention of one layer in one pass, kept by the graph for its backward.
-struct RingCall : torch::CustomClassHolder {
-  RingCall(MeshAxis axis_, RingSchedule schedule_, std::string what_, at::Tensor documents_)
-      : axis(std::move(axis_)),
-        schedule(std::move(schedule_)),
-        what(std::move(what_)),
-        documents(std::move(documents_)) {}
+/// A ring of which each rank executes the schedule.
+struct Ring {
   MeshAxis axis;
   RingSchedule schedule;
+  RingOrder order;
+};
+
+/// The attention of one layer in one pass, kept by the graph for its backward.
+struct RingCall : torch::CustomClassHolder {
+  RingCall(Ring ring_, std::string what_, at::Tensor documents_)
+      : ring(std::move(ring_)), what(std::move(what_)), documents(std::move(documents_)) {}
+  Ring ring;
   std::string what;
   at::Tensor documents;  ///< of all ranks, one after another; undefined: one each
 };
@@ -51,18 +53,21 @@ void wait(Transfers& transfers) {
 class Turn {
  public:
   Turn(const RingCall& call, int turn, int64_t length)
-      : part_(ring_part(call.axis.coord(), turn, call.axis.size(), length)) {
-    if (!call.documents.defined()) return;
+      : part_(call.ring.order.part(call.ring.axis.coord(), turn, call.ring.axis.size(), length)) {
+    sees_nothing_ = part_.num_queries == 0;
+    if (!call.documents.defined() || sees_nothing_) return;
     const at::Tensor of_queries =
-        call.documents.narrow(1, call.axis.coord() * length + part_.first_query, part_.num_queries);
+        call.documents.narrow(1, call.ring.axis.coord() * length + part_.first_query, part_.num_queries);
     const at::Tensor of_keys = call.documents.narrow(1, part_.from * length, part_.num_keys);
-    const at::Tensor mask = of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).unsqueeze(1);
-    if (mask.is_meta()) {  // of text that is not known
-      mask_ = mask;
-      return;
+    at::Tensor mask = of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).unsqueeze(1);
+    const bool is_known = !mask.is_meta();  // of text
+    if (is_known && mask.all().item<bool>()) return;
+    if (part_.is_causal && turn > 0) {  // a query may see no key of its document: the mask says so
+      mask = mask.tril();
+      part_.is_causal = false;
     }
-    sees_nothing_ = !mask.any().item<bool>();
-    if (!mask.all().item<bool>()) mask_ = mask;
+    sees_nothing_ = is_known && !mask.any().item<bool>();
+    mask_ = mask;
   }
 
   bool sees_nothing() const noexcept { return sees_nothing_; }
@@ -101,9 +106,9 @@ class RingPass {
   }
 
  private:
-  int size() const { return call_.axis.size(); }
-  bool overlaps() const { return call_.axis.deferred().overlaps(); }
-  std::vector<RingStep> steps(bool is_backward) const { return call_.schedule(size(), is_backward, overlaps()); }
+  int size() const { return call_.ring.axis.size(); }
+  bool overlaps() const { return call_.ring.axis.deferred().overlaps(); }
+  std::vector<RingStep> steps(bool is_backward) const { return call_.ring.schedule(size(), is_backward, overlaps()); }
   bool computes() const { return q_.numel() > 0; }
 
   template <class Compute>
@@ -125,14 +130,14 @@ class RingPass {
     return fmt::format("{}{}, turn {}, {}", kind, kOfPair[i], turn, call_.what);
   }
   void send(const Pair& pair, Transfers& transfers, const char* kind, int turn) const {
-    const int next = (call_.axis.coord() + 1) % size();
+    const int next = (call_.ring.axis.coord() + 1) % size();
     for (size_t i = 0; i < pair.size(); ++i)
-      transfers.push_back(send_async(call_.axis.comm(), pair[i], next, label(kind, i, turn)));
+      transfers.push_back(send_async(call_.ring.axis.comm(), pair[i], next, label(kind, i, turn)));
   }
   void recv(const Pair& pair, Transfers& transfers, const char* kind, int turn) const {
-    const int before = (call_.axis.coord() + size() - 1) % size();
+    const int before = (call_.ring.axis.coord() + size() - 1) % size();
     for (size_t i = 0; i < pair.size(); ++i)
-      transfers.push_back(recv_async(call_.axis.comm(), pair[i], before, label(kind, i, turn)));
+      transfers.push_back(recv_async(call_.ring.axis.comm(), pair[i], before, label(kind, i, turn)));
   }
 
   void recv_keys(int turn) {
@@ -201,7 +206,7 @@ class RingPass {
 
   void wait_sums(int turn) {
     // Weight gradients that nothing waits for are computed while the last sum is on its way.
-    if (turn == size() && overlaps()) call_.axis.deferred().run_all();
+    if (turn == size() && overlaps()) call_.ring.axis.deferred().run_all();
     wait(sums_);
     spare_sum_ = std::exchange(sum_, std::exchange(coming_, {}));
   }
@@ -258,14 +263,14 @@ Tensors lay_out(const Tensors& inputs, const MeshAxis& axis, const ForwardContex
   return {out};
 }
 
-/// The zig-zag order of all tokens, of which this rank has `local`. Checks that it has its own.
-DimIndex checked_order(const ForwardContext& context, const MeshAxis& axis, int64_t local, const std::string& what) {
+/// Of all tokens, of which this rank has `local`. Checks that it has its own.
+DimIndex checked_order(const RingOrder& of, const ForwardContext& context, const MeshAxis& axis, int64_t local,
+                       const std::string& what) {
   const int64_t length = local * axis.size();
-  DimIndex order = zigzag_order(length, axis.size());
+  DimIndex order = of.tokens(length, axis.size());
   if (context[Dim::sequence] == order.slice(axis.coord() * local, local, length)) return order;
-  throw UsageError({"ring attention", what, "the tokens here are not this rank's part of the zig-zag order",
-                    axis.where(),
-                    "permute ids, labels, positions and documents as zigzag_order says, before they are cut"});
+  throw UsageError({"ring attention", what, "the tokens here are not this rank's part of the order", axis.where(),
+                    "permute ids, labels, positions and documents as " + of.name + " says, before they are cut"});
 }
 
 /// On every rank the whole of `x`, cut on dim 1, in the order of the text.
@@ -288,13 +293,13 @@ Tensors attend_with_dropout(const Tensors& inputs, const MeshAxis& axis, const F
       here);
 }
 
-Tensors attend(const MeshAxis& axis, const RingSchedule& schedule, Module& module, Tensors inputs,
-               const ForwardContext& context, const Next& next) {
+Tensors attend(const Ring& ring, Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+  const MeshAxis& axis = ring.axis;
   const std::string& what = module.name();
   if (context.phase == Phase::generate) return next(std::move(inputs), context);
   if (context.layouts != nullptr) return lay_out(inputs, axis, context, what);
   if (axis.size() == 1) return next(std::move(inputs), context);
-  const DimIndex order = checked_order(context, axis, inputs.at(0).size(1), what);
+  const DimIndex order = checked_order(ring.order, context, axis, inputs.at(0).size(1), what);
   const auto* core = dynamic_cast<const AttentionCore*>(&module);
   if (core != nullptr && core->drops(context)) return attend_with_dropout(inputs, axis, context, order, next, what);
   at::Tensor documents = context.documents;
@@ -302,15 +307,15 @@ Tensors attend(const MeshAxis& axis, const RingSchedule& schedule, Module& modul
     documents = redistribute(documents, Layout{{axis.name(), Shard{1}}}, axis, Invariant{}, what + ", documents");
   }
   return {RingAttention::apply(inputs[0], inputs[1], inputs[2],
-                               c10::make_intrusive<RingCall>(axis, schedule, what, std::move(documents)))};
+                               c10::make_intrusive<RingCall>(ring, what, std::move(documents)))};
 }
 
 }  // namespace
 
-Around ring_attention(const MeshAxis& axis, RingSchedule schedule) {
-  return [axis, schedule = std::move(schedule)](Module& module, Tensors inputs, const ForwardContext& context,
-                                                const Next& next) {
-    return attend(axis, schedule, module, std::move(inputs), context, next);
+Around ring_attention(const MeshAxis& axis, RingSchedule schedule, const RingOrder& order) {
+  return [ring = Ring{axis, std::move(schedule), order}](Module& module, Tensors inputs, const ForwardContext& context,
+                                                         const Next& next) {
+    return attend(ring, module, std::move(inputs), context, next);
   };
 }
 

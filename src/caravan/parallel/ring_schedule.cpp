@@ -62,13 +62,4 @@ std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overla
   return steps;
 }
 
-RingPart ring_part(int coord, int turn, int n, int64_t length) {
-  const int from = (coord + n - turn) % n;
-  // Of a coordinate before this one, all queries see the first chunk and none the second; of one after it, the second
-  // chunk of queries sees both.
-  if (from == coord) return {from, 0, length, length, true};
-  if (from < coord) return {from, 0, length, length / 2, false};
-  return {from, length / 2, length / 2, length, false};
-}
-
 }  // namespace caravan

@@ -46,15 +46,12 @@ std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overla
 /// What ring_attention executes.
 using RingSchedule = std::function<std::vector<RingStep>(int n, bool is_backward, bool overlaps)>;
 
-/// What coordinate `coord` computes in a turn, of `length` local tokens: its queries and keys in zig-zag order that see
-/// each other. A pure function.
+/// What a coordinate computes in a turn: its queries, and keys of another coordinate, that see each other.
 struct RingPart {
   int from = 0;  ///< the coordinate whose keys these are
   int64_t first_query = 0;
   int64_t num_queries = 0;
   int64_t num_keys = 0;    ///< the first of that coordinate
-  bool is_causal = false;  ///< query i sees key i and those before; else all see all
+  bool is_causal = false;  ///< query i of these sees key i and those before; else all see all
 };
-RingPart ring_part(int coord, int turn, int n, int64_t length);
-
 }  // namespace caravan

@@ -43,6 +43,12 @@ Setting::Setting(std::string_view family, std::string_view name,
   }
 }
 
+Setting::Setting(const Setting&) = default;
+Setting::Setting(Setting&&) noexcept = default;
+Setting& Setting::operator=(const Setting&) = default;
+Setting& Setting::operator=(Setting&&) noexcept = default;
+Setting::~Setting() = default;
+
 const std::string& Setting::name() const noexcept { return entry_->name; }
 
 void Setting::choose(std::string_view name) {

@@ -26,6 +26,13 @@ class Setting {
   Setting(std::string_view family, std::string_view name,
           const std::vector<std::pair<std::string, RecipeValue>>& values = {});
 
+  // Not inlined: users make structs of settings, and g++ 12 warns of their members as not initialized.
+  Setting(const Setting&);
+  Setting(Setting&&) noexcept;
+  Setting& operator=(const Setting&);
+  Setting& operator=(Setting&&) noexcept;
+  ~Setting();
+
   const Family& family() const noexcept { return *family_; }
   const Entry& entry() const noexcept { return *entry_; }
   const std::string& name() const noexcept;

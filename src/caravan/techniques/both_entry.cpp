@@ -10,8 +10,8 @@
 namespace caravan {
 namespace {
 
-/// The ranks that exchange sequence for heads, before there is a value that fits too.
-int64_t exchanging(const Setting& setting) { return std::max<int64_t>(setting.whole("exchange"), 1); }
+/// The ranks that exchange sequence for heads; the fewest where none are given yet.
+int64_t exchanging(const Setting& setting) { return std::max<int64_t>(setting.whole("exchange"), 2); }
 
 std::optional<Misfit> check_both(const Setting& setting, int64_t ranks, const ModelConfig& model,
                                  const SplitParts& others) {

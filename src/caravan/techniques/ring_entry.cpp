@@ -2,7 +2,7 @@
 
 namespace caravan {
 
-/// A ring deals out two chunks of a sequence to each rank (parallel/zigzag.h).
+/// A ring deals out two chunks of a sequence to each rank (parallel/ring_order.h).
 Entry ring_entry() {
   return {.family = "context_parallel",
           .name = "ring",

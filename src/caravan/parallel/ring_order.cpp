@@ -1,4 +1,4 @@
-#include "caravan/parallel/zigzag.h"
+#include "caravan/parallel/ring_order.h"
 
 #include <algorithm>
 #include <vector>
@@ -27,5 +27,16 @@ DimIndex zigzag_order(int64_t length, int n) {
   }
   return {std::move(runs), length};
 }
+
+RingPart zigzag_part(int coord, int turn, int n, int64_t length) {
+  const int from = (coord + n - turn) % n;
+  // Of a coordinate before this one, all queries see the first chunk and none the second; of one after it, the second
+  // chunk of queries sees both.
+  if (from == coord) return {from, 0, length, length, true};
+  if (from < coord) return {from, 0, length, length / 2, false};
+  return {from, length / 2, length / 2, length, false};
+}
+
+RingOrder zigzag() { return {.name = "zigzag_order", .pieces = 2, .tokens = zigzag_order, .part = zigzag_part}; }
 
 }  // namespace caravan

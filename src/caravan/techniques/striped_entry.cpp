@@ -1,0 +1,14 @@
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+
+/// Bytes and memory are those of a ring.
+Entry striped_entry() {
+  return {.family = "context_parallel",
+          .name = "striped",
+          .summary = "a ring in which token i is on rank i mod n, so that all blocks are triangles",
+          .paper = "Brandon et al., arXiv 2311.09431",
+          .parts = [](const Setting&, int64_t ranks) { return SplitParts{.stream = ranks, .pieces = ranks}; }};
+}
+
+}  // namespace caravan
