@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/nonzero.h>
@@ -71,7 +71,7 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
 /// The tokens whose rows are among `rows`, from `first_row` of the table on; undefined: all are.
 at::Tensor tokens_here(const at::Tensor& flat_ids, int64_t first_row, int64_t rows, int64_t rows_of_table) {
   if (rows == rows_of_table) return {};
-  if (flat_ids.is_meta()) return flat_ids;  // all of them at most
+  if (flat_ids.is_meta()) return at::empty_like(flat_ids);  // all of them at most
   return flat_ids.ge(first_row).logical_and_(flat_ids.lt(first_row + rows)).nonzero().squeeze(1);
 }
 

@@ -93,6 +93,14 @@ at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type = at::kFl
   return bias.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
+/// What scaled_dot_product_attention chooses for such tensors on the CPU. It would choose products here.
+at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const std::optional<at::Tensor>& mask, bool is_causal) {
+  std::optional<at::Tensor> bias;
+  if (mask.has_value()) bias = at::zeros(mask->sizes(), q.options());
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias));
+}
+
 bool attends_in_fp32(const at::Tensor& q) {
   if (q.is_cuda()) return false;
   return q.scalar_type() == at::kHalf ||
@@ -188,14 +196,6 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const bool is_flash = !q.is_cuda() && !attends_in_fp32(q) && q.size(2) == k.size(2) && q.numel() > 0;
   if (is_flash) return CausalAttention::apply(q, k, v);
   return fused_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), std::nullopt, true).transpose(1, 2);
-}
-
-/// What scaled_dot_product_attention chooses for such tensors on the CPU. It would choose products here.
-static at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const std::optional<at::Tensor>& mask, bool is_causal) {
-  std::optional<at::Tensor> bias;
-  if (mask.has_value()) bias = at::zeros(mask->sizes(), q.options());
-  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias));
 }
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
