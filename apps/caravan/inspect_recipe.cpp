@@ -228,10 +228,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
 int inspect_recipe(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
   const Runtime runtime;
-  Inspected of{.recipe = std::move(recipe),
-               .vocabulary = {},
-               .num_ranks = ranks.num_ranks,
-               .ranks_per_host = 0};
+  Inspected of{.recipe = std::move(recipe), .vocabulary = {}, .num_ranks = ranks.num_ranks, .ranks_per_host = 0};
   of.vocabulary = vocabulary_of(of.recipe);
   of.recipe.model.vocabulary = of.vocabulary.size;
   of.ranks_per_host = ranks_per_host(of.recipe, of.num_ranks, arguments.per_host);

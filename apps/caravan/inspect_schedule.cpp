@@ -83,9 +83,9 @@ int inspect_schedule(const InspectArguments& arguments) {
   recipe.model.vocabulary = vocabulary_of(recipe).size;
   const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
   const auto micro_batches = static_cast<int>(plan.batch.accumulation);
-  std::string title = fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule,
-                                  choice.degree, plan.order.num_stages(), micro_batches,
-                                  micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
+  std::string title =
+      fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule, choice.degree,
+                  plan.order.num_stages(), micro_batches, micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
   Timeline drawn = plan.timeline;
   // Of a window only as much as fills the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);

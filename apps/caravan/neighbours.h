@@ -10,7 +10,7 @@ namespace caravan::app {
 
 /// A recipe that differs in one choice.
 struct Neighbour {
-  std::string choice;  ///< "data_parallel.technique = zero3"
+  std::string choice;  ///< "mesh.tp=2"
   Recipe recipe;       ///< with a number of sequences in a micro-batch: those of the first, if they divide its rows
 };
 

@@ -91,9 +91,9 @@ struct InspectArguments {
   double link_gbit_s = 0;  ///< 0: no times
   int per_host = 0;        ///< ranks of a host; 0: as many as can be started here
   bool recipe_alone = false;
-  bool layouts = false;    ///< of parameters and activations, in place of costs
-  bool schedule = false;   ///< of a pipeline, in place of costs
-  std::string svg;         ///< file to draw it in; "": none
+  bool layouts = false;   ///< of parameters and activations, in place of costs
+  bool schedule = false;  ///< of a pipeline, in place of costs
+  std::string svg;        ///< file to draw it in; "": none
 };
 
 struct PlotArguments {

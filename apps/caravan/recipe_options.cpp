@@ -137,10 +137,10 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   command->add_option("recipe", line.inspect.recipe,
                       "recipe (a TOML file), run folder or checkpoint; default: the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
-  CLI::Option* link =
-      command->add_option("--link", line.inspect.link_gbit_s,
-                          "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
-          ->check(CLI::Range(1e-3, 1e6));
+  CLI::Option* link = command
+                          ->add_option("--link", line.inspect.link_gbit_s,
+                                       "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
+                          ->check(CLI::Range(1e-3, 1e6));
   CLI::Option* per_host =
       command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
           ->check(CLI::Range(1, 1'000'000));

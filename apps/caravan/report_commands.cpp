@@ -19,9 +19,9 @@
 #include "caravan/base/text.h"
 #include "caravan/base/time.h"
 #include "caravan/checkpoint/manifest.h"
+#include "caravan/cost/memory_bytes.h"
 #include "caravan/data/json_lines.h"
 #include "caravan/nn/config_text.h"
-#include "caravan/cost/memory_bytes.h"
 #include "caravan/plan/draw_pipeline.h"
 #include "caravan/report/report_page.h"
 #include "caravan/report/step_timeline.h"
@@ -163,10 +163,9 @@ ReportFacts facts_of(const RunLog& log) {
   if (log.has("val_loss")) add("lowest validation loss", lowest_of(log, "val_loss"));
   add("tokens", short_number(log.last("tokens")));
   add("tokens per second", short_number(median(log.series("tokens_per_second").y)) + " (median)");
-  add("peak memory of rank 0", bytes_text(log.last("peak_memory_bytes")) +
-                                   (log.has("predicted_memory_bytes")
-                                        ? ", predicted " + bytes_text(log.last("predicted_memory_bytes"))
-                                        : ""));
+  add("peak memory of rank 0",
+      bytes_text(log.last("peak_memory_bytes")) +
+          (log.has("predicted_memory_bytes") ? ", predicted " + bytes_text(log.last("predicted_memory_bytes")) : ""));
   add("parameters, gradients, optimizer", bytes_text(log.last("state_bytes")));
   if (last.seconds >= 0) add("time", utc_text(log.lines().front().seconds) + " to " + utc_text(last.seconds));
   if (!last.host.empty()) add("host of rank 0", last.host);

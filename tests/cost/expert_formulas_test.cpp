@@ -1,7 +1,6 @@
-#include "tests/cost/formulas/experts.h"
-
 #include <gtest/gtest.h>
 
+#include "tests/cost/formulas/experts.h"
 #include "tests/cost/formulas/memory.h"
 #include "tests/parallel/technique.h"
 

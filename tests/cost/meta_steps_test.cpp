@@ -19,6 +19,7 @@
 #include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
 #include "tests/cost/both_ways.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::meta_steps_test {
 namespace {
@@ -149,13 +150,13 @@ std::vector<Case> cases() {
           {"zero3shared", 2, with_fsdp(Share::on), false, true},
           ddp_with("topk", [] { return std::make_shared<TopKHook>(0.1); }),
           ddp_with("powersgd", [] { return std::make_shared<PowerSgdHook>(2); }),
-          split("tensor", "tp", {.tensor_parallel = {.degree = 2}}, words),
-          split("sequence", "tp", {.tensor_parallel = {.degree = 2, .sequence = true}}, words),
-          split("recompute", "tp", {.tensor_parallel = {.degree = 2}, .recompute = {.kind = Recompute::full}}, words),
-          split("ring", "cp", {.context_parallel = {.degree = 2}}, angles, false, false),
-          split("ringwithdropout", "cp", {.context_parallel = {.degree = 2}}, angles + weights),
-          split("ulysses", "cp", {.context_parallel = {.kind = "ulysses", .degree = 2}}, angles),
-          split("experts", "ep", {.expert_parallel = {.degree = 2}}, 0, true)};
+          split("tensor", "tp", {.tensor_parallel = tensor_of(2)}, words),
+          split("sequence", "tp", {.tensor_parallel = tensor_of(2, "1d", {{"sequence", true}})}, words),
+          split("recompute", "tp", {.tensor_parallel = tensor_of(2), .recompute = {.kind = Recompute::full}}, words),
+          split("ring", "cp", {.context_parallel = context_of("ring", 2)}, angles, false, false),
+          split("ringwithdropout", "cp", {.context_parallel = context_of("ring", 2)}, angles + weights),
+          split("ulysses", "cp", {.context_parallel = context_of("ulysses", 2)}, angles),
+          split("experts", "ep", {.expert_parallel = experts_of(2)}, 0, true)};
 }
 
 void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }

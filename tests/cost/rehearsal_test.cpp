@@ -9,6 +9,7 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/step/train_step.h"
+#include "tests/parallel/user_net.h"
 
 namespace caravan::testing::rehearsal_test {
 namespace {
@@ -25,8 +26,8 @@ struct Steps {
   Steps(const Shape& shape, const RecomputeChoice& recompute, const Mesh& mesh, at::Device device, bool shards)
       : model(shape.model), ids(at::empty({shape.rows, shape.model.context}, at::TensorOptions(at::kLong))) {
     const at::ScalarType compute = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
-    Strategy strategy = shards ? fsdp(model, mesh, {.compute_dtype = compute})
-                               : ddp(model, mesh, {.compute_dtype = compute});
+    Strategy strategy =
+        shards ? fsdp(model, mesh, {.compute_dtype = compute}) : ddp(model, mesh, {.compute_dtype = compute});
     add_recompute(strategy, model, recompute);
     engine = std::make_unique<Engine>(model, mesh, strategy, Engine::Options{.seed = 1, .device = device});
     optimizer = std::make_unique<AdamW>(engine->state());
@@ -220,6 +221,62 @@ TEST(Rehearsal, TellsWhereAStepIs) {
     EXPECT_GE(event.peak.total(), event.after.total()) << event.what;
     EXPECT_GE(found.peak.total(), event.peak.total()) << event.what;
   }
+}
+
+/// Two steps of a module with convolutions and batch norm, in its own loop.
+struct UserSteps {
+  UserSteps(const Mesh& mesh, at::Device device) : net(std::make_shared<UserNet>()) {
+    net->to(at::kFloat);
+    net->to(device);
+    module = std::make_unique<ModuleAdapter>(net, UserNet::units(net), mesh);
+    engine = std::make_unique<Engine>(*module, mesh, fsdp(*module, mesh), Engine::Options{});
+    optimizer = std::make_unique<AdamW>(engine->state());
+    x = at::ones({4, 2, 5, 5}, device);
+  }
+  void run() {
+    engine->begin_step();
+    module->run({x}, {}).front().square().sum().backward();
+    engine->finish_step();
+    optimizer->step(1e-3);
+  }
+
+  std::shared_ptr<UserNet> net;
+  std::unique_ptr<ModuleAdapter> module;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Optimizer> optimizer;
+  at::Tensor x;
+};
+
+TEST(Rehearsal, OfAUsersConvolutionalModule) {
+  std::map<Verb, std::pair<int64_t, int64_t>> want, got;  // calls and bytes of the second step over dp
+  int64_t peak = 0;
+  run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const Mesh mesh = Mesh::create(world, {{"dp", 2}});
+    MemoryCounter& counter = MemoryCounter::current();
+    const int64_t before = counter.live_bytes();
+    counter.reset_peak();
+    UserSteps steps(mesh, at::kCPU);
+    steps.run();
+    const Traffic first = mesh["dp"].comm().traffic();
+    steps.run();
+    if (world->rank() != 0) return;
+    peak = counter.peak_bytes() - before;
+    for (size_t verb = 0; verb < kNumVerbs; ++verb) {
+      const Traffic& now = mesh["dp"].comm().traffic();
+      if (now.calls[verb] == first.calls[verb]) continue;
+      want[static_cast<Verb>(verb)] = {now.calls[verb] - first.calls[verb], now.bytes[verb] - first.bytes[verb]};
+    }
+  });
+  const Rehearsal found = rehearse({.axes = {{"dp", 2}}, .rank = 0, .ranks_per_host = 2}, [&](const Mesh& mesh) {
+    const auto steps = std::make_shared<UserSteps>(mesh, at::kMeta);
+    return RehearsedSteps{.step = [steps] { steps->run(); }};
+  });
+  for (const SentCalls& sent : found.sent) {
+    if (sent.axis == "dp") got[sent.verb] = {sent.calls, sent.bytes};
+  }
+  EXPECT_EQ(got, want);
+  EXPECT_GE(found.peak.total(), peak);
+  EXPECT_LE(static_cast<double>(found.peak.total()), 1.1 * static_cast<double>(peak)) << "a copy of each image at most";
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
-#include "tests/cost/formulas/tensor.h"
-
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
+#include "tests/cost/formulas/tensor.h"
 
 namespace caravan::testing::tensor_formulas_test {
 namespace {

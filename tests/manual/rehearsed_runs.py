@@ -25,6 +25,7 @@ from same_dumps import LEFT_OUT, MORE, words_of
 
 LARGER = "model.width=128 model.context=128 train.global_batch=24 model.vocabulary=2048"
 STEP = 3  # from the second on all steps are alike
+WINDOW = 3  # steps between two drains of stages that do not flush: the second window is traced
 
 
 def status_of(process):
@@ -67,10 +68,10 @@ def predicted_traffic(text):
     return rank, {(axis, verb): int(sent) for axis, verb, _, sent in rows if int(sent) > 0}
 
 
-def measured_traffic(path, rank):
-    """{(axis, verb): bytes} of a trace of one step. A communicator that is built on others counts, they do not."""
+def measured_traffic(path, rank, steps):
+    """{(axis, verb): bytes} of a step, of a trace of so many. A communicator that is built on others counts, they do not."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("pid") == rank]
-    rows = {event["tid"]: event["args"]["name"].split(" over ") for event in events
+    rows = {event["tid"]: event["args"]["name"].split()[:3:2] for event in events
             if event["ph"] == "M" and event["name"] == "thread_name" and " over " in event["args"]["name"]}
     backend = {}
     for axis, name in rows.values():
@@ -81,7 +82,7 @@ def measured_traffic(path, rank):
         if event["ph"] == "X" and axis and name == backend[axis]:
             key = axis, event["name"].split()[0]
             sent[key] = sent.get(key, 0) + event["args"]["sent_bytes"]
-    return {key: count for key, count in sent.items() if count > 0}
+    return {key: count // steps for key, count in sent.items() if count > 0}
 
 
 def compare(program, words, out):
@@ -89,12 +90,17 @@ def compare(program, words, out):
     out.mkdir(parents=True)
     ranks = math.prod(int(word.split("=")[1]) for word in words if word.startswith("mesh."))
     is_mpi = any(word in ("comm.backend=mpi", "comm.backend=shm+mpi") for word in words)
-    inspected = subprocess.run([program, "inspect", *words], capture_output=True, text=True, timeout=120)
+    windows = any("pipedream" in word for word in words)
+    if windows:
+        words = [*words, "--set", f"pipeline.drain={WINDOW}"]
+    inspected = subprocess.run([program, "inspect", *words, "--set", "train.steps=6"], capture_output=True, text=True,
+                               timeout=120)
     if inspected.returncode != 0:
         return None, inspected.stderr[-300:]
+    traced = f"{WINDOW + 1}-{2 * WINDOW}" if windows else f"{STEP}-{STEP}"
     command = [*(mpi_launcher(ranks) if is_mpi else []), program, "train", *words, "--set",
                f"checkpoint.dir={out / 'run'}", "--set", "sample.tokens=0", "--set", "train.eval_batches=1", "--set",
-               "train.steps=6", "--trace", str(out / "trace.json"), "--trace-steps", f"{STEP}-{STEP}"]
+               "train.steps=6", "--trace", str(out / "trace.json"), "--trace-steps", traced]
     peak = [0]
     with open(out / "output", "w+", encoding="utf8") as output:
         run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -107,7 +113,7 @@ def compare(program, words, out):
     if run.returncode != 0:
         return None, text[-300:]
     rank, predicted = predicted_traffic(inspected.stdout)
-    measured = measured_traffic(out / "trace.json", rank)
+    measured = measured_traffic(out / "trace.json", rank, WINDOW if windows else 1)
     line = json.loads((out / "run" / "train.log").read_text().splitlines()[-1])
     return {"predicted": predicted, "measured": measured, "ranks": ranks, "resident": peak[0],
             "tensors": line["peak_memory_bytes"], "rehearsed": line["predicted_memory_bytes"]}, ""

@@ -11,9 +11,9 @@
 #include "caravan/memory/recompute.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
-#include "tests/cost/formulas/memory.h"
 #include "caravan/prove/trace.h"
 #include "caravan/train/recipe.h"
+#include "tests/cost/formulas/memory.h"
 #include "tests/data/support.h"
 
 namespace caravan::testing::recompute_models_test {

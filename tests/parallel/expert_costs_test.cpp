@@ -7,9 +7,9 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/engine/engine.h"
 #include "caravan/nn/model.h"
-#include "tests/cost/formulas/memory.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/techniques/make_strategy.h"
+#include "tests/cost/formulas/memory.h"
 #include "tests/parallel/technique.h"
 
 namespace caravan::testing::expert_costs_test {

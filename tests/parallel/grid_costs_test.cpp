@@ -1,4 +1,4 @@
-/// What a rank of each kind of split sends, and what one of a grid holds, against the formulas of tests/cost/formulas/tensor.h.
+/// What a rank of each kind of split sends, and what one of a grid holds, against formulas (tests/cost).
 
 #include <algorithm>
 #include <utility>
@@ -16,8 +16,8 @@
 #include "caravan/parallel/tensor_25d.h"
 #include "caravan/parallel/tensor_2d.h"
 #include "caravan/parallel/tensor_3d.h"
-#include "tests/cost/formulas/tensor.h"
 #include "caravan/redistribute/redistribute.h"
+#include "tests/cost/formulas/tensor.h"
 
 namespace caravan::testing::grid_costs_test {
 namespace {

@@ -13,8 +13,8 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/pipeline.h"
 #include "caravan/parallel/zero.h"
-#include "tests/cost/formulas/memory.h"
 #include "caravan/step/train_step.h"
+#include "tests/cost/formulas/memory.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::pipedream_test {

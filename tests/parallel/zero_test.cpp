@@ -1,4 +1,4 @@
-/// What sharding promises beside right gradients (tests/prove): the same bits as ddp, bytes as in tests/cost/formulas/state.h, and
+/// What sharding promises beside right gradients (tests/prove): the same bits as ddp, bytes as formulas say, and
 /// errors for what is impossible.
 
 #include "caravan/parallel/zero.h"
@@ -11,10 +11,10 @@
 #include "caravan/comm/record.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/optim/optimizer.h"
-#include "tests/cost/formulas/state.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
+#include "tests/cost/formulas/state.h"
 #include "tests/engine/parameters.h"
 #include "tests/mesh/refusal.h"
 #include "tests/parallel/one_process.h"

@@ -4,12 +4,12 @@
 #include "caravan/comm/record.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
-#include "tests/cost/formulas/experts.h"
-#include "tests/cost/formulas/memory.h"
 #include "caravan/plan/stages.h"
-#include "tests/cost/formulas/tensor.h"
 #include "caravan/step/train_step.h"
 #include "caravan/techniques/make_strategy.h"
+#include "tests/cost/formulas/experts.h"
+#include "tests/cost/formulas/memory.h"
+#include "tests/cost/formulas/tensor.h"
 #include "tests/parallel/technique.h"
 
 namespace caravan::testing::dry_run_test {

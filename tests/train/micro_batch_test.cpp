@@ -62,9 +62,9 @@ TEST(MicroBatch, FewPeaksAreAskedFor) {
 
 TEST(MicroBatch, RecomputeLetsMoreFit) {
   const auto chosen = [](const std::string& recompute, int64_t limit) {
-    return plan_of(with({"train.global_batch=24", "model.context=512", "model.dropout=0.1",
-                         "memory.recompute=" + recompute}),
-                   limit);
+    return plan_of(
+        with({"train.global_batch=24", "model.context=512", "model.dropout=0.1", "memory.recompute=" + recompute}),
+        limit);
   };
   const int64_t limit = chosen("none", 0).peak_bytes();  // of 12 at once, of which 80 % is used
   EXPECT_EQ(chosen("none", limit).micro_batch, 6);

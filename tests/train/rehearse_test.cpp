@@ -1,8 +1,8 @@
 #include "caravan/train/rehearse.h"
 
-#include <ATen/ops/empty.h>
 #include <gmock/gmock.h>
 
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 #include "caravan/comm/record.h"
@@ -16,8 +16,8 @@ using Keys = std::vector<std::string>;
 constexpr int64_t kVocabulary = 300;
 
 Recipe small(const Keys& more) {
-  Keys keys{"model.layers=2", "model.width=32", "model.heads=4", "model.context=32", "train.global_batch=24",
-            "optimizer.kind=adamw"};
+  Keys keys{"model.layers=2",   "model.width=32",        "model.heads=4",
+            "model.context=32", "train.global_batch=24", "optimizer.kind=adamw"};
   keys.insert(keys.end(), more.begin(), more.end());
   return parse_recipe("", "test", keys);
 }
@@ -105,8 +105,7 @@ TEST(Rehearse, ACopyOfTheCheckpointIsThere) {
 TEST(TellingRanks, AreTheFirstAndTheLastOfEachStage) {
   EXPECT_THAT(telling_ranks(small({}), 3), ::testing::ElementsAre(0, 1, 2));
   EXPECT_THAT(telling_ranks(small({"train.global_batch=96"}), 32), ::testing::ElementsAre(0, 31));
-  EXPECT_THAT(telling_ranks(small({"mesh.pp=2", "train.global_batch=96"}), 32),
-              ::testing::ElementsAre(0, 15, 16, 31));
+  EXPECT_THAT(telling_ranks(small({"mesh.pp=2", "train.global_batch=96"}), 32), ::testing::ElementsAre(0, 15, 16, 31));
   EXPECT_LE(telling_ranks(small({"mesh.pp=32", "model.layers=64", "train.global_batch=96"}), 64).size(), 10U);
 }
 

@@ -39,9 +39,8 @@ class RecordCommunicator final : public Communicator {
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool shares_memory() const noexcept override {
     const int of_host = options_.ranks_per_host;
-    return of_host > 0 && std::ranges::all_of(world_ranks_, [&](int rank) {
-             return rank / of_host == world_ranks_.front() / of_host;
-           });
+    return of_host > 0 && std::ranges::all_of(
+                              world_ranks_, [&](int rank) { return rank / of_host == world_ranks_.front() / of_host; });
   }
 
   void progress() override {}

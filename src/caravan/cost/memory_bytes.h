@@ -11,8 +11,8 @@
 namespace caravan {
 
 /// In the order of MemoryKind; activations are all else: with the batch, and workspace.
-inline constexpr std::array<std::string_view, kNumMemoryKinds> kMemoryKindNames{"activations", "parameters", "gradients",
-                                                                                "optimizer", "buffers"};
+inline constexpr std::array<std::string_view, kNumMemoryKinds> kMemoryKindNames{"activations", "parameters",
+                                                                                "gradients", "optimizer", "buffers"};
 
 /// Bytes of one rank's tensors, by kind.
 struct MemoryBytes {

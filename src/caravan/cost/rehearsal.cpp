@@ -179,11 +179,11 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
   {
     const TraceScope trace(watch);
     const PathScope paths(&log);
-    const RecordOptions options{.ranks_per_host = world.ranks_per_host,
-                                .on_split = [&](const std::string& axis, const std::vector<int>& ranks) {
-                                  rehearsal.ranks_of_axis[axis] = ranks;
-                                },
-                                .numbers = world.numbers};
+    const RecordOptions options{
+        .ranks_per_host = world.ranks_per_host,
+        .on_split = [&](const std::string& axis,
+                        const std::vector<int>& ranks) { rehearsal.ranks_of_axis[axis] = ranks; },
+        .numbers = world.numbers};
     const Mesh mesh = Mesh::create(make_record_world(world.rank, static_cast<int>(size), options), world.axes);
     const RehearsedSteps steps = make(mesh);
     watch->restart("start");

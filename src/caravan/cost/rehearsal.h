@@ -26,9 +26,9 @@ struct SentCalls {
 
 /// Something that a rank computes in a step, as a trace names it.
 struct RehearsedEvent {
-  std::string what;              ///< "forward blocks.3 of micro-batch 1", "optimizer"
-  MemoryBytes peak{};            ///< the most that there is while it runs
-  MemoryBytes after{};           ///< at its end
+  std::string what;               ///< "forward blocks.3 of micro-batch 1", "optimizer"
+  MemoryBytes peak{};             ///< the most that there is while it runs
+  MemoryBytes after{};            ///< at its end
   std::vector<SentCalls> sent{};  ///< what it begins to send
 };
 
@@ -78,7 +78,7 @@ struct RehearsedWorld {
 ///   });
 ///
 /// Sends nothing. Memory is counted if a Runtime of this process counts it (RuntimeOptions::count_memory), else 0.
-/// Throws what `make` and the steps throw: an operation that torch has no shapes for is an error of torch that names it.
+/// Throws what `make` and the steps throw; what torch has no shapes for is an error of torch that names the operation.
 Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSteps(const Mesh&)>& make);
 
 }  // namespace caravan

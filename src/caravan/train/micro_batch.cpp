@@ -45,20 +45,19 @@ double batch_bytes(const Recipe& recipe, int64_t rows) {
 [[noreturn]] void refuse_memory(const Recipe& recipe, const RankPeak& peak, int64_t sequences, int64_t rows,
                                 int64_t limit) {
   const int64_t states = peak.peak.state();
-  throw ResourceError({"train", "memory",
-                       fmt::format("a rank needs about {} with {} sequence{} at a time ({} of them for parameters, "
-                                   "gradients and the optimizer), but has {}",
-                                   text_of(peak.peak.total()), sequences, sequences > 1 ? "s" : "", text_of(states),
-                                   format_bytes(limit)),
-                       recipe.where("train.micro_batch"),
-                       batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
-                       : states > limit / 2
-                           ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
-                             "this host"
-                       : recipe.pipeline.is_used()
-                           ? "raise pipeline.micro_batches, or use memory.recompute"
-                           : "lower model.context, model.layers or model.width, or start fewer ranks on "
-                             "this host"});
+  throw ResourceError(
+      {"train", "memory",
+       fmt::format("a rank needs about {} with {} sequence{} at a time ({} of them for parameters, "
+                   "gradients and the optimizer), but has {}",
+                   text_of(peak.peak.total()), sequences, sequences > 1 ? "s" : "", text_of(states),
+                   format_bytes(limit)),
+       recipe.where("train.micro_batch"),
+       batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
+       : states > limit / 2        ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
+                                     "this host"
+       : recipe.pipeline.is_used() ? "raise pipeline.micro_batches, or use memory.recompute"
+                                   : "lower model.context, model.layers or model.width, or start fewer ranks on "
+                                     "this host"});
 }
 
 }  // namespace

@@ -67,14 +67,15 @@ TrainBatch Rehearsed::batch(int64_t step, int64_t num_micro_batches) const {
 
 void Rehearsed::advance(Stepper& by, int64_t num_micro_batches, int64_t num_steps) {
   const auto batch_of = [&](int64_t step) { return batch(step, num_micro_batches); };
-  by.advance(by.step() + num_steps, batch_of, nullptr);
+  by.start_at(0, {});  // so that a window or a round begins
+  by.advance(num_steps, batch_of, nullptr);
 }
 
-/// As many micro-batches as the stages of a window need to fill and drain.
+/// As many steps as fill and drain the stages of a window, and two in which all versions of the weights are there.
 void shorten_window(Recipe& recipe, int64_t accumulation) {
   if (!recipe.pipeline.has_windows()) return;
   const int64_t window = std::min(recipe.pipeline.drain, next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1)));
-  recipe.pipeline.drain = std::min(window, (2 * recipe.pipeline.degree + accumulation - 1) / accumulation);
+  recipe.pipeline.drain = std::min(window, (2 * recipe.pipeline.degree + accumulation - 1) / accumulation + 2);
 }
 
 }  // namespace
@@ -87,10 +88,8 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
   if (rank >= of_stage && numbers->empty()) {
     rehearse(recipe, vocabulary, num_ranks, rank % of_stage, ranks_per_host, numbers);
   }
-  const RehearsedWorld world{.axes = mesh_axes(recipe, num_ranks),
-                             .rank = rank,
-                             .ranks_per_host = ranks_per_host,
-                             .numbers = numbers};
+  const RehearsedWorld world{
+      .axes = mesh_axes(recipe, num_ranks), .rank = rank, .ranks_per_host = ranks_per_host, .numbers = numbers};
   return rehearse(world, [&](const Mesh& mesh) {
     Recipe own = recipe;
     const int64_t count = plan_batch(recipe, num_ranks).accumulation;

@@ -16,11 +16,11 @@ namespace caravan {
 ///   - servers without a barrier are rehearsed with one: a worker's push and pull is a reduction and a gather, and what
 ///     several workers may have on its way at once is not counted;
 ///   - rounds of ranks that step apart: one of two steps, of which the further ones are like the second;
-///   - stages without a flush: a window of two micro-batches for each rank, at least a step; bytes are those of a step;
+///   - stages without a flush: a window of a few steps; bytes are those of a step;
 ///   - stages that are cut by measured costs: by FLOPs;
 ///   - checkpoint.async: the copy is there.
-/// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them a rank of
-/// the first stage is rehearsed before it. Throws UsageError as plan_batch and make_strategy do.
+/// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of the
+/// first stage is rehearsed before it. Throws UsageError as plan_batch and make_strategy do.
 Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int rank, int ranks_per_host = 0,
                    const std::shared_ptr<RecordedNumbers>& numbers = std::make_shared<RecordedNumbers>());
 

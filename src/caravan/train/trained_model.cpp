@@ -16,9 +16,9 @@ TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh
                            const std::vector<double>& unit_costs, at::Device device)
     : model(make_model(config)) {
   Strategy strategy = make_strategy(strategy_choice(recipe, config, mesh.size(), unit_costs), *model, mesh);
-  engine = std::make_unique<Engine>(
-      *model, mesh, std::move(strategy),
-      Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed), .device = device});
+  engine =
+      std::make_unique<Engine>(*model, mesh, std::move(strategy),
+                               Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed), .device = device});
   optimizer = make_optimizer(recipe.optimizer.kind, engine->state());
   if (recipe.precision.scales_loss()) loss_scale.emplace(recipe.precision.loss_scale);
   tensors.add(state_of_model(*engine));

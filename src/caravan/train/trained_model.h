@@ -21,8 +21,8 @@ namespace caravan {
 struct TrainedModel {
   /// `config` is the recipe's model, with its vocabulary; `unit_costs` as in strategy_choice. `mesh` may get further
   /// axes. Every rank calls it.
-  TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh,
-               const std::vector<double>& unit_costs = {}, at::Device device = at::kCPU);
+  TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh, const std::vector<double>& unit_costs = {},
+               at::Device device = at::kCPU);
 
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
