@@ -186,6 +186,13 @@ int64_t at_dim(const std::vector<int64_t>& of_dims, size_t dim) {
   return of_dims.size() == 1 ? of_dims[0] : of_dims[dim];
 }
 
+/// Elements of a copy in oneDNN's layout, which it makes of some operands: channels in blocks of 16.
+int64_t in_blocks(const at::Tensor& x, bool is_weight = false) {
+  const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
+  const int64_t channels = std::max<int64_t>(x.size(0) * x.size(1), 1);
+  return x.numel() / channels * (is_weight ? padded(x.size(0)) : x.size(0)) * padded(x.size(1));
+}
+
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const Optional& /*bias*/,
                        c10::SymIntArrayRef strides, c10::SymIntArrayRef paddings, c10::SymIntArrayRef dilations,
                        bool transposed, c10::SymIntArrayRef output_paddings, c10::SymInt groups) {
@@ -199,14 +206,15 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const Opti
     shape.push_back(transposed ? (x.size(i) - 1) * step - pad + kernel + at_dim(more, dim)
                                : (x.size(i) + pad - kernel) / step + 1);
   }
-  const at::Tensor copies = at::empty({x.numel() + weight.numel()}, x.options());  // in oneDNN's layouts, if it wants
-  return at::empty(shape, x.options());
+  at::Tensor result = at::empty(shape, x.options());
+  const at::Tensor copies = at::empty({in_blocks(x) + in_blocks(weight, true) + in_blocks(result)}, x.options());
+  return result;
 }
 
 Triple convolution_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                             at::OptionalSymIntArrayRef /*bias*/, c10::SymIntArrayRef, c10::SymIntArrayRef,
                             c10::SymIntArrayRef, bool, c10::SymIntArrayRef, c10::SymInt, std::array<bool, 3> needed) {
-  const at::Tensor copies = at::empty({dy.numel() + x.numel() + weight.numel()}, x.options());
+  const at::Tensor copies = at::empty({in_blocks(dy) + in_blocks(x) + in_blocks(weight, true)}, x.options());
   return {if_needed(needed[0], x), if_needed(needed[1], weight),
           needed[2] ? at::empty({dy.size(1)}, dy.options()) : at::Tensor()};
 }
