@@ -81,7 +81,7 @@ PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
   plan.micro_batches = static_cast<int>(shape.rows / shape.sequences);
   const int64_t end = std::max<int64_t>(recipe.train.steps, 1);
   if (recipe.pipeline.has_windows()) {
-    plan.steps = static_cast<int>(std::min(recipe.pipeline.drain, next_due(recipe, 0, end)));
+    plan.steps = static_cast<int>(std::min(recipe.pipeline.schedule.whole("drain"), next_due(recipe, 0, end)));
   }
   const std::vector<double> unit_costs = unit_flops(recipe.model);
   plan.costs = costs_of(stage_of_units(recipe.pipeline, recipe.model, unit_costs), unit_costs);
@@ -100,7 +100,7 @@ int inspect_schedule(const InspectArguments& arguments) {
   }
   recipe.model.vocabulary = vocabulary_of(recipe).size;
   const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
-  std::string title = fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule,
+  std::string title = fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.name(),
                                   choice.degree, plan.order.num_stages(), plan.micro_batches,
                                   plan.micro_batches == 1 ? "" : "es", plan.ranks.front().sequences);
   Timeline drawn = plan.timeline;

@@ -187,7 +187,7 @@ ReportFacts facts_of(const RunLog& log) {
   report.memory.emplace_back("measured peak of rank 0", log.last("peak_memory_bytes"));
   if (!recipe.pipeline.is_used()) return report;
   const PlannedSchedule plan = plan_schedule(recipe, static_cast<int>(info->numerics.ranks));
-  report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.schedule + ", as planned by FLOPs");
+  report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.name() + ", as planned by FLOPs");
   return report;
 }
 

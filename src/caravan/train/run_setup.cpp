@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "caravan/parallel/pipedream_stepper.h"
 #include "caravan/techniques/technique_body.h"
 #include "caravan/train/agreement.h"
 
@@ -46,11 +45,10 @@ std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int
                        .step = state.step,
                        .clocks = state.clocks};
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
-  const TechniqueBody& body = body_of(recipe.data_parallel);
-  if (auto own = body.make_stepper(inputs, recipe.data_parallel, timeout)) return own;
-  if (!recipe.pipeline.has_windows()) return make_sync_stepper(inputs);
-  inputs.steps_at_once = recipe.pipeline.drain;
-  return make_pipedream_stepper(inputs);
+  for (const Setting& technique : techniques_of(recipe)) {
+    if (auto own = body_of(technique).make_stepper(inputs, technique, timeout)) return own;
+  }
+  return make_sync_stepper(inputs);
 }
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
