@@ -100,9 +100,8 @@ int main() {
   for (const double slower : {1.0, 1.5, 3.0}) {
     for (const char* schedule : {"naive", "gpipe", "1f1b", "interleaved"}) {
       for (const bool recompute : {false, true}) {
-        const PipelineOptions options{
-            .choice = {.degree = kRanks, .schedule = schedule, .stages_per_rank = schedule[0] == 'i' ? 2 : 1},
-            .recompute = recompute};
+        const PipelineOptions options{.choice = {.degree = kRanks, .schedule = {"pipeline", schedule}},
+                                      .recompute = recompute};
         const std::vector<StageCost> costs = costs_of(static_cast<int>(options.choice.num_stages()), slower);
         const Timeline plan = simulate(pipeline_order(options.choice, kMicroBatches, recompute), costs);
         const double ms = measured(options, costs);

@@ -51,7 +51,7 @@ std::vector<double> train(int ranks) {
     for (at::Tensor& weight : net->parameters()) weight.uniform_(-0.3, 0.3, same);
     ModuleAdapter model(net.ptr(), units_of(net), mesh);
     Strategy strategy = whole_model(model, mesh);
-    add_pipeline(strategy, mesh, {.choice = {.schedule = "zb-h1"}});  // or "1f1b", "gpipe", ..
+    add_pipeline(strategy, mesh, {.choice = {.schedule = {"pipeline", "zb-h1"}}});  // or "1f1b", "gpipe", ..
     Engine engine(model, mesh, strategy);
     StageRunner runner(engine);
     torch::optim::AdamW optimizer(engine.parameters(), torch::optim::AdamWOptions(0.01));  // of this rank's stage

@@ -18,17 +18,19 @@ EXAMPLES = {"data_parallel.shard"}  # recipes/default.toml shows an example of i
 EXPECTS_ERROR = re.compile(r"refus|THROW|error|invalid|Error|is_not|nearest")
 
 
-FAMILY_OF_FILE = {"data_keys.cpp": "data_parallel", "optimizer_keys.cpp": "optimizer", "rate_keys.cpp": "learning_rate"}
+FAMILY_OF_FILE = {"data_keys.cpp": "data_parallel", "optimizer_keys.cpp": "optimizer", "rate_keys.cpp": "learning_rate",
+                  "schedule_keys.cpp": "pipeline", "windows.cpp": "pipeline"}
 
 
 def keys_of_registry():
     """Key -> itself, for the keys that choose an entry of the registry, and for those that entries list."""
     found = {}
-    families = re.findall(r'\{"(\w+)", "(\w+)", "(\w+)", "[^"]*", OnResume',
+    families = re.findall(r'\{"(\w+)", "(\w+)", "(\w*)", "\w*", "[^"]*", OnResume',
                           (root / "src/caravan/registry/registry.cpp").read_text())
     sections = {family: section for family, section, _ in families}
     for _, section, key in families:
-        found[f"{section}.{key}"] = f"{section}.{key}"
+        if key:
+            found[f"{section}.{key}"] = f"{section}.{key}"
     for folder in ("techniques", "optim"):
         for file in sorted((root / "src/caravan" / folder).glob("*.cpp")):
             text = file.read_text()

@@ -84,7 +84,7 @@ int inspect_schedule(const InspectArguments& arguments) {
   const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
   const auto micro_batches = static_cast<int>(plan.batch.accumulation);
   std::string title =
-      fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.schedule, choice.degree,
+      fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.name(), choice.degree,
                   plan.order.num_stages(), micro_batches, micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
   Timeline drawn = plan.timeline;
   // Of a window only as much as fills the pipeline twice: more would be too small to read.

@@ -24,7 +24,7 @@ PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
   plan.batch = plan_batch(recipe, num_ranks);
   if (recipe.pipeline.has_windows()) {
     const int64_t end = std::max<int64_t>(recipe.train.steps, 1);
-    plan.steps = static_cast<int>(std::min(recipe.pipeline.drain, next_due(recipe, 0, end)));
+    plan.steps = static_cast<int>(std::min(recipe.pipeline.schedule.whole("drain"), next_due(recipe, 0, end)));
   }
   const std::vector<double> unit_costs = unit_flops(recipe.model);
   plan.stage_of_unit = stage_of_units(recipe.pipeline, recipe.model, unit_costs);

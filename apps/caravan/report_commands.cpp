@@ -182,7 +182,7 @@ ReportFacts facts_of(const RunLog& log) {
   recipe.model = model;
   if (!recipe.pipeline.is_used()) return report;
   const PlannedSchedule plan = plan_schedule(recipe, static_cast<int>(info->numerics.ranks));
-  report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.schedule + ", as planned by FLOPs");
+  report.schedule = to_svg(plan.timeline, plan.order.rank_of_stage, recipe.pipeline.name() + ", as planned by FLOPs");
   return report;
 }
 

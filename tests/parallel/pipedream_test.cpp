@@ -15,6 +15,7 @@
 #include "caravan/parallel/zero.h"
 #include "caravan/step/train_step.h"
 #include "tests/cost/formulas/memory.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::pipedream_test {
@@ -96,7 +97,7 @@ Values pipelined(const Window& run) {
     Model model(config_of(run));
     Strategy strategy = whole_model(model, mesh);
     add_pipeline(strategy, mesh,
-                 {.choice = {.schedule = run.schedule, .micro_batches = run.micro_batches},
+                 {.choice = pipeline_of(run.schedule, 1, 0, run.micro_batches),
                   .stage_of_block = stages_of(run),
                   .recompute = run.recompute});
     add_ddp(strategy, mesh);
@@ -112,9 +113,8 @@ Values pipelined(const Window& run) {
     const bool is_2bw = run.schedule == "pipedream-2bw";
     const int64_t stage = mesh["pp"].coord();
     EXPECT_LE(most_kept, is_2bw ? 2 : run.stages - stage) << "versions of stage " << stage;
-    const MemoryShape planned{.model = {.layers = run.stages},
-                              .rows = run.micro_batches,
-                              .pipeline = {.degree = run.stages, .schedule = run.schedule}};
+    const MemoryShape planned{
+        .model = {.layers = run.stages}, .rows = run.micro_batches, .pipeline = pipeline_of(run.schedule, run.stages)};
     const int64_t buffers = shapes_of_ranks(planned)[static_cast<size_t>(stage)].num_versions;
     const auto element = static_cast<int64_t>(c10::elementSize(run.dtype));
     EXPECT_LE(engine.versions()->bytes(), buffers * engine.state().layout.count() * element);
@@ -217,7 +217,7 @@ TEST(PipeDream, BackwardHasTheWeightsOfItsForward) {
     Mesh mesh = given;
     Model model(config_of(run));
     Strategy strategy = whole_model(model, mesh);
-    add_pipeline(strategy, mesh, {.choice = {.schedule = run.schedule}, .stage_of_block = stages_of(run)});
+    add_pipeline(strategy, mesh, {.choice = pipeline_of(run.schedule), .stage_of_block = stages_of(run)});
     add_ddp(strategy, mesh);
     Engine engine(model, mesh, strategy, {.seed = 7, .dtype = run.dtype});
     const auto optimizer = optimizer_of(run, engine.state());
@@ -253,7 +253,7 @@ TEST(PipeDream, RefusesGatheredLeaves) {
       Mesh mesh = given;
       Model model(config_of(run));
       Strategy strategy = whole_model(model, mesh);
-      add_pipeline(strategy, mesh, {.choice = {.schedule = run.schedule}, .stage_of_block = stages_of(run)});
+      add_pipeline(strategy, mesh, {.choice = pipeline_of(run.schedule), .stage_of_block = stages_of(run)});
       if (stage < 3) {
         add_zero(strategy, mesh, {.stage = stage, .share = Share::off});
       } else {

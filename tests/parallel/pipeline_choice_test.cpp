@@ -19,10 +19,6 @@ using ::testing::HasSubstr;
 
 ModelConfig model_of(int64_t layers) { return {.layers = layers, .vocabulary = 256}; }
 
-PipelineChoice choice_of(const std::string& schedule, int64_t degree, int64_t stages_per_rank = 1) {
-  return {.degree = degree, .schedule = schedule, .stages_per_rank = stages_per_rank};
-}
-
 /// "" if the choice fits.
 std::string misfit_of(const PipelineChoice& choice, const ModelConfig& model, int64_t micro_batches) {
   const auto misfit = choice.misfit(model, micro_batches);
@@ -32,7 +28,7 @@ std::string misfit_of(const PipelineChoice& choice, const ModelConfig& model, in
 TEST(PipelineChoice, EveryScheduleHasAnOrder) {
   for (const std::string& name : names_of("pipeline")) {
     const int64_t stages_per_rank = name == "interleaved" || name == "zb-v" ? 2 : 1;
-    const PipelineChoice choice = choice_of(name, 3, stages_per_rank);
+    const PipelineChoice choice = pipeline_of(name, 3, stages_per_rank);
     const int micro_batches = name == "pipedream" ? 1 : 6;  // it takes a batch whole
     EXPECT_EQ(misfit_of(choice, model_of(6), micro_batches), "") << name;
     const PipelineOrder order = pipeline_order(choice, micro_batches);
@@ -43,33 +39,33 @@ TEST(PipelineChoice, EveryScheduleHasAnOrder) {
 }
 
 TEST(PipelineChoice, StagesAreInTurnOrInAV) {
-  EXPECT_THAT(ranks_of_stages(choice_of("interleaved", 2, 3)), ElementsAre(0, 1, 0, 1, 0, 1));
-  EXPECT_THAT(ranks_of_stages(choice_of("zb-v", 3, 2)), ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT(ranks_of_stages(pipeline_of("interleaved", 2, 3)), ElementsAre(0, 1, 0, 1, 0, 1));
+  EXPECT_THAT(ranks_of_stages(pipeline_of("zb-v", 3, 2)), ElementsAre(0, 1, 2, 2, 1, 0));
 }
 
 TEST(PipelineChoice, NamesTheNearestSchedule) {
   try {
-    pipeline_order(choice_of("zbh1", 2), 4);
+    pipeline_order(pipeline_of("zbh1", 2, 1), 4);
     FAIL() << "zbh1 is not a schedule";
   } catch (const UsageError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("'zbh1'"), HasSubstr("use 'zb-h1'")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("'zbh1'"), HasSubstr("the nearest is 'zb-h1'")));
   }
 }
 
 TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
-  EXPECT_THAT(misfit_of(choice_of("interleaved", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_THAT(misfit_of(choice_of("zb-v", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_EQ(misfit_of(choice_of("zb-v", 2, 0), model_of(8), 4), "") << "as many as it needs";
-  EXPECT_EQ(choice_of("interleaved", 2, 0).num_stages(), 4);
-  EXPECT_THAT(misfit_of(choice_of("zb-v", 2, 3), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
-  EXPECT_THAT(misfit_of(choice_of("1f1b", 2, 2), model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
+  EXPECT_THAT(misfit_of(pipeline_of("interleaved", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(misfit_of(pipeline_of("zb-v", 2, 1), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_EQ(misfit_of(pipeline_of("zb-v", 2, 0), model_of(8), 4), "") << "as many as it needs";
+  EXPECT_EQ(pipeline_of("interleaved", 2, 0).num_stages(), 4);
+  EXPECT_THAT(misfit_of(pipeline_of("zb-v", 2, 3), model_of(8), 4), HasSubstr("pipeline.stages_per_rank = 2"));
+  EXPECT_THAT(misfit_of(pipeline_of("1f1b", 2, 2), model_of(8), 4), HasSubstr("pipeline.schedule = \"interleaved\""));
 }
 
 TEST(PipelineChoice, RefusesMicroBatchesThatAScheduleHasNoTableFor) {
-  const PipelineChoice interleaved = choice_of("interleaved", 4, 2);
+  const PipelineChoice interleaved = pipeline_of("interleaved", 4, 2);
   EXPECT_EQ(misfit_of(interleaved, model_of(8), 8), "");
   EXPECT_THAT(misfit_of(interleaved, model_of(8), 9), HasSubstr("not a multiple of the 4 ranks"));
-  EXPECT_THAT(misfit_of(choice_of("pipedream-2bw", 4), model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
+  EXPECT_THAT(misfit_of(pipeline_of("pipedream-2bw", 4, 1), model_of(8), 3), HasSubstr("fewer than the 4 ranks"));
   EXPECT_THROW(order_of("pipedream-2bw", 4, 6, 0, 3), UsageError);
 }
 
@@ -93,7 +89,7 @@ TEST(PipelineChoice, OrdersWithoutARankAMicroBatchOrAStageAreErrors) {
 }
 
 TEST(PipelineChoice, ComparesATableOfAFileWithTheRecipe) {
-  PipelineChoice choice = choice_of("own.txt", 2);
+  PipelineChoice choice{.degree = 2, .file = "own.txt"};
   choice.table = to_text(order_of("zb-h1", 2, 3));
   EXPECT_EQ(misfit_of(choice, model_of(2), 3), "");
   EXPECT_EQ(misfit_of(choice, model_of(2), 0), "");
@@ -101,7 +97,7 @@ TEST(PipelineChoice, ComparesATableOfAFileWithTheRecipe) {
   choice.degree = 3;
   EXPECT_THAT(misfit_of(choice, model_of(3), 3), HasSubstr("use mesh.pp = 2"));
   choice.degree = 2;
-  choice.table = to_text(order_of("interleaved", 2, 2, 2));  // stages_per_rank is not set: the table says it
+  choice.table = to_text(order_of("interleaved", 2, 2, 2));
   EXPECT_EQ(misfit_of(choice, model_of(4), 2), "");
   EXPECT_THAT(misfit_of(choice, model_of(3), 2), HasSubstr("4 stages for 3 layers"));
 }

@@ -16,6 +16,7 @@
 #include "caravan/engine/stage_runner.h"
 #include "caravan/module/adapter.h"
 #include "caravan/parallel/pipeline.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::pipeline_module_test {
@@ -63,7 +64,7 @@ Found run(int ranks, const std::vector<int64_t>& rows, const std::string& schedu
     ModuleAdapter model(net.ptr(), units_of(net), mesh);
     Strategy strategy = whole_model(model, mesh);
     add_pipeline(strategy, mesh,
-                 {.choice = {.schedule = schedule}, .recompute = recompute, .has_static_shapes = is_static});
+                 {.choice = pipeline_of(schedule), .recompute = recompute, .has_static_shapes = is_static});
     Engine engine(model, mesh, strategy);
     StageRunner runner(engine);
     const double loss = runner.run_step(static_cast<int>(rows.size()), [&](int m) {
@@ -134,7 +135,7 @@ void on_wide_stages(int tensors, const std::function<void()>& on_last, const std
     torch::nn::Sequential net(torch::nn::Linear(2, 40'000), torch::nn::Linear(40'000, 1));
     ModuleAdapter model(net.ptr(), wide_units(net, tensors, on_last), mesh);
     Strategy strategy = whole_model(model, mesh);
-    add_pipeline(strategy, mesh, {.choice = {.schedule = "gpipe"}});
+    add_pipeline(strategy, mesh, {.choice = pipeline_of("gpipe")});
     Engine engine(model, mesh, strategy);
     body(engine);
   });

@@ -36,7 +36,7 @@ void for_each_order(const Visit& visit) {
     for (int ranks = 1; ranks <= 16; ++ranks) {
       for (int micro_batches = 1; micro_batches <= 32; ++micro_batches) {
         for (int chunks = 1; chunks <= 4; ++chunks) {
-          const PipelineChoice choice{.degree = ranks, .schedule = schedule, .stages_per_rank = chunks};
+          const PipelineChoice choice = pipeline_of(schedule, ranks, chunks);
           if (choice.misfit({.layers = 1000}, choice.is_asynchronous() ? 0 : micro_batches)) continue;
           if (schedule == "pipedream-2bw" && micro_batches < ranks) continue;
           SCOPED_TRACE(
@@ -91,7 +91,7 @@ TEST(Schedules, DeferWeightGradientsOfAllOrNone) {
       }
       const size_t all = std::size_t(micro_batches) * static_cast<size_t>(order.num_stages()) / order.ranks.size();
       ASSERT_EQ(done[Pass::Kind::forward].size(), all);
-      ASSERT_EQ(done[Pass::Kind::weight].size(), choice.schedule.starts_with("zb") ? all : 0);
+      ASSERT_EQ(done[Pass::Kind::weight].size(), choice.name().starts_with("zb") ? all : 0);
     }
   });
 }
@@ -105,7 +105,7 @@ TEST(Schedules, HoldNoMoreThanTheySay) {
                                                    {"zb-h1", p}, {"zb-h2", 2 * p - 1}, {"zb-v", 2 * p}};
     const std::vector<HeldActivations> held = held_activations(order);
     for (int64_t rank = 0; rank < p; ++rank) {
-      const auto bound = of_rank_0.find(choice.schedule);
+      const auto bound = of_rank_0.find(choice.name());
       const int64_t most = bound == of_rank_0.end() ? p - rank : bound->second;  // 1f1b and what follows its order
       ASSERT_LE(held[static_cast<size_t>(rank)].activations, std::min(most, m * v)) << "rank " << rank;
       ASSERT_EQ(held[static_cast<size_t>(rank)].inputs, 0);
@@ -199,7 +199,7 @@ TEST(Interleaved, NeedsAMultipleOfTheRanks) {
 }
 
 TEST(Schedules, ThatDoNotExistNameTheNearest) {
-  EXPECT_THAT(error_of([] { pipeline_order({.degree = 2, .schedule = "1f1"}, 4); }), HasSubstr("use '1f1b'"));
+  EXPECT_THAT(error_of([] { order_of("1f1", 2, 4); }), HasSubstr("the nearest is '1f1b'"));
 }
 
 /// PipeDream: an update follows each backward; 2BW: the last backward of each batch.

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/registry/split.h"
 
 namespace caravan::testing {
@@ -27,6 +28,15 @@ inline Split tensor_of(int64_t degree, const std::string& kind = "1d", const Val
   return {Setting("tensor_parallel", kind, values), degree};
 }
 inline Split experts_of(int64_t degree) { return {Setting("expert_parallel"), degree}; }
+
+/// Of stages on `degree` ranks. Numbers of 0 are left to the schedule.
+inline PipelineChoice pipeline_of(const std::string& schedule, int64_t degree = 1, int64_t stages_per_rank = 0,
+                                  int64_t micro_batches = 0) {
+  PipelineChoice choice{.degree = degree, .schedule = {"pipeline", schedule}};
+  if (stages_per_rank != 0) choice.schedule.set("stages_per_rank", stages_per_rank);
+  if (micro_batches != 0) choice.schedule.set("micro_batches", micro_batches);
+  return choice;
+}
 
 /// The same setting with other values, also of keys that it does not read.
 inline Setting with(Setting setting, const Values& values) {

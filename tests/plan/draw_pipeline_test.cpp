@@ -109,9 +109,8 @@ TEST(PipelineText, IsThatOfTheDocuments) {
   page << std::ifstream(CARAVAN_SOURCE_DIR "/docs/pipeline_schedules.md").rdbuf();
   for (const std::string& schedule : names_of("pipeline")) {
     const bool has_chunks = schedule == "interleaved" || schedule == "zb-v";
-    const PipelineChoice choice{
-        .degree = 4, .schedule = schedule, .micro_batches = 4, .stages_per_rank = has_chunks ? 2 : 1};
-    const PipelineOrder order = pipeline_order(choice, schedule == "naive" ? 2 : 8);
+    const PipelineOrder order =
+        pipeline_order(pipeline_of(schedule, 4, has_chunks ? 2 : 1, 4), schedule == "naive" ? 2 : 8);
     EXPECT_THAT(page.str(), HasSubstr("```text\n" + to_text(of_even_stages(order), 180) + "```"))
         << schedule << ": bubble " << 100 * of_even_stages(order).bubble();
   }

@@ -10,7 +10,7 @@ namespace {
 
 PipelineChoice choice_of(const std::string& schedule, int64_t ranks, int64_t chunks = 2) {
   const bool has_chunks = schedule == "interleaved" || schedule == "zb-v";
-  return {.degree = ranks, .schedule = schedule, .stages_per_rank = has_chunks ? chunks : 1};
+  return pipeline_of(schedule, ranks, has_chunks ? chunks : 1);
 }
 
 /// How long each rank waits in a step (for zb-h2 and zb-v: between its first and its last pass) where all stages cost
@@ -27,12 +27,12 @@ std::optional<double> bubble_formula(const PipelineChoice& choice, int64_t num_m
   const auto m = static_cast<double>(num_micro_batches);
   const double all = cost.forward + cost.backward + cost.weight;
   const bool is_even = cost.forward == cost.backward && cost.backward == cost.weight;
-  if (choice.schedule == "naive") return m * (p - 1) * all;
-  if (choice.schedule == "zb-h1") {
+  if (choice.name() == "naive") return m * (p - 1) * all;
+  if (choice.name() == "zb-h1") {
     const bool waits_for_weights = cost.forward >= cost.weight && cost.backward >= cost.weight;
     return m >= p && waits_for_weights ? std::optional((p - 1) * (all - 2 * cost.weight)) : std::nullopt;
   }
-  if (choice.schedule == "zb-h2" || choice.schedule == "zb-v") {
+  if (choice.name() == "zb-h2" || choice.name() == "zb-v") {
     return m >= 2 * p - 1 && is_even ? std::optional(0.0) : std::nullopt;
   }
   return (p - 1) * all;

@@ -9,6 +9,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "caravan/base/error.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::stages_test {
 namespace {
@@ -18,6 +19,10 @@ using ::testing::HasSubstr;
 
 ModelConfig model_of(int64_t layers) {
   return {.layers = layers, .width = 64, .heads = 4, .context = 32, .vocabulary = 256};
+}
+
+PipelineChoice cut_as(int64_t degree, const RecipeValue& cut) {
+  return {.degree = degree, .schedule = {"pipeline", "1f1b", {{"cut", cut}}}};
 }
 
 std::string error_of(const PipelineChoice& choice, const ModelConfig& model) {
@@ -49,7 +54,7 @@ TEST(UnitFlops, CountTheExpertsThatATokenTakes) {
 }
 
 TEST(StageOfUnits, LeftOverLayersGoToTheMiddle) {
-  const PipelineChoice choice{.degree = 4, .cut = "layers"};
+  const PipelineChoice choice = cut_as(4, "layers");
   const ModelConfig six = model_of(6);
   EXPECT_THAT(stage_of_units(choice, six, unit_flops(six)), ElementsAre(0, 0, 1, 1, 2, 2, 3, 3));
   const ModelConfig seven = model_of(7);
@@ -57,7 +62,7 @@ TEST(StageOfUnits, LeftOverLayersGoToTheMiddle) {
 }
 
 TEST(StageOfUnits, ByHand) {
-  const PipelineChoice choice{.degree = 2, .layers = {1, 3}};
+  const PipelineChoice choice = cut_as(2, std::vector<int64_t>{1, 3});
   EXPECT_THAT(stage_of_units(choice, model_of(4), unit_flops(model_of(4))), ElementsAre(0, 0, 1, 1, 1, 1));
 }
 
@@ -67,22 +72,23 @@ TEST(StageOfUnits, ByCostGivesTheStageWithTheHeadFewerLayers) {
 }
 
 TEST(StageOfUnits, CutsForEveryStageThatARankHolds) {
-  const PipelineChoice choice{.degree = 2, .schedule = "interleaved", .stages_per_rank = 2, .cut = "layers"};
+  PipelineChoice choice = pipeline_of("interleaved", 2, 2);
+  choice.schedule.set("cut", "layers");
   EXPECT_THAT(stage_of_units(choice, model_of(4), unit_flops(model_of(4))), ElementsAre(0, 0, 1, 2, 3, 3));
 }
 
 TEST(StageOfUnits, RefusesMoreStagesThanLayers) {
   EXPECT_THAT(error_of({.degree = 4}, model_of(3)), HasSubstr("4 stages for 3 layers"));
   EXPECT_THAT(error_of({.degree = 4}, model_of(3)), HasSubstr("mesh.pp = 3"));
-  const PipelineChoice halves{.degree = 2, .schedule = "zb-v", .stages_per_rank = 2};
+  const PipelineChoice halves = pipeline_of("zb-v", 2, 2);
   EXPECT_THAT(error_of(halves, model_of(3)), HasSubstr("4 stages for 3 layers"));
 }
 
 TEST(StageOfUnits, RefusesLayersByHandThatDoNotAddUp) {
   for (const std::vector<int64_t>& layers : {std::vector<int64_t>{1, 2}, {4}, {0, 4}, {5, -1}, {1, 1, 2}}) {
-    EXPECT_THAT(error_of({.degree = 2, .layers = layers}, model_of(4)), HasSubstr("use [2, 2]"));
+    EXPECT_THAT(error_of(cut_as(2, layers), model_of(4)), HasSubstr("use [2, 2]"));
   }
-  EXPECT_EQ(error_of({.degree = 2, .layers = {3, 1}}, model_of(4)), "");
+  EXPECT_EQ(error_of(cut_as(2, std::vector<int64_t>{3, 1}), model_of(4)), "");
 }
 
 /// The smallest largest cost of a stage, over all ways to cut.

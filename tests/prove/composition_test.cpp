@@ -75,7 +75,7 @@ ProveCase to_prove(const Case& of) {
   std::vector<AxisSize> axes;
   if (!of.schedule.empty()) {
     const bool has_two = of.schedule == "interleaved" || of.schedule == "zb-v";
-    choice.pipeline = {.degree = 2, .schedule = of.schedule, .stages_per_rank = has_two ? 2 : 1};
+    choice.pipeline = pipeline_of(of.schedule, 2, has_two ? 2 : 1);
     model.layers = choice.pipeline.num_stages() + 1;
     axes.push_back({"pp", 2});
   }

@@ -21,13 +21,8 @@ using Kind = RecomputeChoice::Kind;
 /// Schedules in which all stages update at the end of a step.
 std::vector<std::string> flush_schedules() {
   std::vector<std::string> names = names_of("pipeline");
-  std::erase_if(names, [](const std::string& name) { return PipelineChoice{.schedule = name}.is_asynchronous(); });
+  std::erase_if(names, [](const std::string& name) { return pipeline_of(name).is_asynchronous(); });
   return names;
-}
-
-PipelineChoice pipeline_of(const std::string& schedule, int64_t ranks) {
-  const bool has_two = schedule == "interleaved" || schedule == "zb-v";
-  return {.degree = ranks, .schedule = schedule, .stages_per_rank = has_two ? 2 : 1};
 }
 
 struct Case {
@@ -55,7 +50,7 @@ ProveCase to_prove(Case of) {
   if (of.others.empty()) of.others = {{"dp", 1}};
   axes.insert(axes.end(), of.others.begin(), of.others.end());
   const std::string recompute = of.choice.recompute.to_string();
-  return {.name = pipeline.schedule + (of.beside.empty() ? "" : " beside " + of.beside) + ", recompute " + recompute,
+  return {.name = pipeline.name() + (of.beside.empty() ? "" : " beside " + of.beside) + ", recompute " + recompute,
           .model = model,
           .axes = axes,
           .arrange = [choice = of.choice](Model& built,

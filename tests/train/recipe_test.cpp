@@ -265,9 +265,9 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   // What an override switches off takes what the file says of it along.
   const std::string piped = "[mesh]\npp = 2\n[pipeline]\nschedule = \"pipedream\"\ndrain = 7\n";
   const Recipe alone = parse_recipe(piped, "r", {"mesh.pp=1"});
-  EXPECT_EQ(alone.pipeline.schedule, "1f1b");
-  EXPECT_EQ(parse_recipe(to_toml(alone), "r").pipeline.drain, 50);
-  EXPECT_EQ(parse_recipe(piped, "r", {"pipeline.schedule=gpipe"}).pipeline.drain, 50);
+  EXPECT_EQ(alone.pipeline.name(), "1f1b");
+  EXPECT_EQ(parse_recipe(to_toml(alone), "r").pipeline.schedule.whole("drain"), 50);
+  EXPECT_EQ(parse_recipe(piped, "r", {"pipeline.schedule=gpipe"}).pipeline.schedule.whole("drain"), 50);
   EXPECT_THAT(message_of<UsageError>([&] {
                 parse_recipe(piped, "r", {"mesh.pp=1", "pipeline.drain=9"});
               }),

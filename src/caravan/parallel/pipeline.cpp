@@ -28,14 +28,14 @@ void add_pipeline(Strategy& strategy, Mesh& mesh, const PipelineOptions& options
   }
   add_stages(strategy, mesh, options.axis,
              options.stage_of_block.empty() ? even_stages(blocks, stages) : options.stage_of_block, rank_of_stage);
-  strategy.name += strategy.name.empty() ? choice.schedule : " " + choice.schedule;
+  strategy.name += strategy.name.empty() ? choice.name() : " " + choice.name();
   strategy.has_static_shapes = options.has_static_shapes;
   if (choice.is_asynchronous()) {
     strategy.leaf_memory = LeafMemory::stashed;
     strategy.reduces_each_micro_batch = true;
   }
-  if (!choice.is_file() && schedule_of(choice).updates == PipelineSchedule::Updates::each_batch) {
-    strategy.batch_of_versions = static_cast<int>(choice.micro_batches);
+  if (schedule_of(choice).updates == PipelineSchedule::Updates::each_batch) {
+    strategy.batch_of_versions = static_cast<int>(choice.micro_batches());
   }
   strategy.passes = [choice, recompute = options.recompute](int num_micro_batches) {
     return pipeline_order(choice, num_micro_batches, recompute).ranks;

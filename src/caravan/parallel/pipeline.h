@@ -33,8 +33,8 @@ struct PipelineOptions {
 /// Every rank calls it with the same options, before the Engine is made; data parallelism, splits of layers and
 /// recompute may come before or after, but units are split (FsdpOptions::units) after it. Run steps with a StageRunner.
 ///
-/// Throws UsageError for a schedule that does not exist or has no table for these numbers, and for more stages than
-/// blocks. (Huang et al., arXiv 1811.06965; Narayanan et al., arXiv 2104.04473; Qi et al., arXiv 2401.10241.)
+/// Throws UsageError for a schedule that has no table for these numbers, and for more stages than blocks. (Huang et
+/// al., arXiv 1811.06965; Narayanan et al., arXiv 2104.04473; Qi et al., arXiv 2401.10241.)
 void add_pipeline(Strategy& strategy, Mesh& mesh, const PipelineOptions& options);
 
 }  // namespace caravan

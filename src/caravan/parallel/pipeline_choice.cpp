@@ -30,7 +30,7 @@ std::optional<Misfit> misfit_of_table(const PipelineOrder& order, int64_t degree
 std::string schedules_of(int64_t stages) {
   std::vector<std::string> names;
   for (const Entry& entry : entries_of("pipeline")) {
-    const PipelineSchedule& schedule = schedule_of({.schedule = entry.name});
+    const PipelineSchedule& schedule = schedule_of({.schedule = {"pipeline", entry.name}});
     if (schedule.least_stages <= stages && stages <= schedule.most_stages) names.push_back(entry.name);
   }
   return "use pipeline.schedule = \"" + join(names, "\" or \"") + "\"";
@@ -43,7 +43,7 @@ std::optional<Misfit> misfit_of_stages(const PipelineChoice& choice) {
   const bool has_one = schedule.most_stages == 1;
   return Misfit{
       has_one ? "pipeline.schedule" : "pipeline.stages_per_rank",
-      fmt::format("{} has {} stage{} on each rank, not {}", choice.schedule,
+      fmt::format("{} has {} stage{} on each rank, not {}", choice.name(),
                   schedule.most_stages == kAnyStages ? fmt::format("{} or more", schedule.least_stages)
                                                      : std::to_string(schedule.least_stages),
                   has_one ? "" : "s", chunks),
@@ -76,13 +76,20 @@ std::vector<int64_t> even_layers(int64_t layers, int64_t stages) {
   return counts;
 }
 
-bool PipelineChoice::is_asynchronous() const {
-  if (is_file() || find_entry("pipeline", schedule) == nullptr) return false;  // a path that is not read yet
-  return schedule_of(*this).updates != PipelineSchedule::Updates::none;
+std::string PipelineChoice::cut() const {
+  const auto* name = std::get_if<std::string>(&schedule.value("cut"));
+  return name == nullptr ? "" : *name;
 }
 
+std::vector<int64_t> PipelineChoice::layers() const {
+  const auto* by_hand = std::get_if<std::vector<int64_t>>(&schedule.value("cut"));
+  return by_hand == nullptr ? std::vector<int64_t>{} : *by_hand;
+}
+
+bool PipelineChoice::is_asynchronous() const { return schedule_of(*this).updates != PipelineSchedule::Updates::none; }
+
 int64_t PipelineChoice::chunks() const {
-  return stages_per_rank > 0 ? stages_per_rank : schedule_of(*this).least_stages;
+  return stages_per_rank() > 0 ? stages_per_rank() : schedule_of(*this).least_stages;
 }
 
 std::optional<Misfit> PipelineChoice::misfit(const ModelConfig& model, int64_t num_micro_batches) const {
@@ -96,18 +103,18 @@ std::optional<Misfit> PipelineChoice::misfit(const ModelConfig& model, int64_t n
     if (auto misfit = misfit_of_stages(*this)) return misfit;
   }
   if (stages > model.layers) {
-    return Misfit{stages_per_rank > 1 ? "pipeline.stages_per_rank" : "mesh.pp",
+    return Misfit{stages_per_rank() > 1 ? "pipeline.stages_per_rank" : "mesh.pp",
                   fmt::format("{} stages for {} layers: each has one at least", stages, model.layers),
                   fewer_stages(*this, model.layers)};
   }
-  if (!layers.empty()) {
-    const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0});
-    const bool has_empty = std::find_if(layers.begin(), layers.end(), [](int64_t n) { return n < 1; }) != layers.end();
-    if (static_cast<int64_t>(layers.size()) != stages || sum != model.layers || has_empty) {
-      return Misfit{
-          "pipeline.cut",
-          fmt::format("[{}] does not give {} stages one or more of {} layers each", join(layers), stages, model.layers),
-          fmt::format("use [{}]", join(even_layers(model.layers, stages)))};
+  if (const std::vector<int64_t> by_hand = layers(); !by_hand.empty()) {
+    const int64_t sum = std::accumulate(by_hand.begin(), by_hand.end(), int64_t{0});
+    const bool has_empty = std::ranges::any_of(by_hand, [](int64_t n) { return n < 1; });
+    if (static_cast<int64_t>(by_hand.size()) != stages || sum != model.layers || has_empty) {
+      return Misfit{"pipeline.cut",
+                    fmt::format("[{}] does not give {} stages one or more of {} layers each", join(by_hand), stages,
+                                model.layers),
+                    fmt::format("use [{}]", join(even_layers(model.layers, stages)))};
     }
   }
   if (num_micro_batches == 0 || is_file()) return std::nullopt;

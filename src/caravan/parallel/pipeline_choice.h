@@ -7,6 +7,7 @@
 
 #include "caravan/base/misfit.h"
 #include "caravan/nn/config.h"
+#include "caravan/registry/setting.h"
 
 namespace caravan {
 
@@ -20,22 +21,24 @@ std::vector<int64_t> even_layers(int64_t layers, int64_t stages);
 /// The section pipeline of a recipe, and the degree that its mesh gives it.
 struct PipelineChoice {
   int64_t degree = 1;  ///< mesh.pp: ranks that hold stages
-  /// An entry of the registry, or a file with a table of its own (pipeline_file.h).
-  std::string schedule = "1f1b";
-  std::string table{};          ///< the text of the file, if `schedule` names one
-  int64_t micro_batches = 0;    ///< of a step; 0: by train.micro_batch, or enough to fill the pipeline
-  int64_t stages_per_rank = 0;  ///< 0: the least that the schedule has
-  std::string cut = pipeline_cuts().front();
-  int64_t drain = 50;  ///< of stages that step on their own: steps after which all stop for a line of the log
-  std::vector<int64_t> layers{};  ///< of each stage, if they are given by hand
+  Setting schedule{"pipeline"};
+  std::string file{};   ///< with a table of its own in place of the schedule's (pipeline_file.h); "": none
+  std::string table{};  ///< the text of the file
   bool is_used() const { return degree > 1; }
-  bool is_file() const { return !table.empty(); }
+  bool is_file() const { return !file.empty(); }
+  const std::string& name() const { return is_file() ? file : schedule.name(); }
+  /// Of a step; 0: by train.micro_batch, or enough to fill the pipeline.
+  int64_t micro_batches() const { return schedule.whole("micro_batches"); }
+  int64_t stages_per_rank() const { return schedule.whole("stages_per_rank"); }  ///< 0: the least of the schedule
+  /// One of pipeline_cuts, or the layers of each stage, given by hand. The other is empty.
+  std::string cut() const;
+  std::vector<int64_t> layers() const;
   /// Stages update their weights on their own, without waiting for each other.
   bool is_asynchronous() const;
   /// So all of them have done the same in a drain only.
   bool has_windows() const { return is_used() && is_asynchronous(); }
   /// The costs by which it is cut are measured when the run starts.
-  bool measures() const { return layers.empty() && cut == "measured"; }
+  bool measures() const { return cut() == "measured"; }
   /// Stages on each rank.
   int64_t chunks() const;
   int64_t num_stages() const { return degree * chunks(); }

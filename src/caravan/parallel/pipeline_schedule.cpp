@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/parallel/pipeline_file.h"
 #include "caravan/registry/registry.h"
 
@@ -22,17 +20,11 @@ const PipelineSchedule& schedule_of(const PipelineChoice& choice) {
 #include "caravan/registry/entries.def"
   };
   static const PipelineSchedule of_a_file{.most_stages = kAnyStages};
-  if (choice.is_file()) return of_a_file;
-  const Entry* entry = find_entry("pipeline", choice.schedule);
-  if (entry != nullptr) return schedules.at(entry->body);
-  throw UsageError({.op = "pipeline",
-                    .subject = "schedule",
-                    .fact = not_one_of(choice.schedule, names_of("pipeline")),
-                    .action = "use '" + nearest(choice.schedule, names_of("pipeline")) + "'"});
+  return choice.is_file() ? of_a_file : schedules.at(choice.schedule.entry().body);
 }
 
 PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches, bool recompute) {
-  PipelineOrder order = choice.is_file() ? parse_pipeline_table(choice.table, choice.schedule)
+  PipelineOrder order = choice.is_file() ? parse_pipeline_table(choice.table, choice.file)
                                          : schedule_of(choice).order(choice, num_micro_batches);
   return recompute ? with_recompute(std::move(order)) : order;
 }

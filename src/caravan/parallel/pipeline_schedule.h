@@ -24,7 +24,7 @@ struct PipelineOrder {
 /// The part of a schedule that an entry of the registry does not have.
 struct PipelineSchedule {
   /// When stages step their optimizer on their own: never, after each micro-batch, or after each batch of
-  /// choice.micro_batches.
+  /// choice.micro_batches().
   enum class Updates : uint8_t { none, each_micro_batch, each_batch };
 
   /// The passes of choice.degree ranks. Throws UsageError for numbers that it has no table for.
@@ -40,12 +40,11 @@ struct PipelineSchedule {
 };
 inline constexpr int64_t kAnyStages = int64_t{1} << 20;
 
-/// The schedule that is chosen. Throws UsageError for one that does not exist, naming the nearest.
+/// The schedule that is chosen.
 const PipelineSchedule& schedule_of(const PipelineChoice& choice);
 
-/// The schedule that a recipe names, over its `degree` ranks; of pipedream-2bw batches of choice.micro_batches. Throws
-/// UsageError for one that does not exist, naming the nearest, and for numbers that it has no table for. `recompute`:
-/// with_recompute of it.
+/// The schedule that is chosen, over its `degree` ranks; of pipedream-2bw batches of choice.micro_batches(). Throws
+/// UsageError for numbers that it has no table for. `recompute`: with_recompute of it.
 PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches, bool recompute = false);
 
 /// The rank that holds each stage, whatever the number of micro-batches.

@@ -77,9 +77,9 @@ std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig&
   if (const auto misfit = choice.misfit(model, 0)) {
     throw UsageError({.op = "pipeline", .subject = misfit->key, .fact = misfit->fact, .action = misfit->action});
   }
-  if (!choice.layers.empty()) return by_hand(choice.layers);
+  if (const std::vector<int64_t> layers = choice.layers(); !layers.empty()) return by_hand(layers);
   const auto stages = static_cast<int64_t>(ranks_of_stages(choice).size());
-  return choice.cut == "layers" ? by_hand(even_layers(model.layers, stages)) : cut_by_cost(unit_costs, stages);
+  return choice.cut() == "layers" ? by_hand(even_layers(model.layers, stages)) : cut_by_cost(unit_costs, stages);
 }
 
 }  // namespace caravan

@@ -70,11 +70,10 @@ int64_t fit_pipeline(Recipe& recipe) {
   PipelineChoice& pipeline = recipe.pipeline;
   if (!pipeline.is_used()) return 1;
   if (!pipeline.is_file()) {
-    pipeline.stages_per_rank = std::min<int64_t>(pipeline.chunks(), 2);
-    pipeline.micro_batches = 2 * pipeline.degree;
+    pipeline.schedule.set("stages_per_rank", std::min<int64_t>(pipeline.chunks(), 2));
+    pipeline.schedule.set("micro_batches", 2 * pipeline.degree);
   }
-  pipeline.layers.clear();
-  if (pipeline.cut == "measured") pipeline.cut = pipeline_cuts().front();
+  if (!pipeline.layers().empty() || pipeline.measures()) pipeline.schedule.set("cut", pipeline_cuts().front());
   return static_cast<int64_t>(ranks_of_stages(pipeline).size());
 }
 
@@ -124,13 +123,13 @@ int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
 /// its own table has.
 int64_t fit_accumulation(const Recipe& recipe, const BatchPlan& own, int64_t most) {
   if (!recipe.pipeline.is_used()) return std::min(own.accumulation, most);
-  return recipe.pipeline.is_file() ? own.accumulation : recipe.pipeline.micro_batches;
+  return recipe.pipeline.is_file() ? own.accumulation : recipe.pipeline.micro_batches();
 }
 
 /// As many sequences and micro-batches of them.
 void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
   recipe.train.micro_batch = micro_batch;
-  if (recipe.pipeline.is_used()) recipe.pipeline.micro_batches = accumulation;
+  if (recipe.pipeline.is_used()) recipe.pipeline.schedule.set("micro_batches", accumulation);
   recipe.train.global_batch = micro_batch * accumulation * recipe.mesh.dp;
   plan_batch(recipe, static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe)));
 }
@@ -161,7 +160,7 @@ bool halve_context(Recipe& recipe) {
 void check_provable(const Recipe& recipe) {
   if (!recipe.pipeline.has_windows()) return;
   recipe.refuse("pipeline.schedule",
-                recipe.pipeline.schedule + " computes with the weights of earlier steps, as no one process does",
+                recipe.pipeline.name() + " computes with the weights of earlier steps, as no one process does",
                 "prove the recipe with 1f1b; docs/pipedream.md says what is computed");
 }
 

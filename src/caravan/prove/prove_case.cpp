@@ -24,7 +24,7 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
   if (!left_out.empty()) name += " without " + join(left_out);
   if (choice.recompute.kind != RecomputeChoice::Kind::none) name += " with recompute " + choice.recompute.to_string();
-  return choice.pipeline.is_used() ? choice.pipeline.schedule + " with " + name : name;
+  return choice.pipeline.is_used() ? choice.pipeline.name() + " with " + name : name;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ std::vector<Demand> demands_of(const RunProperties& run) {
 
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const PipelineChoice& pipeline) {
   std::vector<Setting> techniques{data_parallel, hook};
-  if (pipeline.is_used() && !pipeline.is_file()) techniques.emplace_back("pipeline", pipeline.schedule);
+  if (pipeline.is_used() && !pipeline.is_file()) techniques.push_back(pipeline.schedule);
   return techniques;
 }
 

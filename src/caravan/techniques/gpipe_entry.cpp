@@ -1,5 +1,5 @@
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 namespace {
@@ -19,6 +19,7 @@ Entry gpipe_entry() {
           .name = "gpipe",
           .summary = "all forwards, then all backwards",
           .paper = "Huang et al., arXiv 1811.06965",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

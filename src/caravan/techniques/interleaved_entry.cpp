@@ -4,7 +4,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 namespace {
@@ -14,12 +14,6 @@ PipelineOrder interleaved_order(const PipelineChoice& choice, int num_micro_batc
   const auto num_ranks = static_cast<int>(choice.degree);
   const auto stages_per_rank = static_cast<int>(choice.chunks());
   check_sizes("interleaved", num_ranks, num_micro_batches);
-  if (stages_per_rank < 1) {
-    throw UsageError({.op = "pipeline",
-                      .subject = "interleaved",
-                      .fact = fmt::format("{} stages a rank", stages_per_rank),
-                      .action = "use 1 or more"});
-  }
   if (num_micro_batches % num_ranks != 0) {
     const int nearest_groups = std::max((num_micro_batches + num_ranks / 2) / num_ranks, 1);
     throw UsageError(
@@ -56,6 +50,7 @@ Entry interleaved_entry() {
           .name = "interleaved",
           .summary = "1f1b over several stages a rank",
           .paper = "Narayanan et al., arXiv 2104.04473",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

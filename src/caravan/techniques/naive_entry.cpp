@@ -1,5 +1,5 @@
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 namespace {
@@ -15,6 +15,7 @@ Entry naive_entry() {
   return {.family = "pipeline",
           .name = "naive",
           .summary = "one micro-batch at a time is in the whole pipeline",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

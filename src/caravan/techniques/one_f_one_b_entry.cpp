@@ -1,5 +1,5 @@
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 
@@ -8,6 +8,7 @@ Entry one_f_one_b_entry() {
           .name = "1f1b",
           .summary = "a backward as soon as its gradient is there, and a forward in between",
           .paper = "Narayanan et al., arXiv 2104.04473",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

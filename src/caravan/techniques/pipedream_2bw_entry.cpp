@@ -5,13 +5,13 @@
 #include "caravan/base/error.h"
 #include "caravan/parallel/order_writer.h"
 #include "caravan/registry/registry.h"
-#include "caravan/techniques/pipedream_traits.h"
+#include "caravan/techniques/windows.h"
 
 namespace caravan {
 namespace {
 
 PipelineOrder order_of_batches(const PipelineChoice& choice, int num_micro_batches) {
-  const int of_batch = choice.micro_batches > 0 ? static_cast<int>(choice.micro_batches) : num_micro_batches;
+  const int of_batch = choice.micro_batches() > 0 ? static_cast<int>(choice.micro_batches()) : num_micro_batches;
   const int num_batches = std::max(1, num_micro_batches / of_batch);
   if (of_batch < choice.degree) {
     throw UsageError(
@@ -30,6 +30,7 @@ Entry pipedream_2bw_entry() {
           .name = "pipedream-2bw",
           .summary = "stages update on their own after a batch of micro-batches, with two versions",
           .paper = "Narayanan et al., arXiv 2006.09503",
+          .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream-2bw"); }};
 }
 

@@ -4,7 +4,7 @@
 
 #include "caravan/parallel/order_writer.h"
 #include "caravan/registry/registry.h"
-#include "caravan/techniques/pipedream_traits.h"
+#include "caravan/techniques/windows.h"
 
 namespace caravan {
 
@@ -13,6 +13,7 @@ Entry pipedream_entry() {
           .name = "pipedream",
           .summary = "stages update on their own after each batch, with versions of their weights",
           .paper = "Narayanan et al., SOSP 2019",
+          .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream"); }};
 }
 

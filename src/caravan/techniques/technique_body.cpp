@@ -5,6 +5,7 @@
 namespace caravan {
 
 #define CARAVAN_TECHNIQUE(name) TechniqueBody name##_body();
+#define CARAVAN_STEPPING_SCHEDULE(name) TechniqueBody name##_body();
 #define CARAVAN_HOOK(name) std::shared_ptr<ReductionHook> name##_body(const Setting& hook);
 #define CARAVAN_SPLIT(name) Plan name##_body(const Splitting& to, const Setting& split);
 #include "caravan/registry/entries.def"
@@ -24,9 +25,12 @@ const Body& find_body(const std::map<std::string, Body>& bodies, const Setting& 
 const TechniqueBody& body_of(const Setting& technique) {
   static const std::map<std::string, TechniqueBody> bodies{
 #define CARAVAN_TECHNIQUE(name) {#name, name##_body()},
+#define CARAVAN_STEPPING_SCHEDULE(name) {#name, name##_body()},
 #include "caravan/registry/entries.def"
   };
-  return find_body(bodies, technique);
+  static const TechniqueBody none;
+  const auto found = bodies.find(technique.entry().body);
+  return found == bodies.end() ? none : found->second;
 }
 
 std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {

@@ -34,7 +34,7 @@ struct Arranging {
 
 /// The part of a technique that needs libtorch, beside its entry in the registry.
 struct TechniqueBody {
-  std::function<void(const Arranging&, const Setting&)> apply;
+  std::function<void(const Arranging&, const Setting&)> apply{};  ///< of data parallelism
   /// A way of stepping of its own (step/stepper.h); null: steps after which all ranks go on together. `timeout`: how
   /// long it waits for a peer.
   std::function<std::unique_ptr<Stepper>(StepperInputs inputs, const Setting&, std::chrono::milliseconds timeout)>
@@ -51,7 +51,7 @@ struct Splitting {
 /// Of the entry that is chosen.
 Plan plan_of(const Setting& split, const Splitting& to);
 
-/// Of the entry that is chosen.
+/// Of the entry that is chosen; without any function if it has none.
 const TechniqueBody& body_of(const Setting& technique);
 /// The hook that is chosen; null for none.
 std::shared_ptr<ReductionHook> make_hook(const Setting& hook);

@@ -1,5 +1,5 @@
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 
@@ -8,6 +8,7 @@ Entry zb_h1_entry() {
           .name = "zb-h1",
           .summary = "weight gradients wait, and fill the bubble; the activations of 1f1b",
           .paper = "Qi et al., arXiv 2401.10241",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "caravan/parallel/order_writer.h"
-#include "caravan/registry/registry.h"
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
 namespace {
@@ -55,6 +55,7 @@ Entry zb_v_entry() {
           .name = "zb-v",
           .summary = "two stages a rank, in a V, and no bubble",
           .paper = "Qi et al., arXiv 2405.15362",
+          .keys = schedule_keys(),
           .traits = all_traits_of};
 }
 

@@ -15,7 +15,7 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.pipeline = recipe.pipeline;
   const BatchPlan plan = plan_batch(recipe, num_ranks);
   choice.sequences = plan.micro_batch;
-  choice.pipeline.micro_batches = plan.accumulation;
+  choice.pipeline.schedule.set("micro_batches", plan.accumulation);
   choice.overlap = recipe.comm.overlap;
   if (recipe.pipeline.is_used()) {
     choice.stage_of_block = stage_of_units(recipe.pipeline, model, unit_costs.empty() ? unit_flops(model) : unit_costs);

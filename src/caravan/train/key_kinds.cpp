@@ -90,15 +90,21 @@ std::vector<RecipeKey> family_keys(std::string_view name, const Field<Setting>& 
   return keys;
 }
 
-std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split) {
-  std::vector<RecipeKey> keys = family_keys(
-      family, [split](Recipe & recipe) -> auto& { return split(recipe).kind; });
+std::vector<RecipeKey> on_axis(std::vector<RecipeKey> keys, const std::string& axis,
+                               const std::function<bool(const Recipe&)>& is_used) {
   for (RecipeKey& key : keys) {
-    key.idle = [split, idle = key.idle, axis = std::string(family_of(family).axis)](const Recipe& recipe) {
-      return read(split, recipe).is_used() ? idle(recipe) : "is used with mesh." + axis + " above 1 only";
+    key.idle = [is_used, idle = key.idle, axis](const Recipe& recipe) {
+      return is_used(recipe) ? idle(recipe) : "is used with mesh." + axis + " above 1 only";
     };
   }
   return keys;
+}
+
+std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split) {
+  return on_axis(family_keys(
+                     family, [split](Recipe & recipe) -> auto& { return split(recipe).kind; }),
+                 std::string(family_of(family).axis),
+                 [split](const Recipe& recipe) { return read(split, recipe).is_used(); });
 }
 
 }  // namespace caravan

@@ -33,7 +33,11 @@ RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition,
 /// The key by which an entry of a family is chosen, and those that its entries read. `setting` is of that family.
 std::vector<RecipeKey> family_keys(std::string_view family, const Field<Setting>& setting);
 
-/// The same of what splits layers or sequences, which has a use where its axis has several ranks.
+/// `keys`, which are used where the axis has several ranks.
+std::vector<RecipeKey> on_axis(std::vector<RecipeKey> keys, const std::string& axis,
+                               const std::function<bool(const Recipe&)>& is_used);
+
+/// The keys of a family that splits layers or sequences.
 std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split);
 
 /// The keys of the data; of dtypes; of the mesh, data parallelism and memory; of pipelines; of a mixture of experts.

@@ -83,7 +83,7 @@ std::string split_text(const Recipe& recipe, int64_t dp) {
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !pipeline.is_used()) return "";
   std::string text = fmt::format("dp {}", dp);
   if (pipeline.is_used())
-    text = fmt::format("pp {} ({}) x ", pipeline.degree, pipeline.is_file() ? "a table" : pipeline.schedule) + text;
+    text = fmt::format("pp {} ({}) x ", pipeline.degree, pipeline.is_file() ? "a table" : pipeline.name()) + text;
   if (experts.is_used()) text += fmt::format(" x ep {}", experts.degree);
   if (context.is_used()) text += fmt::format(" x cp {} ({})", context.degree, context.kind.name());
   if (tensor.is_used()) {

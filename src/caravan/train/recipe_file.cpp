@@ -224,20 +224,19 @@ std::optional<std::string> text_of_file(const std::filesystem::path& file) {
 /// A schedule that is none of ours is a file, in the current folder or beside the recipe.
 void read_table(Recipe& recipe) {
   PipelineChoice& pipeline = recipe.pipeline;
-  const std::vector<std::string> known = names_of("pipeline");
-  if (!pipeline.is_used() || std::find(known.begin(), known.end(), pipeline.schedule) != known.end()) return;
-  for (const std::filesystem::path& file :
-       {std::filesystem::path(pipeline.schedule), recipe.folder / pipeline.schedule}) {
+  if (!pipeline.is_used() || !pipeline.is_file()) return;
+  for (const std::filesystem::path& file : {std::filesystem::path(pipeline.file), recipe.folder / pipeline.file}) {
     std::optional<std::string> table = text_of_file(file);
     if (!table) continue;
     if (table->empty()) break;
     pipeline.table = std::move(*table);
-    pipeline.schedule = std::filesystem::absolute(file).lexically_normal().string();
+    pipeline.file = std::filesystem::absolute(file).lexically_normal().string();
     return;
   }
+  const std::vector<std::string> known = names_of("pipeline");
   refuse("pipeline.schedule",
-         fmt::format("'{}' is neither a file with a table nor one of {}", pipeline.schedule, join(known)),
-         recipe.where("pipeline.schedule"), "the nearest is '" + nearest(pipeline.schedule, known) + "'");
+         fmt::format("'{}' is neither a file with a table nor one of {}", pipeline.file, join(known)),
+         recipe.where("pipeline.schedule"), "the nearest is '" + nearest(pipeline.file, known) + "'");
 }
 
 }  // namespace

@@ -137,15 +137,15 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
     }
     return count;
   };
-  if (pipeline.micro_batches > 0) {
-    if (micro_batch > 0 && micro_batch * pipeline.micro_batches != rows) {
+  if (pipeline.micro_batches() > 0) {
+    if (micro_batch > 0 && micro_batch * pipeline.micro_batches() != rows) {
       recipe.refuse("pipeline.micro_batches",
                     fmt::format("{} micro-batches of train.micro_batch = {} sequences are not the {} of a "
                                 "data-parallel rank",
-                                pipeline.micro_batches, micro_batch, rows),
+                                pipeline.micro_batches(), micro_batch, rows),
                     "leave train.micro_batch out");
     }
-    return check("pipeline.micro_batches", pipeline.micro_batches);
+    return check("pipeline.micro_batches", pipeline.micro_batches());
   }
   if (micro_batch >= 0) {
     if (micro_batch > 0 && rows % micro_batch != 0) return 1;  // plan_batch names the divisors

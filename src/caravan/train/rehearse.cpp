@@ -74,8 +74,10 @@ void Rehearsed::advance(Stepper& by, int64_t num_micro_batches, int64_t num_step
 /// As many steps as fill and drain the stages of a window, and two in which all versions of the weights are there.
 void shorten_window(Recipe& recipe, int64_t accumulation) {
   if (!recipe.pipeline.has_windows()) return;
-  const int64_t window = std::min(recipe.pipeline.drain, next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1)));
-  recipe.pipeline.drain = std::min(window, (2 * recipe.pipeline.degree + accumulation - 1) / accumulation + 2);
+  Setting& schedule = recipe.pipeline.schedule;
+  const int64_t end = next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1));
+  const int64_t enough = (2 * recipe.pipeline.degree + accumulation - 1) / accumulation + 2;
+  schedule.set("drain", std::min({schedule.whole("drain"), end, enough}));
 }
 
 }  // namespace

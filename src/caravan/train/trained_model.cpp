@@ -6,7 +6,6 @@
 
 #include "caravan/optim/loss_scale_state.h"
 #include "caravan/optim/make_optimizer.h"
-#include "caravan/parallel/pipedream_stepper.h"
 #include "caravan/techniques/technique_body.h"
 #include "caravan/train/choice.h"
 
@@ -47,16 +46,15 @@ StepperInputs stepper_inputs(TrainedModel& trained, const Recipe& recipe, int64_
                                    .loss_scale = trained.loss_scale ? &*trained.loss_scale : nullptr},
                        .global_rows = recipe.train.global_batch};
   inputs.learning_rate.total_steps = recipe.train.steps;
-  if (recipe.pipeline.has_windows()) inputs.steps_at_once = recipe.pipeline.drain;
   return inputs;
 }
 
 std::unique_ptr<Stepper> make_stepper(StepperInputs inputs, const Recipe& recipe) {
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
-  const TechniqueBody& body = body_of(recipe.data_parallel);
-  if (auto own = body.make_stepper(inputs, recipe.data_parallel, timeout)) return own;
-  if (!recipe.pipeline.has_windows()) return make_sync_stepper(inputs);
-  return make_pipedream_stepper(inputs);
+  for (const Setting& technique : techniques_of(recipe)) {
+    if (auto own = body_of(technique).make_stepper(inputs, technique, timeout)) return own;
+  }
+  return make_sync_stepper(inputs);
 }
 
 }  // namespace caravan

@@ -1,6 +1,17 @@
-#include "caravan/techniques/pipedream_traits.h"
+#include "caravan/techniques/windows.h"
+
+#include "caravan/techniques/schedule_keys.h"
 
 namespace caravan {
+
+std::vector<SettingKey> keys_of_windows() {
+  std::vector<SettingKey> keys = schedule_keys();
+  keys.push_back({{"drain", OnResume::listed},
+                  "steps after which all stages stop for a line of the log, at the latest",
+                  int64_t{50},
+                  whole_number({1, 1 << 20})});
+  return keys;
+}
 
 Traits traits_of_pipedream(const std::string& name) {
   return {.has = {Trait::splits_stages, Trait::bounded_lead, Trait::runs_processes, Trait::all_reduces,
