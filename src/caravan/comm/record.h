@@ -23,8 +23,8 @@ struct RecordOptions {
 };
 
 /// Rank `rank` of a world of any size that sends nothing and counts everything (Communicator::traffic). `out` is not
-/// written, so only shapes and counts mean anything. Buffers need no memory (meta tensors). An operation ends when it is
-/// waited for, never by itself.
+/// written, so only shapes and counts mean anything. Buffers need no memory (meta tensors). An operation ends when it
+/// is waited for, never by itself.
 std::shared_ptr<Communicator> make_record_world(int rank, int size, const RecordOptions& options = {});
 
 }  // namespace caravan

@@ -81,7 +81,8 @@ TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
 }
 
 TrainBatch on_its_own(TrainBatch batch) {
-  batch.num_targets = batch.labels.is_meta() ? batch.labels.numel() : batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  batch.num_targets =
+      batch.labels.is_meta() ? batch.labels.numel() : batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   batch.mean_rows = batch.ids.size(0);
   return batch;
 }

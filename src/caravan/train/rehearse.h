@@ -19,8 +19,8 @@ namespace caravan {
 ///   - stages without a flush: a window of a few steps; bytes are those of a step;
 ///   - stages that are cut by measured costs: by FLOPs;
 ///   - checkpoint.async: the copy is there.
-/// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of the
-/// first stage is rehearsed before it. Throws UsageError as plan_batch and make_strategy do.
+/// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of
+/// the first stage is rehearsed before it. Throws UsageError as plan_batch and make_strategy do.
 Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int rank, int ranks_per_host = 0,
                    const std::shared_ptr<RecordedNumbers>& numbers = std::make_shared<RecordedNumbers>());
 
