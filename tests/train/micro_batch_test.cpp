@@ -94,7 +94,7 @@ TEST(MicroBatch, ThePlanSaysHowCloseTheLimitIs) {
   const auto text = [&](const Recipe& of, double limit) {
     return memory_text(plan_of(of, static_cast<int64_t>(limit)));
   };
-  EXPECT_THAT(text(recipe, 0), AllOf(HasSubstr("B per rank at most, rank "), HasSubstr(" in backward ")));
+  EXPECT_THAT(text(recipe, 0), AllOf(HasSubstr("B per rank at most, rank "), HasSubstr(" in forward head ")));
   EXPECT_THAT(text(recipe, peak / 0.79), Not(HasSubstr(": ")));
   EXPECT_THAT(text(recipe, peak / 0.81), EndsWith(": close to the limit"));
   EXPECT_THAT(text(recipe, peak * 0.99), EndsWith(": it may not fit; lower train.micro_batch, or set it to \"auto\""));
