@@ -80,14 +80,16 @@ TEST(Record, AnyWorldAnyCoordinateAnySize) {
   EXPECT_EQ(world->traffic().total_calls(), 0);
 }
 
-TEST(Record, AsynchronousCallsAreCompleteAtOnce) {
+TEST(Record, AsynchronousCallsEndWhenTheyAreWaitedFor) {
   const auto world = make_record_world(0, 2);
   Work work = world->recv_async({nullptr, 10, Dtype::fp32, {}}, 1);
   const auto kept = std::make_shared<int>(1);
   work.keep(kept);
+  EXPECT_EQ(kept.use_count(), 2);
+  EXPECT_FALSE(work.done());
+  work.wait();
   EXPECT_EQ(kept.use_count(), 1);
   EXPECT_TRUE(work.done());
-  work.wait();
 }
 
 TEST(Record, RefusesWhatTheOthersRefuse) {

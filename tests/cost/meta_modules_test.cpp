@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/comm/record.h"
+#include "caravan/cost/rehearsal.h"
 #include "caravan/module/adapter.h"
 #include "caravan/parallel/ddp.h"
 #include "tests/cost/both_ways.h"
@@ -15,23 +16,12 @@ namespace {
 
 constexpr int64_t kRows = 8;
 
-/// Gives the tensors of the module the meta device, which torch::nn::Module::to() refuses.
-void take_memory(torch::nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  const auto take = [](const at::Tensor& tensor) {
-    const at::Tensor meta = at::empty_like(tensor, at::kMeta);
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(meta.getIntrusivePtr());
-  };
-  for (const at::Tensor& parameter : module.parameters()) take(parameter);
-  for (const at::Tensor& buffer : module.buffers()) take(buffer);
-}
-
 /// A step of a user's torch::nn::Module with convolutions and batch norm.
 Taken taken_by(at::Device device) {
   const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   const auto net = std::make_shared<UserNet>();
   net->to(at::kFloat);
-  if (device.is_meta()) take_memory(*net);
+  if (device.is_meta()) to_meta(*net);
   ModuleAdapter module(net, UserNet::units(net), mesh);
   Engine engine(module, mesh, ddp(module, mesh, {.is_static = false}), {});
   Taken taken;

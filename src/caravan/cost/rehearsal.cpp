@@ -6,7 +6,10 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include "caravan/base/trace.h"
 
@@ -165,6 +168,16 @@ double Rehearsal::bytes_sent(const std::string& axis) const noexcept {
   double bytes = 0;
   for (const SentCalls& calls : sent) bytes += calls.axis == axis ? static_cast<double>(calls.bytes) : 0;
   return bytes;
+}
+
+void to_meta(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  const auto take = [](const at::Tensor& tensor) {
+    const at::Tensor meta = at::empty_like(tensor, at::kMeta);
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(meta.getIntrusivePtr());
+  };
+  for (const at::Tensor& parameter : module.parameters()) take(parameter);
+  for (const at::Tensor& buffer : module.buffers()) take(buffer);
 }
 
 Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSteps(const Mesh&)>& make) {

@@ -13,6 +13,10 @@
 #include "caravan/cost/memory_bytes.h"
 #include "caravan/mesh/mesh.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace caravan {
 
 /// What one rank sends by one verb over one axis ("world": over all ranks).
@@ -66,9 +70,13 @@ struct RehearsedWorld {
   std::shared_ptr<RecordedNumbers> numbers = std::make_shared<RecordedNumbers>();
 };
 
+/// Takes the values from all tensors of a module of one's own, for a rehearsal: torch::nn::Module::to refuses the meta
+/// device.
+void to_meta(torch::nn::Module& module);
+
 /// Rehearses two steps (the first allocates what optimizers and hooks keep) of what `make` makes on the mesh that it
 /// gets: a model of ours or of one's own, an Engine with Options::device at::kMeta, an optimizer. Its tensors must have
-/// no values: those of a torch::nn::Module are made under at::DeviceGuard or moved to the meta device.
+/// no values: see to_meta.
 ///
 ///   rehearse({.axes = {{"dp", 1024}}}, [&](const Mesh& mesh) {
 ///     auto model = std::make_shared<Model>(config);
