@@ -69,8 +69,6 @@ class MetaParameters {
 /// Runs the model without memory; returns the layout of its first output.
 Layout dry_run(Module& model, const PlanRows& rows, const std::vector<std::vector<int64_t>>& input_shapes,
                PlanHooks& hooks, Phase phase) {
-  static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run, and no path
-  const MemoryScope uncharged(*nothing);
   const PathScope uncounted(nullptr);
   const bool generates = phase == Phase::generate;
   LayoutTable table(/*has_gradients=*/!generates);
@@ -269,6 +267,8 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   for (Module* module : model.modules()) installation.add(*module, hooks, plan.rows);
   hooks->sites().at(model.name()).is_of_blocks = model.blocks().front() != &model;
   {
+    static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run
+    const MemoryScope uncharged(*nothing);
     const MetaParameters parameters(model, rows, record);
     applied.loss_layout_ = dry_run(model, rows, input_shapes, *hooks, Phase::forward);
     check_loss(plan, applied.loss_layout_);
