@@ -127,8 +127,7 @@ struct FlatState {
   /// An Optimizer of this library updates the values, and torch's version counters tell it. torch::optim writes past
   /// them.
   bool is_versioned = false;
-  /// Changes whenever values are written, through this buffer or through any tensor at rest, if is_versioned. 0 for
-  /// meta tensors.
+  /// Changes whenever values are written, through this buffer or through any tensor at rest, if is_versioned.
   int64_t version() const;
   /// For what writes values through plain pointers: a checkpoint that is read, a fused kernel.
   void bump_version() const;

@@ -86,7 +86,6 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
 }
 
 int64_t FlatState::version() const {
-  if (values.is_meta()) return 0;
   int64_t version = 0;
   for (const FlatMemory::Piece& piece : values.pieces()) version += static_cast<int64_t>(piece.memory._version());
   for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->rest()._version());

@@ -24,7 +24,7 @@ WeightVersions::~WeightVersions() {
 }
 
 void WeightVersions::renew() {
-  const int64_t now = state_.values.is_meta() ? 0 : state_.version();
+  const int64_t now = state_.version();
   if (!versions_.empty() && now == state_version_) return;
   const at::NoGradGuard no_grad;
   const MemoryKindScope kind(MemoryKind::buffers);
