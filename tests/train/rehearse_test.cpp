@@ -74,7 +74,7 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
 
 /// Later stages are told the shapes of their inputs.
 TEST(Rehearse, EveryStageOfAPipeline) {
-  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zb_v"}) {
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zb-v"}) {
     const Recipe recipe = small({"mesh.pp=2", "model.layers=4", std::string("pipeline.schedule=") + schedule});
     for (int rank = 0; rank < 2; ++rank) {
       const Rehearsal found = rehearse(recipe, kVocabulary, 2, rank);

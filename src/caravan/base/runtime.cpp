@@ -62,6 +62,9 @@ class CountingAllocator final : public c10::Allocator {
 class CountingMetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    constexpr size_t kMost = size_t{1} << 61;
+    const auto live = static_cast<size_t>(MemoryCounter::current().live_bytes());
+    TORCH_CHECK(bytes < kMost && live + bytes < kMost, "overflow of the bytes of meta tensors");
     auto* charge = new MemoryCharge(MemoryCharge::take(static_cast<int64_t>(bytes)));
     return {nullptr, charge, &release, c10::Device(c10::DeviceType::Meta)};
   }

@@ -127,7 +127,7 @@ RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some
     }
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;
-    fullest.peak[MemoryKind::other] = kTooMany;
+    fullest.peak[MemoryKind::parameters] = kTooMany;
     fullest.event = "tensors of more than 2^63 bytes";
   }
   return fullest;

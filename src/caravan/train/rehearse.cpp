@@ -115,16 +115,12 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
                          .num_left_out = has_rounds ? num_steps - steps_taken : count - taken,
                          .num_steps = num_steps};
     if (taken < count) {
-      steps.shorter = [made, taken] {
-        made->shorter = made->stepper_of(taken - 1);
-        made->advance(*made->shorter, taken - 1);
-      };
+      made->shorter = made->stepper_of(taken - 1);  // whose ranks compare their tables here, and not in a step
+      steps.shorter = [made, taken] { made->advance(*made->shorter, taken - 1); };
     }
     if (steps_taken < num_steps) {
-      steps.shorter = [made, taken, steps_taken] {
-        made->shorter = made->stepper_of(taken);
-        made->advance(*made->shorter, taken, steps_taken - 1);
-      };
+      made->shorter = made->stepper_of(taken);
+      steps.shorter = [made, taken, steps_taken] { made->advance(*made->shorter, taken, steps_taken - 1); };
     }
     return steps;
   });
