@@ -67,7 +67,6 @@ int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
 }
 
 void print_verdict(const MemoryPlan& memory, double sent) {
-  const std::string note = memory_note(memory);
   const bool fits = memory.peak_bytes() <= memory.limit_bytes;
   fmt::print("{}: {}; sends {} a step\n",
              memory.limit_bytes == 0 ? "needs"
