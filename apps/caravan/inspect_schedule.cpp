@@ -14,6 +14,7 @@
 #include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
 #include "caravan/plan/draw_pipeline.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/rehearse.h"
 
 namespace caravan::app {
@@ -90,7 +91,7 @@ int inspect_schedule(const InspectArguments& arguments) {
   // Of a window only as much as fills the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);
   if (const int steps = (2 * degree + micro_batches - 1) / micro_batches; steps < plan.steps) {
-    const bool recomputes = recipe.memory.recompute.kind == RecomputeChoice::Kind::stage;
+    const bool recomputes = recipe.memory.recompute.entry().repeats_stages;
     drawn = simulate(pipeline_order(choice, steps * micro_batches, recomputes), plan.costs);
     title += fmt::format(", a window of {} steps (the numbers: of {})", steps, plan.steps);
   }

@@ -37,7 +37,7 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
   if (recipe.tensor_parallel.is_used()) add("tensor_parallel.kind", names_of("tensor_parallel"));
   if (recipe.context_parallel.is_used()) add("context_parallel.kind", names_of("context_parallel"));
   if (recipe.pipeline.is_used()) add("pipeline.schedule", names_of("pipeline"));
-  add("memory.recompute", recompute_kinds());
+  add("memory.recompute", names_of("recompute"));
   const int64_t micro_batch = recipe.train.micro_batch, count = plan_batch(recipe, num_ranks).accumulation;
   if (recipe.pipeline.is_used()) {
     add("pipeline.micro_batches", Numbers{count * 2, count / 2});

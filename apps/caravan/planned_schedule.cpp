@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "caravan/plan/stages.h"
+#include "caravan/registry/registry.h"
 
 namespace caravan::app {
 namespace {
@@ -30,7 +31,7 @@ PlannedSchedule plan_schedule(const Recipe& recipe, int num_ranks) {
   plan.stage_of_unit = stage_of_units(recipe.pipeline, recipe.model, unit_costs);
   plan.costs = costs_of(plan.stage_of_unit, unit_costs);
   plan.order = pipeline_order(recipe.pipeline, plan.steps * static_cast<int>(plan.batch.accumulation),
-                              recipe.memory.recompute.kind == RecomputeChoice::Kind::stage);
+                              recipe.memory.recompute.entry().repeats_stages);
   plan.timeline = simulate(plan.order, plan.costs);
   return plan;
 }

@@ -210,7 +210,7 @@ std::vector<Found> many_ranks(const Acid& acid, const std::filesystem::path& fol
     Strategy strategy = whole_model(model, mesh);
     add_plan(strategy,
              std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}, {part})));
-    add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
+    add_recompute(strategy, model);
     add_stages(strategy, mesh, "pp", {0, 0, 0, 1, 1});
     run_one_f_one_b(strategy);
     shard_everything(strategy, mesh, "dp");

@@ -39,7 +39,7 @@ Arrangement everything(Model& model, Mesh& mesh) {
   Strategy strategy = whole_model(model, mesh);
   add_plan(strategy,
            std::make_shared<AppliedPlan>(apply(fitted(column_row("tp"), model), model, mesh, {part, part}, {part})));
-  add_recompute(strategy, model, {.kind = RecomputeChoice::Kind::full});
+  add_recompute(strategy, model);
   add_stages(strategy, mesh, "pp", {0, 0, 1, 1});
   run_one_f_one_b(strategy);
   shard_everything(strategy, mesh, "cp");

@@ -134,7 +134,6 @@ std::vector<Case> cases() {
       return fsdp(model, mesh, {.share = share, .compute_dtype = type});
     };
   };
-  using Recompute = RecomputeChoice::Kind;
   // Which words are those of this rank; the last position of its tokens; how many keys its queries see.
   const int64_t words = 2 * kRows * kLength * 8;
   const int64_t angles = 2 * kLength * 8 * 4;
@@ -152,7 +151,7 @@ std::vector<Case> cases() {
           ddp_with("powersgd", [] { return std::make_shared<PowerSgdHook>(2); }),
           split("tensor", "tp", {.tensor_parallel = tensor_of(2)}, words),
           split("sequence", "tp", {.tensor_parallel = tensor_of(2, "1d", {{"sequence", true}})}, words),
-          split("recompute", "tp", {.tensor_parallel = tensor_of(2), .recompute = {.kind = Recompute::full}}, words),
+          split("recompute", "tp", {.tensor_parallel = tensor_of(2), .recompute = recompute_of("full")}, words),
           split("ring", "cp", {.context_parallel = context_of("ring", 2)}, angles, false, false),
           split("ringwithdropout", "cp", {.context_parallel = context_of("ring", 2)}, angles + weights),
           split("ulysses", "cp", {.context_parallel = context_of("ulysses", 2)}, angles),

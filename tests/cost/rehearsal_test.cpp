@@ -4,11 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/memory/recompute.h"
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/technique_body.h"
+#include "tests/parallel/technique.h"
 #include "tests/parallel/user_net.h"
 
 namespace caravan::testing::rehearsal_test {
@@ -23,12 +24,12 @@ struct Shape {
 
 /// A model under ddp or fsdp, and its steps.
 struct Steps {
-  Steps(const Shape& shape, const RecomputeChoice& recompute, const Mesh& mesh, at::Device device, bool shards)
+  Steps(const Shape& shape, const Setting& recompute, const Mesh& mesh, at::Device device, bool shards)
       : model(shape.model), ids(at::empty({shape.rows, shape.model.context}, at::TensorOptions(at::kLong))) {
     const at::ScalarType compute = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
     Strategy strategy =
         shards ? fsdp(model, mesh, {.compute_dtype = compute}) : ddp(model, mesh, {.compute_dtype = compute});
-    add_recompute(strategy, model, recompute);
+    add_around(recompute, strategy, model);
     engine = std::make_unique<Engine>(model, mesh, strategy, Engine::Options{.seed = 1, .device = device});
     optimizer = std::make_unique<AdamW>(engine->state());
     step = std::make_unique<TrainStep>(
@@ -56,7 +57,7 @@ struct Steps {
   int64_t num_steps = 0;
 };
 
-Rehearsal rehearsed(const Shape& shape, const RecomputeChoice& recompute, int ranks, int rank, bool shards) {
+Rehearsal rehearsed(const Shape& shape, const Setting& recompute, int ranks, int rank, bool shards) {
   return rehearse({.axes = {{"dp", ranks}}, .rank = rank, .ranks_per_host = ranks}, [&](const Mesh& mesh) {
     const auto steps = std::make_shared<Steps>(shape, recompute, mesh, at::kMeta, shards);
     return RehearsedSteps{.step = [steps] { steps->run(); }};
@@ -69,7 +70,7 @@ struct Measured {
 };
 
 /// Two steps on thread ranks; of rank 0.
-Measured measured(const Shape& shape, const RecomputeChoice& recompute, int ranks, bool shards) {
+Measured measured(const Shape& shape, const Setting& recompute, int ranks, bool shards) {
   Measured of;
   run_thread_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
     MemoryCounter& counter = MemoryCounter::current();
@@ -91,12 +92,10 @@ Measured measured(const Shape& shape, const RecomputeChoice& recompute, int rank
   return of;
 }
 
-using Kind = RecomputeChoice::Kind;
-
 struct Case {
   const char* name;
   Shape shape;
-  RecomputeChoice recompute = {};
+  Setting recompute{"recompute"};
 };
 
 class RehearsedModel : public ::testing::TestWithParam<Case> {};
@@ -150,13 +149,13 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"LlamaBf16", shape(llama(0), 8, 8, 2)}, Case{"LlamaBf16Dropout", shape(llama(0.1), 8, 8, 2)},
         Case{"LlamaNoGroups", shape(llama(0, 6), 8, 8, 4)},
         Case{"LlamaWideHeadBf16", shape(wide_head(llama(0)), 4, 4, 2)},
-        Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), {Kind::full}},
-        Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), {Kind::full}},
-        Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), {Kind::full}},
-        Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), {Kind::full}},
-        Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), {Kind::selective}},
-        Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), {Kind::selective}},
-        Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), {Kind::selective}},
+        Case{"Gpt2Full", shape(gpt2(0), 8, 8, 4), recompute_of("full")},
+        Case{"Gpt2FullDropoutBf16", shape(gpt2(0.1), 8, 8, 2), recompute_of("full")},
+        Case{"LlamaFullDropout", shape(llama(0.1), 8, 8, 4), recompute_of("full")},
+        Case{"LlamaFullBf16", shape(llama(0), 8, 8, 2), recompute_of("full")},
+        Case{"Gpt2Selective", shape(gpt2(0), 8, 8, 4), recompute_of("selective")},
+        Case{"Gpt2SelectiveDropout", shape(gpt2(0.1), 8, 8, 4), recompute_of("selective")},
+        Case{"LlamaSelectiveDropoutBf16", shape(llama(0.1), 8, 8, 2), recompute_of("selective")},
         Case{"Gpt2Experts", shape(with_experts(gpt2(0), {.experts = 8}), 8, 8, 4)},
         Case{"Gpt2OneExpertDropoutBf16", shape(with_experts(gpt2(0.1), {.experts = 4, .top_k = 1}), 8, 8, 2)},
         Case{"LlamaExperts", shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 128}), 8, 8, 4)},
@@ -164,20 +163,20 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"LlamaManyExpertsBf16", shape(with_experts(llama(0), {.experts = 16, .top_k = 12}), 8, 8, 2)},
         Case{"LlamaGatedExpertsFull",
              shape(with_experts(llama(0), {.experts = 8, .shared_hidden = 64, .shared_gate = true}), 8, 8, 4),
-             {Kind::full}},
-        Case{"LlamaManyExpertsFullBf16",
-             shape(with_experts(llama(0), {.experts = 16, .top_k = 8}), 8, 8, 2),
-             {Kind::full}},
+             recompute_of("full")},
+        Case{"LlamaManyExpertsFullBf16", shape(with_experts(llama(0), {.experts = 16, .top_k = 8}), 8, 8, 2),
+             recompute_of("full")},
         Case{"LlamaSmallExpertsBf16", shape(with_experts(llama(0), {.experts = 8, .top_k = 8}, 64), 16, 16, 2)},
-        Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4), {Kind::modules, {"blocks.1", "blocks.4*"}}}),
+        Case{"Gpt2SomeBlocks", shape(gpt2(0.1), 8, 8, 4),
+             recompute_of(std::vector<std::string>{"blocks.1", "blocks.4*"})}),
     [](const auto& info) { return info.param.name; });
 
 /// What ranks send, verb by verb, and what they hold.
 TEST(Rehearsal, SendsWhatRanksSend) {
   for (const bool shards : {false, true}) {
     const Shape sizes = shape(gpt2(0), 2, 4, 4);
-    const Measured want = measured(sizes, {}, 2, shards);
-    const Rehearsal found = rehearsed(sizes, {}, 2, 0, shards);
+    const Measured want = measured(sizes, recompute_of("none"), 2, shards);
+    const Rehearsal found = rehearsed(sizes, recompute_of("none"), 2, 0, shards);
     Traffic got;
     for (const SentCalls& sent : found.sent) {
       if (sent.axis != "dp") continue;
@@ -196,7 +195,7 @@ TEST(Rehearsal, SendsWhatRanksSend) {
 
 /// Gradients travel while earlier layers compute theirs, but for those of the last bucket.
 TEST(Rehearsal, TellsWhatIsHidden) {
-  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), {}, 4, 1, true);
+  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), recompute_of("none"), 4, 1, true);
   for (const SentCalls& sent : found.sent) {
     if (sent.axis != "dp" || sent.bytes == 0) continue;
     EXPECT_GT(sent.exposed_bytes, 0) << name(sent.verb);
@@ -206,7 +205,7 @@ TEST(Rehearsal, TellsWhatIsHidden) {
 }
 
 TEST(Rehearsal, TellsWhereAStepIs) {
-  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 4, 4), {}, 1, 0, false);
+  const Rehearsal found = rehearsed(shape(gpt2(0), 2, 4, 4), recompute_of("none"), 1, 0, false);
   std::vector<std::string> names;
   for (const RehearsedEvent& event : found.events) names.push_back(event.what);
   const auto place = [&](const std::string& what) { return std::ranges::find(names, what) - names.begin(); };

@@ -12,6 +12,8 @@
 #include "caravan/module/adapter.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/technique_body.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::own_module_test {
@@ -49,7 +51,7 @@ struct Found {
 };
 
 /// Two steps of two micro-batches; both forwards of a step come before the backwards, as in a pipeline.
-Found train(const RecomputeChoice& choice, bool has_units) {
+Found train(const Setting& choice, bool has_units) {
   Found found;
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
     const auto net = std::make_shared<Net>();
@@ -59,7 +61,7 @@ Found train(const RecomputeChoice& choice, bool has_units) {
     const at::AutoGradMode grad(true);
     const auto model = adapt(net, has_units, mesh);
     Strategy strategy = ddp(*model, mesh);
-    add_recompute(strategy, *model, choice);
+    add_around(choice, strategy, *model);
     Engine engine(*model, mesh, strategy);
     at::manual_seed(7);
     for (int step = 0; step < 2; ++step) {
@@ -92,14 +94,12 @@ void expect_same_bits(const Found& got, const Found& want) {
   EXPECT_TRUE(at::equal(got.drawn, want.drawn)) << "the generator goes on as if nothing had been drawn twice";
 }
 
-using Kind = RecomputeChoice::Kind;
-
 TEST(RecomputeOwnModule, StatisticsMoveOnceAndDropoutDrawsAlike) {
   for (const bool has_units : {true, false}) {
     SCOPED_TRACE(has_units ? "two units" : "one function");
-    expect_same_bits(train({.kind = Kind::full}, has_units), train({}, has_units));
+    expect_same_bits(train(recompute_of("full"), has_units), train(recompute_of("none"), has_units));
   }
-  expect_same_bits(train({Kind::modules, {"feat*"}}, true), train({}, true));
+  expect_same_bits(train(recompute_of(std::vector<std::string>{"feat*"}), true), train(recompute_of("none"), true));
 }
 
 }  // namespace

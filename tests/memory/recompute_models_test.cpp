@@ -12,23 +12,24 @@
 #include "caravan/nn/model.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/prove/trace.h"
+#include "caravan/techniques/technique_body.h"
 #include "caravan/train/recipe.h"
 #include "tests/cost/formulas/memory.h"
 #include "tests/data/support.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::recompute_models_test {
 namespace {
 
 using ::testing::HasSubstr;
-using Kind = RecomputeChoice::Kind;
 
 /// At rest, and of the arithmetic: fp64, fp32, bf16.
 constexpr std::pair<at::ScalarType, at::ScalarType> kDtypes[] = {
     {at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}};
 
-ProveCase case_of(ModelKind kind, int ranks, const RecomputeChoice& choice) {
+ProveCase case_of(ModelKind kind, int ranks, const Setting& choice) {
   const bool is_gpt2 = kind == ModelKind::gpt2;
-  return {.name = "ddp with recompute " + choice.to_string(),
+  return {.name = "ddp with recompute " + choice.name(),
           .model = shrunken({.kind = kind,
                              .heads = 4,
                              .kv_heads = is_gpt2 ? 0 : 2,
@@ -37,7 +38,7 @@ ProveCase case_of(ModelKind kind, int ranks, const RecomputeChoice& choice) {
           .axes = {{"dp", ranks}},
           .arrange = [choice](Model& model, Mesh& mesh) {
             Strategy strategy = ddp(model, mesh, {.bucket_bytes = 2048});
-            add_recompute(strategy, model, choice);
+            add_around(choice, strategy, model);
             return strategy;
           }};
 }
@@ -65,8 +66,8 @@ TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
     for (const int num_micro_batches : {1, 3}) {
       for (const auto& [dtype, compute_dtype] : kDtypes) {
         std::vector<Trace> want;
-        for (const Kind recomputed : {Kind::none, Kind::selective, Kind::full}) {
-          ProveCase what = case_of(kind, GetParam(), {.kind = recomputed});
+        for (const std::string recomputed : {"none", "selective", "full"}) {
+          ProveCase what = case_of(kind, GetParam(), recompute_of(recomputed));
           what.num_micro_batches = num_micro_batches;
           what.dtype = dtype;
           what.compute_dtype = compute_dtype;
@@ -95,7 +96,7 @@ TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
 TEST(RecomputeModel, AnyModuleCanBeNamed) {
   for (const std::vector<std::string>& patterns : std::vector<std::vector<std::string>>{
            {"embedding", "blocks.1", "head"}, {"*.mlp", "*.attention_norm"}, {"*.attention", "blocks.0.mlp.up"}}) {
-    ProveCase what = case_of(ModelKind::gpt2, 2, {Kind::modules, patterns});
+    ProveCase what = case_of(ModelKind::gpt2, 2, recompute_of(patterns));
     what.num_micro_batches = 2;
     const Proof proof = prove(what);
     EXPECT_TRUE(proof.holds()) << what.name << ": " << proof.to_string();
@@ -103,9 +104,9 @@ TEST(RecomputeModel, AnyModuleCanBeNamed) {
 }
 
 TEST(RecomputeModel, RefusesACoreInsideABlock) {
-  const auto prove_with = [](const RecomputeChoice& choice) { prove(case_of(ModelKind::gpt2, 1, choice)); };
+  const auto prove_with = [](const Setting& choice) { prove(case_of(ModelKind::gpt2, 1, choice)); };
   EXPECT_THAT(message_of<UsageError>([&] {
-                prove_with({Kind::modules, {"blocks.1", "*.attention.core"}});
+                prove_with(recompute_of(std::vector<std::string>{"blocks.1", "*.attention.core"}));
               }),
               HasSubstr("blocks.1.attention.core: is inside blocks.1, which is recomputed as a whole"));
 }
@@ -127,13 +128,13 @@ struct Bytes {
   double peak;  ///< of the backward
 };
 
-Bytes measured_bytes(const MemoryShape& shape, const RecomputeChoice& choice) {
+Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   MemoryCounter& counter = MemoryCounter::current();
   Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   Model model(shape.model);
   Strategy strategy = whole_model(model, mesh);
   strategy.leaf_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
-  add_recompute(strategy, model, choice);
+  add_around(choice, strategy, model);
   Engine engine(model, mesh, strategy);
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.sequences, shape.model.context}, at::kLong);
   Bytes bytes{};
@@ -167,18 +168,18 @@ void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
                         .sequences = 4,
                         .rows = 4,
                         .compute_bytes = compute_bytes};
-      const Bytes none = measured_bytes(shape, {});
+      const Bytes none = measured_bytes(shape, recompute_of("none"));
       const double kept = kept_activation_bytes(shape);
-      for (const Kind recomputed : {Kind::selective, Kind::full}) {
-        const RecomputeChoice choice{.kind = recomputed};
-        count_recomputed(shape, choice);
+      for (const std::string recomputed : {"selective", "full"}) {
+        const Setting choice = recompute_of(recomputed);
+        count_recomputed(shape, recomputed);
         const Bytes some = measured_bytes(shape, choice);
-        SCOPED_TRACE(::testing::Message() << name(kind) << ", " << choice.to_string() << ", dropout " << dropout << ", "
+        SCOPED_TRACE(::testing::Message() << name(kind) << ", " << choice.name() << ", dropout " << dropout << ", "
                                           << compute_bytes << " bytes: kept " << none.kept << " -> " << some.kept
                                           << ", peak " << none.peak << " -> " << some.peak);
         EXPECT_NEAR((none.kept - some.kept) / kept, 1 - kept_activation_bytes(shape) / kept, 0.01);
-        if (recomputed == Kind::full || dropout > 0) {
-          EXPECT_LT(some.peak, (recomputed == Kind::full || !moe.is_used() ? 0.6 : 0.8) * none.peak);
+        if (recomputed == "full" || dropout > 0) {
+          EXPECT_LT(some.peak, (recomputed == "full" || !moe.is_used() ? 0.6 : 0.8) * none.peak);
         }
       }
     }

@@ -11,7 +11,9 @@
 #include "caravan/comm/record.h"
 #include "caravan/engine/engine.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/technique_body.h"
 #include "tests/acid/techniques/shard_everything.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::recompute_test {
@@ -19,7 +21,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Kind = RecomputeChoice::Kind;
 
 /// {x, labels, scale} -> {f(x), labels, scale, y}: integers, a float without gradient, and two outputs with one.
 class Part final : public Module {
@@ -83,7 +84,7 @@ Tensors batch(bool requires_grad = false) {
 
 Mesh one_rank() { return Mesh::create(make_record_world(0, 1), {{"dp", 1}}); }
 
-Strategy strategy_of(Module& model, const RecomputeChoice& choice) {
+Strategy strategy_of(Module& model, const Setting& choice) {
   const Mesh mesh = one_rank();
   for (Parameter* slot : model.parameters()) {
     if (slot->rest().defined()) continue;
@@ -91,7 +92,7 @@ Strategy strategy_of(Module& model, const RecomputeChoice& choice) {
                    Layout::all(mesh, Invariant{}));
   }
   Strategy strategy = whole_model(model, mesh);
-  add_recompute(strategy, model, choice);
+  add_around(choice, strategy, model);
   return strategy;
 }
 
@@ -106,10 +107,10 @@ std::vector<at::Tensor> gradients_of(Chain& chain) {
 
 TEST(Recompute, TakesSeveralInputsAndOutputsWithAndWithoutGradient) {
   std::vector<std::vector<at::Tensor>> gradients;
-  for (const Kind kind : {Kind::none, Kind::full}) {
+  for (const std::string name : {"none", "full"}) {
     Chain chain;
     chain.part(2).returns_integers = true;
-    const Strategy strategy = strategy_of(chain, {.kind = kind});
+    const Strategy strategy = strategy_of(chain, recompute_of(name));
     const Tensors inputs = batch(/*requires_grad=*/true);
     Tensors outputs = chain.part(0).run(inputs, {});
     EXPECT_TRUE(outputs[1].is_same(inputs[1]));
@@ -123,16 +124,16 @@ TEST(Recompute, TakesSeveralInputsAndOutputsWithAndWithoutGradient) {
     (outputs[0].sum() + second.square().sum()).backward();
     gradients.push_back(gradients_of(chain));
     gradients.back().push_back(inputs[0].grad());
-    const size_t num_runs = kind == Kind::full ? 2 : 1;
+    const size_t num_runs = name == "full" ? 2 : 1;
     for (size_t i = 0; i < 3; ++i) ASSERT_EQ(chain.part(i).phases.size(), num_runs) << i;
-    EXPECT_EQ(chain.part(0).phases.back(), kind == Kind::full ? Phase::recompute : Phase::forward);
+    EXPECT_EQ(chain.part(0).phases.back(), name == "full" ? Phase::recompute : Phase::forward);
   }
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(gradients[1][i], gradients[0][i])) << i;
 }
 
 TEST(Recompute, RunsOnceWhereNothingIsKept) {
   Chain chain;
-  const Strategy strategy = strategy_of(chain, {.kind = Kind::full});
+  const Strategy strategy = strategy_of(chain, recompute_of("full"));
   chain.part(0).own_parameters()[0]->set_requires_grad(false);
   const Tensors outputs = chain.run(batch(), {});
   EXPECT_TRUE(outputs[0].requires_grad());
@@ -147,7 +148,7 @@ TEST(Recompute, RunsOnceWhereNothingIsKept) {
 
 TEST(Recompute, BackwardTwiceRecomputesTwice) {
   Chain chain;
-  const Strategy strategy = strategy_of(chain, {.kind = Kind::full});
+  const Strategy strategy = strategy_of(chain, recompute_of("full"));
   const at::Tensor loss = chain.run(batch(), {})[0].sum();
   loss.backward({}, /*retain_graph=*/true);
   std::vector<at::Tensor> once = gradients_of(chain);
@@ -160,7 +161,7 @@ TEST(Recompute, BackwardTwiceRecomputesTwice) {
 TEST(Recompute, LastsAsLongAsTheStrategy) {
   Chain chain;
   {
-    const Strategy copy = strategy_of(chain, {.kind = Kind::full});
+    const Strategy copy = strategy_of(chain, recompute_of("full"));
     EXPECT_EQ(copy.recomputed, (std::vector<std::string>{"a", "b", "c"}));
     for (const Strategy::Unit& unit : copy.units) EXPECT_TRUE(unit.is_recomputed);
     chain.run(batch(), {})[0].sum().backward();
@@ -171,38 +172,37 @@ TEST(Recompute, LastsAsLongAsTheStrategy) {
 
 TEST(Recompute, FullMeansTheBlocksOfAListAndPatternsWhatTheyMatchFirst) {
   Tower tower;
-  EXPECT_EQ(strategy_of(tower, {.kind = Kind::full}).recomputed,
+  EXPECT_EQ(strategy_of(tower, recompute_of("full")).recomputed,
             (std::vector<std::string>{"blocks.a", "blocks.b", "blocks.c"}));
-  EXPECT_EQ(strategy_of(tower, {Kind::modules, {"blocks.b", "in", "blocks.b"}}).recomputed,
+  EXPECT_EQ(strategy_of(tower, recompute_of(std::vector<std::string>{"blocks.b", "in", "blocks.b"})).recomputed,
             (std::vector<std::string>{"blocks.b", "in"}));
-  EXPECT_EQ(strategy_of(tower, {Kind::modules, {"blocks.*"}}).recomputed.size(), 3U);
-  EXPECT_TRUE(strategy_of(tower, {}).recomputed.empty());
+  EXPECT_EQ(strategy_of(tower, recompute_of(std::vector<std::string>{"blocks.*"})).recomputed.size(), 3U);
+  EXPECT_TRUE(strategy_of(tower, recompute_of("none")).recomputed.empty());
 }
 
 TEST(Recompute, RefusesWhatDoesNotFitTheModel) {
   Tower tower;
-  const auto refusal = [&](const RecomputeChoice& choice) {
+  const auto refusal = [&](const Setting& choice) {
     return message_of<UsageError>([&] { strategy_of(tower, choice); });
   };
-  EXPECT_THAT(refusal({Kind::modules, {"block.b"}}), HasSubstr("the nearest is 'blocks.b'"));
-  EXPECT_THAT(refusal({Kind::modules, {"blocks.b", "*.d"}}), HasSubstr("*.d: no module has such a name"));
-  EXPECT_THAT(refusal({Kind::modules, {}}), HasSubstr("names no module"));
-  EXPECT_THAT(refusal({Kind::modules, {"full", "in"}}), HasSubstr("\"full\" is not a pattern"));
-  EXPECT_THAT(refusal({Kind::modules, {"blocks"}}),
+  EXPECT_THAT(refusal(recompute_of(std::vector<std::string>{"block.b"})), HasSubstr("the nearest is 'blocks.b'"));
+  EXPECT_THAT(refusal(recompute_of(std::vector<std::string>{"blocks.b", "*.d"})),
+              HasSubstr("*.d: no module has such a name"));
+  EXPECT_THAT(refusal(recompute_of(std::vector<std::string>{"blocks"})),
               AllOf(HasSubstr("holds 3 units"), HasSubstr("blocks.a, blocks.b, blocks.c")));
-  EXPECT_THAT(refusal({.kind = Kind::selective}), HasSubstr("attention.core"));
+  EXPECT_THAT(refusal(recompute_of("selective")), HasSubstr("attention.core"));
   EXPECT_THAT(message_of<UsageError>([&] {
-                Strategy strategy = strategy_of(tower, {});
+                Strategy strategy = strategy_of(tower, recompute_of("none"));
                 strategy.units = {{.module = &tower}};
-                add_recompute(strategy, tower, {Kind::modules, {"blocks.a"}});
-                add_recompute(strategy, tower, {Kind::modules, {"*"}});
+                add_recompute(strategy, tower, {.modules = {"blocks.a"}});
+                add_recompute(strategy, tower, {.modules = {"*"}});
               }),
               HasSubstr("blocks.a: is inside the model, which is recomputed as a whole"));
 }
 
 TEST(Recompute, RefusesAForwardThatLosesItsInput) {
   Chain chain;
-  const Strategy strategy = strategy_of(chain, {.kind = Kind::full});
+  const Strategy strategy = strategy_of(chain, recompute_of("full"));
   chain.part(1).is_in_place = true;
   EXPECT_THAT(message_of<UsageError>([&] { chain.run(batch(), {}); }),
               HasSubstr("b: its forward changes input 0 in place"));
@@ -210,7 +210,7 @@ TEST(Recompute, RefusesAForwardThatLosesItsInput) {
 
 TEST(Recompute, RefusesOtherGradientsThanThoseOfBackward) {
   Chain chain;
-  const Strategy strategy = strategy_of(chain, {.kind = Kind::full});
+  const Strategy strategy = strategy_of(chain, recompute_of("full"));
   const Tensors inputs = batch(/*requires_grad=*/true);
   const at::Tensor loss = chain.run(inputs, {})[0].sum();
   for (const bool create_graph : {false, true}) {
@@ -225,12 +225,12 @@ TEST(Recompute, RefusesOtherGradientsThanThoseOfBackward) {
 /// One gather serves the recomputation and the backward.
 TEST(Recompute, GathersOnceForBoth) {
   std::vector<std::string> tables;
-  for (const Kind kind : {Kind::none, Kind::full}) {
+  for (const char* name : {"none", "full"}) {
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
       Tower tower;
       Strategy strategy = whole_model(tower, mesh);
       shard_everything(strategy, mesh, "dp");
-      add_recompute(strategy, tower, {.kind = kind});
+      add_around(recompute_of(name), strategy, tower);
       Engine engine(tower, mesh, strategy, {.seed = 3, .dtype = at::kDouble});
       for (int step = 0; step < 2; ++step) {
         engine.begin_step(2);
@@ -250,7 +250,7 @@ TEST(Recompute, RanksMustAgree) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Tower tower;
     Strategy strategy = whole_model(tower, mesh);
-    add_recompute(strategy, tower, {Kind::modules, {mesh.rank() == 0 ? "blocks.a" : "blocks.b"}});
+    add_recompute(strategy, tower, {.modules = {mesh.rank() == 0 ? "blocks.a" : "blocks.b"}});
     EXPECT_THAT(message_of<UsageError>([&] { Engine(tower, mesh, strategy); }),
                 AllOf(HasSubstr("recompute"), HasSubstr("blocks.a"), HasSubstr("blocks.b")));
   });

@@ -9,12 +9,13 @@
 #include "caravan/data/tokenizer.h"
 #include "caravan/engine/engine.h"
 #include "caravan/generate/generate.h"
-#include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/tensor_1d.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/prove/prove.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/technique_body.h"
+#include "tests/parallel/technique.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing::context_parallel_test {
@@ -28,7 +29,7 @@ struct Variant {
   bool has_documents = false;
   double dropout = 0;
   bool splits_stream = false;  ///< tensor parallelism, over the sequence too
-  RecomputeChoice recompute{};
+  Setting recompute{"recompute"};
 };
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
@@ -55,7 +56,7 @@ Arrangement arrange(const Variant& variant, Model& model, Mesh& mesh) {
   add_plan(strategy, std::make_shared<AppliedPlan>(apply(plan, model, mesh, {ids, ids}, {ids})));
   if (mesh.has("dp") && variant.has_zero3) add_fsdp(strategy, mesh, {.share = Share::off});
   if (mesh.has("dp") && !variant.has_zero3) add_ddp(strategy, mesh);
-  add_recompute(strategy, model, variant.recompute);
+  add_around(variant.recompute, strategy, model);
   return strategy;
 }
 
@@ -74,7 +75,7 @@ ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
 }
 
 std::vector<Variant> variants() {
-  const RecomputeChoice full{.kind = RecomputeChoice::Kind::full}, core{.kind = RecomputeChoice::Kind::selective};
+  const Setting full = recompute_of("full"), core = recompute_of("selective");
   return {{"ring1", {{"ring", 1}}, false, true},
           {"ring2", {{"ring", 2}}},
           {"ring2_documents", {{"ring", 2}}, false, true},

@@ -8,10 +8,11 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/memory/recompute.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/technique_body.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing {
 
@@ -24,7 +25,7 @@ struct GridCase {
   bool is_zero3 = false;
   int64_t heads = 4;
   int64_t width = 16;
-  RecomputeChoice recompute{};
+  Setting recompute{"recompute"};
 
   int dp() const { return axes.front().name == "dp" ? axes.front().size : 1; }
 };
@@ -51,7 +52,7 @@ inline Arrangement arrange(const GridCase& grid, Model& model, Mesh& mesh) {
   } else if (mesh.has("dp")) {
     add_ddp(strategy, mesh, {});
   }
-  add_recompute(strategy, model, grid.recompute);
+  add_around(grid.recompute, strategy, model);
   return Arrangement(std::move(strategy));
 }
 

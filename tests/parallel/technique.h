@@ -29,6 +29,12 @@ inline Split tensor_of(int64_t degree, const std::string& kind = "1d", const Val
 }
 inline Split experts_of(int64_t degree) { return {Setting("expert_parallel"), degree}; }
 
+/// What is computed again in backward: by name, or modules by patterns.
+inline Setting recompute_of(const std::string& name) { return Setting("recompute", name); }
+inline Setting recompute_of(const std::vector<std::string>& modules) {
+  return Setting("recompute", "modules", {{"modules", modules}});
+}
+
 /// Of stages on `degree` ranks. Numbers of 0 are left to the schedule.
 inline PipelineChoice pipeline_of(const std::string& schedule, int64_t degree = 1, int64_t stages_per_rank = 0,
                                   int64_t micro_batches = 0) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/parallel/grid_case.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::testing::tensor_2d_test {
 namespace {
@@ -15,22 +16,22 @@ TEST_P(Tensor2d, IsOneProcess) { expect_one_process(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Grids, Tensor2d,
-    ::testing::Values(
-        GridCase{"one", {{"row", 1}, {"col", 1}}, panels}, GridCase{"2x2", {{"row", 2}, {"col", 2}}, panels},
-        GridCase{"cols_first", {{"col", 2}, {"row", 2}}, panels},
-        GridCase{"3x3", {{"row", 3}, {"col", 3}}, panels, 3, false, 6, 24},
-        GridCase{"recompute", {{"row", 2}, {"col", 2}}, panels, 2, false, 4, 16, {.kind = RecomputeChoice::Kind::full}},
-        GridCase{"recompute_parts",
-                 {{"row", 2}, {"col", 2}},
-                 panels,
-                 2,
-                 false,
-                 4,
-                 16,
-                 {.kind = RecomputeChoice::Kind::modules,
-                  .patterns = {"blocks.*.mlp.up", "blocks.0.attention.key", "blocks.*.attention.query"}}},
-        GridCase{"dp2_2x2", {{"dp", 2}, {"row", 2}, {"col", 2}}, panels},
-        GridCase{"zero3_2x2", {{"dp", 2}, {"row", 2}, {"col", 2}}, panels, 2, true}),
+    ::testing::Values(GridCase{"one", {{"row", 1}, {"col", 1}}, panels},
+                      GridCase{"2x2", {{"row", 2}, {"col", 2}}, panels},
+                      GridCase{"cols_first", {{"col", 2}, {"row", 2}}, panels},
+                      GridCase{"3x3", {{"row", 3}, {"col", 3}}, panels, 3, false, 6, 24},
+                      GridCase{"recompute", {{"row", 2}, {"col", 2}}, panels, 2, false, 4, 16, recompute_of("full")},
+                      GridCase{"recompute_parts",
+                               {{"row", 2}, {"col", 2}},
+                               panels,
+                               2,
+                               false,
+                               4,
+                               16,
+                               recompute_of(std::vector<std::string>{"blocks.*.mlp.up", "blocks.0.attention.key",
+                                                                     "blocks.*.attention.query"})},
+                      GridCase{"dp2_2x2", {{"dp", 2}, {"row", 2}, {"col", 2}}, panels},
+                      GridCase{"zero3_2x2", {{"dp", 2}, {"row", 2}, {"col", 2}}, panels, 2, true}),
     [](const auto& info) { return "of_" + info.param.name; });
 
 }  // namespace

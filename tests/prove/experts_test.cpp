@@ -14,7 +14,7 @@ struct Variant {
   std::vector<AxisSize> axes;
   MoeConfig moe{};
   StrategyChoice choice{};  ///< of what the axes do not say
-  RecomputeChoice recompute{};
+  Setting recompute{"recompute"};
   bool has_documents = false;
 
   int64_t degree(const std::string& axis) const {
@@ -66,14 +66,14 @@ const std::vector<Variant>& variants() {
       {"ring2_limited", {{"dp", 1}, {"cp", 2}}, kLimited, context("ring")},
       {"ulysses2", {{"dp", 1}, {"cp", 2}}, kPlain, context("ulysses")},
       {"both4_limited", {{"dp", 1}, {"cp", 4}}, kLimited, context("both", {{"exchange", 2}})},
-      {"ep2_ring2", {{"dp", 1}, {"ep", 2}, {"cp", 2}}, kLimited, context("ring"), {}, true},
+      {"ep2_ring2", {{"dp", 1}, {"ep", 2}, {"cp", 2}}, kLimited, context("ring"), recompute_of("none"), true},
       {"ep2_ring2_tp2", {{"dp", 1}, {"ep", 2}, {"cp", 2}, {"tp", 2}}, kGated, context("ring")},
       {"tp2_sequence_batch", {{"dp", 1}, {"tp", 2}}, kBatch, sequence()},
       {"ring2_batch", {{"dp", 1}, {"cp", 2}}, kBatch, context("ring")},
       {"zero3_batch", {{"dp", 2}, {"ep", 2}}, kBatch, technique("zero3")},
       {"zero2_ep2", {{"dp", 2}, {"ep", 2}}, kLimited, technique("zero2")},
-      {"recompute_ep2", {{"dp", 1}, {"ep", 2}}, kSigmoid, {}, {.kind = RecomputeChoice::Kind::full}},
-      {"recompute_batch", {{"dp", 1}, {"ep", 2}}, kBatch, {}, {.kind = RecomputeChoice::Kind::full}},
+      {"recompute_ep2", {{"dp", 1}, {"ep", 2}}, kSigmoid, {}, recompute_of("full")},
+      {"recompute_batch", {{"dp", 1}, {"ep", 2}}, kBatch, {}, recompute_of("full")},
   };
   return all;
 }

@@ -16,8 +16,6 @@
 namespace caravan::testing::pipeline_test {
 namespace {
 
-using Kind = RecomputeChoice::Kind;
-
 /// Schedules in which all stages update at the end of a step.
 std::vector<std::string> flush_schedules() {
   std::vector<std::string> names = names_of("pipeline");
@@ -49,7 +47,7 @@ ProveCase to_prove(Case of) {
   std::vector<AxisSize> axes{{"pp", static_cast<int>(pipeline.degree)}};
   if (of.others.empty()) of.others = {{"dp", 1}};
   axes.insert(axes.end(), of.others.begin(), of.others.end());
-  const std::string recompute = of.choice.recompute.to_string();
+  const std::string recompute = of.choice.recompute.name();
   return {.name = pipeline.name() + (of.beside.empty() ? "" : " beside " + of.beside) + ", recompute " + recompute,
           .model = model,
           .axes = axes,
@@ -74,13 +72,13 @@ std::vector<Case> product() {
     for (const int stages : {2, 3, 4}) {
       for (const int micro_batches : {1, 4, 7}) {
         for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
-          for (const Kind recompute : {Kind::none, Kind::selective, Kind::full, Kind::stage}) {
+          for (const char* recompute : {"none", "selective", "full", "stage"}) {
             for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
               Case one{.choice = {.pipeline = pipeline_of(schedule, stages)},
                        .kind = kind,
                        .micro_batches = micro_batches,
                        .dtype = dtype};
-              one.choice.recompute.kind = recompute;
+              one.choice.recompute = recompute_of(recompute);
               // Interleaved pipelines take groups of as many micro-batches as there are ranks.
               if (schedule == "interleaved") one.micro_batches = stages * ((micro_batches + stages - 1) / stages);
               all.push_back(one);
@@ -116,12 +114,12 @@ std::vector<Case> beside_data() {
   for (const Setting& data : choices) {
     for (const std::string& schedule : flush_schedules()) {
       for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
-        for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
+        for (const char* recompute : {"none", "full", "stage"}) {
           Case one{.choice = {.data_parallel = data, .pipeline = pipeline_of(schedule, 2)},
                    .kind = kind,
                    .others = {{"dp", data.name() == "hsdp" ? 4 : 2}},
                    .beside = data.name()};
-          one.choice.recompute.kind = recompute;
+          one.choice.recompute = recompute_of(recompute);
           all.push_back(one);
         }
       }
@@ -156,7 +154,7 @@ std::vector<Case> beside_splits() {
   for (const SplitCase& split : splits) {
     for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
       for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
-        for (const Kind recompute : {Kind::none, Kind::full, Kind::stage}) {
+        for (const char* recompute : {"none", "full", "stage"}) {
           for (const char* technique : {"ddp", "zero2", "zero3"}) {
             Case one{.choice = {.data_parallel = with(technique_of(technique), {{"share", "off"}}),
                                 .tensor_parallel = split.tensor,
@@ -166,7 +164,7 @@ std::vector<Case> beside_splits() {
                      .kind = kind,
                      .others = {{"dp", 2}},
                      .beside = split.name + " and " + technique};
-            one.choice.recompute.kind = recompute;
+            one.choice.recompute = recompute_of(recompute);
             const auto add = [&](const char* axis, int64_t size) {
               if (size > 1) one.others.push_back({axis, static_cast<int>(size)});
             };

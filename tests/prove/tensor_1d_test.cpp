@@ -16,7 +16,7 @@ struct Variant {
   std::vector<AxisSize> axes;
   bool sequence = false;
   Setting data_parallel{"data_parallel"};
-  RecomputeChoice recompute{};
+  Setting recompute{"recompute"};
   int64_t heads = 4;
   int64_t kv_heads = 2;  ///< of Llama
 };
@@ -28,19 +28,19 @@ const std::vector<Variant>& variants() {
       {"tp1", {{"dp", 1}, {"tp", 1}}},
       {"tp2", {{"dp", 1}, {"tp", 2}}},
       {"tp2_sequence", {{"dp", 1}, {"tp", 2}}, true},
-      {"tp3", {{"dp", 1}, {"tp", 3}}, false, technique_of("ddp"), {}, 6, 3},
-      {"tp3_sequence", {{"dp", 1}, {"tp", 3}}, true, technique_of("ddp"), {}, 6, 3},
+      {"tp3", {{"dp", 1}, {"tp", 3}}, false, technique_of("ddp"), recompute_of("none"), 6, 3},
+      {"tp3_sequence", {{"dp", 1}, {"tp", 3}}, true, technique_of("ddp"), recompute_of("none"), 6, 3},
       {"tp4_groups", {{"dp", 1}, {"tp", 4}}},
       {"tp4_groups_sequence", {{"dp", 1}, {"tp", 4}}, true},
-      {"tp2_unequal_sharing", {{"dp", 1}, {"tp", 2}}, false, technique_of("ddp"), {}, 6, 3},
-      {"tp3_one_kv_head", {{"dp", 1}, {"tp", 3}}, true, technique_of("ddp"), {}, 6, 1},
+      {"tp2_unequal_sharing", {{"dp", 1}, {"tp", 2}}, false, technique_of("ddp"), recompute_of("none"), 6, 3},
+      {"tp3_one_kv_head", {{"dp", 1}, {"tp", 3}}, true, technique_of("ddp"), recompute_of("none"), 6, 1},
       {"dp2_tp2", {{"dp", 2}, {"tp", 2}}},
       {"dp2_tp2_sequence", {{"dp", 2}, {"tp", 2}}, true},
       {"zero1_tp2", {{"dp", 2}, {"tp", 2}}, false, technique_of("zero1", {{"share", "off"}})},
       {"zero3_tp2_sequence", {{"dp", 2}, {"tp", 2}}, true, technique_of("zero3", {{"share", "off"}})},
       {"zero3_tp2_shared", {{"dp", 2}, {"tp", 2}}, false, technique_of("zero3", {{"share", "on"}})},
       {"zero3_tp4_groups", {{"dp", 2}, {"tp", 4}}, true, technique_of("zero3", {{"share", "off"}})},
-      {"recompute", {{"dp", 1}, {"tp", 2}}, true, technique_of("ddp"), {.kind = RecomputeChoice::Kind::full}},
+      {"recompute", {{"dp", 1}, {"tp", 2}}, true, technique_of("ddp"), recompute_of("full")},
   };
   return all;
 }

@@ -8,10 +8,12 @@
 #include "caravan/registry/registry.h"
 #include "caravan/train/recipe_key.h"
 #include "tests/data/support.h"
+#include "tests/parallel/technique.h"
 
 namespace caravan::recipe_test {
 namespace {
 
+using ::caravan::testing::recompute_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -113,18 +115,17 @@ TEST(Recipe, EverySectionIsRead) {
 }
 
 TEST(Recipe, RecomputeIsAKindOrAListOfModules) {
-  using Kind = RecomputeChoice::Kind;
   const auto choice = [](const std::string& value) {
     const Recipe recipe = parse_recipe("", "r", {"memory.recompute=" + value});
     EXPECT_EQ(parse_recipe(to_toml(recipe), "r").memory.recompute, recipe.memory.recompute)
         << "is printed as it is read";
     return recipe.memory.recompute;
   };
-  EXPECT_EQ(parse_recipe("", "r").memory.recompute, RecomputeChoice{});
-  EXPECT_EQ(choice("none"), RecomputeChoice{});
-  EXPECT_EQ(choice("selective"), RecomputeChoice{.kind = Kind::selective});
-  EXPECT_EQ(choice("full"), RecomputeChoice{.kind = Kind::full});
-  EXPECT_EQ(choice("[\"blocks.0\", \"*.mlp\"]"), (RecomputeChoice{Kind::modules, {"blocks.0", "*.mlp"}}));
+  EXPECT_EQ(parse_recipe("", "r").memory.recompute, recompute_of("none"));
+  EXPECT_EQ(choice("none"), recompute_of("none"));
+  EXPECT_EQ(choice("selective"), recompute_of("selective"));
+  EXPECT_EQ(choice("full"), recompute_of("full"));
+  EXPECT_EQ(choice("[\"blocks.0\", \"*.mlp\"]"), recompute_of(std::vector<std::string>{"blocks.0", "*.mlp"}));
   EXPECT_TRUE(recipe_notes(parse_recipe("", "r", {"memory.recompute=full"})).empty());
   EXPECT_THAT(join(recipe_notes(parse_recipe("", "r", {"memory.recompute=selective"}))), HasSubstr("model.dropout"));
 }

@@ -49,29 +49,15 @@ std::vector<Module*> listed_blocks(Module& model) {
   return found.empty() ? model.blocks() : found;
 }
 
-std::vector<Module*> matching_all(const std::vector<std::string>& patterns, Module& model) {
-  const std::string wrong = wrong_with_patterns(patterns);
-  if (!wrong.empty()) refuse_recompute("patterns", wrong, "name modules of the model");
+std::vector<Module*> chosen_modules(const RecomputeOptions& options, Module& model) {
+  if (options.modules.empty()) return listed_blocks(model);
   std::vector<Module*> all;
-  for (const std::string& pattern : patterns) {
-    for (Module* module : matching(pattern, model, "")) {
+  for (const std::string& pattern : options.modules) {
+    for (Module* module : matching(pattern, model, options.hint)) {
       if (std::ranges::find(all, module) == all.end()) all.push_back(module);
     }
   }
   return all;
-}
-
-std::vector<Module*> chosen_modules(const RecomputeChoice& choice, Module& model) {
-  using enum RecomputeChoice::Kind;
-  switch (choice.kind) {
-    case none:
-    case stage: return {};  // of the schedule
-    case selective:
-      return matching(kAttentionCores, model, "name the modules that are to be recomputed, or use \"full\"");
-    case full: return listed_blocks(model);
-    case modules: return matching_all(choice.patterns, model);
-  }
-  return {};
 }
 
 void check_alone(Module& module, const std::vector<Module*>& others) {
@@ -96,8 +82,8 @@ void check_units(Module& module, const Strategy& strategy) {
 
 }  // namespace
 
-void add_recompute(Strategy& strategy, Module& model, const RecomputeChoice& choice) {
-  const std::vector<Module*> modules = chosen_modules(choice, model);
+void add_recompute(Strategy& strategy, Module& model, const RecomputeOptions& options) {
+  const std::vector<Module*> modules = chosen_modules(options, model);
   std::vector<Module*> all = modules;
   for (const std::string& name : strategy.recomputed) all.push_back(name.empty() ? &model : &model.find(name));
   for (Module* module : all) {

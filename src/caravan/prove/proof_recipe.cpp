@@ -27,7 +27,7 @@ int64_t ranks_of(const Recipe& recipe) {
 }
 
 bool names_modules(const Recipe& recipe) {
-  return recipe.memory.recompute.kind == RecomputeChoice::Kind::modules ||
+  return recipe.memory.recompute.reads("modules") ||
          (recipe.data_parallel.reads("units") && !recipe.data_parallel.texts("units").empty()) ||
          std::ranges::any_of(recipe.model.lora.targets,
                              [](const std::string& target) { return target.starts_with("blocks."); });

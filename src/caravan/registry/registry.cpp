@@ -41,9 +41,9 @@ const std::map<std::string, Registered, std::less<>>& registered() {
 }
 
 const Registered& registered(std::string_view family) {
+  static const Registered none;
   const auto found = registered().find(family);
-  if (found != registered().end()) return found->second;
-  throw InternalError({"registry", std::string(family), "has no entry", "", "add one to registry/entries.def"});
+  return found == registered().end() ? none : found->second;
 }
 
 /// The key of that name that the entry lists; null if it lists none.
@@ -73,6 +73,7 @@ const std::vector<Family>& families() {
       {"expert_parallel", "expert_parallel", "", "ep", "experts over the ranks of mesh.ep", OnResume::free},
       {"context_parallel", "context_parallel", "kind", "cp", "attention over the ranks of mesh.cp", OnResume::free},
       {"pipeline", "pipeline", "schedule", "pp", "order of the passes", OnResume::listed},
+      {"recompute", "memory", "recompute", "", "computed again in backward", OnResume::free},
       {"optimizer", "optimizer", "kind", "", "the optimizer", OnResume::history},
       {"learning_rate", "optimizer", "schedule", "", "learning rate schedule", OnResume::listed},
   };
@@ -86,6 +87,22 @@ const Family& family_of(std::string_view name) {
 }
 
 std::span<const Entry> entries_of(std::string_view family) { return registered(family).entries; }
+
+const Entry& first_of(std::string_view family) {
+  // A build without any entry of the family refuses what would need one.
+  static const Entry absent{
+      .family = "",
+      .name = "none",
+      .summary = "",
+      .traits = all_traits_of,
+      .check_model = [](const Setting& setting, int64_t ranks, const ModelConfig&, const SplitParts&) {
+        if (ranks == 1) return std::optional<Misfit>();
+        return std::optional(
+            Misfit{"mesh." + std::string(setting.family().axis), "this build has no technique for it", "use 1"});
+      }};
+  const std::span<const Entry> entries = entries_of(family);
+  return entries.empty() ? absent : entries.front();
+}
 
 const Entry* find_entry(std::string_view family, std::string_view name) {
   const std::span<const Entry> entries = entries_of(family);
@@ -103,7 +120,9 @@ std::string what_to_say_of(std::string_view family, const std::string& name) {
 
 std::vector<std::string> names_of(std::string_view family) {
   std::vector<std::string> names;
-  for (const Entry& entry : entries_of(family)) names.push_back(entry.name);
+  for (const Entry& entry : entries_of(family)) {
+    if (entry.by_list.empty()) names.push_back(entry.name);
+  }
   return names;
 }
 
@@ -121,6 +140,12 @@ std::vector<std::string> names_with(std::string_view family, Trait trait) {
     if (Setting(family, entry.name).has(trait)) names.push_back(entry.name);
   }
   return names;
+}
+
+const Entry* entry_by_list(std::string_view family) {
+  const std::span<const Entry> entries = entries_of(family);
+  const auto found = std::ranges::find_if(entries, [](const Entry& entry) { return !entry.by_list.empty(); });
+  return found == entries.end() ? nullptr : &*found;
 }
 
 const std::vector<SettingKey>& keys_of(std::string_view family) { return registered(family).keys; }

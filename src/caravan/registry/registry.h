@@ -44,7 +44,8 @@ struct Entry {
 
   // Of a technique whose axis of the mesh has `ranks` ranks:
 
-  /// Data-parallel: why its values do not fit these ranks. What it cannot stand beside, traits say.
+  /// Why its values do not fit these ranks: of data parallelism, or, of recomputation, of a pipeline. What it cannot
+  /// stand beside, traits say.
   std::function<std::optional<Misfit>(const Setting&, int64_t ranks)> check = [](const Setting&, int64_t) {
     return std::optional<Misfit>();
   };
@@ -59,6 +60,16 @@ struct Entry {
   std::function<std::vector<AxisSize>(const Setting&, int64_t ranks)> factors = [](const Setting&, int64_t) {
     return std::vector<AxisSize>();
   };
+  /// Chosen by a list of texts in place of a name, which is the value of its first key: what to say of such lists, "a
+  /// list of modules such as [\"blocks.*\"]". "": chosen by its name.
+  std::string by_list{};
+  /// What the user should know about it beside that model; "": nothing.
+  std::function<std::string(const Setting&, const ModelConfig& model)> note = [](const Setting&, const ModelConfig&) {
+    return std::string();
+  };
+  /// Of recomputation: stages of a pipeline keep their inputs alone, and their second forward is a pass of the schedule.
+  bool repeats_stages = false;
+
   /// The fewest ranks of its axis with which it does something.
   std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
   /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.
@@ -82,15 +93,19 @@ const Family& family_of(std::string_view name);
 
 /// All entries of a family, the default first.
 std::span<const Entry> entries_of(std::string_view family);
+/// The default; where the build has none, an entry that splits nothing.
+const Entry& first_of(std::string_view family);
 /// Null if there is none.
 const Entry* find_entry(std::string_view family, std::string_view name);
 /// What an entry says of another name for it (Entry::mistaken); "" if none knows it.
 std::string what_to_say_of(std::string_view family, const std::string& name);
-/// {"ddp", "zero1", ..}
+/// {"ddp", "zero1", ..}: those that are chosen by name.
 std::vector<std::string> names_of(std::string_view family);
 /// The names of the entries that list `key`, or that have `trait` with their initial values.
 std::vector<std::string> names_with_key(std::string_view family, std::string_view key);
 std::vector<std::string> names_with(std::string_view family, Trait trait);
+/// The entry of a family that is chosen by a list; null if there is none.
+const Entry* entry_by_list(std::string_view family);
 /// The keys of all entries of a family, each once.
 const std::vector<SettingKey>& keys_of(std::string_view family);
 /// Why `key` of the setting is not used; "" if it is.

@@ -19,7 +19,7 @@ const SettingKey& key_of(const Family& family, std::string_view name) {
 
 }  // namespace
 
-Setting::Setting(std::string_view family) : family_(&family_of(family)), entry_(&entries_of(family).front()) {
+Setting::Setting(std::string_view family) : family_(&family_of(family)), entry_(&first_of(family)) {
   for (const SettingKey& key : keys_of(family)) values_.emplace(key.name, key.initial);
 }
 
@@ -74,7 +74,7 @@ const RecipeValue& Setting::value(std::string_view key) const {
   return found != values_.end() ? found->second : key_of(*family_, key).initial;
 }
 
-bool Setting::is_first() const { return entry_ == &entries_of(family_->name).front(); }
+bool Setting::is_first() const { return entry_ == &first_of(family_->name); }
 
 bool Setting::reads(std::string_view key) const {
   return std::ranges::any_of(entry_->keys, [&](const SettingKey& each) { return each.name == key; });

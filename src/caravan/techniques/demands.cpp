@@ -21,8 +21,9 @@ std::vector<Demand> demands_of(const RunProperties& run) {
   return demands;
 }
 
-std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const PipelineChoice& pipeline) {
-  std::vector<Setting> techniques{data_parallel, hook};
+std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
+                                   const PipelineChoice& pipeline) {
+  std::vector<Setting> techniques{data_parallel, hook, recompute};
   if (pipeline.is_used() && !pipeline.is_file()) techniques.push_back(pipeline.schedule);
   return techniques;
 }

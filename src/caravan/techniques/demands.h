@@ -19,6 +19,7 @@ struct RunProperties {
 std::vector<Demand> demands_of(const RunProperties& run);
 
 /// The settings of the techniques of a run, of families of the registry. A pipeline by a table of its own has none.
-std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const PipelineChoice& pipeline);
+std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
+                                   const PipelineChoice& pipeline);
 
 }  // namespace caravan

@@ -4,7 +4,6 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/memory/recompute.h"
 #include "caravan/parallel/pipeline.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/demands.h"
@@ -29,7 +28,8 @@ at::ScalarType dtype_of(const std::string& name) {
 }
 
 void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
-  const std::vector<Setting> techniques = techniques_of(choice.data_parallel, choice.hook, choice.pipeline);
+  const std::vector<Setting> techniques =
+      techniques_of(choice.data_parallel, choice.hook, choice.recompute, choice.pipeline);
   const RunProperties run{.tp = choice.tensor_parallel.degree,
                           .cp = choice.context_parallel.degree,
                           .ep = choice.expert_parallel.degree,
@@ -62,19 +62,17 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   check_composition(choice, mesh);
   lay_out_axis(choice.data_parallel, mesh);
   Strategy strategy = split_model(choice, model, mesh);
-  const bool recomputes_stages = choice.recompute.kind == RecomputeChoice::Kind::stage;
-  if (recomputes_stages && !choice.pipeline.is_used()) {
-    throw UsageError(
-        {"strategy", "recompute", "stages are recomputed in a pipeline only, and there is one stage", "", "use full"});
-  }
+  const Entry& recompute = choice.recompute.entry();
+  if (const auto misfit = recompute.check(choice.recompute, choice.pipeline.degree)) refuse(*misfit, mesh);
   if (choice.pipeline.is_used()) {
-    add_pipeline(strategy, mesh,
-                 {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recomputes_stages});
+    add_pipeline(
+        strategy, mesh,
+        {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recompute.repeats_stages});
   }
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
   body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
   if (choice.data_parallel.reads("bucket_bytes")) strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
-  add_recompute(strategy, model, choice.recompute);
+  add_around(choice.recompute, strategy, model);
   return strategy;
 }
 

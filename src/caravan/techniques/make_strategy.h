@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "caravan/engine/strategy.h"
-#include "caravan/memory/recompute_choice.h"
 #include "caravan/parallel/pipeline_choice.h"
 #include "caravan/parallel/precision_choice.h"
 #include "caravan/registry/setting.h"
@@ -24,7 +23,7 @@ struct StrategyChoice {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
-  RecomputeChoice recompute{};
+  Setting recompute{"recompute"};
   bool overlap = true;  ///< what split layers send travels beside computation (DeferredWork::set_overlaps)
 };
 

@@ -8,6 +8,7 @@ namespace caravan {
 #define CARAVAN_STEPPING_SCHEDULE(name) TechniqueBody name##_body();
 #define CARAVAN_HOOK(name) std::shared_ptr<ReductionHook> name##_body(const Setting& hook);
 #define CARAVAN_SPLIT(name) Plan name##_body(const Splitting& to, const Setting& split);
+#define CARAVAN_AROUND(name) void name##_body(Strategy& strategy, Module& model, const Setting& setting);
 #include "caravan/registry/entries.def"
 
 namespace {
@@ -47,6 +48,16 @@ Plan plan_of(const Setting& split, const Splitting& to) {
 #include "caravan/registry/entries.def"
   };
   return find_body(bodies, split)(to, split);
+}
+
+void add_around(const Setting& setting, Strategy& strategy, Module& model) {
+  using Body = std::function<void(Strategy&, Module&, const Setting&)>;
+  static const std::map<std::string, Body> bodies{
+#define CARAVAN_AROUND(name) {#name, name##_body},
+#include "caravan/registry/entries.def"
+  };
+  const auto found = bodies.find(setting.entry().body);
+  if (found != bodies.end()) found->second(strategy, model, setting);
 }
 
 FsdpOptions fsdp_options(const Setting& setting) {

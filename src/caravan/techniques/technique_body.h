@@ -53,6 +53,8 @@ Plan plan_of(const Setting& split, const Splitting& to);
 
 /// Of the entry that is chosen; without any function if it has none.
 const TechniqueBody& body_of(const Setting& technique);
+/// What the entry that is chosen puts around the forward of modules. After everything else (memory/recompute.h).
+void add_around(const Setting& setting, Strategy& strategy, Module& model);
 /// The hook that is chosen; null for none.
 std::shared_ptr<ReductionHook> make_hook(const Setting& hook);
 

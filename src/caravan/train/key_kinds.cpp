@@ -1,5 +1,9 @@
 #include "caravan/train/key_kinds.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -8,6 +12,30 @@ namespace {
 template <typename T>
 T read(const Field<T>& field, const Recipe& recipe) {
   return field(const_cast<Recipe&>(recipe));  // NOLINT: only read
+}
+
+/// Takes a name, or a list where an entry of the family is chosen by one. What is wrong with it; "" if nothing.
+std::string choose(Setting& setting, const RecipeValue& value) {
+  const std::string_view family = setting.family().name;
+  const std::vector<std::string> names = names_of(family);
+  const Entry* by_list = entry_by_list(family);
+  if (by_list != nullptr && std::holds_alternative<std::vector<std::string>>(value)) {
+    std::string wrong = setting.set(by_list->keys.front().name, value);
+    if (wrong.empty()) setting.choose(by_list->name);
+    return wrong;
+  }
+  const auto* given = std::get_if<std::string>(&value);
+  if (given == nullptr) return is_not(value, "a string" + (by_list == nullptr ? "" : " or " + by_list->by_list));
+  if (std::ranges::find(names, *given) == names.end()) {
+    if (by_list != nullptr) {
+      return fmt::format("'{}' is not one of {}, nor {}; the nearest is '{}'", *given, join(names), by_list->by_list,
+                         nearest(*given, names));
+    }
+    std::string known = what_to_say_of(family, *given);
+    return known.empty() ? not_one_of(*given, names) : known;
+  }
+  setting.choose(*given);
+  return "";
 }
 
 template <typename T>
@@ -63,23 +91,20 @@ RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition,
 
 std::vector<RecipeKey> family_keys(std::string_view name, const Field<Setting>& setting) {
   const Family& family = family_of(name);
-  const std::vector<std::string> names = names_of(name);
+  const Entry* by_list = entry_by_list(name);
+  const std::string or_list = by_list == nullptr ? "" : ", or " + by_list->by_list;
   const auto full = [&](std::string_view key) { return std::string(family.section) + "." + std::string(key); };
-  std::vector<RecipeKey> keys{{{full(family.key), family.on_resume},
-                               std::string(family.help) + ": " + join(names),
-                               [setting](const Recipe& recipe) -> RecipeValue { return read(setting, recipe).name(); },
-                               [setting, names](Recipe& recipe, const RecipeValue& value) -> std::string {
-                                 const auto* given = std::get_if<std::string>(&value);
-                                 if (given == nullptr) return is_not(value, "a string");
-                                 Setting& chosen = setting(recipe);
-                                 if (find_entry(chosen.family().name, *given) == nullptr) {
-                                   const std::string known = what_to_say_of(chosen.family().name, *given);
-                                   return known.empty() ? not_one_of(*given, names) : known;
-                                 }
-                                 chosen.choose(*given);
-                                 return "";
-                               }}};
+  std::vector<RecipeKey> keys{
+      {{full(family.key), family.on_resume},
+       std::string(family.help) + ": " + join(names_of(name)) + or_list,
+       [setting](const Recipe& recipe) -> RecipeValue {
+         const Setting& chosen = read(setting, recipe);
+         if (chosen.entry().by_list.empty()) return chosen.name();
+         return chosen.value(chosen.entry().keys.front().name);
+       },
+       [setting](Recipe& recipe, const RecipeValue& value) { return choose(setting(recipe), value); }}};
   for (const SettingKey& key : keys_of(name)) {
+    if (by_list != nullptr && key.name == by_list->keys.front().name) continue;
     keys.push_back(
         {{full(key.name), key.on_resume, key.across_ranks},
          key.help,

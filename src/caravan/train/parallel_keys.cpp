@@ -32,36 +32,6 @@ RecipeKey loss_scale() {
       "is used with precision.compute = \"fp16\" only");
 }
 
-RecipeKey memory_recompute() {
-  return {{"memory.recompute", OnResume::free},
-          "computed again in backward: none, selective, full, or a list of modules",
-          [](const Recipe& recipe) -> RecipeValue {
-            const RecomputeChoice& choice = recipe.memory.recompute;
-            if (choice.kind == RecomputeChoice::Kind::modules) return choice.patterns;
-            return choice.to_string();
-          },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const std::vector<std::string>& kinds = recompute_kinds();
-            if (const auto* one = std::get_if<std::string>(&value)) {
-              const auto kind = std::find(kinds.begin(), kinds.end(), *one);
-              if (kind == kinds.end()) {
-                return fmt::format(
-                    "'{}' is not one of {}, nor a list of modules such as [\"blocks.*\"]; the nearest is '{}'", *one,
-                    join(kinds), nearest(*one, kinds));
-              }
-              recipe.memory.recompute = {.kind = static_cast<RecomputeChoice::Kind>(kind - kinds.begin())};
-              return "";
-            }
-            const auto* patterns = std::get_if<std::vector<std::string>>(&value);
-            if (patterns == nullptr) return is_not(value, "a string or a list of modules");
-            const std::string wrong = wrong_with_patterns(*patterns);
-            if (wrong.empty()) {
-              recipe.memory.recompute = {.kind = RecomputeChoice::Kind::modules, .patterns = *patterns};
-            }
-            return wrong;
-          }};
-}
-
 // Gives a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
@@ -101,11 +71,11 @@ std::vector<RecipeKey> mesh_keys() {
 
 std::vector<RecipeKey> parallel_keys() {
   std::vector<RecipeKey> all = mesh_keys();
-  for (const auto& part : {family_keys("data_parallel", FIELD(data_parallel)), family_keys("hook", FIELD(hook)),
-                           split_keys("tensor_parallel", FIELD(tensor_parallel)),
-                           split_keys("context_parallel", FIELD(context_parallel)), pipeline_keys()})
+  for (const auto& part :
+       {family_keys("data_parallel", FIELD(data_parallel)), family_keys("hook", FIELD(hook)),
+        split_keys("tensor_parallel", FIELD(tensor_parallel)), split_keys("context_parallel", FIELD(context_parallel)),
+        pipeline_keys(), family_keys("recompute", FIELD(memory.recompute))})
     all.insert(all.end(), part.begin(), part.end());
-  all.push_back(memory_recompute());
   return all;
 }
 

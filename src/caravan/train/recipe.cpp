@@ -46,10 +46,9 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
     notes.push_back(
         "model.dropout is above 0: attention over a ring gathers keys and values instead of passing them on");
   }
-  if (recipe.memory.recompute.kind == RecomputeChoice::Kind::selective && recipe.model.dropout == 0) {
-    notes.push_back(
-        "memory.recompute = \"selective\" saves next to nothing without model.dropout: the fused attention keeps no "
-        "weights");
+  for (const Setting& technique : techniques_of(recipe)) {
+    std::string note = technique.entry().note(technique, recipe.model);
+    if (!note.empty()) notes.push_back(std::move(note));
   }
   return notes;
 }
@@ -60,7 +59,7 @@ std::string BatchPlan::to_string() const {
 }
 
 std::vector<Setting> techniques_of(const Recipe& recipe) {
-  return techniques_of(recipe.data_parallel, recipe.hook, recipe.pipeline);
+  return techniques_of(recipe.data_parallel, recipe.hook, recipe.memory.recompute, recipe.pipeline);
 }
 
 int64_t next_due(const Recipe& recipe, int64_t step, int64_t end) {

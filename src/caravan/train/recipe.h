@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "caravan/memory/recompute_choice.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
@@ -86,7 +85,7 @@ struct Recipe {
   PipelineChoice pipeline;                              ///< with mesh.pp
 
   struct Memory {
-    RecomputeChoice recompute;
+    Setting recompute{"recompute"};
   } memory;
 
   struct Log {

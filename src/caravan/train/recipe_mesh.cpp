@@ -93,9 +93,8 @@ void check_split(const Recipe& recipe) {
   const Split& experts = recipe.expert_parallel;
   refuse(recipe, experts.misfit(recipe.model, tensor.parts()));
   const bool has_stages = recipe.pipeline.is_used();
-  if (recipe.memory.recompute.kind == RecomputeChoice::Kind::stage && !has_stages) {
-    recipe.refuse("memory.recompute", "\"stage\" is used with mesh.pp above 1 only", "use \"full\"");
-  }
+  const Setting& recompute = recipe.memory.recompute;
+  refuse(recipe, recompute.entry().check(recompute, recipe.pipeline.degree));
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !has_stages) return;
   refuse(recipe, tensor.misfit(recipe.model));
   refuse(recipe, context.misfit(recipe.model, tensor.parts()));

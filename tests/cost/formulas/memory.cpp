@@ -194,10 +194,9 @@ double kept_activation_bytes(const MemoryShape& shape) noexcept {
   return all * part * shape.in_flight + static_cast<double>(shape.stage_inputs) * full_activation_bytes(shape);
 }
 
-void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice) {
-  using enum RecomputeChoice::Kind;
-  shape.num_recomputed = choice.kind == full ? shape.model.layers : 0;
-  shape.num_recomputed_cores = choice.kind == selective ? shape.model.layers : 0;
+void count_recomputed(MemoryShape& shape, const std::string& recompute) {
+  shape.num_recomputed = recompute == "full" ? shape.model.layers : 0;
+  shape.num_recomputed_cores = recompute == "selective" ? shape.model.layers : 0;
 }
 
 std::vector<MemoryShape> shapes_of_ranks(const MemoryShape& shape) {

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "caravan/memory/recompute_choice.h"
 #include "caravan/nn/config.h"
 #include "caravan/parallel/pipeline_choice.h"
 #include "caravan/registry/split.h"
@@ -77,7 +77,7 @@ double full_activation_bytes(const MemoryShape& shape) noexcept;
 /// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight.
 double kept_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// Counts the layers of `shape.model` that Kind::full or Kind::selective recomputes.
-void count_recomputed(MemoryShape& shape, const RecomputeChoice& choice);
+/// Counts the layers of `shape.model` that "full" or "selective" recomputes.
+void count_recomputed(MemoryShape& shape, const std::string& recompute);
 
 }  // namespace caravan

@@ -1,0 +1,12 @@
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+
+Entry no_recompute_entry() {
+  return {.family = "recompute",
+          .name = "none",
+          .summary = "what forward computes is kept for backward",
+          .traits = all_traits_of};
+}
+
+}  // namespace caravan

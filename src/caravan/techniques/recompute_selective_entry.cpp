@@ -1,0 +1,18 @@
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+
+Entry recompute_selective_entry() {
+  return {.family = "recompute",
+          .name = "selective",
+          .summary = "the cores of attention keep their inputs alone",
+          .paper = "Korthikanti et al., arXiv 2205.05198",
+          .traits = all_traits_of,
+          .note = [](const Setting&, const ModelConfig& model) -> std::string {
+            return model.dropout > 0 ? ""
+                                     : "memory.recompute = \"selective\" saves next to nothing without model.dropout: "
+                                       "the fused attention keeps no weights";
+          }};
+}
+
+}  // namespace caravan
