@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/registry/registry.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan::app {
 namespace {
@@ -29,6 +30,35 @@ std::vector<std::string> choices(const CommandEntry& command) {
   return all;
 }
 
+/// "data_parallel.technique=ddp": what a recipe chooses by name, as --set takes it.
+std::vector<std::string> choices_by_name() {
+  std::vector<std::string> all;
+  for (const Family& family : families()) {
+    if (family.key.empty()) continue;
+    for (const std::string& name : names_of(family.name)) {
+      all.push_back(Setting(family.name).full_name() + "=" + name);
+    }
+  }
+  return all;
+}
+
+/// Of what follows --set: a key, or behind its = one of the names that it takes. bash makes = a word of its own.
+constexpr const char* kBashSet = R"(  local at=$COMP_CWORD pair values=
+  if [[ $current == = ]]; then at=$((at + 1)) current=; fi
+  if [[ ${COMP_WORDS[at-1]} == --set ]]; then
+    COMPREPLY=($(compgen -S = -W "$keys" -- "$current"))
+    compopt -o nospace 2> /dev/null
+    return
+  fi
+  if [[ $at -gt 3 && ${COMP_WORDS[at-1]} == = && ${COMP_WORDS[at-3]} == --set ]]; then
+    for pair in $pairs; do
+      if [[ $pair == "${COMP_WORDS[at-2]}="* ]]; then values+=" ${pair#*=}"; fi
+    done
+    COMPREPLY=($(compgen -W "$values" -- "$current"))
+    return
+  fi
+)";
+
 /// bash and, through bashcompinit, zsh. A word that is not a command leaves the command as it is, so that options
 /// complete anywhere; what is not an option may be a file.
 std::string bash_script(const std::vector<CommandEntry>& table) {
@@ -40,9 +70,13 @@ std::string bash_script(const std::vector<CommandEntry>& table) {
                          std::ranges::any_of(command.options, may_be_file) ? 1 : 0);
     if (!command.name.empty()) commands += fmt::format("{}'{}'", commands.empty() ? "" : " | ", command.name);
   }
+  std::vector<std::string> keys;
+  for (const RecipeKey& key : recipe_keys()) keys.push_back(key.name);
   return fmt::format(R"(_caravan() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} command= next word choices= files=0
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  local keys='{}'
+  local pairs='{}'
+{}  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     next="${{command:+$command }}$word"
     case $next in {}) command=$next ;; esac
   done
@@ -53,7 +87,7 @@ std::string bash_script(const std::vector<CommandEntry>& table) {
 }}
 complete -o filenames -F _caravan caravan ./caravan
 )",
-                     commands, cases);
+                     fmt::join(keys, " "), fmt::join(choices_by_name(), " "), kBashSet, commands, cases);
 }
 
 std::string fish_script(const std::vector<CommandEntry>& table) {
@@ -68,8 +102,10 @@ std::string fish_script(const std::vector<CommandEntry>& table) {
     }
     for (const OptionEntry& option : command.options) {
       if (option.is_word) continue;
-      out += fmt::format("complete -c caravan -n '{}' -l {}{} -d '{}'\n", condition, option.name.substr(2),
-                         option.takes_value ? " -r" : "", text(option.help));
+      const bool is_set = option.name == "--set";
+      out += fmt::format("complete -c caravan -n '{}' -l {}{}{} -d '{}'\n", condition, option.name.substr(2),
+                         option.takes_value ? " -r" : "",
+                         is_set ? fmt::format(" -a '{}'", fmt::join(choices_by_name(), " ")) : "", text(option.help));
     }
   }
   return out;

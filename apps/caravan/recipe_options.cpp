@@ -140,7 +140,8 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   CLI::Option* link = command
                           ->add_option("--link", line.inspect.link_gbit_s,
                                        "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
-                          ->check(CLI::Range(1e-3, 1e6));
+                          ->check(CLI::Range(1e-3, 1e6))
+                          ->check([](const std::string& text) { return text.find("nan") == text.npos ? "" : text + " is not a number"; });
   CLI::Option* per_host =
       command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
           ->check(CLI::Range(1, 1'000'000));

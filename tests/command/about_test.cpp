@@ -30,6 +30,9 @@ TEST_F(AboutTest, BashCompletesCommandsOptionsAndFiles) {
   EXPECT_EQ(offers("caravan bench co"), "comm\n");
   EXPECT_EQ(offers("caravan bench comm --dty"), "--dtype\n");
   EXPECT_EQ(offers("caravan train my.toml --ranks 2 --resume-f"), "--resume-from\n");
+  EXPECT_EQ(offers("caravan train --set data_parallel.te"), "data_parallel.technique=\n");
+  EXPECT_EQ(offers("caravan train --ranks 2 --set data_parallel.technique = zero"), "zero1\nzero2\nzero3\n");
+  EXPECT_THAT(offers("caravan train --set context_parallel.kind ="), HasSubstr("striped\n"));
   file("recipe_of_mine.toml", "");
   EXPECT_THAT(offers("caravan train " + path("recipe_of")), HasSubstr("recipe_of_mine.toml"));
 }

@@ -118,7 +118,7 @@ TEST(TensorFormulas, SayWhatDoesNotFit) {
   EXPECT_THAT(misfit_of(shape_of("2d", 8)), HasSubstr("8 ranks are not a square: use 4 or 9"));
   EXPECT_THAT(misfit_of(shape_of("3d", 9)), HasSubstr("9 ranks are not a cube: use 8 or 27"));
   EXPECT_THAT(misfit_of(shape_of("2.5d", 9, 2)), HasSubstr("9 ranks are not a square times a depth of 2: use 8 or 18"));
-  EXPECT_THAT(misfit_of(shape_of("2d", 25)), HasSubstr("divides 96 heads by 5: use a side of 2 or 3 or 4 or 6"));
+  EXPECT_THAT(misfit_of(shape_of("2d", 25)), HasSubstr("divides 96 heads by 5: use 4 or 9 or 16 or 36"));
   EXPECT_THAT(misfit_of(shape_of("1d", 64)), HasSubstr("64 ranks do not divide 96 heads"));
   TensorShape few = shape_of("3d", 64);
   few.sequences = 8;

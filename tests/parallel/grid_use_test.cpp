@@ -111,14 +111,14 @@ TEST(GridUse, RefusesOtherGrids) {
   EXPECT_THAT(refusal(config, {{"a", 3}, {"b", 3}, {"c", 1}}),
               AllOf(HasSubstr("9 ranks are not a cube"), HasSubstr("do: use 8 or 27")));
   EXPECT_THAT(refusal(config, {{"row", 3}, {"col", 3}}),
-              AllOf(HasSubstr("divides 8 heads by 3"), HasSubstr("do: use a side of 2 or 4 or 8")));
+              AllOf(HasSubstr("divides 8 heads by 3"), HasSubstr("do: use 4 or 16 or 64")));
   EXPECT_THAT(refusal(config, {{"a", 8}, {"b", 8}, {"c", 8}}),
-              AllOf(HasSubstr("divides 96 features by 64"), HasSubstr("do: use a side of 2 or 4")));
+              AllOf(HasSubstr("divides 96 features by 64"), HasSubstr("do: use 8 or 64")));
   ModelConfig grouped = config;
   grouped.kind = ModelKind::llama;
   grouped.kv_heads = 2;
   EXPECT_THAT(refusal(grouped, {{"row", 4}, {"col", 4}}),
-              AllOf(HasSubstr("divides 2 heads of keys and values by 4"), HasSubstr("do: use a side of 2")));
+              AllOf(HasSubstr("divides 2 heads of keys and values by 4"), HasSubstr("do: use 4")));
 }
 
 TEST(GridUse, RefusesRowsThatDoNotDivide) {

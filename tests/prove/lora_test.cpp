@@ -93,7 +93,7 @@ TEST(AdapterRules, ThatCannotBeAreRefused) {
   EXPECT_NE(refusal("adapter = \"x\"").find("set train.init_from"), std::string::npos);
   const std::string grid = "rank = 3\n[model]\nheads = 4\nwidth = 32\n[mesh]\ntp = ";
   EXPECT_NE(refusal(grid + "4\n[tensor_parallel]\nkind = \"2d\"").find("rank of 2 or 4"), std::string::npos);
-  EXPECT_NE(refusal(grid + "8\n[tensor_parallel]\nkind = \"3d\"").find("use 2d"), std::string::npos);
+  EXPECT_NE(refusal(grid + "8\n[tensor_parallel]\nkind = \"3d\"").find("use \"1d\""), std::string::npos);
 }
 
 }  // namespace

@@ -27,11 +27,22 @@ void add_outermost(std::vector<Module*>& modules, Module* module) {
   if (std::ranges::none_of(modules, covers)) modules.push_back(module);
 }
 
-std::vector<Module*> matching(const std::string& pattern, Module& model, const std::string& hint) {
+/// The units inside a module that is none: it cannot be recomputed.
+std::vector<std::string> units_inside(Module& module, const Strategy& strategy) {
+  std::vector<std::string> inside;
+  for (const Strategy::Unit& unit : strategy.units) {
+    if (unit.module == &module) return {};
+    if (holds(module, unit.module)) inside.push_back(unit.module->name());
+  }
+  return inside;
+}
+
+std::vector<Module*> matching(const std::string& pattern, const Strategy& strategy, Module& model,
+                              const std::string& hint) {
   std::vector<std::string> names;
   std::vector<Module*> found;
   for (Module* module : model.modules()) {
-    names.push_back(module->name());
+    if (units_inside(*module, strategy).empty()) names.push_back(module->name());
     if (matches_pattern(pattern, module->name())) add_outermost(found, module);
   }
   if (!found.empty()) return found;
@@ -49,11 +60,11 @@ std::vector<Module*> listed_blocks(Module& model) {
   return found.empty() ? model.blocks() : found;
 }
 
-std::vector<Module*> chosen_modules(const RecomputeOptions& options, Module& model) {
+std::vector<Module*> chosen_modules(const RecomputeOptions& options, const Strategy& strategy, Module& model) {
   if (options.modules.empty()) return listed_blocks(model);
   std::vector<Module*> all;
   for (const std::string& pattern : options.modules) {
-    for (Module* module : matching(pattern, model, options.hint)) {
+    for (Module* module : matching(pattern, strategy, model, options.hint)) {
       if (std::ranges::find(all, module) == all.end()) all.push_back(module);
     }
   }
@@ -70,11 +81,7 @@ void check_alone(Module& module, const std::vector<Module*>& others) {
 }
 
 void check_units(Module& module, const Strategy& strategy) {
-  std::vector<std::string> inside;
-  for (const Strategy::Unit& unit : strategy.units) {
-    if (unit.module == &module) return;
-    if (holds(module, unit.module)) inside.push_back(unit.module->name());
-  }
+  const std::vector<std::string> inside = units_inside(module, strategy);
   if (inside.empty()) return;
   refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is none", inside.size()),
                    fmt::format("recompute the units instead: {}", join(inside)));
@@ -83,7 +90,7 @@ void check_units(Module& module, const Strategy& strategy) {
 }  // namespace
 
 void add_recompute(Strategy& strategy, Module& model, const RecomputeOptions& options) {
-  const std::vector<Module*> modules = chosen_modules(options, model);
+  const std::vector<Module*> modules = chosen_modules(options, strategy, model);
   std::vector<Module*> all = modules;
   for (const std::string& name : strategy.recomputed) all.push_back(name.empty() ? &model : &model.find(name));
   for (Module* module : all) {

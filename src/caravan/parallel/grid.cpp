@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
+#include "caravan/registry/registry.h"
 
 namespace caravan {
 namespace {
@@ -18,12 +19,15 @@ bool fits(const Grid& grid, const ModelConfig& config, int64_t side) {
          config.hidden_width() % parts == 0 && (config.vocabulary == 0 || config.vocabulary >= side);
 }
 
+constexpr size_t kMostNamed = 4;  ///< of the numbers of ranks that fit
+
 std::string sides_text(const Grid& grid, const ModelConfig& config) {
-  std::vector<std::string> sides;
-  for (int64_t side = 2; side <= config.heads; ++side) {
-    if (fits(grid, config, side)) sides.push_back(std::to_string(side));
+  std::vector<int64_t> ranks;
+  for (int64_t side = 2; side <= config.heads && ranks.size() < kMostNamed; ++side) {
+    if (fits(grid, config, side)) ranks.push_back(num_ranks(grid, side));
   }
-  return sides.empty() ? "1" : join(sides, " or ");
+  if (!ranks.empty()) return "use " + join(ranks, " or ");
+  return fmt::format("use kind \"{}\", or a model of other sizes", first_of("tensor_parallel").name);
 }
 
 /// Rows near `rows` that `parts` divides.
@@ -55,14 +59,14 @@ std::optional<Misfit> misfit_of_ranks(const Grid& grid, int64_t ranks) {
                            : grid.dims == 3 ? "cube"
                                             : "square";
   return Misfit{"mesh.tp", fmt::format("{} ranks are not a {}", ranks, what),
-                below > ranks ? fmt::format("use {}", below) : fmt::format("use {} or {}", below, above)};
+                side == 1 ? fmt::format("use {}", above) : fmt::format("use {} or {}", below, above)};
 }
 
 std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config, int64_t side) {
   const int64_t parts = width_parts(grid, side);
   const auto wrong = [&](const char* what, int64_t count, int64_t divisor) {
     return Misfit{"mesh.tp", fmt::format("a grid of side {} divides {} {} by {}", side, count, what, divisor),
-                  "use a side of " + sides_text(grid, config)};
+                  sides_text(grid, config)};
   };
   if (config.heads % side != 0) return wrong("heads", config.heads, side);
   if (config.num_kv_heads() % side != 0) return wrong("heads of keys and values", config.num_kv_heads(), side);
@@ -73,7 +77,7 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
   if (config.lora.is_used() && grid.dims == 3) {
     return Misfit{"tensor_parallel.kind",
                   "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers",
-                  "use 2d"};
+                  fmt::format("use \"{}\"", first_of("tensor_parallel").name)};
   }
   if (config.lora.rank % side != 0) {
     return Misfit{"lora.rank", fmt::format("a grid of side {} divides adapters of rank {}", side, config.lora.rank),

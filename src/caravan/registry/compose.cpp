@@ -1,5 +1,8 @@
 #include "caravan/registry/compose.h"
 
+#include <algorithm>
+#include <set>
+
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
@@ -8,21 +11,28 @@
 namespace caravan {
 namespace {
 
-/// A change of a setting after which it has a trait.
+/// A change of a setting after which it has a trait, and whatever else is asked of it.
 struct WayOut {
   std::string key;    ///< "data_parallel.mode"
   std::string value;  ///< what it is now
   std::string text;   ///< "data_parallel.mode = \"sync\""; "": nothing of the family has the trait
 };
 
-WayOut way_out(const Setting& setting, const Traits& traits, Trait trait) {
+WayOut way_out(const Setting& setting, const Traits& traits, const std::set<Trait>& asked) {
+  const auto has_all = [&](const Setting& other) {
+    const Traits its = other.traits();
+    return std::ranges::includes(its.has, asked);
+  };
   for (const auto& [key, value] : traits.instead) {
     Setting other = setting;
     other.set(key, value);
     const std::string name = setting.full_name(key);
-    if (other.has(trait)) return {name, setting.text(key), fmt::format("{} = \"{}\"", name, value)};
+    if (has_all(other)) return {name, setting.text(key), fmt::format("{} = \"{}\"", name, value)};
   }
-  std::vector<std::string> names = names_with(setting.family().name, trait);
+  std::vector<std::string> names;
+  for (const std::string& name : names_of(setting.family().name)) {
+    if (has_all(Setting(setting.family().name, name))) names.push_back(name);
+  }
   if (names.size() > 2) names.resize(2);
   const std::string text =
       names.empty() ? "" : fmt::format("{} = \"{}\"", setting.full_name(), join(names, "\" or \""));
@@ -41,7 +51,7 @@ std::optional<Misfit> find_unmet(const Setting& setting, const Traits& traits, s
                                 ? fmt::format("{} \"{}\" does not say that it can", setting.full_name(), setting.name())
                                 : traits.because;
     return Misfit{demand.key, fmt::format("{}, and {}", demand.why, why),
-                  either(demand.action, way_out(setting, traits, demand.trait).text)};
+                  either(demand.action, way_out(setting, traits, {demand.trait}).text)};
   }
   return std::nullopt;
 }
@@ -57,7 +67,9 @@ std::optional<Misfit> find_misfit(std::span<const Setting> techniques, std::span
       const Traits asking = other.traits();
       for (const auto& [trait, why] : asking.needs) {
         if (traits.has.contains(trait)) continue;
-        const WayOut way = way_out(setting, traits, trait);
+        std::set<Trait> asked;
+        for (const auto& need : asking.needs) asked.insert(need.first);
+        const WayOut way = way_out(setting, traits, asked);
         const Setting first(other.family().name);
         const std::string without = fmt::format("{} = \"{}\"", other.full_name(), first.name());
         return Misfit{way.key, fmt::format("\"{}\" does not fit: {}", way.value, why),

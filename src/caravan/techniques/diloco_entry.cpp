@@ -30,7 +30,8 @@ Entry diloco_entry() {
                 }
                 return traits;
               },
-          .mistaken = {{"local_sgd", "'local_sgd' is \"diloco\" with outer_lr = 1 and outer_momentum = 0"}}};
+          .mistaken = {{"local_sgd", "'local_sgd' is \"diloco\" with outer_lr = 1 and outer_momentum = 0"},
+                       {"localsgd", "'localsgd' is \"diloco\" with outer_lr = 1 and outer_momentum = 0"}}};
 }
 
 }  // namespace caravan

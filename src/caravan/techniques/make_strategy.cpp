@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/parallel/pipeline.h"
@@ -40,6 +42,26 @@ void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
   if (const auto misfit = find_misfit(techniques, demands_of(run))) refuse(*misfit, mesh);
 }
 
+/// Errors of what a technique is made of, about a key of its setting or (`is_whole`) about anything, name the key of the
+/// recipe.
+template <class Function>
+void in_words_of(const Setting& setting, bool is_whole, Function apply) {
+  try {
+    apply();
+  } catch (const UsageError& error) {
+    ErrorText text = error.text();
+    if (is_whole) {
+      text.fact = fmt::format("'{}' {}", text.subject, text.fact);
+      text.subject = setting.full_name();
+    } else if (setting.reads(text.subject)) {
+      text.subject = setting.full_name(text.subject);
+    } else {
+      throw;
+    }
+    throw UsageError(text);
+  }
+}
+
 /// Checks the setting against its axis, and factors that as the technique asks.
 void lay_out_axis(const Setting& technique, Mesh& mesh) {
   const int64_t ranks = mesh[kAxis].size();
@@ -70,9 +92,11 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
         {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recompute.repeats_stages});
   }
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
-  body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
+  in_words_of(choice.data_parallel, false, [&] {
+    body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
+  });
   if (choice.data_parallel.reads("bucket_bytes")) strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
-  add_around(choice.recompute, strategy, model);
+  in_words_of(choice.recompute, true, [&] { add_around(choice.recompute, strategy, model); });
   return strategy;
 }
 

@@ -8,6 +8,7 @@ Entry no_hook_entry() {
           .summary = "gradients are summed as they are",
           .traits = all_traits_of,
           .mistaken = {{"bf16", "'bf16' is a dtype; use precision.reduce = \"bf16\""},
+                       {"bfloat16", "'bfloat16' is a dtype; use precision.reduce = \"bf16\""},
                        {"fp16", "'fp16' is a dtype; use precision.reduce = \"fp16\""}}};
 }
 

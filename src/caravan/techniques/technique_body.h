@@ -9,6 +9,7 @@
 
 #include "caravan/engine/strategy.h"
 #include "caravan/module/plan.h"
+#include "caravan/nn/config.h"
 #include "caravan/parallel/zero.h"
 #include "caravan/registry/setting.h"
 #include "caravan/registry/split_parts.h"

@@ -23,7 +23,7 @@ std::vector<RecipeKey> lora_keys() {
               "rank of the adapters, which then alone are trained; 0: none, all weights are trained", FIELD(rank),
               {0, 1 << 16}),
       with_adapters(
-          real({"lora.alpha", OnResume::function}, "adapters count alpha / rank times", FIELD(alpha), {0, 1e6})),
+          real({"lora.alpha", OnResume::function}, "adapters count alpha / rank times", FIELD(alpha), {1e-6, 1e6})),
       with_adapters(texts({"lora.targets", OnResume::shape},
                           "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
       text(

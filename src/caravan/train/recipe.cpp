@@ -16,8 +16,17 @@ std::string Recipe::where(const std::string& key) const {
   return found == locations.end() ? "default of " + key : found->second;
 }
 
+std::string Recipe::where_given(const std::string& key) const {
+  if (locations.contains(key)) return where(key);
+  const std::string section = key.substr(0, key.find('.') + 1);
+  for (const auto& [other, location] : locations) {
+    if (other.starts_with(section)) return fmt::format("{} ({}), and the {}", location, other, where(key));
+  }
+  return where(key);
+}
+
 void Recipe::refuse(const std::string& key, const std::string& fact, const std::string& action) const {
-  throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where(key), .action = action});
+  throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where_given(key), .action = action});
 }
 
 std::vector<std::string> recipe_notes(const Recipe& recipe) {

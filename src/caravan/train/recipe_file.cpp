@@ -134,16 +134,6 @@ void apply_override(Recipe& recipe, const std::string& override) {
   apply(recipe, name, *parsed.get("value"), {override, true});
 }
 
-/// Where `key` was given, or else where another key of its section was: one of two conflicting keys may be a default.
-std::string where_given(const Recipe& recipe, const std::string& key) {
-  if (recipe.locations.contains(key)) return recipe.where(key);
-  const std::string section = key.substr(0, key.find('.') + 1);
-  for (const auto& [other, location] : recipe.locations) {
-    if (other.starts_with(section)) return fmt::format("{} ({}), and the {}", location, other, recipe.where(key));
-  }
-  return recipe.where(key);
-}
-
 /// The keys of `recipe` that are given and used.
 std::set<std::string> used_keys(const Recipe& recipe) {
   std::set<std::string> names;
@@ -178,7 +168,7 @@ void check_whole(Recipe& recipe) {
   try {
     model.validate();
   } catch (const UsageError& error) {
-    refuse(error.text().subject, error.text().fact, where_given(recipe, error.text().subject), error.text().action);
+    refuse(error.text().subject, error.text().fact, recipe.where_given(error.text().subject), error.text().action);
   }
 }
 

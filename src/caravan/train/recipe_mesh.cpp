@@ -16,6 +16,13 @@ namespace {
 /// The multiple of `step` nearest to `value`, at least `step`.
 int64_t nearest_multiple(int64_t value, int64_t step) { return std::max<int64_t>(1, (value + step / 2) / step) * step; }
 
+/// The divisors of `rows` that `parts` divides.
+std::vector<int64_t> multiples_that_divide(int64_t rows, int64_t parts) {
+  std::vector<int64_t> found = divisors(rows, 1, 64);
+  std::erase_if(found, [&](int64_t divisor) { return divisor % parts != 0; });
+  return found;
+}
+
 /// "dp 2 x cp 2 x tp 4"
 std::string mesh_text(const Recipe& recipe, const std::string& dp) {
   std::string text = "dp " + dp;
@@ -53,6 +60,8 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
   }
   return num_ranks / others;
 }
+
+constexpr int64_t kLookedAt = 256;  ///< numbers of rows, for advice
 
 /// What the run asks of its techniques.
 std::vector<Demand> demands_of(const Recipe& recipe) {
@@ -112,13 +121,23 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
   const PipelineChoice& pipeline = recipe.pipeline;
   const int64_t micro_batch = recipe.train.micro_batch;
   refuse(recipe, pipeline.misfit(recipe.model, 0));
-  std::vector<int64_t> possible;
-  for (int64_t count = 1; count <= rows; ++count) {
-    const bool is_whole = rows % count == 0 && rows / count % parts == 0;
-    if (is_whole && !pipeline.misfit(recipe.model, count)) possible.push_back(count);
-  }
-  const std::string choices = possible.empty() ? "change train.global_batch"
-                                               : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
+  const auto counts_of = [&](int64_t of_rows) {
+    std::vector<int64_t> counts;
+    for (int64_t count = 1; count <= of_rows; ++count) {
+      const bool is_whole = of_rows % count == 0 && of_rows / count % parts == 0;
+      if (is_whole && !pipeline.misfit(recipe.model, count)) counts.push_back(count);
+    }
+    return counts;
+  };
+  const std::vector<int64_t> possible = counts_of(rows);
+  const auto more_rows = [&] {  // the next that can be cut
+    int64_t more = rows + 1;
+    while (more < rows + kLookedAt && counts_of(more).empty()) ++more;
+    return more;
+  };
+  const std::string choices =
+      possible.empty() ? fmt::format("use train.global_batch = {}", recipe.train.global_batch / rows * more_rows())
+                       : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
   const auto check = [&](const char* key, int64_t count) {
     if (rows % count != 0 && pipeline.is_file()) {  // which says how many there are
       recipe.refuse("train.global_batch",
@@ -132,7 +151,8 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
                     choices);
     }
     if (const auto misfit = pipeline.misfit(recipe.model, count)) {
-      recipe.refuse(key, misfit->fact, possible.empty() && key == misfit->key ? misfit->action : choices);
+      const bool has_other = misfit->action.find(" or \"") != std::string::npos;  // another schedule
+      recipe.refuse(key, misfit->fact, key == misfit->key && (possible.empty() || has_other) ? misfit->action : choices);
     }
     return count;
   };
@@ -147,7 +167,6 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
     return check("pipeline.micro_batches", pipeline.micro_batches());
   }
   if (micro_batch >= 0) {
-    if (micro_batch > 0 && rows % micro_batch != 0) return 1;  // plan_batch names the divisors
     return check("train.micro_batch", micro_batch == 0 ? 1 : rows / micro_batch);
   }
   const int64_t wanted = pipeline.is_asynchronous() ? 1 : 2 * pipeline.degree;  // that flush: a bubble of a third
@@ -190,7 +209,9 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
   const int64_t rows = batch / plan.dp;
   plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
   const int64_t parts = recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
-  if (recipe.pipeline.is_used()) plan.micro_batch = rows / pipeline_micro_batches(recipe, rows, parts);
+  if (recipe.pipeline.is_used() && rows % plan.micro_batch == 0) {
+    plan.micro_batch = rows / pipeline_micro_batches(recipe, rows, parts);
+  }
   if (const int64_t wrong = rows % parts != 0 ? rows : plan.micro_batch; wrong % parts != 0) {
     const bool is_rows = wrong == rows;
     const char* key = is_rows ? "train.global_batch" : "train.micro_batch";
@@ -203,8 +224,8 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
                                  : "tensor_parallel.kind \"" + recipe.tensor_parallel.kind.name() + "\"",
                              wrong, parts),
          .where = recipe.where(key),
-         .action = fmt::format("use {} = {}", key,
-                               nearest_multiple(is_rows ? batch : wrong, is_rows ? plan.dp * parts : parts))});
+         .action = is_rows ? fmt::format("use {} = {}", key, nearest_multiple(batch, plan.dp * parts))
+                           : fmt::format("use {} = {}", key, join(multiples_that_divide(rows, parts), " or "))});
   }
   if (rows % plan.micro_batch != 0) {
     throw UsageError(

@@ -1,20 +1,39 @@
 #include "caravan/train/trained_model.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <utility>
 
+#include "caravan/base/error.h"
 #include "caravan/optim/loss_scale_state.h"
 #include "caravan/optim/make_optimizer.h"
 #include "caravan/techniques/technique_body.h"
 #include "caravan/train/choice.h"
+#include "caravan/train/recipe_key.h"
 
 namespace caravan {
+
+namespace {
+
+/// What make_strategy refuses of a key of the recipe, with the place where that was given.
+Strategy strategy_of(const Recipe& recipe, Model& model, Mesh& mesh, const std::vector<double>& unit_costs) {
+  try {
+    return make_strategy(strategy_choice(recipe, model.config(), mesh.size(), unit_costs), model, mesh);
+  } catch (const UsageError& error) {
+    const ErrorText& text = error.text();
+    const auto names_it = [&](const RecipeKey& key) { return key.name == text.subject; };
+    if (std::ranges::none_of(recipe_keys(), names_it)) throw;
+    recipe.refuse(text.subject, text.fact, text.action);
+  }
+}
+
+}  // namespace
 
 TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh,
                            const std::vector<double>& unit_costs, at::Device device)
     : model(make_model(config)) {
-  Strategy strategy = make_strategy(strategy_choice(recipe, config, mesh.size(), unit_costs), *model, mesh);
+  Strategy strategy = strategy_of(recipe, *model, mesh, unit_costs);
   engine =
       std::make_unique<Engine>(*model, mesh, std::move(strategy),
                                Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed), .device = device});
@@ -51,10 +70,16 @@ StepperInputs stepper_inputs(TrainedModel& trained, const Recipe& recipe, int64_
 
 std::unique_ptr<Stepper> make_stepper(StepperInputs inputs, const Recipe& recipe) {
   const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3));
+  std::unique_ptr<Stepper> stepper;
   for (const Setting& technique : techniques_of(recipe)) {
-    if (auto own = body_of(technique).make_stepper(inputs, technique, timeout)) return own;
+    auto own = body_of(technique).make_stepper(inputs, technique, timeout);
+    if (own && stepper) {
+      throw InternalError({"step", technique.full_name(), "is a second technique that steps in its own way", "",
+                           "let it lack a trait that the first one needs"});
+    }
+    if (own) stepper = std::move(own);
   }
-  return make_sync_stepper(inputs);
+  return stepper ? std::move(stepper) : make_sync_stepper(inputs);
 }
 
 }  // namespace caravan
