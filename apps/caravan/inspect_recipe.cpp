@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "caravan/base/memory_limit.h"
 #include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
+#include "caravan/nn/expert_rows.h"
 #include "caravan/train/micro_batch.h"
 #include "caravan/train/rehearse.h"
 
@@ -205,11 +207,13 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
   if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
   const MoeConfig& moe = of.recipe.model.moe;
   if (moe.is_used()) {
+    const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
+    const RankPeak worst = fullest_of([&] { return rehearsals_of(of, of.recipe); });
     notes.push_back(fmt::format(
-        "experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if all tokens choose those of one "
-        "rank, it gets {} times as many",
+        "experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose those of one rank "
+        "as often as they can, it needs {} bytes ({})",
         static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree), moe.experts,
-        of.recipe.expert_parallel.degree));
+        worst.peak.total(), format_bytes(worst.peak.total())));
   }
   if (!of.recipe.data_parallel.has(Trait::rehearses)) {
     notes.push_back(

@@ -4,9 +4,10 @@
   rehearsed_runs.py --caravan build/ci/bin/caravan
 
 For each recipe a line: whether the busiest rank sends in a step what `inspect` says (--verbose: each axis and verb that
-differs), the measured peak of rank 0's tensors over the predicted one, and what all ranks have resident (anonymous and
-shared memory, shared once) over the predicted peaks and what a process takes. --only WORD takes the recipes whose name
-has that word, --larger trains wider models, whose memory is mostly that of tensors."""
+differs), the predicted peak of rank 0's tensors over the measured one (of experts, whose loads differ, what `inspect`
+predicts if tokens choose those of one rank as often as they can), and what all processes are predicted to have resident
+(anonymous and shared memory, shared once) over what they have. --only WORD takes the recipes whose name has that word,
+--larger trains wider models, whose memory is mostly that of tensors."""
 
 import argparse
 import json
@@ -115,8 +116,11 @@ def compare(program, words, out):
     rank, predicted = predicted_traffic(inspected.stdout)
     measured = measured_traffic(out / "trace.json", rank, WINDOW if windows else 1)
     line = json.loads((out / "run" / "train.log").read_text().splitlines()[-1])
+    worst = re.search(r"as often as they can, it needs (\d+) bytes", inspected.stdout)
     return {"predicted": predicted, "measured": measured, "ranks": ranks, "resident": peak[0],
-            "tensors": line["peak_memory_bytes"], "rehearsed": line["predicted_memory_bytes"]}, ""
+            "worst": int(worst.group(1)) if worst else None,
+            "tensors": line["peak_memory_bytes"], "rehearsed": line["predicted_memory_bytes"],
+            "processes": line["predicted_resident_bytes"]}, ""
 
 
 def main():
@@ -127,7 +131,7 @@ def main():
     parser.add_argument("--larger", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    good = {"bytes": 0, "memory": 0, "all": 0}
+    good = {"bytes": 0, "memory": 0, "resident": 0, "all": 0}
     for name, keys in {**RECIPES, **MORE}.items():
         if arguments.only not in name or name in RECIPES and name.startswith(LEFT_OUT):
             continue
@@ -140,19 +144,23 @@ def main():
         for traffic in found["predicted"], found["measured"]:
             traffic.pop(("ep", "all_to_all"), None)  # real loads of experts differ from the mean
         same = found["predicted"] == found["measured"]
-        ratio = found["rehearsed"] / found["tensors"]
+        worst = found["worst"]
+        ratio = (worst or found["rehearsed"]) / found["tensors"]
+        of_run = found["processes"] / found["resident"]
         good["bytes"] += same
-        good["memory"] += 1 <= ratio <= 1.02
+        good["memory"] += ratio >= 1 if worst else 1 <= ratio <= 1.02
+        good["resident"] += 1 <= of_run <= 1.08
         print(f"{name:36} bytes {'equal    ' if same else 'DIFFERENT'}  tensors {found['tensors'] / 2**20:8.2f} MiB "
-              f"predicted {ratio:6.4f} of it  resident {found['resident'] / 2**20 / found['ranks']:8.1f} MiB a rank",
-              flush=True)
+              f"predicted {ratio:6.4f} of it{' at worst' if worst else ''}  resident {found['resident'] / 2**20:7.1f} MiB "
+              f"on {found['ranks']} ranks, predicted {of_run:5.3f} of it", flush=True)
         if arguments.verbose and not same:
             for key in sorted(found["predicted"].keys() | found["measured"].keys()):
                 a, b = found["predicted"].get(key, 0), found["measured"].get(key, 0)
                 if a != b:
                     print(f"    {key[0]} {key[1]}: predicted {a}, measured {b}")
-    print(f"{good['all']} recipes: bytes equal in {good['bytes']}, peak within 0 to +2 % in {good['memory']}")
-    return 0 if good["bytes"] == good["memory"] == good["all"] else 1
+    print(f"{good['all']} recipes: bytes equal in {good['bytes']}, peak within 0 to +2 % in {good['memory']}, resident "
+          f"within 0 to +8 % in {good['resident']}")
+    return 0 if min(good.values()) == good["all"] else 1
 
 
 if __name__ == "__main__":

@@ -25,15 +25,20 @@ void* map_huge(size_t bytes) {
   return reinterpret_cast<void*>(aligned);
 }
 
-void give_back(void* block, size_t bytes) {
+void* from_system(size_t bytes) {
+  return bytes >= kMappedFrom ? map_huge(bytes) : std::aligned_alloc(kAlignment, bytes);
+}
+
+}  // namespace
+
+void BlockCache::give_back(void* block, size_t bytes) const {
+  if (is_dry_) return;
   if (bytes >= kMappedFrom) {
     munmap(block, bytes);
   } else {
     std::free(block);
   }
 }
-
-}  // namespace
 
 size_t BlockCache::rounded(size_t bytes) noexcept {
   bytes = std::max(bytes, kAlignment * kSteps);
@@ -61,6 +66,7 @@ void* BlockCache::take(size_t rounded_bytes) {
   }
   live_bytes_ += rounded_bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+  peak_held_bytes_ = std::max(peak_held_bytes_, live_bytes_ + cached_bytes_);
   return block;
 }
 
@@ -69,6 +75,11 @@ void BlockCache::put(void* block, size_t rounded_bytes) {
   free_[class_of(rounded_bytes)].push_back(block);
   cached_bytes_ += rounded_bytes;
   live_bytes_ -= rounded_bytes;
+}
+
+int64_t BlockCache::peak_held_bytes() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(peak_held_bytes_);
 }
 
 void BlockCache::release_all() {
@@ -83,8 +94,7 @@ void* BlockCache::fresh(size_t rounded_bytes) {
   const size_t wanted = live_bytes_ + rounded_bytes;
   if (wanted + cached_bytes_ > limit) release_down_to(limit - wanted);
   for (int attempt = 0; attempt < 2; ++attempt) {
-    void* block =
-        rounded_bytes >= kMappedFrom ? map_huge(rounded_bytes) : std::aligned_alloc(kAlignment, rounded_bytes);
+    void* block = is_dry_ ? this : from_system(rounded_bytes);
     if (block != nullptr) return block;
     release_down_to(0);
   }

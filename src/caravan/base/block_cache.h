@@ -12,6 +12,9 @@ namespace caravan {
 /// Freed blocks by size class, eight classes per power of two (at most 1/8 of a block is unused). Thread-safe.
 class BlockCache {
  public:
+  /// A dry one has no memory: its blocks are any address but null.
+  explicit BlockCache(bool is_dry = false) noexcept : is_dry_(is_dry) {}
+
   /// The size of the class that holds `bytes`. `take` and `put` expect such a size.
   static size_t rounded(size_t bytes) noexcept;
 
@@ -22,6 +25,8 @@ class BlockCache {
   void put(void* block, size_t rounded_bytes);
   /// Returns every cached block to the system.
   void release_all();
+  /// The most that the system has given at once: blocks in use, and those that are kept.
+  int64_t peak_held_bytes();
 
  private:
   static constexpr int kSteps = 8;
@@ -29,12 +34,15 @@ class BlockCache {
   static int class_of(size_t rounded_bytes) noexcept;
   void* fresh(size_t rounded_bytes);
   void release_down_to(size_t cached_limit);
+  void give_back(void* block, size_t bytes) const;
 
   std::mutex mutex_;
   std::array<std::vector<void*>, kClasses> free_;
   size_t cached_bytes_ = 0;
   size_t live_bytes_ = 0;
   size_t peak_bytes_ = 0;
+  size_t peak_held_bytes_ = 0;
+  bool is_dry_;
 };
 
 }  // namespace caravan

@@ -10,6 +10,7 @@
 
 #include "caravan/base/block_cache.h"
 #include "caravan/base/error.h"
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/base/text.h"
 
@@ -35,10 +36,20 @@ void free_block(void* data) {
   cache().put(header, header->rounded_bytes);
 }
 
+/// Thrown at an allocation: see bytes_of_allocation.
+struct Stop {
+  int64_t bytes;
+};
+thread_local int until_stop = 0;  ///< allocations of this thread, the one that is stopped among them; 0: none is
+
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
+    if (until_stop > 0) {
+      if (--until_stop == 0) throw Stop{static_cast<int64_t>(bytes)};
+      return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    }
     const size_t rounded = bytes < SIZE_MAX / 4 ? BlockCache::rounded(bytes + sizeof(Header)) : bytes;
     void* block = bytes < SIZE_MAX / 4 ? cache().take(rounded) : nullptr;
     if (block == nullptr) {
@@ -65,20 +76,17 @@ class CountingMetaAllocator final : public c10::Allocator {
     constexpr size_t kMost = size_t{1} << 61;
     const auto live = static_cast<size_t>(MemoryCounter::current().live_bytes());
     TORCH_CHECK(bytes < kMost && live + bytes < kMost, "overflow of the bytes of meta tensors");
-    auto* charge = new MemoryCharge(MemoryCharge::take(static_cast<int64_t>(bytes)));
-    return {nullptr, charge, &release, c10::Device(c10::DeviceType::Meta)};
+    auto* block = new DryBlock(bytes, sizeof(Header));
+    return {nullptr, block, &release, c10::Device(c10::DeviceType::Meta)};
   }
   void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
 
  private:
-  static void release(void* context) {
-    const auto* charge = static_cast<MemoryCharge*>(context);
-    charge->release();
-    delete charge;
-  }
+  static void release(void* context) { delete static_cast<DryBlock*>(context); }
 };
 
 std::atomic<bool> runtime_lives{false};
+std::atomic<bool> runtime_counts{false};
 
 constexpr uint8_t kPriority = 1;
 
@@ -104,6 +112,7 @@ Runtime::Runtime(const RuntimeOptions& options) {
     c10::SetCPUAllocator(&allocator, kPriority);
     default_meta_allocator();  // noted before it is replaced
     c10::SetAllocator(c10::DeviceType::Meta, &meta_allocator, kPriority);
+    runtime_counts = true;
   }
 }
 
@@ -111,7 +120,22 @@ Runtime::~Runtime() {
   c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority);
   c10::SetAllocator(c10::DeviceType::Meta, default_meta_allocator(), kPriority);
   cache().release_all();
-  runtime_lives = false;
+  runtime_counts = runtime_lives = false;
+}
+
+int64_t bytes_of_allocation(int n, const std::function<void()>& call) {
+  if (!runtime_counts) return 0;
+  until_stop = n;
+  try {
+    call();
+  } catch (const Stop& stop) {
+    return stop.bytes;
+  } catch (...) {
+    until_stop = 0;
+    throw;
+  }
+  until_stop = 0;
+  return 0;
 }
 
 }  // namespace caravan

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/comm/members.h"
 
@@ -80,8 +81,10 @@ std::shared_ptr<void> RecordCommunicator::allocate(size_t bytes) {
                          .fact = fmt::format("no address space for a buffer of {} bytes", bytes),
                          .action = "raise ulimit -v, or record with tensors on the meta device"});
   }
+  HeldBlocksScope::hold(static_cast<int64_t>(length));
   return {memory, [length, charge = MemoryCharge::take(static_cast<int64_t>(bytes))](void* block) {
             charge.release();
+            HeldBlocksScope::hold(-static_cast<int64_t>(length));
             munmap(block, length);
           }};
 }

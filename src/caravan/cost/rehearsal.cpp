@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/trace.h"
 
 namespace caravan {
@@ -184,6 +185,7 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
   // Blocks that a library caches may outlive the rehearsal, and a counter outlives its blocks.
   auto* memory = new MemoryCounter;
   const MemoryScope charges(*memory);
+  const HeldBlocksScope held;
   const auto watch = std::make_shared<Watch>(*memory);
   PathLog log;
   Rehearsal rehearsal{.rank = world.rank};
@@ -205,6 +207,7 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
     watch->restart("start");
     steps.step();
     watch->finish(rehearsal);
+    rehearsal.held_bytes = held.peak_bytes();
     rehearsal.paths = log.counts();
     if (steps.shorter && steps.num_left_out > 0) {
       Sums sums = watch->sums();

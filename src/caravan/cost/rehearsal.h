@@ -43,6 +43,7 @@ struct Rehearsal {
   std::vector<RehearsedEvent> events{};  ///< of a step, in order; what is between them belongs to the one before
   MemoryBytes peak{};                    ///< the most that there is at once, from the first tensor of the model on
   std::string peak_event{};              ///< and what the rank does then
+  int64_t held_bytes = 0;                ///< the most that its process holds for tensors, see HeldBlocksScope
   MemoryBytes at_rest{};                 ///< between steps
   std::vector<SentCalls> sent{};         ///< in a step, by axis and verb
   PathCounts paths{};                    ///< that the step takes

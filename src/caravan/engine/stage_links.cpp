@@ -150,13 +150,23 @@ void StageLinks::wait(Works& works) {
 }
 
 /// One message of a route may be on its way while the next is made.
-void StageLinks::keep_one(Route route, Works works) {
-  std::deque<Works>& sends = sends_[route];
+void StageLinks::keep_one(Route route, Sent sent) {
+  std::deque<Sent>& sends = sends_[route];
   while (sends.size() > 1) {
-    wait(sends.front());
+    wait(sends.front().works);
     sends.pop_front();
   }
-  sends.push_back(std::move(works));
+  sends.push_back(std::move(sent));
+}
+
+/// Those of a micro-batch of which more has come, and what was sent before them on their way.
+void StageLinks::wait_for_sends(int micro_batch) {
+  for (auto& [route, sends] : sends_) {
+    while (std::ranges::find(sends, micro_batch, &Sent::micro_batch) != sends.end()) {
+      wait(sends.front().works);
+      sends.pop_front();
+    }
+  }
 }
 
 void StageLinks::begin_step(const Schedule& table, int num_micro_batches) {
@@ -175,7 +185,7 @@ void StageLinks::begin_step(const Schedule& table, int num_micro_batches) {
 
 void StageLinks::finish_step() {
   for (auto& [route, sends] : sends_) {
-    for (Works& works : sends) wait(works);
+    for (Sent& sent : sends) wait(sent.works);
   }
   sends_.clear();
 }
@@ -212,7 +222,7 @@ void StageLinks::put(const Action& entry, int stage, const Tensors& tensors) {
   }
   for (Work& work : send_all(route, tensors, label_of(entry, stage), entry.is_gradient))
     works.push_back(std::move(work));
-  keep_one({there, entry.is_gradient}, std::move(works));
+  keep_one({there, entry.is_gradient}, {entry.micro_batch, std::move(works)});
 }
 
 /// Starts a receive whose shapes are known, or come with it.
@@ -243,6 +253,7 @@ Tensors StageLinks::get(const Action& entry, int stage) {
   waited_ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   posted_.erase(peer);
   wait(receipt.works);
+  wait_for_sends(entry.micro_batch);
   due_[peer].pop_front();
   post_next(peer);
   if (!entry.is_gradient) {
@@ -258,7 +269,7 @@ void StageLinks::put_alone(int stage, const Tensors& outputs) {
   const FlatCell route = cell(strategy_.coord_of(stage - 1), there);
   Works works{send_shapes(route, shapes)};
   for (Work& work : send_all(route, outputs, "activation")) works.push_back(std::move(work));
-  keep_one({there, false}, std::move(works));
+  keep_one({there, false}, {0, std::move(works)});
 }
 
 Tensors StageLinks::get_alone(int stage) {
@@ -274,8 +285,8 @@ void StageLinks::poll() {
     for (Work& work : receipt.works) work.done();
   }
   for (auto& [route, sends] : sends_) {
-    for (Works& works : sends) {
-      for (Work& work : works) work.done();
+    for (Sent& sent : sends) {
+      for (Work& work : sent.works) work.done();
     }
   }
 }

@@ -15,7 +15,8 @@ namespace caravan {
 
 /// What crosses between the stages of a pipeline that are on different ranks: all outputs of a stage, and the gradients
 /// of those that have one. The next receive of each peer is posted ahead, and sends are waited for when the next but
-/// one goes the same way, so both travel while the ranks compute.
+/// one goes the same way, so both travel while the ranks compute. What is sent of a micro-batch is there, at the latest,
+/// when more of it comes back: a stage sends after it has received.
 ///
 /// Sent: the tensors. Where shapes are static, their shapes once, with the first micro-batch (Strategy), else with
 /// each.
@@ -58,6 +59,10 @@ class StageLinks {
   };
   using Route = std::pair<int, bool>;  ///< coordinate of the peer, is a gradient
   using Works = std::vector<Work>;
+  struct Sent {
+    int micro_batch;
+    Works works;
+  };
   using Key = std::pair<int, int>;  ///< receiving stage and micro-batch (static: 0)
 
   FlatCell cell(int from, int to) const;
@@ -69,7 +74,8 @@ class StageLinks {
   Work send_shapes(const FlatCell& cell, const Shapes& shapes) const;
   Shapes recv_shapes(const FlatCell& cell) const;
   Tensors make(const Shapes& shapes) const;
-  void keep_one(Route route, Works works);
+  void keep_one(Route route, Sent sent);
+  void wait_for_sends(int micro_batch);
   void wait(Works& works);
   Key key(int stage, int micro_batch) const;
   /// Of what crosses into `stage`; null: not known yet.
@@ -86,7 +92,7 @@ class StageLinks {
   std::map<Key, Shapes> shapes_;                           ///< of what crosses
   std::map<int, std::deque<std::pair<Action, int>>> due_;  ///< receives of the step, by peer, with their stages
   std::map<int, Receipt> posted_;                          ///< the first of due_, by peer
-  std::map<Route, std::deque<Works>> sends_;
+  std::map<Route, std::deque<Sent>> sends_;
   double waited_ms_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/memory_counter.h"
 #include "caravan/base/path_log.h"
 #include "caravan/base/pattern.h"
@@ -269,6 +270,7 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   {
     static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run
     const MemoryScope uncharged(*nothing);
+    const HeldBlocksScope unheld;
     const MetaParameters parameters(model, rows, record);
     applied.loss_layout_ = dry_run(model, rows, input_shapes, *hooks, Phase::forward);
     check_loss(plan, applied.loss_layout_);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -143,13 +144,21 @@ struct ExpertLinear : Function<ExpertLinear> {
   }
 };
 
+thread_local double expert_load = 1;
+
 }  // namespace
+
+ExpertLoadScope::ExpertLoadScope(double most) noexcept : outer_(std::exchange(expert_load, most)) {}
+ExpertLoadScope::~ExpertLoadScope() { expert_load = outer_; }
+double ExpertLoadScope::current() noexcept { return expert_load; }
 
 ExpertRows sort_by_group(const at::Tensor& groups, int64_t num_groups, int64_t meta_parts) {
   const int64_t copies = groups.numel();
   ExpertRows rows{.counts = std::vector<int64_t>(static_cast<size_t>(num_groups), 0), .top_k = groups.size(-1)};
   if (groups.is_meta()) {
-    const int64_t there = copies / meta_parts;
+    const int64_t most = copies / rows.top_k * std::min(rows.top_k, num_groups);  // of a token one for each expert
+    const double loaded = expert_load * static_cast<double>(copies / meta_parts);
+    const auto there = static_cast<int64_t>(std::min(loaded, static_cast<double>(meta_parts == 1 ? copies : most)));
     for (int64_t g = 0; g < num_groups; ++g) {
       rows.counts[static_cast<size_t>(g)] = there / num_groups + (g < there % num_groups ? 1 : 0);
     }

@@ -18,8 +18,23 @@ struct ExpertRows {
   int64_t top_k = 1;
 };
 
+/// During its lifetime the experts of this rank get up to `most` times as many copies of meta tokens, on this thread, as
+/// if all experts were chosen alike: as many as there can be.
+class ExpertLoadScope {
+ public:
+  explicit ExpertLoadScope(double most) noexcept;
+  ~ExpertLoadScope();
+  ExpertLoadScope(const ExpertLoadScope&) = delete;
+  ExpertLoadScope& operator=(const ExpertLoadScope&) = delete;
+  /// That of the innermost one, else 1.
+  static double current() noexcept;
+
+ private:
+  double outer_;
+};
+
 /// Sorts copies by groups [.., top_k], int64, of which there are `num_groups`; -1: a copy without a row. Of meta
-/// tensors one in `meta_parts` copies has a row, and groups are even.
+/// tensors one in `meta_parts` copies has a row (see ExpertLoadScope), and groups are even.
 /// Throws ShapeError for another group.
 ExpertRows sort_by_group(const at::Tensor& groups, int64_t num_groups, int64_t meta_parts = 1);
 

@@ -99,15 +99,39 @@ bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
 
 at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is
 
+at::Tensor multiply_by_torch(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
+}
+
+at::Tensor multiply_by_onednn(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
+  return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+/// As torch copies a matrix: what is transposed goes through a square of 60 columns.
+at::Tensor contiguous_on_meta(const at::Tensor& x) {
+  constexpr int64_t kSquare = 60;
+  const at::Tensor copy = x.contiguous();
+  if (!x.is_contiguous() && x.numel() >= kSquare * kSquare) at::empty({kSquare, kSquare}, x.options());
+  return copy;
+}
+
+/// A product of meta tensors, with the memory that the call takes for one of others.
+at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                        const ProductCall& call) {
+  const at::Tensor result = multiply_by_torch(a, b, bias);
+  if (result.numel() > 0 && a.numel() > 0) product_workspace(a, b, bias, call);
+  return result;
+}
+
 /// a b^T + bias, as chosen: in fp32.
 at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                               ProductKind kind) {
+  const at::Tensor x = widened(a), w = widened(b);
   const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
-  if (in_use().second.library(kind) == ProductLibrary::onednn && !a.is_meta()) {
-    at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
-    return onednn()->call(widened(a), widened(b), wide_bias, "none", c10::List<std::optional<at::Scalar>>(), "");
-  }
-  return wide_bias.has_value() ? at::addmm(*wide_bias, widened(a), widened(b).t()) : at::mm(widened(a), widened(b).t());
+  if (in_use().second.library(kind) != ProductLibrary::onednn) return multiply_by_torch(x, w, wide_bias);
+  if (a.is_meta()) return multiply_dry(contiguous_on_meta(x), w, wide_bias, &multiply_by_onednn);
+  return multiply_by_onednn(x, w, wide_bias);
 }
 
 /// "product dx by onednn", "product forward by torch of BFloat16".
@@ -121,12 +145,10 @@ std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
 /// a b^T + bias: as chosen, or as autograd has it for at::linear.
 at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind) {
-  const bool is_half = !chosen && a.scalar_type() == at::kBFloat16;  // torch has oneDNN multiply such
-  const bool is_onednn = is_half || (chosen && in_use().second.library(kind) == ProductLibrary::onednn);
-  const at::Tensor workspace = a.is_meta() && is_onednn ? onednn_workspace(a, is_half) : at::Tensor();
-  const at::Tensor result = chosen             ? multiply_as_chosen(a, b, bias, kind)
-                            : bias.has_value() ? at::addmm(*bias, a, b.t())
-                                               : at::mm(a, b.t());
+  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16;  // torch has oneDNN multiply such
+  const at::Tensor result = chosen        ? multiply_as_chosen(a, b, bias, kind)
+                            : is_dry_half ? multiply_dry(a, b, bias, &multiply_by_torch)
+                                          : multiply_by_torch(a, b, bias);
   if (PathLog::current() != nullptr) take_path(path_of(chosen, a, kind), result);
   return result;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -87,19 +88,40 @@ struct Destinations {
     return group.masked_fill(experts.lt(0).logical_or_(within.lt(0)).logical_or_(within.ge(count)), -1);
   }
 
+  /// Of meta tokens, whose groups are even: each rank sends the experts of this one as much as ExpertLoadScope says.
+  /// Returns what comes.
+  std::vector<int64_t> load(ExpertRows& rows, int64_t coord) const {
+    if (ExpertLoadScope::current() == 1) return rows.counts;
+    const int64_t here = rows.copy.numel(), all = rows.row.numel();
+    const double alike = static_cast<double>(all * count) / static_cast<double>(per_rank * ranks);
+    const int64_t most = std::min(here, all / rows.top_k * std::min(rows.top_k, count));
+    const auto own = static_cast<int64_t>(std::min(ExpertLoadScope::current() * alike, static_cast<double>(most)));
+    std::vector<int64_t> received;
+    for (size_t i = 0; i < rows.counts.size(); ++i) {
+      const auto group = static_cast<int64_t>(i);
+      const bool is_own = group / count == coord;
+      const int64_t sum = is_own ? own : here - own, parts = is_own ? count : count * (ranks - 1);
+      const int64_t part = is_own ? group % count : group - (group / count > coord ? count : 0);
+      rows.counts[i] = sum / parts + (part < sum % parts ? 1 : 0);
+      received.push_back(own / count + (group % count < own % count ? 1 : 0));
+    }
+    return received;
+  }
+
   int64_t per_rank;
   int64_t skipped;
   int64_t count;
   int64_t ranks;
 };
 
-/// Rows of each group, as the rank of the group learns them: from each rank, for each expert here.
+/// Rows of each group, as the rank of the group learns them: from each rank, for each expert here. Of meta
+/// tensors nothing comes: none.
 std::vector<int64_t> received_counts(const std::vector<int64_t>& sent, const MeshAxis& axis, bool is_meta) {
   const at::Tensor counts = at::tensor(sent, at::kLong);
   const at::Tensor in = is_meta ? counts.to(at::kMeta) : counts;
   const at::Tensor out = at::empty_like(in);
   all_to_all_async(axis.comm(), in, out, {}, {}, "tokens of each expert").wait();
-  if (is_meta) return sent;
+  if (is_meta) return {};
   const int64_t* values = out.const_data_ptr<int64_t>();
   return {values, values + out.numel()};
 }
@@ -148,8 +170,9 @@ Tensors exchange_around(const MeshAxis& axis, const Experts& experts, Tensors in
   const at::Tensor& x = inputs.at(0);
   const at::Tensor& gates = inputs.at(1);
   const Destinations to(experts, axis);
-  const ExpertRows rows = sort_by_group(to.groups_of(inputs.at(2)), to.num_groups(), to.per_rank / to.count);
-  const std::vector<int64_t> groups = received_counts(rows.counts, axis, x.is_meta());
+  ExpertRows rows = sort_by_group(to.groups_of(inputs.at(2)), to.num_groups(), to.per_rank / to.count);
+  std::vector<int64_t> groups = received_counts(rows.counts, axis, x.is_meta());
+  if (x.is_meta()) groups = to.load(rows, axis.coord());
   const Exchange there{axis, by_rank(rows.counts, to.count), by_rank(groups, to.count)};
   const at::Tensor sent = spread(x.flatten(0, 1), rows);
   const at::Tensor received = ExchangeRows::apply(sent, there);

@@ -94,6 +94,7 @@ std::string StepMetrics::to_json() const {
                     {"peak_memory_bytes", peak_memory_bytes},
                     {"state_bytes", state_bytes},
                     {"predicted_memory_bytes", predicted_memory_bytes},
+                    {"predicted_resident_bytes", predicted_resident_bytes},
                     {"model_flops_per_second", model_flops_per_second}};
   if (save_ms > 0) line["save_ms"] = save_ms;
   if (predicted) {

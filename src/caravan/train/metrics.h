@@ -38,6 +38,7 @@ struct StepMetrics {
   int64_t peak_memory_bytes = 0;           ///< of this rank's tensors, since the start
   int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
   int64_t predicted_memory_bytes = 0;      ///< the peak that was rehearsed
+  int64_t predicted_resident_bytes = 0;    ///< of all processes of the run: see resident_bytes
   double model_flops_per_second = 0;       ///< of all ranks
   double save_ms = 0;                      ///< that checkpoints held the run up since the last line
   std::optional<MemoryBytes> predicted{};  ///< that peak by kind: in the first line that a run writes

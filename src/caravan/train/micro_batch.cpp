@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -40,6 +41,14 @@ int64_t row_parts(const Recipe& recipe) {
 /// Ids and labels of a step.
 double batch_bytes(const Recipe& recipe, int64_t rows) {
   return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.context);
+}
+
+/// The number of each rank.
+std::vector<int64_t> of_ranks(Communicator& world, int64_t mine) {
+  std::vector<int64_t> all(static_cast<size_t>(world.size()), 0);
+  all[static_cast<size_t>(world.rank())] = mine;
+  take_maxima(world, all, "memory of the ranks");
+  return all;
 }
 
 [[noreturn]] void refuse_memory(const Recipe& recipe, const RankPeak& peak, int64_t sequences, int64_t rows,
@@ -123,7 +132,7 @@ RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some
   try {
     for (Rehearsal& rehearsal : rehearse_some()) {
       if (rehearsal.peak.total() <= fullest.peak.total()) continue;
-      fullest = {rehearsal.peak, rehearsal.rank, std::move(rehearsal.peak_event)};
+      fullest = {rehearsal.peak, rehearsal.rank, std::move(rehearsal.peak_event), rehearsal.held_bytes};
     }
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;
@@ -150,6 +159,7 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   take_maxima(world, numbers, "memory of the ranks");
   const int64_t least = -numbers[0];
   std::map<int64_t, RankPeak> owns;  // by micro-batch
+  std::map<int64_t, int64_t> held;   // by all ranks
   const auto fullest = [&](int64_t micro_batch) {
     RankPeak& own = owns[micro_batch];
     const Recipe resolved = with_micro_batch(recipe, micro_batch);
@@ -158,9 +168,9 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
     };
     all_or_none(
         world, [&] { own = fullest_of(rehearse_own); }, "rehearsal");
-    std::vector<int64_t> totals(static_cast<size_t>(world.size()), 0);
-    totals[static_cast<size_t>(world.rank())] = own.peak.total();
-    take_maxima(world, totals, "memory of the ranks");
+    const std::vector<int64_t> totals = of_ranks(world, own.peak.total());
+    const std::vector<int64_t> blocks = of_ranks(world, own.held_bytes);
+    held[micro_batch] = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
     RankPeak most;
     most.rank = static_cast<int>(std::ranges::max_element(totals) - totals.begin());
     if (world.rank() == most.rank) most = own;
@@ -171,6 +181,7 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
+  plan.held_bytes = held.at(plan.micro_batch);
   return plan;
 }
 

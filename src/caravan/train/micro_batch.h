@@ -18,6 +18,7 @@ struct RankPeak {
   MemoryBytes peak{};
   int rank = 0;
   std::string event{};  ///< what it does then: "backward blocks.3 of micro-batch 1"
+  int64_t held_bytes = 0;  ///< of the fullest process, for tensors
 };
 
 /// What is known of one rank of a recipe before anything is allocated: of the one that needs the most.
@@ -25,6 +26,7 @@ struct MemoryPlan {
   int64_t micro_batch = 1;  ///< sequences, as the recipe says or as they were chosen
   RankPeak fullest{};
   RankPeak own{};           ///< of this rank (resolve_micro_batch)
+  int64_t held_bytes = 0;   ///< of all ranks, for tensors (resolve_micro_batch)
   int64_t limit_bytes = 0;  ///< the rank's share of the host's memory; 0: unknown
   bool is_chosen = false;   ///< train.micro_batch was "auto"
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }

@@ -134,11 +134,11 @@ std::vector<int> telling_ranks(const Recipe& recipe, int num_ranks) {
   }
   const auto stages = static_cast<int>(recipe.pipeline.degree);
   const int of_stage = num_ranks / stages;
-  const int between = std::max(1, (stages - 1) / (kAllRanks / 2 - 1));
-  for (int stage = 0; stage < stages; stage += between) {
+  const int told = std::min(stages, kAllRanks / 2);
+  for (int i = 0; i < told; ++i) {
+    const int stage = told == 1 ? 0 : i * (stages - 1) / (told - 1);
     ranks.insert({stage * of_stage, stage * of_stage + of_stage - 1});
   }
-  ranks.insert({(stages - 1) * of_stage, num_ranks - 1});
   return {ranks.begin(), ranks.end()};
 }
 
