@@ -15,7 +15,7 @@ set(CARAVAN_PUBLIC_HEADERS
   caravan.h checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
   session/module_checkpoint.h session/session.h
   generate/generate.h train/evaluate.h train/recipe.h train/run_state.h
-  step/batch.h step/train_step.h)
+  step/batch.h step/train_step.h cost/rehearsal.h)
 
 # caravan_install_headers(source destination): runs at install time, so that it sees the includes as they are then.
 function(caravan_install_headers source destination)

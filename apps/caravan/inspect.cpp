@@ -32,6 +32,7 @@ void refuse_recipe_options(const InspectArguments& arguments) {
                        : arguments.schedule           ? "--schedule"
                        : arguments.recipe_alone       ? "--recipe"
                        : arguments.per_host > 0       ? "--per-host"
+                       : arguments.memory_gib > 0     ? "--memory"
                        : !arguments.overrides.empty() ? "--set"
                                                       : nullptr;
   if (option == nullptr) return;

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <limits>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,8 @@ struct Inspected {
   Vocabulary vocabulary;
   int num_ranks;
   int ranks_per_host;
+  double link_gbit_s;
+  int64_t memory_bytes;  ///< of a rank; 0: that of this host
 };
 
 void print(const std::string& name, const std::string& value) { fmt::print("  {:<24}{}\n", name, value); }
@@ -47,15 +51,29 @@ std::vector<Rehearsal> rehearsals_of(const Inspected& of, const Recipe& recipe) 
 MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsal>>& rehearsed) {
   const auto peak_of = [&](int64_t micro_batch) {
     const Recipe recipe = with_micro_batch(of.recipe, micro_batch);
-    return fullest_of([&] { return rehearsed[micro_batch] = rehearsals_of(of, recipe); });
+    std::vector<Rehearsal>& own = rehearsed[micro_batch];
+    return fullest_of([&] { return own = rehearsals_of(of, recipe); });
   };
   const auto plan = [&](int64_t limit) { return plan_memory(of.recipe, of.num_ranks, limit, 0, peak_of); };
   const bool is_local = of.num_ranks <= most_local_ranks();
+  if (of.memory_bytes > 0) {
+    try {
+      return plan(of.memory_bytes);
+    } catch (const ResourceError&) {  // the verdict says so, of as few sequences at a time as can be
+      const bool is_auto = of.recipe.train.micro_batch == kAutoMicroBatch;
+      const int64_t least = of.recipe.tensor_parallel.parts().rows * of.recipe.expert_parallel.parts().rows;
+      const Recipe some = is_auto ? with_micro_batch(of.recipe, least) : of.recipe;
+      MemoryPlan needs = plan_memory(some, of.num_ranks, 0, 0, peak_of);
+      needs.limit_bytes = of.memory_bytes;
+      return needs;
+    }
+  }
+  if (!is_local) fmt::print("memory of other hosts is unknown: --memory says how much a rank has\n");
   try {
     return plan(is_local ? memory_share(usable_memory_bytes(), of.num_ranks) : 0);
   } catch (const ResourceError&) {
     if (of.num_ranks <= num_usable_cores() || of.recipe.comm.backend == "thread") throw;
-    fmt::print("{} ranks do not fit this host's memory: planned for other hosts\n", of.num_ranks);
+    fmt::print("{} ranks do not fit this host's memory: planned for other hosts, see --memory\n", of.num_ranks);
     return plan(0);
   }
 }
@@ -63,7 +81,9 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
 /// How many neighbouring ranks share memory.
 int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
   const std::string& backend = recipe.comm.backend;
-  if (backend != "auto" && backend != "thread" && !backend.starts_with("shm")) return 0;
+  const bool has_shared =
+      backend == "auto" || backend == "thread" || backend == "hierarchical" || backend.starts_with("shm");
+  if (!has_shared) return 0;
   if (per_host > 0) return per_host;
   return num_ranks <= most_local_ranks() ? num_ranks : 0;
 }
@@ -109,91 +129,113 @@ void print_memory(const MemoryPlan& memory) {
   if (memory.limit_bytes > 0) print("available", bytes_line(memory.limit_bytes));
 }
 
-/// "backward 92 %, optimizer 8 %": where in the step calls of one kind begin, by bytes or else by count.
-std::string places_of(const Rehearsal& rehearsal, const SentCalls& calls) {
-  std::map<std::string, double> of_place;
-  double all = 0;
-  for (const RehearsedEvent& event : rehearsal.events) {
-    for (const SentCalls& sent : event.sent) {
-      if (sent.axis != calls.axis || sent.verb != calls.verb) continue;
-      const auto weight = static_cast<double>(calls.bytes > 0 ? sent.bytes : sent.calls);
-      of_place[event.what.substr(0, event.what.find(' '))] += weight;
-      all += weight;
-    }
+/// "backward 92 %, optimizer 8 %": where in the step calls begin, by bytes or else by count.
+std::string places_of(const std::vector<SentCalls>& calls, double num_bytes, double num_calls) {
+  std::vector<std::pair<double, std::string>> places;
+  for (const SentCalls& one : calls) {
+    places.emplace_back(num_bytes > 0 ? one.bytes / num_bytes : one.calls / num_calls, one.place);
   }
-  std::vector<std::pair<std::string, double>> places(of_place.begin(), of_place.end());
-  std::ranges::sort(places, std::greater<>(), &std::pair<std::string, double>::second);
+  std::ranges::sort(places, std::greater<>());
   std::string text;
-  for (const auto& [place, weight] : places) {
-    if (weight > 0.005 * all) text += fmt::format("{}{} {:.0f} %", text.empty() ? "" : ", ", place, 100 * weight / all);
+  for (const auto& [share, place] : places) {
+    if (share > 0.005) text += fmt::format("{}{} {:.0f} %", text.empty() ? "" : ", ", place, 100 * share);
   }
   return text;
 }
 
-/// Whether all ranks that this one sends to over the axis are on its host.
-bool is_on_one_host(const Inspected& of, const Rehearsal& rehearsal, const std::string& axis) {
+/// Whether all ranks that these send to over the axis are on their hosts.
+bool is_on_one_host(const Inspected& of, std::span<const Rehearsal> rehearsals, const std::string& axis) {
   if (of.ranks_per_host == 0) return false;
-  const auto found = rehearsal.ranks_of_axis.find(axis);
-  if (found == rehearsal.ranks_of_axis.end()) return of.num_ranks <= of.ranks_per_host;
   const auto host = [&](int rank) { return rank / of.ranks_per_host; };
-  return std::ranges::all_of(found->second, [&](int rank) { return host(rank) == host(found->second.front()); });
+  return std::ranges::all_of(rehearsals, [&](const Rehearsal& one) {
+    const auto found = one.ranks_of_axis.find(axis);
+    if (found == one.ranks_of_axis.end()) return of.num_ranks <= of.ranks_per_host;
+    return std::ranges::all_of(found->second, [&](int rank) { return host(rank) == host(one.rank); });
+  });
 }
 
-void print_traffic(const Inspected& of, const Rehearsal& rehearsal, double link_gbit_s) {
-  if (rehearsal.sent.empty()) return;
-  fmt::print("\nsent by rank {} in a step\n  {:<12}{:<16}{:>8}{:>16}{:>11}{:>10}  begins in\n", rehearsal.rank, "axis",
+/// How long the busiest rank sends over each axis that leaves a host. All of its bytes are taken to leave it.
+std::map<std::string, double> link_seconds(const Inspected& of, std::span<const Rehearsal> all,
+                                           const Rehearsal& busiest) {
+  std::map<std::string, double> seconds;
+  for (const SentCalls& calls : busiest.sent) {
+    const bool is_shared = is_on_one_host(of, all, calls.axis);
+    seconds[calls.axis] += is_shared ? 0 : calls.bytes * 8e-9 / of.link_gbit_s;
+  }
+  return seconds;
+}
+
+double sum_of(const std::map<std::string, double>& seconds) {
+  double sum = 0;
+  for (const auto& [axis, one] : seconds) sum += one;
+  return sum;
+}
+
+void print_traffic(const Inspected& of, std::span<const Rehearsal> all, const Rehearsal& busiest) {
+  if (busiest.sent.empty()) return;
+  fmt::print("\nsent by rank {} in a step\n  {:<12}{:<16}{:>8}{:>16}{:>11}{:>10}  begins in\n", busiest.rank, "axis",
              "verb", "calls", "bytes", "", "exposed");
-  std::map<std::string, double> of_axis;
-  for (const SentCalls& calls : rehearsal.sent) {
-    const auto bytes = static_cast<double>(calls.bytes);
-    of_axis[calls.axis] += bytes;
-    fmt::print("  {:<12}{:<16}{:>8}{:>16}{:>11}{:>9.0f}%  {}\n", calls.axis, name(calls.verb), calls.calls, calls.bytes,
-               format_bytes(calls.bytes), calls.bytes == 0 ? 0 : 100 * static_cast<double>(calls.exposed_bytes) / bytes,
-               places_of(rehearsal, calls));
+  std::map<std::pair<std::string, Verb>, std::vector<SentCalls>> of_verb;
+  for (const SentCalls& calls : busiest.sent) of_verb[{calls.axis, calls.verb}].push_back(calls);
+  for (const auto& [key, parts] : of_verb) {
+    double calls = 0, bytes = 0, exposed = 0;
+    for (const SentCalls& part : parts) calls += part.calls, bytes += part.bytes, exposed += part.exposed_bytes;
+    fmt::print("  {:<12}{:<16}{:>8.4g}{:>16.0f}{:>11}{:>9.0f}%  {}\n", key.first, name(key.second), calls, bytes,
+               format_bytes(static_cast<int64_t>(bytes)), bytes == 0 ? 0 : 100 * exposed / bytes,
+               places_of(parts, bytes, calls));
   }
-  print("bytes sent", bytes_line(static_cast<int64_t>(rehearsal.bytes_sent())));
-  if (link_gbit_s == 0) return;
-  double seconds = 0;
-  for (const auto& [axis, bytes] : of_axis) {
-    const bool is_shared = is_on_one_host(of, rehearsal, axis);
-    const double own = is_shared ? 0 : bytes * 8e-9 / link_gbit_s;
-    seconds += own;
-    print("time of " + axis, is_shared ? fmt::format("{:>16}", "in one host") : fmt::format("{:>14.3f} s", own));
+  print("bytes sent", bytes_line(std::llround(busiest.bytes_sent())));
+  fmt::print("  exposed: of calls that are waited for before another pass of a module begins\n");
+  if (of.link_gbit_s == 0) return;
+  print("hosts", of.ranks_per_host > 0
+                     ? fmt::format("{} rank{} each", of.ranks_per_host, of.ranks_per_host > 1 ? "s" : "")
+                     : "one for each rank");
+  const std::map<std::string, double> seconds = link_seconds(of, all, busiest);
+  for (const auto& [axis, own] : seconds) {
+    print("time of " + axis, own == 0 ? fmt::format("{:>16}", "in one host") : fmt::format("{:>14.3f} s", own));
   }
-  print(fmt::format("at {:g} Gbit/s", link_gbit_s), fmt::format("{:>14.3f} s", seconds));
+  print(fmt::format("at {:g} Gbit/s", of.link_gbit_s), fmt::format("{:>14.3f} s, at most", sum_of(seconds)));
 }
 
 struct Price {
   int64_t memory = 0;
   double sent = 0;
+  double seconds = 0;  ///< on the link
 };
 
+const Rehearsal& busiest_of(std::span<const Rehearsal> all) {
+  return *std::ranges::max_element(all, {}, [](const Rehearsal& one) { return one.bytes_sent(); });
+}
+
 /// Of the rank that needs the most and of the one that sends the most.
-Price price_of(const Inspected& of, const Recipe& recipe) {
+Price price_of(const Inspected& of, std::span<const Rehearsal> all) {
   Price price;
-  for (const Rehearsal& one : rehearsals_of(of, recipe)) {
-    price.memory = std::max(price.memory, one.peak.total());
-    price.sent = std::max(price.sent, one.bytes_sent());
-  }
+  if (all.empty()) return price;
+  for (const Rehearsal& one : all) price.memory = std::max(price.memory, one.peak.total());
+  const Rehearsal& busiest = busiest_of(all);
+  price.sent = busiest.bytes_sent();
+  if (of.link_gbit_s > 0) price.seconds = sum_of(link_seconds(of, all, busiest));
   return price;
 }
 
 void print_neighbours(const InspectArguments& arguments, const Inspected& of, const Price& own) {
   const auto line = [&](const std::string& choice, const Price& price) {
-    fmt::print("  {:<44}{:>12}{:>14}\n", choice, format_bytes(price.memory),
-               format_bytes(static_cast<int64_t>(price.sent)));
+    fmt::print("  {:<60}{:>12}{:>12}{}\n", choice, format_bytes(price.memory),
+               format_bytes(static_cast<int64_t>(price.sent)),
+               of.link_gbit_s > 0 ? fmt::format("{:>10.3f} s", price.seconds) : "");
   };
-  fmt::print("\nwhat one other choice would cost: memory of the fullest rank, bytes of the busiest in a step\n");
+  fmt::print("\nwhat one other choice would cost: memory of the fullest rank, bytes of the busiest in a step{}\n",
+             of.link_gbit_s > 0 ? ", and the time they take" : "");
   line("this recipe", own);
   const std::clock_t end = std::clock() + kForNeighbours;
   const std::vector<Neighbour> all = neighbours(arguments, of.recipe, of.num_ranks);
   size_t shown = 0;
   for (; shown < all.size() && std::clock() < end; ++shown) {
     try {
-      line(all[shown].choice, price_of(of, all[shown].recipe));
+      line(all[shown].choice, price_of(of, rehearsals_of(of, all[shown].recipe)));
     } catch (const std::exception& error) {
       const std::string_view why = error.what();
-      fmt::print("  {:<44}  {}\n", all[shown].choice, why.substr(0, why.find('\n')));
+      fmt::print("  {:<60}  {}\n", all[shown].choice, why.substr(0, why.find('\n')));
     }
   }
   if (shown == all.size()) return;
@@ -209,13 +251,15 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
   if (moe.is_used()) {
     const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
     const RankPeak worst = fullest_of([&] { return rehearsals_of(of, of.recipe); });
-    notes.push_back(fmt::format(
-        "experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose those of one rank "
-        "as often as they can, it needs {} bytes ({})",
-        static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree), moe.experts,
-        worst.peak.total(), format_bytes(worst.peak.total())));
+    notes.push_back(
+        fmt::format("experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose "
+                    "those of one rank "
+                    "as often as they can, it needs {} bytes ({})",
+                    static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree),
+                    moe.experts, worst.peak.total(), format_bytes(worst.peak.total())));
   }
-  if (!of.recipe.data_parallel.has(Trait::rehearses)) {
+  const auto rehearses = [](const Setting& technique) { return technique.has(Trait::rehearses); };
+  if (!std::ranges::all_of(techniques_of(of.recipe), rehearses)) {
     notes.push_back(
         "servers without a barrier are rehearsed with one: a worker's push is counted as a reduction, its pull as a "
         "gather");
@@ -231,7 +275,12 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
 int inspect_recipe(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
   const Runtime runtime;
-  Inspected of{.recipe = std::move(recipe), .vocabulary = {}, .num_ranks = ranks.num_ranks, .ranks_per_host = 0};
+  Inspected of{.recipe = std::move(recipe),
+               .vocabulary = {},
+               .num_ranks = ranks.num_ranks,
+               .ranks_per_host = 0,
+               .link_gbit_s = arguments.link_gbit_s,
+               .memory_bytes = std::llround(arguments.memory_gib * (1 << 30))};
   of.vocabulary = vocabulary_of(of.recipe);
   of.recipe.model.vocabulary = of.vocabulary.size;
   of.ranks_per_host = ranks_per_host(of.recipe, of.num_ranks, arguments.per_host);
@@ -239,13 +288,12 @@ int inspect_recipe(const InspectArguments& arguments) {
   const MemoryPlan memory = memory_of(of, rehearsed);
   of.recipe = with_micro_batch(of.recipe, memory.micro_batch);
   const std::vector<Rehearsal>& all = rehearsed.at(memory.micro_batch);
-  const auto sent = [](const Rehearsal& rehearsal) { return rehearsal.bytes_sent(); };
-  const Rehearsal busiest = all.empty() ? Rehearsal{} : *std::ranges::max_element(all, {}, sent);
+  const Rehearsal busiest = all.empty() ? Rehearsal{} : busiest_of(all);
   print_verdict(memory, busiest.bytes_sent());
   print_facts(of, memory);
   print_memory(memory);
-  print_traffic(of, busiest, arguments.link_gbit_s);
-  print_neighbours(arguments, of, {memory.peak_bytes(), busiest.bytes_sent()});
+  print_traffic(of, all, busiest);
+  print_neighbours(arguments, of, price_of(of, all));
   print_notes(of, memory);
   return 0;
 }

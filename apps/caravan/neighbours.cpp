@@ -18,9 +18,22 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
   const auto add = [&](const std::string& key, const auto& values) {
     for (const auto& value : values) changes.push_back({fmt::format("{}={}", key, value)});
   };
+  const BatchPlan plan = plan_batch(recipe, num_ranks);
   using Texts = std::vector<std::string>;
   using Numbers = std::vector<int64_t>;
-  add("data_parallel.technique", names_of("data_parallel"));
+  const auto add_entries = [&](std::string_view family, int64_t ranks) {
+    for (const std::string& name : names_of(family)) {
+      Setting setting(family, name);
+      setting.entry().propose(setting, ranks);
+      Overrides change{setting.full_name() + "=" + name};
+      for (const SettingKey& key : setting.entry().keys) {
+        if (setting.value(key.name) == key.initial) continue;
+        change.push_back(setting.full_name(key.name) + "=" + to_toml(setting.value(key.name)));
+      }
+      changes.push_back(std::move(change));
+    }
+  };
+  add_entries("data_parallel", plan.dp);
   add("data_parallel.accumulate", Texts{"sharded", "full"});
   add("data_parallel.reshard_after_forward", Texts{"true", "false"});
   const auto add_degree = [&](const std::string& axis, int64_t degree) {
@@ -34,15 +47,15 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
   add_degree("cp", recipe.context_parallel.degree);
   add_degree("pp", recipe.pipeline.degree);
   if (recipe.model.moe.is_used()) add_degree("ep", recipe.expert_parallel.degree);
-  if (recipe.tensor_parallel.is_used()) add("tensor_parallel.kind", names_of("tensor_parallel"));
-  if (recipe.context_parallel.is_used()) add("context_parallel.kind", names_of("context_parallel"));
-  if (recipe.pipeline.is_used()) add("pipeline.schedule", names_of("pipeline"));
-  add("memory.recompute", names_of("recompute"));
-  const int64_t micro_batch = recipe.train.micro_batch, count = plan_batch(recipe, num_ranks).accumulation;
+  for (const Split* split : {&recipe.tensor_parallel, &recipe.context_parallel}) {
+    if (split->is_used()) add_entries(split->kind.family().name, split->degree);
+  }
+  if (recipe.pipeline.is_used()) add_entries("pipeline", recipe.pipeline.degree);
+  add_entries("recompute", 1);
   if (recipe.pipeline.is_used()) {
-    add("pipeline.micro_batches", Numbers{count * 2, count / 2});
+    add("pipeline.micro_batches", Numbers{plan.accumulation * 2, plan.accumulation / 2});
   } else {
-    add("train.micro_batch", Numbers{micro_batch * 2, micro_batch / 2});
+    add("train.micro_batch", plan.micro_batch > 1 ? Numbers{plan.micro_batch * 2, plan.micro_batch / 2} : Numbers{2});
   }
   return changes;
 }
@@ -75,10 +88,10 @@ std::optional<Recipe> legal(const InspectArguments& arguments, const Overrides& 
 std::vector<Neighbour> neighbours(const InspectArguments& arguments, const Recipe& recipe, int num_ranks) {
   std::vector<Neighbour> found;
   for (const Overrides& change : changes_of(recipe, num_ranks)) {
-    std::optional<Recipe> other = legal(arguments, change, recipe.train.micro_batch, num_ranks);
+    std::optional<Recipe> other = legal(arguments, change, plan_batch(recipe, num_ranks).micro_batch, num_ranks);
     if (!other || value_of(*other, change.front()) == value_of(recipe, change.front())) continue;
     other->model.vocabulary = recipe.model.vocabulary;
-    found.push_back({change.front(), std::move(*other)});
+    found.push_back({join(change), std::move(*other)});
   }
   return found;
 }

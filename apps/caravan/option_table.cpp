@@ -168,7 +168,7 @@ std::string man_page(const std::vector<CommandEntry>& table) {
       ".B caravan\n.I command\n.RI [ options ]\n.SH DESCRIPTION\n" +
       roff(table.front().help) + "\n.SH COMMANDS\n";
   for (const CommandEntry& command : table) {
-    if (command.name.empty() || !command.commands.empty()) continue;
+    if (command.name.empty() || (!command.commands.empty() && command.options.empty())) continue;
     out += ".SS " + roff(command.name) + "\n" + synopsis(command) + ".PP\n" + roff(command.help) + "\n";
     for (const OptionEntry& option : command.options) {
       out += fmt::format(".TP\n.B {}\n{}\n", roff(option.name), roff(option.help));

@@ -89,6 +89,7 @@ struct InspectArguments {
   std::optional<int> ranks;
   std::vector<std::string> overrides;
   double link_gbit_s = 0;  ///< 0: no times
+  double memory_gib = 0;   ///< of a rank; 0: that of this host
   int per_host = 0;        ///< ranks of a host; 0: as many as can be started here
   bool recipe_alone = false;
   bool layouts = false;   ///< of parameters and activations, in place of costs

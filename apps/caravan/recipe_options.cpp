@@ -141,10 +141,17 @@ void add_inspect(CLI::App& app, CommandLine& line) {
                           ->add_option("--link", line.inspect.link_gbit_s,
                                        "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
                           ->check(CLI::Range(1e-3, 1e6))
-                          ->check([](const std::string& text) { return text.find("nan") == text.npos ? "" : text + " is not a number"; });
+                          ->check([](const std::string& text) {
+                            return text.find("nan") == text.npos ? "" : text + " is not a number";
+                          });
   CLI::Option* per_host =
       command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
           ->check(CLI::Range(1, 1'000'000));
+  CLI::Option* memory =
+      command
+          ->add_option("--memory", line.inspect.memory_gib,
+                       "GiB that a rank has, as on other hosts: for the verdict and micro_batch = \"auto\"")
+          ->check(CLI::Range(1e-3, 1e6));
   CLI::Option* alone = command->add_flag("--recipe", line.inspect.recipe_alone,
                                          "print every key of the recipe as it is used, as TOML, and nothing else");
   CLI::Option* layouts =
@@ -152,9 +159,11 @@ void add_inspect(CLI::App& app, CommandLine& line) {
                         "how parameters and activations are laid out, and what is sent between modules");
   CLI::Option* schedule = command->add_flag("--schedule", line.inspect.schedule,
                                             "the passes of a pipeline over time, its bubble, memory and bytes");
-  schedule->excludes(link)->excludes(layouts)->excludes(per_host);
-  layouts->excludes(link)->excludes(per_host);
-  alone->excludes(link)->excludes(layouts)->excludes(schedule)->excludes(per_host);
+  for (CLI::Option* cost : {link, per_host, memory}) {
+    for (CLI::Option* other : {schedule, layouts, alone}) other->excludes(cost);
+  }
+  schedule->excludes(layouts);
+  alone->excludes(layouts)->excludes(schedule);
   command->add_option("--svg", line.inspect.svg, "file for a drawing of the schedule")->needs(schedule);
   add_set(*command, line.inspect.overrides);
   command->callback([&line] {

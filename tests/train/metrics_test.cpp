@@ -35,6 +35,7 @@ TEST(StepMetrics, HaveTheKeysOfTheLog) {
                                 "peak_memory_bytes",
                                 "state_bytes",
                                 "predicted_memory_bytes",
+                                "predicted_resident_bytes",
                                 "model_flops_per_second"};
   EXPECT_EQ(keys(metrics), want);
   metrics.val_loss = 2.5;

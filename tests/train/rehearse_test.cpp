@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/trained_model.h"
@@ -22,8 +23,8 @@ Recipe small(const Keys& more) {
   return parse_recipe("", "test", keys);
 }
 
-/// What `rank` sends in its second step, which has all of its micro-batches.
-int64_t sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
+/// What `rank` sends in a step, the mean of those between the second and the third boundary, with all micro-batches.
+double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
   ModelConfig config = recipe.model;
   config.vocabulary = kVocabulary;
   Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), mesh_axes(recipe, num_ranks));
@@ -39,10 +40,11 @@ int64_t sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
   const auto batch_of = [&](int64_t step) {
     return make_rank_batch(*trained.engine, source, step, recipe.train.global_batch);
   };
-  stepper->advance(1, batch_of, nullptr);
+  const int64_t steps = stepper->steps_at_once();
+  stepper->advance(steps, batch_of, nullptr);
   const int64_t before = trained.engine->mesh().bytes_sent();
-  stepper->advance(2, batch_of, nullptr);
-  return trained.engine->mesh().bytes_sent() - before;
+  stepper->advance(2 * steps, batch_of, nullptr);
+  return static_cast<double>(trained.engine->mesh().bytes_sent() - before) / static_cast<double>(steps);
 }
 
 /// The micro-batches that are not rehearsed are counted.
@@ -58,6 +60,8 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
       {2, {"mesh.cp=2"}},
       {4, {"mesh.tp=2", "data_parallel.technique=zero1", "memory.recompute=full"}},
       {2, {"mesh.ep=2", "moe.experts=4", "moe.balance=batch", "train.micro_batch=2"}},
+      {3, {"data_parallel.technique=diloco", "data_parallel.local_steps=7"}},
+      {4, {"mesh.tp=2", "data_parallel.technique=diloco", "data_parallel.local_steps=5"}},
   };
   for (const auto& [ranks, keys] : cases) {
     Keys all{"train.micro_batch=1"};
@@ -66,10 +70,53 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
     ASSERT_GT(plan_batch(recipe, ranks).accumulation, 4);
     for (int rank = 0; rank < ranks; ++rank) {
       const Rehearsal found = rehearse(recipe, kVocabulary, ranks, rank);
-      EXPECT_EQ(found.bytes_sent(), static_cast<double>(sent_in_whole_step(recipe, ranks, rank)))
+      EXPECT_NEAR(found.bytes_sent(), sent_in_whole_step(recipe, ranks, rank), 0.01)
           << ::testing::PrintToString(keys) << " rank " << rank;
     }
   }
+}
+
+/// And of a window the steps; a round or window ends where the run stops for something else.
+TEST(Rehearse, CountsStepsThatItLeavesOut) {
+  const Keys pipe{"mesh.pp=2", "model.layers=4", "model.tie_embeddings=false", "optimizer.clip_norm=0"};
+  for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
+    Keys keys = pipe;
+    keys.push_back(std::string("pipeline.schedule=") + schedule);
+    keys.push_back("pipeline.drain=20");
+    const Recipe recipe = small(keys);
+    // The second stage is told the shapes of its inputs by the first, also in the whole step.
+    EXPECT_NEAR(rehearse(recipe, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(recipe, 2, 0), 0.01) << schedule;
+  }
+  const auto sent = [](const char* steps) {
+    return rehearse(small({"data_parallel.technique=diloco", "data_parallel.local_steps=500", "checkpoint.every=0",
+                           "train.eval_every=0", std::string("train.steps=") + steps}),
+                    kVocabulary, 2, 0)
+        .bytes_sent("dp");
+  };
+  EXPECT_NEAR(sent("100"), 2 * sent("200"), 1e-6 * sent("100"));
+}
+
+/// The memory of a replica does not depend on how long a round is.
+TEST(Rehearse, ARoundTakesTheMemoryOfOneStep) {
+  const auto peak = [](const char* steps) {
+    return rehearse(small({"data_parallel.technique=diloco", std::string("data_parallel.local_steps=") + steps}),
+                    kVocabulary, 2, 0)
+        .peak.total();
+  };
+  EXPECT_EQ(peak("20"), peak("2"));
+}
+
+TEST(Rehearse, RefusesFewerRanksThanStages) {
+  const Recipe four = small({"mesh.pp=4", "model.layers=4"}), sixteen = small({"mesh.pp=16", "model.layers=16"});
+  EXPECT_THROW(rehearse(four, kVocabulary, 2, 0), UsageError);
+  EXPECT_THROW(telling_ranks(sixteen, 12), UsageError);
+}
+
+/// A stage that is cut by hand to be large is among them.
+TEST(TellingRanks, HaveTheLargestStage) {
+  const Recipe recipe = small({"mesh.pp=16", "model.layers=32", "train.global_batch=96", "model.vocabulary=300",
+                               "pipeline.cut=[1,1,1,17,1,1,1,1,1,1,1,1,1,1,1,1]"});
+  EXPECT_THAT(telling_ranks(recipe, 16), ::testing::Contains(3));
 }
 
 /// Later stages are told the shapes of their inputs.

@@ -12,6 +12,7 @@ struct HeldBlocks {
   BlockCache cache{/*is_dry=*/true};
   std::map<size_t, int64_t> for_good{};
   int64_t others = 0, peak_others = 0;
+  bool is_ignored = false;
 };
 
 namespace {
@@ -20,8 +21,10 @@ thread_local std::shared_ptr<HeldBlocks> held_blocks;
 
 }  // namespace
 
-HeldBlocksScope::HeldBlocksScope()
-    : blocks_(std::make_shared<HeldBlocks>()), outer_(std::exchange(held_blocks, blocks_)) {}
+HeldBlocksScope::HeldBlocksScope(bool ignores)
+    : blocks_(std::make_shared<HeldBlocks>()), outer_(std::exchange(held_blocks, blocks_)) {
+  blocks_->is_ignored = ignores;
+}
 
 HeldBlocksScope::~HeldBlocksScope() { held_blocks = outer_; }
 
@@ -35,6 +38,8 @@ void HeldBlocksScope::hold(int64_t bytes) {
   held_blocks->peak_others = std::max(held_blocks->peak_others, held_blocks->others);
 }
 
+bool HeldBlocksScope::is_ignored() noexcept { return held_blocks != nullptr && held_blocks->is_ignored; }
+
 int64_t HeldBlocksScope::peak_bytes() const {
   int64_t bytes = blocks_->cache.peak_held_bytes() + blocks_->peak_others;
   for (const auto& [key, of_key] : blocks_->for_good) bytes += of_key;
@@ -43,7 +48,7 @@ int64_t HeldBlocksScope::peak_bytes() const {
 
 DryBlock::DryBlock(size_t bytes, size_t header_bytes)
     : charge_(MemoryCharge::take(static_cast<int64_t>(bytes))), held_(held_blocks) {
-  if (held_ == nullptr || bytes == 0) return;
+  if (held_ == nullptr || held_->is_ignored || bytes == 0) return;
   rounded_bytes_ = BlockCache::rounded(bytes + header_bytes);
   block_ = held_->cache.take(rounded_bytes_);
 }

@@ -11,10 +11,11 @@ namespace caravan {
 struct HeldBlocks;
 
 /// During its lifetime the meta tensors of this thread take blocks as tensors with memory do, which tells how much a
-/// process holds for them: blocks are larger than what is asked for, and kept when they are free.
+/// process holds for them: blocks are larger than what is asked for, and kept when they are free. If it `ignores` them,
+/// nobody asks for their memory, nor libraries for theirs.
 class HeldBlocksScope {
  public:
-  HeldBlocksScope();
+  explicit HeldBlocksScope(bool ignores = false);
   ~HeldBlocksScope();
   HeldBlocksScope(const HeldBlocksScope&) = delete;
   HeldBlocksScope& operator=(const HeldBlocksScope&) = delete;
@@ -24,6 +25,7 @@ class HeldBlocksScope {
   /// In the innermost scope: so much is held from here on, or no longer if it is negative.
   static void hold(int64_t bytes);
   int64_t peak_bytes() const;
+  static bool is_ignored() noexcept;
 
  private:
   std::shared_ptr<HeldBlocks> blocks_, outer_;

@@ -9,6 +9,7 @@ struct Misfit {
   std::string key;  ///< what to name: "data_parallel.shard"; "": whoever asks knows
   std::string fact;
   std::string action;
+  bool has_other_choice = false;  ///< the action names another technique too
 };
 
 }  // namespace caravan

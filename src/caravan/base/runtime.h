@@ -27,8 +27,9 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 };
 
-/// What `call` asks for at its n-th allocation of host memory on this thread, at which an exception ends it; 0 if it ends
-/// before. Until then its memory is neither counted nor cached. Returns 0 without a call if no Runtime counts memory.
+/// What `call` asks for at its n-th allocation of host memory on this thread, at which an exception ends it; 0 if it
+/// ends before. Until then its memory is neither counted nor cached. Returns 0 without a call if no Runtime counts
+/// memory.
 int64_t bytes_of_allocation(int n, const std::function<void()>& call);
 
 }  // namespace caravan

@@ -8,15 +8,16 @@ namespace caravan {
 /// What a rank takes beside its tensors.
 inline constexpr int64_t kProcessBytes = int64_t{160} << 20;
 
-/// What the processes of a run have resident, anonymous and shared memory: `held_bytes` for the tensors of all ranks
-/// (Rehearsal::held_bytes), and what has no storage on the meta device: libraries, their tables and code, texts, threads,
-/// communicators, the program that starts the ranks. Round bounds of what was measured with torch 2.13, per rank beside
-/// what is held, in MiB, over 60 recipes at 1 to 8 ranks:
+/// What the processes of a run have resident, anonymous and shared memory, each page once: `held_bytes` for the tensors
+/// of all ranks (Rehearsal::held_bytes), and what has no storage on the meta device. A table of bounds from above, of
+/// 60 recipes at 1 to 8 ranks with torch 2.13, each with small and with wider models, in MiB:
 ///
-///   a process, shm or gloo      55 to 66      a process, mpi       66 to 68
-///   all threads of a process    60 and 1 for each
+///   a rank that is a process    65, over MPI 68: libtorch's tables and code, texts, buffers of communicators
+///   ranks that are threads      58, and 1 for each
+///   what starts the ranks       2, mpirun 4
+///   beside what a rank holds    3/10 of it, at most 10: what libraries that multiply and malloc keep, evaluation
 ///
-/// Of experts oneDNN keeps each number of rows that it has met, which is not counted.
+/// Of experts oneDNN keeps code for each number of rows that it has met, ever more of it, which is not counted.
 int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t held_bytes) noexcept;
 
 /// The memory for a rank's tensors when `ranks_on_host` share a host of `host_bytes`: 0 if that is 0 (unknown).

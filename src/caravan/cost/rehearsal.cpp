@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -17,12 +18,14 @@
 namespace caravan {
 namespace {
 
-using Sums = std::map<std::pair<std::string, Verb>, SentCalls>;
+/// By axis, verb and place.
+using Sums = std::map<std::tuple<std::string, Verb, std::string>, SentCalls>;
 
-void add(Sums& sums, const SentCalls& one, int64_t times = 1) {
-  SentCalls& sum = sums[{one.axis, one.verb}];
+void add(Sums& sums, const SentCalls& one, double times = 1) {
+  SentCalls& sum = sums[{one.axis, one.verb, one.place}];
   sum.axis = one.axis;
   sum.verb = one.verb;
+  sum.place = one.place;
   sum.calls += times * one.calls;
   sum.bytes += times * one.bytes;
   sum.exposed_bytes += times * one.exposed_bytes;
@@ -73,6 +76,7 @@ class Watch final : public TraceLog {
   struct Open {
     size_t number;
     size_t event;
+    size_t num_events;              ///< that had begun
     std::optional<SentCalls> call;  ///< absent: the span of an event
     std::string name;
   };
@@ -82,7 +86,6 @@ class Watch final : public TraceLog {
   std::vector<RehearsedEvent> events_;
   size_t current_ = 0;      ///< of events_: the innermost that is open, else the last
   std::vector<Open> open_;  ///< spans, in the order in which they began
-  std::vector<Sums> sent_;
   Sums sums_;
   size_t next_ = 0;
   MemoryBytes peak_{};
@@ -109,7 +112,8 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
   if (row == kWait) {
     // Of the first call of this name that is still on its way. Nothing is computed meanwhile if no event has begun.
     const auto waited = std::ranges::find_if(open_, [&](const Open& open) { return open.call && open.name == span; });
-    if (waited != open_.end() && waited->event == current_) waited->call->exposed_bytes = waited->call->bytes;
+    if (waited != open_.end() && waited->num_events == events_.size())
+      waited->call->exposed_bytes = waited->call->bytes;
     return number;
   }
   if (row == kCompute) {
@@ -119,14 +123,23 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
     if (is_pass) return number;
     events_.push_back({.what = micro_batch < 0 ? span : fmt::format("{} of micro-batch {}", span, micro_batch)});
     current_ = events_.size() - 1;
-    open_.push_back({.number = number, .event = current_, .call = std::nullopt, .name = std::move(span)});
+    open_.push_back({.number = number,
+                     .event = current_,
+                     .num_events = events_.size(),
+                     .call = std::nullopt,
+                     .name = std::move(span)});
     return number;
   }
   SentCalls call{.axis = std::string(row.substr(0, row.find(" over "))),
                  .verb = verb_of(span),
+                 .place = events_[current_].what.substr(0, events_[current_].what.find(' ')),
                  .calls = 1,
-                 .bytes = number_of(args, "sent_bytes")};
-  open_.push_back({.number = number, .event = current_, .call = std::move(call), .name = std::move(span)});
+                 .bytes = static_cast<double>(number_of(args, "sent_bytes"))};
+  open_.push_back({.number = number,
+                   .event = current_,
+                   .num_events = events_.size(),
+                   .call = std::move(call),
+                   .name = std::move(span)});
   return number;
 }
 
@@ -136,10 +149,6 @@ void Watch::end(size_t number) noexcept {
   if (found == open_.end()) return;
   if (found->call) {
     add(sums_, *found->call);
-    Sums of_event;
-    for (const SentCalls& sent : events_[found->event].sent) add(of_event, sent);
-    add(of_event, *found->call);
-    events_[found->event].sent = values(of_event);
     open_.erase(found);
     return;
   }
@@ -161,13 +170,13 @@ void Watch::finish(Rehearsal& rehearsal) {
 
 double Rehearsal::bytes_sent() const noexcept {
   double bytes = 0;
-  for (const SentCalls& calls : sent) bytes += static_cast<double>(calls.bytes);
+  for (const SentCalls& calls : sent) bytes += calls.bytes;
   return bytes;
 }
 
 double Rehearsal::bytes_sent(const std::string& axis) const noexcept {
   double bytes = 0;
-  for (const SentCalls& calls : sent) bytes += calls.axis == axis ? static_cast<double>(calls.bytes) : 0;
+  for (const SentCalls& calls : sent) bytes += calls.axis == axis ? calls.bytes : 0;
   return bytes;
 }
 
@@ -187,13 +196,11 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
   const MemoryScope charges(*memory);
   const HeldBlocksScope held;
   const auto watch = std::make_shared<Watch>(*memory);
-  PathLog log;
   Rehearsal rehearsal{.rank = world.rank};
   int64_t size = 1;
   for (const AxisSize& axis : world.axes) size *= axis.size;
   {
     const TraceScope trace(watch);
-    const PathScope paths(&log);
     const RecordOptions options{
         .ranks_per_host = world.ranks_per_host,
         .on_split = [&](const std::string& axis,
@@ -203,23 +210,24 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
     const RehearsedSteps steps = make(mesh);
     watch->restart("start");
     steps.step();
-    log.clear();
     watch->restart("start");
     steps.step();
     watch->finish(rehearsal);
     rehearsal.held_bytes = held.peak_bytes();
-    rehearsal.paths = log.counts();
-    if (steps.shorter && steps.num_left_out > 0) {
-      Sums sums = watch->sums();
-      const Sums whole = sums;
+    const Sums whole = watch->sums();
+    Sums sums = whole;
+    for (const RehearsedSteps::Shorter& shorter : steps.shorter) {
+      if (shorter.is_run_twice) shorter.run();
       watch->restart("start");
-      steps.shorter();
-      for (const auto& [key, one] : whole) add(sums, one, steps.num_left_out);
-      for (const auto& [key, one] : watch->sums()) add(sums, one, -steps.num_left_out);
-      rehearsal.sent = values(sums);
+      shorter.run();
+      for (const auto& [key, one] : whole) add(sums, one, shorter.times);
+      for (const auto& [key, one] : watch->sums()) add(sums, one, -shorter.times);
     }
+    rehearsal.sent = values(sums);
     for (SentCalls& calls : rehearsal.sent) {
-      for (int64_t* number : {&calls.calls, &calls.bytes, &calls.exposed_bytes}) *number /= steps.num_steps;
+      for (double* number : {&calls.calls, &calls.bytes, &calls.exposed_bytes}) {
+        *number /= static_cast<double>(steps.num_steps);
+      }
     }
   }
   return rehearsal;

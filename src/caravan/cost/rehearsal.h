@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "caravan/base/path_log.h"
 #include "caravan/comm/record.h"
 #include "caravan/comm/types.h"
 #include "caravan/cost/memory_bytes.h"
@@ -19,34 +18,34 @@ class Module;
 
 namespace caravan {
 
-/// What one rank sends by one verb over one axis ("world": over all ranks).
+/// What one rank sends by one verb over one axis ("world": over all ranks), from one kind of event on.
 struct SentCalls {
   std::string axis;
   Verb verb = Verb::barrier;
-  int64_t calls = 0;
-  int64_t bytes = 0;          ///< of the rank, as Traffic counts them
-  int64_t exposed_bytes = 0;  ///< of calls that the rank waits for before it computes anything else
+  std::string place;         ///< the first word of the event in which they begin: "backward"
+  double calls = 0;          ///< in a step, the mean of steps that differ
+  double bytes = 0;          ///< of the rank, as Traffic counts them
+  double exposed_bytes = 0;  ///< of calls that the rank waits for before another event begins
 };
 
 /// Something that a rank computes in a step, as a trace names it.
 struct RehearsedEvent {
-  std::string what;               ///< "forward blocks.3 of micro-batch 1", "optimizer"
-  MemoryBytes peak{};             ///< the most that there is while it runs
-  MemoryBytes after{};            ///< at its end
-  std::vector<SentCalls> sent{};  ///< what it begins to send
+  std::string what;     ///< "forward blocks.3 of micro-batch 1", "optimizer"
+  MemoryBytes peak{};   ///< the most that there is while it runs
+  MemoryBytes after{};  ///< at its end
 };
 
 /// A step of one rank with nothing in it: the real engine, optimizer and communication on meta tensors, in a world that
 /// sends nothing (comm/record.h). What it allocates and sends is what the step allocates and sends.
 struct Rehearsal {
   int rank = 0;
-  std::vector<RehearsedEvent> events{};  ///< of a step, in order; what is between them belongs to the one before
-  MemoryBytes peak{};                    ///< the most that there is at once, from the first tensor of the model on
-  std::string peak_event{};              ///< and what the rank does then
-  int64_t held_bytes = 0;                ///< the most that its process holds for tensors, see HeldBlocksScope
-  MemoryBytes at_rest{};                 ///< between steps
-  std::vector<SentCalls> sent{};         ///< in a step, by axis and verb
-  PathCounts paths{};                    ///< that the step takes
+  std::vector<RehearsedEvent>
+      events{};                   ///< of RehearsedSteps::step, in order; what is between belongs to the one before
+  MemoryBytes peak{};             ///< the most that there is at once, from the first tensor of the model on
+  std::string peak_event{};       ///< and what the rank does then
+  int64_t held_bytes = 0;         ///< the most that its process holds for tensors, see HeldBlocksScope
+  MemoryBytes at_rest{};          ///< between steps
+  std::vector<SentCalls> sent{};  ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< of the world, that this rank sends to over each axis
 
   double bytes_sent() const noexcept;
@@ -55,12 +54,15 @@ struct Rehearsal {
 
 /// What is rehearsed, once it is made: see rehearse().
 struct RehearsedSteps {
-  std::function<void()> step;  ///< the whole step of this rank
-  /// `step` without one of its micro-batches, or steps. With `num_left_out`, those by which the real one is longer than
-  /// `step`, all of which send alike: then these bytes are added.
-  std::function<void()> shorter{};
-  int64_t num_left_out = 0;
-  int64_t num_steps = 1;  ///< that `step` does at once; what is sent is that of one
+  /// `step` with one repetition fewer of something, of which the real step has more than `step`.
+  struct Shorter {
+    std::function<void()> run;
+    double times;               ///< what `step` sends beyond it is added so many times
+    bool is_run_twice = false;  ///< its first run has messages of its own: the second is counted
+  };
+  std::function<void()> step;  ///< the whole step of this rank, or some of what repeats in it
+  std::vector<Shorter> shorter{};
+  int64_t num_steps = 1;  ///< that the real one does at once; what is sent is that of one
 };
 
 struct RehearsedWorld {

@@ -12,7 +12,8 @@
 
 namespace caravan {
 
-/// A stretch of the flat gradients that the ranks of an axis sum: whole pieces of parameters, with zeros in the gaps.
+/// A stretch of the flat gradients that the ranks of an axis sum: whole pieces of parameters, with zeros in the gaps,
+/// which must stay zeros: norm and optimizer go over them.
 struct GradientRange {
   struct Piece {
     std::string name;  ///< of the parameter

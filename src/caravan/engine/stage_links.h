@@ -15,8 +15,8 @@ namespace caravan {
 
 /// What crosses between the stages of a pipeline that are on different ranks: all outputs of a stage, and the gradients
 /// of those that have one. The next receive of each peer is posted ahead, and sends are waited for when the next but
-/// one goes the same way, so both travel while the ranks compute. What is sent of a micro-batch is there, at the latest,
-/// when more of it comes back: a stage sends after it has received.
+/// one goes the same way, so both travel while the ranks compute. What is sent of a micro-batch is there, at the
+/// latest, when more of it comes back: a stage sends after it has received.
 ///
 /// Sent: the tensors. Where shapes are static, their shapes once, with the first micro-batch (Strategy), else with
 /// each.

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/bucket_bytes.h"
 #include "caravan/engine/reduction_hook.h"
 #include "caravan/engine/schedule.h"
 #include "caravan/mesh/mesh.h"
@@ -86,9 +87,9 @@ struct Strategy {
   /// Sums of gradients in the layout of the leaves keep their memory, and at rest are inside it.
   bool keeps_gradients = false;
   /// Neighbouring groups whose gradients are reduced where they rest share collectives of at least this size.
-  int64_t bucket_bytes = int64_t{25} << 20;
+  int64_t bucket_bytes = kBucketBytes;
   /// The same for the first collective of a step, if this is less: a small one starts early.
-  int64_t first_bucket_bytes = int64_t{1} << 20;
+  int64_t first_bucket_bytes = kFirstBucketBytes;
 
   /// Pipeline: its axis, and the coordinate that holds each stage. "": none.
   std::string pipeline_axis{};

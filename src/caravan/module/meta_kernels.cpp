@@ -19,6 +19,8 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include "caravan/module/product_workspace.h"
+
 namespace caravan {
 namespace {
 namespace on_meta {
@@ -147,6 +149,15 @@ struct AttentionBlocks {
   int64_t queries, keys;
 };
 
+/// What a thread takes for products of blocks in 16 bits, which torch leaves to oneDNN.
+at::Tensor block_workspace(const at::Tensor& q, const AttentionBlocks& block) {
+  const auto call = [](const at::Tensor& a, const at::Tensor& b, const auto&) { return at::mm(a, b.t()); };
+  const at::Tensor one = at::empty({block.queries, q.size(3)}, q.options());
+  const at::Tensor other = at::empty({block.keys, q.size(3)}, q.options());
+  const at::Tensor of_thread = product_workspace(one, other, std::nullopt, call);
+  return at::empty({at::get_num_threads() * of_thread.numel()}, of_thread.options());
+}
+
 Pair flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& /*v*/, double, bool, const Optional&,
                      std::optional<double>) {
   const int64_t batch = q.size(0), heads = q.size(1), queries = q.size(2), width = q.size(3);
@@ -158,6 +169,7 @@ Pair flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const at::Tensor scores = at::empty({threads, block.queries * (block.keys + 2 + width)}, wide);
   const bool is_half = q.scalar_type() != wide.dtype().toScalarType();
   const at::Tensor rounded = at::empty({threads, block.queries, is_half ? block.keys : 0}, q.options());
+  const at::Tensor workspace = is_half ? block_workspace(q, block) : at::Tensor();
   return {out.transpose(1, 2), log_sum_exp.transpose(1, 2)};
 }
 
@@ -174,6 +186,7 @@ Triple flash_attention_backward(const at::Tensor& dy, const at::Tensor& q, const
   const at::Tensor of_scores = at::empty({threads, scores}, wide);
   const at::Tensor rounded = at::empty({threads, is_half ? scores : 0}, q.options());
   const at::Tensor of_rows = at::empty({threads, block.queries}, wide);
+  const at::Tensor workspace = is_half ? block_workspace(q, block) : at::Tensor();
   return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 

@@ -270,7 +270,7 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   {
     static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run
     const MemoryScope uncharged(*nothing);
-    const HeldBlocksScope unheld;
+    const HeldBlocksScope unheld(/*ignores=*/true);
     const MetaParameters parameters(model, rows, record);
     applied.loss_layout_ = dry_run(model, rows, input_shapes, *hooks, Phase::forward);
     check_loss(plan, applied.loss_layout_);

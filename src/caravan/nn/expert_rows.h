@@ -18,8 +18,8 @@ struct ExpertRows {
   int64_t top_k = 1;
 };
 
-/// During its lifetime the experts of this rank get up to `most` times as many copies of meta tokens, on this thread, as
-/// if all experts were chosen alike: as many as there can be.
+/// During its lifetime the experts of this rank get up to `most` times as many copies of meta tokens, on this thread,
+/// as if all experts were chosen alike: as many as there can be.
 class ExpertLoadScope {
  public:
   explicit ExpertLoadScope(double most) noexcept;

@@ -24,8 +24,8 @@
 #include "caravan/base/text.h"
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
+#include "caravan/module/product_workspace.h"
 #include "caravan/nn/deposit.h"
-#include "caravan/nn/product_workspace.h"
 
 /// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
 extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,

@@ -6,8 +6,7 @@ Entry sgd_entry() {
   return {.family = "optimizer",
           .name = "sgd",
           .summary = "steps by the gradient, or its momentum",
-          .keys = {weight_decay_key(), {{"momentum", OnResume::listed}, "momentum", 0.0, real_number({0, 0.999999})}},
-          .num_moments = [](const Setting& setting) { return int64_t{setting.real("momentum") > 0 ? 1 : 0}; }};
+          .keys = {weight_decay_key(), {{"momentum", OnResume::listed}, "momentum", 0.0, real_number({0, 0.999999})}}};
 }
 
 }  // namespace caravan

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "caravan/engine/bucket_bytes.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {
@@ -12,8 +13,8 @@ struct DdpOptions {
   std::string axis = "dp";
   /// Gradients of neighbouring units are all-reduced together, in collectives of at least this size; the first one of
   /// a step may be smaller, so that communication starts early.
-  int64_t bucket_bytes = int64_t{25} << 20;
-  int64_t first_bucket_bytes = int64_t{1} << 20;
+  int64_t bucket_bytes = kBucketBytes;
+  int64_t first_bucket_bytes = kFirstBucketBytes;
   /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 parameters rest); kFloat: with
   /// the parameters themselves, whatever they are. fp32, bf16, or fp16 with a LossScale.
   at::ScalarType compute_dtype = at::kFloat;

@@ -18,6 +18,13 @@ class PipeDreamStepper final : public Stepper {
   explicit PipeDreamStepper(const StepperInputs& inputs) : Stepper(inputs), runner_(inputs.engine) {}
 
   StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) override;
+  /// Those that fill and drain the stages, and two in which all versions of the weights are there.
+  int64_t enough_steps() const override {
+    const Engine& engine = in_.engine;
+    const int64_t stages = engine.mesh()[engine.strategy().pipeline_axis].size();
+    const int64_t micro_batches = in_.options.num_micro_batches;
+    return (2 * stages + micro_batches - 1) / micro_batches + 2;
+  }
 
  private:
   StageRunner runner_;

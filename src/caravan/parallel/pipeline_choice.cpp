@@ -99,7 +99,9 @@ std::optional<Misfit> PipelineChoice::misfit(const ModelConfig& model, int64_t n
     stages = order.num_stages();
     if (auto misfit = misfit_of_table(order, degree, num_micro_batches)) return misfit;
     if (stages_per_rank() > 0 && stages_per_rank() * degree != stages) {
-      return Misfit{"pipeline.stages_per_rank", fmt::format("is {}, but the table has {} stages on {} ranks", stages_per_rank(), stages, degree), "leave it out"};
+      return Misfit{"pipeline.stages_per_rank",
+                    fmt::format("is {}, but the table has {} stages on {} ranks", stages_per_rank(), stages, degree),
+                    "leave it out"};
     }
   } else {
     stages = num_stages();

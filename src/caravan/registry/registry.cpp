@@ -20,6 +20,7 @@ struct Registered {
 
 void add(std::map<std::string, Registered, std::less<>>& all, const char* body, Entry entry) {
   entry.body = body;
+  family_of(entry.family);  // throws for one that is not there
   Registered& family = all[entry.family];
   for (const SettingKey& key : entry.keys) {
     const bool is_known =
@@ -130,14 +131,6 @@ std::vector<std::string> names_with_key(std::string_view family, std::string_vie
   std::vector<std::string> names;
   for (const Entry& entry : entries_of(family)) {
     if (listed(entry, key) != nullptr) names.push_back(entry.name);
-  }
-  return names;
-}
-
-std::vector<std::string> names_with(std::string_view family, Trait trait) {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries_of(family)) {
-    if (Setting(family, entry.name).has(trait)) names.push_back(entry.name);
   }
   return names;
 }

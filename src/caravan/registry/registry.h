@@ -72,13 +72,13 @@ struct Entry {
 
   /// The fewest ranks of its axis with which it does something.
   std::function<int64_t(const Setting&)> least_ranks = [](const Setting&) { return int64_t{2}; };
+  /// For comparisons: gives keys that have no usable initial value the smallest one that works on `ranks`.
+  std::function<void(Setting&, int64_t ranks)> propose = [](Setting&, int64_t) {};
   /// For `prove`: changes the setting to the smallest that is still this technique, where it has sizes of its own.
   /// `ranks` of its axis become what is returned, 3 at most unless the technique needs more, for that model.
   std::function<int64_t(Setting&, int64_t ranks, const ModelConfig& model)> shrink =
       [](Setting&, int64_t ranks, const ModelConfig&) { return few_ranks(ranks); };
 
-  /// Of an optimizer: values that it keeps for each parameter.
-  std::function<int64_t(const Setting&)> num_moments = [](const Setting&) { return int64_t{0}; };
   /// Of a learning-rate schedule: the fraction of the peak in `step`, from 0, of `total` steps, after `warmup` of them.
   std::function<double(const Setting&, int64_t step, int64_t warmup, int64_t total)> rate =
       [](const Setting&, int64_t, int64_t, int64_t) { return 1.0; };
@@ -101,9 +101,8 @@ const Entry* find_entry(std::string_view family, std::string_view name);
 std::string what_to_say_of(std::string_view family, const std::string& name);
 /// {"ddp", "zero1", ..}: those that are chosen by name.
 std::vector<std::string> names_of(std::string_view family);
-/// The names of the entries that list `key`, or that have `trait` with their initial values.
+/// The names of the entries that list `key`.
 std::vector<std::string> names_with_key(std::string_view family, std::string_view key);
-std::vector<std::string> names_with(std::string_view family, Trait trait);
 /// The entry of a family that is chosen by a list; null if there is none.
 const Entry* entry_by_list(std::string_view family);
 /// The keys of all entries of a family, each once.

@@ -26,7 +26,7 @@ enum class Trait : uint8_t {
   runs_processes,      ///< ranks may be processes
   whole_weights,       ///< every rank holds whole weights, between steps too
   all_reduces,         ///< gradients are summed by all-reduces
-  rehearses,           ///< what it sends in a step goes by no message that comes
+  rehearses,           ///< what it sends does not depend on what it receives
   many_reductions,     ///< gradients may be reduced more than once in a step
   threads_may_differ,  ///< gives the same bits on ranks that use other numbers of threads
 };

@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-constexpr std::array<std::string_view, 19> kColumns{"step",
+constexpr std::array<std::string_view, 20> kColumns{"step",
                                                     "loss",
                                                     "val_loss",
                                                     "val_bits_per_byte",
@@ -33,6 +33,7 @@ constexpr std::array<std::string_view, 19> kColumns{"step",
                                                     "skipped_steps",
                                                     "largest_lead",
                                                     "predicted_memory_bytes",
+                                                    "predicted_resident_bytes",
                                                     "model_flops_per_second"};
 
 /// The groups in which TensorBoard shows the numbers.

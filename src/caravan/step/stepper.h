@@ -52,7 +52,7 @@ class Stepper {
   /// What it hands on from step to step beside the engine's and the optimizer's tensors; null: nothing. Names begin
   /// with kStepperTensors.
   virtual StateOwner* state() { return nullptr; }
-  /// Once, when all state is loaded: `step` are done, by the slowest rank; `clocks` by each rank, where they differ, of
+  /// Before advance(), when all state is loaded: `step` are done, by the slowest rank; `clocks` by each rank, where they differ, of
   /// any number of ranks.
   virtual void start_at(int64_t step, const std::vector<int64_t>& clocks);
 
@@ -69,6 +69,8 @@ class Stepper {
 
   /// Between two boundaries pass so many steps at most; boundaries are at multiples of it.
   int64_t steps_at_once() const noexcept { return in_.steps_at_once; }
+  /// Of these, so many tell all: further ones need no more memory and send what the last of them does.
+  virtual int64_t enough_steps() const { return 1; }
   /// One past the last step that some rank begins in advance(end): a fast one may be ahead of the boundary.
   virtual int64_t end_of_begun(int64_t end) const { return next_boundary(end); }
   /// Whether an error of the numbers is thrown on every rank, in the same step.

@@ -51,6 +51,11 @@ Entry both_entry() {
                 return std::vector<AxisSize>{{"cp_ring", static_cast<int>(ranks / exchanging(setting))},
                                              {"cp_ulysses", static_cast<int>(exchanging(setting))}};
               },
+          .propose =
+              [](Setting& setting, int64_t ranks) {
+                const std::vector<int64_t> proper = divisors(ranks, 2, ranks - 1);
+                if (!proper.empty()) setting.set("exchange", proper.front());
+              },
           .shrink =
               [](Setting& setting, int64_t, const ModelConfig&) {
                 setting.set("exchange", int64_t{2});

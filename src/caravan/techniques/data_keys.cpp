@@ -1,9 +1,11 @@
 #include "caravan/techniques/data_keys.h"
 
+#include "caravan/engine/bucket_bytes.h"
+
 namespace caravan {
 
 SettingKey bucket_bytes_key() {
-  return {{"bucket_bytes", OnResume::free}, "bytes of gradients per all-reduce", int64_t{25} << 20, whole_number({1})};
+  return {{"bucket_bytes", OnResume::free}, "bytes of gradients per all-reduce", kBucketBytes, whole_number({1})};
 }
 
 SettingKey units_key() {

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "caravan/base/memory_counter.h"
+#include "caravan/base/trace.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/parallel/ddp.h"
 #include "caravan/techniques/technique_body.h"
@@ -44,15 +45,14 @@ struct Outer {
 class DilocoStepper final : public Stepper, private StateOwner {
  public:
   DilocoStepper(const StepperInputs& inputs, const Outer& outer)
-      : Stepper(inputs), outer_(outer), train_step_(inputs.engine, inputs.optimizer, apart(inputs)) {
-    dynamic_cast<ReplicaGradients&>(*inputs.engine.strategy().hook).is_apart = true;
-    const FlatState& state = inputs.engine.state();
-    const MemoryKindScope kind(MemoryKind::optimizer);
-    anchor_ = at::empty({state.layout.trained_count()}, state.values.options());
-  }
+      : Stepper(inputs),
+        outer_(outer),
+        train_step_(inputs.engine, inputs.optimizer, apart(inputs)),
+        gradients_(dynamic_cast<ReplicaGradients&>(*inputs.engine.strategy().hook)) {}
 
   StateOwner* state() override { return this; }
   bool fails_together() const override { return false; }
+  int64_t enough_steps() const override { return 2; }
   StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) override;
 
  private:
@@ -66,29 +66,37 @@ class DilocoStepper final : public Stepper, private StateOwner {
   void walk_saved(const Saved& saved, const Visit& visit) override;
   template <class F>
   void for_each_part(const F& f);
+  int64_t trained_count() const { return in_.engine.state().layout.trained_count(); }
   void make_momentum() {
     const MemoryKindScope kind(MemoryKind::optimizer);
-    momentum_ = at::zeros(anchor_.sizes(), anchor_.options());
+    momentum_ = at::zeros({trained_count()}, in_.engine.state().values.options());
   }
   void agree();
 
   Outer outer_;
   TrainStep train_step_;
-  at::Tensor anchor_;
+  ReplicaGradients& gradients_;
+  at::Tensor anchor_;    ///< undefined until the first round
   at::Tensor momentum_;  ///< undefined until the first outer step with momentum
 };
 
 StepReport DilocoStepper::advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) {
   const int64_t first = step(), last = next_boundary(end);
+  if (!anchor_.defined()) {
+    const MemoryKindScope kind(MemoryKind::optimizer);
+    anchor_ = at::empty({trained_count()}, in_.engine.state().values.options());
+  }
   for_each_part([](const at::Tensor& values, const at::Tensor& anchor, const at::Tensor&) { anchor.copy_(values); });
   double loss = 0, norm = 0;
   bool wants_stop = false;
+  gradients_.is_apart = true;
   for (; step_ < last; ++step_) {
     const StepResult result = train_step_.run(on_its_own(batch_of(step_)), step_, in_.learning_rate.at(step_), false);
     loss += result.loss;
     norm += result.grad_norm;
     wants_stop = wants_stop || (stop_requested && stop_requested());
   }
+  gradients_.is_apart = false;
   agree();
   const Mesh& mesh = in_.engine.mesh();
   const at::Tensor sums = at::tensor({loss, norm, wants_stop ? 1.0 : 0.0}, at::kDouble);
@@ -110,7 +118,7 @@ void DilocoStepper::for_each_part(const F& f) {
   const FlatState& state = in_.engine.state();
   const int64_t most = std::max<int64_t>(in_.engine.strategy().bucket_bytes / 4, 1);
   for (const FlatMemory::Piece& piece : state.values.pieces()) {
-    const int64_t count = std::min(piece.memory.numel(), anchor_.numel() - piece.offset);
+    const int64_t count = std::min(piece.memory.numel(), trained_count() - piece.offset);
     for (int64_t begin = 0; begin < count; begin += most) {
       const int64_t part = std::min(most, count - begin);
       const auto of = [&](const at::Tensor& flat) { return flat.narrow(0, piece.offset + begin, part); };
@@ -120,6 +128,7 @@ void DilocoStepper::for_each_part(const F& f) {
 }
 
 void DilocoStepper::agree() {
+  const TraceSpan span(TraceLog::kCompute, "outer step");
   const MeshAxis& axis = in_.engine.mesh()[in_.engine.strategy().apart_axis];
   if (outer_.momentum > 0 && !momentum_.defined()) make_momentum();
   TransferQueue queue;

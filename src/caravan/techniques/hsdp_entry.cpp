@@ -55,6 +55,11 @@ Entry hsdp_entry() {
                                          {"shard", static_cast<int>(shard)}};
           },
       .least_ranks = [](const Setting& setting) { return std::max<int64_t>(2 * setting.whole("shard"), 2); },
+      .propose =
+          [](Setting& setting, int64_t ranks) {
+            const std::vector<int64_t> valid = divisors(ranks, 2, ranks - 1);
+            if (!valid.empty()) setting.set("shard", valid.front());
+          },
       .shrink = shrink_hsdp};
 }
 

@@ -29,7 +29,7 @@ PipelineSchedule pipedream_schedule() {
             if (count == 1) return std::nullopt;
             return Misfit{"pipeline.micro_batches",
                           fmt::format("pipedream takes each batch whole, not in {} micro-batches", count),
-                          "use pipeline.micro_batches = 1, or \"pipedream-2bw\""};
+                          "use pipeline.micro_batches = 1, or \"pipedream-2bw\"", true};
           },
           .updates = PipelineSchedule::Updates::each_micro_batch,
           // Versions that micro-batches in flight have read, and the newest; one is made before another is free.

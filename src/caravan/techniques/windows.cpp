@@ -15,7 +15,8 @@ std::vector<SettingKey> keys_of_windows() {
 
 Traits traits_of_pipedream(const std::string& name) {
   return {.has = {Trait::splits_stages, Trait::bounded_lead, Trait::runs_processes, Trait::all_reduces,
-                  Trait::rounds_reductions, Trait::threads_may_differ, Trait::whole_weights, Trait::many_reductions},
+                  Trait::rounds_reductions, Trait::threads_may_differ, Trait::whole_weights, Trait::many_reductions,
+                  Trait::rehearses},
           .needs = {{Trait::whole_gradient, name + " steps on its own, and replicas of a stage with it"},
                     {Trait::whole_weights, name + " keeps versions of whole weights on each rank"},
                     {Trait::many_reductions, name + " reduces gradients once for each micro-batch"}},

@@ -181,7 +181,7 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
-  plan.held_bytes = held.at(plan.micro_batch);
+  plan.resident_bytes = resident_bytes(backend, world.size(), held.at(plan.micro_batch));
   return plan;
 }
 

@@ -17,7 +17,7 @@ namespace caravan {
 struct RankPeak {
   MemoryBytes peak{};
   int rank = 0;
-  std::string event{};  ///< what it does then: "backward blocks.3 of micro-batch 1"
+  std::string event{};     ///< what it does then: "backward blocks.3 of micro-batch 1"
   int64_t held_bytes = 0;  ///< of the fullest process, for tensors
 };
 
@@ -25,10 +25,10 @@ struct RankPeak {
 struct MemoryPlan {
   int64_t micro_batch = 1;  ///< sequences, as the recipe says or as they were chosen
   RankPeak fullest{};
-  RankPeak own{};           ///< of this rank (resolve_micro_batch)
-  int64_t held_bytes = 0;   ///< of all ranks, for tensors (resolve_micro_batch)
-  int64_t limit_bytes = 0;  ///< the rank's share of the host's memory; 0: unknown
-  bool is_chosen = false;   ///< train.micro_batch was "auto"
+  RankPeak own{};              ///< of this rank (resolve_micro_batch)
+  int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
+  int64_t limit_bytes = 0;     ///< the rank's share of the host's memory; 0: unknown
+  bool is_chosen = false;      ///< train.micro_batch was "auto"
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
 };
 

@@ -151,8 +151,8 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
                     choices);
     }
     if (const auto misfit = pipeline.misfit(recipe.model, count)) {
-      const bool has_other = misfit->action.find(" or \"") != std::string::npos;  // another schedule
-      recipe.refuse(key, misfit->fact, key == misfit->key && (possible.empty() || has_other) ? misfit->action : choices);
+      const bool says_more = possible.empty() || misfit->has_other_choice;
+      recipe.refuse(key, misfit->fact, key == misfit->key && says_more ? misfit->action : choices);
     }
     return count;
   };

@@ -1,13 +1,18 @@
 #include "caravan/train/rehearse.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
 #include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/state_checkpoint.h"
+#include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/plan/stages.h"
+#include "caravan/registry/registry.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/trained_model.h"
 
@@ -15,7 +20,6 @@ namespace caravan {
 namespace {
 
 constexpr int64_t kMicroBatches = 3;  ///< the first, one of those between, the last
-constexpr int64_t kStepsOfRound = 2;  ///< of ranks that step apart for a while
 constexpr int kAllRanks = 8;          ///< so many are all looked at
 
 /// What lives as long as the steps.
@@ -42,7 +46,9 @@ struct Rehearsed {
 /// No message ever comes: what waits for some is rehearsed with a barrier.
 std::unique_ptr<Stepper> Rehearsed::stepper_of(int64_t num_micro_batches) {
   StepperInputs inputs = stepper_inputs(trained, recipe, num_micro_batches);
-  if (!recipe.data_parallel.has(Trait::rehearses)) return make_sync_stepper(inputs);
+  const bool rehearses =
+      std::ranges::all_of(techniques_of(recipe), [](const Setting& each) { return each.has(Trait::rehearses); });
+  if (!rehearses) return make_sync_stepper(inputs);
   return make_stepper(std::move(inputs), recipe);
 }
 
@@ -71,13 +77,39 @@ void Rehearsed::advance(Stepper& by, int64_t num_micro_batches, int64_t num_step
   by.advance(num_steps, batch_of, nullptr);
 }
 
-/// As many steps as fill and drain the stages of a window, and two in which all versions of the weights are there.
-void shorten_window(Recipe& recipe, int64_t accumulation) {
-  if (!recipe.pipeline.has_windows()) return;
-  Setting& schedule = recipe.pipeline.schedule;
-  const int64_t end = next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1));
-  const int64_t enough = (2 * recipe.pipeline.degree + accumulation - 1) / accumulation + 2;
-  schedule.set("drain", std::min({schedule.whole("drain"), end, enough}));
+/// Of the coordinates of the pipeline that hold as many layers, embedding and head, the one that keeps the most.
+std::vector<int> telling_places(const Recipe& recipe, int64_t micro_batches) {
+  const PipelineChoice& pipeline = recipe.pipeline;
+  if (!pipeline.is_used()) return {0};
+  // In a window micro-batches of several steps are on their way.
+  const int64_t steps = pipeline.is_asynchronous() ? (2 * pipeline.degree + micro_batches - 1) / micro_batches : 1;
+  const PipelineOrder order =
+      pipeline_order(pipeline, static_cast<int>(micro_batches * steps), recipe.memory.recompute.entry().repeats_stages);
+  const std::vector<int> stages = stage_of_units(pipeline, recipe.model, unit_flops(recipe.model));
+  struct Holds {
+    int64_t layers = 0;
+    bool first = false, last = false;
+    auto operator<=>(const Holds&) const = default;
+  };
+  std::vector<Holds> of_place(order.ranks.size());
+  for (size_t unit = 0; unit < stages.size(); ++unit) {
+    Holds& holds = of_place[static_cast<size_t>(order.rank_of_stage[static_cast<size_t>(stages[unit])])];
+    ++holds.layers;
+    holds.first = holds.first || unit == 0;
+    holds.last = holds.last || unit + 1 == stages.size();
+  }
+  const std::vector<HeldActivations> held = held_activations(order);
+  std::map<Holds, int> fullest;
+  for (size_t place = 0; place < held.size(); ++place) {
+    const auto [found, is_new] = fullest.try_emplace(of_place[place], static_cast<int>(place));
+    const HeldActivations& most = held[static_cast<size_t>(found->second)];
+    const bool keeps_more =
+        std::pair(held[place].activations, held[place].inputs) > std::pair(most.activations, most.inputs);
+    if (!is_new && keeps_more) found->second = static_cast<int>(place);
+  }
+  std::vector<int> places;
+  for (const auto& [holds, place] : fullest) places.push_back(place);
+  return places;
 }
 
 }  // namespace
@@ -86,6 +118,7 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
                    const std::shared_ptr<RecordedNumbers>& numbers) {
   ModelConfig config = recipe.model;
   if (config.vocabulary == 0) config.vocabulary = vocabulary;
+  const int64_t micro_batches = plan_batch(recipe, num_ranks).accumulation;
   const int of_stage = num_ranks / static_cast<int>(recipe.pipeline.degree);
   if (rank >= of_stage && numbers->empty()) {
     rehearse(recipe, vocabulary, num_ranks, rank % of_stage, ranks_per_host, numbers);
@@ -93,51 +126,45 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
   const RehearsedWorld world{
       .axes = mesh_axes(recipe, num_ranks), .rank = rank, .ranks_per_host = ranks_per_host, .numbers = numbers};
   return rehearse(world, [&](const Mesh& mesh) {
-    Recipe own = recipe;
-    const int64_t count = plan_batch(recipe, num_ranks).accumulation;
-    shorten_window(own, count);
-    const auto made = std::make_shared<Rehearsed>(own, config, mesh);
-    const int64_t few = recipe.pipeline.is_used() ? count : std::min(count, kMicroBatches);
+    const auto made = std::make_shared<Rehearsed>(recipe, config, mesh);
+    const int64_t few = recipe.pipeline.is_used() ? micro_batches : std::min(micro_batches, kMicroBatches);
     made->stepper = made->stepper_of(few);
-    const int64_t num_steps = made->stepper->steps_at_once();
-    const bool has_rounds = num_steps > 1 && !recipe.pipeline.has_windows();
-    const int64_t taken = has_rounds ? count : few;
-    const int64_t steps_taken = has_rounds ? std::min(num_steps, kStepsOfRound) : num_steps;
-    if (taken > few) made->stepper = made->stepper_of(taken);
+    const int64_t end = next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1));
+    const int64_t num_steps = std::min(made->stepper->steps_at_once(), end);
+    const int64_t few_steps = std::min(num_steps, made->stepper->enough_steps());
     RehearsedSteps steps{.step =
-                             [made, taken, steps_taken, copies = recipe.checkpoint.async] {
-                               made->advance(*made->stepper, taken, steps_taken);
+                             [made, few, few_steps, copies = recipe.checkpoint.async] {
+                               made->advance(*made->stepper, few, few_steps);
                                if (!copies || made->copy.defined()) return;
                                const auto pieces = checkpoint_pieces(made->trained.tensors, made->mesh);
                                made->copy = at::empty({BackgroundSave::bytes_of_copy(pieces)},
                                                       at::TensorOptions(at::kByte).device(at::kMeta));
                              },
-                         .num_left_out = has_rounds ? num_steps - steps_taken : count - taken,
                          .num_steps = num_steps};
-    if (taken < count) {
-      made->shorter = made->stepper_of(taken - 1);  // whose ranks compare their tables here, and not in a step
-      steps.shorter = [made, taken] { made->advance(*made->shorter, taken - 1); };
+    if (few_steps < num_steps) {
+      steps.shorter.push_back({[made, few, few_steps] { made->advance(*made->stepper, few, few_steps - 1); },
+                               static_cast<double>(num_steps - few_steps), /*is_run_twice=*/true});
     }
-    if (steps_taken < num_steps) {
-      made->shorter = made->stepper_of(taken);
-      steps.shorter = [made, taken, steps_taken] { made->advance(*made->shorter, taken, steps_taken - 1); };
+    if (few < micro_batches) {
+      made->shorter = made->stepper_of(few - 1);  // whose ranks compare their tables here, and not in a step
+      steps.shorter.push_back(
+          {[made, few, few_steps] { made->advance(*made->shorter, few - 1, few_steps); },
+           static_cast<double>((micro_batches - few) * num_steps) / static_cast<double>(few_steps)});
     }
     return steps;
   });
 }
 
 std::vector<int> telling_ranks(const Recipe& recipe, int num_ranks) {
+  const int64_t micro_batches = plan_batch(recipe, num_ranks).accumulation;
   std::set<int> ranks;
   if (num_ranks <= kAllRanks) {
     for (int rank = 0; rank < num_ranks; ++rank) ranks.insert(rank);
     return {ranks.begin(), ranks.end()};
   }
-  const auto stages = static_cast<int>(recipe.pipeline.degree);
-  const int of_stage = num_ranks / stages;
-  const int told = std::min(stages, kAllRanks / 2);
-  for (int i = 0; i < told; ++i) {
-    const int stage = told == 1 ? 0 : i * (stages - 1) / (told - 1);
-    ranks.insert({stage * of_stage, stage * of_stage + of_stage - 1});
+  const int of_place = num_ranks / static_cast<int>(recipe.pipeline.degree);
+  for (const int place : telling_places(recipe, micro_batches)) {
+    ranks.insert({place * of_place, place * of_place + of_place - 1});
   }
   return {ranks.begin(), ranks.end()};
 }
@@ -146,7 +173,9 @@ std::vector<Rehearsal> rehearse_telling_ranks(const Recipe& recipe, int64_t voca
                                               int ranks_per_host) {
   const auto numbers = std::make_shared<RecordedNumbers>();
   std::vector<Rehearsal> all;
-  for (const int rank : telling_ranks(recipe, num_ranks)) {
+  Recipe known = recipe;
+  if (known.model.vocabulary == 0) known.model.vocabulary = vocabulary;
+  for (const int rank : telling_ranks(known, num_ranks)) {
     all.push_back(rehearse(recipe, vocabulary, num_ranks, rank, ranks_per_host, numbers));
   }
   return all;

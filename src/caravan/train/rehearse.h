@@ -15,8 +15,8 @@ namespace caravan {
 ///   - every expert is chosen alike, where real loads differ: a rank may get up to all copies of the tokens;
 ///   - servers without a barrier are rehearsed with one: a worker's push and pull is a reduction and a gather, and what
 ///     several workers may have on its way at once is not counted;
-///   - rounds of ranks that step apart: one of two steps, of which the further ones are like the second;
-///   - stages without a flush: a window of a few steps; bytes are those of a step;
+///   - rounds of ranks that step apart, windows of stages without a flush: of Stepper::enough_steps(); bytes are the
+///     mean of a step of the first round or window of the run;
 ///   - stages that are cut by measured costs: by FLOPs;
 ///   - checkpoint.async: the copy is there.
 /// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of
@@ -24,8 +24,9 @@ namespace caravan {
 Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int rank, int ranks_per_host = 0,
                    const std::shared_ptr<RecordedNumbers>& numbers = std::make_shared<RecordedNumbers>());
 
-/// Ranks among which is one that needs the most memory: all of few ranks; else the first and the last of each stage (of
-/// many stages, the first, the last and some between) on the axis dp, where servers come first.
+/// Ranks among which is one that needs the most memory: all of few ranks; else the first and the last on the axis dp,
+/// where servers come first, of one coordinate of the pipeline of those that hold the same number of layers: the one
+/// that keeps the most activations. Throws UsageError as plan_batch.
 std::vector<int> telling_ranks(const Recipe& recipe, int num_ranks);
 /// The rehearsals of these, in order.
 std::vector<Rehearsal> rehearse_telling_ranks(const Recipe& recipe, int64_t vocabulary, int num_ranks,

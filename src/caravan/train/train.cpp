@@ -16,7 +16,6 @@
 #include "caravan/comm/agree.h"
 #include "caravan/comm/flight/dump.h"
 #include "caravan/comm/peer_failure.h"
-#include "caravan/cost/process_memory.h"
 #include "caravan/generate/generator.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
@@ -232,8 +231,7 @@ StepMetrics Run::advance() {
                       .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps,
                       .peak_memory_bytes = MemoryCounter::current().peak_bytes(),
                       .predicted_memory_bytes = memory_.own.peak.total(),
-                      .predicted_resident_bytes =
-                          resident_bytes(mesh_.world().backend(), mesh_.size(), memory_.held_bytes),
+                      .predicted_resident_bytes = memory_.resident_bytes,
                       .loss_scale = report.loss_scale,
                       .drain = report.drain,
                       .time = utc_text(now_seconds())};

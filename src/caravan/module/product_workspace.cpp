@@ -1,5 +1,6 @@
-#include "caravan/nn/product_workspace.h"
+#include "caravan/module/product_workspace.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -17,6 +18,11 @@ namespace {
 
 /// What oneDNN holds for good for each product: its code, and the plan of it.
 constexpr int64_t kOfProduct = int64_t{320} << 10;
+
+/// Above this oneDNN is not asked: operands without values take addresses too.
+constexpr int64_t kMostAsked = int64_t{1} << 28;
+/// The least round bound of what large products were measured to take, a thread, AVX-512.
+constexpr int64_t kOfLargeProduct = int64_t{2} << 20;
 
 /// Takes two operands, a bias, a result and then the scratchpad.
 int64_t asked(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
@@ -45,6 +51,7 @@ bool has_scratchpad(const at::Tensor& a, const ProductCall& call) {
 
 at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                              const ProductCall& call) {
+  if (HeldBlocksScope::is_ignored()) return at::empty({0}, a.options());
   using Key = std::vector<int64_t>;
   static auto* mutex = new std::mutex;  // never destroyed: threads may multiply until the process ends
   static auto* known = new std::map<Key, int64_t>;
@@ -60,7 +67,13 @@ at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std
                                                         : known->emplace(of_type, has_scratchpad(a, call)).first;
   HeldBlocksScope::hold_once(c10::get_hash(key), kOfProduct);
   auto found = known->find(key);
-  if (found == known->end()) found = known->emplace(key, has->second > 0 ? asked(a, b, bias, call) : 0).first;
+  if (found == known->end()) {
+    const bool is_large = std::max(a.numel(), b.numel()) > kMostAsked;
+    const int64_t bytes = has->second == 0 ? 0
+                          : is_large       ? kOfLargeProduct * at::get_num_threads()
+                                           : asked(a, b, bias, call);
+    found = known->emplace(key, bytes).first;
+  }
   return at::empty({found->second}, a.options().dtype(at::kByte));
 }
 
