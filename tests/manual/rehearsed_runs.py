@@ -65,7 +65,7 @@ def predicted_traffic(text):
     """The rank, and {(axis, verb): bytes} of the table of `inspect`."""
     rank = int(re.search(r"^sent by rank (\d+) in a step", text, re.M).group(1)) if "sent by rank" in text else 0
     rows = re.findall(r"^  (\S+) +(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|send|recv|barrier)"
-                      r" +(\d+) +(\d+) ", text, re.M)
+                      r" +([\d.e+-]+) +(\d+) ", text, re.M)
     return rank, {(axis, verb): int(sent) for axis, verb, _, sent in rows if int(sent) > 0}
 
 
