@@ -30,7 +30,7 @@ std::vector<std::string> choices(const CommandEntry& command) {
   return all;
 }
 
-/// "data_parallel.technique=ddp": what a recipe chooses by name, as --set takes it.
+/// What a recipe chooses by name, as --set takes it: "data_parallel.technique=NAME".
 std::vector<std::string> choices_by_name() {
   std::vector<std::string> all;
   for (const Family& family : families()) {

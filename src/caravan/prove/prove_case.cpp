@@ -19,6 +19,9 @@ void leave_out_roundings(StrategyChoice& choice) {
 
 std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   std::string name = choice.data_parallel.name();
+  for (const Split* split : {&choice.tensor_parallel, &choice.context_parallel}) {
+    if (split->is_used() && !split->kind.is_first()) name += " with " + split->kind.name();
+  }
   // Without a barrier no step is that of one process; what each rank holds and sums is checked.
   if (!choice.data_parallel.has(Trait::whole_gradient)) name += " run synchronously";
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
