@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <regex>
 
+#include "caravan/base/text.h"
 #include "tests/command/command.h"
 
 namespace caravan::models_test {
@@ -353,11 +354,15 @@ TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
     const size_t values = line.find_first_not_of(' ', 2 + choice.size());
     return values == std::string::npos ? "" : line.substr(values);
   };
-  for (const std::string choice : {"data_parallel.technique=zero1", "memory.recompute=full", "mesh.tp=1"}) {
-    const std::string dp = choice == "mesh.tp=1" ? "mesh.dp=4" : "mesh.dp=2";
-    Words other = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3", dp, choice}));
+  const std::vector<Words> choices{
+      {"data_parallel.technique=zero1"}, {"memory.recompute=full"}, {"mesh.tp=1", "mesh.dp=4"}};
+  for (const Words& changes : choices) {
+    const std::string choice = join(changes);
+    Words keys{"mesh.tp=2", "train.micro_batch=3"};
+    keys.insert(keys.end(), changes.begin(), changes.end());
+    Words other = tiny("run", 4, set(keys));
     other.front() = "inspect";
-    other.insert(other.end(), {"--per-host", "2"});
+    other.insert(other.end(), {"--link", "1", "--per-host", "2"});
     const Result own = caravan(other);
     ASSERT_EQ(own.code, 0) << own.err;
     EXPECT_NE(row(result.out, choice), "") << result.out;

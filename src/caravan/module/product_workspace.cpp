@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kOfProduct = int64_t{320} << 10;
 
 /// Above this oneDNN is not asked: operands without values take addresses too.
-constexpr int64_t kMostAsked = int64_t{1} << 28;
+constexpr double kMostAsked = 1 << 28;
 /// The least round bound of what large products were measured to take, a thread, AVX-512.
 constexpr int64_t kOfLargeProduct = int64_t{2} << 20;
 
@@ -68,7 +68,10 @@ at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std
   HeldBlocksScope::hold_once(c10::get_hash(key), kOfProduct);
   auto found = known->find(key);
   if (found == known->end()) {
-    const bool is_large = std::max(a.numel(), b.numel()) > kMostAsked;
+    const int64_t of_row = std::max<int64_t>(a.size(-1), 1);
+    const auto result = static_cast<double>(a.numel() / of_row) * static_cast<double>(b.numel() / of_row);
+    const bool is_large =
+        std::max({static_cast<double>(a.numel()), static_cast<double>(b.numel()), result}) > kMostAsked;
     const int64_t bytes = has->second == 0 ? 0
                           : is_large       ? kOfLargeProduct * at::get_num_threads()
                                            : asked(a, b, bias, call);
