@@ -1,5 +1,6 @@
 #include "caravan/base/runtime.h"
 
+#include <stdexcept>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -7,6 +8,7 @@
 
 #include "caravan/base/block_cache.h"
 #include "caravan/base/error.h"
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/memory_counter.h"
 
 namespace caravan::runtime_test {
@@ -52,6 +54,50 @@ TEST(Runtime, CountsMetaTensorsAsTheRest) {
   }
   EXPECT_EQ(counter->live_bytes(), 0);
   EXPECT_EQ(counter->peak_bytes(), 8000);
+}
+
+TEST(Runtime, SaysWhatACallAsksForAndStopsIt) {
+  auto* counter = new MemoryCounter;
+  const MemoryScope scope(*counter);
+  bool is_done = false;
+  const auto call = [&] {
+    const at::Tensor one = at::empty({10}, at::kFloat);
+    const at::Tensor two = at::empty({30}, at::kFloat);
+    is_done = true;
+  };
+  EXPECT_EQ(bytes_of_allocation(1, call), 40);
+  EXPECT_EQ(bytes_of_allocation(2, call), 120);
+  EXPECT_FALSE(is_done);
+  EXPECT_EQ(counter->peak_bytes(), 0);
+  EXPECT_EQ(bytes_of_allocation(3, call), 0);
+  EXPECT_TRUE(is_done);
+  EXPECT_THROW(bytes_of_allocation(9, [] { throw std::runtime_error("its own"); }), std::runtime_error);
+  call();
+  EXPECT_EQ(counter->peak_bytes(), 160) << "later allocations are as ever";
+}
+
+/// As a cache with memory does: blocks of a class are kept for the next of it.
+TEST(Runtime, KnowsWhatIsHeldForMetaTensors) {
+  constexpr int64_t kHeader = 64, kFloats = 1 << 16, kBytes = 4 * kFloats;
+  const auto block = [](int64_t bytes) { return static_cast<int64_t>(BlockCache::rounded(bytes + kHeader)); };
+  const auto meta = [](int64_t count) { return at::empty({count}, at::TensorOptions(at::kMeta)); };
+  const HeldBlocksScope held;
+  meta(kFloats);
+  EXPECT_EQ(held.peak_bytes(), block(kBytes));
+  { const at::Tensor one = meta(kFloats), two = meta(kFloats); }
+  EXPECT_EQ(held.peak_bytes(), 2 * block(kBytes)) << "the first has the kept block";
+  meta(3 * kFloats);
+  EXPECT_EQ(held.peak_bytes(), 2 * block(kBytes) + block(3 * kBytes)) << "which is too small for another class";
+  HeldBlocksScope::hold_once(7, 1000);
+  HeldBlocksScope::hold_once(7, 1000);
+  HeldBlocksScope::hold(500);
+  HeldBlocksScope::hold(-500);
+  {
+    const HeldBlocksScope none(/*ignores=*/true);
+    meta(kFloats);
+    EXPECT_EQ(none.peak_bytes(), 0);
+  }
+  EXPECT_EQ(held.peak_bytes(), 2 * block(kBytes) + block(3 * kBytes) + 1500);
 }
 
 TEST(Runtime, CountsByKind) {

@@ -142,6 +142,11 @@ TEST(MicroBatch, RanksOfAHostShareItsMemory) {
   EXPECT_LE(memory_share(host, 4), host / 4);
   EXPECT_GT(memory_share(host, 4), host / 8);
   EXPECT_EQ(memory_share(0, 4), 0);
+  // What is held comes on top, and threads share a process.
+  EXPECT_GE(resident_bytes("gloo", 2, host) - resident_bytes("gloo", 2, 0), host);
+  EXPECT_EQ(resident_bytes("shm", 3, 0) - resident_bytes("shm", 2, 0),
+            resident_bytes("shm", 4, 0) - resident_bytes("shm", 3, 0));
+  EXPECT_LT(resident_bytes("thread", 4, 0), resident_bytes("shm", 2, 0));
   EXPECT_GT(memory_share(1000, 4), 0) << "0 would mean that the memory is unknown";
 }
 

@@ -1,12 +1,14 @@
 #include "caravan/train/rehearse.h"
 
 #include <gmock/gmock.h>
+#include <limits>
 
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/nn/expert_rows.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/trained_model.h"
 
@@ -45,6 +47,25 @@ double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
   const int64_t before = trained.engine->mesh().bytes_sent();
   stepper->advance(2 * steps, batch_of, nullptr);
   return static_cast<double>(trained.engine->mesh().bytes_sent() - before) / static_cast<double>(steps);
+}
+
+/// Of two ranks each of which has half of the experts, one gets at most twice as many tokens: as if it had a batch of
+/// twice the size in all that belongs to experts.
+TEST(Rehearse, ExpertsGetUpToAllTokens) {
+  const Recipe recipe = small({"mesh.ep=2", "moe.experts=4", "moe.top_k=2", "train.micro_batch=12"});
+  const auto peak = [&](double most) {
+    const ExpertLoadScope load(most);
+    return rehearse(recipe, kVocabulary, 2, 0).peak.total();
+  };
+  const int64_t alike = peak(1);
+  const int64_t worst = peak(std::numeric_limits<double>::infinity());
+  EXPECT_EQ(peak(1), alike);
+  EXPECT_EQ(peak(2), worst);
+  const int64_t between = peak(1.5);
+  EXPECT_GT(between, alike);
+  EXPECT_LT(between, worst);
+  // Of 12 x 32 tokens two copies: up and down, and the hidden tensors of 2 layers, at least.
+  EXPECT_GT(worst - alike, 2 * 12 * 32 * 2 * (32 + 128) * 4);
 }
 
 /// The micro-batches that are not rehearsed are counted.

@@ -12,10 +12,10 @@ int64_t memory_share(int64_t host_bytes, int ranks_on_host) noexcept {
 
 int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t held_bytes) noexcept {
   constexpr int64_t kMiB = int64_t{1} << 20;
-  const int64_t beside = std::min(num_ranks * 10 * kMiB, 3 * held_bytes / 10);
-  if (backend == "thread") return held_bytes + beside + (58 + num_ranks) * kMiB;
+  const int64_t beside = std::min(num_ranks * 4 * kMiB, 3 * held_bytes / 20);
+  if (backend == "thread") return held_bytes + beside + (60 + num_ranks) * kMiB;
   const bool is_mpi = backend.find("mpi") != std::string_view::npos;
-  return held_bytes + beside + (num_ranks * (is_mpi ? 68 : 65) + (is_mpi ? 4 : 2)) * kMiB;
+  return held_bytes + beside + (num_ranks * (is_mpi ? 68 : 65) + (is_mpi ? 4 : 3)) * kMiB;
 }
 
 }  // namespace caravan

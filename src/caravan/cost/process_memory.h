@@ -13,9 +13,9 @@ inline constexpr int64_t kProcessBytes = int64_t{160} << 20;
 /// 60 recipes at 1 to 8 ranks with torch 2.13, each with small and with wider models, in MiB:
 ///
 ///   a rank that is a process    65, over MPI 68: libtorch's tables and code, texts, buffers of communicators
-///   ranks that are threads      58, and 1 for each
-///   what starts the ranks       2, mpirun 4
-///   beside what a rank holds    3/10 of it, at most 10: what libraries that multiply and malloc keep, evaluation
+///   ranks that are threads      60, and 1 for each
+///   what starts the ranks       3, mpirun 4
+///   beside what a rank holds    3/20 of it, at most 4: what libraries that multiply and malloc keep, evaluation
 ///
 /// Of experts oneDNN keeps code for each number of rows that it has met, ever more of it, which is not counted.
 int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t held_bytes) noexcept;

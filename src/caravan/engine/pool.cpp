@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
+#include "caravan/base/held_blocks.h"
 #include "caravan/base/memory_counter.h"
 
 namespace caravan {
@@ -31,7 +32,7 @@ at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
 std::shared_ptr<void> BufferPool::allocate(int64_t bytes) {
   const MemoryKindScope kind(MemoryKind::buffers);
   if (!is_meta_) return comm_.allocate(static_cast<size_t>(bytes));
-  return {nullptr, [charge = MemoryCharge::take(bytes)](void*) { charge.release(); }};
+  return {nullptr, [block = std::make_shared<DryBlock>(static_cast<size_t>(bytes), 0)](void*) {}};
 }
 
 void BufferPool::trim() {

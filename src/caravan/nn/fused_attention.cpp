@@ -7,6 +7,7 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logaddexp.h>
@@ -17,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "caravan/module/path.h"
+#include "caravan/module/product_workspace.h"
 #include "caravan/nn/dispatch.h"
 #include "caravan/nn/product.h"
 
@@ -126,6 +128,31 @@ struct ProductInFp32 : Function<ProductInFp32> {
   }
 };
 
+/// Batched products of meta tensors, with the memory that torch's library takes for others.
+struct ProductOnMeta : Function<ProductOnMeta> {
+  static at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor out = at::bmm(a, b);
+    const auto call = [](const at::Tensor& x, const at::Tensor& y, const auto&) { return at::bmm(x, y); };
+    if (a.scalar_type() == at::kBFloat16 && out.numel() > 0) product_workspace(a, b, std::nullopt, call);
+    return out;
+  }
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
+    ctx->save_for_backward({a, b});
+    return multiply(a, b);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor of_b = multiply(saved[0].transpose(1, 2), grads[0]);  // autograd has it first
+    return {multiply(grads[0], saved[1].transpose(1, 2)), of_b};
+  }
+};
+
+/// As at::matmul has it.
+at::Tensor product_on_meta(const at::Tensor& a, const at::Tensor& b) {
+  const auto batched = [](const at::Tensor& x) { return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}); };
+  return at::_unsafe_view(ProductOnMeta::apply(batched(a), batched(b)), {a.size(0), a.size(1), a.size(2), b.size(3)});
+}
+
 /// The dtype in which a block is computed, and that of its result.
 at::ScalarType kernel_type(const at::Tensor& q) { return attends_in_fp32(q) ? at::kFloat : q.scalar_type(); }
 at::ScalarType block_type(const at::Tensor& q) { return compute_type(q.scalar_type()); }
@@ -190,7 +217,7 @@ BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, 
 
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
   if (attends_in_fp32(a)) return ProductInFp32::apply(a, b);
-  return at::matmul(a, b);
+  return a.is_meta() ? product_on_meta(a, b) : at::matmul(a, b);
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

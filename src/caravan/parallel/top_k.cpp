@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/held_blocks.h"
 #include "caravan/comm/tensor.h"
 
 namespace caravan {
@@ -37,6 +38,10 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
     const bool is_small = count <= std::numeric_limits<int32_t>::max();
     message->indices = at::empty({n, message->chosen}, range.values.options().dtype(is_small ? at::kInt : at::kLong));
     const at::Tensor all = residual_.narrow(0, range.offset, count).add_(range.values);
+    if (all.is_meta()) {  // torch sorts a number and an index of each entry beside its tensors
+      HeldBlocksScope::hold(16 * count);
+      HeldBlocksScope::hold(-16 * count);
+    }
     const at::Tensor indices = std::get<1>(at::topk(all.abs(), message->chosen, -1, true, /*sorted=*/false));
     message->values[own].copy_(all.index_select(0, indices));
     message->indices[own].copy_(indices);
