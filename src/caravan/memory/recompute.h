@@ -16,8 +16,8 @@ struct RecomputeOptions {
 };
 
 /// Lets modules keep nothing of their forward but its inputs; backward runs the forward again right before it needs it.
-/// (Chen et al., "Training deep nets with sublinear memory cost", 2016; cores of attention: Korthikanti et al., "Reducing
-/// activation recomputation in large transformer models", 2022.)
+/// (Chen et al., "Training deep nets with sublinear memory cost", 2016; cores of attention: Korthikanti et al.,
+/// "Reducing activation recomputation in large transformer models", 2022.)
 ///
 ///   layouts   unchanged. The results are the same bit for bit: random numbers are drawn alike, buffers (running
 ///             statistics) move once, each parameter's gradient has the same summands

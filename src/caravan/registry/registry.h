@@ -67,7 +67,8 @@ struct Entry {
   std::function<std::string(const Setting&, const ModelConfig& model)> note = [](const Setting&, const ModelConfig&) {
     return std::string();
   };
-  /// Of recomputation: stages of a pipeline keep their inputs alone, and their second forward is a pass of the schedule.
+  /// Of recomputation: stages of a pipeline keep their inputs alone, and their second forward is a pass of the
+  /// schedule.
   bool repeats_stages = false;
 
   /// The fewest ranks of its axis with which it does something.

@@ -52,8 +52,8 @@ class Stepper {
   /// What it hands on from step to step beside the engine's and the optimizer's tensors; null: nothing. Names begin
   /// with kStepperTensors.
   virtual StateOwner* state() { return nullptr; }
-  /// Before advance(), when all state is loaded: `step` are done, by the slowest rank; `clocks` by each rank, where they differ, of
-  /// any number of ranks.
+  /// Before advance(), when all state is loaded: `step` are done, by the slowest rank; `clocks` by each rank, where
+  /// they differ, of any number of ranks.
   virtual void start_at(int64_t step, const std::vector<int64_t>& clocks);
 
   /// Trains on from step() to a boundary: where every rank has done the same, nothing is on its way, and evaluations,

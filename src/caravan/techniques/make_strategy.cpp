@@ -42,8 +42,8 @@ void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
   if (const auto misfit = find_misfit(techniques, demands_of(run))) refuse(*misfit, mesh);
 }
 
-/// Errors of what a technique is made of, about a key of its setting or (`is_whole`) about anything, name the key of the
-/// recipe.
+/// Errors of what a technique is made of, about a key of its setting or (`is_whole`) about anything, name the key of
+/// the recipe.
 template <class Function>
 void in_words_of(const Setting& setting, bool is_whole, Function apply) {
   try {
