@@ -39,13 +39,15 @@ std::vector<std::string> units_inside(Module& module, const Strategy& strategy) 
 
 std::vector<Module*> matching(const std::string& pattern, const Strategy& strategy, Module& model,
                               const std::string& hint) {
-  std::vector<std::string> names;
   std::vector<Module*> found;
   for (Module* module : model.modules()) {
-    if (units_inside(*module, strategy).empty()) names.push_back(module->name());
     if (matches_pattern(pattern, module->name())) add_outermost(found, module);
   }
   if (!found.empty()) return found;
+  std::vector<std::string> names;
+  for (Module* module : model.modules()) {
+    if (units_inside(*module, strategy).empty()) names.push_back(module->name());
+  }
   refuse_recompute(pattern, "no module has such a name",
                    hint.empty() ? fmt::format("the nearest is '{}'", nearest_pattern(pattern, names)) : hint);
 }
