@@ -1,4 +1,6 @@
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -81,6 +83,16 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
   overrides.pop_back();
 }
 
+/// From 0.001 to 1000000. CLI::Range takes nan, which compares with nothing.
+CLI::Validator positive_number() {
+  return CLI::Range(1e-3, 1e6) & CLI::Validator(
+                                     [](const std::string& text) {
+                                       const bool is_nan = std::isnan(std::strtod(text.c_str(), nullptr));
+                                       return is_nan ? text + " is not a number" : std::string();
+                                     },
+                                     "");
+}
+
 }  // namespace
 
 void add_set(CLI::App& command, std::vector<std::string>& overrides) {
@@ -140,10 +152,7 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   CLI::Option* link = command
                           ->add_option("--link", line.inspect.link_gbit_s,
                                        "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
-                          ->check(CLI::Range(1e-3, 1e6))
-                          ->check([](const std::string& text) {
-                            return text.find("nan") == text.npos ? "" : text + " is not a number";
-                          });
+                          ->check(positive_number());
   CLI::Option* per_host =
       command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
           ->check(CLI::Range(1, 1'000'000));
@@ -151,7 +160,7 @@ void add_inspect(CLI::App& app, CommandLine& line) {
       command
           ->add_option("--memory", line.inspect.memory_gib,
                        "GiB that a rank has, as on other hosts: for the verdict and micro_batch = \"auto\"")
-          ->check(CLI::Range(1e-3, 1e6));
+          ->check(positive_number());
   CLI::Option* alone = command->add_flag("--recipe", line.inspect.recipe_alone,
                                          "print every key of the recipe as it is used, as TOML, and nothing else");
   CLI::Option* layouts =

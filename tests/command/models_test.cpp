@@ -370,6 +370,17 @@ TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
   }
 }
 
+TEST_F(ModelsTest, InspectTakesNumbersOfHardware) {
+  for (const char* option : {"--link", "--memory"}) {
+    for (const char* value : {"nan", "-NaN", "0", "2e6", "much"}) {
+      const Result result = caravan({"inspect", option, value});
+      EXPECT_EQ(result.code, 2) << option << " " << value;
+      EXPECT_THAT(result.err, HasSubstr(option));
+      EXPECT_THAT(result.err, HasSubstr(value));
+    }
+  }
+}
+
 TEST_F(ModelsTest, InspectReadsRunsAndCheckpoints) {
   ASSERT_EQ(train("run", 2, set({"checkpoint.every=3", "model.kind=llama"})).code, 0);
   const Result run = caravan({"inspect", path("run")});
