@@ -61,8 +61,7 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
       return plan(of.memory_bytes);
     } catch (const ResourceError&) {  // the verdict says so, of as few sequences at a time as can be
       const bool is_auto = of.recipe.train.micro_batch == kAutoMicroBatch;
-      const int64_t least = of.recipe.tensor_parallel.parts().rows * of.recipe.expert_parallel.parts().rows;
-      const Recipe some = is_auto ? with_micro_batch(of.recipe, least) : of.recipe;
+      const Recipe some = is_auto ? with_micro_batch(of.recipe, row_parts(of.recipe)) : of.recipe;
       MemoryPlan needs = plan_memory(some, of.num_ranks, 0, 0, peak_of);
       needs.limit_bytes = of.memory_bytes;
       return needs;
@@ -192,7 +191,8 @@ void print_traffic(const Inspected& of, std::span<const Rehearsal> all, const Re
                      : "one for each rank");
   const std::map<std::string, double> seconds = link_seconds(of, all, busiest);
   for (const auto& [axis, own] : seconds) {
-    print("time of " + axis, own == 0 ? fmt::format("{:>16}", "in one host") : fmt::format("{:>14.3f} s", own));
+    print("time of " + axis,
+          is_on_one_host(of, all, axis) ? fmt::format("{:>16}", "in one host") : fmt::format("{:>14.3f} s", own));
   }
   print(fmt::format("at {:g} Gbit/s", of.link_gbit_s), fmt::format("{:>14.3f} s, at most", sum_of(seconds)));
 }
@@ -253,13 +253,11 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
     const RankPeak worst = fullest_of([&] { return rehearsals_of(of, of.recipe); });
     notes.push_back(
         fmt::format("experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose "
-                    "those of one rank "
-                    "as often as they can, it needs {} bytes ({})",
+                    "those of one rank as often as they can, it needs {} bytes ({})",
                     static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree),
                     moe.experts, worst.peak.total(), format_bytes(worst.peak.total())));
   }
-  const auto rehearses = [](const Setting& technique) { return technique.has(Trait::rehearses); };
-  if (!std::ranges::all_of(techniques_of(of.recipe), rehearses)) {
+  if (!rehearses_own_steps(of.recipe)) {
     notes.push_back(
         "servers without a barrier are rehearsed with one: a worker's push is counted as a reduction, its pull as a "
         "gather");

@@ -39,8 +39,8 @@ struct RehearsedEvent {
 /// sends nothing (comm/record.h). What it allocates and sends is what the step allocates and sends.
 struct Rehearsal {
   int rank = 0;
-  std::vector<RehearsedEvent>
-      events{};                   ///< of RehearsedSteps::step, in order; what is between belongs to the one before
+  /// Of RehearsedSteps::step, in order. What is between two of them belongs to the first.
+  std::vector<RehearsedEvent> events{};
   MemoryBytes peak{};             ///< the most that there is at once, from the first tensor of the model on
   std::string peak_event{};       ///< and what the rank does then
   int64_t held_bytes = 0;         ///< the most that its process holds for tensors, see HeldBlocksScope

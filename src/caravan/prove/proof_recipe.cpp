@@ -33,10 +33,7 @@ bool names_modules(const Recipe& recipe) {
                              [](const std::string& target) { return target.starts_with("blocks."); });
 }
 
-/// Sequences of a micro-batch that stay together on a rank, and tokens of each.
-int64_t row_parts(const Recipe& recipe) {
-  return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
-}
+/// Tokens of a micro-batch of a rank.
 int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
   return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
 }

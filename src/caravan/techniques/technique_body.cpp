@@ -2,6 +2,9 @@
 
 #include <map>
 
+#include "caravan/base/error.h"
+#include "caravan/registry/registry.h"
+
 namespace caravan {
 
 #define CARAVAN_TECHNIQUE(name) TechniqueBody name##_body();
@@ -16,9 +19,18 @@ namespace {
 using HookBody = std::function<std::shared_ptr<ReductionHook>(const Setting&)>;
 using SplitBody = std::function<Plan(const Splitting&, const Setting&)>;
 
+/// Null if the entry has none.
 template <class Body>
-const Body& find_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
-  return bodies.at(setting.entry().body);
+const Body* find_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
+  const auto found = bodies.find(setting.entry().body);
+  return found == bodies.end() ? nullptr : &found->second;
+}
+
+/// What each entry of the family has.
+template <class Body>
+const Body& the_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
+  if (const Body* body = find_body(bodies, setting)) return *body;
+  throw InternalError({"registry", setting.full_name(), "has no body", "", "add its line to registry/entries.def"});
 }
 
 }  // namespace
@@ -30,8 +42,8 @@ const TechniqueBody& body_of(const Setting& technique) {
 #include "caravan/registry/entries.def"
   };
   static const TechniqueBody none;
-  const auto found = bodies.find(technique.entry().body);
-  return found == bodies.end() ? none : found->second;
+  const TechniqueBody* body = find_body(bodies, technique);
+  return body == nullptr ? none : *body;
 }
 
 std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
@@ -39,7 +51,7 @@ std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
 #define CARAVAN_HOOK(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  return find_body(bodies, hook)(hook);
+  return the_body(bodies, hook)(hook);
 }
 
 Plan plan_of(const Setting& split, const Splitting& to) {
@@ -47,7 +59,7 @@ Plan plan_of(const Setting& split, const Splitting& to) {
 #define CARAVAN_SPLIT(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  return find_body(bodies, split)(to, split);
+  return the_body(bodies, split)(to, split);
 }
 
 void add_around(const Setting& setting, Strategy& strategy, Module& model) {
@@ -56,8 +68,7 @@ void add_around(const Setting& setting, Strategy& strategy, Module& model) {
 #define CARAVAN_AROUND(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  const auto found = bodies.find(setting.entry().body);
-  if (found != bodies.end()) found->second(strategy, model, setting);
+  if (const Body* body = find_body(bodies, setting)) (*body)(strategy, model, setting);
 }
 
 FsdpOptions fsdp_options(const Setting& setting) {

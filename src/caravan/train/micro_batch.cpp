@@ -33,11 +33,6 @@ std::string text_of(int64_t bytes) {
   return (bytes >= kTooMany ? "more than " : "") + format_bytes(std::min(bytes, kTooMany));
 }
 
-/// Sequences of a micro-batch are a multiple of this.
-int64_t row_parts(const Recipe& recipe) {
-  return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
-}
-
 /// Ids and labels of a step.
 double batch_bytes(const Recipe& recipe, int64_t rows) {
   return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.context);

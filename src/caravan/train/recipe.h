@@ -163,6 +163,9 @@ int64_t next_due(const Recipe& recipe, int64_t step, int64_t end);
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
+/// Sequences of a micro-batch of a data-parallel rank are a multiple of this: layers and experts split them.
+int64_t row_parts(const Recipe& recipe);
+
 /// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);
 

@@ -130,14 +130,15 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
     return counts;
   };
   const std::vector<int64_t> possible = counts_of(rows);
-  const auto more_rows = [&] {  // the next that can be cut
-    int64_t more = rows + 1;
-    while (more < rows + kLookedAt && counts_of(more).empty()) ++more;
-    return more;
+  const auto more_rows = [&]() -> std::string {
+    for (int64_t more = rows + 1; more < rows + kLookedAt; ++more) {
+      if (counts_of(more).empty()) continue;
+      return fmt::format("use train.global_batch = {}", recipe.train.global_batch / rows * more);
+    }
+    return "change train.global_batch";
   };
   const std::string choices =
-      possible.empty() ? fmt::format("use train.global_batch = {}", recipe.train.global_batch / rows * more_rows())
-                       : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
+      possible.empty() ? more_rows() : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
   const auto check = [&](const char* key, int64_t count) {
     if (rows % count != 0 && pipeline.is_file()) {  // which says how many there are
       recipe.refuse("train.global_batch",
@@ -177,6 +178,10 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
 
 }  // namespace
 
+int64_t row_parts(const Recipe& recipe) {
+  return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
+}
+
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   const auto dp = static_cast<int>(dp_of(recipe, num_ranks));
   check_split(recipe);
@@ -208,7 +213,7 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {
   }
   const int64_t rows = batch / plan.dp;
   plan.micro_batch = recipe.train.micro_batch > 0 ? recipe.train.micro_batch : rows;
-  const int64_t parts = recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
+  const int64_t parts = row_parts(recipe);
   if (recipe.pipeline.is_used() && rows % plan.micro_batch == 0) {
     plan.micro_batch = rows / pipeline_micro_batches(recipe, rows, parts);
   }

@@ -43,12 +43,9 @@ struct Rehearsed {
   void advance(Stepper& by, int64_t num_micro_batches, int64_t num_steps = 1);
 };
 
-/// No message ever comes: what waits for some is rehearsed with a barrier.
 std::unique_ptr<Stepper> Rehearsed::stepper_of(int64_t num_micro_batches) {
   StepperInputs inputs = stepper_inputs(trained, recipe, num_micro_batches);
-  const bool rehearses =
-      std::ranges::all_of(techniques_of(recipe), [](const Setting& each) { return each.has(Trait::rehearses); });
-  if (!rehearses) return make_sync_stepper(inputs);
+  if (!rehearses_own_steps(recipe)) return make_sync_stepper(inputs);
   return make_stepper(std::move(inputs), recipe);
 }
 
@@ -153,6 +150,10 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
     }
     return steps;
   });
+}
+
+bool rehearses_own_steps(const Recipe& recipe) {
+  return std::ranges::all_of(techniques_of(recipe), [](const Setting& each) { return each.has(Trait::rehearses); });
 }
 
 std::vector<int> telling_ranks(const Recipe& recipe, int num_ranks) {

@@ -24,6 +24,9 @@ namespace caravan {
 Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int rank, int ranks_per_host = 0,
                    const std::shared_ptr<RecordedNumbers>& numbers = std::make_shared<RecordedNumbers>());
 
+/// Whether a rehearsal steps as a run does: else what waits for messages is rehearsed with a barrier.
+bool rehearses_own_steps(const Recipe& recipe);
+
 /// Ranks among which is one that needs the most memory: all of few ranks; else the first and the last on the axis dp,
 /// where servers come first, of one coordinate of the pipeline of those that hold the same number of layers: the one
 /// that keeps the most activations. Throws UsageError as plan_batch.
