@@ -1,5 +1,6 @@
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -20,8 +21,9 @@ int train(const TrainArguments& arguments) {
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
   const RankInfo info = RankInfo::from_environment();
   std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training: see Progress
-  // On a second signal a launcher kills its ranks itself.
-  const StopSignal signal(info.world_size > 1 ? StopSignal::Second::is_ignored : StopSignal::Second::ends_at_once);
+  // A process that waits for other ranks has nothing to save: until they have met, a signal ends it.
+  std::optional<StopSignal> signal;
+  if (info.world_size == 1) signal.emplace(StopSignal::Second::ends_at_once);
   const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, plan)});
   const TrainOptions options{.recipe = recipe,
                              .folders = data_folders(recipe.folder),
@@ -32,8 +34,10 @@ int train(const TrainArguments& arguments) {
                              .dump_steps = arguments.dump_steps,
                              .trace_file = arguments.trace_file,
                              .trace_steps = arguments.trace_steps,
-                             .stop_requested = [&signal] { return signal.requested(); }};
+                             .stop_requested = [&signal] { return signal->requested(); }};
   run_recipe_ranks(recipe, plan, start_facts(recipe, options), [&](const std::shared_ptr<Communicator>& world) {
+    // On a second signal a launcher kills its ranks itself.
+    if (!signal) signal.emplace(StopSignal::Second::is_ignored);
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();
     TrainOptions own = options;
