@@ -19,7 +19,6 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
     for (const auto& value : values) changes.push_back({fmt::format("{}={}", key, value)});
   };
   const BatchPlan plan = plan_batch(recipe, num_ranks);
-  using Texts = std::vector<std::string>;
   using Numbers = std::vector<int64_t>;
   const auto add_entries = [&](std::string_view family, int64_t ranks) {
     for (const std::string& name : names_of(family)) {
@@ -34,8 +33,11 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
     }
   };
   add_entries("data_parallel", plan.dp);
-  add("data_parallel.accumulate", Texts{"sharded", "full"});
-  add("data_parallel.reshard_after_forward", Texts{"true", "false"});
+  for (const SettingKey& key : recipe.data_parallel.entry().keys) {
+    for (const RecipeValue& choice : key.kind.choices) {
+      changes.push_back({fmt::format("{}={}", recipe.data_parallel.full_name(key.name), to_toml(choice))});
+    }
+  }
   const auto add_degree = [&](const std::string& axis, int64_t degree) {
     for (const int64_t other : {degree * 2, degree / 2}) {
       const int64_t others = ranks_per_replica(recipe) / degree * other;

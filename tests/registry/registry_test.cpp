@@ -165,7 +165,7 @@ TEST(Composition, PowerSgdAloneNeedsTheSameThreads) {
 /// What says nothing of itself is refused, never assumed to work.
 TEST(Composition, UnknownTraitsAreRefused) {
   EXPECT_THAT(Entry{}.traits(Setting("data_parallel")).has, IsEmpty());
-  for (const Trait trait : all_traits()) {
+  for (const Trait trait : usual_traits()) {
     EXPECT_TRUE(Setting("data_parallel").has(trait)) << "a trait that ddp lacks";
   }
 }

@@ -286,7 +286,7 @@ std::vector<std::string> left_out_of_proof(const Recipe& recipe) {
   const PrecisionChoice& precision = recipe.precision;
   if (precision.gradients != "fp32") names.push_back("gradients in " + precision.gradients);
   if (precision.reduced_in() != precision.gradients) names.push_back("reductions in " + precision.reduced_in());
-  if (!recipe.hook.is_first()) names.push_back("hook " + recipe.hook.name());
+  if (!recipe.hook.is_none()) names.push_back("hook " + recipe.hook.name());
   return names;
 }
 

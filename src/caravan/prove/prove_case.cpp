@@ -26,7 +26,7 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   if (!choice.data_parallel.has(Trait::whole_gradient)) name += " run synchronously";
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
   if (!left_out.empty()) name += " without " + join(left_out);
-  if (!choice.recompute.is_first()) name += " with recompute " + choice.recompute.name();
+  if (!choice.recompute.is_none()) name += " with recompute " + choice.recompute.name();
   return choice.pipeline.is_used() ? choice.pipeline.name() + " with " + name : name;
 }
 

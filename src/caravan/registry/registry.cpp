@@ -55,16 +55,14 @@ const SettingKey* listed(const Entry& entry, std::string_view key) {
 
 }  // namespace
 
-std::set<Trait> all_traits() {
-  std::set<Trait> all;
-  for (auto trait = static_cast<uint8_t>(Trait::whole_gradient);
-       trait <= static_cast<uint8_t>(Trait::threads_may_differ); ++trait) {
-    all.insert(static_cast<Trait>(trait));
-  }
-  return all;
+std::set<Trait> usual_traits() {
+  return {Trait::whole_gradient,    Trait::clips_norm,      Trait::scales_loss,       Trait::rounds_gradients,
+          Trait::rounds_reductions, Trait::bounded_lead,    Trait::ties_weights,      Trait::splits_layers,
+          Trait::splits_stages,     Trait::runs_processes,  Trait::whole_weights,     Trait::all_reduces,
+          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ};
 }
 
-Traits all_traits_of(const Setting&) { return {.has = all_traits()}; }
+Traits usual_traits_of(const Setting&) { return {.has = usual_traits()}; }
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
@@ -95,7 +93,7 @@ const Entry& first_of(std::string_view family) {
       .family = "",
       .name = "none",
       .summary = "",
-      .traits = all_traits_of,
+      .traits = usual_traits_of,
       .check_model = [](const Setting& setting, int64_t ranks, const ModelConfig&, const SplitParts&) {
         if (ranks == 1) return std::optional<Misfit>();
         return std::optional(

@@ -67,6 +67,8 @@ struct Entry {
   std::function<std::string(const Setting&, const ModelConfig& model)> note = [](const Setting&, const ModelConfig&) {
     return std::string();
   };
+  /// The choice of doing nothing: "none".
+  bool is_none = false;
   /// Of recomputation: stages of a pipeline keep their inputs alone, and their second forward is a pass of the
   /// schedule.
   bool repeats_stages = false;

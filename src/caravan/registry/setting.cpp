@@ -76,6 +76,8 @@ const RecipeValue& Setting::value(std::string_view key) const {
 
 bool Setting::is_first() const { return entry_ == &first_of(family_->name); }
 
+bool Setting::is_none() const noexcept { return entry_->is_none; }
+
 bool Setting::reads(std::string_view key) const {
   return std::ranges::any_of(entry_->keys, [&](const SettingKey& each) { return each.name == key; });
 }

@@ -38,6 +38,8 @@ class Setting {
   const std::string& name() const noexcept;
   /// It is the first of its family: the default.
   bool is_first() const;
+  /// Of the families that have such a choice: nothing is done.
+  bool is_none() const noexcept;
   /// The entry lists the key.
   bool reads(std::string_view key) const;
   /// Another entry of the family; the values stay.

@@ -41,9 +41,10 @@ struct Traits {
   std::vector<std::pair<std::string, std::string>> instead{};
 };
 
-/// All traits.
-std::set<Trait> all_traits();
-/// Of an entry whose ranks step together and hold whole weights: it stands beside everything.
-Traits all_traits_of(const Setting& setting);
+/// Those of ranks that step together and hold whole weights, as under DDP. A new trait joins them once all entries that
+/// take them are known to have it.
+std::set<Trait> usual_traits();
+/// Of an entry that has these and asks for nothing.
+Traits usual_traits_of(const Setting& setting);
 
 }  // namespace caravan

@@ -42,10 +42,11 @@ ValueKind real_number(Range range) {
 }
 
 ValueKind true_or_false() {
-  return {[](const RecipeValue& given, RecipeValue& taken) -> std::string {
-    taken = given;
-    return std::holds_alternative<bool>(given) ? "" : is_not(given, "true or false");
-  }};
+  return {.take = [](const RecipeValue& given, RecipeValue& taken) -> std::string {
+            taken = given;
+            return std::holds_alternative<bool>(given) ? "" : is_not(given, "true or false");
+          },
+          .choices = {true, false}};
 }
 
 ValueKind any_text() {
@@ -56,12 +57,14 @@ ValueKind any_text() {
 }
 
 ValueKind one_of(std::vector<std::string> choices) {
-  return {[choices = std::move(choices)](const RecipeValue& given, RecipeValue& taken) -> std::string {
-    taken = given;
-    const auto* word = std::get_if<std::string>(&given);
-    if (word == nullptr) return is_not(given, "a string");
-    return std::ranges::find(choices, *word) == choices.end() ? not_one_of(*word, choices) : "";
-  }};
+  std::vector<RecipeValue> all(choices.begin(), choices.end());
+  return {.take = [choices = std::move(choices)](const RecipeValue& given, RecipeValue& taken) -> std::string {
+            taken = given;
+            const auto* word = std::get_if<std::string>(&given);
+            if (word == nullptr) return is_not(given, "a string");
+            return std::ranges::find(choices, *word) == choices.end() ? not_one_of(*word, choices) : "";
+          },
+          .choices = std::move(all)};
 }
 
 ValueKind list_of_texts() {

@@ -41,7 +41,7 @@ SettingKey reshard_key() {
 }
 
 std::set<Trait> traits_of_shards() {
-  std::set<Trait> traits = all_traits();
+  std::set<Trait> traits = usual_traits();
   traits.erase(Trait::whole_weights);
   traits.erase(Trait::all_reduces);
   return traits;

@@ -8,7 +8,7 @@ Entry ddp_entry() {
           .summary = "every rank holds the whole model; gradients are all-reduced",
           .paper = "Li et al., \"PyTorch distributed\", VLDB 2020",
           .keys = {bucket_bytes_key()},
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 }  // namespace caravan

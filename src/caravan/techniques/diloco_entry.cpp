@@ -22,7 +22,7 @@ Entry diloco_entry() {
           .keys = {bucket_bytes_key(), local_steps, outer_lr, outer_momentum},
           .traits =
               [](const Setting& setting) {
-                Traits traits{.has = all_traits(),
+                Traits traits{.has = usual_traits(),
                               .because = "replicas of " + setting.name() + " have gradients of their own"};
                 for (const Trait lacking :
                      {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions, Trait::all_reduces}) {

@@ -20,7 +20,7 @@ Entry gpipe_entry() {
           .summary = "all forwards, then all backwards",
           .paper = "Huang et al., arXiv 1811.06965",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Bubble (p-1)(F+B+W), activations m.

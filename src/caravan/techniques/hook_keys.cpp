@@ -4,7 +4,7 @@ namespace caravan {
 
 Traits traits_of_residuals(const std::string& name, const std::string& sends) {
   Traits traits{
-      .has = all_traits(),
+      .has = usual_traits(),
       .needs = {{Trait::all_reduces, "hook \"" + name +
                                          "\" compresses the all-reduce of whole gradients, and keeps 4 bytes a "
                                          "parameter on every rank; what sends otherwise may round: precision.reduce"}},

@@ -51,7 +51,7 @@ Entry interleaved_entry() {
           .summary = "1f1b over several stages a rank",
           .paper = "Narayanan et al., arXiv 2104.04473",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Stage s is on rank s % p, and groups of p micro-batches go through one after another. Bubble (p-1)(F+B+W) of one of

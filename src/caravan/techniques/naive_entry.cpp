@@ -16,7 +16,7 @@ Entry naive_entry() {
           .name = "naive",
           .summary = "one micro-batch at a time is in the whole pipeline",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Model parallelism without a pipeline. Bubble m (p-1)(F+B+W), activations 1.

@@ -6,7 +6,8 @@ Entry no_recompute_entry() {
   return {.family = "recompute",
           .name = "none",
           .summary = "what forward computes is kept for backward",
-          .traits = all_traits_of};
+          .traits = usual_traits_of,
+          .is_none = true};
 }
 
 }  // namespace caravan

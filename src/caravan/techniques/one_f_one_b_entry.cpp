@@ -9,7 +9,7 @@ Entry one_f_one_b_entry() {
           .summary = "a backward as soon as its gradient is there, and a forward in between",
           .paper = "Narayanan et al., arXiv 2104.04473",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Bubble (p-1)(F+B+W), activations min(p-s, m) on stage s.

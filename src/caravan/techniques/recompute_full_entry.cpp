@@ -7,7 +7,7 @@ Entry recompute_full_entry() {
           .name = "full",
           .summary = "every block keeps its input alone, but neither embedding nor head",
           .paper = "Chen et al., arXiv 1604.06174",
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 }  // namespace caravan

@@ -33,7 +33,7 @@ Entry recompute_modules_entry() {
                       const auto* patterns = std::get_if<std::vector<std::string>>(&given);
                       return patterns == nullptr ? is_not(given, "a list of modules") : wrong_with_patterns(*patterns);
                     }}}},
-          .traits = all_traits_of,
+          .traits = usual_traits_of,
           .by_list = "a list of modules such as [\"blocks.*\"]"};
 }
 

@@ -7,7 +7,7 @@ Entry recompute_selective_entry() {
           .name = "selective",
           .summary = "the cores of attention keep their inputs alone",
           .paper = "Korthikanti et al., arXiv 2205.05198",
-          .traits = all_traits_of,
+          .traits = usual_traits_of,
           .note = [](const Setting&, const ModelConfig& model) -> std::string {
             return model.dropout > 0 ? ""
                                      : "memory.recompute = \"selective\" saves next to nothing without model.dropout: "

@@ -7,7 +7,7 @@ Entry recompute_stage_entry() {
           .name = "stage",
           .summary = "every stage of a pipeline keeps its inputs alone; its second forward is a pass of the schedule",
           .paper = "Huang et al., arXiv 1811.06965",
-          .traits = all_traits_of,
+          .traits = usual_traits_of,
           .check = [](const Setting& setting, int64_t stages) -> std::optional<Misfit> {
             if (stages > 1) return std::nullopt;
             return Misfit{setting.full_name(), "\"stage\" is used with mesh.pp above 1 only", "use \"full\""};

@@ -9,7 +9,7 @@ Entry zb_h1_entry() {
           .summary = "weight gradients wait, and fill the bubble; the activations of 1f1b",
           .paper = "Qi et al., arXiv 2401.10241",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Holds the activations of 1F1B's first stage, p, on every rank. Bubble (p-1)(F+B-W) if m is at least p, and W no

@@ -9,7 +9,7 @@ Entry zb_h2_entry() {
           .summary = "weight gradients wait, and fill the bubble; twice the activations of 1f1b",
           .paper = "Qi et al., arXiv 2401.10241",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Holds 2p-1 activations. If m is at least that, a rank waits (p-1)(F+B-2W) at most between its first and its last

@@ -56,7 +56,7 @@ Entry zb_v_entry() {
           .summary = "two stages a rank, in a V, and no bubble",
           .paper = "Qi et al., arXiv 2405.15362",
           .keys = schedule_keys(),
-          .traits = all_traits_of};
+          .traits = usual_traits_of};
 }
 
 /// Rank r holds the stages r and 2p-1-r, so the loss is on rank 0. No rank waits between its first and its last pass if

@@ -94,15 +94,17 @@ std::vector<RecipeKey> family_keys(std::string_view name, const Field<Setting>& 
   const Entry* by_list = entry_by_list(name);
   const std::string or_list = by_list == nullptr ? "" : ", or " + by_list->by_list;
   const auto full = [&](std::string_view key) { return std::string(family.section) + "." + std::string(key); };
-  std::vector<RecipeKey> keys{
-      {{full(family.key), family.on_resume},
-       std::string(family.help) + ": " + join(names_of(name)) + or_list,
-       [setting](const Recipe& recipe) -> RecipeValue {
-         const Setting& chosen = read(setting, recipe);
-         if (chosen.entry().by_list.empty()) return chosen.name();
-         return chosen.value(chosen.entry().keys.front().name);
-       },
-       [setting](Recipe& recipe, const RecipeValue& value) { return choose(setting(recipe), value); }}};
+  std::vector<RecipeKey> keys;
+  if (!family.key.empty()) {
+    keys.push_back({{full(family.key), family.on_resume},
+                    std::string(family.help) + ": " + join(names_of(name)) + or_list,
+                    [setting](const Recipe& recipe) -> RecipeValue {
+                      const Setting& chosen = read(setting, recipe);
+                      if (chosen.entry().by_list.empty()) return chosen.name();
+                      return chosen.value(chosen.entry().keys.front().name);
+                    },
+                    [setting](Recipe& recipe, const RecipeValue& value) { return choose(setting(recipe), value); }});
+  }
   for (const SettingKey& key : keys_of(name)) {
     if (by_list != nullptr && key.name == by_list->keys.front().name) continue;
     keys.push_back(

@@ -74,7 +74,8 @@ std::vector<RecipeKey> parallel_keys() {
   for (const auto& part :
        {family_keys("data_parallel", FIELD(data_parallel)), family_keys("hook", FIELD(hook)),
         split_keys("tensor_parallel", FIELD(tensor_parallel)), split_keys("context_parallel", FIELD(context_parallel)),
-        pipeline_keys(), family_keys("recompute", FIELD(memory.recompute))})
+        split_keys("expert_parallel", FIELD(expert_parallel)), pipeline_keys(),
+        family_keys("recompute", FIELD(memory.recompute))})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

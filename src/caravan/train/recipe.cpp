@@ -56,8 +56,12 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
     notes.push_back(
         "model.dropout is above 0: attention over a ring gathers keys and values instead of passing them on");
   }
-  for (const Setting& technique : techniques_of(recipe)) {
-    std::string note = technique.entry().note(technique, recipe.model);
+  std::vector<Setting> chosen = techniques_of(recipe);
+  for (const Split* split : {&recipe.tensor_parallel, &recipe.context_parallel, &recipe.expert_parallel}) {
+    if (split->is_used()) chosen.push_back(split->kind);
+  }
+  for (const Setting& setting : chosen) {
+    std::string note = setting.entry().note(setting, recipe.model);
     if (!note.empty()) notes.push_back(std::move(note));
   }
   return notes;
