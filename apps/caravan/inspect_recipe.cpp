@@ -87,13 +87,16 @@ int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
   return num_ranks <= most_local_ranks() ? num_ranks : 0;
 }
 
+/// As `train` takes them where this machine's cores are those of each host: libraries that multiply use more memory
+/// with more of them.
+int threads_of_rank(const Recipe& recipe, int num_ranks, int per_host) {
+  return threads_per_rank(recipe, per_host > 0 ? std::min(per_host, num_ranks) : num_ranks);
+}
+
 void print_verdict(const MemoryPlan& memory, double sent) {
-  const bool fits = memory.peak_bytes() <= memory.limit_bytes;
-  fmt::print("{}: {}; sends {} a step\n",
-             memory.limit_bytes == 0 ? "needs"
-             : fits                  ? "fits"
-                                     : "does not fit",
-             memory_text(memory), format_bytes(static_cast<int64_t>(sent)));
+  const char* verdict = !memory.fits() ? "does not fit" : memory.limit_bytes > 0 ? "fits" : "needs";
+  fmt::print("{}: {}; sends {} a step\n", verdict, memory.fits() ? memory_text(memory) : memory_needs(memory),
+             format_bytes(static_cast<int64_t>(sent)));
 }
 
 void print_facts(const Inspected& of, const MemoryPlan& memory) {
@@ -246,7 +249,7 @@ void print_neighbours(const InspectArguments& arguments, const Inspected& of, co
 
 void print_notes(const Inspected& of, const MemoryPlan& memory) {
   std::vector<std::string> notes = recipe_notes(of.recipe);
-  if (!memory_note(memory).empty()) notes.push_back("memory: " + memory_text(memory));
+  if (!memory.fits()) notes.push_back("memory: " + memory_advice(memory));
   const MoeConfig& moe = of.recipe.model.moe;
   if (moe.is_used()) {
     const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
@@ -260,7 +263,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
   if (!rehearses_own_steps(of.recipe)) {
     notes.push_back(
         "servers without a barrier are rehearsed with one: a worker's push is counted as a reduction, its pull as a "
-        "gather");
+        "gather; memory is that of all messages that may be in flight at once");
   }
   if (of.recipe.pipeline.is_used() && of.recipe.pipeline.measures()) {
     notes.push_back("stages are rehearsed as cut by FLOPs; the run measures what layers cost");
@@ -272,7 +275,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
 
 int inspect_recipe(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
-  const Runtime runtime;
+  const Runtime runtime({.intra_op_threads = threads_of_rank(recipe, ranks.num_ranks, arguments.per_host)});
   Inspected of{.recipe = std::move(recipe),
                .vocabulary = {},
                .num_ranks = ranks.num_ranks,

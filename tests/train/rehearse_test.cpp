@@ -25,8 +25,8 @@ Recipe small(const Keys& more) {
   return parse_recipe("", "test", keys);
 }
 
-/// What `rank` sends in a step, the mean of those between the second and the third boundary, with all micro-batches.
-double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
+/// What `rank` sends in a step with all micro-batches, the mean of the steps to a boundary or of the whole run.
+double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank, bool of_run = false) {
   ModelConfig config = recipe.model;
   config.vocabulary = kVocabulary;
   Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), mesh_axes(recipe, num_ranks));
@@ -42,11 +42,14 @@ double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank) {
   const auto batch_of = [&](int64_t step) {
     return make_rank_batch(*trained.engine, source, step, recipe.train.global_batch);
   };
-  const int64_t steps = stepper->steps_at_once();
-  stepper->advance(steps, batch_of, nullptr);
+  stepper->advance(stepper->steps_at_once(), batch_of, nullptr);  // sends more
+  stepper->start_at(0, {});
   const int64_t before = trained.engine->mesh().bytes_sent();
-  stepper->advance(2 * steps, batch_of, nullptr);
-  return static_cast<double>(trained.engine->mesh().bytes_sent() - before) / static_cast<double>(steps);
+  const int64_t end = of_run ? recipe.train.steps : stepper->steps_at_once();
+  while (stepper->step() < end) {
+    stepper->advance(of_run ? next_due(recipe, stepper->step(), end) : end, batch_of, nullptr);
+  }
+  return static_cast<double>(trained.engine->mesh().bytes_sent() - before) / static_cast<double>(end);
 }
 
 /// Of two ranks each of which has half of the experts, one gets at most twice as many tokens: as if it had a batch of
@@ -81,8 +84,8 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
       {2, {"mesh.cp=2"}},
       {4, {"mesh.tp=2", "data_parallel.technique=zero1", "memory.recompute=full"}},
       {2, {"mesh.ep=2", "moe.experts=4", "moe.balance=batch", "train.micro_batch=2"}},
-      {3, {"data_parallel.technique=diloco", "data_parallel.local_steps=7"}},
-      {4, {"mesh.tp=2", "data_parallel.technique=diloco", "data_parallel.local_steps=5"}},
+      {3, {"data_parallel.technique=diloco", "data_parallel.local_steps=7", "train.steps=7"}},
+      {4, {"mesh.tp=2", "data_parallel.technique=diloco", "data_parallel.local_steps=5", "train.steps=20"}},
   };
   for (const auto& [ranks, keys] : cases) {
     Keys all{"train.micro_batch=1"};
@@ -115,6 +118,42 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
         .bytes_sent("dp");
   };
   EXPECT_NEAR(sent("100"), 2 * sent("200"), 1e-6 * sent("100"));
+  // Rounds of 4, 1, 3, 2 and 2 steps.
+  const Recipe uneven = small({"data_parallel.technique=diloco", "data_parallel.local_steps=5", "train.eval_every=4",
+                               "checkpoint.every=0", "train.steps=12"});
+  EXPECT_NEAR(rehearse(uneven, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(uneven, 2, 0, true), 0.01);
+}
+
+/// A copy of the checkpoint has what the stepper keeps.
+TEST(Rehearse, CopiesTheStateOfTheStepper) {
+  const auto peak = [](const char* momentum, const char* async, int rank = 0) {
+    return rehearse(small({"data_parallel.technique=diloco", "train.micro_batch=1", "optimizer.kind=sgd",
+                           std::string("data_parallel.outer_momentum=") + momentum,
+                           std::string("checkpoint.async=") + async}),
+                    kVocabulary, 2, rank)
+        .peak;
+  };
+  const int64_t momentum = peak("0.9", "false").state() - peak("0", "false").state();
+  EXPECT_GT(momentum, 4 * 2 * 12 * 32 * 32);
+  int64_t copied = 0;  // by both ranks, which share the work
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto copy = [&](const char* of) { return peak(of, "true", rank).total() - peak(of, "false", rank).total(); };
+    copied += copy("0.9") - copy("0");
+  }
+  EXPECT_NEAR(static_cast<double>(copied), static_cast<double>(momentum), 0.01 * static_cast<double>(momentum));
+}
+
+/// Workers without a barrier: all gradients of a step, and a push and all values for each other worker of a server.
+TEST(Rehearse, HoldsWhatServersWithoutABarrierMaySend) {
+  const auto peak = [](const char* mode, int rank) {
+    return rehearse(small({"data_parallel.technique=param_server", "data_parallel.servers=1", "optimizer.clip_norm=0",
+                           std::string("data_parallel.mode=") + mode}),
+                    kVocabulary, 3, rank)
+        .peak.total();
+  };
+  const int64_t parameters = small({}).model.num_parameters() + 32 * kVocabulary;
+  EXPECT_GE(peak("async", 1) - peak("sync", 1), 4 * parameters);
+  EXPECT_GE(peak("async", 0) - peak("sync", 0), 4 * parameters + 2 * 4 * parameters);
 }
 
 /// The memory of a replica does not depend on how long a round is.

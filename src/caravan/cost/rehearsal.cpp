@@ -226,7 +226,7 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
     rehearsal.sent = values(sums);
     for (SentCalls& calls : rehearsal.sent) {
       for (double* number : {&calls.calls, &calls.bytes, &calls.exposed_bytes}) {
-        *number /= static_cast<double>(steps.num_steps);
+        *number /= steps.num_steps;
       }
     }
   }

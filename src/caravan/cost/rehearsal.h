@@ -62,7 +62,7 @@ struct RehearsedSteps {
   };
   std::function<void()> step;  ///< the whole step of this rank, or some of what repeats in it
   std::vector<Shorter> shorter{};
-  int64_t num_steps = 1;  ///< that the real one does at once; what is sent is that of one
+  double num_steps = 1;  ///< that the real one does at once, the mean; what is sent is that of one
 };
 
 struct RehearsedWorld {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <c10/core/ScalarType.h>
+
 namespace caravan {
 namespace {
 
@@ -59,6 +61,20 @@ std::unique_ptr<Stepper> make_async_stepper(const StepperInputs& inputs, AsyncOp
   options.clip_norm = inputs.options.clip_norm;
   options.learning_rate = [rate = inputs.learning_rate](int64_t step) { return rate.at(step); };
   return std::make_unique<AsyncStepper>(inputs, options);
+}
+
+int64_t most_bytes_in_flight(const Engine& engine) {
+  const FlatState& state = engine.state();
+  const auto of_gradients = static_cast<int64_t>(c10::elementSize(state.gradients.scalar_type()));
+  int64_t pushed = 0, received = 0, answered = 0;
+  for (const Bucket& bucket : state.layout.buckets()) {
+    if (!bucket.is_trained) continue;
+    const at::Tensor& leaf = state.kept_leaves[static_cast<size_t>(bucket.index)];
+    pushed += bucket.leaf_count * of_gradients;
+    received = std::max(received, bucket.rest_count * of_gradients);
+    answered += bucket.rest_count * leaf.element_size();
+  }
+  return pushed + (engine.mesh().size() - 1) * (received + answered);
 }
 
 }  // namespace caravan

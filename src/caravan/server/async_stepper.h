@@ -10,4 +10,8 @@ namespace caravan {
 /// rank of the mesh calls it. Without clocks of as many ranks, all have those of the slowest. Throws as AsyncTrainer.
 std::unique_ptr<Stepper> make_async_stepper(const StepperInputs& inputs, AsyncOptions options);
 
+/// The most that this rank may hold of messages at once: all gradients of a step of its worker, and, for each other
+/// worker, the largest push to its server and all values of that in answers.
+int64_t most_bytes_in_flight(const Engine& engine);
+
 }  // namespace caravan

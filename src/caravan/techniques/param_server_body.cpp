@@ -29,6 +29,8 @@ std::unique_ptr<Stepper> make_server_stepper(StepperInputs inputs, const Setting
 
 }  // namespace
 
-TechniqueBody param_server_body() { return {.apply = apply_servers, .make_stepper = make_server_stepper}; }
+TechniqueBody param_server_body() {
+  return {.apply = apply_servers, .make_stepper = make_server_stepper, .most_in_flight = most_bytes_in_flight};
+}
 
 }  // namespace caravan

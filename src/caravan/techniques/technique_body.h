@@ -41,6 +41,9 @@ struct TechniqueBody {
   std::function<std::unique_ptr<Stepper>(StepperInputs inputs, const Setting&, std::chrono::milliseconds timeout)>
       make_stepper =
           [](StepperInputs, const Setting&, std::chrono::milliseconds) { return std::unique_ptr<Stepper>(); };
+  /// Of a way of stepping that is not rehearsed (Trait::rehearses): bytes that a rank may hold beside what a step with
+  /// a barrier does.
+  std::function<int64_t(const Engine&)> most_in_flight = [](const Engine&) { return int64_t{0}; };
 };
 
 /// What the plan of a split goes by, beside its setting. Its axis is factored as its entry says.

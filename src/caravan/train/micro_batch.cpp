@@ -66,20 +66,22 @@ std::vector<int64_t> of_ranks(Communicator& world, int64_t mine) {
 
 }  // namespace
 
-std::string memory_note(const MemoryPlan& plan) {
-  const auto limit = static_cast<double>(plan.limit_bytes);
-  const auto peak = static_cast<double>(plan.peak_bytes());
-  if (plan.limit_bytes <= 0 || peak <= kUsedShare * limit) return "";
-  if (peak <= limit) return "close to the limit";
-  return plan.micro_batch > 1 ? "it may not fit; lower train.micro_batch, or set it to \"auto\""
-                              : "it may not fit; use a smaller model or context";
+std::string memory_advice(const MemoryPlan& plan) {
+  if (plan.fits()) return "";
+  return plan.micro_batch > 1 ? "lower train.micro_batch, or set it to \"auto\"" : "use a smaller model or context";
+}
+
+std::string memory_needs(const MemoryPlan& plan) {
+  const std::string of = plan.limit_bytes > 0 ? " of " + format_bytes(plan.limit_bytes) : "";
+  return fmt::format("{}{} per rank at most, rank {} in {}", text_of(plan.peak_bytes()), of, plan.fullest.rank,
+                     plan.fullest.event);
 }
 
 std::string memory_text(const MemoryPlan& plan) {
-  const std::string of = plan.limit_bytes > 0 ? " of " + format_bytes(plan.limit_bytes) : "";
-  const std::string note = memory_note(plan);
-  return fmt::format("{}{} per rank at most, rank {} in {}{}", text_of(plan.peak_bytes()), of, plan.fullest.rank,
-                     plan.fullest.event, note.empty() ? "" : ": " + note);
+  if (!plan.fits()) return memory_needs(plan) + ": it may not fit; " + memory_advice(plan);
+  const bool has_spare = plan.limit_bytes <= 0 ||
+                         static_cast<double>(plan.peak_bytes()) <= kUsedShare * static_cast<double>(plan.limit_bytes);
+  return memory_needs(plan) + (has_spare ? "" : ": close to the limit");
 }
 
 MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before,

@@ -30,20 +30,22 @@ struct MemoryPlan {
   int64_t limit_bytes = 0;     ///< the rank's share of the host's memory; 0: unknown
   bool is_chosen = false;      ///< train.micro_batch was "auto"
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
+  bool fits() const noexcept { return limit_bytes <= 0 || peak_bytes() <= limit_bytes; }
 };
 
-/// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1", and whether that is close to the
-/// limit or above it.
+/// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1".
+std::string memory_needs(const MemoryPlan& plan);
+/// What to do if it does not fit; else "".
+std::string memory_advice(const MemoryPlan& plan);
+/// Both, and whether that is close to the limit.
 std::string memory_text(const MemoryPlan& plan);
-/// The second half of memory_text: what the user should know; "" if there is memory to spare.
-std::string memory_note(const MemoryPlan& plan);
 
 /// The fullest rank with so many sequences in a micro-batch.
 using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 
 /// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number of train.micro_batch is taken
-/// as it is, also if its peak exceeds the limit: see memory_note. "auto" becomes `before`, the number of the checkpoint
-/// that is resumed (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run
+/// as it is, also if its peak exceeds the limit. "auto" becomes `before`, the number of the checkpoint that is resumed
+/// (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run
 /// has the same sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks
 /// for few peaks. Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help:
 /// parameters, gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.

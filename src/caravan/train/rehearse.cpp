@@ -8,12 +8,14 @@
 
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/memory_counter.h"
 #include "caravan/checkpoint/background_save.h"
 #include "caravan/checkpoint/state_checkpoint.h"
 #include "caravan/parallel/pipeline_schedule.h"
 #include "caravan/plan/stages.h"
 #include "caravan/registry/registry.h"
 #include "caravan/step/batch.h"
+#include "caravan/techniques/technique_body.h"
 #include "caravan/train/trained_model.h"
 
 namespace caravan {
@@ -21,6 +23,8 @@ namespace {
 
 constexpr int64_t kMicroBatches = 3;  ///< the first, one of those between, the last
 constexpr int kAllRanks = 8;          ///< so many are all looked at
+
+at::Tensor bytes(int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).device(at::kMeta)); }
 
 /// What lives as long as the steps.
 struct Rehearsed {
@@ -30,7 +34,7 @@ struct Rehearsed {
   TrainedModel trained;
   std::unique_ptr<Stepper> stepper{};
   std::unique_ptr<Stepper> shorter{};
-  at::Tensor copy{};  ///< of the checkpoint
+  at::Tensor copy{};  ///< of the checkpoint, where one is written in the background
 
   Rehearsed(Recipe of, const ModelConfig& config, Mesh on)
       : recipe(std::move(of)),
@@ -39,14 +43,25 @@ struct Rehearsed {
         trained(recipe, config, mesh, {}, at::kMeta) {}
 
   std::unique_ptr<Stepper> stepper_of(int64_t num_micro_batches);
+  int64_t most_in_flight() const;
   TrainBatch batch(int64_t step, int64_t num_micro_batches) const;
-  void advance(Stepper& by, int64_t num_micro_batches, int64_t num_steps = 1);
+  void advance(Stepper& by, int64_t num_micro_batches, int64_t num_steps);
+  void run(int64_t num_micro_batches, int64_t num_steps);
 };
 
 std::unique_ptr<Stepper> Rehearsed::stepper_of(int64_t num_micro_batches) {
   StepperInputs inputs = stepper_inputs(trained, recipe, num_micro_batches);
   if (!rehearses_own_steps(recipe)) return make_sync_stepper(inputs);
   return make_stepper(std::move(inputs), recipe);
+}
+
+/// Of messages that no rehearsed step has.
+int64_t Rehearsed::most_in_flight() const {
+  int64_t bytes = 0;
+  for (const Setting& technique : techniques_of(recipe)) {
+    if (!technique.has(Trait::rehearses)) bytes += body_of(technique).most_in_flight(*trained.engine);
+  }
+  return bytes;
 }
 
 /// All rows of the rank, of which the step takes those of so many micro-batches.
@@ -72,6 +87,36 @@ void Rehearsed::advance(Stepper& by, int64_t num_micro_batches, int64_t num_step
   const auto batch_of = [&](int64_t step) { return batch(step, num_micro_batches); };
   by.start_at(0, {});  // so that a window or a round begins
   by.advance(num_steps, batch_of, nullptr);
+}
+
+/// With all that is there beside the step.
+void Rehearsed::run(int64_t num_micro_batches, int64_t num_steps) {
+  at::Tensor messages;
+  {
+    const MemoryKindScope kind(MemoryKind::buffers);
+    messages = bytes(most_in_flight());
+  }
+  advance(*stepper, num_micro_batches, num_steps);
+  if (!recipe.checkpoint.async || copy.defined()) return;
+  copy = bytes(BackgroundSave::bytes_of_copy(checkpoint_pieces(trained.tensors, mesh)));
+}
+
+/// Steps between boundaries of a stepper, in the first million of the run.
+struct Stretches {
+  double mean = 1;
+  int64_t longest = 1;
+};
+Stretches stretches_of(const Recipe& recipe, int64_t steps_at_once) {
+  constexpr int64_t kMost = 1'000'000;
+  if (steps_at_once == 1) return {};
+  const int64_t end = std::clamp<int64_t>(recipe.train.steps, 1, kMost);
+  int64_t count = 0, longest = 1;
+  for (int64_t step = 0; step < end; ++count) {
+    const int64_t next = std::min(next_due(recipe, step, end), (step / steps_at_once + 1) * steps_at_once);
+    longest = std::max(longest, next - step);
+    step = next;
+  }
+  return {static_cast<double>(end) / static_cast<double>(count), longest};
 }
 
 /// Of the coordinates of the pipeline that hold as many layers, embedding and head, the one that keeps the most.
@@ -126,27 +171,19 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
     const auto made = std::make_shared<Rehearsed>(recipe, config, mesh);
     const int64_t few = recipe.pipeline.is_used() ? micro_batches : std::min(micro_batches, kMicroBatches);
     made->stepper = made->stepper_of(few);
-    const int64_t end = next_due(recipe, 0, std::max<int64_t>(recipe.train.steps, 1));
-    const int64_t num_steps = std::min(made->stepper->steps_at_once(), end);
-    const int64_t few_steps = std::min(num_steps, made->stepper->enough_steps());
-    RehearsedSteps steps{.step =
-                             [made, few, few_steps, copies = recipe.checkpoint.async] {
-                               made->advance(*made->stepper, few, few_steps);
-                               if (!copies || made->copy.defined()) return;
-                               const auto pieces = checkpoint_pieces(made->trained.tensors, made->mesh);
-                               made->copy = at::empty({BackgroundSave::bytes_of_copy(pieces)},
-                                                      at::TensorOptions(at::kByte).device(at::kMeta));
-                             },
-                         .num_steps = num_steps};
-    if (few_steps < num_steps) {
+    if (StateOwner* own = made->stepper->state()) made->trained.tensors.add(*own);
+    const Stretches stretches = stretches_of(recipe, made->stepper->steps_at_once());
+    const int64_t few_steps = std::min(stretches.longest, made->stepper->enough_steps());
+    RehearsedSteps steps{.step = [made, few, few_steps] { made->run(few, few_steps); }, .num_steps = stretches.mean};
+    if (few_steps > 1) {
       steps.shorter.push_back({[made, few, few_steps] { made->advance(*made->stepper, few, few_steps - 1); },
-                               static_cast<double>(num_steps - few_steps), /*is_run_twice=*/true});
+                               stretches.mean - static_cast<double>(few_steps), /*is_run_twice=*/true});
     }
     if (few < micro_batches) {
       made->shorter = made->stepper_of(few - 1);  // whose ranks compare their tables here, and not in a step
       steps.shorter.push_back(
           {[made, few, few_steps] { made->advance(*made->shorter, few - 1, few_steps); },
-           static_cast<double>((micro_batches - few) * num_steps) / static_cast<double>(few_steps)});
+           static_cast<double>(micro_batches - few) * stretches.mean / static_cast<double>(few_steps)});
     }
     return steps;
   });

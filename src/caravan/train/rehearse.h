@@ -13,10 +13,10 @@ namespace caravan {
 /// with the vocabulary of its model or `vocabulary`. What is exact, and what is not:
 ///   - of several micro-batches without a pipeline three are rehearsed: the others are like the second;
 ///   - every expert is chosen alike, where real loads differ: a rank may get up to all copies of the tokens;
-///   - servers without a barrier are rehearsed with one: a worker's push and pull is a reduction and a gather, and what
-///     several workers may have on its way at once is not counted;
+///   - servers without a barrier are rehearsed with one: a worker's push and pull is a reduction and a gather, and
+///     memory has all messages that may be in flight at once;
 ///   - rounds of ranks that step apart, windows of stages without a flush: of Stepper::enough_steps(); bytes are the
-///     mean of a step of the first round or window of the run;
+///     mean of a step of the run, whose evaluations and checkpoints end some of them early;
 ///   - stages that are cut by measured costs: by FLOPs;
 ///   - checkpoint.async: the copy is there.
 /// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of
