@@ -13,6 +13,7 @@ namespace caravan::testing::micro_batch_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -94,7 +95,10 @@ TEST(MicroBatch, ThePlanSaysHowCloseTheLimitIs) {
   const auto text = [&](const Recipe& of, double limit) {
     return memory_text(plan_of(of, static_cast<int64_t>(limit)));
   };
-  EXPECT_THAT(text(recipe, 0), AllOf(HasSubstr("B per rank at most, rank "), HasSubstr(" in forward head ")));
+  // What the library that multiplies takes differs by processor, and so does the event.
+  EXPECT_THAT(
+      text(recipe, 0),
+      ContainsRegex("^[0-9.]+ MiB per rank at most, rank [01] in (forward head|backward blocks.3) of micro-batch"));
   EXPECT_THAT(text(recipe, peak / 0.79), Not(HasSubstr(": ")));
   EXPECT_THAT(text(recipe, peak / 0.81), EndsWith(": close to the limit"));
   EXPECT_THAT(text(recipe, peak * 0.99), EndsWith(": it may not fit; lower train.micro_batch, or set it to \"auto\""));
@@ -137,16 +141,27 @@ TEST(MicroBatch, NoSizeOverflows) {
   EXPECT_THAT(message_of<ResourceError>([&] { plan_of(largest, int64_t{1} << 30); }), HasSubstr("a rank needs about "));
 }
 
+TEST(MicroBatch, AProcessKnowsItsOwnMemory) {
+  constexpr int64_t kMore = int64_t{64} << 20;
+  const int64_t before = anonymous_bytes();
+  ASSERT_GT(before, 1 << 20);
+  const std::vector<char> touched(kMore, 1);
+  const int64_t grown = anonymous_bytes() - before;
+  EXPECT_GE(grown, kMore * 9 / 10) << touched.back();
+  EXPECT_LE(grown, kMore * 11 / 10);
+}
+
 TEST(MicroBatch, RanksOfAHostShareItsMemory) {
   const int64_t host = int64_t{8} << 30;
   EXPECT_LE(memory_share(host, 4), host / 4);
   EXPECT_GT(memory_share(host, 4), host / 8);
   EXPECT_EQ(memory_share(0, 4), 0);
-  // What is held comes on top, and threads share a process.
-  EXPECT_GE(resident_bytes("gloo", 2, host) - resident_bytes("gloo", 2, 0), host);
-  EXPECT_EQ(resident_bytes("shm", 3, 0) - resident_bytes("shm", 2, 0),
-            resident_bytes("shm", 4, 0) - resident_bytes("shm", 3, 0));
-  EXPECT_LT(resident_bytes("thread", 4, 0), resident_bytes("shm", 2, 0));
+  // What is held and what was there come on top.
+  EXPECT_GE(resident_bytes("gloo", 2, 0, host) - resident_bytes("gloo", 2, 0, 0), host);
+  EXPECT_EQ(resident_bytes("gloo", 2, host, 0) - resident_bytes("gloo", 2, 0, 0), host);
+  EXPECT_EQ(resident_bytes("shm", 3, 0, 0) - resident_bytes("shm", 2, 0, 0),
+            resident_bytes("shm", 4, 0, 0) - resident_bytes("shm", 3, 0, 0));
+  EXPECT_LT(resident_bytes("thread", 2, 0, 0), resident_bytes("shm", 2, 0, 0)) << "nobody has started them";
   EXPECT_GT(memory_share(1000, 4), 0) << "0 would mean that the memory is unknown";
 }
 

@@ -1,6 +1,8 @@
 #include "caravan/cost/process_memory.h"
 
 #include <algorithm>
+#include <fstream>
+#include <unistd.h>
 
 namespace caravan {
 
@@ -10,12 +12,18 @@ int64_t memory_share(int64_t host_bytes, int ranks_on_host) noexcept {
   return std::max({share - kProcessBytes, share / 2, int64_t{1}});
 }
 
-int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t held_bytes) noexcept {
+int64_t anonymous_bytes() {
+  int64_t all = 0, resident = 0, of_files = 0;  // pages
+  std::ifstream("/proc/self/statm") >> all >> resident >> of_files;
+  return (resident - of_files) * sysconf(_SC_PAGESIZE);
+}
+
+int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t started_bytes, int64_t held_bytes) noexcept {
   constexpr int64_t kMiB = int64_t{1} << 20;
-  const int64_t beside = std::min(num_ranks * 4 * kMiB, 3 * held_bytes / 20);
-  if (backend == "thread") return held_bytes + beside + (60 + num_ranks) * kMiB;
+  const int64_t beside = num_ranks * kMiB + std::min(num_ranks * 4 * kMiB, 3 * held_bytes / 20);
   const bool is_mpi = backend.find("mpi") != std::string_view::npos;
-  return held_bytes + beside + (num_ranks * (is_mpi ? 68 : 65) + (is_mpi ? 4 : 3)) * kMiB;
+  const int64_t launcher = backend == "thread" ? 0 : is_mpi ? 4 * kMiB : 3 * kMiB;
+  return started_bytes + held_bytes + beside + launcher;
 }
 
 }  // namespace caravan

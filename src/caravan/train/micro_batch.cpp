@@ -178,7 +178,11 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
-  plan.resident_bytes = resident_bytes(backend, world.size(), held.at(plan.micro_batch));
+  // Of threads, which share a process, one counts it.
+  const bool counts = backend != "thread" || world.rank() == 0;
+  const std::vector<int64_t> started = of_ranks(world, counts ? anonymous_bytes() : 0);
+  plan.resident_bytes =
+      resident_bytes(backend, world.size(), std::reduce(started.begin(), started.end()), held.at(plan.micro_batch));
   return plan;
 }
 
