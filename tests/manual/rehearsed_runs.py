@@ -6,7 +6,7 @@
 For each recipe a line: whether the busiest rank sends in a step what `inspect` says (--verbose: each axis and verb that
 differs), the predicted peak of rank 0's tensors over the measured one (of experts, whose loads differ, what `inspect`
 predicts if tokens choose those of one rank as often as they can), and what all processes are predicted to have resident
-(anonymous and shared memory, shared once) over what they have. --only WORD takes the recipes whose name has that word,
+(anonymous and shared memory, shared once; of experts with that much more) over what they have. --only WORD takes the recipes whose name has that word,
 --larger trains wider models, whose memory is mostly that of tensors."""
 
 import argparse
@@ -117,10 +117,11 @@ def compare(program, words, out):
     measured = measured_traffic(out / "trace.json", rank, WINDOW if windows else 1)
     line = json.loads((out / "run" / "train.log").read_text().splitlines()[-1])
     worst = re.search(r"as often as they can, it needs (\d+) bytes", inspected.stdout)
+    more = ranks * (int(worst.group(1)) - line["predicted_memory_bytes"]) if worst else 0
     return {"predicted": predicted, "measured": measured, "ranks": ranks, "resident": peak[0],
             "worst": int(worst.group(1)) if worst else None,
             "tensors": line["peak_memory_bytes"], "rehearsed": line["predicted_memory_bytes"],
-            "processes": line["predicted_resident_bytes"]}, ""
+            "processes": line["predicted_resident_bytes"] + more}, ""
 
 
 def main():

@@ -18,7 +18,7 @@ int64_t anonymous_bytes();
 /// torch 2.13, each with small and with wider models, in MiB:
 ///
 ///   what starts the ranks       3, mpirun 4
-///   a rank                      1, and 3/20 of what it holds, at most 4: what libraries that multiply and malloc keep,
+///   a rank                      2, and 3/10 of what it holds, at most 6: what libraries that multiply and malloc keep,
 ///                               evaluation
 ///
 /// Of experts oneDNN keeps code for each number of rows that it has met, ever more of it, which is not counted.

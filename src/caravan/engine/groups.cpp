@@ -11,34 +11,29 @@
 namespace caravan {
 namespace {
 
-/// The innermost unit above or at each module.
-std::map<const Module*, int> unit_of_modules(const std::vector<Strategy::Unit>& units) {
+/// The innermost unit above or at each module, and above each unit (-1: none).
+struct Innermost {
   std::map<const Module*, int> unit_of;
-  for (size_t u = 0; u < units.size(); ++u) {  // parents come before the units inside them, which overwrite
-    for (const Module* module : units[u].module->modules()) unit_of[module] = static_cast<int>(u);
-  }
-  return unit_of;
-}
+  std::vector<int> parents;
 
-int parent_of(const std::vector<Strategy::Unit>& units, size_t unit) {
-  for (size_t other = unit; other-- > 0;) {
-    const std::vector<Module*> inside = units[other].module->modules();
-    if (std::find(inside.begin(), inside.end(), units[unit].module) != inside.end()) return static_cast<int>(other);
-  }
-  return -1;
-}
-
-/// The units that use each parameter, ascending; parameters in model order.
-std::vector<std::pair<Parameter*, std::set<int>>> users_of_parameters(const std::vector<Strategy::Unit>& units) {
-  std::vector<std::pair<Parameter*, std::set<int>>> users;
-  for (const auto& [module, unit] : unit_of_modules(units)) {
-    for (Parameter* parameter : module->own_parameters()) {
-      auto found =
-          std::find_if(users.begin(), users.end(), [&](const auto& entry) { return entry.first == parameter; });
-      if (found == users.end()) found = users.insert(users.end(), {parameter, {}});
-      found->second.insert(unit);
+  explicit Innermost(const std::vector<Strategy::Unit>& units) {
+    for (const Strategy::Unit& unit : units) {  // parents come before the units inside them, which overwrite
+      const auto above = unit_of.find(unit.module);
+      const auto index = static_cast<int>(parents.size());
+      parents.push_back(above == unit_of.end() ? -1 : above->second);
+      for (const Module* module : unit.module->modules()) unit_of[module] = index;
     }
   }
+};
+
+/// The units that use each parameter, ascending; parameters in model order.
+std::vector<std::pair<Parameter*, std::set<int>>> users_of_parameters(const std::vector<Strategy::Unit>& units,
+                                                                      const Innermost& innermost) {
+  std::map<Parameter*, std::set<int>> users_of;
+  for (const auto& [module, unit] : innermost.unit_of) {
+    for (Parameter* parameter : module->own_parameters()) users_of[parameter].insert(unit);
+  }
+  std::vector<std::pair<Parameter*, std::set<int>>> users(users_of.begin(), users_of.end());
   std::map<const Parameter*, size_t> order;
   for (const auto& unit : units) {
     for (const Parameter* parameter : unit.module->parameters()) order.emplace(parameter, order.size());
@@ -112,18 +107,19 @@ std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& 
 
 Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
   Groups groups;
+  const Innermost innermost(strategy.units);
   std::map<std::set<int>, int> group_of;
   for (size_t u = 0; u < strategy.units.size(); ++u) {
     const Strategy::Unit& unit = strategy.units[u];
     groups.units.units.push_back({.name = unit.module->name(),
                                   .stage = unit.stage,
                                   .is_recomputed = unit.is_recomputed,
-                                  .parent = parent_of(strategy.units, u)});
+                                  .parent = innermost.parents[u]});
     groups.units.groups.push_back({.name = unit.module->name()});
     group_of[{static_cast<int>(u)}] = static_cast<int>(u);
   }
   groups.parameters.resize(strategy.units.size());
-  for (const auto& [parameter, users] : users_of_parameters(strategy.units)) {
+  for (const auto& [parameter, users] : users_of_parameters(strategy.units, innermost)) {
     const auto [entry, is_new] = group_of.emplace(users, static_cast<int>(groups.parameters.size()));
     if (is_new) {
       groups.parameters.emplace_back();

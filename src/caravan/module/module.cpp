@@ -1,6 +1,7 @@
 #include "caravan/module/module.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -102,9 +103,10 @@ std::vector<Module*> Module::modules() {
 
 std::vector<Parameter*> Module::parameters() const {
   std::vector<Parameter*> all = own_;
+  std::unordered_set<const Parameter*> known(all.begin(), all.end());
   for (const auto& child : children_) {
     for (Parameter* parameter : child->parameters()) {
-      if (std::find(all.begin(), all.end(), parameter) == all.end()) all.push_back(parameter);
+      if (known.insert(parameter).second) all.push_back(parameter);
     }
   }
   return all;
