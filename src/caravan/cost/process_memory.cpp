@@ -20,7 +20,7 @@ int64_t anonymous_bytes() {
 
 int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t started_bytes, int64_t held_bytes) noexcept {
   constexpr int64_t kMiB = int64_t{1} << 20;
-  const int64_t beside = num_ranks * 2 * kMiB + std::min(num_ranks * 6 * kMiB, 3 * held_bytes / 10);
+  const int64_t beside = num_ranks * 3 * kMiB + std::min(num_ranks * 6 * kMiB, 3 * held_bytes / 10);
   const bool is_mpi = backend.find("mpi") != std::string_view::npos;
   const int64_t launcher = backend == "thread" ? 0 : is_mpi ? 4 * kMiB : 3 * kMiB;
   return started_bytes + held_bytes + beside + launcher;

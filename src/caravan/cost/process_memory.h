@@ -8,8 +8,8 @@ namespace caravan {
 /// What a rank takes beside its tensors.
 inline constexpr int64_t kProcessBytes = int64_t{160} << 20;
 
-/// Anonymous memory that this process has resident now: before its tensors are made, libtorch's tables and what
-/// libraries that multiply have generated (on Zen 4 and Xeon some 60 MiB), texts, buffers of communicators.
+/// Anonymous memory that this process has resident now: before its tensors are made, libtorch's tables (some 60 MiB on
+/// a Xeon), what libraries that multiply have generated in a rehearsal, texts, buffers of communicators.
 int64_t anonymous_bytes();
 
 /// What the processes of a run have resident, anonymous and shared memory, each page once: `started_bytes` of all of
@@ -18,7 +18,7 @@ int64_t anonymous_bytes();
 /// torch 2.13, each with small and with wider models, in MiB:
 ///
 ///   what starts the ranks       3, mpirun 4
-///   a rank                      2, and 3/10 of what it holds, at most 6: what libraries that multiply and malloc keep,
+///   a rank                      3, and 3/10 of what it holds, at most 6: what libraries that multiply and malloc keep,
 ///                               evaluation
 ///
 /// Of experts oneDNN keeps code for each number of rows that it has met, ever more of it, which is not counted.

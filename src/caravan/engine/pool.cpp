@@ -11,10 +11,9 @@ namespace caravan {
 at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
   std::shared_ptr<void> memory;
-  // Units of about the same size share buffers.
   const auto found = free_->lower_bound(bytes);
   int64_t size = bytes;
-  if (found != free_->end() && found->first <= 2 * bytes) {
+  if (found != free_->end() && found->first <= (reuse_ == Reuse::same_size ? bytes : 2 * bytes)) {
     size = found->first;
     memory = std::move(found->second);
     free_->erase(found);

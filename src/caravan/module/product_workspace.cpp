@@ -65,13 +65,14 @@ at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std
   const std::lock_guard lock(*mutex);
   const auto has = known->find(of_type) != known->end() ? known->find(of_type)
                                                         : known->emplace(of_type, has_scratchpad(a, call)).first;
-  HeldBlocksScope::hold_once(c10::get_hash(key), kOfProduct);
+  const int64_t of_row = std::max<int64_t>(a.size(-1), 1);
+  const auto result = static_cast<double>(a.numel() / of_row) * static_cast<double>(b.numel() / of_row);
+  const bool is_large = std::max({static_cast<double>(a.numel()), static_cast<double>(b.numel()), result}) > kMostAsked;
+  const bool is_asked = has->second > 0 && !is_large;
+  // A library that is asked holds it from then on, in this process.
+  if (!is_asked) HeldBlocksScope::hold_once(c10::get_hash(key), kOfProduct);
   auto found = known->find(key);
   if (found == known->end()) {
-    const int64_t of_row = std::max<int64_t>(a.size(-1), 1);
-    const auto result = static_cast<double>(a.numel() / of_row) * static_cast<double>(b.numel() / of_row);
-    const bool is_large =
-        std::max({static_cast<double>(a.numel()), static_cast<double>(b.numel()), result}) > kMostAsked;
     const int64_t bytes = has->second == 0 ? 0
                           : is_large       ? kOfLargeProduct * at::get_num_threads()
                                            : asked(a, b, bias, call);

@@ -152,9 +152,6 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   const std::string_view backend = world.backend();
   const bool has_shared = backend == "thread" || backend.starts_with("shm");
   const int ranks_per_host = has_shared ? on_host : 0;
-  // Before anything is rehearsed. Of threads, which share a process, one counts it.
-  const bool counts = backend != "thread" || world.rank() == 0;
-  const std::vector<int64_t> started = of_ranks(world, counts ? anonymous_bytes() : 0);
   std::array<int64_t, 2> numbers{mine > 0 ? -mine : -kUnknown, before};  // minus the least, and the largest
   take_maxima(world, numbers, "memory of the ranks");
   const int64_t least = -numbers[0];
@@ -181,6 +178,9 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
+  // Libraries that multiply have generated code in the rehearsal. Of threads, which share a process, one counts it.
+  const bool counts = backend != "thread" || world.rank() == 0;
+  const std::vector<int64_t> started = of_ranks(world, counts ? anonymous_bytes() : 0);
   plan.resident_bytes =
       resident_bytes(backend, world.size(), std::reduce(started.begin(), started.end()), held.at(plan.micro_batch));
   return plan;
