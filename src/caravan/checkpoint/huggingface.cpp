@@ -1,6 +1,5 @@
 #include "caravan/checkpoint/huggingface.h"
 
-#include <map>
 #include <set>
 
 #include <fmt/format.h>

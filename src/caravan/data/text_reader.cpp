@@ -1,7 +1,6 @@
 #include "caravan/data/text_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <fcntl.h>
 #include <unistd.h>

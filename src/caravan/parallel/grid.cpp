@@ -1,6 +1,5 @@
 #include "caravan/parallel/grid.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>

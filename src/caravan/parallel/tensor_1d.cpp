@@ -1,10 +1,7 @@
 #include "caravan/parallel/tensor_1d.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
-
-#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/nn/cross_entropy.h"

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <stdexcept>
-#include <thread>
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
 #include "caravan/comm/shared/collective.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 

@@ -5,7 +5,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "caravan/comm/shared/wait_errors.h"
 
 namespace caravan::shared {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "caravan/comm/shared/wait_errors.h"
 
 namespace caravan::shared {
 
