@@ -107,6 +107,19 @@ TokenFile TokenFile::open(const std::filesystem::path& path, DataObserver& obser
   return {std::move(use), std::move(file), info, static_cast<int>(header.id_bytes), path};
 }
 
+std::optional<TokenFile> TokenFile::find(const std::filesystem::path& path, ContentHash content, int64_t vocab_size,
+                                         DataObserver& observer) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return std::nullopt;
+  try {
+    TokenFile file = open(path, observer);
+    if (file.info_.content == content && file.info_.vocab_size == vocab_size) return file;
+  } catch (const DataError&) {
+    // A damaged file of the cache is built again.
+  }
+  return std::nullopt;
+}
+
 void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   if (first < 0 || first > size() || count > size() - first) {

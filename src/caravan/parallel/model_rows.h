@@ -29,8 +29,8 @@ Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layo
 /// Ids and labels, given whole and cut to `batch`.
 std::vector<Plan::Row> batch_rows(const Layout& batch);
 
-/// Over a grid of ranks: the four linear layers of each block whose weights are laid out as `weight`, with a bias laid out as `bias` at rest
-/// and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
+/// Over a grid of ranks: the four linear layers of each block whose weights are laid out as `weight`, with a bias laid
+/// out as `bias` at rest and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
 struct GridLinear {
   Layout weight;
   Layout bias;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-
 namespace caravan::shared {
 
 int64_t Mail::num_slots(int64_t total_bytes) const {
