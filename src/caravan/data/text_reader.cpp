@@ -68,7 +68,6 @@ bool TextReader::fill() {
     throw DataError({.op = "data",
                      .subject = path_.string(),
                      .fact = fmt::format("has become shorter: {} bytes, {} when the run started", position_, end_),
-                     .where = {},
                      .action = "leave the texts of a run as they are, and start it again"});
   }
   while (buffer_.size() == before) {
