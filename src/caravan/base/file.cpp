@@ -57,6 +57,12 @@ void throw_file_error(std::string_view op, const std::filesystem::path& path, st
   }
 }
 
+void create_folders(std::string_view op, const std::filesystem::path& folder, std::string_view fact) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw_file_error(op, folder, fact, error.value());
+}
+
 MappedFile::MappedFile(const std::filesystem::path& path, std::string_view op) {
   // O_NONBLOCK: a FIFO given by mistake must be refused, not waited for.
   const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};

@@ -43,8 +43,8 @@ Step fold(const Group& group, const C10dReduction& reduction, const at::Tensor& 
           }};
 }
 
-/// A reduction of `in` into `out` by the communicator: `start` is given it and the buffers of both. `has_result`: on this
-/// rank.
+/// A reduction of `in` into `out` by the communicator: `start` is given it and the buffers of both. `has_result`: on
+/// this rank.
 template <class Start>
 Step native(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const at::Tensor& out,
             bool has_result, const Start& start, const std::function<void()>& after) {

@@ -15,7 +15,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Calls `kernel` with pointers to the same stretch of all tensors, contiguous and of one size and dtype, and its length.
+/// Calls `kernel` with pointers to the same stretch of all tensors, which are contiguous and of one size and dtype, and
+/// with its length.
 template <class Kernel, class... Tensors>
 void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Tensors&... others) {
   constexpr int64_t kGrain = int64_t{1} << 15;  // least number of elements per thread

@@ -1,7 +1,6 @@
 #include "caravan/parallel/context_parallel.h"
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 

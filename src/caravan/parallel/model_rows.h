@@ -39,8 +39,8 @@ struct GridLinear {
 };
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows);
 
-/// Of a grid: norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are leaves R on
-/// `others`. Positions too.
+/// Of a grid: norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are
+/// leaves R on `others`. Positions too.
 void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others);
 
 /// Of a grid: embedding, head and loss. The vocabulary is split over `vocabulary`.
