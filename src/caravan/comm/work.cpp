@@ -5,6 +5,7 @@
 
 #include "caravan/base/half.h"
 #include "caravan/base/path_log.h"
+#include "caravan/base/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
 

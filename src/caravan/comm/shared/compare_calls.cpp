@@ -5,6 +5,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "caravan/comm/call_errors.h"
+
 namespace caravan::shared {
 namespace {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "caravan/comm/call_errors.h"
+
 namespace caravan::shared {
 
 int64_t Mail::num_slots(int64_t total_bytes) const {
