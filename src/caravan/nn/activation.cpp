@@ -17,8 +17,8 @@ using torch::autograd::variable_list;
 
 /// Calls `kernel` with pointers to the same stretch of all tensors, which are contiguous and of one size and dtype, and
 /// with its length.
-template <class Kernel, class... Tensors>
-void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Tensors&... others) {
+template <class Kernel, class... Others>
+void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Others&... others) {
   constexpr int64_t kGrain = int64_t{1} << 15;  // least number of elements per thread
   if (first.is_meta()) return;
   with_dtype(op, first.scalar_type(), [&](auto type) {
