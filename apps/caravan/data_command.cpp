@@ -1,5 +1,4 @@
 #include <filesystem>
-#include <span>
 #include <vector>
 
 #include <fmt/format.h>

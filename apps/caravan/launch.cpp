@@ -240,7 +240,6 @@ Fd reserve_port() {
     throw ResourceError({.op = "launch",
                          .subject = "MASTER_PORT",
                          .fact = fmt::format("no port is free: {}", strerrordesc_np(errno)),
-                         .where = "",
                          .action = "raise the limit of open files (ulimit -n), or end programs that hold ports"});
   }
   return socket;
@@ -253,7 +252,6 @@ int launch(const LaunchOptions& options) {
     throw UsageError({.op = "launch",
                       .subject = "ranks",
                       .fact = fmt::format("{} ranks cannot be started", options.num_ranks),
-                      .where = "",
                       .action = "use 1 or more"});
   }
   const SignalQueue signals;  // before the server: its thread inherits the mask

@@ -95,7 +95,6 @@ ResourceError no_log(const std::string& path, int error) {
   return ResourceError({.op = "launch",
                         .subject = path,
                         .fact = fmt::format("cannot write the log of a rank: {}", strerrordesc_np(error)),
-                        .where = "",
                         .action = error == EMFILE ? kRaiseDescriptors : "choose a writable folder"});
 }
 
@@ -142,7 +141,6 @@ void start_rank(RankProcess& process, const LaunchOptions& options, const Served
     throw ResourceError({.op = "launch",
                          .subject = fmt::format("rank {} of {}", process.rank, options.num_ranks),
                          .fact = fmt::format("cannot start a process: {}", strerrordesc_np(error)),
-                         .where = "",
                          .action = error == EMFILE ? kRaiseDescriptors
                                                    : "use fewer ranks, or raise the limit of processes (ulimit -u)"});
   }
@@ -237,7 +235,6 @@ std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedS
       throw UsageError({.op = "launch",
                         .subject = options.program,
                         .fact = fmt::format("cannot be run: {}", strerrordesc_np(error)),
-                        .where = "",
                         .action = action_for(error)});
     }
   } catch (...) {

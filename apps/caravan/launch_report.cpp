@@ -4,7 +4,6 @@
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <string_view>
 #include <sys/stat.h>

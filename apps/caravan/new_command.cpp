@@ -82,9 +82,7 @@ int new_project(const NewArguments& arguments) {
   const fs::path program = fs::read_symlink("/proc/self/exe");
   const Package package = find_package(program);
   const std::string name = target_name(folder);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("new", folder, "cannot be made", error.value());
+  create_folders("new", folder, "cannot be made");
   for (const TemplateFile& file : kTemplateFiles) {
     std::string text = replaced(file.text, "@NAME@", name);
     text = replaced(text, "@CONFIGURE@", "cmake -S . -B build " + package.configure);

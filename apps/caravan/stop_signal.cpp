@@ -42,7 +42,6 @@ StopSignal::StopSignal(Second second) {
     throw UsageError({.op = "stop signal",
                       .subject = "",
                       .fact = "this process already has a StopSignal",
-                      .where = "",
                       .action = "create one, in main()"});
   }
   requested_at_ms = 0;

@@ -1,7 +1,6 @@
 // Trains a module of its own over any number of processes, with checkpoints that the next call resumes.
 #include <caravan/caravan.h>
 #include <cstdio>
-#include <cstdlib>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>

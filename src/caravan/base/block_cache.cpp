@@ -1,6 +1,7 @@
 #include "caravan/base/block_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <sys/mman.h>
 

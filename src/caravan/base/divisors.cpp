@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -28,6 +30,11 @@ std::vector<int64_t> nearest(const std::vector<int64_t>& ascending, int64_t n, s
   const auto middle = std::ranges::upper_bound(ascending, n);
   const auto reach = static_cast<std::ptrdiff_t>(on_each_side);
   return {middle - std::min(middle - ascending.begin(), reach), middle + std::min(ascending.end() - middle, reach)};
+}
+
+std::string multiples_near(int64_t number, int64_t divisor) {
+  const int64_t below = number / divisor * divisor;
+  return below <= 0 ? std::to_string(divisor) : fmt::format("{} or {}", below, below + divisor);
 }
 
 std::string divisors_near(int64_t number, int64_t n, size_t on_each_side) {

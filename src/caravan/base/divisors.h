@@ -16,6 +16,9 @@ std::vector<int64_t> divisors(int64_t number, int64_t least, int64_t most);
 /// Of `ascending` numbers, the nearest to `n`: at most `on_each_side` up to n, and as many above it.
 std::vector<int64_t> nearest(const std::vector<int64_t>& ascending, int64_t n, size_t on_each_side);
 
+/// For error messages: the multiples of `divisor` beside `number`, "8 or 12"; the first one, "4", if none is below.
+std::string multiples_near(int64_t number, int64_t divisor);
+
 /// For error messages: the nearest divisors of `number` to `n`, "{1, 2, 4, 5, 8, 10}".
 std::string divisors_near(int64_t number, int64_t n, size_t on_each_side = 4);
 

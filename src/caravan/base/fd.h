@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,9 @@ class Fd {
  private:
   int fd_ = -1;
 };
+
+/// Waits for `events` of poll; false when the deadline passes.
+bool wait_for_events(int fd, short events, std::chrono::steady_clock::time_point deadline);
 
 /// "No such file or directory (ENOENT)": an errno in words.
 std::string system_error(int error);

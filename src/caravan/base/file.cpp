@@ -44,7 +44,6 @@ void throw_file_error(std::string_view op, const std::filesystem::path& path, st
   ErrorText text{.op = std::string(op),
                  .subject = path.string(),
                  .fact = fmt::format("{}: {} (errno {})", fact, std::strerror(error), error),
-                 .where = {},
                  .action = advice(error)};
   switch (error) {
     case ENOENT:
@@ -58,6 +57,12 @@ void throw_file_error(std::string_view op, const std::filesystem::path& path, st
   }
 }
 
+void create_folders(std::string_view op, const std::filesystem::path& folder, std::string_view fact) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw_file_error(op, folder, fact, error.value());
+}
+
 MappedFile::MappedFile(const std::filesystem::path& path, std::string_view op) {
   // O_NONBLOCK: a FIFO given by mistake must be refused, not waited for.
   const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
@@ -65,7 +70,6 @@ MappedFile::MappedFile(const std::filesystem::path& path, std::string_view op) {
     throw ResourceError({.op = std::string(op),
                          .subject = path.string(),
                          .fact = "may not be read: permission denied",
-                         .where = {},
                          .action = "make the file and the folders above it readable for this user"});
   }
   if (file.value < 0) throw_file_error(op, path, "cannot be opened", errno);
@@ -75,7 +79,6 @@ MappedFile::MappedFile(const std::filesystem::path& path, std::string_view op) {
     throw DataError({.op = std::string(op),
                      .subject = path.string(),
                      .fact = S_ISDIR(status.st_mode) ? "is a folder, not a file" : "is not a regular file",
-                     .where = {},
                      .action = "name a file"});
   }
   size_ = static_cast<size_t>(status.st_size);
@@ -106,7 +109,6 @@ OutputFile::OutputFile(std::filesystem::path path, std::string_view op) : path_(
     throw ResourceError({.op = op_,
                          .subject = path_.string(),
                          .fact = fmt::format("cannot be created: {} (errno {})", std::strerror(error), error),
-                         .where = {},
                          .action = advice(error).empty() ? "check the folder" : advice(error)});
   }
 }
@@ -177,7 +179,6 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
                          .subject = to.string(),
                          .fact = fmt::format("cannot be renamed from {}: {} (errno {})", from.filename().string(),
                                              std::strerror(error), error),
-                         .where = {},
                          .action = advice(error)});
   }
   sync_folder(to.has_parent_path() ? to.parent_path() : ".", op);

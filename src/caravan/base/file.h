@@ -14,6 +14,10 @@ namespace caravan {
 [[noreturn]] void throw_file_error(std::string_view op, const std::filesystem::path& path, std::string_view fact,
                                    int error);
 
+/// Creates `folder` and those around it that are missing. Throws as throw_file_error, with `fact`.
+void create_folders(std::string_view op, const std::filesystem::path& folder,
+                    std::string_view fact = "cannot be created");
+
 /// A whole regular file, mapped read-only. The file must not shrink while it is mapped.
 class MappedFile {
  public:

@@ -49,7 +49,6 @@ void check_json_depth(std::string_view text, std::string_view file, std::string_
       throw DataError({.op = std::string(op),
                        .subject = std::string(file),
                        .fact = fmt::format("nests arrays and objects more than {} deep, at byte {}", kDeepest, i),
-                       .where = {},
                        .action = "get the file again: it is damaged"});
     } else if (c == ']' || c == '}') {
       --depth;
@@ -76,7 +75,6 @@ void JsonReader::refuse(std::string_view fact, std::string_view action) const {
   throw DataError({.op = std::string(op_),
                    .subject = std::string(file_),
                    .fact = fmt::format("{} {}", path_.empty() ? "the file" : path_, fact),
-                   .where = {},
                    .action = std::string(action)});
 }
 

@@ -58,7 +58,6 @@ class CountingAllocator final : public c10::Allocator {
                            .fact = fmt::format("cannot allocate {} (this rank holds {} of tensors)",
                                                format_bytes(static_cast<int64_t>(bytes)),
                                                format_bytes(MemoryCounter::current().live_bytes())),
-                           .where = "",
                            .action = "use a smaller micro_batch or model, or more ranks"});
     }
     auto* header = new (block) Header{MemoryCharge::take(static_cast<int64_t>(bytes)), rounded};

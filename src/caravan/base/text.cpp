@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -43,6 +43,23 @@ Step fold(const Group& group, const C10dReduction& reduction, const at::Tensor& 
           }};
 }
 
+/// A reduction of `in` into `out` by the communicator: `start` is given it and the buffers of both. `has_result`: on
+/// this rank.
+template <class Start>
+Step native(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const at::Tensor& out,
+            bool has_result, const Start& start, const std::function<void()>& after) {
+  const at::Tensor scaled = reduction.scaled(in);
+  const Buffer from = buffer_of(scaled, group.name);
+  const Buffer to = buffer_of(out, group.name);
+  return {[=](Communicator& comm) {
+            return with(start(comm, from, to), {scaled, out});
+          },
+          [=] {
+            if (has_result) reduction.divide(out);
+            after();
+          }};
+}
+
 }  // namespace
 
 Step broadcast(const Group& group, const at::Tensor& tensor, int root) {
@@ -114,16 +131,10 @@ Step all_reduce(const Group& group, const C10dReduction& reduction, const at::Te
     };
     return step;
   }
-  const at::Tensor in = reduction.scaled(memory);
-  const Buffer from = buffer_of(in, group.name);
-  const Buffer to = buffer_of(memory, group.name);
-  return {[=, name = group.name](Communicator& comm) {
-            return with(comm.all_reduce_async(from, to, *reduction.native(), name), {in, memory});
-          },
-          [=] {
-            reduction.divide(memory);
-            after();
-          }};
+  const auto start = [op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
+    return comm.all_reduce_async(from, to, op, name);
+  };
+  return native(group, reduction, memory, memory, /*has_result=*/true, start, after);
 }
 
 Step reduce(const Group& group, const C10dReduction& reduction, const at::Tensor& tensor, int root) {
@@ -137,16 +148,10 @@ Step reduce(const Group& group, const C10dReduction& reduction, const at::Tensor
     counts[static_cast<size_t>(root)] = memory.numel();
     return fold(group, reduction, memory, counts, is_root ? memory : at::Tensor(), after);
   }
-  const at::Tensor in = reduction.scaled(memory);
-  const Buffer from = buffer_of(in, group.name);
-  const Buffer to = buffer_of(memory, group.name);
-  return {[=, name = group.name](Communicator& comm) {
-            return with(comm.reduce_async(from, to, *reduction.native(), root, name), {in, memory});
-          },
-          [=] {
-            if (is_root) reduction.divide(memory);
-            after();
-          }};
+  const auto start = [=, op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
+    return comm.reduce_async(from, to, op, root, name);
+  };
+  return native(group, reduction, memory, memory, is_root, start, after);
 }
 
 namespace {
@@ -159,16 +164,10 @@ Step reduce_scatter(const Group& group, const C10dReduction& reduction, const at
     const Counts parts = counts.empty() ? Counts(static_cast<size_t>(group.size), out.numel()) : counts;
     return fold(group, reduction, in, parts, out, after);
   }
-  const at::Tensor scaled = reduction.scaled(in);
-  const Buffer from = buffer_of(scaled, group.name);
-  const Buffer to = buffer_of(out, group.name);
-  return {[=, name = group.name](Communicator& comm) {
-            return with(comm.reduce_scatter_async(from, to, *reduction.native(), counts, name), {scaled, out});
-          },
-          [=] {
-            reduction.divide(out);
-            after();
-          }};
+  const auto start = [=, op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
+    return comm.reduce_scatter_async(from, to, op, counts, name);
+  };
+  return native(group, reduction, in, out, /*has_result=*/true, start, after);
 }
 
 }  // namespace

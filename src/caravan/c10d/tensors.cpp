@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/tensor.h"
 
 namespace caravan {

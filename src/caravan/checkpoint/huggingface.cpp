@@ -1,6 +1,5 @@
 #include "caravan/checkpoint/huggingface.h"
 
-#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -111,9 +110,7 @@ void write_huggingface(const fs::path& folder, const ModelConfig& config, const 
   // Before anything is written: both refuse a model that transformers does not have.
   const std::string config_json = huggingface_config(config, text.tokens);
   const NamedTensors tensors = to_huggingface(config, parameters);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("export", folder, "cannot be created", error.value());
+  create_folders("export", folder);
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   remove_shards(folder);
   write_file_durably(folder / "config.json", config_json, "export");

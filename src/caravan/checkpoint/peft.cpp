@@ -109,9 +109,7 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
 void write_peft(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                 const std::string& base_model) {
   const std::string json = peft_config(config, base_model);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("export", folder, "cannot be created", error.value());
+  create_folders("export", folder);
   write_tensors(folder / kPeftWeights, to_peft(config, parameters), {{"format", "pt"}});
   write_file_durably(folder / kPeftConfig, json, "export");
 }

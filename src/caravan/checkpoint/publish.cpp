@@ -71,9 +71,7 @@ bool has_no_training(const fs::path& checkpoint) {
 fs::path make_checkpoint_aside(const fs::path& run, int64_t step) {
   const fs::path aside = hidden(run / checkpoint_name(step), kWritten);
   remove_folder(aside);
-  std::error_code error;
-  fs::create_directories(aside, error);
-  if (error) throw_file_error("checkpoint", aside, "cannot be made", error.value());
+  create_folders("checkpoint", aside, "cannot be made");
   return aside;
 }
 

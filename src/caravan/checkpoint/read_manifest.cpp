@@ -28,7 +28,6 @@ class Fields {
     throw DataError({.op = "checkpoint",
                      .subject = (folder_ / kManifestName).string(),
                      .fact = field + " " + fact,
-                     .where = "",
                      .action = "the checkpoint is damaged: use an older one of the same run"});
   }
 

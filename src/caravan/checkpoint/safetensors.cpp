@@ -22,7 +22,6 @@ constexpr size_t kAlignment = 64;
   throw UsageError({.op = "safetensors",
                     .subject = fmt::format("{} of {}", name, file.path().string()),
                     .fact = std::move(fact),
-                    .where = {},
                     .action = "give each tensor once, with the bytes of its shape"});
 }
 
@@ -45,7 +44,6 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     throw DataError({.op = "safetensors",
                      .subject = path.string(),
                      .fact = std::move(fact),
-                     .where = {},
                      .action = "get the file again: it is damaged, or not a safetensors file"});
   };
   if (size < sizeof header_bytes) refuse(fmt::format("has {} bytes; a safetensors file has at least 8", size));
@@ -66,7 +64,6 @@ const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   throw DataError({.op = "safetensors",
                    .subject = path_.string(),
                    .fact = fmt::format("has {1} tensors, but not {0}", name, names.size()),
-                   .where = {},
                    .action = names.empty() ? "name another file" : "the nearest name is " + nearest(name, names)});
 }
 
@@ -138,7 +135,6 @@ ContentHash SafetensorsWriter::hash() const {
   throw UsageError({.op = "safetensors",
                     .subject = file_.path().string(),
                     .fact = fmt::format("{} of {} bytes came in the order of the file", hashed_bytes_, file_bytes_),
-                    .where = {},
                     .action = "append the tensors in the order of names() to have their hash"});
 }
 

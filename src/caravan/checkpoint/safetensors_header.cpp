@@ -21,7 +21,6 @@ constexpr std::array<std::string_view, kNumDtypes> kNames{"F32", "F64", "BF16", 
   throw DataError({.op = "safetensors",
                    .subject = file.string(),
                    .fact = fact,
-                   .where = {},
                    .action = action.empty() ? "get the file again: it is damaged, or not a safetensors file" : action});
 }
 

@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/descriptor.h"
+#include "caravan/comm/operations.h"
 
 namespace caravan {
 namespace {
@@ -85,7 +86,7 @@ class Check {
              "pass the number of elements of every rank in counts, the same list on every rank");
     }
     check_total("out", operation_.out.count, total, operation_.recv_counts);
-    check_overlap(part_begin(operation_.recv_counts), operation_.in, operation_.out,
+    check_overlap(part_begin(operation_.recv_counts, group_.rank), operation_.in, operation_.out,
                   "in overlaps out and is not this rank's part of it");
   }
 
@@ -99,7 +100,7 @@ class Check {
              "pass the size of every rank's part in counts, the same list on every rank");
     }
     check_total("in", operation_.in.count, total, operation_.send_counts);
-    check_overlap(part_begin(operation_.send_counts), operation_.out, operation_.in,
+    check_overlap(part_begin(operation_.send_counts, group_.rank), operation_.out, operation_.in,
                   "out overlaps in and is not this rank's part of it");
   }
 
@@ -155,12 +156,6 @@ class Check {
                                : fmt::format("there is no rank {}", peer),
            group_.size == 1 ? "a communicator of one rank has no peers"
                             : fmt::format("choose another rank from 0 to {}", group_.size - 1));
-  }
-
-  int64_t part_begin(std::span<const int64_t> counts) const {
-    int64_t begin = 0;
-    for (int i = 0; i < group_.rank; ++i) begin += counts[static_cast<size_t>(i)];
-    return begin;
   }
 
   static bool overlaps(const ConstBuffer& a, const ConstBuffer& b) {

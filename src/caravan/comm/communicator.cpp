@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <new>
-#include <numeric>
 
 #include <fmt/format.h>
 

@@ -1,5 +1,6 @@
 #include "caravan/comm/operations.h"
 
+#include <numeric>
 #include <string>
 #include <tuple>
 
@@ -43,6 +44,10 @@ std::vector<int64_t> complete_counts(std::span<const int64_t> counts, int64_t ea
 }
 
 }  // namespace
+
+int64_t part_begin(std::span<const int64_t> counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+}
 
 Operation all_reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Call& call,
                                const Stream& stream) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "caravan/comm/work.h"
@@ -24,6 +25,9 @@ Operation reduce_operation(const ConstBuffer& in, const Buffer& out, ReduceOp op
 Operation message_operation(Verb verb, const ConstBuffer& in, const Buffer& out, int peer, const Call& call,
                             const Stream& stream = {});
 Operation barrier_operation(const Call& call);
+
+/// Where the part of `rank` begins in a buffer of parts of these sizes.
+int64_t part_begin(std::span<const int64_t> counts, int rank);
 
 /// The arguments of `operation` as a new operation, for a communicator in which the peer of send and recv is `peer`.
 Operation same_call(const Operation& operation, int peer);

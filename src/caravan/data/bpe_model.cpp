@@ -152,7 +152,6 @@ void BpeModel::encode_word(std::string_view word, Scratch& scratch, std::vector<
     throw DataError({.op = "tokenizer",
                      .subject = "a word",
                      .fact = fmt::format("has {} bytes, the limit of one word is {}", word.size(), kNoSymbol - 1),
-                     .where = {},
                      .action = "break the text into lines or words"});
   }
   scratch.ids.clear();

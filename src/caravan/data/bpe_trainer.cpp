@@ -204,7 +204,6 @@ Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_s
         {.op = "tokenizer",
          .subject = fmt::format("a vocabulary of {} tokens", vocab_size),
          .fact = fmt::format("is too small for the 256 bytes{}", least == 256 ? "" : " and the end-of-text token"),
-         .where = {},
          .action = fmt::format("use at least {}", least)});
   }
   observer.begin("training the tokenizer", num_bytes(documents));

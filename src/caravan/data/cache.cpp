@@ -123,7 +123,6 @@ void make_folder(const fs::path& folder) {
   throw ResourceError({.op = "cache",
                        .subject = folder.string(),
                        .fact = fmt::format("cannot be created: {}", error.message()),
-                       .where = {},
                        .action = "set CARAVAN_CACHE to a folder that you may write to"});
 }
 

@@ -64,7 +64,6 @@ std::optional<CacheLock> CacheLock::try_create(const std::filesystem::path& path
     throw ResourceError({.op = "cache",
                          .subject = path.string(),
                          .fact = fmt::format("cannot be created: {} (errno {})", std::strerror(error), error),
-                         .where = {},
                          .action = "set CARAVAN_CACHE to a folder that you may write to"});
   }
   if (!created.take_exclusive() || !created.is_of(path)) return std::nullopt;

@@ -106,18 +106,6 @@ MarkedChat marked(const RenderedChat& chat, const Tokenizer& tokenizer) {
   return result;
 }
 
-std::optional<TokenFile> find_tokens(const std::filesystem::path& path, ContentHash content, DataObserver& observer) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return std::nullopt;
-  try {
-    TokenFile file = TokenFile::open(path, observer);
-    if (file.info().content == content) return file;
-  } catch (const DataError&) {
-    // A damaged file of the cache is built again.
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
@@ -141,8 +129,8 @@ ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span
   const std::filesystem::path marks_path = cache_dir / (of_marks.hex() + ".tokens");
   std::optional<TokenFile> tokens, marks;
   const auto find = [&] {
-    tokens = find_tokens(path, of_tokens, observer);
-    marks = find_tokens(marks_path, of_marks, observer);
+    tokens = TokenFile::find(path, of_tokens, tokenizer.vocab_size(), observer);
+    marks = TokenFile::find(marks_path, of_marks, kNumMarks, observer);
     return tokens && marks && tokens->size() == marks->size();
   };
   std::vector<std::shared_ptr<const CacheLock>> uses;  // until the files are open

@@ -21,11 +21,8 @@ constexpr size_t kDecoded = size_t{1} << 20;
 using Use = std::function<void(std::string_view piece)>;
 
 [[noreturn]] void refuse_compressed(const std::filesystem::path& path, std::string fact) {
-  throw DataError({.op = "data",
-                   .subject = path.string(),
-                   .fact = std::move(fact),
-                   .where = {},
-                   .action = "copy or compress it again"});
+  throw DataError(
+      {.op = "data", .subject = path.string(), .fact = std::move(fact), .action = "copy or compress it again"});
 }
 
 class GzipDecoder final : public Decompressor {

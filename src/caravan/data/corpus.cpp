@@ -30,7 +30,6 @@ TextSplit split_text(std::span<const std::string_view> documents, double validat
     throw DataError({.op = "data",
                      .subject = "the text",
                      .fact = "is empty: 0 bytes",
-                     .where = {},
                      .action = "name a text file that is not empty"});
   }
   size_t left = total - part_of(total, validation_fraction);  // bytes of train that are still to come

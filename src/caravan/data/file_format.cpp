@@ -61,7 +61,6 @@ constexpr std::array kSignatures{
   throw DataError({.op = "data",
                    .subject = path.string(),
                    .fact = std::move(fact),
-                   .where = {},
                    .action = fmt::format(fmt::runtime(action), path.string())});
 }
 

@@ -18,11 +18,7 @@ std::string place(const std::filesystem::path& file, int64_t number) {
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& file, int64_t number, std::string fact, std::string action) {
-  throw DataError({.op = "data",
-                   .subject = place(file, number),
-                   .fact = std::move(fact),
-                   .where = {},
-                   .action = std::move(action)});
+  throw DataError({.op = "data", .subject = place(file, number), .fact = std::move(fact), .action = std::move(action)});
 }
 
 /// What `value` is, as a sentence says it.

@@ -52,7 +52,6 @@ void append_composed(std::string_view text, std::string& out) {
     throw ResourceError({.op = "tokenizer",
                          .subject = "NFC of " + format_bytes(static_cast<int64_t>(text.size())) + " of text",
                          .fact = utf8proc_errmsg(size),
-                         .where = {},
                          .action = "tokenize it in smaller pieces"});
   }
   out.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(size));

@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 
 #include "caravan/data/tokenizer_json.h"
 

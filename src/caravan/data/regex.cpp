@@ -73,7 +73,6 @@ Regex::Regex(std::string translated, std::string_view subject, int) {
                      .subject = std::string(subject),
                      .fact = fmt::format("the pattern does not compile: {}, at offset {} of {}",
                                          reinterpret_cast<const char*>(text.data()), offset, translated),
-                     .where = {},
                      .action = "correct the pattern"});
   }
   code_ = std::make_shared<const Code>(compiled, std::string(subject));
@@ -98,7 +97,6 @@ std::optional<RegexSearch::Match> RegexSearch::next() {
                        .subject = code_.subject,
                        .fact = fmt::format("the pattern fails at byte {} of {}: {}", from_, text_.size(),
                                            reinterpret_cast<const char*>(message.data())),
-                       .where = {},
                        .action = "use a pattern that backtracks less"});
     }
     const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(memory_.match);

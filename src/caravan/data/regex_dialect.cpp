@@ -66,7 +66,6 @@ class Translator {
     throw DataError({.op = "tokenizer",
                      .subject = std::string(subject_),
                      .fact = fmt::format("{} at offset {} of the pattern {}", fact, at_, text_),
-                     .where = {},
                      .action = "supported: literals, . ^ $, classes, \\s \\S \\d \\D, \\p{..} of general categories, "
                                "groups (?:..) (?i:..) (?>..), look-around, quantifiers"});
   }

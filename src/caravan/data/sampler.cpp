@@ -13,11 +13,8 @@ namespace {
 
 void check_context(int64_t context) {
   if (context >= 1) return;
-  throw ShapeError({.op = "data",
-                    .subject = "context",
-                    .fact = fmt::format("is {} tokens", context),
-                    .where = {},
-                    .action = "use at least 1"});
+  throw ShapeError(
+      {.op = "data", .subject = "context", .fact = fmt::format("is {} tokens", context), .action = "use at least 1"});
 }
 
 }  // namespace
@@ -30,7 +27,6 @@ int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_
       {.op = "data",
        .subject = "a batch",
        .fact = fmt::format("of {} input ids and {} labels, in rows of {}", input_ids.size(), labels.size(), context),
-       .where = {},
        .action = "give both rows * context elements"});
 }
 
@@ -46,7 +42,6 @@ Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed, const std::
         {.op = "data",
          .subject = name.empty() ? "the training text" : "the training text " + name,
          .fact = fmt::format("has {} tokens, but a window of context {} needs {}", num_tokens, context, context + 1),
-         .where = {},
          .action = "give more text, or lower model.context"});
   }
   // One window less than fits at phase 0 fits at every phase, and the phases cover a whole window.
@@ -71,14 +66,12 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, c
     throw ShapeError({.op = "data",
                       .subject = "stride",
                       .fact = fmt::format("is {} tokens for windows of {}", stride_, context_),
-                      .where = {},
                       .action = fmt::format("use 1 to {}", context_)});
   }
   if (tokens.size() >= 2) return;
   throw DataError({.op = "data",
                    .subject = "the validation text",
                    .fact = fmt::format("has {} tokens, but an evaluation needs 2", tokens.size()),
-                   .where = {},
                    .action = "give more text, or raise data.validation_fraction"});
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <sys/stat.h>
 
 #include <fmt/format.h>

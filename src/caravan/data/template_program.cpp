@@ -10,7 +10,6 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

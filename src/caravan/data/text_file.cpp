@@ -201,7 +201,6 @@ fs::path decoded_path(const fs::path& cache, std::string_view content, Content k
   throw DataError({.op = "data",
                    .subject = path.string(),
                    .fact = std::move(fact),
-                   .where = {},
                    .action = "name a text file that is not empty"});
 }
 

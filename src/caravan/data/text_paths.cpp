@@ -29,7 +29,6 @@ bool has_text_name(const fs::path& file) {
   throw DataError({.op = "data",
                    .subject = folder.string(),
                    .fact = fmt::format("has tables, such as {}, which are not read", table.filename().string()),
-                   .where = {},
                    .action = kWithoutTables});
 }
 
@@ -45,7 +44,6 @@ void refuse_splits(const fs::path& folder) {
   throw DataError({.op = "data",
                    .subject = folder.string(),
                    .fact = fmt::format("has a folder for each split: {}", fmt::join(splits, ", ")),
-                   .where = {},
                    .action = fmt::format("name that of one split, such as {}/{}", folder.string(),
                                          splits.empty() ? "train" : nearest("train", splits))});
 }
@@ -76,7 +74,6 @@ std::vector<fs::path> files_in(const fs::path& folder) {
                      .subject = folder.string(),
                      .fact = fmt::format("is a folder without files that end in {} (or these with .gz, .zst)",
                                          fmt::join(kEndings, ", ")),
-                     .where = {},
                      .action = fmt::format("name its files, or a pattern: {}", (folder / "*").string())});
   }
   std::ranges::sort(found);

@@ -1,7 +1,6 @@
 #include "caravan/data/text_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <fcntl.h>
 #include <unistd.h>
@@ -69,7 +68,6 @@ bool TextReader::fill() {
     throw DataError({.op = "data",
                      .subject = path_.string(),
                      .fact = fmt::format("has become shorter: {} bytes, {} when the run started", position_, end_),
-                     .where = {},
                      .action = "leave the texts of a run as they are, and start it again"});
   }
   while (buffer_.size() == before) {

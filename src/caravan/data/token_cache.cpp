@@ -24,20 +24,6 @@ ContentHash content_of(std::span<const std::string_view> documents, const Tokeni
   return hasher.value();
 }
 
-/// The file, if it exists and is intact.
-std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, const Tokenizer& tokenizer,
-                              DataObserver& observer) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return std::nullopt;
-  try {
-    TokenFile file = TokenFile::open(path, observer);
-    if (file.info().content == content && file.info().vocab_size == tokenizer.vocab_size()) return file;
-  } catch (const DataError&) {
-    // A damaged file of the cache is built again.
-  }
-  return std::nullopt;
-}
-
 /// The cache does not remove the file while the result lives.
 std::shared_ptr<const CacheLock> build(const std::filesystem::path& path, ContentHash content,
                                        std::span<const std::string_view> documents, const Tokenizer& tokenizer,
@@ -58,7 +44,7 @@ TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const 
   const std::filesystem::path path = cache_dir / (content.hex() + ".tokens");
   std::optional<TokenFile> file;
   const auto look = [&] {
-    file = find(path, content, tokenizer, observer);
+    file = TokenFile::find(path, content, tokenizer.vocab_size(), observer);
     return file.has_value();
   };
   std::shared_ptr<const CacheLock> use;  // until the file is open

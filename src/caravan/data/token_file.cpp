@@ -44,7 +44,6 @@ ContentHash hash_with(const Header& header, ContentHasher& of_ids) {
   throw DataError({.op = "tokens",
                    .subject = path.string(),
                    .fact = std::move(fact),
-                   .where = {},
                    .action = "remove it; it is built again from the text"});
 }
 
@@ -107,13 +106,25 @@ TokenFile TokenFile::open(const std::filesystem::path& path, DataObserver& obser
   return {std::move(use), std::move(file), info, static_cast<int>(header.id_bytes), path};
 }
 
+std::optional<TokenFile> TokenFile::find(const std::filesystem::path& path, ContentHash content, int64_t vocab_size,
+                                         DataObserver& observer) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return std::nullopt;
+  try {
+    TokenFile file = open(path, observer);
+    if (file.info_.content == content && file.info_.vocab_size == vocab_size) return file;
+  } catch (const DataError&) {
+    // A damaged file of the cache is built again.
+  }
+  return std::nullopt;
+}
+
 void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   if (first < 0 || first > size() || count > size() - first) {
     throw ShapeError({.op = "tokens",
                       .subject = path_.string(),
                       .fact = fmt::format("has {} tokens, but {} from index {} were requested", size(), count, first),
-                      .where = {},
                       .action = "request tokens within the file"});
   }
   if (id_bytes_ == 2) {
@@ -129,7 +140,6 @@ TokenFileWriter::TokenFileWriter(std::filesystem::path path, int64_t vocab_size)
     throw UsageError({.op = "tokens",
                       .subject = path_.string(),
                       .fact = fmt::format("cannot hold ids of a vocabulary of {}", vocab_size),
-                      .where = {},
                       .action = fmt::format("use a vocabulary of 1 to {}", kLargestVocabulary)});
   }
   info_.vocab_size = vocab_size;
@@ -143,7 +153,6 @@ void TokenFileWriter::append(std::span<const int32_t> ids) {
     throw UsageError({.op = "tokens",
                       .subject = path_.string(),
                       .fact = fmt::format("id {} is outside the vocabulary of {}", id, info_.vocab_size),
-                      .where = {},
                       .action = "write ids of the tokenizer that the file was created for"});
   }
   buffer_.clear();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,10 @@ class TokenFile {
   /// Reads the whole file once and checks sizes, hash and ids. Throws DataError for a file that is missing, truncated,
   /// altered or not a token file, before anything is allocated from its numbers.
   static TokenFile open(const std::filesystem::path& path, DataObserver& observer = DataObserver::none());
+
+  /// The same, of a cache; empty if there is no such file, or none with these ids that is intact.
+  static std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, int64_t vocab_size,
+                                       DataObserver& observer);
 
   const TokenFileInfo& info() const noexcept { return info_; }
   int64_t size() const noexcept { return info_.num_tokens; }

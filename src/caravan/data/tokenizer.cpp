@@ -123,7 +123,6 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
     throw DataError({.op = "tokenizer",
                      .subject = fmt::format("id {}", id),
                      .fact = fmt::format("is outside the vocabulary of {} tokens", state_->vocab_size),
-                     .where = {},
                      .action = "use the tokenizer that produced the ids"});
   }
   const auto added = state_->added.find(id);

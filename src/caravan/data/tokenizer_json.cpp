@@ -24,7 +24,6 @@ nlohmann::json parse(std::string_view json, std::string_view file) {
   throw DataError({.op = "tokenizer",
                    .subject = std::string(file),
                    .fact = fault.fact,
-                   .where = {},
                    .action = "name a tokenizer.json as Hugging Face's `tokenizers` writes it"});
 }
 

@@ -42,7 +42,6 @@ std::vector<int64_t> rounded_weights(const std::vector<TrainSource>& sources) {
         {.op = "data",
          .subject = source.name,
          .fact = fmt::format("has a weight of {}, less than a ten-thousandth of all, {}", source.weight, sum),
-         .where = {},
          .action = "leave it out, or raise its weight"});
   }
   const int64_t total = std::accumulate(rounded.begin(), rounded.end(), int64_t{0});
@@ -58,7 +57,6 @@ std::vector<int64_t> quotas_of(const std::vector<TrainSource>& sources) {
     throw DataError({.op = "data",
                      .subject = source.name,
                      .fact = fmt::format("has a weight of {}", source.weight),
-                     .where = {},
                      .action = "use a number above 0"});
   }
   for (const double scale : {1.0, 10.0, 100.0, 1000.0}) {

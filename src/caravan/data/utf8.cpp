@@ -69,7 +69,6 @@ void check_utf8(std::string_view text, std::string_view op, std::string_view sub
                    .subject = std::string(subject),
                    .fact = fmt::format("is not UTF-8: byte 0x{:02X} at offset {} of {}",
                                        static_cast<unsigned char>(text[at]), at, text.size()),
-                   .where = {},
                    .action = "convert the text to UTF-8, for example with iconv"});
 }
 

@@ -1,16 +1,12 @@
-#include <algorithm>
 #include <set>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/same.h"
-#include "caravan/comm/tensor.h"
 #include "caravan/engine/engine.h"
 #include "caravan/engine/groups.h"
 #include "caravan/module/initialise.h"

@@ -1,11 +1,8 @@
 #include "caravan/engine/gradient_sums.h"
 
-#include <algorithm>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
-#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory_counter.h"

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 

@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
-
 namespace caravan {
 
 namespace {

@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "caravan/base/error.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {

@@ -1,10 +1,8 @@
 #include "caravan/measure/core_ping.h"
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <fcntl.h>
 #include <random>
 #include <sys/mman.h>

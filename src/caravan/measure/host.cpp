@@ -10,8 +10,6 @@
 #include <ifaddrs.h>
 #include <map>
 #include <net/if.h>
-#include <set>
-#include <sstream>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>

@@ -1,7 +1,6 @@
 #include "caravan/measure/links.h"
 
 #include <chrono>
-#include <cstring>
 
 #include "caravan/measure/pattern.h"
 #include "caravan/measure/statistics.h"

@@ -1,7 +1,6 @@
 #include "caravan/measure/memory_rate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>

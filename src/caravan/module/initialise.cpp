@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/random.h"

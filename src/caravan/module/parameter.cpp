@@ -158,7 +158,6 @@ void Parameter::check_no_sink() const {
   throw UsageError({.op = "gradients",
                     .subject = name_,
                     .fact = "its gradient hook is taken",
-                    .where = "",
                     .action = "wrap a model in one technique at a time, and set no post-accumulate-grad hook of your "
                               "own"});
 }

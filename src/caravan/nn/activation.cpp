@@ -15,20 +15,27 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrain = int64_t{1} << 15;  ///< least number of elements per thread
+/// Calls `kernel` with pointers to the same stretch of all tensors, which are contiguous and of one size and dtype, and
+/// with its length.
+template <class Kernel, class... Others>
+void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Others&... others) {
+  constexpr int64_t kGrain = int64_t{1} << 15;  // least number of elements per thread
+  if (first.is_meta()) return;
+  with_dtype(op, first.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, first.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      kernel(data_of<T>(first) + begin, data_of<T>(others) + begin..., end - begin);
+    });
+  });
+}
 
 struct TanhGelu : Function<TanhGelu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input) {
     const at::Tensor x = input.contiguous();
     ctx->save_for_backward({x});
     at::Tensor y = at::empty_like(x);
-    if (x.is_meta()) return y;
-    with_dtype("gelu", x.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-        kernels::gelu(data_of<T>(x) + begin, data_of<T>(y) + begin, end - begin);
-      });
-    });
+    for_elements(
+        "gelu", [](auto... arguments) { kernels::gelu(arguments...); }, x, y);
     return y;
   }
 
@@ -36,13 +43,8 @@ struct TanhGelu : Function<TanhGelu> {
     const at::Tensor x = ctx->get_saved_variables()[0];
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx = at::empty_like(x);
-    if (x.is_meta()) return {dx};
-    with_dtype("gelu", x.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-        kernels::gelu_backward(data_of<T>(dy) + begin, data_of<T>(x) + begin, data_of<T>(dx) + begin, end - begin);
-      });
-    });
+    for_elements(
+        "gelu", [](auto... arguments) { kernels::gelu_backward(arguments...); }, dy, x, dx);
     return {dx};
   }
 };
@@ -53,13 +55,8 @@ struct Swiglu : Function<Swiglu> {
     const at::Tensor up = up_in.contiguous();
     ctx->save_for_backward({gate, up});
     at::Tensor y = at::empty_like(gate);
-    if (y.is_meta()) return y;
-    with_dtype("swiglu", gate.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      at::parallel_for(0, y.numel(), kGrain, [&](int64_t begin, int64_t end) {
-        kernels::swiglu(data_of<T>(gate) + begin, data_of<T>(up) + begin, data_of<T>(y) + begin, end - begin);
-      });
-    });
+    for_elements(
+        "swiglu", [](auto... arguments) { kernels::swiglu(arguments...); }, gate, up, y);
     return y;
   }
 
@@ -70,14 +67,8 @@ struct Swiglu : Function<Swiglu> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dgate = at::empty_like(gate);
     at::Tensor dup = at::empty_like(up);
-    if (gate.is_meta()) return {dgate, dup};
-    with_dtype("swiglu", gate.scalar_type(), [&](auto type) {
-      using T = decltype(type);
-      at::parallel_for(0, gate.numel(), kGrain, [&](int64_t begin, int64_t end) {
-        kernels::swiglu_backward(data_of<T>(dy) + begin, data_of<T>(gate) + begin, data_of<T>(up) + begin,
-                                 data_of<T>(dgate) + begin, data_of<T>(dup) + begin, end - begin);
-      });
-    });
+    for_elements(
+        "swiglu", [](auto... arguments) { kernels::swiglu_backward(arguments...); }, dy, gate, up, dgate, dup);
     return {dgate, dup};
   }
 };

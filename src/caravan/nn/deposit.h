@@ -31,4 +31,19 @@ inline const std::vector<Parameter*>& deposits_of(torch::autograd::AutogradConte
   return static_cast<const Deposits&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
 }
 
+/// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as will_deposit has them: `add_*`
+/// get the sum of each that needs a gradient and whether to overwrite it, when it is their turn. They capture detached
+/// tensors.
+template <class AddWeight, class AddBias>
+void deposit_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight, const AddBias& add_bias) {
+  const std::vector<Parameter*>& parameters = deposits_of(ctx);
+  Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
+  Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
+  if (weight == nullptr && bias == nullptr) return;
+  (weight != nullptr ? weight : bias)->deposit_later([=] {
+    if (weight != nullptr) weight->deposit(add_weight);
+    if (bias != nullptr) bias->deposit(add_bias);
+  });
+}
+
 }  // namespace caravan

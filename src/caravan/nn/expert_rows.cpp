@@ -97,17 +97,9 @@ struct ExpertLinear : Function<ExpertLinear> {
     const std::vector<int64_t> counts = ctx->saved_data["counts"].toIntVector();
     const at::Tensor dy = grads[0].contiguous();
     if (ctx->needs_input_grad(0)) gradients[0] = input_gradient(x, w, dy, counts);
-    const std::vector<Parameter*>& parameters = deposits_of(ctx);
-    Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
-    Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
-    if (weight == nullptr && bias == nullptr) return gradients;
-    (weight != nullptr ? weight : bias)->deposit_later([=] {
-      if (weight != nullptr) {
-        weight->deposit([&](at::Tensor& sum, bool is_empty) { add_weights(sum, is_empty, x, dy, counts); });
-      }
-      if (bias != nullptr)
-        bias->deposit([&](at::Tensor& sum, bool is_empty) { add_biases(sum, is_empty, dy, counts); });
-    });
+    deposit_later(
+        ctx, [=](at::Tensor& sum, bool is_empty) { add_weights(sum, is_empty, x, dy, counts); },
+        [=](at::Tensor& sum, bool is_empty) { add_biases(sum, is_empty, dy, counts); });
     return gradients;
   }
 

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/nn/block.h"
 #include "caravan/nn/lora.h"
 #include "caravan/nn/mlp.h"

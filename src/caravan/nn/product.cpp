@@ -235,18 +235,10 @@ struct LinearFunction : Function<LinearFunction> {
       gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(x.scalar_type());
       gradients[0] = gradients[0].view(saved[0].sizes());
     }
-    const std::vector<Parameter*>& parameters = deposits_of(ctx);
-    Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
-    Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
-    if (weight == nullptr && bias == nullptr) return gradients;
-    (weight != nullptr ? weight : bias)->deposit_later([=] {
-      if (weight != nullptr) {
-        weight->deposit([&](at::Tensor& sum, bool is_empty) {
-          add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw);
-        });
-      }
-      if (bias != nullptr) bias->deposit([&](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
-    });
+    deposit_later(
+        ctx,
+        [=](at::Tensor& sum, bool is_empty) { add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
+        [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
     return gradients;
   }
 };

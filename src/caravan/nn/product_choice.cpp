@@ -130,9 +130,7 @@ std::filesystem::path tuned_products_file(const std::filesystem::path& cache, st
 }
 
 void write_tuned_products(const std::filesystem::path& cache, std::string_view processor, const std::string& text) {
-  std::error_code error;
-  std::filesystem::create_directories(cache, error);
-  if (error) throw_file_error("doctor", cache, "cannot be created", error.value());
+  create_folders("doctor", cache);
   write_file_durably(tuned_products_file(cache, processor), fmt::format("{}\n{}\n", processor, text), "doctor");
 }
 

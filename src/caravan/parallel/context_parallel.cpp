@@ -1,7 +1,6 @@
 #include "caravan/parallel/context_parallel.h"
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "caravan/nn/router.h"
 #include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/kv_heads.h"
+#include "caravan/parallel/model_rows.h"
 #include "caravan/parallel/ring_attention.h"
 
 namespace caravan {
@@ -101,12 +101,9 @@ void check_heads(int64_t heads, const MeshAxis& ulysses) {
 
 void check_length(const ModelConfig& config, int64_t chunks, const Mesh& mesh) {
   if (config.context % chunks == 0) return;
-  const int64_t below = config.context / chunks * chunks;
   throw ShapeError({"context parallel", "model.context",
                     fmt::format("a sequence of {} tokens does not split into {} equal chunks", config.context, chunks),
-                    mesh.where(),
-                    below > 0 ? fmt::format("use a context of {} or {}", below, below + chunks)
-                              : fmt::format("use a context of {}", chunks)});
+                    mesh.where(), "use a context of " + multiples_near(config.context, chunks)});
 }
 
 Plan::Row exchange_row(const ModelConfig& config, const Mesh& mesh, const ContextParallelOptions& options) {
@@ -136,9 +133,7 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
 
   std::vector<Layout::Entry> cut;
   for (const std::string& axis : plan.axes) cut.emplace_back(axis, Shard{1});
-  const Layout tokens(cut);
-  plan.rows.push_back({.pattern = "embedding", .inputs = {tokens}});
-  plan.rows.push_back({.pattern = "head.loss", .inputs = {std::nullopt, tokens}});
+  plan.rows = batch_rows(Layout(cut));
   if (config.moe.is_used()) plan.rows.push_back(counting_row(mesh, plan.axes));
   if (!options.ulysses.empty()) plan.rows.push_back(exchange_row(config, mesh, options));
   // Of this plan or of one that is joined: each rank takes its heads before they go around.

@@ -11,12 +11,10 @@ void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
   strategy.first_bucket_bytes = options.first_bucket_bytes;
-  set_dtypes(strategy, options);
+  set_common(strategy, options);
   strategy.hook = options.hook;
   strategy.hook_axis = options.axis;
-  strategy.allow_unused = options.allow_unused;
   strategy.is_static = options.is_static;
-  strategy.buffers = options.buffers;
 }
 
 Strategy ddp(Module& model, const Mesh& mesh, const DdpOptions& options) {

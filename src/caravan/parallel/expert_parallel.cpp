@@ -4,18 +4,9 @@
 
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/nn/experts.h"
+#include "caravan/parallel/model_rows.h"
 
 namespace caravan {
-namespace {
-
-Plan::Prepare takes_part(const MeshAxis& axis) {
-  return [index = axis.coord(), parts = axis.size()](Module& module) {
-    return dynamic_cast<Experts&>(module).take_part(index, parts);
-  };
-}
-
-}  // namespace
 
 Plan expert_parallel(const ModelConfig& config, const Mesh& mesh, const std::string& axis) {
   const MeshAxis ranks = mesh[axis];
@@ -30,15 +21,11 @@ Plan expert_parallel(const ModelConfig& config, const Mesh& mesh, const std::str
                       mesh.where(), "choose " + axis + " from " + divisors_near(experts, ranks.size())});
   }
   const Layout cut{{axis, Shard{0}}};
-  Plan::Row tables{.pattern = "*.mlp.experts", .prepare = takes_part(ranks), .around = exchange_tokens(ranks)};
-  for (const std::string& name : expert_tables(config.kind)) tables.parameters.push_back({name, cut});
-  return {.name = "expert_parallel",
-          .axes = {axis},
-          .data_axes = {axis},
-          .rows = {{.pattern = "embedding", .inputs = {cut}},
-                   {.pattern = "head.loss", .inputs = {std::nullopt, cut}},
-                   {.pattern = "head.logits", .outputs = {Layout{{axis, Invariant{}}}}},
-                   std::move(tables)}};
+  Plan plan{.name = "expert_parallel", .axes = {axis}, .data_axes = {axis}, .rows = batch_rows(cut)};
+  plan.rows.push_back({.pattern = "head.logits", .outputs = {Layout{{axis, Invariant{}}}}});
+  plan.rows.push_back(expert_row(config, ranks, cut));
+  plan.rows.back().around = exchange_tokens(ranks);
+  return plan;
 }
 
 }  // namespace caravan

@@ -1,10 +1,10 @@
 #include "caravan/parallel/grid.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/text.h"
 #include "caravan/registry/registry.h"
 
@@ -28,12 +28,6 @@ std::string sides_text(const Grid& grid, const ModelConfig& config) {
   }
   if (!ranks.empty()) return "use " + join(ranks, " or ");
   return fmt::format("use kind \"{}\", or a model of other sizes", first_of("tensor_parallel").name);
-}
-
-/// Rows near `rows` that `parts` divides.
-std::string multiples_text(int64_t rows, int64_t parts) {
-  const int64_t below = rows / parts * parts;
-  return below == 0 ? fmt::format("{}", parts) : fmt::format("{} or {}", below, below + parts);
 }
 
 }  // namespace
@@ -81,16 +75,9 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
   }
   if (config.lora.rank % side != 0) {
     return Misfit{"lora.rank", fmt::format("a grid of side {} divides adapters of rank {}", side, config.lora.rank),
-                  "use a rank of " + multiples_text(config.lora.rank, side)};
+                  "use a rank of " + multiples_near(config.lora.rank, side)};
   }
   return std::nullopt;
-}
-
-std::optional<Misfit> misfit_of_rows(const Grid& grid, int64_t rows, int64_t side) {
-  const int64_t parts = row_parts(grid, side);
-  if (rows > 0 && rows % parts == 0) return std::nullopt;
-  return Misfit{"train.micro_batch", fmt::format("{} sequences of a micro-batch are split in {} parts", rows, parts),
-                "use " + multiples_text(rows, parts)};
 }
 
 }  // namespace caravan

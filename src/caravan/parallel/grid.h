@@ -28,7 +28,4 @@ std::optional<Misfit> misfit_of_ranks(const Grid& grid, int64_t ranks);
 /// widths.
 std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config, int64_t side);
 
-/// Why a micro-batch cannot have `rows` sequences.
-std::optional<Misfit> misfit_of_rows(const Grid& grid, int64_t rows, int64_t side);
-
 }  // namespace caravan

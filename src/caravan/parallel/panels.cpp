@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include "caravan/base/checked_once.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 
@@ -134,17 +134,13 @@ void check_panels(std::span<const std::span<const PanelAction>> tables, int num_
 }
 
 std::vector<PanelAction> checked_panel_schedule(int num_panels, bool reduces, bool overlaps) {
-  static std::mutex mutex;
-  static std::map<std::tuple<int, bool, bool>, std::vector<PanelAction>> checked;
-  const std::lock_guard lock(mutex);
-  std::vector<PanelAction>& actions = checked[{num_panels, reduces, overlaps}];
-  if (actions.empty()) {
+  static CheckedOnce<std::tuple<int, bool, bool>, std::vector<PanelAction>> checked;
+  return checked.of({num_panels, reduces, overlaps}, [&] {
     std::vector<PanelAction> table = panel_schedule(num_panels, reduces, overlaps);
     const auto num_ranks = static_cast<size_t>(num_panels) * static_cast<size_t>(num_panels);
     check_panels(std::vector<std::span<const PanelAction>>(num_ranks, table), num_panels, reduces);
-    actions = std::move(table);
-  }
-  return actions;
+    return table;
+  });
 }
 
 std::string to_string(const std::vector<PanelAction>& schedule) {

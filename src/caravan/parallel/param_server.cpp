@@ -58,9 +58,8 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   if (is_synchronous) memory = is_shared(kName, mesh, axis, options.share) ? LeafMemory::shared : LeafMemory::kept;
   set_leaf_memory(strategy, memory);
   strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::at_rest;
-  set_dtypes(strategy, options);
-  strategy.allow_unused = options.allow_unused;
-  strategy.buffers = is_synchronous ? options.buffers : Buffers::local;
+  set_common(strategy, options);
+  if (!is_synchronous) strategy.buffers = Buffers::local;
 }
 
 Strategy param_server(Module& model, const Mesh& mesh, const ParameterServerOptions& options) {

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <deque>
 
 #include <fmt/format.h>
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 
 namespace caravan {
@@ -13,11 +14,9 @@ DimIndex zigzag_order(int64_t length, int n) {
   if (n == 1) return {0, length, length};
   const int64_t chunks = 2 * int64_t{n};
   if (length % chunks != 0) {
-    const int64_t below = length / chunks * chunks;
-    throw ShapeError(
-        {"context parallel", "sequence",
-         fmt::format("{} tokens do not split into 2 chunks for each of {} ranks", length, n), "",
-         below > 0 ? fmt::format("use {} or {} tokens", below, below + chunks) : fmt::format("use {} tokens", chunks)});
+    throw ShapeError({"context parallel", "sequence",
+                      fmt::format("{} tokens do not split into 2 chunks for each of {} ranks", length, n), "",
+                      fmt::format("use {} tokens", multiples_near(length, chunks))});
   }
   const int64_t count = length / chunks;
   std::vector<DimIndex::Run> runs;

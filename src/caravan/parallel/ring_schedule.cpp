@@ -1,10 +1,10 @@
 #include "caravan/parallel/ring_schedule.h"
 
-#include <map>
-#include <mutex>
 #include <tuple>
 
 #include <fmt/format.h>
+
+#include "caravan/base/checked_once.h"
 
 namespace caravan {
 namespace {
@@ -50,16 +50,12 @@ std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps) {
 }
 
 std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overlaps) {
-  static std::mutex mutex;
-  static std::map<std::tuple<int, bool, bool>, std::vector<RingStep>> checked;
-  const std::lock_guard lock(mutex);
-  std::vector<RingStep>& steps = checked[{n, is_backward, overlaps}];
-  if (steps.empty()) {
+  static CheckedOnce<std::tuple<int, bool, bool>, std::vector<RingStep>> checked;
+  return checked.of({n, is_backward, overlaps}, [&] {
     std::vector<RingStep> table = ring_schedule(n, is_backward, overlaps);
     check_ring(std::vector<std::span<const RingStep>>(static_cast<size_t>(n), table), is_backward);
-    steps = std::move(table);
-  }
-  return steps;
+    return table;
+  });
 }
 
 }  // namespace caravan

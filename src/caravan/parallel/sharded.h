@@ -18,10 +18,12 @@ bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, 
 
 /// The same for ddp().
 template <class Options>
-void set_dtypes(Strategy& strategy, const Options& options) {
+void set_common(Strategy& strategy, const Options& options) {
   strategy.leaf_dtype = options.compute_dtype;
   strategy.gradient_dtype = options.gradient_dtype;
   strategy.reduce_dtype = options.reduce_dtype;
+  strategy.allow_unused = options.allow_unused;
+  strategy.buffers = options.buffers;
 }
 
 }  // namespace caravan

@@ -162,6 +162,12 @@ std::vector<Linear*> children_of(Module& parent, const std::vector<std::string>&
 
 }  // namespace
 
+at::Tensor matrix_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+at::Tensor empty_sum(int64_t rows, int64_t columns, const at::Tensor& like) {
+  return at::empty({rows, columns}, like.options().dtype(compute_type(like.scalar_type())).requires_grad(false));
+}
+
 void add_split_linears(Plan& plan, const std::string& parent, const std::vector<std::string>& names,
                        const std::vector<Plan::ParameterRow>& parameters, std::shared_ptr<const SplitProduct> product) {
   const auto groups = std::make_shared<SplitGroups>();

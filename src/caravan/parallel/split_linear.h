@@ -26,6 +26,10 @@ class SplitProduct {
                              const std::vector<bool>& needs_weights) const = 0;
 };
 
+/// What products are made of: x as a matrix of all its rows, and an empty sum in the dtype that sums are computed in.
+at::Tensor matrix_of(const at::Tensor& x);
+at::Tensor empty_sum(int64_t rows, int64_t columns, const at::Tensor& like);
+
 /// Adds rows to `plan`: the Linear children `names` of the modules that match `parent` multiply as `product` says. They
 /// are given the same input, which is moved once for all of them: the first computes the results of all. Autograd keeps
 /// the local pieces of x and the weights alone. A bias is added afterwards.

@@ -4,23 +4,15 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
-#include "caravan/nn/dispatch.h"
 #include "caravan/nn/product.h"
 #include "caravan/parallel/panels.h"
 
 namespace caravan {
 namespace {
-
-at::Tensor matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
-at::Tensor empty_sum(int64_t rows, int64_t columns, const at::Tensor& like) {
-  return at::empty({rows, columns}, like.options().dtype(compute_type(like.scalar_type())).requires_grad(false));
-}
 
 /// A piece that coordinate `panel` of an axis broadcasts to the others.
 class Arriving {
@@ -61,7 +53,7 @@ struct Panel {
 class SummaRun {
  public:
   SummaRun(const MeshAxis& row, const MeshAxis& col, const at::Tensor& x, const Tensors& weights)
-      : row_(row), col_(col), x_(matrix(x).contiguous()) {
+      : row_(row), col_(col), x_(matrix_of(x).contiguous()) {
     for (const at::Tensor& weight : weights) weights_.push_back(weight.contiguous());
   }
 
@@ -176,7 +168,7 @@ class SummaProduct final : public SplitProduct {
   Gradients backward(const at::Tensor& x, const Tensors& weights, const Tensors& dys, bool needs_x,
                      const std::vector<bool>& needs_weights) const override {
     Tensors matrices;
-    for (const at::Tensor& dy : dys) matrices.push_back(matrix(dy));
+    for (const at::Tensor& dy : dys) matrices.push_back(matrix_of(dy));
     Gradients gradients = SummaRun(row_, col_, x, weights).backward(matrices, needs_x, needs_weights);
     if (needs_x) gradients.x = gradients.x.view(x.sizes());
     return gradients;

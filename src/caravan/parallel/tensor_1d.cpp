@@ -1,20 +1,14 @@
 #include "caravan/parallel/tensor_1d.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 
-#include <fmt/format.h>
-
 #include "caravan/base/error.h"
-#include "caravan/nn/cross_entropy.h"
-#include "caravan/nn/embedding.h"
-#include "caravan/nn/experts.h"
 #include "caravan/nn/lora.h"
 #include "caravan/nn/router.h"
-#include "caravan/parallel/axis_reduction.h"
 #include "caravan/parallel/equal_parts.h"
 #include "caravan/parallel/kv_heads.h"
+#include "caravan/parallel/model_rows.h"
 
 namespace caravan {
 namespace {
@@ -148,38 +142,19 @@ class Table {
            router.set_adds_losses(is_first);
            return [&router] { router.set_adds_losses(true); };
          }});
-    Plan::Row tables{.pattern = "*.mlp.experts",
-                     .prepare = [index = axes_.whole.coord(), parts = axes_.whole.size()](Module& module) {
-                       return dynamic_cast<Experts&>(module).take_part(index, parts);
-                     }};
-    for (const std::string& name : expert_tables(config_.kind)) {
-      tables.parameters.push_back({name, axes_.on(Shard{0})});
-    }
-    add(std::move(tables));
+    add(expert_row(config_, axes_.whole, axes_.on(Shard{0})));
   }
 
   /// Embedding, head and loss.
   void add_words() {
     const Layout rows = axes_.shard(0, config_.vocabulary);
-    const std::vector<int64_t> parts = parts_of(config_.vocabulary, axes_.whole.size());
-    const int64_t first = std::accumulate(parts.begin(), parts.begin() + axes_.whole.coord(), int64_t{0});
-    const auto set_first_row = [first](Module& module) -> std::function<void()> {
-      auto& embedding = dynamic_cast<Embedding&>(module);
-      embedding.set_first_row(first);
-      return [&embedding] { embedding.set_first_row(0); };
-    };
-    const auto set_reduction = [first, reduction = axis_reduction(axes_.whole, Invariant{}, axes_.names)](
-                                   Module& module) -> std::function<void()> {
-      auto& loss = dynamic_cast<CrossEntropy&>(module);
-      loss.set_row_reduction(reduction, first);
-      return [&loss] { loss.set_row_reduction(nullptr, 0); };
-    };
+    const WordParts parts = word_parts(config_, axes_.whole, axes_.names);
     add({.pattern = "embedding.token",
          .parameters = {{"weight", rows}},
          .outputs = {stream_},
-         .prepare = set_first_row});
+         .prepare = parts.embedding});
     if (!config_.tie_embeddings) add({.pattern = "head", .parameters = {{"weight", rows}}});
-    add({.pattern = "head.loss", .inputs = {replicate_}, .prepare = set_reduction});
+    add({.pattern = "head.loss", .inputs = {replicate_}, .prepare = parts.loss});
     add({.pattern = "head.logits", .inputs = {replicate_}, .outputs = {whole_}});
   }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan.h"

@@ -1,5 +1,6 @@
 #include "caravan/parallel/tensor_25d.h"
 
+#include "caravan/parallel/model_rows.h"
 #include "caravan/parallel/tensor_2d.h"
 
 namespace caravan {
@@ -7,12 +8,8 @@ namespace caravan {
 Plan tensor_25d(const ModelConfig& config, const MeshAxis& depth, const MeshAxis& row, const MeshAxis& col) {
   const Layout rows{{depth.name(), Shard{0}}};
   const Layout whole{{depth.name(), Invariant{}}};
-  const Plan batch{.name = "",
-                   .axes = {depth.name()},
-                   .data_axes = {depth.name()},
-                   .rows = {{.pattern = "embedding", .inputs = {rows}},
-                            {.pattern = "head.loss", .inputs = {std::nullopt, rows}},
-                            {.pattern = "head.logits", .outputs = {whole}}}};
+  Plan batch{.name = "", .axes = {depth.name()}, .data_axes = {depth.name()}, .rows = batch_rows(rows)};
+  batch.rows.push_back({.pattern = "head.logits", .outputs = {whole}});
   Plan plan = join(batch, tensor_2d(config, row, col));
   plan.name = "tensor_25d";
   return plan;

@@ -1,6 +1,6 @@
 #include "caravan/parallel/tensor_2d.h"
 
-#include "caravan/parallel/grid_rows.h"
+#include "caravan/parallel/model_rows.h"
 #include "caravan/parallel/summa.h"
 
 namespace caravan {

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/empty.h>
-
 #include "caravan/base/error.h"
-#include "caravan/nn/dispatch.h"
 #include "caravan/nn/product.h"
-#include "caravan/parallel/grid_rows.h"
+#include "caravan/parallel/model_rows.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
@@ -34,7 +31,7 @@ class CubeProduct final : public SplitProduct {
     const at::Tensor rows = gather_rows(x, in_, "x");
     Tensors ys;
     for (const at::Tensor& weight : weights) {
-      at::Tensor y = caravan::product(matrix(rows), gathered(weight));
+      at::Tensor y = caravan::product(matrix_of(rows), gathered(weight));
       std::vector<int64_t> shape = rows.sizes().vec();
       shape.back() = y.size(1);
       ys.push_back(scatter_rows(y.view(shape), out_, "y"));
@@ -47,10 +44,10 @@ class CubeProduct final : public SplitProduct {
     Gradients gradients;
     gradients.weights.resize(weights.size());
     const bool needs_weight = std::ranges::find(needs_weights, true) != needs_weights.end();
-    const at::Tensor rows = needs_weight ? matrix(gather_rows(x, in_, "x")) : at::Tensor();
+    const at::Tensor rows = needs_weight ? matrix_of(gather_rows(x, in_, "x")) : at::Tensor();
     at::Tensor dx;
     for (size_t i = 0; i < dys.size(); ++i) {
-      const at::Tensor dy = matrix(gather_rows(dys[i], out_, "gradient of y"));
+      const at::Tensor dy = matrix_of(gather_rows(dys[i], out_, "gradient of y"));
       if (needs_x) {
         const bool is_first = !dx.defined();
         if (is_first) dx = empty_sum(dy.size(0), x.size(2), x);
@@ -70,10 +67,6 @@ class CubeProduct final : public SplitProduct {
   }
 
  private:
-  static at::Tensor matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-  static at::Tensor empty_sum(int64_t rows, int64_t columns, const at::Tensor& like) {
-    return at::empty({rows, columns}, like.options().dtype(compute_type(like.scalar_type())).requires_grad(false));
-  }
   static at::Tensor gather_rows(const at::Tensor& x, const MeshAxis& axis, const char* what) {
     return redistribute(x, {{axis.name(), Shard{0}}}, axis, Replicate{}, what);
   }

@@ -37,9 +37,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   set_leaf_memory(strategy, shares ? LeafMemory::shared : LeafMemory::kept);
   strategy.keeps_gradients = options.stage == 1;
   strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
-  set_dtypes(strategy, options);
-  strategy.allow_unused = options.allow_unused;
-  strategy.buffers = options.buffers;
+  set_common(strategy, options);
 }
 
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) {
@@ -62,9 +60,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   // In shared memory a second gather would find what is still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
-  set_dtypes(strategy, options);
-  strategy.allow_unused = options.allow_unused;
-  strategy.buffers = options.buffers;
+  set_common(strategy, options);
 }
 
 Strategy zero(Module& model, const Mesh& mesh, const ZeroOptions& options) {

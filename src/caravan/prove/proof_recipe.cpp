@@ -1,7 +1,6 @@
 #include "caravan/prove/proof_recipe.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <fmt/format.h>
 

@@ -1,7 +1,6 @@
 #include "caravan/redistribute/flat.h"
 
 #include <algorithm>
-#include <functional>
 #include <span>
 
 #include <fmt/format.h>

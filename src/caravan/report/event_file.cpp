@@ -73,9 +73,8 @@ uint32_t crc32c(std::string_view bytes) noexcept {
 }
 
 EventFile::EventFile(const fs::path& folder, double seconds, const std::string& host) {
+  create_folders("tensorboard", folder);
   std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw_file_error("tensorboard", folder, "cannot be created", error.value());
   std::vector<fs::path> earlier;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     if (entry.path().filename().string().starts_with("events.out.tfevents.")) earlier.push_back(entry.path());

@@ -7,7 +7,6 @@
 #include "caravan/base/error.h"
 #include "caravan/base/svg.h"
 #include "caravan/base/text.h"
-#include "caravan/base/time.h"
 
 namespace caravan {
 namespace {

@@ -65,9 +65,7 @@ void ModuleCheckpoint::add_scheduler(torch::optim::LRScheduler& scheduler) {
 /// On rank 0, before the first write. A run that `starts` anew finds no checkpoint there.
 void ModuleCheckpoint::take_folder(bool starts) {
   if (is_taken_) return;
-  std::error_code error;
-  fs::create_directories(run_, error);
-  if (error) throw_file_error("checkpoint", run_, "cannot be made", error.value());
+  create_folders("checkpoint", run_, "cannot be made");
   lock_ = FileLock(run_ / ".lock", fmt::format("process {}", ::getpid()), "checkpoint");
   if (!lock_.is_held() && lock_.is_supported()) {
     throw UsageError({"checkpoint", run_.string(), "is in use by another run",

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/parallel/grid.h"
 #include "tests/cost/formulas/experts.h"
@@ -261,7 +262,11 @@ std::string misfit_of(const TensorShape& shape) {
     if (model.moe.is_used()) return fmt::format("{} has no table for experts", shape.kind);
     std::optional<Misfit> misfit = misfit_of_ranks(grid_of(shape), shape.ranks);
     if (!misfit) misfit = misfit_of_grid(grid_of(shape), model, shape.side());
-    if (!misfit) misfit = misfit_of_rows(grid_of(shape), shape.sequences, shape.side());
+    const int64_t parts = row_parts(grid_of(shape), shape.side());
+    if (!misfit && (shape.sequences < 1 || shape.sequences % parts != 0)) {
+      return fmt::format("{} sequences of a micro-batch are split in {} parts: use {}", shape.sequences, parts,
+                         multiples_near(shape.sequences, parts));
+    }
     return misfit ? misfit->fact + ": " + misfit->action : "";
   }
   if (model.heads % shape.ranks != 0) return fmt::format("{} ranks do not divide {} heads", shape.ranks, model.heads);

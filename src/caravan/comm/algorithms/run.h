@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "caravan/comm/algorithms/message_plan.h"
 #include "caravan/comm/algorithms/problem.h"

@@ -1,7 +1,6 @@
 #include "caravan/comm/flight/compare.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 

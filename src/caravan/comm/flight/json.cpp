@@ -184,7 +184,6 @@ FlightReport flight_report_from_json(std::string_view text, const std::filesyste
   throw DataError({.op = "flight",
                    .subject = path.string(),
                    .fact = std::move(fact),
-                   .where = "",
                    .action = "take it out of the folder to compare the others"});
 }
 

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <stdexcept>
-#include <thread>
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -25,7 +23,6 @@ namespace caravan {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 // Waits of ours have time-outs. A time-out of gloo's would close the connections of the whole world.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);

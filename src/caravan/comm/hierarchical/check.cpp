@@ -141,13 +141,7 @@ void Check::judge_sheets() {
     std::memcpy(sheet.data(), bytes_.data() + at, static_cast<size_t>(sheet.bytes()));
     at += static_cast<size_t>(sheet.bytes());
   }
-  std::vector<Descriptor> descriptors;
-  std::vector<CallOf> calls;
-  for (const messages::CallSheet& sheet : sheets_) descriptors.push_back(sheet.descriptor());
-  for (size_t rank = 0; rank < sheets_.size(); ++rank) {
-    calls.push_back({&descriptors[rank], sheets_[rank].send_counts(), sheets_[rank].recv_counts()});
-  }
-  const std::string text = difference(calls);
+  const std::string text = messages::difference_of(sheets_);
   if (!text.empty()) throw CallsDiffer{mismatch_error(task_.group(), own_, "the ranks' calls differ: " + text)};
 }
 

@@ -55,6 +55,20 @@ class CollectiveSteps {
     });
   }
 
+  /// On this host.
+  void then_broadcast(const Buffer& buffer, int from) {
+    task_.then(local(),
+               [=, task = &task_](Communicator& comm) { return comm.broadcast_async(buffer, from, task->call()); });
+  }
+  /// Copies the parts of `ranks`, one after another in `from`, to where they belong in the output.
+  void then_unpack(const Buffer& from, std::vector<int> ranks) {
+    task_.then_here([from, ranks = std::move(ranks), task = &task_] {
+      const Operation& op = task->op();
+      unpack(static_cast<const std::byte*>(from.data), op.recv_counts, ranks, size_bytes(op.dtype),
+             static_cast<std::byte*>(op.out.data));
+    });
+  }
+
   void all_reduce_by_cross();
   void all_gather_by_cross();
   void all_gather_by_leaders();
@@ -107,7 +121,7 @@ void CollectiveSteps::all_reduce() {
     });
     then_narrow(sum, out);
   }
-  task_.then(local(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(out, 0, task->call()); });
+  then_broadcast(out, 0);
 }
 
 void CollectiveSteps::all_reduce_by_cross() {
@@ -166,17 +180,13 @@ void CollectiveSteps::broadcast() {
   const int gate = topology_.is_uniform() ? root_local_rank : 0;
   const bool at_root = levels_.host() == root_host;
   const Buffer buffer = op_.out;
-  const auto in_host = [&](int from) {
-    task_.then(local(),
-               [=, task = &task_](Communicator& comm) { return comm.broadcast_async(buffer, from, task->call()); });
-  };
-  if (at_root) in_host(root_local_rank);
+  if (at_root) then_broadcast(buffer, root_local_rank);
   if (levels_.local_rank() == gate) {
     task_.then(cross(), [=, task = &task_](Communicator& comm) {
       return comm.broadcast_async(buffer, root_host, task->call());
     });
   }
-  if (!at_root) in_host(gate);
+  if (!at_root) then_broadcast(buffer, gate);
 }
 
 void CollectiveSteps::all_gather() {
@@ -195,11 +205,7 @@ void CollectiveSteps::all_gather_by_cross() {
   task_.then(local(), [=, task = &task_](Communicator& comm) {
     return comm.all_gather_async(own, whole, local_rank_counts, task->call());
   });
-  task_.then_here([=, task = &task_] {
-    const Operation& op = task->op();
-    unpack(static_cast<const std::byte*>(whole.data), op.recv_counts, task->levels().topology.by_local_rank(),
-           size_bytes(op.dtype), static_cast<std::byte*>(op.out.data));
-  });
+  then_unpack(whole, topology_.by_local_rank());
 }
 
 void CollectiveSteps::all_gather_by_leaders() {
@@ -216,13 +222,8 @@ void CollectiveSteps::all_gather_by_leaders() {
       return comm.all_gather_async(block, whole, host_counts, task->call());
     });
   }
-  task_.then(local(), [=, task = &task_](Communicator& comm) { return comm.broadcast_async(whole, 0, task->call()); });
-  if (in_order) return;
-  task_.then_here([=, task = &task_] {
-    const Operation& op = task->op();
-    unpack(static_cast<const std::byte*>(whole.data), op.recv_counts, task->levels().topology.by_host(),
-           size_bytes(op.dtype), static_cast<std::byte*>(op.out.data));
-  });
+  then_broadcast(whole, 0);
+  if (!in_order) then_unpack(whole, topology_.by_host());
 }
 
 void CollectiveSteps::reduce_scatter() {

@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
-#include "caravan/comm/call_errors.h"
 #include "caravan/comm/hierarchical/collectives.h"
 #include "caravan/comm/operations.h"
 #include "caravan/comm/shared/shared_communicator.h"

@@ -60,14 +60,18 @@ std::vector<CallSheet> exchange_sheets(TaskThread& thread, const Group& group, C
   return sheets;
 }
 
-void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets) {
+std::string difference_of(std::span<const CallSheet> sheets) {
   std::vector<Descriptor> descriptors;
   for (const CallSheet& sheet : sheets) descriptors.push_back(sheet.descriptor());
   std::vector<CallOf> calls;
   for (size_t rank = 0; rank < sheets.size(); ++rank) {
     calls.push_back({&descriptors[rank], sheets[rank].send_counts(), sheets[rank].recv_counts()});
   }
-  const std::string text = difference(calls);
+  return difference(calls);
+}
+
+void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets) {
+  const std::string text = difference_of(sheets);
   if (!text.empty()) std::rethrow_exception(mismatch_error(group, own, "the ranks' calls differ: " + text));
 }
 

@@ -33,6 +33,9 @@ class CallSheet {
 /// The sheets of all ranks including `own`, in rank order.
 std::vector<CallSheet> exchange_sheets(TaskThread& thread, const Group& group, CallSheet own);
 
+/// How the ranks' calls differ; "" if they do not.
+std::string difference_of(std::span<const CallSheet> sheets);
+
 /// Throws the mismatch error, which names both sides, if the ranks' calls differ.
 void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets);
 

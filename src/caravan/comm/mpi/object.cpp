@@ -1,7 +1,6 @@
 // libcaravan_mpi_<name>.so; see session.h.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <mpi.h>
 #include <stdexcept>
 #include <string>

@@ -23,7 +23,6 @@
 namespace caravan {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 at::ScalarType scalar_type(Dtype dtype) {

@@ -1,10 +1,10 @@
 #include "caravan/comm/shared/collective.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 
+#include "caravan/comm/operations.h"
 #include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/shared/compare_calls.h"
 
@@ -142,8 +142,7 @@ void Collective::read_payloads(uint64_t round) const {
       }
       return;
     case Verb::reduce_scatter: {
-      int64_t begin = 0;
-      for (int rank = 0; rank < state_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
+      const int64_t begin = part_begin(op.send_counts, state_.rank);
       if (op.out.count == 0) return;
       collect_payloads(round);
       for (const std::byte*& source : state_.sources) source += begin * element_bytes_;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <vector>
-
 #include "caravan/comm/shared/rounds.h"
 
 namespace caravan::shared {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "caravan/comm/operations.h"
 #include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/shared/collective.h"
 
@@ -22,12 +23,9 @@ Rounds::Next Collective::move_directly(uint64_t round) {
   switch (op.verb) {
     case Verb::all_reduce:
     case Verb::reduce: return reduce_own_share(round);
-    case Verb::reduce_scatter: {
-      int64_t begin = 0;
-      for (int rank = 0; rank < state_.rank; ++rank) begin += op.send_counts[static_cast<size_t>(rank)];
+    case Verb::reduce_scatter:
       if (cursor_ == 0) state_.outs.assign(1, static_cast<std::byte*>(op.out.data));
-      return reduce_part(round, begin, op.out.count);
-    }
+      return reduce_part(round, part_begin(op.send_counts, state_.rank), op.out.count);
     case Verb::all_gather: return gather_directly(round);
     case Verb::all_to_all: return exchange_directly(round);
     case Verb::broadcast:
@@ -121,8 +119,7 @@ Rounds::Next Collective::gather_directly(uint64_t round) {
   // Each rank starts with its own part and continues with its successors, so that not all read one rank at once.
   while (peer_ < state_.size) {
     const int from = (state_.rank + peer_) % state_.size;
-    int64_t part = 0;
-    for (int rank = 0; rank < from; ++rank) part += op.recv_counts[static_cast<size_t>(rank)];
+    const int64_t part = part_begin(op.recv_counts, from);
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
     std::byte* to = static_cast<std::byte*>(op.out.data) + part * element_bytes_;
     const uint64_t offset = data_of(from, round).in;
@@ -139,12 +136,8 @@ Rounds::Next Collective::exchange_directly(uint64_t round) {
   const Operation& op = operation();
   while (peer_ < state_.size) {
     const int from = (state_.rank + peer_) % state_.size;
-    int64_t part = 0;
-    for (int rank = 0; rank < from; ++rank) part += op.recv_counts[static_cast<size_t>(rank)];
-    int64_t begin = 0;  // of this rank's part in the input of `from`
-    for (int rank = 0; rank < state_.rank; ++rank) {
-      begin += state_.region.send_counts(from, round)[static_cast<size_t>(rank)];
-    }
+    const int64_t part = part_begin(op.recv_counts, from);
+    const int64_t begin = part_begin(state_.region.send_counts(from, round), state_.rank);  // in the input of `from`
     const int64_t bytes = op.recv_counts[static_cast<size_t>(from)] * element_bytes_;
     if (bytes > 0 && !copy_from(data_of(from, round).in, begin * element_bytes_,
                                 static_cast<std::byte*>(op.out.data) + part * element_bytes_, bytes)) {

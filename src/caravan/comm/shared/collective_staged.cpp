@@ -2,6 +2,7 @@
 #include <cstring>
 #include <span>
 
+#include "caravan/comm/operations.h"
 #include "caravan/comm/reduce/reduce.h"
 #include "caravan/comm/shared/collective.h"
 
@@ -124,8 +125,7 @@ void Collective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t own,
 }
 
 void Collective::read_reduced_block(uint64_t round, int64_t step) const {
-  int64_t part = 0;
-  for (int rank = 0; rank < state_.rank; ++rank) part += operation().send_counts[static_cast<size_t>(rank)];
+  const int64_t part = part_begin(operation().send_counts, state_.rank);
   const int64_t begin = step * block_elems();
   reduce_range(round, state_.rank * block_bytes(), part + begin, begin,
                length_at(step, block_elems(), operation().out.count));

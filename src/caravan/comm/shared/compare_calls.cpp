@@ -5,7 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "caravan/comm/shared/wait_errors.h"
+#include "caravan/comm/call_errors.h"
 
 namespace caravan::shared {
 namespace {

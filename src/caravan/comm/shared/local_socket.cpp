@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <climits>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -16,17 +15,6 @@ namespace caravan::shared {
 namespace {
 
 constexpr int kType = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
-
-bool wait_for(int fd, short events, Deadline deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-    pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, static_cast<int>(std::clamp<int64_t>(left + 1, 0, INT_MAX / 2)));
-    if (ready > 0) return true;
-    if (ready == 0 && std::chrono::steady_clock::now() >= deadline) return false;
-  }
-}
 
 Fd new_socket() {
   Fd fd(socket(AF_UNIX, kType, 0));
@@ -91,7 +79,7 @@ std::optional<LocalSocket> LocalSocket::connect(const std::string& name, Deadlin
 }
 
 std::optional<LocalSocket> LocalSocket::accept(Deadline deadline) const {
-  while (wait_for(fd_.get(), POLLIN, deadline)) {
+  while (wait_for_events(fd_.get(), POLLIN, deadline)) {
     Fd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) return LocalSocket(std::move(fd));
     if (errno == EMFILE || errno == ENFILE) {
@@ -125,7 +113,7 @@ bool LocalSocket::send(const Packet& packet, int descriptor, Deadline deadline) 
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
   }
-  while (wait_for(fd_.get(), POLLOUT, deadline)) {
+  while (wait_for_events(fd_.get(), POLLOUT, deadline)) {
     if (sendmsg(fd_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(packet))) return true;
     // ETOOMANYREFS: too many descriptors are in flight; receivers have to accept some first.
     if (errno == ETOOMANYREFS) poll(nullptr, 0, 1);
@@ -136,7 +124,7 @@ bool LocalSocket::send(const Packet& packet, int descriptor, Deadline deadline) 
 
 std::optional<ReceivedPacket> LocalSocket::receive(Deadline deadline) const {
   ReceivedPacket received;
-  while (wait_for(fd_.get(), POLLIN, deadline)) {
+  while (wait_for_events(fd_.get(), POLLIN, deadline)) {
     iovec part{&received.packet, sizeof(received.packet)};
     Control control;
     msghdr message{};

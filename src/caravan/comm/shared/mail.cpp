@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "caravan/comm/shared/wait_errors.h"
+#include "caravan/comm/call_errors.h"
 
 namespace caravan::shared {
 

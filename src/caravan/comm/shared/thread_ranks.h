@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/options.h"

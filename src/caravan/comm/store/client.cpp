@@ -76,7 +76,6 @@ class StoreClient final : public Store {
     return CommError({.op = "store",
                       .subject = "",
                       .fact = fmt::format("the store at {}:{} {}", address_, port_, how),
-                      .where = "",
                       .action = "find out why the process that serves it ended: the launcher, or rank 0"});
   }
 
@@ -142,7 +141,6 @@ Outcome StoreClient::greet(int fd, Deadline deadline) const {
     throw CommError({.op = "store",
                      .subject = fmt::format("{}:{}", address_, port_),
                      .fact = "the server there is not a Caravan store",
-                     .where = "",
                      .action = "check MASTER_ADDR and MASTER_PORT"});
   }
   if (*version != kVersion) {
@@ -150,7 +148,6 @@ Outcome StoreClient::greet(int fd, Deadline deadline) const {
         {.op = "store",
          .subject = fmt::format("{}:{}", address_, port_),
          .fact = fmt::format("the store there has protocol version {}, this process version {}", *version, kVersion),
-         .where = "",
          .action = "run the same build of Caravan on every rank"});
   }
   return authenticate(fd, deadline);
@@ -196,7 +193,6 @@ Fd StoreClient::open(Deadline deadline, milliseconds timeout, bool retries) cons
       throw CommError({.op = "store",
                        .subject = fmt::format("{}:{}", address_, port_),
                        .fact = fmt::format("no store answered within {:.1f} s: {}", timeout.count() / 1e3, error),
-                       .where = "",
                        .action = "start the launcher or rank 0, and check MASTER_ADDR, MASTER_PORT and firewalls"});
     }
     std::this_thread::sleep_for(pause);

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cstdlib>
 
-#include <climits>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"

@@ -18,7 +18,6 @@ std::string random_bytes(size_t bytes) {
       throw ResourceError({.op = "store",
                            .subject = "secret",
                            .fact = "the kernel's random number generator is not available",
-                           .where = "",
                            .action = "check whether a sandbox forbids getrandom"});
     }
     if (got > 0) have += static_cast<size_t>(got);

@@ -279,7 +279,6 @@ StoreServer::StoreServer(const std::string& address, int port, StoreServerOption
     throw ResourceError({.op = "store",
                          .subject = fmt::format("{}:{}", address, impl_->port),
                          .fact = fmt::format("cannot open an eventfd: {}", system_error(errno)),
-                         .where = "",
                          .action = "raise the limit of open files (ulimit -n)"});
   }
   impl_->thread =

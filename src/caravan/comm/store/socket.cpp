@@ -7,22 +7,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <climits>
-
 namespace caravan::store_socket {
 namespace {
-
-/// Waits for `events`; false when the deadline passes.
-bool wait_for(int fd, short events, Deadline deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-    pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, left < 0 ? 0 : left > INT_MAX / 2 ? INT_MAX / 2 : static_cast<int>(left) + 1);
-    if (ready > 0) return true;
-    if (ready == 0 && std::chrono::steady_clock::now() >= deadline) return false;
-  }
-}
 
 /// A connect to an unused local port may get that port as its own and so connect to itself.
 bool is_connected_to_itself(int fd) {
@@ -43,7 +29,7 @@ Fd connect_one(const addrinfo& address, Deadline deadline, std::string& error) {
   }
   int failure = connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (failure == EINPROGRESS) {
-    if (!wait_for(fd.get(), POLLOUT, deadline)) {
+    if (!wait_for_events(fd.get(), POLLOUT, deadline)) {
       error = "no reply";
       return {};
     }
@@ -101,7 +87,7 @@ Outcome send_all(int fd, std::string_view bytes, Deadline deadline) {
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!wait_for(fd, POLLOUT, deadline)) return Outcome::timed_out;
+      if (!wait_for_events(fd, POLLOUT, deadline)) return Outcome::timed_out;
     } else if (errno != EINTR) {
       return Outcome::closed;
     }
@@ -116,7 +102,7 @@ Outcome receive_all(int fd, char* data, size_t bytes, Deadline deadline) {
       data += got;
       bytes -= static_cast<size_t>(got);
     } else if (got < 0 && errno == EAGAIN) {
-      if (!wait_for(fd, POLLIN, deadline)) return Outcome::timed_out;
+      if (!wait_for_events(fd, POLLIN, deadline)) return Outcome::timed_out;
     } else if (got == 0 || errno != EINTR) {
       return Outcome::closed;
     }

@@ -1,4 +1,4 @@
-#include "caravan/parallel/grid_rows.h"
+#include "caravan/parallel/model_rows.h"
 
 #include <numeric>
 #include <utility>
@@ -8,6 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/embedding.h"
+#include "caravan/nn/experts.h"
 #include "caravan/nn/lora.h"
 #include "caravan/nn/norm.h"
 #include "caravan/parallel/axis_reduction.h"
@@ -41,6 +42,35 @@ Layout shard_of(const MeshAxis& axis, int dim, int64_t rows) {
   Shard shard{dim};
   if (rows % axis.size() != 0) shard.sizes = parts_of(rows, axis.size());
   return {{axis.name(), shard}};
+}
+
+WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names) {
+  const std::vector<int64_t> parts = parts_of(config.vocabulary, axis.size());
+  const int64_t first = std::accumulate(parts.begin(), parts.begin() + axis.coord(), int64_t{0});
+  const auto set_first_row = [first](Module& module) -> std::function<void()> {
+    auto& embedding = dynamic_cast<Embedding&>(module);
+    embedding.set_first_row(first);
+    return [&embedding] { embedding.set_first_row(0); };
+  };
+  const auto set_reduction =
+      [first, reduction = axis_reduction(axis, Invariant{}, names)](Module& module) -> std::function<void()> {
+    auto& loss = dynamic_cast<CrossEntropy&>(module);
+    loss.set_row_reduction(reduction, first);
+    return [&loss] { loss.set_row_reduction(nullptr, 0); };
+  };
+  return {set_first_row, set_reduction};
+}
+
+Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& whole_experts) {
+  Plan::Row row{.pattern = "*.mlp.experts", .prepare = [index = axis.coord(), parts = axis.size()](Module& module) {
+                  return dynamic_cast<Experts&>(module).take_part(index, parts);
+                }};
+  for (const std::string& name : expert_tables(config.kind)) row.parameters.push_back({name, whole_experts});
+  return row;
+}
+
+std::vector<Plan::Row> batch_rows(const Layout& batch) {
+  return {{.pattern = "embedding", .inputs = {batch}}, {.pattern = "head.loss", .inputs = {std::nullopt, batch}}};
 }
 
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows) {
@@ -87,30 +117,18 @@ void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, c
 }
 
 void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words) {
-  const std::vector<int64_t> parts = parts_of(config.vocabulary, vocabulary.size());
-  const int64_t first = std::accumulate(parts.begin(), parts.begin() + vocabulary.coord(), int64_t{0});
-  const auto set_first_row = [first](Module& module) -> std::function<void()> {
-    auto& embedding = dynamic_cast<Embedding&>(module);
-    embedding.set_first_row(first);
-    return [&embedding] { embedding.set_first_row(0); };
-  };
-  const auto set_reduction =
-      [first, reduction = axis_reduction(vocabulary, Invariant{})](Module& module) -> std::function<void()> {
-    auto& loss = dynamic_cast<CrossEntropy&>(module);
-    loss.set_row_reduction(reduction, first);
-    return [&loss] { loss.set_row_reduction(nullptr, 0); };
-  };
+  const WordParts parts = word_parts(config, vocabulary);
   const bool is_tied = config.tie_embeddings;
   plan.rows.push_back({.pattern = "embedding", .inputs = {words.ids}});
   plan.rows.push_back(
       {.pattern = "embedding.token",
        .parameters = {{"weight", words.table, std::nullopt, is_tied ? words.head_compute : words.token_compute}},
        .outputs = {words.stream},
-       .prepare = set_first_row});
+       .prepare = parts.embedding});
   if (!is_tied) {
     plan.rows.push_back({.pattern = "head", .parameters = {{"weight", words.table, std::nullopt, words.head_compute}}});
   }
-  plan.rows.push_back({.pattern = "head.loss", .inputs = {words.hidden, words.labels}, .prepare = set_reduction});
+  plan.rows.push_back({.pattern = "head.loss", .inputs = {words.hidden, words.labels}, .prepare = parts.loss});
   plan.rows.push_back({.pattern = "head.logits", .inputs = {words.hidden}, .outputs = {words.logits}});
 }
 

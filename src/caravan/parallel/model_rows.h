@@ -10,14 +10,27 @@
 
 namespace caravan {
 
-/// What the plans of 2D and 3D tensor parallelism have in common: rows for the modules of GPT-2 and Llama, over a grid
-/// of ranks.
+/// Rows that several plans have, for the modules of GPT-2 and Llama.
 
 /// dim `dim`, of `rows`, split over `axis` in parts that differ by one at most.
 Layout shard_of(const MeshAxis& axis, int dim, int64_t rows);
 
-/// The four linear layers of each block whose weights are laid out as `weight`, with a bias laid out as `bias` at rest
-/// and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
+/// What embedding and loss are told where the vocabulary is split over `axis`, in parts that differ by one at most.
+/// `names`: of the axis in layouts, where it is made of several.
+struct WordParts {
+  Plan::Prepare embedding;  ///< of "embedding.token"
+  Plan::Prepare loss;       ///< of "head.loss"
+};
+WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names = {});
+
+/// The tables of experts, of which each rank of `axis` takes its part: whole ones.
+Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& whole_experts);
+
+/// Ids and labels, given whole and cut to `batch`.
+std::vector<Plan::Row> batch_rows(const Layout& batch);
+
+/// Over a grid of ranks: the four linear layers of each block whose weights are laid out as `weight`, with a bias laid
+/// out as `bias` at rest and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
 struct GridLinear {
   Layout weight;
   Layout bias;
@@ -26,11 +39,11 @@ struct GridLinear {
 };
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows);
 
-/// Norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are leaves R on
-/// `others`. Positions too.
+/// Of a grid: norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are
+/// leaves R on `others`. Positions too.
 void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others);
 
-/// Embedding, head and loss. The vocabulary is split over `vocabulary`.
+/// Of a grid: embedding, head and loss. The vocabulary is split over `vocabulary`.
 struct GridWords {
   Layout table;          ///< of both at rest
   Layout token_compute;  ///< of the embedding's; with tied embeddings that of the head is used
