@@ -49,7 +49,7 @@ class AgainstTransformers : public ::testing::TestWithParam<const char*> {
 TEST_P(AgainstTransformers, equalInFp64) { compare(at::kDouble, 2e-7); }  // the fixture is rounded to fp32
 TEST_P(AgainstTransformers, equalInFp32) { compare(at::kFloat, 2e-6); }   // about 20 consecutive fp32 roundings
 TEST_P(AgainstTransformers, nearInFp16) { compare(at::kHalf, 0.01); }
-TEST_P(AgainstTransformers, nearInBf16) { compare(at::kBFloat16, 0.06); }  // the same with 8 bits of mantissa
+TEST_P(AgainstTransformers, nearInBf16) { compare(at::kBFloat16, 0.1); }  // the same with 8 bits; AMX: 0.077
 
 INSTANTIATE_TEST_SUITE_P(, AgainstTransformers,
                          ::testing::Values("gpt2_tied", "gpt2_untied", "llama_tied", "llama_untied", "qwen2", "mixtral",
