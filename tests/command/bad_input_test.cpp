@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::bad_input_test {
 namespace {
@@ -85,6 +86,7 @@ TEST_F(BadInputTest, BatchAndRanks) {
 }
 
 TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
+  testing::needs({"no_hook", "powersgd", "topk", "ddp", "zero2", "hsdp"});
   expect_refusal(caravan({"train", "/dev/zero"}), 2, {"/dev/zero: is not a recipe: it is longer than 4 MiB"});
   const auto recipe = [this](const std::string& text, const std::vector<std::string>& words) {
     SCOPED_TRACE(text);
@@ -178,6 +180,7 @@ TEST_F(BadInputTest, RunFolders) {
 }
 
 TEST_F(BadInputTest, CheckpointOfAnotherModel) {
+  testing::needs({"adamw", "sgd"});
   ASSERT_EQ(train("run", 1, {"--stop-after", "3"}).code, 0);
   const auto resume = [this](const std::vector<std::string>& overrides, int code,
                              const std::vector<std::string>& words) {

@@ -11,6 +11,7 @@
 #include "caravan/nn/expert_rows.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/trained_model.h"
+#include "tests/needs.h"
 
 namespace caravan::testing::rehearse_test {
 namespace {
@@ -19,9 +20,9 @@ using Keys = std::vector<std::string>;
 constexpr int64_t kVocabulary = 300;
 
 Recipe small(const Keys& more) {
-  Keys keys{"model.layers=2",   "model.width=32",        "model.heads=4",
-            "model.context=32", "train.global_batch=24", "optimizer.kind=adamw"};
+  Keys keys{"model.layers=2", "model.width=32", "model.heads=4", "model.context=32", "train.global_batch=24"};
   keys.insert(keys.end(), more.begin(), more.end());
+  needs_chosen(keys);
   return parse_recipe("", "test", keys);
 }
 
@@ -163,6 +164,7 @@ TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
 }
 
 TEST(Rehearse, ACopyOfTheCheckpointIsThere) {
+  needs({"adamw"});
   const auto peak = [](const char* copies) {
     return rehearse(small({std::string("checkpoint.async=") + copies}), kVocabulary, 1, 0).peak.total();
   };
