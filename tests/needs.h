@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "caravan/registry/registry.h"
@@ -11,8 +12,9 @@ namespace caravan::testing {
 
 /// Skips the case that runs, with a reason that names the entry, unless the registry has all of these: needs({"zero3",
 /// "ring"}). Entries are named as in recipes, or by their line in registry/entries.def ("no_hook"). May stand in any
-/// function that a case calls, and leaves the case at once. What is in a build is known when the registry is made, so
-/// tables of cases, which are made before any case runs, end their rows with a RowNeeds.
+/// function that a case calls, on any rank, and leaves the case at once; but not inside the braces of an aggregate,
+/// whose members g++ 12 then destroys twice. Tables of cases are made before any case runs: their rows end with a
+/// RowNeeds.
 void needs(std::initializer_list<std::string_view> entries);
 
 /// The same for every case of this program; called by main().
