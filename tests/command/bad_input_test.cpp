@@ -74,7 +74,8 @@ TEST_F(BadInputTest, BatchAndRanks) {
   expect_refused({"mesh.pp=2", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=1"}, 2,
                  {"zb-v has 2 stages", "pipeline.stages_per_rank = 2"});
   expect_refused({"mesh.pp=2", "pipeline.micro_batches=5"}, 2, {"do not split into 5 micro-batches"});
-  expect_refused({"mesh.pp=2", "pipeline.schedule=pipedream"}, 2, {"optimizer.clip_norm"});
+  expect_refused({"mesh.pp=2", "data_parallel.technique=ddp", "pipeline.schedule=pipedream"}, 2,
+                 {"optimizer.clip_norm"});
   for (const char* ranks : {"0", "-1"}) {
     expect_refusal(caravan({"train", "--ranks", ranks}), 2,
                    {std::string("--ranks: ") + ranks + " ranks cannot be started", "use 1 or more"});
@@ -234,6 +235,7 @@ TEST_F(BadInputTest, DamagedTokenCacheIsMadeAgain) {
 }
 
 TEST_F(BadInputTest, NumbersThatGoBad) {
+  testing::needs({"ddp"});
   ASSERT_EQ(train("run", 2, {"--stop-after", "3"}).code, 0);
   const auto before = tensors(folder() / "run/step_000003");
   Words more = set({"optimizer.lr=1e30", "train.steps=9"});

@@ -34,6 +34,7 @@ TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
 
 /// The bubble and what is in flight are those of all steps until the stages stop.
 TEST_F(ScheduleTest, OfStagesThatDoNotWaitIsThatOfAWindow) {
+  testing::needs({"ddp"});
   const Result result = inspect({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=30", "train.steps=100",
                                  "optimizer.clip_norm=0", "model.tie_embeddings=false"});
   ASSERT_EQ(result.code, 0) << result.err;

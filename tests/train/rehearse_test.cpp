@@ -100,7 +100,8 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
 
 /// And of a window the steps; a round or window ends where the run stops for something else.
 TEST(Rehearse, CountsStepsThatItLeavesOut) {
-  const Keys pipe{"mesh.pp=2", "model.layers=4", "model.tie_embeddings=false", "optimizer.clip_norm=0"};
+  const Keys pipe{"data_parallel.technique=ddp", "mesh.pp=2", "model.layers=4", "model.tie_embeddings=false",
+                  "optimizer.clip_norm=0"};
   for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
     Keys keys = pipe;
     keys.push_back(std::string("pipeline.schedule=") + schedule);
