@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::bad_input_test {
 namespace {
@@ -73,7 +74,8 @@ TEST_F(BadInputTest, BatchAndRanks) {
   expect_refused({"mesh.pp=2", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=1"}, 2,
                  {"zb-v has 2 stages", "pipeline.stages_per_rank = 2"});
   expect_refused({"mesh.pp=2", "pipeline.micro_batches=5"}, 2, {"do not split into 5 micro-batches"});
-  expect_refused({"mesh.pp=2", "pipeline.schedule=pipedream"}, 2, {"optimizer.clip_norm"});
+  expect_refused({"mesh.pp=2", "data_parallel.technique=ddp", "pipeline.schedule=pipedream"}, 2,
+                 {"optimizer.clip_norm"});
   for (const char* ranks : {"0", "-1"}) {
     expect_refusal(caravan({"train", "--ranks", ranks}), 2,
                    {std::string("--ranks: ") + ranks + " ranks cannot be started", "use 1 or more"});
@@ -85,6 +87,7 @@ TEST_F(BadInputTest, BatchAndRanks) {
 }
 
 TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
+  testing::needs({"no_hook", "powersgd", "topk", "ddp", "zero2", "hsdp"});
   expect_refusal(caravan({"train", "/dev/zero"}), 2, {"/dev/zero: is not a recipe: it is longer than 4 MiB"});
   const auto recipe = [this](const std::string& text, const std::vector<std::string>& words) {
     SCOPED_TRACE(text);
@@ -178,6 +181,7 @@ TEST_F(BadInputTest, RunFolders) {
 }
 
 TEST_F(BadInputTest, CheckpointOfAnotherModel) {
+  testing::needs({"adamw", "sgd"});
   ASSERT_EQ(train("run", 1, {"--stop-after", "3"}).code, 0);
   const auto resume = [this](const std::vector<std::string>& overrides, int code,
                              const std::vector<std::string>& words) {
@@ -231,6 +235,7 @@ TEST_F(BadInputTest, DamagedTokenCacheIsMadeAgain) {
 }
 
 TEST_F(BadInputTest, NumbersThatGoBad) {
+  testing::needs({"ddp"});
   ASSERT_EQ(train("run", 2, {"--stop-after", "3"}).code, 0);
   const auto before = tensors(folder() / "run/step_000003");
   Words more = set({"optimizer.lr=1e30", "train.steps=9"});

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "caravan/checkpoint/safetensors.h"
+#include "tests/needs.h"
 
 namespace caravan {
 
@@ -21,6 +22,12 @@ std::string make_folder() {
   std::string name = (fs::temp_directory_path() / "caravan_command_XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "cannot make " << name;
   return name;
+}
+
+/// What the words choose, and what they leave out: see tests/main.cpp.
+void need(const std::vector<std::string>& words) {
+  testing::needs({"no_hook", "no_recompute"});
+  testing::needs_chosen(words);
 }
 
 int free_port() {
@@ -65,6 +72,7 @@ std::string CommandTest::file(const std::string& name, const std::string& text) 
 }
 
 CommandTest::Result CommandTest::run(const Words& command, const std::string& input) const {
+  need(command);
   Child::Options with_input = options();
   with_input.input = input;
   Child child(command, with_input);
@@ -80,12 +88,14 @@ CommandTest::Result CommandTest::caravan(const Words& arguments, const std::stri
 }
 
 std::unique_ptr<Child> CommandTest::start(const Words& arguments) const {
+  need(arguments);
   Words command{program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return std::make_unique<Child>(command, options());
 }
 
 std::vector<CommandTest::Result> CommandTest::by_hand(const std::vector<Words>& ranks) const {
+  for (const Words& arguments : ranks) need(arguments);
   const std::string port = std::to_string(free_port());
   std::vector<std::unique_ptr<Child>> children;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -14,7 +14,7 @@
 namespace caravan {
 
 /// A test that runs the built command as a user does, with its own folder for runs, data and cache, and a model that
-/// takes milliseconds per step.
+/// takes milliseconds per step. A command that chooses an entry that the build lacks (--set) skips the case.
 class CommandTest : public ::testing::Test {
  protected:
   using Words = std::vector<std::string>;

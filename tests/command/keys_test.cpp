@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::keys_test {
 namespace {
@@ -58,6 +59,7 @@ TEST_F(KeysTest, SamplesDuringTraining) {
 }
 
 TEST_F(KeysTest, Adam) {
+  testing::needs({"adamw"});
   const std::vector<double> usual = losses("usual", {});
   // The first update is the gradient over its own root mean square, whatever beta1 is.
   const std::vector<double> short_memory = losses("beta1", {"optimizer.beta1=0.5"});

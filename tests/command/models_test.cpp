@@ -4,6 +4,7 @@
 
 #include "caravan/base/text.h"
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::models_test {
 namespace {
@@ -38,6 +39,7 @@ class ModelsTest : public CommandTest {
 class Kinds : public ModelsTest, public ::testing::WithParamInterface<std::vector<std::string>> {};
 
 TEST_P(Kinds, ExportAndImportKeepEveryBit) {
+  testing::needs({"ddp"});
   std::vector<std::string> overrides = GetParam();
   overrides.insert(overrides.end(), {"optimizer.lr=0.01", "train.steps=30"});
   ASSERT_EQ(train("run", 2, set(overrides)).code, 0);
@@ -278,6 +280,7 @@ TEST_F(ModelsTest, TokenizerGoesThereAndBack) {
 }
 
 TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
+  testing::needs({"ddp"});
   for (const int ranks : {2, 3}) {
     const std::string run = "run" + std::to_string(ranks);
     Words words = tiny(run, ranks, set({"train.micro_batch=2"}));
@@ -340,6 +343,7 @@ TEST_F(ModelsTest, InspectPricesExperts) {
 
 /// What neighbours share costs no time of a link, and what one other choice costs is that of the recipe with it.
 TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
+  testing::needs({"ddp"});
   Words words = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3"}));
   words.front() = "inspect";
   words.insert(words.end(), {"--link", "1", "--per-host", "2"});

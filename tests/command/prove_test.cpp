@@ -27,18 +27,20 @@ class ProveCommandTest : public CommandTest {
 };
 
 TEST_F(ProveCommandTest, CountsThePathsOverSharedMemory) {
-  const Result result = caravan(words({"mesh.cp=2", "data.text=not/here.txt"}));
+  const Result result = caravan(words({"mesh.cp=2", "context_parallel.kind=ring", "data.text=not/here.txt"}));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("holds: "), ContainsRegex("own paths: .*ring attention of own block [0-9]+"),
                                 ContainsRegex("\npaths: .*shm recv fp32 [0-9]+")));
 }
 
 TEST_F(ProveCommandTest, RunsOverTheBackEndOfTheRecipe) {
-  const Result gloo = caravan(words({"comm.backend=gloo", "mesh.dp=3", "train.global_batch=24"}));
+  const Result gloo =
+      caravan(words({"comm.backend=gloo", "data_parallel.technique=ddp", "mesh.dp=3", "train.global_batch=24"}));
   ASSERT_EQ(gloo.code, 0) << gloo.err;
   EXPECT_THAT(gloo.out, AllOf(ContainsRegex("\npaths: .*gloo all_reduce by "), Not(HasSubstr("shm "))));
   // Of 16 ranks 2 are proved, and all that 16 choose.
-  const Result many = caravan(words({"comm.backend=gloo", "mesh.dp=16", "train.global_batch=32"}));
+  const Result many =
+      caravan(words({"comm.backend=gloo", "data_parallel.technique=ddp", "mesh.dp=16", "train.global_batch=32"}));
   ASSERT_EQ(many.code, 0) << many.err;
   for (const char* algorithm : {"direct", "ring", "recursive_doubling", "rabenseifner"}) {
     EXPECT_THAT(many.out, ContainsRegex(std::string("\npaths: .*gloo all_reduce by ") + algorithm));
@@ -49,12 +51,14 @@ TEST_F(ProveCommandTest, RunsOverTheBackEndOfTheRecipe) {
 }
 
 TEST_F(ProveCommandTest, FailsWithAPlantedFault) {
-  const Result result = caravan(words({"mesh.cp=2"}, {"--plant", "ring attention of another block=1.01"}));
+  const Result result =
+      caravan(words({"mesh.cp=2", "context_parallel.kind=ring"}, {"--plant", "ring attention of another block=1.01"}));
   EXPECT_EQ(result.code, 6);
   EXPECT_THAT(result.err, AllOf(HasSubstr("[prove] "), HasSubstr("gradient of "), Not(HasSubstr("lost")),
                                 HasSubstr("the planted fault is found")));
   EXPECT_THAT(result.out, Not(HasSubstr("proved  ")));
-  const Result gloo = caravan(words({"comm.backend=gloo"}, {"--plant", "gloo all_reduce fp32=1.01"}));
+  const Result gloo =
+      caravan(words({"comm.backend=gloo", "data_parallel.technique=ddp"}, {"--plant", "gloo all_reduce fp32=1.01"}));
   EXPECT_EQ(gloo.code, 6);
   EXPECT_THAT(gloo.err, HasSubstr("is 1.0"));
 }

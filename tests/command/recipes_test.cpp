@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::recipes_test {
 namespace {
@@ -11,6 +12,7 @@ class RecipesTest : public CommandTest {
   std::string recipe(const std::string& name) const { return CARAVAN_SOURCE_DIR "/recipes/" + name + ".toml"; }
   /// Trains by the recipe with smaller sizes; its run is path(name).
   Result run_recipe(const std::string& name, const std::vector<std::string>& overrides) const {
+    testing::needs_chosen_in(text_of(recipe(name)));
     Words words{"train", recipe(name), "--ranks", "2"};
     const Words smaller = set({"train.steps=24", "train.global_batch=8", "train.eval_batches=2",
                                "optimizer.warmup_steps=2", "checkpoint.dir=" + path(name)});

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
+#include "tests/needs.h"
 
 namespace caravan::schedule_test {
 namespace {
@@ -25,7 +26,7 @@ class ScheduleTest : public CommandTest {
 TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
   const Result result = inspect({"mesh.pp=2", "pipeline.micro_batches=6"}, {"--svg", path("schedule.svg")});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("1f1b, 2 ranks, 2 stages, 6 micro-batches of 2 sequences"));
+  EXPECT_THAT(result.out, HasSubstr(first_of("pipeline").name + ", 2 ranks, 2 stages, 6 micro-batches of 2 sequences"));
   EXPECT_THAT(result.out, AllOf(HasSubstr("\nrank 0 F0 F1 "), HasSubstr("\nrank 1 ..")));
   EXPECT_THAT(result.out, AllOf(HasSubstr("embedding + 1"), HasSubstr("1 + head"), HasSubstr("mean of the ranks")));
   EXPECT_THAT(text_of(path("schedule.svg")), HasSubstr("</svg>"));
@@ -33,6 +34,7 @@ TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
 
 /// The bubble and what is in flight are those of all steps until the stages stop.
 TEST_F(ScheduleTest, OfStagesThatDoNotWaitIsThatOfAWindow) {
+  testing::needs({"ddp"});
   const Result result = inspect({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=30", "train.steps=100",
                                  "optimizer.clip_norm=0", "model.tie_embeddings=false"});
   ASSERT_EQ(result.code, 0) << result.err;

@@ -36,6 +36,7 @@ struct Case {
   int64_t unknown = 0;           ///< bytes at most that depend on the tokens of a rank
   bool has_experts = false;
   bool has_dropout = true;
+  RowNeeds needs{};
 };
 
 /// All experts take every token, so that the choice is known.
@@ -163,6 +164,7 @@ void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
 class MetaSteps : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MetaSteps, TakeTheMemoryOfRealOnes) {
+  GetParam().needs.check();
   const std::string chosen = products_in_use();
   use_products("mkl bf16=fp32 attention=fp32");  // whose memory is known to the byte
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {

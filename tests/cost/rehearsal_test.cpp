@@ -99,13 +99,15 @@ struct Case {
   const char* name;
   Shape shape;
   Setting recompute{"recompute"};
+  RowNeeds needs{};
 };
 
 class RehearsedModel : public ::testing::TestWithParam<Case> {};
 
 /// Memory that is predicted too low ends in the kernel's OOM killer.
 TEST_P(RehearsedModel, HasTheMeasuredPeak) {
-  const auto& [name, shape, recompute] = GetParam();
+  const auto& [name, shape, recompute, needs] = GetParam();
+  needs.check();
   const auto want = static_cast<double>(measured(shape, recompute, 1, false).peak);
   const Rehearsal found = rehearsed(shape, recompute, 1, 0, false);
   const auto got = static_cast<double>(found.peak.total());

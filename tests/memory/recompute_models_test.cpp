@@ -104,6 +104,7 @@ TEST(RecomputeModel, AnyModuleCanBeNamed) {
 }
 
 TEST(RecomputeModel, RefusesACoreInsideABlock) {
+  needs({"modules"});
   const auto prove_with = [](const Setting& choice) { prove(case_of(ModelKind::gpt2, 1, choice)); };
   EXPECT_THAT(message_of<UsageError>([&] {
                 prove_with(recompute_of(std::vector<std::string>{"blocks.1", "*.attention.core"}));
@@ -114,7 +115,9 @@ TEST(RecomputeModel, RefusesACoreInsideABlock) {
 /// A recipe is proved with its own number of layers if it names some of them.
 TEST(RecomputeModel, ARecipeIsProvedWithItsRecompute) {
   for (const char* choice : {"\"full\"", "\"selective\"", "[\"blocks.2\", \"blocks.0.mlp\"]"}) {
-    const ProveCase what = prove_case(parse_recipe("", "test", {std::string("memory.recompute=") + choice}));
+    const std::string key = std::string("memory.recompute=") + choice;
+    needs_chosen({key});
+    const ProveCase what = prove_case(parse_recipe("", "test", {key}));
     EXPECT_THAT(what.name, HasSubstr("recompute"));
     const Proof proof = prove(what);
     EXPECT_TRUE(proof.holds()) << what.name << ": " << proof.to_string();

@@ -30,6 +30,7 @@ struct Variant {
   double dropout = 0;
   bool splits_stream = false;  ///< tensor parallelism, over the sequence too
   Setting recompute{"recompute"};
+  RowNeeds needs{};
 };
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
@@ -75,14 +76,13 @@ ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
 }
 
 std::vector<Variant> variants() {
-  const Setting full = recompute_of("full"), core = recompute_of("selective");
   return {{"ring1", {{"ring", 1}}, false, true},
           {"ring2", {{"ring", 2}}},
           {"ring2_documents", {{"ring", 2}}, false, true},
           {"ring2_dropout", {{"ring", 2}}, false, true, 0.2},
           {"ring3", {{"ring", 3}}, false, true},
-          {"ring3_recompute", {{"ring", 3}}, false, true, 0, false, full},
-          {"ring4", {{"ring", 4}}, false, false, 0, false, core},
+          {"ring3_recompute", {{"ring", 3}}, false, true, 0, false, recompute_of("full")},
+          {"ring4", {{"ring", 4}}, false, false, 0, false, recompute_of("selective")},
           {"ulysses2", {{"ulysses", 2}}, false, true, 0.2},
           {"ulysses3", {{"ulysses", 3}}},  // key heads 0 and 1 for query heads 0 1, 2 3 and 4 5 of 6
           {"ulysses4", {{"ulysses", 4}}, false, true},
@@ -108,6 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, ContextParallel, ::testing::ValuesIn(variants()),
 
 TEST_P(ContextParallel, IsOneProcess) {
   const Variant& variant = GetParam();
+  variant.needs.check();
   size_t which = 0;
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const bool is_tied : {true, false}) {

@@ -122,6 +122,7 @@ TEST(DynamicStep, AParameterIsUsedIfAnyRankUsesIt) {
 }
 
 TEST(DynamicStep, JoinsRanksWithoutABatch) {
+  needs({"ddp"});
   UserRun run{.ranks = 3, .micros = 2, .steps = 4, .is_static = false};
   run.has_batch = [](int step, int rank) { return step <= rank + 1; };
   run.takes_branch = [](int step, int rank, int micro) { return (step + rank + micro) % 2 == 0; };

@@ -144,6 +144,7 @@ std::vector<MemoryShape> shapes() {
 }
 
 TEST(ExpertCosts, AreThoseOfTheFormulas) {
+  needs({"experts", "1d", "ring", "both"});
   for (const MemoryShape& shape : shapes()) {
     SCOPED_TRACE(::testing::Message() << name(shape.model.kind) << ", ep " << shape.expert_parallel.degree << ", cp "
                                       << shape.context_parallel.degree << ", tp " << shape.tensor_parallel.degree

@@ -26,6 +26,7 @@ struct GridCase {
   int64_t heads = 4;
   int64_t width = 16;
   Setting recompute{"recompute"};
+  RowNeeds needs{};
 
   int dp() const { return axes.front().name == "dp" ? axes.front().size : 1; }
 };
@@ -60,6 +61,7 @@ inline Arrangement arrange(const GridCase& grid, Model& model, Mesh& mesh) {
 /// grid rounds other numbers than one process: 4.5 %, measured up to 4.2 %. prove tells that from a missing summand
 /// where there are few: one layer, one micro-batch, one copy of the model.
 inline void expect_one_process(const GridCase& grid) {
+  grid.needs.check();
   constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
       {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};  // at rest, arithmetic
   const size_t num_dtypes = grid.dp() > 1 ? 2 : 3;

@@ -83,6 +83,7 @@ TEST(PowerSgdHook, SendsLaterWhatItLeavesOut) {
 
 /// Everything is sent, in another order of sums.
 TEST(TopKHook, OfAllEntriesIsThePlainSum) {
+  needs({"ddp"});
   const Problem problem(ModelKind::llama);
   for (const int ranks : {1, 2, 3, 4}) {
     const StrategyChoice choice{.hook = hook_of("topk", {{"hook_fraction", 1}})};
@@ -199,6 +200,7 @@ const ModelConfig kLarger{
     .kind = ModelKind::gpt2, .layers = 6, .width = 256, .heads = 4, .context = 64, .vocabulary = 1000};
 
 TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
+  needs({"ddp", "hsdp", "no_hook", "powersgd", "topk"});
   for (const int ranks : {2, 4}) {
     for (const char* hook : {"none", "bf16", "powersgd", "topk"}) {
       for (const char* technique : {"ddp", "hsdp"}) {
@@ -256,6 +258,7 @@ TEST(CompressHook, ThatChangesAShapeIsNamedWithAParameter) {
 }
 
 TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
+  needs({"ddp"});
   EXPECT_THAT(message_of<UsageError>([] { TopKHook hook(0); }), HasSubstr("(0, 1]"));
   EXPECT_THAT(message_of<UsageError>([] { PowerSgdHook hook(0); }), HasSubstr("use 1 or more"));
   const auto refusal = [](StrategyChoice choice, const PrecisionChoice& precision = {}) {
@@ -289,8 +292,8 @@ TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
                   HasSubstr("leave gradient_dtype and reduce_dtype out"));
     }
     Mesh all = mesh;
-    EXPECT_THAT(message_of<UsageError>([] { hook_of("powersdg"); }), HasSubstr("the nearest is 'powersgd'"));
-    EXPECT_THAT(message_of<UsageError>([] { hook_of("bf16"); }), HasSubstr("use precision.reduce = \"bf16\""));
+    EXPECT_THAT(message_of<UsageError>([] { Setting("hook", "powersdg"); }), HasSubstr("the nearest is 'powersgd'"));
+    EXPECT_THAT(message_of<UsageError>([] { Setting("hook", "bf16"); }), HasSubstr("use precision.reduce = \"bf16\""));
     StrategyChoice reduced{};
     set_dtypes(reduced, {.reduce = "bf16"});
     EXPECT_EQ(make_strategy(reduced, model, all).reduce_dtype, at::kBFloat16);

@@ -20,6 +20,7 @@ using ::testing::HasSubstr;
 struct Technique {
   const char* name;
   Setting choice{"data_parallel"};
+  RowNeeds needs{};
 };
 
 class JointStep : public ::testing::TestWithParam<Technique> {};
@@ -36,6 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Techniques, JointStep,
 
 /// Also ranks that never have a batch, and coordinate 0 among those that run out.
 TEST_P(JointStep, IsThatOfOneProcessOnTheBatchesThereAre) {
+  GetParam().needs.check();
   for (const std::vector<int>& batches :
        {std::vector{3, 1}, {0, 2}, {1, 3, 2}, {0, 3, 1}, {1, 4, 2, 3}, {2, 0, 3, 0}}) {
     if (GetParam().choice.name() == "hsdp" && batches.size() != 4) continue;

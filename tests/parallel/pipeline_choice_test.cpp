@@ -44,8 +44,9 @@ TEST(PipelineChoice, StagesAreInTurnOrInAV) {
 }
 
 TEST(PipelineChoice, NamesTheNearestSchedule) {
+  needs({"zb-h1"});
   try {
-    pipeline_order(pipeline_of("zbh1", 2, 1), 4);
+    const Setting schedule("pipeline", "zbh1");
     FAIL() << "zbh1 is not a schedule";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("'zbh1'"), HasSubstr("the nearest is 'zb-h1'")));
@@ -62,6 +63,7 @@ TEST(PipelineChoice, RefusesAScheduleWithOtherStagesOnARank) {
 }
 
 TEST(PipelineChoice, RefusesMicroBatchesThatAScheduleHasNoTableFor) {
+  needs({"interleaved", "pipedream-2bw"});
   const PipelineChoice interleaved = pipeline_of("interleaved", 4, 2);
   EXPECT_EQ(misfit_of(interleaved, model_of(8), 8), "");
   EXPECT_THAT(misfit_of(interleaved, model_of(8), 9), HasSubstr("not a multiple of the 4 ranks"));
@@ -82,6 +84,7 @@ TEST(PipelineChoice, InterleavedNamesTheNearestMicroBatches) {
 }
 
 TEST(PipelineChoice, OrdersWithoutARankAMicroBatchOrAStageAreErrors) {
+  needs({"1f1b", "gpipe", "zb-v", "interleaved"});
   EXPECT_THROW(order_of("1f1b", 0, 4), UsageError);
   EXPECT_THROW(order_of("gpipe", 2, 0), UsageError);
   EXPECT_THROW(order_of("zb-v", 2, -1), UsageError);

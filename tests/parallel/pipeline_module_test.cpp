@@ -106,6 +106,7 @@ TEST(OwnModuleInStages, MayHaveOtherShapesInEachMicroBatch) {
 }
 
 TEST(OwnModuleInStages, AShapeThatChangesIsNamed) {
+  needs({"1f1b"});
   try {
     run(3, {3, 3, 5, 3}, "1f1b", /*is_static=*/true, false);
     FAIL() << "no error";
@@ -135,7 +136,7 @@ void on_wide_stages(int tensors, const std::function<void()>& on_last, const std
     torch::nn::Sequential net(torch::nn::Linear(2, 40'000), torch::nn::Linear(40'000, 1));
     ModuleAdapter model(net.ptr(), wide_units(net, tensors, on_last), mesh);
     Strategy strategy = whole_model(model, mesh);
-    add_pipeline(strategy, mesh, {.choice = pipeline_of("gpipe")});
+    add_pipeline(strategy, mesh, {});
     Engine engine(model, mesh, strategy);
     body(engine);
   });
@@ -172,7 +173,7 @@ TEST(OwnModuleInStages, MoreTensorsThanAMessageTellsAreRefused) {
 }
 
 TEST(OwnModuleInStages, MoreStagesThanUnitsAreRefused) {
-  EXPECT_THROW(run(4, {3, 3}, "1f1b", true, false), UsageError);
+  EXPECT_THROW(run(4, {3, 3}, first_of("pipeline").name, true, false), UsageError);
 }
 
 }  // namespace

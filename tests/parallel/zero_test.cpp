@@ -288,6 +288,7 @@ TEST(BytesOfAStep, AWellKnownSum) {
 // ---- what is refused ----
 
 TEST(ShardingRefuses, WhatIsImpossible) {
+  needs({"zero1", "zero2", "zero3", "hsdp", "param_server"});
   on_mesh({{"dp", 2}}, [](const Mesh& world) {
     const Problem problem(ModelKind::gpt2);
     const auto message = [&](const std::string& name, const Values& values = {}) {
@@ -295,7 +296,7 @@ TEST(ShardingRefuses, WhatIsImpossible) {
       Model model(problem.config);
       return message_of<UsageError>([&] { strategy_of(technique_of(name, values), model, mesh); });
     };
-    EXPECT_THAT(message("zero4"), HasSubstr("the nearest is 'zero1'"));
+    EXPECT_THAT(message_of<UsageError>([] { Setting("data_parallel", "zero4"); }), HasSubstr("the nearest is 'zero1'"));
     EXPECT_THAT(message("zero3", {{"unit", "blocks.*.mlp"}}), HasSubstr("the nearest is units"));
     EXPECT_THAT(message("zero1", {{"accumulate", "full"}}),
                 HasSubstr("is used with data_parallel.technique = \"zero2\""));

@@ -22,7 +22,7 @@ ModelConfig model_of(int64_t layers) {
 }
 
 PipelineChoice cut_as(int64_t degree, const RecipeValue& cut) {
-  return {.degree = degree, .schedule = {"pipeline", "1f1b", {{"cut", cut}}}};
+  return {.degree = degree, .schedule = {"pipeline", first_of("pipeline").name, {{"cut", cut}}}};
 }
 
 std::string error_of(const PipelineChoice& choice, const ModelConfig& model) {

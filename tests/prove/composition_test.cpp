@@ -35,10 +35,10 @@ struct Case {
   int micro_batches = 3;
 };
 
-const std::vector<Split> kContexts{
-    context_of("ring", 1), context_of("ring", 2),    context_of("ring", 3),
-    context_of("ring", 4), context_of("ulysses", 2), context_of("both", 4, {{"exchange", 2}}),
-};
+std::vector<Split> contexts() {
+  return {context_of("ring", 1), context_of("ring", 2),    context_of("ring", 3),
+          context_of("ring", 4), context_of("ulysses", 2), context_of("both", 4, {{"exchange", 2}})};
+}
 const std::vector<std::string> kSchedules{"", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"};
 const std::vector<std::string> kTechniques{"ddp", "zero2", "zero3"};
 
@@ -47,7 +47,7 @@ constexpr std::array<size_t, 9> kSettings{6, 6, 3, 3, 2, 2, 2, 2, 3};
 using Values = std::array<size_t, kSettings.size()>;
 
 Case case_of(const Values& values) {
-  Case one{.context = kContexts[values[0]],
+  Case one{.context = contexts()[values[0]],
            .schedule = kSchedules[values[1]],
            .technique = kTechniques[values[2]],
            .experts = static_cast<int64_t>(values[3]),
@@ -81,7 +81,7 @@ ProveCase to_prove(const Case& of) {
   }
   axes.push_back({"dp", 2});
   if (of.experts > 1) {
-    choice.expert_parallel.degree = of.experts;
+    choice.expert_parallel = experts_of(of.experts);
     axes.push_back({"ep", static_cast<int>(of.experts)});
   }
   if (of.context.degree > 1) axes.push_back({"cp", static_cast<int>(of.context.degree)});
@@ -164,7 +164,7 @@ TEST(Compositions, DISABLED_AreOneProcessInMoreCases) {
 
 /// Every ring beside nothing else, with its messages beside the computation and between turns.
 TEST(Compositions, RingsAreOneProcess) {
-  for (const Split& context : kContexts) {
+  for (const Split& context : contexts()) {
     for (const bool overlaps : {true, false}) {
       for (const bool has_documents : {false, true}) {
         expect_holds(to_prove({.context = context,

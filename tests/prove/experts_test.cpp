@@ -16,6 +16,7 @@ struct Variant {
   StrategyChoice choice{};  ///< of what the axes do not say
   Setting recompute{"recompute"};
   bool has_documents = false;
+  RowNeeds needs{};
 
   int64_t degree(const std::string& axis) const {
     for (const AxisSize& each : axes) {
@@ -82,7 +83,7 @@ ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) 
   StrategyChoice choice = variant.choice;
   choice.tensor_parallel.degree = variant.degree("tp");
   choice.context_parallel.degree = variant.degree("cp");
-  choice.expert_parallel.degree = variant.degree("ep");
+  choice.expert_parallel = experts_of(variant.degree("ep"));
   choice.recompute = variant.recompute;
   choice.sequences = 2 * variant.degree("ep");
   ProveCase what{
@@ -107,6 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, ProveExperts, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(ProveExperts, IsOneProcess) {
+  GetParam().needs.check();
   for (const auto& [kind, dtype] : {std::pair(ModelKind::llama, at::kDouble), std::pair(ModelKind::gpt2, at::kFloat)}) {
     const ProveCase what = case_of(GetParam(), kind, dtype);
     SCOPED_TRACE(what.to_string());

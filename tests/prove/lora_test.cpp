@@ -6,6 +6,7 @@
 #include "caravan/base/error.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/recipe.h"
+#include "tests/needs.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::testing::lora_test {
@@ -48,6 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Techniques, Adapters, ::testing::ValuesIn(kCases), [](c
 });
 
 TEST_P(Adapters, Hold) {
+  needs_chosen_in(GetParam().recipe);
   const int heads = std::string(GetParam().name).starts_with("tp3") ? 6 : 4;
   for (const char* model : {"kind = \"gpt2\"\ndropout = 0.1", "kind = \"llama\"\nkv_heads = 2"}) {
     const Recipe recipe =
@@ -79,6 +81,7 @@ TEST(AdapterRules, TrainNothingElse) {
 }
 
 TEST(AdapterRules, ThatCannotBeAreRefused) {
+  needs({"1d", "2d", "3d"});
   const auto refusal = [](const std::string& keys) {
     return error_of<UsageError>([&] {
       const Recipe recipe = parse_recipe("[lora]\n" + keys, "my.toml");

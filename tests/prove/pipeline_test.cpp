@@ -197,6 +197,7 @@ TEST(FlushSchedules, RoundAsOneProcess) {
 
 /// dp 2 x tp 2 x pp 2, as a recipe says it: sequence parallel, full recompute, 4 micro-batches.
 TEST(ProveCaseOfPipelines, HoldsFromTheRecipe) {
+  needs({"zero1", "zero2", "zero3", "recompute_full", "zb-h1", "tensor_1d"});
   for (const char* technique : {"zero1", "zero2", "zero3"}) {
     const ProveCase what = prove_case(parse_recipe(
         "", "r",

@@ -11,7 +11,9 @@
 #include "caravan/parallel/ddp.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/train/recipe.h"
+#include "tests/data/support.h"
 #include "tests/mesh/refusal.h"
+#include "tests/needs.h"
 
 namespace caravan::testing::prove_test {
 namespace {
@@ -157,6 +159,7 @@ TEST(Prove, HoldsForEveryRecipe) {
   for (const auto& entry : std::filesystem::directory_iterator(CARAVAN_SOURCE_DIR "/recipes")) {
     if (entry.path().extension() != ".toml") continue;
     ++num_recipes;
+    needs_chosen_in(read_file(entry.path()));
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       // Of a model that is not here, the arrangement.
       const ProveCase what = prove_case(load_recipe(entry.path(), {precision, "train.init_from="}));
@@ -168,6 +171,7 @@ TEST(Prove, HoldsForEveryRecipe) {
 }
 
 TEST(Prove, ShrinksARecipe) {
+  needs({"ddp", "topk", "powersgd"});
   const auto shrinks = [](const std::vector<std::string>& overrides) {
     return prove_case(load_recipe("", overrides)).to_string();
   };

@@ -39,6 +39,7 @@ Recipe recipe_of(const Keys& keys) {
            "train.global_batch=32",
            "train.micro_batch=8"};
   all.insert(all.end(), keys.begin(), keys.end());
+  needs_chosen(keys);
   return parse_recipe("", "test", all);
 }
 
@@ -137,6 +138,7 @@ TEST(ProveRecipe, TakesTheTableOfAPipelineAsItIs) {
 
 /// The counts are of what the name says: two ranks, two layers, forward and backward of each block of the ring.
 TEST(ProveRecipe, CountsTheBlocksOfARing) {
+  needs({"ring"});
   const RecipeProof ring = proof_of(recipe_of({"mesh.cp=2", "train.micro_batch=32"}));
   for (const char* path : {"ring attention of own block", "ring attention of another block",
                            "ring attention backward of own block", "ring attention backward of another block"}) {

@@ -17,6 +17,7 @@ namespace {
 struct Variant {
   const char* name;
   Setting choice;
+  RowNeeds needs{};
 };
 
 const std::vector<Variant>& variants() {
@@ -56,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Techniques, Sharded, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Sharded, Holds) {
+  GetParam().needs.check();
   const Setting& choice = GetParam().choice;
   size_t which = 0;
   for (const int ranks : {1, 2, 3, 4}) {

@@ -17,6 +17,7 @@ struct SplitCase {
   std::string name;
   Split tensor = tensor_of(1);
   Split context = context_of("ring", 1);
+  RowNeeds needs{};
 
   int64_t ranks() const { return tensor.degree * context.degree; }
 };
@@ -84,6 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SplitProduct, ::testing::ValuesIn(splits()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(SplitProduct, DISABLED_IsOneProcess) {
+  GetParam().needs.check();
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const bool is_tied : {true, false}) {
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
@@ -100,6 +102,7 @@ TEST_P(SplitProduct, DISABLED_IsOneProcess) {
 
 /// From a recipe's names to a step: one case of each split, in turn of everything else.
 TEST_P(SplitProduct, HoldsForOneOfEach) {
+  GetParam().needs.check();
   const auto number = std::ranges::find(splits(), GetParam().name, &SplitCase::name) - splits().begin();
   const ModelKind kind = number % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
   const ProveCase what = case_of(GetParam(), kind, number % 3 == 0, number % 4 < 2 ? at::kDouble : at::kFloat,
@@ -127,6 +130,7 @@ TEST(ProveCaseOfSplits, KeepsTheKind) {
   for (const Case& each : cases) {
     std::vector<std::string> set = llama;
     set.insert(set.end(), each.set.begin(), each.set.end());
+    needs_chosen(set);
     const ProveCase what = prove_case(parse_recipe("", "r", set));
     SCOPED_TRACE(what.to_string());
     EXPECT_EQ(what.axes.back().name, "tp");

@@ -19,6 +19,7 @@ struct Variant {
   Setting recompute{"recompute"};
   int64_t heads = 4;
   int64_t kv_heads = 2;  ///< of Llama
+  RowNeeds needs{};
 };
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
@@ -67,6 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Axes, Tensor1d, ::testing::ValuesIn(variants()),
 
 TEST_P(Tensor1d, IsOneProcess) {
   const Variant& variant = GetParam();
+  variant.needs.check();
   size_t which = 0;
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const bool is_tied : {true, false}) {

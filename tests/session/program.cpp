@@ -68,7 +68,7 @@ double sum_of_stages(Session& session) {
   };
   ModuleAdapter model(net.ptr(), {unit("first", 0), unit("second", 1)}, session.mesh());
   Strategy strategy = whole_model(model, session.mesh());
-  add_pipeline(strategy, session.mesh(), {.choice = {.schedule = {"pipeline", "gpipe"}}});
+  add_pipeline(strategy, session.mesh(), {});
   Engine engine(model, session.mesh(), strategy);
   StageRunner runner(engine);
   const at::AutoGradMode with_gradients(true);

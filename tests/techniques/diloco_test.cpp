@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/run_setup.h"
+#include "tests/needs.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::diloco_test {
@@ -189,6 +190,7 @@ TEST_F(Diloco, MomentsBecomeTheirMeanOnOtherRanks) {
 }
 
 TEST_F(Diloco, RefusesWhatNeedsTheGradientOfAWholeStep) {
+  needs({"ddp", "topk", "pipedream"});
   const auto refusal = [&](const Keys& keys) {
     try {
       plan_batch(runs_.recipe(kModel, "run", kDiloco + keys), 2);

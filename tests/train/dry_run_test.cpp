@@ -90,6 +90,7 @@ TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
 
 /// dp 16 x cp 8 x tp 8 of a Llama of 7 billion parameters: what each axis carries in a step.
 TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
+  needs({"ddp"});
   const ModelConfig config{.kind = ModelKind::llama,
                            .layers = 32,
                            .width = 4096,
@@ -135,6 +136,7 @@ TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
 /// MT-NLG (Smith et al., arXiv 2201.11990): 530 billion parameters, tp 8 x pp 35, on 2,240 ranks. The first stage,
 /// which holds the most micro-batches, as a rank of it computes and sends.
 TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
+  needs({"ddp"});
   const ModelConfig config{.kind = ModelKind::gpt2,
                            .layers = 105,
                            .width = 20'480,

@@ -8,6 +8,7 @@
 #include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/train/rehearse.h"
 #include "tests/data/support.h"
+#include "tests/needs.h"
 
 namespace caravan::testing::micro_batch_test {
 namespace {
@@ -31,7 +32,10 @@ int64_t peak_with(const Recipe& recipe, int64_t micro_batch) {
   return plan_of(with_micro_batch(recipe, micro_batch), 0).peak_bytes();
 }
 
-Recipe with(const std::vector<std::string>& overrides) { return parse_recipe("", "test", overrides); }
+Recipe with(const std::vector<std::string>& overrides) {
+  needs_chosen(overrides);
+  return parse_recipe("", "test", overrides);
+}
 
 TEST(MicroBatch, AutoIsTheLargestThatFits) {
   const Recipe recipe = with({"train.global_batch=24"});

@@ -11,6 +11,7 @@
 #include "caravan/nn/expert_rows.h"
 #include "caravan/step/batch.h"
 #include "caravan/train/trained_model.h"
+#include "tests/needs.h"
 
 namespace caravan::testing::rehearse_test {
 namespace {
@@ -19,9 +20,9 @@ using Keys = std::vector<std::string>;
 constexpr int64_t kVocabulary = 300;
 
 Recipe small(const Keys& more) {
-  Keys keys{"model.layers=2",   "model.width=32",        "model.heads=4",
-            "model.context=32", "train.global_batch=24", "optimizer.kind=adamw"};
+  Keys keys{"model.layers=2", "model.width=32", "model.heads=4", "model.context=32", "train.global_batch=24"};
   keys.insert(keys.end(), more.begin(), more.end());
+  needs_chosen(keys);
   return parse_recipe("", "test", keys);
 }
 
@@ -102,7 +103,8 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
 
 /// And of a window the steps; a round or window ends where the run stops for something else.
 TEST(Rehearse, CountsStepsThatItLeavesOut) {
-  const Keys pipe{"mesh.pp=2", "model.layers=4", "model.tie_embeddings=false", "optimizer.clip_norm=0"};
+  const Keys pipe{"data_parallel.technique=ddp", "mesh.pp=2", "model.layers=4", "model.tie_embeddings=false",
+                  "optimizer.clip_norm=0"};
   for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
     Keys keys = pipe;
     keys.push_back(std::string("pipeline.schedule=") + schedule);
@@ -202,6 +204,7 @@ TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
 }
 
 TEST(Rehearse, ACopyOfTheCheckpointIsThere) {
+  needs({"adamw"});
   const auto peak = [](const char* copies) {
     return rehearse(small({std::string("checkpoint.async=") + copies}), kVocabulary, 1, 0).peak.total();
   };

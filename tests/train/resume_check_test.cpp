@@ -8,6 +8,7 @@
 #include "caravan/nn/config_text.h"
 #include "caravan/train/recipe_key.h"
 #include "tests/data/support.h"
+#include "tests/needs.h"
 
 namespace caravan::resume_check_test {
 namespace {
@@ -23,6 +24,7 @@ struct Checkpointed {
 
 Recipe recipe_of(std::vector<std::string> set, const std::string& kind = "llama") {
   set.insert(set.begin(), "model.kind=" + kind);
+  testing::needs_chosen(set);
   return parse_recipe("", "test", set);
 }
 
@@ -56,6 +58,7 @@ std::vector<ChangedKey> resume(const Checkpointed& before, const Recipe& now, co
 }
 
 TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
+  testing::needs({"adamw", "sgd"});
   const Checkpointed before = checkpoint_of({}, 5);
   EXPECT_TRUE(resume(before, before.recipe).empty());
   struct Case {

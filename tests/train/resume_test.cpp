@@ -9,6 +9,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/train/import.h"
 #include "caravan/train/run_state.h"
+#include "tests/needs.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::resume_test {
@@ -184,6 +185,7 @@ TEST(Stop, RequestedOnOneRankStopsAllAfterTheSameStep) {
 }
 
 TEST(Resuming, AnotherRunIsRefused) {
+  needs({"adamw", "sgd"});
   const TinyRuns runs;
   const auto options = [&](std::vector<std::string> set) {
     set.push_back("model.vocabulary=300");  // room for another tokenizer

@@ -18,8 +18,9 @@ namespace {
 using Keys = std::vector<std::string>;
 
 const Keys kSync{"data_parallel.technique=zero3"};
-const Keys kStages{"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=3", "optimizer.clip_norm=0",
-                   "model.tie_embeddings=false"};
+const Keys kStages{"data_parallel.technique=ddp", "mesh.pp=2",
+                   "pipeline.schedule=pipedream", "pipeline.drain=3",
+                   "optimizer.clip_norm=0",       "model.tie_embeddings=false"};
 const Keys kServers{"data_parallel.technique=param_server", "data_parallel.mode=bounded", "data_parallel.staleness=2",
                     "data_parallel.drain=3"};
 

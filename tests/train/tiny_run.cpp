@@ -7,6 +7,7 @@
 
 #include "caravan/base/random.h"
 #include "caravan/checkpoint/tensor_file.h"
+#include "tests/needs.h"
 
 namespace caravan::testing {
 
@@ -41,6 +42,7 @@ Recipe TinyRuns::recipe(ModelKind kind, const std::string& dir, const std::vecto
                                "sample.tokens=0",
                                "data_parallel.bucket_bytes=4096"};
   all.insert(all.end(), set.begin(), set.end());
+  needs_chosen(set);
   return parse_recipe("", "test", all);
 }
 

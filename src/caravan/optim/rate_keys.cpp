@@ -7,7 +7,7 @@ namespace caravan {
 SettingKey final_lr_fraction_key() {
   return {{"final_lr_fraction", OnResume::listed},
           "learning rate at the last step, as a fraction of lr",
-          0.1,
+          0.02,
           real_number({0, 1})};
 }
 

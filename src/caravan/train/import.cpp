@@ -5,9 +5,23 @@
 #include "caravan/checkpoint/checkpoint.h"
 #include "caravan/nn/config_text.h"
 #include "caravan/nn/model.h"
+#include "caravan/registry/registry.h"
 #include "caravan/train/run_state.h"
 
 namespace caravan {
+
+namespace {
+
+/// The first that does not depend on the number of steps: it is at the peak in the last one too.
+Setting steady_schedule() {
+  for (const std::string& name : names_of("learning_rate")) {
+    const Setting schedule("learning_rate", name);
+    if (schedule.entry().rate(schedule, 9, 0, 10) == 1) return schedule;
+  }
+  return Setting("learning_rate");
+}
+
+}  // namespace
 
 std::filesystem::path import_run(const HuggingFaceModel& model, const std::filesystem::path& run, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
@@ -15,8 +29,8 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   recipe.model = model.config;
   recipe.checkpoint.dir = std::filesystem::absolute(run).lexically_normal().string();
   recipe.data.tokenizer = recipe.checkpoint.dir + "/tokenizer.json";
-  // Trained weights need a small learning rate. A constant one does not depend on the number of steps.
-  recipe.optimizer.rate = {.schedule = {"learning_rate", "constant"}, .lr = 1e-5, .warmup_steps = 10};
+  // Trained weights need a small learning rate.
+  recipe.optimizer.rate = {.schedule = steady_schedule(), .lr = 1e-5, .warmup_steps = 10};
 
   const std::unique_ptr<Model> filled = make_model(model.config);
   filled->materialise(mesh, {}, {.initialise = false});

@@ -56,10 +56,8 @@ struct Recipe {
 
   struct Optimizer {
     Setting kind{"optimizer"};
-    LearningRate rate{.schedule = {"learning_rate", "linear", {{"final_lr_fraction", 0.02}}},
-                      .lr = 3e-3,
-                      .warmup_steps = 50};  ///< total_steps is train.steps
-    double clip_norm = 1.0;                 ///< 0: no clipping
+    LearningRate rate{.lr = 3e-3, .warmup_steps = 50};  ///< total_steps is train.steps
+    double clip_norm = 1.0;                             ///< 0: no clipping
   } optimizer;
 
   PrecisionChoice precision;

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "caravan/optim/learning_rate.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan::testing {
+
+inline std::vector<double> course(const LearningRate& rate) {
+  std::vector<double> all;
+  for (int64_t step = 0; step < rate.total_steps; ++step) all.push_back(rate.at(step));
+  return all;
+}
+
+/// The course of a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
+inline std::vector<double> course_over_ten_steps(const std::string& name) {
+  Setting schedule("learning_rate", name);
+  if (schedule.reads("final_lr_fraction")) schedule.set("final_lr_fraction", 0.2);
+  if (schedule.reads("decay_fraction")) schedule.set("decay_fraction", 0.4);
+  return course({.schedule = schedule, .lr = 2, .warmup_steps = 2, .total_steps = 10});
+}
+
+}  // namespace caravan::testing
