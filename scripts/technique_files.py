@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""technique_files.py [--all]: of each entry of the registry, the files of src/ and apps/ outside of its own that name it
-in quotes; with --all also those of tests, docs, recipes and examples.
+"""technique_files.py [--all | --check]: of each entry of the registry, the files of src/ and apps/ outside of its own that
+name it in quotes; with --all also those of tests, docs, recipes and examples.
 
 An entry's own files are NAME_entry.cpp and NAME_body.cpp, and files that are named after it as ddp.cpp is. Its line in
-registry/entries.def is not counted. Everything else should ask the registry and its traits."""
+registry/entries.def is not counted. Everything else asks the registry and its traits: with --check, lines of train/, checkpoint/,
+prove/, generate/, cost/, step/ and apps/ that name an entry, in quotes or as a word outside of comments, are printed and are a failure."""
 
 import pathlib
 import re
@@ -13,6 +14,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["src", "apps"] + (["tests", "docs", "recipes", "examples"] if "--all" in sys.argv[1:] else [])
 # Words that other keys have too: "none" of precision, packing and recomputation.
 COMMON = {"none", "linear", "constant"}
+CHECKED = tuple(f"src/caravan/{folder}/" for folder in ("train", "checkpoint", "prove", "generate", "cost", "step")) + ("apps/",)
+# Names that are also words of English: in quotes only.
+WORDS = {"both", "ring", "experts", "replicas", "naive", "striped", "interleaved", "cosine", "full", "stage", "modules", "selective"}
+# What may name them: the section of experts in the text of a configuration and of the log, a state of torch::optim.
+ALLOWED = {("experts", "src/caravan/train/metrics.cpp"), ("experts", "apps/caravan/inspect_run.cpp"),
+           ("modules", "src/caravan/prove/proof_recipe.cpp"), ("stage", "src/caravan/cost/rehearsal.cpp")}
 
 
 def entries():
@@ -26,10 +33,36 @@ def entries():
         yield body, re.search(r'\.family = "(\w+)"', text)[1], re.search(r'\.name = "([^"]+)"', text)[1]
 
 
+def names_in(line, body, name):
+    if f'"{name}"' in line:
+        return True
+    words = {body, name} - WORDS - COMMON
+    return any(re.search(rf"(?<![\w\"-]){re.escape(word)}(?![\w-])", line) for word in words)
+
+
+def check(texts):
+    failed = False
+    for body, _, name in entries():
+        if name in COMMON:
+            continue
+        for path, text in texts.items():
+            if not str(path).startswith(CHECKED) or (name, str(path)) in ALLOWED:
+                continue
+            for number, line in enumerate(text.splitlines(), 1):
+                if names_in(re.sub(r"(^|\s)//.*", "", line), body, name):
+                    print(f"{path}:{number}: {line.strip()}")
+                    failed = True
+    if failed:
+        print("an entry is named above: ask the registry (registry/registry.h) and its traits", file=sys.stderr)
+    return 1 if failed else 0
+
+
 def main():
     texts = {path.relative_to(ROOT): path.read_text(errors="replace")
              for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))
              if path.suffix in (".h", ".cpp", ".md", ".toml", ".txt") and "template" not in path.parts}
+    if "--check" in sys.argv[1:]:
+        return check(texts)
     total = 0
     for body, family, name in entries():
         if name in COMMON:
@@ -41,6 +74,8 @@ def main():
         total += len(outside)
         print(f"{family:14} {name:20} {len(outside):3}  {', '.join(outside)}")
     print(f"in all {total}")
+    return 0
 
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -157,7 +157,8 @@ void check_provable(const Recipe& recipe) {
   if (!recipe.pipeline.has_windows()) return;
   recipe.refuse("pipeline.schedule",
                 recipe.pipeline.name() + " computes with the weights of earlier steps, as no one process does",
-                "prove the recipe with 1f1b; docs/pipedream.md says what is computed");
+                fmt::format("prove the recipe with {}; the page of the schedule in docs/ says what is computed",
+                            first_of("pipeline").name));
 }
 
 }  // namespace
