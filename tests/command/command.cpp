@@ -30,19 +30,6 @@ void need(const std::vector<std::string>& words) {
   testing::needs_chosen(words);
 }
 
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool is_bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                        ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  ::close(socket);
-  if (!is_bound) ADD_FAILURE() << "no free port";
-  return ntohs(address.sin_port);
-}
-
 }  // namespace
 
 std::vector<std::string> set(const std::vector<std::string>& overrides) {
@@ -94,24 +81,40 @@ std::unique_ptr<Child> CommandTest::start(const Words& arguments) const {
   return std::make_unique<Child>(command, options());
 }
 
+int CommandTest::free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const bool is_bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                        ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  ::close(socket);
+  if (!is_bound) ADD_FAILURE() << "no free port";
+  return ntohs(address.sin_port);
+}
+
+std::unique_ptr<Child> CommandTest::start_rank(const Words& arguments, size_t rank, size_t num_ranks, int port) const {
+  need(arguments);
+  Words command{program()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  Child::Options own = options();
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                                                      {"LOCAL_RANK", std::to_string(rank)},
+                                                                      {"WORLD_SIZE", std::to_string(num_ranks)},
+                                                                      {"LOCAL_WORLD_SIZE", std::to_string(num_ranks)},
+                                                                      {"MASTER_ADDR", "127.0.0.1"},
+                                                                      {"MASTER_PORT", std::to_string(port)}}) {
+    own.environment.push_back(name + "=" + value);
+  }
+  return std::make_unique<Child>(command, own);
+}
+
 std::vector<CommandTest::Result> CommandTest::by_hand(const std::vector<Words>& ranks) const {
-  for (const Words& arguments : ranks) need(arguments);
-  const std::string port = std::to_string(free_port());
+  const int port = free_port();
   std::vector<std::unique_ptr<Child>> children;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    Words command{program()};
-    command.insert(command.end(), ranks[rank].begin(), ranks[rank].end());
-    Child::Options own = options();
-    for (const auto& [name, value] :
-         std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
-                                            {"LOCAL_RANK", std::to_string(rank)},
-                                            {"WORLD_SIZE", std::to_string(ranks.size())},
-                                            {"LOCAL_WORLD_SIZE", std::to_string(ranks.size())},
-                                            {"MASTER_ADDR", "127.0.0.1"},
-                                            {"MASTER_PORT", port}}) {
-      own.environment.push_back(name + "=" + value);
-    }
-    children.push_back(std::make_unique<Child>(command, own));
+    children.push_back(start_rank(ranks[rank], rank, ranks.size(), port));
   }
   std::vector<Result> results;
   for (const auto& child : children) {

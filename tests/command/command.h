@@ -48,6 +48,8 @@ class CommandTest : public ::testing::Test {
 
   /// The ranks of one job, each a process of its own with its own words, as somebody would start them by hand.
   std::vector<Result> by_hand(const std::vector<Words>& ranks) const;
+  /// One of them, whose rank 0 serves on `port`.
+  std::unique_ptr<Child> start_rank(const Words& arguments, size_t rank, size_t num_ranks, int port) const;
 
   /// The lines of a run's train.log.
   std::vector<nlohmann::json> log(const std::string& name) const;
@@ -56,6 +58,7 @@ class CommandTest : public ::testing::Test {
   static std::string text_of(const std::filesystem::path& path);
   /// The process of the job that is this rank.
   static pid_t rank_process(const Child& child, int rank);
+  static int free_port();
   /// A command that runs `script` by sh in its own mount namespace, where it may mount.
   static Words with_own_mounts(const std::string& script);
 

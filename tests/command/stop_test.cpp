@@ -1,6 +1,10 @@
 // Killed ranks, killed launchers, and Ctrl-C.
+#include <arpa/inet.h>
 #include <csignal>
 #include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/command/command.h"
 
@@ -154,6 +158,29 @@ TEST_P(StopInEvaluation, LosesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StopInEvaluation, ::testing::Values(1, 2, 3));
+
+/// It has nothing to save, and would else wait for the time-out: 300 s.
+TEST_F(StopTest, ARankThatWaitsForOthersEndsAtOnce) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const int port = free_port();
+    const auto first = start_rank(tiny("run", 2), 0, 2, port);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const auto is_waiting = [&] {  // it serves the store of the job
+      const int fd = socket(AF_INET, SOCK_STREAM, 0);
+      const bool is_open = connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+      close(fd);
+      return is_open;
+    };
+    for (int i = 0; i < 200 && !is_waiting(); ++i) usleep(50'000);
+    ASSERT_TRUE(is_waiting()) << first->err();
+    first->signal(signal);
+    EXPECT_EQ(first->wait(), 1000 + signal) << first->err();
+    EXPECT_TRUE(first->all_gone(5));
+  }
+}
 
 TEST_F(StopTest, ASecondSignalEndsAtOnce) {
   for (const int ranks : {1, 2}) {

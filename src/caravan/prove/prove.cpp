@@ -25,7 +25,8 @@ void check_case(const ProveCase& what) {
   const auto refuse = [](const char* subject, const std::string& fact, const char* action) {
     throw UsageError({"prove", subject, fact, "", action});
   };
-  if (!what.arrange) refuse("arrange", "is not given", "return a strategy for the model, such as whole_model(model, mesh)");
+  if (!what.arrange)
+    refuse("arrange", "is not given", "return a strategy for the model, such as whole_model(model, mesh)");
   if (what.axes.empty()) refuse("axes", "are not given", "name at least one, such as {\"dp\", 2}");
   if (what.num_micro_batches < 1 || what.num_steps < 1) {
     refuse("case", fmt::format("{} steps of {} micro-batches", what.num_steps, what.num_micro_batches),
