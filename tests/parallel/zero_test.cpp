@@ -363,6 +363,23 @@ TEST(Sharding, BuffersOfARecordedStepAreReturned) {
   EXPECT_LE(bytes.back(), 8 * 64 * 64 * 4) << "a few units of 20";
 }
 
+/// Nor that of units before, where all differ in size.
+TEST(Sharding, BuffersOfOtherSizesDoNotAddUp) {
+  Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});
+  std::vector<std::vector<Parameters::Spec>> units;
+  for (int64_t i = 0; i < 20; ++i) units.push_back({{"w", {64, 64 + i}}});
+  Chain model(units);
+  Engine engine(model, mesh, fsdp(model, mesh, {.prefetch = 0}), {.seed = 3});
+  for (int step = 0; step < 4; ++step) {
+    engine.begin_step();
+    model.run({at::full({}, 1.0F)}, {})[0].backward();
+    engine.finish_step();
+    if (step > 0) {
+      EXPECT_LE(engine.buffer_bytes(), 8 * 64 * 84 * 4) << "a few units of 20";
+    }
+  }
+}
+
 /// A sharded model is wrapped again, by any technique.
 TEST(Sharding, CanBeWrappedAgain) {
   on_mesh({{"dp", 3}}, [](const Mesh& world) {

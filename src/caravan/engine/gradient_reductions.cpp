@@ -78,6 +78,7 @@ void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, 
     stages.add([cell, part, &what] { return start(cell, part, part, what); });
     return;
   }
+  if (part.numel() == 0) return;  // on every rank of the axis: of another stage
   GradientRange range{.axis = cell.axis, .values = part, .offset = offset};
   for (const Slot& slot : state_.layout.slots()) {
     const int64_t begin = slot.rest_offset - offset;

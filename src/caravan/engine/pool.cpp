@@ -1,5 +1,8 @@
 #include "caravan/engine/pool.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
@@ -10,19 +13,29 @@ namespace caravan {
 
 at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
+  Kept& kept = *kept_;
+  kept.in_use += bytes;
+  kept.most = std::max(kept.most, kept.in_use);
   std::shared_ptr<void> memory;
-  const auto found = free_->lower_bound(bytes);
-  int64_t size = bytes;
-  if (found != free_->end() && found->first <= (reuse_ == Reuse::same_size ? bytes : 2 * bytes)) {
-    size = found->first;
+  const auto found = kept.free.find(bytes);
+  if (found != kept.free.end()) {
     memory = std::move(found->second);
-    free_->erase(found);
+    kept.free.erase(found);
+    kept.free_bytes -= bytes;
   } else {
+    while (!kept.free.empty() && kept.in_use + kept.free_bytes > kept.most) {
+      const auto largest = std::prev(kept.free.end());
+      kept.free_bytes -= largest->first;
+      kept.free.erase(largest);
+    }
     memory = allocate(bytes);
-    *bytes_ += bytes;
   }
-  const auto give_back = [free = std::weak_ptr(free_), size, memory](void*) {
-    if (const auto pool = free.lock()) pool->emplace(size, memory);
+  const auto give_back = [to = std::weak_ptr(kept_), bytes, memory](void*) {
+    const auto pool = to.lock();
+    if (!pool) return;
+    pool->in_use -= bytes;
+    pool->free_bytes += bytes;
+    pool->free.emplace(bytes, memory);
   };
   const at::Device device = is_meta_ ? at::kMeta : at::kCPU;
   return at::from_blob(memory.get(), {count}, give_back, at::TensorOptions().dtype(type).device(device), device);
@@ -35,8 +48,9 @@ std::shared_ptr<void> BufferPool::allocate(int64_t bytes) {
 }
 
 void BufferPool::trim() {
-  for (const auto& [bytes, memory] : *free_) *bytes_ -= bytes;
-  free_->clear();
+  kept_->free.clear();
+  kept_->free_bytes = 0;
+  kept_->most = kept_->in_use;
 }
 
 }  // namespace caravan

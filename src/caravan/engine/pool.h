@@ -11,35 +11,34 @@
 namespace caravan {
 
 /// Flat buffers of Communicator::allocate that come and go within a step. Memory that is given back is kept for the
-/// next buffer: returning it to the kernel would cost a page fault for each page, every step.
+/// next buffer of its size: returning it to the kernel would cost a page fault for each page, every step. With what is
+/// kept there is never more than was in use at once, however sizes differ and in whichever order messages come.
 class BufferPool {
  public:
-  /// What a kept buffer serves. A buffer of the same size, as those of units are: then the memory of a step is bounded
-  /// by what is in flight at once, whichever message comes first. Or down to half of it, for sizes that vary.
-  enum class Reuse { same_size, half_size };
-
   /// `comm` outlives the pool and its buffers, which on the meta device have no memory and are kept all the same.
-  BufferPool(Communicator& comm, bool is_meta, Reuse reuse = Reuse::same_size)
-      : comm_(comm), is_meta_(is_meta), reuse_(reuse) {}
+  BufferPool(Communicator& comm, bool is_meta) : comm_(comm), is_meta_(is_meta) {}
 
   /// `count` elements; their contents are undefined. It goes back to the pool when the last reference to its storage is
   /// gone.
   at::Tensor take(int64_t count, at::ScalarType type);
-  /// Returns the memory of buffers that nobody has to the communicator.
+  /// Returns the memory of buffers that nobody has to the communicator, and forgets how much there was in use.
   void trim();
   /// Bytes of all buffers that there are.
-  int64_t bytes() const noexcept { return *bytes_; }
+  int64_t bytes() const noexcept { return kept_->in_use + kept_->free_bytes; }
 
  private:
-  using Free = std::multimap<int64_t, std::shared_ptr<void>>;  ///< by bytes
+  struct Kept {
+    std::multimap<int64_t, std::shared_ptr<void>> free{};  ///< by bytes
+    int64_t free_bytes = 0;
+    int64_t in_use = 0;  ///< bytes
+    int64_t most = 0;    ///< that were in use at once
+  };
 
   std::shared_ptr<void> allocate(int64_t bytes);
 
   Communicator& comm_;
   bool is_meta_;
-  Reuse reuse_;
-  std::shared_ptr<Free> free_ = std::make_shared<Free>();
-  std::shared_ptr<int64_t> bytes_ = std::make_shared<int64_t>(0);
+  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
 };
 
 }  // namespace caravan

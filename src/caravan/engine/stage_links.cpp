@@ -35,7 +35,7 @@ StageLinks::StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device de
     : mesh_(mesh), strategy_(strategy), device_(device) {
   if (strategy.pipeline_axis.empty()) return;
   Communicator& comm = mesh[strategy.pipeline_axis].comm();
-  if (comm.shares_memory()) to_send_.emplace(comm, device.is_meta(), BufferPool::Reuse::half_size);
+  if (comm.shares_memory()) to_send_.emplace(comm, device.is_meta());
 }
 
 /// A boundary of the pipeline: S(0; on `from`) -> S(0; on `to`).
