@@ -1,6 +1,7 @@
 #!/bin/sh
-# No name of an entry of the registry outside of the entry's files and what it is made of. And engine/ moves nothing by
-# itself: each collective is a cell of the law (redistribute/flat.h).
+# No name of an entry of the registry in the folders that technique_files.py --check looks at: they ask the registry and its
+# traits. apps/caravan/template/ is a program of a user. And engine/ moves nothing by itself: each collective is a cell of
+# the law (redistribute/flat.h).
 set -eu
 cd "$(dirname "$0")/.."
 status=0

@@ -80,16 +80,14 @@ void needs_entry(std::string_view family, std::string_view name) {
 }
 
 void needs_chosen(const std::vector<std::string>& set) {
-  const auto sets = [&](std::string_view key) {
-    return std::ranges::any_of(set, [&](const std::string& one) { return one.starts_with(key); });
-  };
-  // What tests mean by the default: no other way splits layers over any number of ranks.
-  if (sets("mesh.tp=") && !sets("mesh.tp=1") && !sets("tensor_parallel.kind=")) needs_entry("tensor_parallel", "1d");
+  bool has_tp = false, has_kind = false;
   for (const std::string& one : set) {
     const size_t equals = one.find('=');
     if (equals == std::string::npos) continue;
     const std::string key = without_quotes(one.substr(0, equals)),
                       value = without_quotes(one.substr(equals + 1, one.find(" #") - equals - 1));
+    has_tp = has_tp || (key == "mesh.tp" && value != "1");
+    has_kind = has_kind || key == "tensor_parallel.kind";
     for (const Family& family : families()) {
       const std::string section = std::string(family.section) + ".";
       if (key == "mesh." + std::string(family.axis) && value != "1" && entries_of(family.name).empty()) {
@@ -103,6 +101,8 @@ void needs_chosen(const std::vector<std::string>& set) {
       }
     }
   }
+  // What tests mean by the default: no other way splits layers over any number of ranks.
+  if (has_tp && !has_kind) needs_entry("tensor_parallel", "1d");
 }
 
 void needs_chosen_in(const std::string& toml) {

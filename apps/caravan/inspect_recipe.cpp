@@ -87,12 +87,6 @@ int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
   return num_ranks <= most_local_ranks() ? num_ranks : 0;
 }
 
-/// As `train` takes them where this machine's cores are those of each host: libraries that multiply use more memory
-/// with more of them.
-int threads_of_rank(const Recipe& recipe, int num_ranks, int per_host) {
-  return threads_per_rank(recipe, per_host > 0 ? std::min(per_host, num_ranks) : num_ranks);
-}
-
 void print_verdict(const MemoryPlan& memory, double sent) {
   const char* verdict = !memory.fits() ? "does not fit" : memory.limit_bytes > 0 ? "fits" : "needs";
   fmt::print("{}: {}; sends {} a step\n", verdict, memory.fits() ? memory_text(memory) : memory_needs(memory),
@@ -107,7 +101,10 @@ void print_facts(const Inspected& of, const MemoryPlan& memory) {
   const int64_t tokens = recipe.train.global_batch * model.context;
   const auto steps = static_cast<double>(recipe.train.steps);
   const double flops = model.flops_per_token(model.context);
-  fmt::print("\n{} ranks, backend {}\n", of.num_ranks, recipe.comm.backend);
+  const std::string hosts = of.ranks_per_host == 0              ? "a host for each"
+                            : of.ranks_per_host >= of.num_ranks ? "on one host"
+                                                                : fmt::format("{} on a host", of.ranks_per_host);
+  fmt::print("\n{} ranks, {}, backend {}\n", of.num_ranks, hosts, recipe.comm.backend);
   if (const std::string mesh = split_text(recipe, plan.dp); !mesh.empty()) print("axes", mesh);
   if (const std::string order = order_text(recipe, plan.dp); !order.empty()) print("order", order);
   print("sequences", plan.to_string() + (memory.is_chosen ? " (micro_batch chosen by memory)" : ""));
@@ -221,17 +218,20 @@ Price price_of(const Inspected& of, std::span<const Rehearsal> all) {
   return price;
 }
 
-void print_neighbours(const InspectArguments& arguments, const Inspected& of, const Price& own) {
+void print_neighbours(const Inspected& of, const Price& own, bool is_auto) {
   const auto line = [&](const std::string& choice, const Price& price) {
     fmt::print("  {:<60}{:>12}{:>12}{}\n", choice, format_bytes(price.memory),
                format_bytes(static_cast<int64_t>(price.sent)),
                of.link_gbit_s > 0 ? fmt::format("{:>10.3f} s", price.seconds) : "");
   };
-  fmt::print("\nwhat one other choice would cost: memory of the fullest rank, bytes of the busiest in a step{}\n",
+  const std::string at = of.recipe.pipeline.is_used()
+                             ? ""
+                             : fmt::format(", at train.micro_batch {} where that divides", of.recipe.train.micro_batch);
+  fmt::print("\nwhat one other choice would cost{}: memory of the fullest rank, bytes of the busiest in a step{}\n", at,
              of.link_gbit_s > 0 ? ", and the time they take" : "");
   line("this recipe", own);
   const std::clock_t end = std::clock() + kForNeighbours;
-  const std::vector<Neighbour> all = neighbours(arguments, of.recipe, of.num_ranks);
+  const std::vector<Neighbour> all = neighbours(of.recipe, of.num_ranks, is_auto);
   size_t shown = 0;
   for (; shown < all.size() && std::clock() < end; ++shown) {
     try {
@@ -249,7 +249,7 @@ void print_neighbours(const InspectArguments& arguments, const Inspected& of, co
 
 void print_notes(const Inspected& of, const MemoryPlan& memory) {
   std::vector<std::string> notes = recipe_notes(of.recipe);
-  if (!memory.fits()) notes.push_back("memory: " + memory_advice(memory));
+  if (!memory.fits()) notes.push_back("memory: " + memory.advice);
   const MoeConfig& moe = of.recipe.model.moe;
   if (moe.is_used()) {
     const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
@@ -275,7 +275,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
 
 int inspect_recipe(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
-  const Runtime runtime({.intra_op_threads = threads_of_rank(recipe, ranks.num_ranks, arguments.per_host)});
+  const Runtime runtime({.intra_op_threads = planned_threads(recipe, ranks.num_ranks, arguments.per_host)});
   Inspected of{.recipe = std::move(recipe),
                .vocabulary = {},
                .num_ranks = ranks.num_ranks,
@@ -294,7 +294,7 @@ int inspect_recipe(const InspectArguments& arguments) {
   print_facts(of, memory);
   print_memory(memory);
   print_traffic(of, all, busiest);
-  print_neighbours(arguments, of, price_of(of, all));
+  print_neighbours(of, price_of(of, all), memory.is_chosen);
   print_notes(of, memory);
   return 0;
 }

@@ -209,15 +209,16 @@ int Job::verdict() const {
                        .stop_requested = stop_requested_at_.has_value(),
                        .memory_ran_out = are_counted ? oom_kills_.happened() : used_nearly_all_memory(),
                        .is_estimated = !are_counted};
-  if (failures_.empty()) {
-    const auto stopped = std::ranges::find_if(
-        processes_, [&](const RankProcess& process) { return ending_of(process, facts) == Ending::stopped; });
+  const auto stopped = std::ranges::find_if(
+      processes_, [&](const RankProcess& process) { return ending_of(process, facts) == Ending::stopped; });
+  // A request to stop ends a rank that waits for others, and these may have met all but that one.
+  const auto is_lost_peer = [&](const RankProcess* process) { return ending_of(*process, facts) == Ending::lost_peer; };
+  if (failures_.empty() || (stopped != processes_.end() && std::ranges::all_of(failures_, is_lost_peer))) {
     if (stopped == processes_.end()) return 0;
     if (const std::string error = stopped->error(); !error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
     return 130;
   }
-  const auto is_cause = [&](const RankProcess* process) { return ending_of(*process, facts) != Ending::lost_peer; };
-  const auto cause = std::ranges::find_if(failures_, is_cause);
+  const auto cause = std::ranges::find_if_not(failures_, is_lost_peer);
   const RankProcess* culprit = cause != failures_.end() ? *cause : failures_.front();
   // Where all ranks throw the same error, rank 0 speaks for them.
   const RankProcess& first = processes_.front();

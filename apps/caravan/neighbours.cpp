@@ -10,13 +10,22 @@
 namespace caravan::app {
 namespace {
 
-using Overrides = std::vector<std::string>;
+struct Change {
+  std::string key;
+  RecipeValue value;
+  std::string to_string() const {
+    const auto* name = std::get_if<std::string>(&value);
+    return fmt::format("{}={}", key, name != nullptr ? *name : to_toml(value));
+  }
+};
+/// Of one choice, with what that needs.
+using Changes = std::vector<Change>;
 
-/// Each a change of one choice, legal or not.
-std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
-  std::vector<Overrides> changes;
+/// Legal or not.
+std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
+  std::vector<Changes> all;
   const auto add = [&](const std::string& key, const auto& values) {
-    for (const auto& value : values) changes.push_back({fmt::format("{}={}", key, value)});
+    for (const auto& value : values) all.push_back({{key, value}});
   };
   const BatchPlan plan = plan_batch(recipe, num_ranks);
   using Numbers = std::vector<int64_t>;
@@ -24,25 +33,24 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
     for (const std::string& name : names_of(family)) {
       Setting setting(family, name);
       setting.entry().propose(setting, ranks);
-      Overrides change{setting.full_name() + "=" + name};
+      Changes changes{{setting.full_name(), name}};
       for (const SettingKey& key : setting.entry().keys) {
         if (setting.value(key.name) == key.initial) continue;
-        change.push_back(setting.full_name(key.name) + "=" + to_toml(setting.value(key.name)));
+        changes.push_back({setting.full_name(key.name), setting.value(key.name)});
       }
-      changes.push_back(std::move(change));
+      all.push_back(std::move(changes));
     }
   };
   add_entries("data_parallel", plan.dp);
   for (const SettingKey& key : recipe.data_parallel.entry().keys) {
-    for (const RecipeValue& choice : key.kind.choices) {
-      changes.push_back({fmt::format("{}={}", recipe.data_parallel.full_name(key.name), to_toml(choice))});
-    }
+    if (key.initial == RecipeValue("auto")) continue;  // the best that there is
+    add(recipe.data_parallel.full_name(key.name), key.kind.choices);
   }
   const auto add_degree = [&](const std::string& axis, int64_t degree) {
     for (const int64_t other : {degree * 2, degree / 2}) {
       const int64_t others = ranks_per_replica(recipe) / degree * other;
       if (other == 0 || others == 0 || num_ranks % others != 0) continue;
-      changes.push_back({fmt::format("mesh.{}={}", axis, other), fmt::format("mesh.dp={}", num_ranks / others)});
+      all.push_back({{"mesh." + axis, other}, {"mesh.dp", num_ranks / others}});
     }
   };
   add_degree("tp", recipe.tensor_parallel.degree);
@@ -59,41 +67,43 @@ std::vector<Overrides> changes_of(const Recipe& recipe, int num_ranks) {
   } else {
     add("train.micro_batch", plan.micro_batch > 1 ? Numbers{plan.micro_batch * 2, plan.micro_batch / 2} : Numbers{2});
   }
-  return changes;
+  return all;
 }
 
-/// The value that the key of an override has in a recipe.
-std::string value_of(const Recipe& recipe, const std::string& change) {
-  return to_toml(recipe_key(change.substr(0, change.find('='))).get(recipe));
-}
-
-/// The recipe on that many ranks, if it is legal.
-std::optional<Recipe> legal(const InspectArguments& arguments, const Overrides& change, int64_t micro_batch,
-                            int num_ranks) {
-  Overrides all = arguments.overrides;
-  all.insert(all.end(), change.begin(), change.end());
+/// The recipe on that many ranks, if it is legal and another. Keys that the other choice does not read are left out.
+std::optional<Recipe> changed(Recipe recipe, const Changes& changes, bool is_auto, int num_ranks) {
+  const int64_t micro_batch = plan_batch(recipe, num_ranks).micro_batch;
+  const RecipeValue before = recipe_key(changes.front().key).get(recipe);
+  const PipelineChoice pipeline = recipe.pipeline;
   try {
-    Recipe recipe = load_recipe(arguments.recipe, all);
+    if (is_auto) recipe.train.micro_batch = kAutoMicroBatch;
+    for (const Change& change : changes) {
+      if (!recipe_key(change.key).set(recipe, change.value).empty()) return std::nullopt;
+    }
+    const bool is_of_micro_batch = changes.front().key == "train.micro_batch";
+    recipe = parse_recipe(to_toml(recipe), "neighbour");
+    if (recipe.pipeline.file == pipeline.file) recipe.pipeline.table = pipeline.table;
     mesh_axes(recipe, num_ranks);
-    const int64_t rows = plan_batch(recipe, num_ranks).rows();
-    const bool is_changed = change.front().starts_with("train.micro_batch=");
-    if (!is_changed && !recipe.pipeline.is_used() && rows % micro_batch == 0) recipe.train.micro_batch = micro_batch;
+    const bool fits = plan_batch(recipe, num_ranks).rows() % micro_batch == 0;
+    if (fits && !is_of_micro_batch && !recipe.pipeline.is_used()) recipe.train.micro_batch = micro_batch;
     plan_batch(recipe, num_ranks);
-    return recipe;
   } catch (const Error&) {
     return std::nullopt;
   }
+  if (recipe_key(changes.front().key).get(recipe) == before) return std::nullopt;
+  return recipe;
 }
 
 }  // namespace
 
-std::vector<Neighbour> neighbours(const InspectArguments& arguments, const Recipe& recipe, int num_ranks) {
+std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto) {
   std::vector<Neighbour> found;
-  for (const Overrides& change : changes_of(recipe, num_ranks)) {
-    std::optional<Recipe> other = legal(arguments, change, plan_batch(recipe, num_ranks).micro_batch, num_ranks);
-    if (!other || value_of(*other, change.front()) == value_of(recipe, change.front())) continue;
-    other->model.vocabulary = recipe.model.vocabulary;
-    found.push_back({join(change), std::move(*other)});
+  for (const Changes& changes : changes_of(recipe, num_ranks)) {
+    std::optional<Recipe> other = changed(recipe, changes, is_auto, num_ranks);
+    if (!other) continue;
+    std::vector<std::string> texts;
+    for (const Change& change : changes) texts.push_back(change.to_string());
+    found.push_back({join(texts), std::move(*other)});
   }
   return found;
 }

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/caravan/options.h"
 #include "caravan/train/recipe.h"
 
 namespace caravan::app {
@@ -14,9 +13,9 @@ struct Neighbour {
   Recipe recipe;       ///< with a number of sequences in a micro-batch: those of the first, if they divide its rows
 };
 
-/// The legal ones of the recipe that `arguments` name on `num_ranks` ranks: other techniques and where they accumulate,
+/// The legal ones of the recipe on `num_ranks` ranks: other techniques, other values of their keys with few choices,
 /// twice and half the ranks of an axis that splits the model, other kinds of splitting, what is recomputed, twice and
-/// half the micro-batch. `recipe` is that recipe with its micro-batch.
-std::vector<Neighbour> neighbours(const InspectArguments& arguments, const Recipe& recipe, int num_ranks);
+/// half the micro-batch. `is_auto`: its micro-batch was "auto".
+std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto);
 
 }  // namespace caravan::app

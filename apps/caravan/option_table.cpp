@@ -76,7 +76,7 @@ std::string bash_script(const std::vector<CommandEntry>& table) {
   local current=${{COMP_WORDS[COMP_CWORD]}} command= next word choices= files=0
   local keys='{}'
   local pairs='{}'
-{}  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+{}  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
     next="${{command:+$command }}$word"
     case $next in {}) command=$next ;; esac
   done

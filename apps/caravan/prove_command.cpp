@@ -85,6 +85,15 @@ void check(const RecipeProof& proof, bool has_planted) {
                        .action = "do not rely on this proof for it; report the recipe"});
 }
 
+/// The techniques of the recipe under which ranks do not step together, which no one process does; "": none.
+std::string of_own_steps(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (const Setting& technique : techniques_of(recipe)) {
+    if (!technique.has(Trait::whole_gradient)) names.push_back(technique.name());
+  }
+  return join(names);
+}
+
 void prove_on(const Recipe& recipe, const std::map<std::string, double, std::less<>>& planted, const std::string& note,
               const std::shared_ptr<Communicator>& world) {
   const bool speaks = world->rank() == 0;
@@ -105,7 +114,10 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
   check_planted(planted, proof);
   if (!speaks) return;
   if (planted.empty()) {
-    fmt::print("proved    all {} paths of the recipe's own step\n", proof.own_paths.size());
+    const std::string apart = of_own_steps(recipe);
+    fmt::print("proved    all {} paths of {}\n", proof.own_paths.size(),
+               apart.empty() ? "the recipe's own step"
+                             : "a step of all ranks together; how ranks step apart under " + apart + " is not proved");
   } else {
     fmt::print("note      the planted fault is within the tolerance and was not found\n");
   }

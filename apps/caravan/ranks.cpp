@@ -88,6 +88,11 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   return std::max(1, num_usable_cores() / std::max(1, ranks_on_host));
 }
 
+int planned_threads(const Recipe& recipe, int num_ranks, int per_host) {
+  const int on_host = per_host > 0 ? std::min(per_host, num_ranks) : num_ranks <= most_local_ranks() ? num_ranks : 1;
+  return threads_per_rank(recipe, on_host);
+}
+
 DataFolders data_folders(const std::filesystem::path& recipe) {
   return {.home = environment("CARAVAN_HOME"),
           .recipe = recipe,

@@ -83,14 +83,17 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
   overrides.pop_back();
 }
 
-/// From 0.001 to 1000000. CLI::Range takes nan, which compares with nothing.
-CLI::Validator positive_number() {
-  return CLI::Range(1e-3, 1e6) & CLI::Validator(
-                                     [](const std::string& text) {
-                                       const bool is_nan = std::isnan(std::strtod(text.c_str(), nullptr));
-                                       return is_nan ? text + " is not a number" : std::string();
-                                     },
-                                     "");
+/// From 0.001 to 1000000. `unit` is that of the number.
+CLI::Validator positive_number(const std::string& unit) {
+  return {[unit](const std::string& text) {
+            char* end = nullptr;
+            const double number = std::strtod(text.c_str(), &end);
+            if (text.empty() || *end != '\0' || std::isnan(number)) {
+              return fmt::format("{} is not a number; give {}, such as 24", text, unit);
+            }
+            return number < 1e-3 || number > 1e6 ? text + " is not between 0.001 and 1000000" : std::string();
+          },
+          ""};
 }
 
 }  // namespace
@@ -149,10 +152,12 @@ void add_inspect(CLI::App& app, CommandLine& line) {
   command->add_option("recipe", line.inspect.recipe,
                       "recipe (a TOML file), run folder or checkpoint; default: the default recipe");
   command->add_option("--ranks", line.inspect.ranks, "number of ranks to assume");
-  CLI::Option* link = command
-                          ->add_option("--link", line.inspect.link_gbit_s,
-                                       "Gbit/s of a rank's link to other hosts: prints how long it sends, by axis")
-                          ->check(positive_number());
+  CLI::Option* link =
+      command
+          ->add_option("--link", line.inspect.link_gbit_s,
+                       "Gbit/s that one rank has to other hosts (a link that 8 ranks share: an eighth): "
+                       "prints how long it sends, by axis")
+          ->check(positive_number("Gbit/s"));
   CLI::Option* per_host =
       command->add_option("--per-host", line.inspect.per_host, "ranks of each host, which share its memory")
           ->check(CLI::Range(1, 1'000'000));
@@ -160,7 +165,7 @@ void add_inspect(CLI::App& app, CommandLine& line) {
       command
           ->add_option("--memory", line.inspect.memory_gib,
                        "GiB that a rank has, as on other hosts: for the verdict and micro_batch = \"auto\"")
-          ->check(positive_number());
+          ->check(positive_number("GiB"));
   CLI::Option* alone = command->add_flag("--recipe", line.inspect.recipe_alone,
                                          "print every key of the recipe as it is used, as TOML, and nothing else");
   CLI::Option* layouts =

@@ -159,7 +159,7 @@ TEST_P(StopInEvaluation, LosesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StopInEvaluation, ::testing::Values(1, 2, 3));
 
-/// It has nothing to save, and would else wait for the time-out: 300 s.
+/// It has nothing to save, and would otherwise wait for the time-out: 300 s.
 TEST_F(StopTest, ARankThatWaitsForOthersEndsAtOnce) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const int port = free_port();

@@ -65,6 +65,7 @@ Child::Child(std::vector<std::string> command, const Options& options)
       dup2(out_, 1);
       dup2(err_, 2);
     }
+    std::signal(SIGINT, SIG_DFL);  // a shell ignores it for what runs in the background
     if (options.ignores_hang_up) std::signal(SIGHUP, SIG_IGN);
     execvpe(argv[0], argv.data(), envp.data());
     _exit(99);

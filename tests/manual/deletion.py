@@ -54,10 +54,13 @@ def delete(folder, name):
 
 def test(folder, tests):
     """What became of the tests, in words."""
-    output = run(folder, "ctest", "--test-dir", "build/ci", "-j2", "-R", tests).stdout
+    ctest = run(folder, "ctest", "--test-dir", "build/ci", "-j2", "--no-tests=error", "-R", tests)
+    output = ctest.stdout
     log = (folder / "build/ci/Testing/Temporary/LastTest.log").read_text(errors="replace")
     failed = re.findall(r"^\s*\d+ - (\S+) \(", output, re.M)
     skipped = len(re.findall(r"^needs .+, which this build lacks$", log, re.M))
+    if ctest.returncode != 0 and not failed:
+        return "ctest failed: " + output.strip().splitlines()[-1]
     return ("failed: " + ", ".join(failed) if failed else "tests pass") + (f", {skipped} cases need it" if skipped else "")
 
 

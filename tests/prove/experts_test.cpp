@@ -82,6 +82,7 @@ const std::vector<Variant>& variants() {
 ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) {
   StrategyChoice choice = variant.choice;
   choice.tensor_parallel.degree = variant.degree("tp");
+  if (choice.tensor_parallel.is_used()) needs({"1d"});
   choice.context_parallel.degree = variant.degree("cp");
   choice.expert_parallel = experts_of(variant.degree("ep"));
   choice.recompute = variant.recompute;

@@ -126,6 +126,14 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
   EXPECT_NEAR(rehearse(uneven, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(uneven, 2, 0, true), 0.01);
 }
 
+/// The last stage has the tied embedding, and none of it at rest.
+TEST(Rehearse, AHookIsNotAskedForNothing) {
+  for (const char* hook : {"topk", "powersgd"}) {
+    const Recipe recipe = small({"mesh.pp=2", "model.tie_embeddings=true", std::string("data_parallel.hook=") + hook});
+    for (const int rank : {0, 2}) EXPECT_GT(rehearse(recipe, kVocabulary, 4, rank).bytes_sent("dp"), 0) << hook;
+  }
+}
+
 /// A copy of the checkpoint has what the stepper keeps.
 TEST(Rehearse, CopiesTheStateOfTheStepper) {
   const auto peak = [](const char* momentum, const char* async, int rank = 0) {
@@ -205,11 +213,14 @@ TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
 
 TEST(Rehearse, ACopyOfTheCheckpointIsThere) {
   needs({"adamw"});
-  const auto peak = [](const char* copies) {
-    return rehearse(small({std::string("checkpoint.async=") + copies}), kVocabulary, 1, 0).peak.total();
+  const auto peak = [](const char* copies, const char* every = "100") {
+    return rehearse(small({std::string("checkpoint.async=") + copies, std::string("checkpoint.every=") + every}),
+                    kVocabulary, 1, 0)
+        .peak.total();
   };
   const int64_t state = 3 * 4 * 2;  // at least so many bytes for each number of a block's matrices
   EXPECT_GT(peak("true") - peak("false"), state * 12 * 32 * 32);
+  EXPECT_EQ(peak("true", "0"), peak("false", "0")) << "one is written after the last step, when activations are gone";
 }
 
 TEST(TellingRanks, AreTheFirstAndTheLastOfEachStage) {

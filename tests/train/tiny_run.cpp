@@ -60,8 +60,8 @@ std::vector<nlohmann::ordered_json> log_of(const std::filesystem::path& run) {
 std::vector<std::string> log_lines(const std::filesystem::path& run) {
   std::vector<std::string> lines;
   for (nlohmann::ordered_json line : log_of(run)) {
-    for (const char* key :
-         {"step_ms", "tokens_per_second", "comm_ms", "peak_memory_bytes", "model_flops_per_second", "time"}) {
+    for (const char* key : {"step_ms", "tokens_per_second", "comm_ms", "peak_memory_bytes", "predicted_resident_bytes",
+                            "model_flops_per_second", "time"}) {
       EXPECT_EQ(line.erase(key), line.contains("resumed") ? 0U : 1U) << key;
     }
     line.erase("save_ms");    // of steps after a checkpoint

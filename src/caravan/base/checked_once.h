@@ -5,13 +5,13 @@
 
 namespace caravan {
 
-/// Values of a function that is costly to check, by its arguments: `make` returns one and has checked it, once each.
-/// Thread-safe.
+/// Caches the results of a function whose results are costly to check. Thread-safe.
 template <class Key, class Value>
 class CheckedOnce {
  public:
+  /// Calls `make` once for each key, under the lock: `make` must not call it again.
   template <class Make>
-  Value of(const Key& key, const Make& make) {
+  Value get(const Key& key, const Make& make) {
     const std::lock_guard lock(mutex_);
     auto found = values_.find(key);
     if (found == values_.end()) found = values_.emplace(key, make()).first;

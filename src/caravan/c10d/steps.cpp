@@ -46,8 +46,8 @@ Step fold(const Group& group, const C10dReduction& reduction, const at::Tensor& 
 /// A reduction of `in` into `out` by the communicator: `start` is given it and the buffers of both. `has_result`: on
 /// this rank.
 template <class Start>
-Step native(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const at::Tensor& out,
-            bool has_result, const Start& start, const std::function<void()>& after) {
+Step reduce_natively(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const at::Tensor& out,
+                     bool has_result, const Start& start, const std::function<void()>& after) {
   const at::Tensor scaled = reduction.scaled(in);
   const Buffer from = buffer_of(scaled, group.name);
   const Buffer to = buffer_of(out, group.name);
@@ -134,7 +134,7 @@ Step all_reduce(const Group& group, const C10dReduction& reduction, const at::Te
   const auto start = [op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
     return comm.all_reduce_async(from, to, op, name);
   };
-  return native(group, reduction, memory, memory, /*has_result=*/true, start, after);
+  return reduce_natively(group, reduction, memory, memory, /*has_result=*/true, start, after);
 }
 
 Step reduce(const Group& group, const C10dReduction& reduction, const at::Tensor& tensor, int root) {
@@ -151,7 +151,7 @@ Step reduce(const Group& group, const C10dReduction& reduction, const at::Tensor
   const auto start = [=, op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
     return comm.reduce_async(from, to, op, root, name);
   };
-  return native(group, reduction, memory, memory, is_root, start, after);
+  return reduce_natively(group, reduction, memory, memory, is_root, start, after);
 }
 
 namespace {
@@ -167,7 +167,7 @@ Step reduce_scatter(const Group& group, const C10dReduction& reduction, const at
   const auto start = [=, op = *reduction.native(), name = group.name](Communicator& comm, Buffer from, Buffer to) {
     return comm.reduce_scatter_async(from, to, op, counts, name);
   };
-  return native(group, reduction, in, out, /*has_result=*/true, start, after);
+  return reduce_natively(group, reduction, in, out, /*has_result=*/true, start, after);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@ namespace caravan {
 /// What a rank takes beside its tensors.
 inline constexpr int64_t kProcessBytes = int64_t{160} << 20;
 
-/// Anonymous memory that this process has resident now: before its tensors are made, libtorch's tables (some 60 MiB on
-/// a Xeon), what libraries that multiply have generated in a rehearsal, texts, buffers of communicators.
+/// Resident anonymous memory of this process; 0 where /proc is missing. Before tensors are made these are libtorch's
+/// tables (about 60 MiB on a Xeon), code that libraries have generated in a rehearsal, texts, buffers of communicators.
 int64_t anonymous_bytes();
 
 /// What the processes of a run have resident, anonymous and shared memory, each page once: `started_bytes` of all of

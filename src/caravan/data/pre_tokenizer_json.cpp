@@ -1,4 +1,3 @@
-
 #include "caravan/data/tokenizer_json.h"
 
 namespace caravan {

@@ -10,7 +10,8 @@ Entry adamw_entry() {
           .keys = {weight_decay_key(),
                    {{"beta1", OnResume::listed}, "decay of the first moment", 0.9, real_number({0, 0.999999})},
                    {{"beta2", OnResume::listed}, "decay of the second moment", 0.98, real_number({0, 0.999999})},
-                   {{"epsilon", OnResume::listed}, "added to the denominator", 1e-8, real_number({1e-30, 1})}}};
+                   {{"epsilon", OnResume::listed}, "added to the denominator", 1e-8, real_number({1e-30, 1})}},
+          .mistaken = {{"adam", "'adam' is \"adamw\" with weight_decay = 0"}}};
 }
 
 }  // namespace caravan

@@ -61,11 +61,11 @@ WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std:
   return {set_first_row, set_reduction};
 }
 
-Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& whole_experts) {
+Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout) {
   Plan::Row row{.pattern = "*.mlp.experts", .prepare = [index = axis.coord(), parts = axis.size()](Module& module) {
                   return dynamic_cast<Experts&>(module).take_part(index, parts);
                 }};
-  for (const std::string& name : expert_tables(config.kind)) row.parameters.push_back({name, whole_experts});
+  for (const std::string& name : expert_tables(config.kind)) row.parameters.push_back({name, layout});
   return row;
 }
 

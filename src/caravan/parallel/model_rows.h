@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-/// Rows that several plans have, for the modules of GPT-2 and Llama.
+// Rows that several plans have, for the modules of GPT-2 and Llama.
 
 /// dim `dim`, of `rows`, split over `axis` in parts that differ by one at most.
 Layout shard_of(const MeshAxis& axis, int dim, int64_t rows);
@@ -23,8 +23,8 @@ struct WordParts {
 };
 WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names = {});
 
-/// The tables of experts, of which each rank of `axis` takes its part: whole ones.
-Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& whole_experts);
+/// The row of the experts' tables; `layout` splits them between experts over `axis`, never inside one.
+Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout);
 
 /// Ids and labels, given whole and cut to `batch`.
 std::vector<Plan::Row> batch_rows(const Layout& batch);

@@ -135,7 +135,7 @@ void check_panels(std::span<const std::span<const PanelAction>> tables, int num_
 
 std::vector<PanelAction> checked_panel_schedule(int num_panels, bool reduces, bool overlaps) {
   static CheckedOnce<std::tuple<int, bool, bool>, std::vector<PanelAction>> checked;
-  return checked.of({num_panels, reduces, overlaps}, [&] {
+  return checked.get({num_panels, reduces, overlaps}, [&] {
     std::vector<PanelAction> table = panel_schedule(num_panels, reduces, overlaps);
     const auto num_ranks = static_cast<size_t>(num_panels) * static_cast<size_t>(num_panels);
     check_panels(std::vector<std::span<const PanelAction>>(num_ranks, table), num_panels, reduces);

@@ -35,8 +35,6 @@ struct PipelineSchedule {
   std::function<std::optional<Misfit>(const PipelineChoice& choice, int64_t num_micro_batches)>
       misfit_of_micro_batches = [](const PipelineChoice&, int64_t) { return std::optional<Misfit>(); };
   Updates updates = Updates::none;
-  /// Versions of its weights that a rank holds at once, where it updates them on its own.
-  std::function<int64_t(int64_t degree, int64_t rank)> num_versions = [](int64_t, int64_t) { return int64_t{0}; };
 };
 inline constexpr int64_t kAnyStages = int64_t{1} << 20;
 

@@ -51,7 +51,7 @@ std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps) {
 
 std::vector<RingStep> checked_ring_schedule(int n, bool is_backward, bool overlaps) {
   static CheckedOnce<std::tuple<int, bool, bool>, std::vector<RingStep>> checked;
-  return checked.of({n, is_backward, overlaps}, [&] {
+  return checked.get({n, is_backward, overlaps}, [&] {
     std::vector<RingStep> table = ring_schedule(n, is_backward, overlaps);
     check_ring(std::vector<std::span<const RingStep>>(static_cast<size_t>(n), table), is_backward);
     return table;

@@ -16,7 +16,7 @@ void check_prefetch(const std::string& name, int prefetch);
 /// unless `share` is off. Throws UsageError if it is on and they cannot.
 bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, Share share);
 
-/// The same for ddp().
+/// Copies the options that ddp() has too: dtypes, allow_unused and buffers.
 template <class Options>
 void set_common(Strategy& strategy, const Options& options) {
   strategy.leaf_dtype = options.compute_dtype;

@@ -89,16 +89,17 @@ std::span<const Entry> entries_of(std::string_view family) { return registered(f
 
 const Entry& first_of(std::string_view family) {
   // A build without any entry of the family refuses what would need one.
-  static const Entry absent{
-      .family = "",
-      .name = "none",
-      .summary = "",
-      .traits = usual_traits_of,
-      .check_model = [](const Setting& setting, int64_t ranks, const ModelConfig&, const SplitParts&) {
-        if (ranks == 1) return std::optional<Misfit>();
-        return std::optional(
-            Misfit{"mesh." + std::string(setting.family().axis), "this build has no technique for it", "use 1"});
-      }};
+  static const Entry absent{.family = "",
+                            .name = "none",
+                            .summary = "",
+                            .traits = usual_traits_of,
+                            .check_model =
+                                [](const Setting& setting, int64_t ranks, const ModelConfig&, const SplitParts&) {
+                                  if (ranks == 1) return std::optional<Misfit>();
+                                  return std::optional(Misfit{"mesh." + std::string(setting.family().axis),
+                                                              "this build has no technique for it", "use 1"});
+                                },
+                            .is_none = true};
   const std::span<const Entry> entries = entries_of(family);
   return entries.empty() ? absent : entries.front();
 }

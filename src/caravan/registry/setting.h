@@ -38,7 +38,7 @@ class Setting {
   const std::string& name() const noexcept;
   /// It is the first of its family: the default.
   bool is_first() const;
-  /// Of the families that have such a choice: nothing is done.
+  /// Whether the entry is the family's choice of doing nothing (Entry::is_none).
   bool is_none() const noexcept;
   /// The entry lists the key.
   bool reads(std::string_view key) const;

@@ -17,7 +17,7 @@ struct ValueKind {
   std::function<std::string(const RecipeValue& given, RecipeValue& taken)> take;
   /// A kept value, as it is written.
   std::function<RecipeValue(const RecipeValue& kept)> show = [](const RecipeValue& kept) { return kept; };
-  std::vector<RecipeValue> choices{};  ///< all that there are; empty: too many to name
+  std::vector<RecipeValue> choices{};  ///< every value, where they can be listed; else empty
 };
 
 struct Range {

@@ -45,8 +45,7 @@ PipelineSchedule pipedream_2bw_schedule() {
                                       choice.degree),
                           fmt::format("use {} or more", choice.degree)};
           },
-          .updates = PipelineSchedule::Updates::each_batch,
-          .num_versions = [](int64_t, int64_t) { return int64_t{3}; }};
+          .updates = PipelineSchedule::Updates::each_batch};
 }
 
 }  // namespace caravan

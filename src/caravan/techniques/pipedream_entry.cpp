@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "caravan/parallel/order_writer.h"
@@ -31,9 +29,7 @@ PipelineSchedule pipedream_schedule() {
                           fmt::format("pipedream takes each batch whole, not in {} micro-batches", count),
                           "use pipeline.micro_batches = 1, or \"pipedream-2bw\"", true};
           },
-          .updates = PipelineSchedule::Updates::each_micro_batch,
-          // Versions that micro-batches in flight have read, and the newest; one is made before another is free.
-          .num_versions = [](int64_t degree, int64_t rank) { return std::max<int64_t>(degree - rank, 2); }};
+          .updates = PipelineSchedule::Updates::each_micro_batch};
 }
 
 }  // namespace caravan

@@ -26,9 +26,9 @@ const Body* find_body(const std::map<std::string, Body>& bodies, const Setting& 
   return found == bodies.end() ? nullptr : &found->second;
 }
 
-/// What each entry of the family has.
+/// Throws if the entry has none.
 template <class Body>
-const Body& the_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
+const Body& require_body(const std::map<std::string, Body>& bodies, const Setting& setting) {
   if (const Body* body = find_body(bodies, setting)) return *body;
   throw InternalError({"registry", setting.full_name(), "has no body", "", "add its line to registry/entries.def"});
 }
@@ -51,7 +51,7 @@ std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
 #define CARAVAN_HOOK(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  return the_body(bodies, hook)(hook);
+  return require_body(bodies, hook)(hook);
 }
 
 Plan plan_of(const Setting& split, const Splitting& to) {
@@ -59,7 +59,7 @@ Plan plan_of(const Setting& split, const Splitting& to) {
 #define CARAVAN_SPLIT(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  return the_body(bodies, split)(to, split);
+  return require_body(bodies, split)(to, split);
 }
 
 void add_around(const Setting& setting, Strategy& strategy, Module& model) {

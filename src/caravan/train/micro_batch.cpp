@@ -46,6 +46,15 @@ std::vector<int64_t> of_ranks(Communicator& world, int64_t mine) {
   return all;
 }
 
+constexpr const char* kCutFiner = "raise pipeline.micro_batches, or use memory.recompute";
+
+/// What to do if that does not fit.
+std::string advice_of(const Recipe& recipe, const MemoryPlan& plan) {
+  if (recipe.pipeline.is_used()) return kCutFiner;
+  const bool is_least = plan.is_chosen || plan.micro_batch <= row_parts(recipe);
+  return is_least ? "use a smaller model or context" : "lower train.micro_batch, or set it to \"auto\"";
+}
+
 [[noreturn]] void refuse_memory(const Recipe& recipe, const RankPeak& peak, int64_t sequences, int64_t rows,
                                 int64_t limit) {
   const int64_t states = peak.peak.state();
@@ -59,17 +68,12 @@ std::vector<int64_t> of_ranks(Communicator& world, int64_t mine) {
        batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
        : states > limit / 2        ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
                                      "this host"
-       : recipe.pipeline.is_used() ? "raise pipeline.micro_batches, or use memory.recompute"
+       : recipe.pipeline.is_used() ? kCutFiner
                                    : "lower model.context, model.layers or model.width, or start fewer ranks on "
                                      "this host"});
 }
 
 }  // namespace
-
-std::string memory_advice(const MemoryPlan& plan) {
-  if (plan.fits()) return "";
-  return plan.micro_batch > 1 ? "lower train.micro_batch, or set it to \"auto\"" : "use a smaller model or context";
-}
 
 std::string memory_needs(const MemoryPlan& plan) {
   const std::string of = plan.limit_bytes > 0 ? " of " + format_bytes(plan.limit_bytes) : "";
@@ -78,7 +82,7 @@ std::string memory_needs(const MemoryPlan& plan) {
 }
 
 std::string memory_text(const MemoryPlan& plan) {
-  if (!plan.fits()) return memory_needs(plan) + ": it may not fit; " + memory_advice(plan);
+  if (!plan.fits()) return memory_needs(plan) + ": it may not fit; " + plan.advice;
   const bool has_spare = plan.limit_bytes <= 0 ||
                          static_cast<double>(plan.peak_bytes()) <= kUsedShare * static_cast<double>(plan.limit_bytes);
   return memory_needs(plan) + (has_spare ? "" : ": close to the limit");
@@ -116,6 +120,7 @@ MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes,
     }
   }
   plan.fullest = peak(plan.micro_batch);
+  plan.advice = advice_of(recipe, plan);
   const bool states_fit = limit_bytes <= 0 || plan.fullest.peak.state() <= limit_bytes;
   if (!states_fit) {
     const int64_t least = plan.is_chosen || !recipe.pipeline.is_used() ? parts : plan.micro_batch;
@@ -181,8 +186,8 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   // Libraries that multiply have generated code in the rehearsal. Of threads, which share a process, one counts it.
   const bool counts = backend != "thread" || world.rank() == 0;
   const std::vector<int64_t> started = of_ranks(world, counts ? anonymous_bytes() : 0);
-  plan.resident_bytes =
-      resident_bytes(backend, world.size(), std::reduce(started.begin(), started.end()), held.at(plan.micro_batch));
+  plan.resident_bytes = resident_bytes(
+      backend, world.size(), std::accumulate(started.begin(), started.end(), int64_t{0}), held.at(plan.micro_batch));
   return plan;
 }
 

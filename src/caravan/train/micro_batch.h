@@ -29,15 +29,14 @@ struct MemoryPlan {
   int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
   int64_t limit_bytes = 0;     ///< the rank's share of the host's memory; 0: unknown
   bool is_chosen = false;      ///< train.micro_batch was "auto"
+  std::string advice{};        ///< what to do if it does not fit
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
   bool fits() const noexcept { return limit_bytes <= 0 || peak_bytes() <= limit_bytes; }
 };
 
 /// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1".
 std::string memory_needs(const MemoryPlan& plan);
-/// What to do if it does not fit; else "".
-std::string memory_advice(const MemoryPlan& plan);
-/// Both, and whether that is close to the limit.
+/// And whether that is close to the limit, or what to do if it is above.
 std::string memory_text(const MemoryPlan& plan);
 
 /// The fullest rank with so many sequences in a micro-batch.

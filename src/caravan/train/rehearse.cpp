@@ -98,7 +98,11 @@ void Rehearsed::run(int64_t num_micro_batches, int64_t num_steps) {
   }
   advance(*stepper, num_micro_batches, num_steps);
   if (!recipe.checkpoint.async || copy.defined()) return;
-  copy = bytes(BackgroundSave::bytes_of_copy(checkpoint_pieces(trained.tensors, mesh)));
+  const at::Tensor made = bytes(BackgroundSave::bytes_of_copy(checkpoint_pieces(trained.tensors, mesh)));
+  const auto comes_before_the_end = [&](int64_t every) { return every > 0 && every < recipe.train.steps; };
+  const bool is_kept = comes_before_the_end(recipe.checkpoint.every) ||
+                       (recipe.checkpoint.keep_best && comes_before_the_end(recipe.train.eval_every));
+  if (is_kept) copy = made;  // steps follow
 }
 
 /// Steps between boundaries of a stepper, in the first million of the run.
@@ -175,7 +179,7 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
     const Stretches stretches = stretches_of(recipe, made->stepper->steps_at_once());
     const int64_t few_steps = std::min(stretches.longest, made->stepper->enough_steps());
     RehearsedSteps steps{.step = [made, few, few_steps] { made->run(few, few_steps); }, .num_steps = stretches.mean};
-    if (few_steps > 1) {
+    if (few_steps > 1 && stretches.mean != static_cast<double>(few_steps)) {
       steps.shorter.push_back({[made, few, few_steps] { made->advance(*made->stepper, few, few_steps - 1); },
                                stretches.mean - static_cast<double>(few_steps), /*is_run_twice=*/true});
     }

@@ -18,13 +18,13 @@ namespace caravan {
 ///   - rounds of ranks that step apart, windows of stages without a flush: of Stepper::enough_steps(); bytes are the
 ///     mean of a step of the run, whose evaluations and checkpoints end some of them early;
 ///   - stages that are cut by measured costs: by FLOPs;
-///   - checkpoint.async: the copy is there.
+///   - checkpoint.async: the copy is there, beside the steps if any follow a checkpoint.
 /// A rank of a later stage is told the shapes of its inputs by `numbers` of an earlier rehearsal; without them one of
 /// the first stage is rehearsed before it. Throws UsageError as plan_batch and make_strategy do.
 Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int rank, int ranks_per_host = 0,
                    const std::shared_ptr<RecordedNumbers>& numbers = std::make_shared<RecordedNumbers>());
 
-/// Whether a rehearsal steps as a run does: else what waits for messages is rehearsed with a barrier.
+/// Whether a rehearsal steps as the run does. If not, steps that wait for messages are rehearsed with a barrier.
 bool rehearses_own_steps(const Recipe& recipe);
 
 /// Ranks among which is one that needs the most memory: all of few ranks; else the first and the last on the axis dp,

@@ -65,8 +65,12 @@ double words_elements(const TensorShape& ranks, const ModelPart& part) {
   return elements;
 }
 
+/// PipeDream: those that micro-batches in flight have read, and the newest; one is made before another is free
+/// (Narayanan et al., SOSP 2019). Of PipeDream-2BW two (ICML 2021), and the same.
 int64_t versions_of(const PipelineChoice& pipeline, int64_t rank) {
-  return pipeline.has_windows() ? schedule_of(pipeline).num_versions(pipeline.degree, rank) : 0;
+  if (!pipeline.has_windows()) return 0;
+  const bool of_each = schedule_of(pipeline).updates == PipelineSchedule::Updates::each_micro_batch;
+  return of_each ? std::max<int64_t>(pipeline.degree - rank, 2) : 3;
 }
 
 /// Turns the state of a whole model into that of one of the ranks that split its layers.
