@@ -131,6 +131,7 @@ TEST_F(BadInputTest, Overrides) {
 }
 
 TEST_F(BadInputTest, SizesThatNoMemoryHolds) {
+  testing::needs({"adamw"});
   expect_refused({"model.width=1048576"}, 5, {"[train] memory: a rank needs about", "model.width"});
   expect_refused({"model.width=1048576", "train.micro_batch=1"}, 5, {"[train] memory: a rank needs about", "but has"});
   expect_refused({"model.context=16777216"}, 3, {"needs 16777217"});

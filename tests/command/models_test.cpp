@@ -138,6 +138,7 @@ TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
 }
 
 TEST_F(ModelsTest, AnImportedModelTrainsOn) {
+  testing::needs({"adamw"});
   ASSERT_EQ(train("run", 1).code, 0);
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
   ASSERT_EQ(caravan({"import", path("run/huggingface"), "--out", path("imported")}).code, 0);

@@ -162,6 +162,7 @@ TEST_F(Diloco, SendsNothingInARound) {
 }
 
 TEST_F(Diloco, GoesOnBitByBitFromACheckpoint) {
+  needs({"adamw"});
   const Keys keys = kDiloco + Keys{"train.steps=8", "data_parallel.local_steps=2", "checkpoint.every=4"};
   train_as("whole", 3, keys);
   train_as("parts", 3, keys, {.stop_after = 4});
@@ -176,6 +177,7 @@ TEST_F(Diloco, GoesOnBitByBitFromACheckpoint) {
 
 /// Fewer replicas, none, and replicas again.
 TEST_F(Diloco, MomentsBecomeTheirMeanOnOtherRanks) {
+  needs({"adamw"});
   const Keys keys = Keys{"data_parallel.local_steps=2", "optimizer.lr=1e-12"};
   train_as("run", 3, kDiloco + keys + Keys{"train.steps=4"});
   const Tensors before = checkpoint_tensors(runs_ / "run");

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "tests/needs.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::async_test {
@@ -60,6 +61,7 @@ int64_t sum_of(const json& numbers) {
 
 /// Evaluations, checkpoints and lines of the log stand at drains.
 TEST_F(AsyncRuns, ALineForEachDrain) {
+  needs({"adamw"});
   train_on(3, options("async", kAsync));
   train_on(3, options("bounded", kBounded));
   for (const std::string dir : {"async", "bounded"}) {

@@ -136,7 +136,7 @@ TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
 /// MT-NLG (Smith et al., arXiv 2201.11990): 530 billion parameters, tp 8 x pp 35, on 2,240 ranks. The first stage,
 /// which holds the most micro-batches, as a rank of it computes and sends.
 TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
-  needs({"ddp"});
+  needs({"1f1b", "ddp"});
   const ModelConfig config{.kind = ModelKind::gpt2,
                            .layers = 105,
                            .width = 20'480,

@@ -127,6 +127,7 @@ TEST(MicroBatch, AutoKeepsTheNumberOfTheCheckpointIfItFits) {
 }
 
 TEST(MicroBatch, WhatFitsInNoWayIsRefusedWithWhatToLower) {
+  needs({"adamw"});
   const auto refusal = [](const Recipe& recipe, int64_t limit) {
     return message_of<ResourceError>([&] { plan_of(recipe, limit); });
   };
