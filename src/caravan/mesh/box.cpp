@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/operations.h"
 #include "caravan/mesh/fit.h"
 #include "caravan/mesh/layout.h"
 
@@ -72,7 +73,7 @@ void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
       parts.insert(rows.begin(), rows.end());
     }
     const std::vector<int64_t> rows = rows_of(placement, size, axis.size());
-    offset += std::accumulate(rows.begin(), rows.begin() + axis.coord(), int64_t{0});
+    offset += part_begin(rows, axis.coord());
     size = rows[axis.coord()];
     extents = std::move(parts);
   }

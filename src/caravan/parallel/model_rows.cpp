@@ -1,11 +1,11 @@
 #include "caravan/parallel/model_rows.h"
 
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/operations.h"
 #include "caravan/nn/cross_entropy.h"
 #include "caravan/nn/embedding.h"
 #include "caravan/nn/experts.h"
@@ -46,7 +46,7 @@ Layout shard_of(const MeshAxis& axis, int dim, int64_t rows) {
 
 WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names) {
   const std::vector<int64_t> parts = parts_of(config.vocabulary, axis.size());
-  const int64_t first = std::accumulate(parts.begin(), parts.begin() + axis.coord(), int64_t{0});
+  const int64_t first = part_begin(parts, axis.coord());
   const auto set_first_row = [first](Module& module) -> std::function<void()> {
     auto& embedding = dynamic_cast<Embedding&>(module);
     embedding.set_first_row(first);

@@ -1,19 +1,17 @@
 #include "caravan/server/shard_server.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+
+#include "caravan/comm/operations.h"
 
 namespace caravan {
 
 int64_t shard_count(const Bucket& bucket, int rank) { return bucket.fill.front().counts[static_cast<size_t>(rank)]; }
 
-int64_t shard_offset(const Bucket& bucket, int rank) {
-  const auto& counts = bucket.fill.front().counts;
-  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
-}
+int64_t shard_offset(const Bucket& bucket, int rank) { return part_begin(bucket.fill.front().counts, rank); }
 
 ShardServer::ShardServer(FlatState& state, Optimizer& optimizer, const ServerLinks& links, Options options)
     : state_(state),
