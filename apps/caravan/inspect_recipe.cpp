@@ -82,9 +82,7 @@ int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
   const std::string& backend = recipe.comm.backend;
   const bool has_shared =
       backend == "auto" || backend == "thread" || backend == "hierarchical" || backend.starts_with("shm");
-  if (!has_shared) return 0;
-  if (per_host > 0) return per_host;
-  return num_ranks <= most_local_ranks() ? num_ranks : 0;
+  return has_shared ? planned_ranks_per_host(num_ranks, per_host) : 0;
 }
 
 void print_verdict(const MemoryPlan& memory, double sent) {
@@ -275,7 +273,8 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
 
 int inspect_recipe(const InspectArguments& arguments) {
   auto [recipe, ranks] = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
-  const Runtime runtime({.intra_op_threads = planned_threads(recipe, ranks.num_ranks, arguments.per_host)});
+  const int on_host = std::min(planned_ranks_per_host(ranks.num_ranks, arguments.per_host), ranks.num_ranks);
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, on_host)});
   Inspected of{.recipe = std::move(recipe),
                .vocabulary = {},
                .num_ranks = ranks.num_ranks,

@@ -80,7 +80,7 @@ int inspect_schedule(const InspectArguments& arguments) {
     throw UsageError({"inspect", "--schedule", "mesh.pp is 1: there is no pipeline", recipe.where("mesh.pp"),
                       "give --set mesh.pp=2"});
   }
-  const Runtime runtime({.intra_op_threads = planned_threads(recipe, ranks.num_ranks)});
+  const Runtime runtime({.intra_op_threads = threads_per_rank(recipe, planned_ranks_per_host(ranks.num_ranks))});
   recipe.model.vocabulary = vocabulary_of(recipe).size;
   const PlannedSchedule plan = plan_schedule(recipe, ranks.num_ranks);
   const auto micro_batches = static_cast<int>(plan.batch.accumulation);

@@ -88,9 +88,8 @@ int threads_per_rank(const Recipe& recipe, int ranks_on_host) {
   return std::max(1, num_usable_cores() / std::max(1, ranks_on_host));
 }
 
-int planned_threads(const Recipe& recipe, int num_ranks, int per_host) {
-  const int on_host = per_host > 0 ? std::min(per_host, num_ranks) : num_ranks <= most_local_ranks() ? num_ranks : 1;
-  return threads_per_rank(recipe, on_host);
+int planned_ranks_per_host(int num_ranks, int per_host) {
+  return per_host > 0 ? per_host : num_ranks <= most_local_ranks() ? num_ranks : 0;
 }
 
 DataFolders data_folders(const std::filesystem::path& recipe) {

@@ -31,9 +31,9 @@ int most_local_ranks();
 
 /// Compute threads of each of `ranks_on_host` ranks: the recipe's number, else an equal share of the cores.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
-/// The same of a plan for hosts of `per_host` ranks with as many cores as this one: libraries that multiply take memory
-/// for each thread. 0: one host if so many ranks can be started on this one, else a host for each.
-int planned_threads(const Recipe& recipe, int num_ranks, int per_host = 0);
+/// Ranks of a host that is planned for: `per_host`, or where that is 0 all of them, if so many can be started here.
+/// Else 0: each has a host of its own.
+int planned_ranks_per_host(int num_ranks, int per_host = 0);
 
 /// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user
 /// alone in that for temporary files. Its limit is CARAVAN_CACHE_BYTES, else 32 GiB. `recipe`: the folder of the
