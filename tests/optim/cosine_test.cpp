@@ -1,5 +1,4 @@
 #include <cmath>
-#include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
@@ -8,17 +7,13 @@
 namespace caravan::testing::cosine_test {
 namespace {
 
-using ::testing::DoubleNear;
-using ::testing::Pointwise;
-
 TEST(CosineRate, FallsToTheFinalFraction) {
   const double h = std::sqrt(0.5);  // cosines of multiples of 45 degrees, shifted by 22.5: a half angle
   const double a = std::sqrt((1 + h) / 2);
   const double b = std::sqrt((1 - h) / 2);
   const auto cosine = [](double c) { return 0.4 + 1.6 * (1 + c) / 2; };
-  EXPECT_THAT(course_over_ten_steps("cosine"),
-              Pointwise(DoubleNear(1e-12), {1.0, 2.0, cosine(a), cosine(h), cosine(b), cosine(0), cosine(-b),
-                                            cosine(-h), cosine(-a), 0.4}));
+  expect_course("cosine",
+                {1.0, 2.0, cosine(a), cosine(h), cosine(b), cosine(0), cosine(-b), cosine(-h), cosine(-a), 0.4});
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <gmock/gmock.h>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "caravan/optim/learning_rate.h"
 #include "caravan/registry/registry.h"
@@ -14,12 +17,13 @@ inline std::vector<double> course(const LearningRate& rate) {
   return all;
 }
 
-/// The course of a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
-inline std::vector<double> course_over_ten_steps(const std::string& name) {
+/// Of a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
+inline void expect_course(const std::string& name, const std::vector<double>& want) {
   Setting schedule("learning_rate", name);
   if (schedule.reads("final_lr_fraction")) schedule.set("final_lr_fraction", 0.2);
   if (schedule.reads("decay_fraction")) schedule.set("decay_fraction", 0.4);
-  return course({.schedule = schedule, .lr = 2, .warmup_steps = 2, .total_steps = 10});
+  EXPECT_THAT(course({.schedule = schedule, .lr = 2, .warmup_steps = 2, .total_steps = 10}),
+              ::testing::Pointwise(::testing::DoubleNear(1e-12), want));
 }
 
 }  // namespace caravan::testing

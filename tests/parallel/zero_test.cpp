@@ -347,36 +347,34 @@ TEST(Sharding, RanksWithoutRowsTakePart) {
   }
 }
 
-/// The first step of a loop of one's own holds the gradients of all units; it does not keep their memory.
-TEST(Sharding, BuffersOfARecordedStepAreReturned) {
+/// Of the buffers that there are after each step of a loop of one's own, of one rank of four.
+std::vector<int64_t> buffer_bytes_after_steps(const std::vector<std::vector<Parameters::Spec>>& units, int num_steps) {
   std::vector<int64_t> bytes;
   Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});
-  std::vector<std::vector<Parameters::Spec>> units(20, {{"w", {64, 64}}});
   Chain model(units);
   Engine engine(model, mesh, fsdp(model, mesh, {.prefetch = 0}), {.seed = 3});
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < num_steps; ++step) {
     engine.begin_step();
     model.run({at::full({}, 1.0F)}, {})[0].backward();
     engine.finish_step();
     bytes.push_back(engine.buffer_bytes());
   }
-  EXPECT_LE(bytes.back(), 8 * 64 * 64 * 4) << "a few units of 20";
+  return bytes;
 }
 
-/// Nor that of units before, where all differ in size.
+/// The first step holds the gradients of all units; it does not keep their memory.
+TEST(Sharding, BuffersOfARecordedStepAreReturned) {
+  const std::vector<std::vector<Parameters::Spec>> units(20, {{"w", {64, 64}}});
+  EXPECT_LE(buffer_bytes_after_steps(units, 3).back(), 8 * 64 * 64 * 4) << "a few units of 20";
+}
+
+/// Nor does any keep that of units before, where all differ in size.
 TEST(Sharding, BuffersOfOtherSizesDoNotAddUp) {
-  Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});
   std::vector<std::vector<Parameters::Spec>> units;
   for (int64_t i = 0; i < 20; ++i) units.push_back({{"w", {64, 64 + i}}});
-  Chain model(units);
-  Engine engine(model, mesh, fsdp(model, mesh, {.prefetch = 0}), {.seed = 3});
-  for (int step = 0; step < 4; ++step) {
-    engine.begin_step();
-    model.run({at::full({}, 1.0F)}, {})[0].backward();
-    engine.finish_step();
-    if (step > 0) {
-      EXPECT_LE(engine.buffer_bytes(), 8 * 64 * 84 * 4) << "a few units of 20";
-    }
+  const std::vector<int64_t> bytes = buffer_bytes_after_steps(units, 4);
+  for (size_t step = 1; step < bytes.size(); ++step) {
+    EXPECT_LE(bytes[step], 8 * 64 * 84 * 4) << "a few units of 20, step " << step;
   }
 }
 
