@@ -86,7 +86,7 @@ void check(const RecipeProof& proof, bool has_planted) {
 }
 
 /// The techniques of the recipe under which ranks do not step together, which no one process does; "": none.
-std::string of_own_steps(const Recipe& recipe) {
+std::string techniques_apart(const Recipe& recipe) {
   std::vector<std::string> names;
   for (const Setting& technique : techniques_of(recipe)) {
     if (!technique.has(Trait::whole_gradient)) names.push_back(technique.name());
@@ -114,7 +114,7 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
   check_planted(planted, proof);
   if (!speaks) return;
   if (planted.empty()) {
-    const std::string apart = of_own_steps(recipe);
+    const std::string apart = techniques_apart(recipe);
     fmt::print("proved    all {} paths of {}\n", proof.own_paths.size(),
                apart.empty() ? "the recipe's own step"
                              : "a step of all ranks together; how ranks step apart under " + apart + " is not proved");

@@ -44,10 +44,10 @@ using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 
 /// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number of train.micro_batch is taken
 /// as it is, also if its peak exceeds the limit. "auto" becomes `before`, the number of the checkpoint that is resumed
-/// (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run
-/// has the same sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks
-/// for few peaks. Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help:
-/// parameters, gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
+/// (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run has the same
+/// sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks for few peaks.
+/// Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help: parameters,
+/// gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
 MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of);
 
 /// The fullest of some rehearsals. Sizes that no tensor can have are no error here, but a peak that fits nowhere.
