@@ -17,12 +17,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/measure/core_ping.h"
+#include "caravan/comm/measure/cores.h"
+#include "caravan/comm/measure/exercise.h"
+#include "caravan/comm/measure/memory_rate.h"
+#include "caravan/comm/measure/sampling.h"
 #include "caravan/comm/world.h"
-#include "caravan/measure/core_ping.h"
-#include "caravan/measure/cores.h"
-#include "caravan/measure/exercise.h"
-#include "caravan/measure/memory_rate.h"
-#include "caravan/measure/sampling.h"
 
 namespace caravan {
 namespace {

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/train/recipe.h"
-#include "caravan/train/rehearse.h"
+#include "caravan/recipe/recipe.h"
+#include "caravan/train/model/rehearse.h"
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;

@@ -1,5 +1,5 @@
 /// Pipelines whose passes sleep, one stage longer than the others: the measured step beside that of the simulation
-/// which `inspect --schedule` draws (plan/pipeline.h). 4 ranks, threads of this process.
+/// which `inspect --schedule` draws (schedule/pipeline.h). 4 ranks, threads of this process.
 ///
 ///   slowed_stage
 
@@ -12,11 +12,11 @@
 #include <torch/nn/modules/linear.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/engine/stage_runner.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/pipeline.h"
-#include "caravan/plan/pipeline.h"
+#include "caravan/schedule/pipeline.h"
+#include "caravan/techniques/pipeline/pipeline.h"
 
 using namespace caravan;
 

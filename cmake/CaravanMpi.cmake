@@ -1,5 +1,5 @@
 # The back-end mpi: one shared object per MPI, because their ABIs differ. A process loads the one whose mpirun started
-# it (caravan/comm/mpi/library.h). Sets CARAVAN_MPI_BUILT, the list of names, and CARAVAN_MPIRUN_<name>.
+# it (caravan/comm/backends/mpi/library.h). Sets CARAVAN_MPI_BUILT, the list of names, and CARAVAN_MPIRUN_<name>.
 set(CARAVAN_MPI auto CACHE STRING
   "MPIs to build the back-end mpi for: a list of openmpi, mpich and paths of an mpicc; auto: all that are found; none")
 set(CARAVAN_MPI_BUILT "")

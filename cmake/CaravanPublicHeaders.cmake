@@ -2,19 +2,19 @@
 # include. Everything else may change without notice.
 cmake_policy(VERSION 3.22)  # an install script has no cmake_minimum_required
 set(CARAVAN_PUBLIC_HEADERS
-  base/error.h base/memory_counter.h base/runtime.h base/text.h
-  comm/communicator.h comm/options.h comm/record.h comm/shared/thread_ranks.h comm/store/rendezvous.h comm/tensor.h
+  base/error.h base/memory/memory_counter.h base/runtime.h base/text.h
+  comm/communicator.h comm/options.h comm/record.h comm/backends/shared/thread_ranks.h comm/store/rendezvous.h comm/tensor.h
   comm/world.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
-  engine/stage_runner.h memory/recompute.h module/adapter.h module/module.h module/plan.h parallel/ddp.h parallel/zero.h
-  parallel/compress_hook.h parallel/param_server.h parallel/power_sgd.h parallel/replicas.h parallel/top_k.h
-  parallel/context_parallel.h parallel/expert_parallel.h parallel/tensor_1d.h parallel/tensor_2d.h parallel/tensor_25d.h parallel/tensor_3d.h parallel/ring_attention.h parallel/sync_batch_norm.h server/async_trainer.h
-  techniques/make_strategy.h parallel/pipeline.h prove/prove.h
-  nn/experts.h nn/model.h nn/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
-  data/corpus.h data/sampler.h data/tokenizer.h
-  caravan.h checkpoint/checkpoint.h checkpoint/huggingface.h checkpoint/load_model.h
+  engine/stages/stage_runner.h techniques/recompute/recompute.h module/adapter.h module/module.h module/plan/plan.h techniques/data/ddp.h techniques/data/zero.h
+  techniques/compression/compress_hook.h techniques/server/param_server.h techniques/compression/power_sgd.h techniques/averaging/replicas.h techniques/compression/top_k.h
+  techniques/context/context_parallel.h techniques/expert/expert_parallel.h techniques/tensor/tensor_1d.h techniques/grid/tensor_2d.h techniques/grid/tensor_25d.h techniques/grid/tensor_3d.h techniques/context/ring_attention.h techniques/data/sync_batch_norm.h techniques/server/async_trainer.h
+  techniques/make_strategy.h techniques/pipeline/pipeline.h prove/prove.h
+  nn/experts/experts.h models/model.h nn/experts/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
+  data/files/corpus.h data/windows/sampler.h data/tokenizer/tokenizer.h
+  caravan.h formats/checkpoint/checkpoint.h formats/huggingface/huggingface.h formats/huggingface/load_model.h
   session/module_checkpoint.h session/session.h
-  generate/generate.h train/evaluate.h train/recipe.h train/run_state.h
+  generate/generate.h train/evaluation/evaluate.h recipe/recipe.h train/folder/run_state.h
   step/batch.h step/train_step.h cost/rehearsal.h)
 
 # caravan_install_headers(source destination): runs at install time, so that it sees the includes as they are then.
@@ -26,7 +26,7 @@ function(caravan_install_headers source destination)
     if(header IN_LIST installed)
       continue()
     endif()
-    if(header MATCHES "/(messages|stubs)/|^comm/shared/" AND NOT header IN_LIST CARAVAN_PUBLIC_HEADERS)
+    if(header MATCHES "/(messages|stubs)/|^comm/backends/shared/" AND NOT header IN_LIST CARAVAN_PUBLIC_HEADERS)
       message(FATAL_ERROR "${header} is internal, but a public header includes it: see cmake/CaravanPublicHeaders.cmake")
     endif()
     list(APPEND installed ${header})

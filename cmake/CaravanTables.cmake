@@ -1,5 +1,5 @@
 # Tables (Parquet, Arrow): an object that links Apache Arrow and is loaded when a table is read, because Arrow is large
-# and few runs need it (caravan/data/table.h). Built if Arrow is found: as a system library, or as the wheel pyarrow has it
+# and few runs need it (caravan/data/files/table.h). Built if Arrow is found: as a system library, or as the wheel pyarrow has it
 # (CARAVAN_DEPS=.../site-packages/pyarrow), whose files are named after their version: libarrow.so.2600.
 function(caravan_find_versioned variable library)
   find_library(${variable} ${library})
@@ -21,7 +21,7 @@ set(CARAVAN_HAS_TABLES OFF)
 if(CARAVAN_ARROW_INCLUDE_DIR AND CARAVAN_ARROW_LIBRARY AND CARAVAN_PARQUET_LIBRARY)
   set(CARAVAN_HAS_TABLES ON)
   get_filename_component(arrow_folder "${CARAVAN_ARROW_LIBRARY}" DIRECTORY)
-  add_library(caravan_tables MODULE table_object.cpp)
+  add_library(caravan_tables MODULE files/table_object.cpp)
   target_include_directories(caravan_tables PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_include_directories(caravan_tables SYSTEM PRIVATE ${CARAVAN_ARROW_INCLUDE_DIR})
   target_compile_features(caravan_tables PRIVATE cxx_std_20)

@@ -1,7 +1,7 @@
-# caravan-template: runs chat templates in a process of its own (caravan/data/template_process.h). minja, one header, is
+# caravan-template: runs chat templates in a process of its own (caravan/data/chat/template_process.h). minja, one header, is
 # vendored: no distribution has it. Only this program includes it. It has no sanitizers: they would replace its limits of
 # stack and memory by their own reports.
-add_executable(caravan_template template_program.cpp template_channel.cpp)
+add_executable(caravan_template chat/template_program.cpp chat/template_channel.cpp)
 target_include_directories(caravan_template PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_include_directories(caravan_template SYSTEM PRIVATE ${PROJECT_SOURCE_DIR}/third_party/minja)
 target_compile_features(caravan_template PRIVATE cxx_std_20)

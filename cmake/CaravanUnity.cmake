@@ -4,8 +4,8 @@
 # not use torch.
 
 # caravan_units(target [unit..]): groups the target's sources for CMAKE_UNITY_BUILD. A unit is a string of folders below
-# the current one, "base mesh optim"; any other folder is a unit by itself. Sources with their own flags are compiled
-# separately.
+# the current one, "base mesh optim"; a folder that no unit names is in that of the folder above it, and the topmost is a
+# unit by itself. Sources with their own flags are compiled separately.
 function(caravan_units target)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
@@ -17,12 +17,20 @@ function(caravan_units target)
     endif()
     get_filename_component(folder ${source} DIRECTORY)
     file(RELATIVE_PATH folder ${CMAKE_CURRENT_SOURCE_DIR} ${folder})
-    set(group "${folder}")
-    foreach(unit IN LISTS ARGN)
-      if(" ${unit} " MATCHES " ${folder} ")
-        set(group "${unit}")
+    set(group "")
+    while(NOT group)
+      set(group "${folder}")
+      get_filename_component(above "${folder}" DIRECTORY)
+      if(above)
+        set(group "")
       endif()
-    endforeach()
+      foreach(unit IN LISTS ARGN)
+        if(" ${unit} " MATCHES " ${folder} ")
+          set(group "${unit}")
+        endif()
+      endforeach()
+      set(folder "${above}")
+    endwhile()
     string(MAKE_C_IDENTIFIER "${group}" group)
     set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP "${group}")
   endforeach()

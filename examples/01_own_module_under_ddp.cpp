@@ -6,9 +6,9 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/ddp.h"
+#include "caravan/techniques/data/ddp.h"
 
 using namespace caravan;
 

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/redistribute/redistribute.h"
 
 using namespace caravan;

@@ -5,14 +5,14 @@
 #include <fmt/format.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/data/corpus.h"
-#include "caravan/data/train_windows.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/data/files/corpus.h"
+#include "caravan/data/windows/train_windows.h"
 #include "caravan/generate/generate.h"
-#include "caravan/parallel/ddp.h"
 #include "caravan/step/train_step.h"
-#include "caravan/train/evaluate.h"
-#include "caravan/train/run_state.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/folder/run_state.h"
 
 using namespace caravan;
 

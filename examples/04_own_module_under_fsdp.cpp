@@ -9,9 +9,9 @@
 #include <torch/optim/adamw.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/zero.h"
+#include "caravan/techniques/data/zero.h"
 
 using namespace caravan;
 

@@ -8,10 +8,10 @@
 #include <torch/optim/adamw.h>
 
 #include "caravan/base/runtime.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/engine/stage_runner.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/pipeline.h"
+#include "caravan/techniques/pipeline/pipeline.h"
 
 using namespace caravan;
 constexpr int kSteps = 100, kMicroBatches = 6, kBatch = 240;

@@ -5,8 +5,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include "caravan/c10d/backend.h"
-#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/backends/shared/shm.h"
+#include "caravan/comm/c10d/backend.h"
 #include "caravan/comm/store/c10d_store.h"
 
 namespace {

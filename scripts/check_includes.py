@@ -26,7 +26,7 @@ def listed_parts(text):
     for indent, words in re.findall(r"^( +)(\S.*)$", block[1], re.M):
         names = []
         for word in words.split():
-            if not re.fullmatch(r"[a-z0-9_]+(/|\.h|\.\{h,cpp\})", word):
+            if not re.fullmatch(r"[a-z0-9_/]+(/|\.h|\.\{h,cpp\})", word):
                 break
             names.append(word.removesuffix("/"))
         if not names or len(indent) > 4:
@@ -52,9 +52,9 @@ class Tree:
         return [(text.count("\n", 0, m.start()) + 1, m[1], m[2]) for m in INCLUDE.finditer(text)]
 
     def part(self, file):
-        """The part of a file given relative to src/caravan, or None."""
+        """The part of a file given relative to src/caravan, or None: a folder that is not listed is of that above it."""
         path = pathlib.PurePosixPath(file)
-        for name in (str(path), f"{path.with_suffix('')}.{{h,cpp}}", str(path.parent)):
+        for name in (str(path), f"{path.with_suffix('')}.{{h,cpp}}", *(str(folder) for folder in path.parents)):
             if name in self.parts:
                 return name
         return None

@@ -1,5 +1,5 @@
 #!/bin/sh
-# scripts/nccl_headers.sh FOLDER: extracts the headers that src/caravan/comm/nccl/nccl.cpp needs, besides those of torch's
+# scripts/nccl_headers.sh FOLDER: extracts the headers that src/caravan/comm/backends/nccl/nccl.cpp needs, besides those of torch's
 # CPU wheel, from NVIDIA's pip packages: downloads 300 MB, mostly NCCL's library, and keeps 10 MB. Without a network it
 # prints a line, creates no FOLDER and exits with 0 (in CI with 1). Then: cmake --preset release -DCARAVAN_NCCL_HEADERS=FOLDER
 set -eu

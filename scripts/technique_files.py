@@ -14,12 +14,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["src", "apps"] + (["tests", "docs", "recipes", "examples"] if "--all" in sys.argv[1:] else [])
 # Words that other keys have too: "none" of precision, packing and recomputation.
 COMMON = {"none", "linear", "constant"}
-CHECKED = tuple(f"src/caravan/{folder}/" for folder in ("train", "checkpoint", "prove", "generate", "cost", "step")) + ("apps/",)
+CHECKED = tuple(f"src/caravan/{folder}/" for folder in ("train", "recipe", "formats/checkpoint", "prove", "generate", "cost", "step")) + ("apps/",)
 # Names that are also words of English: in quotes only.
 WORDS = {"both", "ring", "experts", "replicas", "naive", "striped", "interleaved", "cosine", "full", "stage", "modules", "selective"}
 # Other things of the same name: the section of experts in the text of a configuration and of the log, modules that a proof
 # cannot shrink, the argument "stage" of a span.
-ALLOWED = {("experts", "src/caravan/train/metrics.cpp"), ("experts", "apps/caravan/inspect_run.cpp"),
+ALLOWED = {("experts", "src/caravan/train/folder/metrics.cpp"), ("experts", "apps/caravan/inspect/inspect_run.cpp"),
            ("modules", "src/caravan/prove/proof_recipe.cpp"), ("stage", "src/caravan/cost/rehearsal.cpp")}
 
 
@@ -30,7 +30,7 @@ def entries():
         if body == "name":
             continue
         folder = "optim" if kind in ("OPTIMIZER", "RATE") else "techniques"
-        text = (ROOT / f"src/caravan/{folder}/{body}_entry.cpp").read_text()
+        text = next((ROOT / "src/caravan" / folder).glob(f"*/{body}_entry.cpp")).read_text()
         yield body, re.search(r'\.family = "(\w+)"', text)[1], re.search(r'\.name = "([^"]+)"', text)[1]
 
 

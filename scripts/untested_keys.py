@@ -32,7 +32,7 @@ def keys_of_registry():
         if key:
             found[f"{section}.{key}"] = f"{section}.{key}"
     for folder in ("techniques", "optim"):
-        for file in sorted((root / "src/caravan" / folder).glob("*.cpp")):
+        for file in sorted((root / "src/caravan" / folder).rglob("*.cpp")):
             text = file.read_text()
             family = re.search(r'\.family = "(\w+)"', text)
             family = family[1] if family else FAMILY_OF_FILE.get(file.name)
@@ -44,7 +44,7 @@ def keys_of_registry():
 def keys():
     """Key -> field of the Recipe, or the key itself for a key with functions of its own."""
     found = keys_of_registry()
-    for file in sorted((root / "src/caravan/train").glob("*_keys.cpp")):
+    for file in sorted((root / "src/caravan/recipe").glob("*_keys.cpp")):
         text = re.sub(r"//[^\n]*", "", file.read_text())
         starts = list(re.finditer(r'\{\s*"([a-z_]+\.[a-z0-9_]+)", OnResume', text))
         for start, following in zip(starts, starts[1:] + [None]):

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "apps/caravan/options.h"
+#include "apps/caravan/options/options.h"
 
 namespace caravan::app {
 

@@ -10,13 +10,13 @@
 #include <unistd.h>
 #include <vector>
 
-#include "apps/caravan/check_run.h"
 #include "apps/caravan/commands.h"
-#include "apps/caravan/launch.h"
-#include "apps/caravan/libtorch.h"
-#include "apps/caravan/options.h"
-#include "apps/caravan/ranks.h"
-#include "apps/caravan/run_main.h"
+#include "apps/caravan/launch/check_run.h"
+#include "apps/caravan/launch/launch.h"
+#include "apps/caravan/launch/libtorch.h"
+#include "apps/caravan/launch/ranks.h"
+#include "apps/caravan/launch/run_main.h"
+#include "apps/caravan/options/options.h"
 #include "caravan/base/error.h"
 #include "caravan/prove/proof_recipe.h"
 

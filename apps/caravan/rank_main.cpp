@@ -2,8 +2,8 @@
 #include <c10/util/Exception.h>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/error_report.h"
-#include "apps/caravan/run_main.h"
+#include "apps/caravan/launch/error_report.h"
+#include "apps/caravan/launch/run_main.h"
 #include "caravan/base/error.h"
 
 namespace caravan::app {

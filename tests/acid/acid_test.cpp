@@ -3,14 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/checkpoint/state_checkpoint.h"
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/formats/checkpoint/state_checkpoint.h"
 #include "caravan/generate/generate.h"
-#include "caravan/memory/recompute.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/recompute/recompute.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
 #include "tests/acid/techniques/shard_everything.h"

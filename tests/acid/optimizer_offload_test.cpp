@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/base/memory_counter.h"
-#include "caravan/nn/model.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/models/model.h"
 #include "caravan/step/train_step.h"
 #include "tests/acid/techniques/shard_everything.h"
 #include "tests/data/support.h"

@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/generate/generate.h"
-#include "caravan/memory/recompute.h"
 #include "caravan/prove/prove.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/recompute/recompute.h"
 #include "tests/acid/techniques/column_row.h"
 #include "tests/acid/techniques/one_f_one_b.h"
 #include "tests/acid/techniques/shard_everything.h"

@@ -1,4 +1,4 @@
-#include "caravan/base/file.h"
+#include "caravan/base/system/file.h"
 
 #include <csignal>
 #include <string>
@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/content_hash.h"
-#include "caravan/base/file_lock.h"
 #include "caravan/base/json_reader.h"
-#include "caravan/data/tokenizer.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/base/system/file_lock.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/formats/huggingface/hf_config.h"
 #include "tests/data/support.h"
 
 namespace caravan::file_test {

@@ -1,4 +1,4 @@
-#include "caravan/base/memory_limit.h"
+#include "caravan/base/system/memory_limit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 
 #include <algorithm>
 #include <array>
@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "caravan/base/philox.h"
-#include "caravan/base/random_kernels.h"
-#include "caravan/base/simd.h"
+#include "caravan/base/numeric/philox.h"
+#include "caravan/base/numeric/random_kernels.h"
+#include "caravan/base/numeric/simd.h"
 
 namespace caravan::random_test {
 namespace {

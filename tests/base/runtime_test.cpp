@@ -6,10 +6,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "caravan/base/block_cache.h"
 #include "caravan/base/error.h"
-#include "caravan/base/held_blocks.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/block_cache.h"
+#include "caravan/base/memory/held_blocks.h"
+#include "caravan/base/memory/memory_counter.h"
 
 namespace caravan::runtime_test {
 namespace {

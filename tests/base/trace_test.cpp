@@ -1,11 +1,11 @@
-#include "caravan/base/trace.h"
+#include "caravan/base/trace/trace.h"
 
 #include <gmock/gmock.h>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
-#include "caravan/base/trace_events.h"
+#include "caravan/base/trace/trace_events.h"
 
 namespace caravan::trace_test {
 namespace {

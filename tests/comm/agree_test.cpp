@@ -1,4 +1,4 @@
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 
 namespace caravan::agree_test {
 namespace {

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory_limit.h"
-#include "caravan/comm/shared/arena.h"
-#include "caravan/comm/shared/pages.h"
-#include "caravan/comm/shared/segment.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/base/system/memory_limit.h"
+#include "caravan/comm/backends/shared/memory/arena.h"
+#include "caravan/comm/backends/shared/memory/pages.h"
+#include "caravan/comm/backends/shared/memory/segment.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "tests/ranks/process_ranks.h"
 
 namespace caravan::testing::limits_test {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 #include "tests/comm/reference.h"
 #include "tests/ranks/rank_case.h"
 

@@ -10,10 +10,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/half.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/numeric/half.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::tensor_test {

@@ -1,13 +1,13 @@
 // Spans of operations, and clocks of hosts.
-#include "caravan/base/trace.h"
+#include "caravan/base/trace/trace.h"
 
 #include <cstdlib>
 #include <gmock/gmock.h>
 #include <map>
 #include <thread>
 
-#include "caravan/comm/clock_offset.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/clock_offset.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 
 namespace caravan::trace_test {
 namespace {

@@ -6,10 +6,10 @@
 #include <set>
 #include <sstream>
 
-#include "apps/caravan/doctor_report.h"
-#include "caravan/base/processor.h"
-#include "caravan/comm/selection.h"
-#include "caravan/nn/product_choice.h"
+#include "apps/caravan/bench/doctor_report.h"
+#include "caravan/base/system/processor.h"
+#include "caravan/comm/choice/selection.h"
+#include "caravan/nn/product/product_choice.h"
 #include "tests/command/command.h"
 
 namespace caravan::bench_test {

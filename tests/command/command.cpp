@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "caravan/checkpoint/safetensors.h"
+#include "caravan/formats/safetensors/safetensors.h"
 #include "tests/needs.h"
 
 namespace caravan {

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <gmock/gmock.h>
 
-#include "caravan/data/corpus.h"
+#include "caravan/data/files/corpus.h"
 #include "tests/command/command.h"
 
 namespace caravan::evaluate_test {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "caravan/comm/flight/report.h"
-#include "tests/comm/flight_files.h"
+#include "tests/comm/flight/flight_files.h"
 #include "tests/command/command.h"
 
 namespace caravan::flight_test {
@@ -39,8 +39,8 @@ TEST_F(FlightTest, NamesTheFirstDivergence) {
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("job 0123456789abcdef: 3 ranks over shm, 3 reports"),
                     HasSubstr("first divergence: operation 1 of \"world\"\n    ranks 0, 2 called all_reduce sum fp32 "
-                              "[10] \"gradient\" at parallel/ddp.cpp:30; rank 1 called barrier \"end\" at "
-                              "parallel/ddp.cpp:44\n")));
+                              "[10] \"gradient\" at techniques/data/ddp.cpp:30; rank 1 called barrier \"end\" at "
+                              "techniques/data/ddp.cpp:44\n")));
   EXPECT_EQ(result.err, "");
 }
 

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/caravan/launch_report.h"
-#include "apps/caravan/oom_kills.h"
+#include "apps/caravan/launch/launch_report.h"
+#include "apps/caravan/launch/oom_kills.h"
 #include "tests/data/support.h"
 
 namespace caravan::memory_report_test {

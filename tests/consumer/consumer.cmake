@@ -21,7 +21,7 @@ foreach(file ${exports})
   endif()
 endforeach()
 
-file(GLOB_RECURSE internal ${WORK}/moved/include/caravan/comm/messages/* ${WORK}/moved/include/*/stubs/*)
+file(GLOB_RECURSE internal ${WORK}/moved/include/caravan/comm/backends/messages/* ${WORK}/moved/include/*/stubs/*)
 if(internal)
   message(FATAL_ERROR "internal headers are installed: ${internal}")
 endif()

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/base/memory_counter.h"
-#include "caravan/base/path_log.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/trace/path_log.h"
 
 namespace caravan::testing {
 

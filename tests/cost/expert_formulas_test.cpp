@@ -2,7 +2,7 @@
 
 #include "tests/cost/formulas/experts.h"
 #include "tests/cost/formulas/memory.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::expert_formulas_test {
 namespace {

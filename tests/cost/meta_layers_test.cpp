@@ -7,15 +7,15 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "caravan/comm/record.h"
-#include "caravan/nn/attention.h"
-#include "caravan/nn/block.h"
+#include "caravan/models/block.h"
+#include "caravan/models/head.h"
+#include "caravan/nn/attention/attention.h"
 #include "caravan/nn/embedding.h"
-#include "caravan/nn/head.h"
+#include "caravan/nn/experts/moe.h"
 #include "caravan/nn/mlp.h"
-#include "caravan/nn/moe.h"
 #include "caravan/nn/norm.h"
-#include "caravan/nn/product.h"
-#include "caravan/parallel/axis_reduction.h"
+#include "caravan/nn/product/product.h"
+#include "caravan/techniques/data/axis_reduction.h"
 #include "tests/cost/both_ways.h"
 
 namespace caravan::testing::meta_layers_test {

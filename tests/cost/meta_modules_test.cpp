@@ -7,9 +7,9 @@
 #include "caravan/comm/record.h"
 #include "caravan/cost/rehearsal.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/ddp.h"
+#include "caravan/techniques/data/ddp.h"
 #include "tests/cost/both_ways.h"
-#include "tests/parallel/user_net.h"
+#include "tests/techniques/together/user_net.h"
 
 namespace caravan::testing::meta_modules_test {
 namespace {

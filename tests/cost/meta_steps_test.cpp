@@ -7,19 +7,19 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/nn/model.h"
-#include "caravan/nn/product.h"
-#include "caravan/parallel/compress_hook.h"
-#include "caravan/parallel/ddp.h"
-#include "caravan/parallel/power_sgd.h"
-#include "caravan/parallel/top_k.h"
-#include "caravan/parallel/zero.h"
+#include "caravan/models/model.h"
+#include "caravan/nn/product/product.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/compression/compress_hook.h"
+#include "caravan/techniques/compression/power_sgd.h"
+#include "caravan/techniques/compression/top_k.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/techniques/data/zero.h"
 #include "caravan/techniques/make_strategy.h"
 #include "tests/cost/both_ways.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::meta_steps_test {
 namespace {

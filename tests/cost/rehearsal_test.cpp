@@ -6,14 +6,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/nn/model.h"
-#include "caravan/parallel/ddp.h"
-#include "caravan/parallel/zero.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/models/model.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/techniques/data/zero.h"
 #include "caravan/techniques/technique_body.h"
-#include "tests/parallel/technique.h"
-#include "tests/parallel/user_net.h"
+#include "tests/techniques/together/technique.h"
+#include "tests/techniques/together/user_net.h"
 
 namespace caravan::testing::rehearsal_test {
 namespace {

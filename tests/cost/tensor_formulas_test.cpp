@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/parallel/grid.h"
+#include "caravan/techniques/grid/grid.h"
 #include "tests/cost/formulas/tensor.h"
 
 namespace caravan::testing::tensor_formulas_test {

@@ -1,4 +1,4 @@
-#include "caravan/data/bpe_trainer.h"
+#include "caravan/data/tokenizer/bpe_trainer.h"
 
 #include <string>
 #include <vector>
@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/data/corpus.h"
+#include "caravan/data/files/corpus.h"
 #include "tests/data/support.h"
 
 namespace caravan::bpe_trainer_test {

@@ -1,4 +1,4 @@
-#include "caravan/data/cache.h"
+#include "caravan/data/windows/cache.h"
 
 #include <atomic>
 #include <cerrno>
@@ -12,8 +12,8 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/data/token_file.h"
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/data/windows/token_file.h"
 #include "tests/data/support.h"
 
 namespace {

@@ -5,12 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/data/chat_template.h"
-#include "caravan/data/chat_tokens.h"
-#include "caravan/data/sampler.h"
-#include "caravan/data/tokenizer.h"
-#include "caravan/data/train_windows.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/data/chat/chat_template.h"
+#include "caravan/data/chat/chat_tokens.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/data/windows/sampler.h"
+#include "caravan/data/windows/train_windows.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::chat_test {

@@ -1,12 +1,12 @@
-#include "caravan/data/documents.h"
+#include "caravan/data/files/documents.h"
 
 #include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "caravan/data/sampler.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/data/windows/sampler.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::documents_test {

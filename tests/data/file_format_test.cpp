@@ -1,4 +1,4 @@
-#include "caravan/data/file_format.h"
+#include "caravan/data/files/file_format.h"
 
 #include <gmock/gmock.h>
 

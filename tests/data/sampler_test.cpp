@@ -1,4 +1,4 @@
-#include "caravan/data/sampler.h"
+#include "caravan/data/windows/sampler.h"
 
 #include <numeric>
 #include <set>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "caravan/nn/ignored_label.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "tests/data/support.h"
 
 namespace caravan::sampler_test {

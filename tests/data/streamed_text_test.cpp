@@ -1,4 +1,4 @@
-#include "caravan/data/streamed_text.h"
+#include "caravan/data/windows/streamed_text.h"
 
 #include <gmock/gmock.h>
 #include <numeric>

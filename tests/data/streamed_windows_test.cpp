@@ -1,4 +1,4 @@
-#include "caravan/data/streamed_windows.h"
+#include "caravan/data/windows/streamed_windows.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>
@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/random.h"
-#include "caravan/data/cache.h"
-#include "caravan/data/train_windows.h"
+#include "caravan/base/numeric/random.h"
+#include "caravan/data/windows/cache.h"
+#include "caravan/data/windows/train_windows.h"
 #include "tests/data/support.h"
 
 namespace caravan::streamed_windows_test {

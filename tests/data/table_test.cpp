@@ -1,11 +1,11 @@
-#include "caravan/data/table.h"
+#include "caravan/data/files/table.h"
 
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
-#include "caravan/data/text_file.h"
-#include "caravan/data/text_paths.h"
+#include "caravan/data/files/text_file.h"
+#include "caravan/data/files/text_paths.h"
 #include "tests/data/support.h"
 
 namespace caravan::table_test {

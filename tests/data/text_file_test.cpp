@@ -1,11 +1,11 @@
-#include "caravan/data/text_file.h"
+#include "caravan/data/files/text_file.h"
 
 #include <array>
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
-#include "caravan/data/corpus.h"
+#include "caravan/data/files/corpus.h"
 #include "tests/data/compress.h"
 #include "tests/data/support.h"
 

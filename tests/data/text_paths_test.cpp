@@ -1,4 +1,4 @@
-#include "caravan/data/text_paths.h"
+#include "caravan/data/files/text_paths.h"
 
 #include <gmock/gmock.h>
 

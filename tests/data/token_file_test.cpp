@@ -1,4 +1,4 @@
-#include "caravan/data/token_file.h"
+#include "caravan/data/windows/token_file.h"
 
 #include <cstring>
 #include <numeric>
@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "caravan/data/corpus.h"
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/files/corpus.h"
+#include "caravan/data/tokenizer/tokenizer.h"
 #include "tests/data/support.h"
 
 namespace caravan::token_file_test {

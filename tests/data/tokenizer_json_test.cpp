@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
 #include "tests/data/support.h"
 
 namespace caravan::tokenizer_json_test {

@@ -1,4 +1,4 @@
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
 
 #include <span>
 #include <string>
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <rapidcheck.h>
 
-#include "caravan/data/utf8.h"
+#include "caravan/data/unicode/utf8.h"
 #include "tests/data/support.h"
 
 namespace caravan::tokenizer_test {

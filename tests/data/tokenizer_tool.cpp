@@ -5,8 +5,8 @@
 #include <iterator>
 
 #include "caravan/base/error.h"
-#include "caravan/data/bpe_trainer.h"
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/bpe_trainer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
 
 /// For fixtures/make.py, fixtures/fuzz.py, and for measuring:
 ///   encode TOKENIZER_JSON        stdin: texts, each as its size in bytes (little-endian uint32) and the bytes;

@@ -1,4 +1,4 @@
-#include "caravan/data/train_windows.h"
+#include "caravan/data/windows/train_windows.h"
 
 #include <gmock/gmock.h>
 #include <map>

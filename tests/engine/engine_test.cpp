@@ -10,7 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/engine/stage_runner.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/engine/parameters.h"

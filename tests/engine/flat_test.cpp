@@ -1,4 +1,4 @@
-#include "caravan/engine/flat.h"
+#include "caravan/engine/flat/flat.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "caravan/engine/gradient_sums.h"
+#include "caravan/engine/gradients/gradient_sums.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>

@@ -7,8 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/engine/gradient_sums.h"
-#include "caravan/engine/leaves.h"
+#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/gradients/gradient_sums.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/engine/parameters.h"
 

@@ -1,4 +1,4 @@
-#include "caravan/engine/reduction_order.h"
+#include "caravan/schedule/reduction_order.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <rapidcheck.h>
 
 #include "caravan/base/error.h"
-#include "caravan/engine/schedule.h"
+#include "caravan/schedule/schedule.h"
 #include "tests/data/support.h"
 
 namespace caravan::schedule_rules_test {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/backends/shared/shm.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "apps/caravan/launch.h"
+#include "apps/caravan/launch/launch.h"
 #include "caravan/base/error.h"
 
 int main(int argc, char** argv) {

@@ -1,4 +1,4 @@
-#include "apps/caravan/launch.h"
+#include "apps/caravan/launch/launch.h"
 
 #include <csignal>
 #include <cstdio>
@@ -12,9 +12,9 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/caravan/launch_report.h"
-#include "apps/caravan/oom_kills.h"
-#include "apps/caravan/stop_signal.h"
+#include "apps/caravan/launch/launch_report.h"
+#include "apps/caravan/launch/oom_kills.h"
+#include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
 #include "tests/launch/child.h"
 

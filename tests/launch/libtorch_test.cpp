@@ -1,4 +1,4 @@
-#include "apps/caravan/libtorch.h"
+#include "apps/caravan/launch/libtorch.h"
 
 #include <dlfcn.h>
 #include <filesystem>

@@ -31,8 +31,8 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/caravan/error_report.h"
-#include "apps/caravan/stop_signal.h"
+#include "apps/caravan/launch/error_report.h"
+#include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/store/rendezvous.h"
 

@@ -4,7 +4,7 @@
   tests/manual/deletion.py --copy FOLDER [--rounds [1,4] | --entries diloco,striped] [--tests REGEX]
 
 FOLDER is a clone of the repository with a build of preset ci, which is changed: nothing in it may be uncommitted. Of each
-entry its files go (techniques/NAME_* and optim/NAME_*, tests/techniques/NAME_test.cpp and tests/optim/NAME_test.cpp) and
+entry its files go (techniques/*/NAME_* and optim/entries/NAME_*, tests/techniques/NAME_test.cpp and tests/optim/NAME_test.cpp) and
 its line in entries.def. Prints for each whether the rest is configured and linked, how many cases say that they need it
 (tests/needs.h), and which tests of ctest fail: those use it without saying so. --rounds deletes one entry of each family
 at once, never the last one of a family that has several: what is linked without all of them is linked without any one
@@ -34,7 +34,7 @@ def rounds(folder):
     """Sets of entries, in which every entry occurs: at most one of each family, or all but the first."""
     families = {}
     for name in entries(folder):
-        files = [folder / f"src/caravan/{place}/{name}_entry.cpp" for place in ("techniques", "optim")]
+        files = [file for place in ("techniques", "optim") for file in folder.glob(f"src/caravan/{place}/*/{name}_entry.cpp")]
         text = next(file for file in files if file.exists()).read_text()
         families.setdefault(re.search(r'\.family = "(\w+)"', text)[1], []).append(name)
     most = max(len(names) for names in families.values())
@@ -42,7 +42,7 @@ def rounds(folder):
 
 
 def delete(folder, name):
-    for pattern in (f"src/caravan/techniques/{name}[_.]*", f"src/caravan/optim/{name}_*",
+    for pattern in (f"src/caravan/techniques/*/{name}[_.]*", f"src/caravan/optim/entries/{name}_*",
                     f"tests/techniques/{name}_test.cpp", f"tests/optim/{name}_test.cpp"):
         for file in folder.glob(pattern):
             others = [other for other in entries(folder) if other != name and file.name.startswith(other + "_")]

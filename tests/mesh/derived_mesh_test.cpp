@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/shared/thread_ranks.h"
 #include "caravan/mesh/layout.h"
 #include "caravan/mesh/mesh.h"
 #include "tests/mesh/refusal.h"

@@ -1,4 +1,4 @@
-#include "caravan/module/dim_index.h"
+#include "caravan/module/plan/dim_index.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "caravan/module/layout_table.h"
+#include "caravan/module/plan/layout_table.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "caravan/module/plan.h"
+#include "caravan/module/plan/plan.h"
 
 #include <gmock/gmock.h>
 #include <map>
@@ -8,8 +8,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/nn/ignored_label.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/module/small_model.h"
 #include "tests/redistribute/denote.h"

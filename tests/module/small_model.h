@@ -5,8 +5,8 @@
 
 #include <ATen/ATen.h>
 
-#include "caravan/module/layout_table.h"
 #include "caravan/module/module.h"
+#include "caravan/module/plan/layout_table.h"
 
 namespace caravan::testing {
 

@@ -1,4 +1,4 @@
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/loss/cross_entropy.h"
 
 #include <cmath>
 #include <limits>
@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"

@@ -9,7 +9,7 @@
 
 #include "caravan/nn/embedding.h"
 #include "caravan/nn/norm.h"
-#include "caravan/nn/product.h"
+#include "caravan/nn/product/product.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"
 

@@ -1,13 +1,13 @@
-#include "caravan/nn/experts.h"
+#include "caravan/nn/experts/experts.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/expert_rows.h"
+#include "caravan/nn/experts/expert_rows.h"
+#include "caravan/nn/experts/moe.h"
+#include "caravan/nn/experts/router.h"
 #include "caravan/nn/mlp.h"
-#include "caravan/nn/moe.h"
-#include "caravan/nn/router.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::experts_test {

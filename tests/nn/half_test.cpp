@@ -5,7 +5,7 @@
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
-#include "caravan/nn/kernels.h"
+#include "caravan/nn/product/kernels.h"
 #include "tests/nn/compare.h"
 
 namespace caravan::testing::half_test {

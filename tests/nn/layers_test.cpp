@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/attention/rope.h"
 #include "caravan/nn/norm.h"
 #include "caravan/nn/ops.h"
-#include "caravan/nn/product.h"
-#include "caravan/nn/rope.h"
+#include "caravan/nn/product/product.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"

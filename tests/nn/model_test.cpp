@@ -1,12 +1,12 @@
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include "caravan/nn/cross_entropy.h"
-#include "caravan/nn/hf_config.h"
+#include "caravan/formats/huggingface/hf_config.h"
+#include "caravan/nn/loss/cross_entropy.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::model_test {

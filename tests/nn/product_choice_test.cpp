@@ -1,13 +1,13 @@
-#include "caravan/nn/product_choice.h"
+#include "caravan/nn/product/product_choice.h"
 
 #include <fstream>
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
-#include "caravan/base/cache_folder.h"
 #include "caravan/base/error.h"
-#include "caravan/base/processor.h"
+#include "caravan/base/system/cache_folder.h"
+#include "caravan/base/system/processor.h"
 #include "tests/data/support.h"
 #include "tests/nn/with_variable.h"
 

@@ -1,4 +1,4 @@
-#include "caravan/nn/product.h"
+#include "caravan/nn/product/product.h"
 
 #include <atomic>
 #include <cmath>
@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/processor.h"
-#include "caravan/nn/cross_entropy.h"
-#include "caravan/nn/fused_attention.h"
+#include "caravan/base/system/processor.h"
+#include "caravan/nn/attention/fused_attention.h"
+#include "caravan/nn/loss/cross_entropy.h"
 #include "tests/data/support.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"

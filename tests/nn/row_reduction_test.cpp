@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/cross_entropy.h"
+#include "caravan/nn/loss/cross_entropy.h"
 #include "caravan/nn/norm.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/comm/record.h"
 
 namespace caravan::testing {

@@ -7,9 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/formats/huggingface/hf_names.h"
 #include "caravan/mesh/mesh.h"
-#include "caravan/nn/hf_names.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 
 namespace caravan::testing {
 

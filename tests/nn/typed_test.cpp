@@ -3,9 +3,9 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/module/layout_table.h"
+#include "caravan/models/model.h"
+#include "caravan/module/plan/layout_table.h"
 #include "caravan/nn/mlp.h"
-#include "caravan/nn/model.h"
 #include "caravan/nn/ops.h"
 #include "tests/nn/tiny.h"
 #include "tests/ranks/rank_case.h"

@@ -12,8 +12,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/parallel/ddp.h"
-#include "caravan/parallel/zero.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/techniques/data/zero.h"
 #include "tests/engine/parameters.h"
 
 namespace caravan::testing::optimizer_test {

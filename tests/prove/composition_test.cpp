@@ -10,15 +10,15 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/module/plan.h"
-#include "caravan/parallel/context_parallel.h"
-#include "caravan/parallel/ddp.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/module/plan/plan.h"
 #include "caravan/prove/prove.h"
+#include "caravan/techniques/context/context_parallel.h"
+#include "caravan/techniques/data/ddp.h"
 #include "caravan/techniques/make_strategy.h"
-#include "tests/parallel/gradients_before_keys.h"
-#include "tests/parallel/technique.h"
 #include "tests/prove/expect_holds.h"
+#include "tests/techniques/context/gradients_before_keys.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::composition_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "caravan/prove/prove.h"
 #include "caravan/techniques/make_strategy.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::experts_test {
 namespace {

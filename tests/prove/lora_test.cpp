@@ -5,7 +5,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/prove/prove.h"
-#include "caravan/train/recipe.h"
+#include "caravan/recipe/recipe.h"
 #include "tests/needs.h"
 #include "tests/ranks/rank_case.h"
 

@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 
 #include "caravan/prove/prove.h"
+#include "caravan/recipe/recipe.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/recipe.h"
-#include "tests/parallel/technique.h"
 #include "tests/prove/expect_holds.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::pipeline_test {
 namespace {

@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/parallel/ddp.h"
+#include "caravan/recipe/recipe.h"
 #include "caravan/redistribute/redistribute.h"
-#include "caravan/train/recipe.h"
+#include "caravan/techniques/data/ddp.h"
 #include "tests/data/support.h"
 #include "tests/mesh/refusal.h"
 #include "tests/needs.h"

@@ -10,12 +10,12 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/data/bpe_trainer.h"
-#include "caravan/parallel/pipeline_file.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/data/tokenizer/bpe_trainer.h"
 #include "caravan/prove/prove_recipe.h"
+#include "caravan/schedule/pipeline_file.h"
 #include "tests/mesh/refusal.h"
-#include "tests/parallel/pipeline_order.h"
+#include "tests/schedule/pipeline_order.h"
 
 namespace caravan::testing::recipe_test {
 namespace {

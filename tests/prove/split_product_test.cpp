@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/prove/prove.h"
+#include "caravan/recipe/recipe.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/recipe.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::split_product_test {
 namespace {

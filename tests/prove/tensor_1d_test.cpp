@@ -1,4 +1,4 @@
-#include "caravan/parallel/tensor_1d.h"
+#include "caravan/techniques/tensor/tensor_1d.h"
 
 #include <array>
 
@@ -6,7 +6,7 @@
 
 #include "caravan/prove/prove.h"
 #include "caravan/techniques/make_strategy.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::tensor_1d_test {
 namespace {

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "caravan/registry/registry.h"
-#include "tests/parallel/technique.h"
-#include "tests/parallel/user_net.h"
+#include "tests/techniques/together/technique.h"
+#include "tests/techniques/together/user_net.h"
 
 namespace caravan::testing::user_module_test {
 namespace {

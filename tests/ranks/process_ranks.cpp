@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/backends/shared/shm.h"
 #include "caravan/comm/store/rendezvous.h"
 #include "tests/ranks/environment.h"
 

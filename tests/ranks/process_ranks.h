@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/shared/shm.h"
+#include "caravan/comm/backends/shared/shm.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::testing {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 
 namespace caravan::testing {
 namespace {

@@ -22,10 +22,10 @@
 
 #include "caravan/base/error.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/ddp.h"
-#include "caravan/parallel/zero.h"
-#include "tests/checkpoint/pieces.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/techniques/data/zero.h"
 #include "tests/data/support.h"
+#include "tests/formats/pieces.h"
 
 namespace caravan::testing::module_checkpoint_test {
 namespace {

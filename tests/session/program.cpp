@@ -17,10 +17,10 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
-#include "caravan/engine/stage_runner.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
-#include "caravan/parallel/pipeline.h"
 #include "caravan/session/session.h"
+#include "caravan/techniques/pipeline/pipeline.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Session, in a program that `caravan run` and others start.
 #include <gmock/gmock.h>
 
-#include "caravan/base/cores.h"
+#include "caravan/base/system/cores.h"
 #include "tests/command/command.h"
 
 namespace caravan::session_test {

@@ -1,4 +1,4 @@
-#include "caravan/techniques/striped.h"
+#include "caravan/techniques/context/striped.h"
 
 #include <gmock/gmock.h>
 
@@ -6,11 +6,11 @@
 
 #include "caravan/base/error.h"
 #include "caravan/prove/prove.h"
+#include "caravan/recipe/recipe.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/recipe.h"
 #include "tests/mesh/refusal.h"
-#include "tests/parallel/technique.h"
 #include "tests/prove/expect_holds.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::striped_test {
 namespace {

@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/content_hash.h"
-#include "caravan/comm/agree.h"
-#include "caravan/comm/gloo/gloo.h"
-#include "caravan/train/run_state.h"
+#include "caravan/comm/backends/gloo/gloo.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/train/folder/run_state.h"
 #include "tests/ranks/process_ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "caravan/train/recipe_key.h"
+#include "caravan/recipe/recipe_key.h"
 #include "tests/data/support.h"
 #include "tests/needs.h"
 

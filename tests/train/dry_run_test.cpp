@@ -2,15 +2,15 @@
 #include <gtest/gtest.h>
 
 #include "caravan/comm/record.h"
-#include "caravan/nn/model.h"
-#include "caravan/parallel/ddp.h"
-#include "caravan/plan/stages.h"
+#include "caravan/models/model.h"
+#include "caravan/schedule/stages.h"
 #include "caravan/step/train_step.h"
+#include "caravan/techniques/data/ddp.h"
 #include "caravan/techniques/make_strategy.h"
 #include "tests/cost/formulas/experts.h"
 #include "tests/cost/formulas/memory.h"
 #include "tests/cost/formulas/tensor.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::testing::dry_run_test {
 namespace {

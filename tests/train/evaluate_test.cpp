@@ -1,4 +1,4 @@
-#include "caravan/train/evaluate.h"
+#include "caravan/train/evaluation/evaluate.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>
@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "tests/data/support.h"
 #include "tests/mesh/refusal.h"
 #include "tests/nn/tiny.h"

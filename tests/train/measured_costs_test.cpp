@@ -1,4 +1,4 @@
-#include "caravan/train/measured_costs.h"
+#include "caravan/train/model/measured_costs.h"
 
 #include <algorithm>
 

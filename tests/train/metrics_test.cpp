@@ -1,4 +1,4 @@
-#include "caravan/train/metrics.h"
+#include "caravan/train/folder/metrics.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>

@@ -1,12 +1,12 @@
-#include "caravan/train/micro_batch.h"
+#include "caravan/train/model/micro_batch.h"
 
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/train/rehearse.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/train/model/rehearse.h"
 #include "tests/data/support.h"
 #include "tests/needs.h"
 

@@ -1,4 +1,4 @@
-#include "caravan/train/multiple_choice.h"
+#include "caravan/train/evaluation/multiple_choice.h"
 
 #include <cmath>
 #include <gmock/gmock.h>
@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include "caravan/comm/shared/thread_ranks.h"
-#include "caravan/data/bpe_trainer.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/data/tokenizer/bpe_trainer.h"
 #include "tests/data/support.h"
 #include "tests/nn/tiny.h"
 

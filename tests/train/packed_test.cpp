@@ -5,10 +5,10 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "caravan/step/batch.h"
-#include "caravan/train/evaluate.h"
-#include "caravan/train/run_state.h"
+#include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/folder/run_state.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::packed_test {

@@ -6,7 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/step/batch.h"
-#include "caravan/train/run_state.h"
+#include "caravan/train/folder/run_state.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::parity_test {

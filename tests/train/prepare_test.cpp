@@ -1,4 +1,4 @@
-#include "caravan/train/prepare.h"
+#include "caravan/train/dataset/prepare.h"
 
 #include <atomic>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "tests/data/support.h"
 
 namespace caravan::prepare_test {

@@ -5,10 +5,10 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/recipe/recipe_key.h"
 #include "caravan/registry/registry.h"
-#include "caravan/train/recipe_key.h"
 #include "tests/data/support.h"
-#include "tests/parallel/technique.h"
+#include "tests/techniques/together/technique.h"
 
 namespace caravan::recipe_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "caravan/train/rehearse.h"
+#include "caravan/train/model/rehearse.h"
 
 #include <gmock/gmock.h>
 #include <limits>
@@ -8,9 +8,9 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/nn/expert_rows.h"
+#include "caravan/nn/experts/expert_rows.h"
 #include "caravan/step/batch.h"
-#include "caravan/train/trained_model.h"
+#include "caravan/train/model/trained_model.h"
 #include "tests/needs.h"
 
 namespace caravan::testing::rehearse_test {

@@ -4,9 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/registry/registry.h"
-#include "caravan/train/run_state.h"
+#include "caravan/train/folder/run_state.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::reshard_test {

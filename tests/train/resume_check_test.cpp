@@ -1,12 +1,12 @@
-#include "caravan/train/resume_check.h"
+#include "caravan/train/folder/resume_check.h"
 
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/config_text.h"
-#include "caravan/train/recipe_key.h"
+#include "caravan/formats/huggingface/config_text.h"
+#include "caravan/recipe/recipe_key.h"
 #include "tests/data/support.h"
 #include "tests/needs.h"
 

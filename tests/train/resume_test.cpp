@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/checkpoint/load_model.h"
 #include "caravan/comm/record.h"
-#include "caravan/train/import.h"
-#include "caravan/train/run_state.h"
+#include "caravan/formats/huggingface/load_model.h"
+#include "caravan/train/folder/run_state.h"
+#include "caravan/train/model/import.h"
 #include "tests/needs.h"
 #include "tests/train/tiny_run.h"
 

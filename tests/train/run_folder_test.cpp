@@ -1,4 +1,4 @@
-#include "caravan/train/run_folder.h"
+#include "caravan/train/folder/run_folder.h"
 
 #include <array>
 #include <barrier>
@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/checkpoint/manifest.h"
+#include "caravan/formats/checkpoint/manifest.h"
 #include "tests/data/support.h"
 
 namespace {

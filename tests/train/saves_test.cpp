@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/checkpoint/publish.h"
+#include "caravan/formats/checkpoint/publish.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::saves_test {

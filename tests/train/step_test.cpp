@@ -5,11 +5,11 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
-#include "caravan/nn/model.h"
-#include "caravan/parallel/ddp.h"
+#include "caravan/models/model.h"
 #include "caravan/step/train_step.h"
-#include "caravan/train/evaluate.h"
-#include "caravan/train/run_state.h"
+#include "caravan/techniques/data/ddp.h"
+#include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/folder/run_state.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::step_test {

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
-#include "caravan/comm/peer_failure.h"
-#include "caravan/train/run_folder.h"
+#include "caravan/comm/backends/peer_failure.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/train/folder/run_folder.h"
 #include "tests/ranks/process_ranks.h"
 #include "tests/train/tiny_run.h"
 

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/base/random.h"
-#include "caravan/checkpoint/tensor_file.h"
+#include "caravan/base/numeric/random.h"
+#include "caravan/formats/safetensors/tensor_file.h"
 #include "tests/needs.h"
 
 namespace caravan::testing {

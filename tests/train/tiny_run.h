@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "caravan/checkpoint/checkpoint.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/formats/checkpoint/checkpoint.h"
 #include "caravan/train/train.h"
 #include "tests/data/support.h"
 

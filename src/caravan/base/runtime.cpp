@@ -8,10 +8,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 
-#include "caravan/base/block_cache.h"
 #include "caravan/base/error.h"
-#include "caravan/base/held_blocks.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/block_cache.h"
+#include "caravan/base/memory/held_blocks.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/text.h"
 
 namespace caravan {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
-#include "caravan/comm/mpi/library.h"
+#include "caravan/comm/backends/mpi/library.h"
 
 namespace caravan {
 namespace {

@@ -8,10 +8,10 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory_counter.h"
-#include "caravan/base/path_log.h"
-#include "caravan/base/trace.h"
-#include "caravan/comm/checks.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/base/trace/trace.h"
+#include "caravan/comm/calls/checks.h"
 #include "caravan/comm/operations.h"
 
 namespace caravan {

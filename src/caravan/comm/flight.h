@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/comm/descriptor.h"
+#include "caravan/comm/calls/descriptor.h"
 
 namespace caravan {
 

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <functional>
 
-#include "caravan/comm/backend_communicator.h"
-#include "caravan/comm/call_errors.h"
+#include "caravan/comm/backends/backend_communicator.h"
+#include "caravan/comm/calls/call_errors.h"
 
 namespace caravan {
 

@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/held_blocks.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/held_blocks.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/comm/members.h"
 
 namespace caravan {

@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/text.h"
 
 namespace caravan {

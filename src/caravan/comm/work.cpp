@@ -3,9 +3,9 @@
 #include <thread>
 #include <utility>
 
-#include "caravan/base/half.h"
-#include "caravan/base/path_log.h"
-#include "caravan/base/trace.h"
+#include "caravan/base/numeric/half.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/base/trace/trace.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/flight.h"
 

@@ -8,18 +8,18 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/gloo/gloo.h"
-#include "caravan/comm/hierarchical/hierarchical.h"
-#include "caravan/comm/hierarchical/hosts.h"
-#include "caravan/comm/hierarchical/topology.h"
-#include "caravan/comm/mpi/library.h"
-#include "caravan/comm/mpi/mpi.h"
-#include "caravan/comm/nccl/nccl.h"
-#include "caravan/comm/shared/shared_communicator.h"
-#include "caravan/comm/shared/shm.h"
-#include "caravan/comm/store/listen.h"
+#include "caravan/comm/backends/gloo/gloo.h"
+#include "caravan/comm/backends/hierarchical/hierarchical.h"
+#include "caravan/comm/backends/hierarchical/hosts.h"
+#include "caravan/comm/backends/hierarchical/topology.h"
+#include "caravan/comm/backends/mpi/library.h"
+#include "caravan/comm/backends/mpi/mpi.h"
+#include "caravan/comm/backends/nccl/nccl.h"
+#include "caravan/comm/backends/shared/shared_communicator.h"
+#include "caravan/comm/backends/shared/shm.h"
 #include "caravan/comm/store/served_store.h"
 #include "caravan/comm/store/startup.h"
+#include "caravan/comm/store/wire/listen.h"
 
 namespace caravan {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
 
 namespace caravan {
 

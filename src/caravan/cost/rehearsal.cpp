@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include "caravan/base/held_blocks.h"
-#include "caravan/base/trace.h"
+#include "caravan/base/memory/held_blocks.h"
+#include "caravan/base/trace/trace.h"
 
 namespace caravan {
 namespace {

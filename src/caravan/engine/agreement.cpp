@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "caravan/comm/same.h"
+#include "caravan/comm/calls/same.h"
 
 namespace caravan {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "caravan/engine/schedule.h"
 #include "caravan/engine/strategy.h"
+#include "caravan/schedule/schedule.h"
 
 namespace caravan {
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 
 namespace caravan {
 

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/path_log.h"
-#include "caravan/base/trace.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/base/trace/trace.h"
 #include "caravan/engine/agreement.h"
 
 namespace caravan {

@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "caravan/engine/attendance.h"
-#include "caravan/engine/gradient_sums.h"
-#include "caravan/engine/leaves.h"
+#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/flat/weight_versions.h"
+#include "caravan/engine/gradients/gradient_sums.h"
 #include "caravan/engine/model_buffers.h"
-#include "caravan/engine/passes.h"
 #include "caravan/engine/step_recorder.h"
 #include "caravan/engine/table_cursor.h"
-#include "caravan/engine/weight_versions.h"
 #include "caravan/engine/weight_work.h"
 #include "caravan/module/module.h"
+#include "caravan/schedule/passes.h"
 
 namespace caravan {
 

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/engine/agreement.h"
 #include "caravan/engine/engine.h"
 

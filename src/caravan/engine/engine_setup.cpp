@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/same.h"
+#include "caravan/comm/calls/same.h"
 #include "caravan/engine/engine.h"
 #include "caravan/engine/groups.h"
 #include "caravan/module/initialise.h"

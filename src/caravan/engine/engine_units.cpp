@@ -3,7 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "caravan/base/trace.h"
+#include "caravan/base/trace/trace.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/attendance.h"
-#include "caravan/engine/transfer.h"
+#include "caravan/engine/gradients/transfer.h"
 
 namespace caravan {
 

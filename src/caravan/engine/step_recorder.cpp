@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 
 namespace caravan {
 namespace {

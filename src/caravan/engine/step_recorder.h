@@ -2,7 +2,7 @@
 
 #include "caravan/comm/communicator.h"
 #include "caravan/engine/attendance.h"
-#include "caravan/engine/schedule.h"
+#include "caravan/schedule/schedule.h"
 
 namespace caravan {
 

@@ -10,7 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/pattern.h"
-#include "caravan/engine/flat.h"
+#include "caravan/engine/flat/flat.h"
 #include "caravan/engine/groups.h"
 
 namespace caravan {

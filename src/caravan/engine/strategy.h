@@ -10,10 +10,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/bucket_bytes.h"
-#include "caravan/engine/reduction_hook.h"
-#include "caravan/engine/schedule.h"
+#include "caravan/engine/gradients/reduction_hook.h"
 #include "caravan/mesh/mesh.h"
-#include "caravan/module/plan.h"
+#include "caravan/module/plan/plan.h"
+#include "caravan/schedule/schedule.h"
 
 namespace caravan {
 
@@ -119,7 +119,7 @@ struct Strategy {
 
   /// How layers are split; null: they are whole.
   std::shared_ptr<const AppliedPlan> plan{};
-  /// Modules whose forward is run again in backward, by name (memory/recompute.h).
+  /// Modules whose forward is run again in backward, by name (techniques/recompute/recompute.h).
   std::vector<std::string> recomputed{};
   /// What techniques have put on the model: in place as long as a copy of this lives, such as that of an Engine.
   std::vector<std::shared_ptr<const Hook>> hooks{};
@@ -133,7 +133,7 @@ struct Strategy {
 /// if it has memory), the loss I, the batch whole.
 Strategy whole_model(Module& model, const Mesh& mesh);
 
-/// Completes `strategy` with a tensor plan in force (module/plan.h), and keeps it in force.
+/// Completes `strategy` with a tensor plan in force (module/plan/plan.h), and keeps it in force.
 void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan);
 
 /// Makes `axis` a data axis: rows of the batch are split over it, the loss becomes P, each leaf R; parameters stay

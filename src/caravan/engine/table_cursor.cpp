@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "caravan/engine/reduction_order.h"
+#include "caravan/schedule/reduction_order.h"
 
 namespace caravan {
 

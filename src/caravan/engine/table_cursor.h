@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "caravan/engine/schedule.h"
+#include "caravan/schedule/schedule.h"
 
 namespace caravan {
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include "caravan/base/memory_counter.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {

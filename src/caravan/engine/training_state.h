@@ -84,7 +84,7 @@ class StateOwner {
 };
 
 /// All that a training hands on from step to step. Checkpoints are written and read by this walk
-/// (checkpoint/state_checkpoint.h), and reports of memory go by it. Who keeps further tensors adds itself.
+/// (formats/checkpoint/state_checkpoint.h), and reports of memory go by it. Who keeps further tensors adds itself.
 class TrainingState {
  public:
   /// `owner` outlives this. Owners are walked in the order in which they were added.

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "caravan/engine/schedule.h"
 #include "caravan/mesh/deferred_work.h"
+#include "caravan/schedule/schedule.h"
 
 namespace caravan {
 

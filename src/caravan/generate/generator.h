@@ -9,11 +9,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/formats/huggingface/hf_config.h"
 #include "caravan/generate/kv_cache.h"
 #include "caravan/generate/sampling.h"
 #include "caravan/generate/text_model.h"
-#include "caravan/nn/hf_config.h"
 
 namespace caravan {
 

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/attention.h"
+#include "caravan/nn/attention/attention.h"
 
 namespace caravan {
 

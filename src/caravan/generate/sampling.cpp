@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 
 namespace caravan {
 namespace {

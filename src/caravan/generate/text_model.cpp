@@ -3,7 +3,7 @@
 #include <array>
 
 #include "caravan/base/error.h"
-#include "caravan/engine/stage_runner.h"
+#include "caravan/engine/stages/stage_runner.h"
 
 namespace caravan {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/engine.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 
 namespace caravan {
 

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/module/dim_index.h"
+#include "caravan/module/plan/dim_index.h"
 
 namespace caravan {
 
@@ -26,7 +26,7 @@ enum class Phase : uint8_t {
 /// What a forward pass knows beyond its tensors. Layers take global indices and positions from here, never from local
 /// indices, so the same model computes the same numbers under every layout.
 struct ForwardContext {
-  uint64_t seed = 0;  ///< of the run; with `step` it keys every random number (base/random.h)
+  uint64_t seed = 0;  ///< of the run; with `step` it keys every random number (base/numeric/random.h)
   int64_t step = 0;
   int micro_batch = 0;
   Phase phase = Phase::forward;
@@ -48,7 +48,7 @@ struct ForwardContext {
   std::array<DimIndex, kNumDims> data{};
   std::array<DimIndex, kNumDims> index{};
 
-  /// Of a dry run: layers record the layouts of their results here (module/layout_table.h).
+  /// Of a dry run: layers record the layouts of their results here (module/plan/layout_table.h).
   LayoutTable* layouts = nullptr;
 
   bool is_training() const noexcept { return phase == Phase::forward || phase == Phase::recompute; }

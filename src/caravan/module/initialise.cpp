@@ -8,7 +8,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/base/runs.h"
 
 namespace caravan {

@@ -10,7 +10,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/module/initialise.h"
-#include "caravan/module/meta_kernels.h"
+#include "caravan/module/meta/meta_kernels.h"
 
 namespace caravan {
 namespace {

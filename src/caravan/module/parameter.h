@@ -13,7 +13,7 @@
 
 namespace caravan {
 
-/// How a parameter starts. Element i of the global tensor depends on (seed, name, i) alone (see base/random.h), so
+/// How a parameter starts. Element i of the global tensor depends on (seed, name, i) alone (see base/numeric/random.h), so
 /// every layout of it starts from the same values.
 struct Init {
   enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 
-#include "caravan/base/path_log.h"
+#include "caravan/base/trace/path_log.h"
 
 namespace caravan {
 

@@ -5,7 +5,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/nn/dispatch.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {

@@ -10,9 +10,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/base/runs.h"
-#include "caravan/nn/dispatch.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {

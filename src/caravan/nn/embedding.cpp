@@ -16,7 +16,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/nn/deposit.h"
-#include "caravan/nn/dispatch.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "caravan/nn/ops.h"
-#include "caravan/nn/product.h"
+#include "caravan/nn/product/product.h"
 
 namespace caravan {
 

@@ -13,7 +13,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/nn/deposit.h"
-#include "caravan/nn/dispatch.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/module/context.h"
-#include "caravan/module/layout_table.h"
+#include "caravan/module/plan/layout_table.h"
 
 namespace caravan {
 

@@ -6,8 +6,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/dispatch.h"
-#include "caravan/nn/product.h"
+#include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/product.h"
 
 namespace caravan {
 

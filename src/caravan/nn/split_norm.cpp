@@ -5,7 +5,7 @@
 #include <ATen/ops/sum.h>
 
 #include "caravan/nn/deposit.h"
-#include "caravan/nn/dispatch.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/norm.h"
 
 namespace caravan {

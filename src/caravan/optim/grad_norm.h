@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "caravan/engine/flat.h"
+#include "caravan/engine/flat/flat.h"
 #include "caravan/mesh/mesh.h"
 
 namespace caravan {

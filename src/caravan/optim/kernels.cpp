@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "caravan/base/simd.h"
-#include "caravan/nn/kernel_math.h"
+#include "caravan/base/numeric/simd.h"
+#include "caravan/nn/product/kernel_math.h"
 
 namespace caravan::kernels {
 namespace {

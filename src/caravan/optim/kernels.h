@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "caravan/nn/kernels.h"
+#include "caravan/nn/product/kernels.h"
 
 namespace caravan::kernels {
 

@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory_counter.h"
-#include "caravan/base/trace.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/trace/trace.h"
 #include "caravan/optim/kernels.h"
 
 namespace caravan {

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/engine/flat.h"
+#include "caravan/engine/flat/flat.h"
 #include "caravan/engine/training_state.h"
 
 namespace caravan {

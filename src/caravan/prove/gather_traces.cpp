@@ -3,7 +3,7 @@
 #include <ATen/ops/tensor.h>
 #include <nlohmann/json.hpp>
 
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/prove/trace.h"
 

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/loss_chunks.h"
-#include "caravan/nn/product_choice.h"
-#include "caravan/parallel/pipeline_schedule.h"
+#include "caravan/nn/loss/loss_chunks.h"
+#include "caravan/nn/product/product_choice.h"
 #include "caravan/registry/registry.h"
+#include "caravan/schedule/pipeline_schedule.h"
 
 namespace caravan {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "caravan/train/dataset.h"
-#include "caravan/train/recipe.h"
+#include "caravan/recipe/recipe.h"
+#include "caravan/train/dataset/dataset.h"
 
 namespace caravan {
 

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/prove/compare.h"
 #include "caravan/prove/trace.h"
 

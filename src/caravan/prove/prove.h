@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "caravan/base/path_log.h"
+#include "caravan/base/trace/path_log.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/engine/strategy.h"
 #include "caravan/mesh/mesh.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 #include "caravan/prove/proof_recipe.h"
 
 namespace caravan {

@@ -4,8 +4,8 @@
 #include "caravan/prove/proof_recipe.h"
 #include "caravan/prove/prove.h"
 #include "caravan/train/choice.h"
-#include "caravan/train/micro_batch.h"
-#include "caravan/train/rehearse.h"
+#include "caravan/train/model/micro_batch.h"
+#include "caravan/train/model/rehearse.h"
 
 namespace caravan {
 namespace {

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
-#include "caravan/comm/agree.h"
-#include "caravan/comm/selection.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/choice/selection.h"
 #include "caravan/prove/trace.h"
 
 namespace caravan {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "caravan/base/path_log.h"
+#include "caravan/base/trace/path_log.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/prove/prove.h"
-#include "caravan/train/recipe.h"
+#include "caravan/recipe/recipe.h"
 
 namespace caravan {
 

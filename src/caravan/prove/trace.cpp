@@ -8,9 +8,9 @@
 #include <ATen/ops/empty_like.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/random.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/module/initialise.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/redistribute/whole.h"
 #include "caravan/step/train_step.h"

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/base/path_log.h"
+#include "caravan/base/trace/path_log.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/prove/prove.h"
 

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "caravan/base/file.h"
+#include "caravan/base/system/file.h"
 #include "caravan/base/time.h"
 
 namespace caravan {

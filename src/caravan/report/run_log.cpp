@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
+#include "caravan/base/system/file.h"
 #include "caravan/base/text.h"
 #include "caravan/base/time.h"
 

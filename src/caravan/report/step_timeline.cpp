@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/file.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/svg.h"
+#include "caravan/base/system/file.h"
 
 namespace caravan {
 namespace {

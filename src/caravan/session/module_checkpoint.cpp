@@ -9,12 +9,12 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
-#include "caravan/base/file.h"
+#include "caravan/base/system/file.h"
 #include "caravan/base/text.h"
-#include "caravan/checkpoint/publish.h"
-#include "caravan/checkpoint/state_checkpoint.h"
-#include "caravan/comm/agree.h"
-#include "caravan/comm/same.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/calls/same.h"
+#include "caravan/formats/checkpoint/publish.h"
+#include "caravan/formats/checkpoint/state_checkpoint.h"
 #include "caravan/session/optimizer_record.h"
 #include "caravan/session/optimizer_state.h"
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "caravan/base/file_lock.h"
-#include "caravan/checkpoint/checkpoint.h"
+#include "caravan/base/system/file_lock.h"
 #include "caravan/engine/engine.h"
 #include "caravan/engine/training_state.h"
+#include "caravan/formats/checkpoint/checkpoint.h"
 
 namespace torch::optim {
 class LRScheduler;

@@ -11,7 +11,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 
 namespace caravan {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "caravan/checkpoint/manifest.h"
 #include "caravan/comm/communicator.h"
+#include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/module/parameter.h"
 #include "caravan/session/optimizer_state.h"
 

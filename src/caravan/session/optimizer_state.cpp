@@ -14,7 +14,7 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
+#include "caravan/comm/calls/agree.h"
 
 namespace caravan {
 

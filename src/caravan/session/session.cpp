@@ -7,10 +7,10 @@
 #include <ATen/Context.h>
 #include <fmt/format.h>
 
-#include "caravan/base/cores.h"
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/comm/same.h"
+#include "caravan/base/system/cores.h"
+#include "caravan/comm/calls/same.h"
 #include "caravan/comm/store/startup.h"
 #include "caravan/comm/world.h"
 

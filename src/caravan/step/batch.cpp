@@ -6,8 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "caravan/data/train_windows.h"
-#include "caravan/nn/ignored_label.h"
+#include "caravan/data/windows/train_windows.h"
+#include "caravan/nn/loss/ignored_label.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {

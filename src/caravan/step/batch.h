@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "caravan/engine/stage_runner.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 
 namespace caravan {

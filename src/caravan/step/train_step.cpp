@@ -8,7 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
-#include "caravan/nn/router.h"
+#include "caravan/nn/experts/router.h"
 #include "caravan/optim/grad_norm.h"
 
 namespace caravan {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/engine/stage_runner.h"
+#include "caravan/engine/stages/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
 #include "caravan/optim/loss_scale.h"

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/registry/compose.h"
+#include "caravan/schedule/pipeline_choice.h"
 
 namespace caravan {
 

@@ -6,9 +6,9 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/parallel/pipeline.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/demands.h"
+#include "caravan/techniques/pipeline/pipeline.h"
 #include "caravan/techniques/split_model.h"
 #include "caravan/techniques/technique_body.h"
 

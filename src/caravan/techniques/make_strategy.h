@@ -3,10 +3,10 @@
 #include <optional>
 
 #include "caravan/engine/strategy.h"
-#include "caravan/parallel/pipeline_choice.h"
-#include "caravan/parallel/precision_choice.h"
 #include "caravan/registry/setting.h"
 #include "caravan/registry/split.h"
+#include "caravan/schedule/pipeline_choice.h"
+#include "caravan/techniques/precision_choice.h"
 
 namespace caravan {
 

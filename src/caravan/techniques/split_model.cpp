@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/model.h"
+#include "caravan/models/model.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/technique_body.h"
 
@@ -51,7 +51,7 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   const auto* model = dynamic_cast<const Model*>(&module);
   if (model == nullptr) {
     throw UsageError({"strategy", "model", "only models of this library have a table of how to split their layers",
-                      mesh.where(), "write a Plan for it (module/plan.h)"});
+                      mesh.where(), "write a Plan for it (module/plan/plan.h)"});
   }
   const ModelConfig& config = model->config();
   // All axes are there before a plan keeps the mesh.

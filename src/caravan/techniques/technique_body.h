@@ -8,12 +8,12 @@
 #include <string_view>
 
 #include "caravan/engine/strategy.h"
-#include "caravan/module/plan.h"
+#include "caravan/module/plan/plan.h"
 #include "caravan/nn/config.h"
-#include "caravan/parallel/zero.h"
 #include "caravan/registry/setting.h"
 #include "caravan/registry/split_parts.h"
 #include "caravan/step/stepper.h"
+#include "caravan/techniques/data/zero.h"
 
 namespace caravan {
 
@@ -57,7 +57,7 @@ Plan plan_of(const Setting& split, const Splitting& to);
 
 /// Of the entry that is chosen; without any function if it has none.
 const TechniqueBody& body_of(const Setting& technique);
-/// What the entry that is chosen puts around the forward of modules. After everything else (memory/recompute.h).
+/// What the entry that is chosen puts around the forward of modules. After everything else (techniques/recompute/recompute.h).
 void add_around(const Setting& setting, Strategy& strategy, Module& model);
 /// The hook that is chosen; null for none.
 std::shared_ptr<ReductionHook> make_hook(const Setting& hook);

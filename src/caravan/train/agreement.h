@@ -3,9 +3,9 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/comm/same.h"
-#include "caravan/train/dataset.h"
-#include "caravan/train/recipe_key.h"
+#include "caravan/comm/calls/same.h"
+#include "caravan/recipe/recipe_key.h"
+#include "caravan/train/dataset/dataset.h"
 
 namespace caravan {
 

@@ -1,6 +1,6 @@
 #include "caravan/train/choice.h"
 
-#include "caravan/plan/stages.h"
+#include "caravan/schedule/stages.h"
 
 namespace caravan {
 

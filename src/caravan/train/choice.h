@@ -2,8 +2,8 @@
 
 #include <vector>
 
+#include "caravan/recipe/recipe.h"
 #include "caravan/techniques/make_strategy.h"
-#include "caravan/train/recipe.h"
 
 namespace caravan {
 

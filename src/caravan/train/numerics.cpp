@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/agree.h"
-#include "caravan/nn/product.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/nn/product/product.h"
 
 namespace caravan {
 namespace {

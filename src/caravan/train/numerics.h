@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "caravan/checkpoint/manifest.h"
 #include "caravan/comm/communicator.h"
+#include "caravan/formats/checkpoint/manifest.h"
 
 namespace caravan {
 

@@ -4,11 +4,11 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/checkpoint/publish.h"
-#include "caravan/comm/agree.h"
-#include "caravan/data/utf8.h"
-#include "caravan/train/dataset.h"
-#include "caravan/train/run_folder.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/data/unicode/utf8.h"
+#include "caravan/formats/checkpoint/publish.h"
+#include "caravan/train/dataset/dataset.h"
+#include "caravan/train/folder/run_folder.h"
 
 namespace caravan {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "caravan/base/file_lock.h"
-#include "caravan/checkpoint/manifest.h"
+#include "caravan/base/system/file_lock.h"
 #include "caravan/comm/communicator.h"
+#include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/train/train.h"
 
 namespace caravan {

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/hf_form.h"
+#include "caravan/formats/huggingface/hf_form.h"
 #include "caravan/registry/compose.h"
 
 namespace caravan {

@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "caravan/checkpoint/manifest.h"
-#include "caravan/data/tokenizer.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/train/train.h"
 
 namespace caravan {

@@ -6,8 +6,8 @@
 
 #include "caravan/mesh/mesh.h"
 #include "caravan/step/stepper.h"
-#include "caravan/train/prepare.h"
-#include "caravan/train/run_state.h"
+#include "caravan/train/dataset/prepare.h"
+#include "caravan/train/folder/run_state.h"
 #include "caravan/train/train.h"
 
 namespace caravan {

@@ -10,13 +10,13 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/checkpoint/manifest.h"
 #include "caravan/comm/communicator.h"
-#include "caravan/train/dataset.h"
-#include "caravan/train/metrics.h"
-#include "caravan/train/micro_batch.h"
-#include "caravan/train/prepare.h"
-#include "caravan/train/recipe.h"
+#include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/recipe/recipe.h"
+#include "caravan/train/dataset/dataset.h"
+#include "caravan/train/dataset/prepare.h"
+#include "caravan/train/folder/metrics.h"
+#include "caravan/train/model/micro_batch.h"
 #include "caravan/train/step_range.h"
 
 namespace caravan {

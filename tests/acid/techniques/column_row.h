@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/module/plan.h"
+#include "caravan/module/plan/plan.h"
 
 namespace caravan::testing {
 

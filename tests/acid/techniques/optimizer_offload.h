@@ -5,8 +5,8 @@
 
 #include <ATen/ATen.h>
 
-#include "caravan/base/fd.h"
-#include "caravan/base/file.h"
+#include "caravan/base/system/fd.h"
+#include "caravan/base/system/file.h"
 #include "caravan/optim/optimizer.h"
 
 namespace caravan::testing {

@@ -5,7 +5,7 @@
 
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/strategy.h"
-#include "caravan/nn/attention.h"
+#include "caravan/nn/attention/attention.h"
 
 namespace caravan::testing {
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/comm/selection.h"
+#include "caravan/comm/choice/selection.h"
 #include "tests/comm/algorithms/problems.h"
 
 namespace caravan::algorithms::testing::page_test {

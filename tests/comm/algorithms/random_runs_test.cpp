@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "caravan/comm/algorithms/collectives.h"
-#include "caravan/comm/shared/thread_ranks.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "tests/comm/algorithms/problems.h"
 #include "tests/comm/reference.h"
 

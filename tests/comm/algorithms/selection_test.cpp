@@ -1,4 +1,4 @@
-#include "caravan/comm/selection.h"
+#include "caravan/comm/choice/selection.h"
 
 #include <filesystem>
 #include <gmock/gmock.h>
@@ -7,8 +7,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/algorithms/tune.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/comm/record.h"
-#include "caravan/comm/shared/thread_ranks.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::algorithms::selection_test {

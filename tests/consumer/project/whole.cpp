@@ -1,4 +1,4 @@
-#include <caravan/base/memory_counter.h>
+#include <caravan/base/memory/memory_counter.h>
 #include <caravan/base/runtime.h>
 #include <cstdio>
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "caravan/parallel/pipeline_schedule.h"
-#include "caravan/plan/stages.h"
+#include "caravan/schedule/pipeline_schedule.h"
+#include "caravan/schedule/stages.h"
 #include "tests/cost/formulas/tensor.h"
 
 namespace caravan {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "caravan/nn/config.h"
-#include "caravan/parallel/pipeline_choice.h"
 #include "caravan/registry/split.h"
+#include "caravan/schedule/pipeline_choice.h"
 #include "tests/cost/formulas/experts.h"
 #include "tests/cost/formulas/state.h"
 #include "tests/cost/formulas/tensor.h"
@@ -35,7 +35,7 @@ struct MemoryShape {
   int64_t ranks = 1;                 ///< data-parallel
   bool shares_memory = false;        ///< see StateShape
   bool copies_checkpoint = false;    ///< checkpoint.async
-  int64_t num_recomputed = 0;        ///< layers that keep their input alone (memory/recompute.h)
+  int64_t num_recomputed = 0;        ///< layers that keep their input alone (techniques/recompute/recompute.h)
   int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
 
   /// The parts in which ranks split the sequences of a micro-batch: a multiple of this.

@@ -9,7 +9,7 @@
 
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
-#include "caravan/parallel/grid.h"
+#include "caravan/techniques/grid/grid.h"
 #include "tests/cost/formulas/experts.h"
 
 namespace caravan {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "caravan/comm/algorithms/run.h"
-#include "caravan/comm/checks.h"
+#include "caravan/comm/calls/checks.h"
 
 namespace caravan::algorithms {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <memory>
 
+#include "caravan/comm/backends/unwinding.h"
+#include "caravan/comm/choice/selection.h"
 #include "caravan/comm/communicator.h"
-#include "caravan/comm/selection.h"
-#include "caravan/comm/unwinding.h"
 
 namespace caravan::algorithms {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "caravan/comm/algorithms/message_plan.h"
-#include "caravan/comm/selection.h"
+#include "caravan/comm/choice/selection.h"
 #include "caravan/comm/work.h"
 
 namespace caravan::algorithms {

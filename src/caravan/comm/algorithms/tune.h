@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "caravan/comm/choice/selection.h"
 #include "caravan/comm/communicator.h"
-#include "caravan/comm/selection.h"
 
 namespace caravan::algorithms {
 

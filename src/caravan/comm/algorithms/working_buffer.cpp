@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 
 namespace caravan::algorithms {
 namespace {

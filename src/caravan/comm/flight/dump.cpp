@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "caravan/comm/flight/report.h"
-#include "caravan/comm/store/secret.h"
+#include "caravan/comm/store/secret/secret.h"
 
 namespace caravan {
 namespace {

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/file.h"
+#include "caravan/base/system/file.h"
 
 namespace caravan {
 namespace {

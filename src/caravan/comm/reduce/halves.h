@@ -10,7 +10,7 @@
 // number. A sum that is NaN is either the default NaN or one of the summands, made quiet. The lower half of both is 0,
 // because the summands come from bf16, so there is no carry and no check.
 
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 #include "caravan/comm/reduce/kernels.h"
 #if defined(__AVX512F__)
 #include "caravan/comm/reduce/halves_avx512.h"

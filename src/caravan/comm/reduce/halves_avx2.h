@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <immintrin.h>
 
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 
 namespace caravan::shared {
 namespace {

@@ -5,7 +5,7 @@
 #include <arm_neon.h>
 #include <cstddef>
 
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 
 namespace caravan::shared {
 namespace {

@@ -10,7 +10,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 #include "caravan/comm/reduce/kernels.h"
 #include "caravan/comm/reduce/ops.h"
 #if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)

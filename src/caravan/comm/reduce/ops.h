@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "caravan/base/half.h"
+#include "caravan/base/numeric/half.h"
 
 namespace caravan::shared {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "caravan/base/simd.h"
+#include "caravan/base/numeric/simd.h"
 #include "caravan/comm/types.h"
 
 namespace caravan::shared {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store/errors.h"
+#include "caravan/comm/store/wire/errors.h"
 
 namespace caravan {
 namespace {

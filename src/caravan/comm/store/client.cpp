@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store/errors.h"
-#include "caravan/comm/store/handshake.h"
-#include "caravan/comm/store/protocol.h"
 #include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/store/secret.h"
-#include "caravan/comm/store/socket.h"
+#include "caravan/comm/store/secret/handshake.h"
+#include "caravan/comm/store/secret/secret.h"
+#include "caravan/comm/store/wire/errors.h"
+#include "caravan/comm/store/wire/protocol.h"
+#include "caravan/comm/store/wire/socket.h"
 
 namespace caravan {
 namespace {

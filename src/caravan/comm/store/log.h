@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "caravan/comm/store/job_key.h"
+#include "caravan/comm/store/secret/job_key.h"
 
 namespace caravan {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "caravan/comm/store/job_key.h"
+#include "caravan/comm/store/secret/job_key.h"
 #include "caravan/comm/store/store.h"
 
 namespace caravan {

@@ -13,13 +13,13 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/store/connection.h"
 #include "caravan/comm/store/counter.h"
-#include "caravan/comm/store/listen.h"
 #include "caravan/comm/store/log.h"
-#include "caravan/comm/store/protocol.h"
 #include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/store/socket.h"
+#include "caravan/comm/store/wire/connection.h"
+#include "caravan/comm/store/wire/listen.h"
+#include "caravan/comm/store/wire/protocol.h"
+#include "caravan/comm/store/wire/socket.h"
 
 namespace caravan {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/backends/wait_policy.h"
 #include "caravan/comm/store/counter.h"
-#include "caravan/comm/store/errors.h"
 #include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/wait_policy.h"
+#include "caravan/comm/store/wire/errors.h"
 
 namespace caravan {
 namespace {

@@ -1,0 +1,108 @@
+#include <filesystem>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/launch/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/unicode/utf8.h"
+#include "caravan/nn/loss/ignored_label.h"
+#include "caravan/train/dataset/dataset.h"
+
+namespace caravan::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The recipe, or the default recipe with this text.
+Recipe recipe_of(const DataArguments& arguments) {
+  const fs::path file(arguments.file);
+  if (arguments.file.empty() || file.extension() == ".toml") return load_recipe(file, arguments.overrides);
+  Recipe recipe = load_recipe("", arguments.overrides);
+  for (const char* key : {"data.text", "data.sources"}) {
+    if (!recipe.locations.contains(key)) continue;
+    throw UsageError({"data inspect", key, "names a text, and so does the command: " + arguments.file,
+                      recipe.where(key), "give one of them"});
+  }
+  recipe.data.text = {arguments.file};
+  return recipe;
+}
+
+/// The bytes of a token in quotes: what is not a printable character as an escape.
+std::string quoted(std::string_view bytes) {
+  std::string out = "\"";
+  while (!bytes.empty()) {
+    const Utf8Step step = utf8_step(bytes);
+    const char first = bytes.front();
+    const bool is_plain = step.kind == Utf8Step::complete && (step.length > 1 || (first >= 0x20 && first < 0x7f));
+    if (first == '\n') {
+      out += "\\n";
+    } else if (first == '"' || first == '\\') {
+      out += fmt::format("\\{}", first);
+    } else if (is_plain) {
+      out += bytes.substr(0, step.length);
+    } else {
+      for (const char byte : bytes.substr(0, step.length)) out += fmt::format("\\x{:02X}", static_cast<uint8_t>(byte));
+    }
+    bytes.remove_prefix(step.length);
+  }
+  return out + '"';
+}
+
+std::string token_text(const Tokenizer& tokenizer, int64_t id) {
+  return quoted(tokenizer.token_bytes(static_cast<int32_t>(id)));
+}
+
+void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& windows) {
+  const char* of_answers = recipe.data.has_chats() ? " of answers" : "";  // text_bytes counts only them
+  for (const Dataset::Text& text : data.train) {
+    fmt::print("text        {}: {} tokens, {}{}\n", text.name, text.tokens.size(),
+               format_bytes(text.tokens.info().text_bytes), of_answers);
+  }
+  for (size_t i = 0; data.streamed && i < data.streamed->texts->size(); ++i) {
+    fmt::print("text        {}: streamed, the number of its tokens is known when all of it has been visited\n",
+               data.train_name(i));
+  }
+  fmt::print("validation  {} tokens, {}{}{}\n", data.validation.tokens.size(),
+             format_bytes(data.validation.tokens.info().text_bytes), of_answers,
+             recipe.data.validation.empty()
+                 ? fmt::format(": the last {:g} of each file{}", recipe.data.validation_fraction,
+                               data.streamed ? fmt::format(", at most {}", format_bytes(kMostStreamedValidation)) : "")
+                 : ": " + join(recipe.data.validation));
+  for (const std::string& note : dataset_notes(data, windows, recipe)) fmt::print("note        {}\n", note);
+  const auto end = data.tokenizer.end_of_text();
+  fmt::print("tokenizer   {} tokens, {}\n", data.tokenizer.vocab_size(),
+             end ? fmt::format("end of text {} ({})", *end, token_text(data.tokenizer, *end)) : "no end of text");
+}
+
+/// A token a line: its position and document, its id and text, and what the model is to say next.
+void print_sample(const Dataset& data, const TrainWindows& windows, int64_t sample) {
+  const auto count = static_cast<size_t>(windows.context());
+  std::vector<int64_t> ids(count), labels(count), documents(count), positions(count);
+  windows.fill(sample, ids, labels, documents, positions);
+  const TrainWindows::Draw draw = windows.draw(sample);
+  fmt::print("\nsequence {}, number {} of {}, {} targets\n", sample, draw.sample, data.train_name(draw.source),
+             windows.num_targets(sample, 1));
+  fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  target\n", "position", "document", "id", "token");
+  for (size_t t = 0; t < count; ++t) {
+    const int64_t position = windows.has_documents() ? positions[t] : static_cast<int64_t>(t);
+    const std::string target = labels[t] == kIgnoredLabel ? "-" : token_text(data.tokenizer, labels[t]);
+    fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  {}\n", position, documents[t], ids[t], token_text(data.tokenizer, ids[t]),
+               target);
+  }
+}
+
+}  // namespace
+
+int inspect_data(const DataArguments& arguments) {
+  const Recipe recipe = recipe_of(arguments);
+  const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder));
+  const TrainWindows windows = data.train_windows(recipe.model.context, recipe.train.seed);
+  print_texts(data, recipe, windows);
+  for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, windows, arguments.first_sample + i);
+  return 0;
+}
+
+}  // namespace caravan::app

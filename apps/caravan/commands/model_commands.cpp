@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+#include <fmt/format.h>
+
+#include "apps/caravan/commands.h"
+#include "apps/caravan/commands/model_source.h"
+#include "apps/caravan/launch/ranks.h"
+#include "caravan/base/error.h"
+#include "caravan/base/runtime.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/world.h"
+#include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/formats/huggingface/huggingface.h"
+#include "caravan/formats/huggingface/load_model.h"
+#include "caravan/formats/peft/peft.h"
+#include "caravan/train/folder/run_folder.h"
+#include "caravan/train/model/import.h"
+
+namespace caravan::app {
+
+namespace fs = std::filesystem;
+
+Mesh mesh_of_one() { return Mesh::create(make_world("auto", {}, open_store({})), {{"dp", 1}}); }
+
+fs::path source_or_newest(const std::string& source, const char* command) {
+  if (!source.empty()) return source;
+  fs::path newest = newest_run();
+  if (newest.empty()) {
+    throw UsageError(
+        {command, "source", "no run in runs/ has a checkpoint", "", "train a model first, or name a folder"});
+  }
+  return newest;
+}
+
+namespace {
+
+/// In a run or checkpoint folder: export's own.
+const char* const kExportFolder = "huggingface";
+const char* const kAdapterFolder = "adapter";
+
+bool is_run_or_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  return !list_checkpoints(folder).empty() || fs::exists(folder / "manifest.json", error);
+}
+
+/// "config.json, model.safetensors and 2 more" of what `folder` holds; "" if that is nothing, or it is not a folder.
+std::string some_contents(const fs::path& folder) {
+  constexpr size_t kMostNames = 4;
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  if (names.size() <= kMostNames) return join(names);
+  return fmt::format("{} and {} more", join(std::span(names).first(kMostNames)), names.size() - kMostNames);
+}
+
+/// Refuses a folder that holds anything, unless an earlier export into a run made it.
+void refuse_to_overwrite(const fs::path& target) {
+  const fs::path folder = fs::absolute(target / "").lexically_normal().parent_path();
+  const bool is_own = folder.filename() == kExportFolder || folder.filename() == kAdapterFolder;
+  if (is_own && is_run_or_checkpoint(folder.parent_path())) return;
+  const std::string contents = some_contents(target);
+  if (contents.empty()) return;
+  std::error_code error;
+  const bool is_hugging_face = fs::exists(target / "config.json", error);
+  throw UsageError(
+      {"export", target.string(),
+       fmt::format("{}: it holds {}", is_hugging_face ? "is a Hugging Face folder already" : "is not an empty folder",
+                   contents),
+       "", "name a new folder to write to: caravan export RUN --out NEW_FOLDER; or remove this one"});
+}
+
+/// Where the model of `source` goes. Throws UsageError if `source` has no model.
+fs::path export_target(const ExportArguments& arguments, const fs::path& source) {
+  const bool is_run = is_run_or_checkpoint(source);
+  std::error_code error;
+  const bool is_hugging_face = !is_run && fs::exists(source / "config.json", error);
+  if (!is_run && !is_hugging_face) {
+    throw UsageError(
+        {"export", source.string(),
+         fs::exists(source, error) ? "is not a run with a checkpoint, a checkpoint or a Hugging Face folder"
+                                   : "is not there",
+         "in " + fs::current_path().string(), "name the run to export; the folder to write to is --out FOLDER"});
+  }
+  if (!arguments.out.empty()) return arguments.out;
+  if (is_run) return source / (arguments.adapter ? kAdapterFolder : kExportFolder);
+  throw UsageError({"export", source.string(), "is a Hugging Face folder, not a run: there is no place for its export",
+                    "", "name a new folder to write to: --out FOLDER"});
+}
+
+}  // namespace
+
+int export_model(const ExportArguments& arguments) {
+  const fs::path source = source_or_newest(arguments.source, "export");
+  const fs::path target = export_target(arguments, source);
+  refuse_to_overwrite(target);
+  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
+  const LoadedModel loaded = load_model(source, mesh_of_one());
+  NamedTensors parameters;
+  for (const Parameter* parameter : loaded.model->parameters())
+    parameters.emplace_back(parameter->name(), parameter->rest().detach());
+  const ModelConfig& config = loaded.model->config();
+  if (arguments.adapter) {
+    if (!config.lora.is_used()) {
+      throw UsageError({"export", "--adapter", loaded.origin + " has no adapters", "", "leave --adapter out"});
+    }
+    write_peft(target, config, parameters, arguments.base);
+    fmt::print("{} -> {}: {}, {}\n", loaded.origin, target.string(), kPeftConfig, kPeftWeights);
+    return 0;
+  }
+  write_huggingface(target, without_adapters(config), with_adapters_merged(config, parameters), loaded.tokenizer,
+                    loaded.text);
+  std::vector<std::string> names{"config.json", "model.safetensors", "tokenizer.json"};
+  for (const auto& [name, content] : read_text_files(target)) names.push_back(name);
+  fmt::print("{} -> {}: {}\n", loaded.origin, target.string(), join(names));
+  return 0;
+}
+
+namespace {
+
+void merge_adapter(HuggingFaceModel& model, const fs::path& folder) {
+  ModelConfig adapted = model.config;
+  adapted.lora = read_peft_config(folder, model.config).lora;
+  NamedTensors all = model.parameters;
+  for (auto& factor : read_peft(folder, adapted)) all.push_back(std::move(factor));
+  model.parameters = with_adapters_merged(adapted, all);
+}
+
+}  // namespace
+
+int import_model(const ImportArguments& arguments) {
+  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
+  HuggingFaceModel model = read_huggingface(arguments.source);
+  if (!arguments.adapter.empty()) merge_adapter(model, arguments.adapter);
+  Recipe named;
+  named.name = fs::absolute(arguments.source).lexically_normal().filename().string();
+  if (named.name.empty())
+    named.name = fs::absolute(arguments.source).lexically_normal().parent_path().filename().string();
+  named.checkpoint.dir = arguments.out;
+  const RunFolder folder = open_run_folder(named, false);
+  const fs::path run = import_run(model, folder.path, mesh_of_one());
+  fmt::print("{} -> {}\nuse it:    caravan generate {}\ntrain it:  caravan train {} --resume --set data.text=FILE\n",
+             arguments.source, run.string(), run.string(), (run / "recipe.toml").string());
+  return 0;
+}
+
+}  // namespace caravan::app

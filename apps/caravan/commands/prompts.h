@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/caravan/options/options.h"
+
+namespace caravan::app {
+
+/// The texts to continue: --prompt, the lines of --prompts, or the prompt of the default recipe. Throws DataError for
+/// a file without prompts, and naming file and line for a line that holds none.
+std::vector<std::string> read_prompts(const GenerateArguments& arguments);
+
+}  // namespace caravan::app

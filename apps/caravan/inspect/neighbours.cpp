@@ -1,0 +1,111 @@
+#include "apps/caravan/inspect/neighbours.h"
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/recipe/recipe_key.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan::app {
+namespace {
+
+struct Change {
+  std::string key;
+  RecipeValue value;
+  std::string to_string() const {
+    const auto* name = std::get_if<std::string>(&value);
+    return fmt::format("{}={}", key, name != nullptr ? *name : to_toml(value));
+  }
+};
+/// Of one choice, with what that needs.
+using Changes = std::vector<Change>;
+
+/// Legal or not.
+std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
+  std::vector<Changes> all;
+  const auto add = [&](const std::string& key, const auto& values) {
+    for (const auto& value : values) all.push_back({{key, value}});
+  };
+  const BatchPlan plan = plan_batch(recipe, num_ranks);
+  using Numbers = std::vector<int64_t>;
+  const auto add_entries = [&](std::string_view family, int64_t ranks) {
+    for (const std::string& name : names_of(family)) {
+      Setting setting(family, name);
+      setting.entry().propose(setting, ranks);
+      Changes changes{{setting.full_name(), name}};
+      for (const SettingKey& key : setting.entry().keys) {
+        if (setting.value(key.name) == key.initial) continue;
+        changes.push_back({setting.full_name(key.name), setting.value(key.name)});
+      }
+      all.push_back(std::move(changes));
+    }
+  };
+  add_entries("data_parallel", plan.dp);
+  for (const SettingKey& key : recipe.data_parallel.entry().keys) {
+    if (key.initial == RecipeValue("auto")) continue;  // the best that there is
+    add(recipe.data_parallel.full_name(key.name), key.kind.choices);
+  }
+  const auto add_degree = [&](const std::string& axis, int64_t degree) {
+    for (const int64_t other : {degree * 2, degree / 2}) {
+      const int64_t others = ranks_per_replica(recipe) / degree * other;
+      if (other == 0 || others == 0 || num_ranks % others != 0) continue;
+      all.push_back({{"mesh." + axis, other}, {"mesh.dp", num_ranks / others}});
+    }
+  };
+  add_degree("tp", recipe.tensor_parallel.degree);
+  add_degree("cp", recipe.context_parallel.degree);
+  add_degree("pp", recipe.pipeline.degree);
+  if (recipe.model.moe.is_used()) add_degree("ep", recipe.expert_parallel.degree);
+  for (const Split* split : {&recipe.tensor_parallel, &recipe.context_parallel}) {
+    if (split->is_used()) add_entries(split->kind.family().name, split->degree);
+  }
+  if (recipe.pipeline.is_used()) add_entries("pipeline", recipe.pipeline.degree);
+  add_entries("recompute", 1);
+  if (recipe.pipeline.is_used()) {
+    add("pipeline.micro_batches", Numbers{plan.accumulation * 2, plan.accumulation / 2});
+  } else {
+    add("train.micro_batch", plan.micro_batch > 1 ? Numbers{plan.micro_batch * 2, plan.micro_batch / 2} : Numbers{2});
+  }
+  return all;
+}
+
+/// The recipe on that many ranks, if it is legal and another. Keys that the other choice does not read are left out.
+std::optional<Recipe> changed(Recipe recipe, const Changes& changes, bool is_auto, int num_ranks) {
+  const int64_t micro_batch = plan_batch(recipe, num_ranks).micro_batch;
+  const RecipeValue before = recipe_key(changes.front().key).get(recipe);
+  const PipelineChoice pipeline = recipe.pipeline;
+  try {
+    if (is_auto) recipe.train.micro_batch = kAutoMicroBatch;
+    for (const Change& change : changes) {
+      if (!recipe_key(change.key).set(recipe, change.value).empty()) return std::nullopt;
+    }
+    const bool is_of_micro_batch = changes.front().key == "train.micro_batch";
+    recipe = parse_recipe(to_toml(recipe), "neighbour");
+    if (recipe.pipeline.file == pipeline.file) recipe.pipeline.table = pipeline.table;
+    mesh_axes(recipe, num_ranks);
+    const bool fits = plan_batch(recipe, num_ranks).rows() % micro_batch == 0;
+    if (fits && !is_of_micro_batch && !recipe.pipeline.is_used()) recipe.train.micro_batch = micro_batch;
+    plan_batch(recipe, num_ranks);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  if (recipe_key(changes.front().key).get(recipe) == before) return std::nullopt;
+  return recipe;
+}
+
+}  // namespace
+
+std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto) {
+  std::vector<Neighbour> found;
+  for (const Changes& changes : changes_of(recipe, num_ranks)) {
+    std::optional<Recipe> other = changed(recipe, changes, is_auto, num_ranks);
+    if (!other) continue;
+    std::vector<std::string> texts;
+    for (const Change& change : changes) texts.push_back(change.to_string());
+    found.push_back({join(texts), std::move(*other)});
+  }
+  return found;
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/caravan/launch/ranks.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan::app {
+
+/// A recipe with a number of ranks that fits it.
+struct CheckedRun {
+  Recipe recipe;
+  RankPlan ranks;
+};
+
+/// Loads a recipe and checks what can be checked without libtorch and without reading data: `train` and `inspect`
+/// refuse the same recipes. Of ranks that another launcher started only the recipe itself is checked: they compare what
+/// each of them was given first, and name what differs. Throws UsageError or DataError.
+CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& overrides,
+                     std::optional<int> num_ranks);
+
+/// Throws UsageError for more ranks on this host than most_local_ranks(). `op` names the command.
+void check_local_ranks(const RankPlan& plan, const char* op);
+
+}  // namespace caravan::app

@@ -1,0 +1,117 @@
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/caravan/options/option_groups.h"
+#include "caravan/base/error.h"
+
+namespace caravan::app {
+namespace {
+
+CLI::Validator whole_number(int least) {
+  return {[least](const std::string& text) {
+            const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+            const bool is_large = is_number && (least == 0 || text.find_first_not_of('0') != std::string::npos);
+            return is_large ? "" : "'" + text + "' is not a whole number of at least " + std::to_string(least);
+          },
+          "", "whole number"};
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, CommandLine& line) {
+  GenerateArguments& generate = line.generate;
+  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
+  command->add_option("source", generate.source,
+                      "a run, a checkpoint or a Hugging Face folder; default: the newest run");
+  CLI::Option* prompt =
+      command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
+  command
+      ->add_option("--prompts", generate.prompts,
+                   "a file of texts to continue: one a line, or, in a .jsonl file, the field \"prompt\" of each line")
+      ->check(not_empty())
+      ->excludes(prompt);
+  command->add_option("--samples", generate.samples, "number of continuations of each prompt");
+  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+  command->add_option("--temperature", generate.temperature, "sampling temperature; 0: always the most likely token");
+  command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
+  command->add_option("--top-p", generate.top_p,
+                      "sample from the most likely tokens that reach this total probability");
+  command->add_option("--repetition-penalty", generate.repetition_penalty,
+                      "makes tokens that occurred less likely; 1: no penalty");
+  command->add_option("--stop", generate.stop, "end before this text; may be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
+  command->add_option("--seed", generate.seed, "seed of the sampling")->check(whole_number(0));
+  command->add_flag("--json", generate.json, "print one JSON object per continuation");
+  command->callback([&line] { line.command = CommandLine::Command::generate; });
+}
+
+void add_evaluate(CLI::App& app, CommandLine& line) {
+  EvaluateArguments& evaluate = line.evaluate;
+  CLI::App* command = app.add_subcommand("evaluate", "loss and perplexity of a model on a text, or accuracy on tasks");
+  command->add_option("model", evaluate.model, "a run, a checkpoint or a Hugging Face folder")
+      ->required()
+      ->check(not_empty());
+  CLI::Option* texts =
+      command->add_option("texts", evaluate.texts, "texts: files, folders or patterns; plain or JSON lines");
+  CLI::Option* field =
+      command->add_option("--field", evaluate.field, "the field that has the text, for JSON lines")->check(not_empty());
+  CLI::Option* context =
+      command->add_option("--context", evaluate.context, "tokens that the model sees at once; default: its own number");
+  CLI::Option* stride = command->add_option("--stride", evaluate.stride,
+                                            "tokens from one window to the next; default: the context, no overlap");
+  CLI::Option* batch = command->add_option("--batch", evaluate.batch, "windows of a forward pass");
+  CLI::Option* tasks =
+      command
+          ->add_option("--tasks", evaluate.tasks,
+                       "a .jsonl file of multiple-choice questions: \"context\" or \"query\", \"choices\", \"gold\"")
+          ->check(not_empty());
+  for (CLI::Option* of_texts : {texts, field, stride, batch}) tasks->excludes(of_texts);
+  command
+      ->add_option("--delimiter", evaluate.delimiter,
+                   "text between the context and each choice of --tasks; default: a space, where there is none")
+      ->needs(tasks);
+  command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are no questions")
+      ->needs(tasks);
+  command->add_option("--ranks", evaluate.ranks, "number of processes; default: 1");
+  command->add_flag("--json", evaluate.json, "print one JSON object");
+  for (CLI::Option* count : {context, stride, batch}) count->check(whole_number(1));
+  command->callback([&line] {
+    line.command = CommandLine::Command::evaluate;
+    if (!line.evaluate.texts.empty() || !line.evaluate.tasks.empty()) return;
+    throw UsageError({"evaluate", "texts", "no file is named", "", "name a text file, or questions: --tasks FILE"});
+  });
+}
+
+void add_hugging_face(CLI::App& app, CommandLine& line) {
+  CLI::App* exporter = app.add_subcommand("export", "write a model in Hugging Face format");
+  exporter->add_option("source", line.export_model.source,
+                       "a run, a checkpoint or a Hugging Face folder; default: the newest run");
+  exporter
+      ->add_option("--out", line.export_model.out,
+                   "new folder to write to; default: <source>/huggingface, in a run or checkpoint")
+      ->check(not_empty());
+  CLI::Option* adapter = exporter->add_flag("--adapter", line.export_model.adapter,
+                                            "write the adapters alone, in PEFT's format, to <source>/adapter; "
+                                            "otherwise they are merged into the weights");
+  exporter
+      ->add_option("--base", line.export_model.base,
+                   "what the adapters name as the model that they belong to: a folder, or a name on Hugging Face's hub")
+      ->needs(adapter);
+  exporter->callback([&line] { line.command = CommandLine::Command::export_model; });
+  CLI::App* importer =
+      app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2, Llama, Qwen2 or Mixtral");
+  importer
+      ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
+      ->required();
+  importer->add_option("--out", line.import_model.out, "run folder to create; default: runs/<name>-N");
+  importer
+      ->add_option("--adapter", line.import_model.adapter,
+                   "folder with adapters of the model in PEFT's format, which are merged into the weights")
+      ->check(not_empty());
+  importer->callback([&line] { line.command = CommandLine::Command::import_model; });
+}
+
+}  // namespace caravan::app

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/caravan/options/options.h"
+
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
+
+namespace caravan::app {
+
+// Each adds one command, or a few. When its command is parsed, it sets line.command. `line` outlives the parsing.
+
+void add_train(CLI::App& app, CommandLine& line);
+void add_run(CLI::App& app, CommandLine& line);
+void add_new(CLI::App& app, CommandLine& line);
+void add_inspect(CLI::App& app, CommandLine& line);
+void add_prove(CLI::App& app, CommandLine& line);
+void add_generate(CLI::App& app, CommandLine& line);
+void add_evaluate(CLI::App& app, CommandLine& line);
+void add_hugging_face(CLI::App& app, CommandLine& line);
+void add_reports(CLI::App& app, CommandLine& line);
+void add_tokenizer(CLI::App& app, CommandLine& line);
+void add_data(CLI::App& app, CommandLine& line);
+void add_cache(CLI::App& app, CommandLine& line);
+void add_bench(CLI::App& app, CommandLine& line);
+void add_doctor(CLI::App& app, CommandLine& line);
+void add_about(CLI::App& app, CommandLine& line);
+
+/// --set
+void add_set(CLI::App& command, std::vector<std::string>& overrides);
+
+/// Of the words of `caravan run`, moves the program and its arguments into `run` before the others are parsed: what
+/// looks like an option among them is the program's. --ranks N stays, unless it stands behind --.
+void split_run(std::vector<std::string>& words, RunArguments& run);
+
+/// For options that take text: an unset variable of a script must not change what the command does.
+CLI::Validator not_empty();
+
+}  // namespace caravan::app

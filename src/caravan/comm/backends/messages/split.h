@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/comm/backends/messages/collective.h"
+#include "caravan/comm/backends/messages/tag_ids.h"
+
+namespace caravan::messages {
+
+struct SplitResult {
+  int id = 0;           ///< of the new communicator, the same on all ranks of the part
+  std::string overlap;  ///< a description, the same on every rank; "" if the parts are equal or disjoint
+};
+
+/// Communicator::split: all ranks exchange the members of their parts and which ids they have in use. Each checks the
+/// parts, and chooses the id of the new communicator as all ranks of its part do.
+class SplitTask final : public Task {
+ public:
+  SplitTask(const Group& group, std::span<const int> members, std::string_view name, const TagIds& ids,
+            uint64_t sequence, std::shared_ptr<SplitResult> result);
+  void run(TaskThread& thread) override;
+
+ private:
+  const Group& group_;
+  std::vector<int64_t> proposal_;
+  std::shared_ptr<SplitResult> result_;
+};
+
+}  // namespace caravan::messages

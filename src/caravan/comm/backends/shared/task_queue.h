@@ -1,0 +1,45 @@
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+
+#include "caravan/comm/backends/shared/task.h"
+
+namespace caravan::shared {
+
+/// A FIFO of tasks; only the first one is advanced.
+class TaskQueue {
+ public:
+  bool empty() const noexcept { return entries_.empty(); }
+  size_t size() const noexcept { return entries_.size(); }
+  const Task& head() const noexcept { return *entries_.front().task; }
+  /// The operation of the first task; null if its caller owns it.
+  std::shared_ptr<Operation> head_operation() const noexcept { return entries_.front().operation; }
+  /// Counts progress: a wait during which it does not change has made none.
+  uint64_t num_moves() const noexcept { return num_moves_; }
+
+  void push(std::unique_ptr<Task> task, std::shared_ptr<Operation> operation) {
+    Task* const borrowed = task.get();
+    entries_.push_back({borrowed, std::move(task), std::move(operation)});
+  }
+  /// A task whose caller does not return before it has finished or failed.
+  void push(Task& task) { entries_.push_back({&task, nullptr, nullptr}); }
+  /// Advances tasks and completes the operations of finished ones. True if there was progress. Throws what a task
+  /// throws, which stays at the head.
+  bool advance();
+  /// Completes all operations with `error` and drops them.
+  void fail(const std::exception_ptr& error) noexcept;
+
+ private:
+  struct Entry {
+    Task* task;
+    std::unique_ptr<Task> owned;
+    std::shared_ptr<Operation> operation;
+  };
+
+  std::deque<Entry> entries_;
+  uint64_t num_moves_ = 0;
+};
+
+}  // namespace caravan::shared

@@ -1,0 +1,144 @@
+#include "caravan/data/chat/chat_template.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/chat/template_channel.h"
+#include "caravan/data/chat/template_process.h"
+#include "caravan/data/unicode/utf8.h"
+
+namespace caravan {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOtherTemplate = "use another template, by data.chat_template";
+
+[[noreturn]] void refuse_chat(const std::string& where, std::string fact, std::string action) {
+  throw DataError({"data", where, std::move(fact), "", std::move(action)});
+}
+
+/// Throws DataError unless it is a list of messages with a role and a content.
+void check_messages(const json& messages, const std::string& where) {
+  if (!messages.is_array() || messages.empty()) {
+    refuse_chat(where, "its messages are not a list, or an empty one", "give [{\"role\": .., \"content\": ..}, ..]");
+  }
+  bool has_answer = false;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const json& message = messages[i];
+    const bool has_role = message.is_object() && message.contains("role") && message["role"].is_string();
+    if (!has_role) {
+      refuse_chat(where, fmt::format("message {} has no role", i), "give {\"role\": .., \"content\": ..}");
+    }
+    const bool has_content =
+        message.contains("content") && (message["content"].is_string() || message.contains("tool_calls"));
+    if (!has_content) {
+      refuse_chat(where, fmt::format("message {} has no content that is a string", i),
+                  "give {\"role\": .., \"content\": ..}");
+    }
+    has_answer |= message["role"] == "assistant";
+  }
+  if (!has_answer) {
+    refuse_chat(where, "has no message of the assistant, and so nothing to learn",
+                "leave it out, or set data.skip_bad_lines = true");
+  }
+}
+
+}  // namespace
+
+/// What the process of the template says of a chat.
+struct ChatTemplate::Answer {
+  json said;
+  std::string text;
+};
+
+std::string RenderedChat::to_json() const { return json{{"text", text}, {"answers", answers}}.dump(); }
+
+RenderedChat RenderedChat::from_json(std::string_view text) {
+  const json object = json::parse(text);
+  return {object.at("text").get<std::string>(), object.at("answers").get<std::vector<std::pair<size_t, size_t>>>()};
+}
+
+ChatTemplate::ChatTemplate(std::string source, std::string file, std::string bos, std::string eos)
+    : source_(std::move(source)), file_(std::move(file)), bos_(std::move(bos)), eos_(std::move(eos)) {
+  if (source_.size() > kMostTemplateBytes) {
+    refuse_budget(fmt::format("has {} bytes, of which a template may have {}", source_.size(), kMostTemplateBytes), "");
+  }
+  start();
+  // A template may refuse this chat, but not exceed its budgets.
+  const json messages{{{"role", "user"}, {"content", "Hi"}}, {{"role", "assistant"}, {"content", "Hello"}}};
+  ask(messages, nullptr, "");
+}
+
+ChatTemplate::~ChatTemplate() = default;
+
+void ChatTemplate::refuse_budget(const std::string& excess, const std::string& where) const {
+  throw UsageError({"data", file_, "is a chat template that " + excess, where, kOtherTemplate});
+}
+
+void ChatTemplate::start() const {
+  process_ = std::make_unique<TemplateProcess>();
+  const json start{{"source", source_}, {"bos", bos_}, {"eos", eos_}};
+  process_->send(start.dump(-1, ' ', false, json::error_handler_t::replace));
+  const std::optional<std::string> said = process_->receive();
+  if (!said) refuse_budget(std::exchange(process_, nullptr)->take_end(), "");
+  const json answer = json::parse(*said);
+  if (answer.contains("budget")) refuse_budget("exceeds its budget of " + answer["budget"].get<std::string>(), "");
+  if (!answer.contains("error")) return;
+  refuse_chat(file_, fmt::format("is a chat template that cannot be rendered: {}", answer["error"].get<std::string>()),
+              "use a template without what it names, by data.chat_template");
+}
+
+ChatTemplate::Answer ChatTemplate::ask(const json& messages, const json& tools, const std::string& where) const {
+  const std::lock_guard lock(mutex_);
+  if (process_ == nullptr) start();
+  const std::string chat = json{{"messages", messages}, {"tools", tools}}.dump();
+  if (chat.size() > kMostChatBytes) {
+    refuse_chat(where,
+                fmt::format("is a chat of {}, of which {} are rendered at most",
+                            format_bytes(static_cast<int64_t>(chat.size())), format_bytes(kMostChatBytes)),
+                "split it, or leave it out");
+  }
+  process_->send(chat);
+  const std::optional<std::string> said = process_->receive();
+  std::optional<std::string> text = said ? process_->receive() : std::nullopt;
+  if (!text) refuse_budget(std::exchange(process_, nullptr)->take_end(), where);
+  Answer answer{json::parse(*said), std::move(*text)};
+  if (!answer.said.contains("budget")) return answer;
+  if (answer.said["budget"] == "time") {
+    refuse_budget(fmt::format("takes more than {} s of processor time for a chat", kChatSeconds), where);
+  }
+  const bool is_output = answer.said["budget"] == "output";
+  refuse_budget(fmt::format("takes more than {} of {}",
+                            format_bytes(static_cast<int64_t>(is_output ? kMostRenderedBytes : kTemplateMemory)),
+                            answer.said["budget"].get<std::string>()),
+                where);
+}
+
+RenderedChat ChatTemplate::render(const json& messages, const json& tools, const std::string& where) const {
+  check_messages(messages, where);
+  Answer answer = ask(messages, tools, where);
+  if (answer.said.contains("error")) {
+    refuse_chat(
+        where,
+        fmt::format("cannot be written by the chat template {}: {}", file_, answer.said["error"].get<std::string>()),
+        "change the messages, or data.chat_template");
+  }
+  if (answer.said.contains("changed")) {
+    refuse_chat(where,
+                fmt::format("message {} changes what the chat template {} writes before it",
+                            answer.said["changed"].get<int64_t>(), file_),
+                "use a template that writes messages one after the other, by data.chat_template");
+  }
+  if (const size_t at = utf8_error(answer.text); at != kNoUtf8Error) {
+    refuse_chat(where,
+                fmt::format("is not UTF-8 from byte {} on once it is rendered: the chat template {} cuts a character",
+                            at, file_),
+                "use another template, by data.chat_template");
+  }
+  return {std::move(answer.text), answer.said.at("answers").get<std::vector<std::pair<size_t, size_t>>>()};
+}
+
+}  // namespace caravan

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "caravan/data/windows/token_file.h"
+
+namespace caravan {
+
+/// Chats as ids, and for each id its mark, in files of the cache.
+struct ChatTokens {
+  TokenFile tokens;
+  TokenFile marks;
+};
+
+/// Bits of a mark.
+inline constexpr int32_t kIsAnswer = 1;  ///< the assistant's: a target
+inline constexpr int32_t kEndsChat = 2;  ///< the last token of its chat
+
+/// As open_or_build, for documents of RenderedChat::to_json: one after the other, without a token between them. A token
+/// is the assistant's if it begins within an answer. The tokens' text_bytes are those of answers. Throws DataError,
+/// too, for a tokenizer whose tokens do not spell the text byte for byte: then nothing says which are the assistant's.
+ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
+                               const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
+
+/// Counts the targets of windows of chats from sums over blocks of tokens: each count looks at two blocks, however long
+/// the window is.
+class AnswerCounts {
+ public:
+  /// Reads the marks once; they outlive this. `packed`: the first token of a chat is not a target.
+  AnswerCounts(const TokenFile& marks, bool packed);
+
+  /// Of the window with the input tokens [first, first + count).
+  int64_t num_targets(int64_t first, int64_t count) const;
+
+  static constexpr int64_t kBlock = 256;
+
+ private:
+  int64_t scan(int64_t first, int64_t count) const;
+  int64_t before(int64_t token) const;
+
+  const TokenFile* marks_;
+  bool packed_;
+  std::vector<int64_t> before_;  ///< targets before each block
+};
+
+/// labels[t], the target of token first + t of chats, becomes kIgnoredLabel unless it is the assistant's.
+void mark_answers(const TokenFile& marks, int64_t first, std::span<int64_t> labels);
+
+}  // namespace caravan

@@ -1,0 +1,69 @@
+#include "caravan/data/files/table.h"
+
+#include <dlfcn.h>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/system/own_file.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::string_view_literals;
+
+constexpr std::string_view kParquet = "PAR1";
+constexpr std::string_view kArrowFile = "ARROW1";
+constexpr std::string_view kArrowStream = "\xff\xff\xff\xff"sv;
+
+/// Beside the program; otherwise its name, for the dynamic linker's search.
+std::string object_path() {
+  constexpr const char* kFile = "libcaravan_tables.so";
+  const fs::path own = own_file(kFile);
+  return own.empty() ? kFile : own.string();
+}
+
+struct TableObject {
+  ReadTable* read = nullptr;
+  std::string missing;  ///< why there is none
+};
+
+const TableObject& table_object() {
+  static const TableObject object = [] {
+    void* handle = dlopen(object_path().c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) return TableObject{.missing = dlerror()};
+    auto* read = reinterpret_cast<ReadTable*>(dlsym(handle, "caravan_read_table"));
+    return TableObject{.read = read, .missing = read == nullptr ? dlerror() : ""};
+  }();
+  return object;
+}
+
+}  // namespace
+
+bool is_table(std::string_view content) {
+  return content.starts_with(kParquet) || content.starts_with(kArrowFile) || content.starts_with(kArrowStream);
+}
+
+bool has_table_name(const fs::path& path) { return path.extension() == ".parquet" || path.extension() == ".arrow"; }
+
+bool reads_tables() { return table_object().read != nullptr; }
+
+void read_table(const fs::path& path, const std::string& field,
+                const std::function<void(std::string_view text)>& take) {
+  if (!reads_tables()) {
+    throw DataError({"data", path.string(), "is a table (Parquet or Arrow), and this build reads no tables",
+                     table_object().missing, kWithoutTables});
+  }
+  TableOutcome outcome;
+  table_object().read(path.string(), field, take, outcome);
+  if (outcome.fact.empty()) return;
+  throw DataError({"data", path.string(), outcome.fact, "",
+                   outcome.columns.empty()
+                       ? "name a whole file with a column of text"
+                       : fmt::format("name the column that has the text, such as data.field = \"{}\"",
+                                     nearest(field, outcome.columns))});
+}
+
+}  // namespace caravan

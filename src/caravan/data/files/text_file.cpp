@@ -1,0 +1,255 @@
+#include "caravan/data/files/text_file.h"
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/content_hash.h"
+#include "caravan/base/error.h"
+#include "caravan/data/chat/chat_template.h"
+#include "caravan/data/files/compressed.h"
+#include "caravan/data/files/file_format.h"
+#include "caravan/data/files/json_lines.h"
+#include "caravan/data/files/table.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kDecoding = 1;  ///< raise it when the same file decodes to other documents
+constexpr std::array<char, 8> kTextMagic{'C', 'R', 'V', 'T', 'E', 'X', 'T', 'S'};
+constexpr size_t kAlignment = sizeof(uint64_t);
+
+/// A decoded text in the cache: this, the documents, zeros up to a multiple of 8 bytes, then the end of each document.
+struct TextHeader {
+  std::array<char, 8> magic;
+  uint64_t num_documents;
+  uint64_t text_bytes;
+  uint64_t num_skipped_lines;
+  // Over the text, the ends, and the fields above.
+  uint64_t hash_high;
+  uint64_t hash_low;
+};
+static_assert(sizeof(TextHeader) == 48);
+
+size_t padding_of(size_t bytes) { return (kAlignment - bytes % kAlignment) % kAlignment; }
+
+ContentHash hash_of(const TextHeader& header, std::string_view text, std::span<const uint64_t> ends,
+                    DataObserver& observer) {
+  ContentHasher hasher;
+  in_pieces(text, observer, [&](std::string_view piece) { hasher.update(piece); });
+  hasher.update(std::as_bytes(ends));
+  hasher.update(std::as_bytes(std::span(&header, 1)).first(offsetof(TextHeader, hash_high)));
+  return hasher.value();
+}
+
+/// What a decoded text holds, as views into its file.
+struct Decoded {
+  TextHeader header{};
+  std::string_view text;
+  std::span<const uint64_t> ends;
+};
+
+/// Nothing if the file is not whole.
+std::optional<Decoded> read_decoded(const MappedFile& file, DataObserver& observer) {
+  Decoded decoded;
+  const std::string_view all = file.text();
+  if (all.size() < sizeof(TextHeader)) return std::nullopt;
+  std::memcpy(&decoded.header, all.data(), sizeof(TextHeader));
+  const size_t rest = all.size() - sizeof(TextHeader);
+  const uint64_t bytes = decoded.header.text_bytes;
+  const uint64_t count = decoded.header.num_documents;
+  if (decoded.header.magic != kTextMagic || bytes > rest || count > rest / sizeof(uint64_t)) return std::nullopt;
+  if (bytes + padding_of(bytes) + count * sizeof(uint64_t) != rest) return std::nullopt;
+  decoded.text = all.substr(sizeof(TextHeader), bytes);
+  decoded.ends = {reinterpret_cast<const uint64_t*>(decoded.text.data() + bytes + padding_of(bytes)), count};
+  const ContentHash hash = hash_of(decoded.header, decoded.text, decoded.ends, observer);
+  if (hash != ContentHash{decoded.header.hash_high, decoded.header.hash_low}) return std::nullopt;
+  return decoded;
+}
+
+/// What a file holds, compressed or not.
+enum class Content : uint64_t { text, json_lines, table };
+
+/// Writes the documents of a file into the cache.
+class Decoding {
+ public:
+  Decoding(const fs::path& to, const fs::path& source, const TextFormat& format)
+      : to_(to), source_(source), format_(format), out_(name_aside(to), "data") {
+    out_.append(std::string(sizeof(TextHeader), '\0'));
+  }
+
+  void add_text(std::string_view piece) {
+    hasher_.update(piece);
+    out_.append(piece);
+    header_.text_bytes += piece.size();
+  }
+  void end_document() {
+    if (header_.text_bytes > (ends_.empty() ? 0 : ends_.back())) ends_.push_back(header_.text_bytes);
+  }
+  void add_json(int64_t number, std::string_view line) {
+    try {
+      const nlohmann::json object = parse_json_line(line, source_, number);
+      if (format_.chat == nullptr) {
+        add_text(text_field(object, format_.field, source_, number));
+      } else {
+        const nlohmann::json tools = object.contains("tools") ? object["tools"] : nlohmann::json();
+        add_text(format_.chat
+                     ->render(json_field(object, format_.field, source_, number), tools,
+                              fmt::format("{}:{}", source_.string(), number))
+                     .to_json());
+      }
+      end_document();
+    } catch (const DataError& error) {
+      if (!format_.skips_bad_lines) throw;
+      ++header_.num_skipped_lines;
+    }
+  }
+  void finish() {
+    header_.magic = kTextMagic;
+    header_.num_documents = ends_.size();
+    out_.append(std::string(padding_of(header_.text_bytes), '\0'));
+    out_.append(std::as_bytes(std::span(ends_)));
+    hasher_.update(std::as_bytes(std::span(ends_)));
+    hasher_.update(std::as_bytes(std::span(&header_, 1)).first(offsetof(TextHeader, hash_high)));
+    const ContentHash hash = hasher_.value();
+    header_.hash_high = hash.high;
+    header_.hash_low = hash.low;
+    out_.write_at(0, std::as_bytes(std::span(&header_, 1)));
+    out_.finish_as(to_);
+  }
+
+ private:
+  fs::path to_;
+  const fs::path& source_;
+  const TextFormat& format_;
+  OutputFile out_;
+  ContentHasher hasher_;
+  TextHeader header_{};
+  std::vector<uint64_t> ends_;
+};
+
+bool has_json_lines(std::string_view content, const fs::path& path) {
+  if (has_json_lines_name(path)) return true;
+  if (!is_compressed(content)) return is_json_lines(content);
+  std::string beginning = decompress_beginning(content, path);
+  const size_t last = beginning.rfind('\n');
+  if (last != std::string::npos) beginning.resize(last);  // the last line may go on
+  return is_json_lines(beginning);
+}
+
+Content kind_of_content(std::string_view content, const fs::path& path) {
+  if (is_table(content)) return Content::table;
+  return has_json_lines(content, path) ? Content::json_lines : Content::text;
+}
+
+void decode(std::string_view content, const fs::path& path, Content kind, const std::string& field, Decoding& decoding,
+            DataObserver& observer) {
+  LineSplitter lines([&](int64_t number, std::string_view line) {
+    observer.advance(0);  // a chat may take its template seconds
+    decoding.add_json(number, line);
+  });
+  const auto use = [&](std::string_view piece) {
+    if (kind == Content::json_lines) {
+      lines.put(piece);
+    } else {
+      decoding.add_text(piece);
+    }
+  };
+  if (kind == Content::table) {
+    read_table(path, field, [&](std::string_view text) {
+      decoding.add_text(text);
+      decoding.end_document();
+      observer.advance(static_cast<int64_t>(text.size()));
+    });
+  } else if (is_compressed(content)) {
+    decompress(content, path, use, observer);
+  } else {
+    in_pieces(content, observer, use);
+  }
+  lines.finish();
+  decoding.end_document();
+  decoding.finish();
+}
+
+/// Where the decoded text of a file lies in the cache.
+fs::path decoded_path(const fs::path& cache, std::string_view content, Content kind, const TextFormat& format,
+                      DataObserver& observer) {
+  ContentHasher hasher;
+  hasher.update(kDecoding);
+  hasher.update(static_cast<uint64_t>(kind));
+  if (kind != Content::text) {
+    hasher.update(static_cast<uint64_t>(format.field.size()));
+    hasher.update(format.field);
+    hasher.update(uint64_t{format.skips_bad_lines ? 1U : 0U});
+    for (const std::string& part : format.chat == nullptr
+                                       ? std::vector<std::string>{}
+                                       : std::vector{format.chat->source(), format.chat->bos(), format.chat->eos()}) {
+      hasher.update(static_cast<uint64_t>(part.size()));
+      hasher.update(part);
+    }
+  }
+  in_pieces(content, observer, [&](std::string_view piece) { hasher.update(piece); });
+  return cache / (hasher.value().hex() + ".text");
+}
+
+[[noreturn]] void refuse_empty(const fs::path& path, std::string fact) {
+  throw DataError({.op = "data",
+                   .subject = path.string(),
+                   .fact = std::move(fact),
+                   .action = "name a text file that is not empty"});
+}
+
+}  // namespace
+
+TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat& format, DataObserver& observer)
+    : file_(path, "data") {
+  if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
+  const Content kind = kind_of_content(file_.text(), path);
+  if (kind != Content::json_lines && format.chat != nullptr) {
+    throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
+                     "give a .jsonl file with a list of messages in each line"});
+  }
+  if (kind == Content::text && !is_compressed(file_.text())) {
+    check_is_text(file_.text(), path, observer);
+    documents_.push_back(file_.text());
+    return;
+  }
+  SecondPass hashing(observer);
+  const fs::path decoded_file = decoded_path(cache, file_.text(), kind, format, hashing);
+  std::optional<Decoded> decoded;
+  MappedFile mapped;
+  const auto open = [&] {
+    use_ = use_cache_file(decoded_file);
+    if (use_ == nullptr) return false;
+    mapped = MappedFile(decoded_file, "data");
+    decoded = read_decoded(mapped, hashing);
+    return decoded.has_value();
+  };
+  const auto build = [&] {
+    Decoding decoding(decoded_file, path, format);
+    decode(file_.text(), path, kind, format.field, decoding, observer);
+  };
+  find_or_build(decoded_file, open, build, observer);
+  if (!decoded && !open()) {
+    throw ResourceError({"data", decoded_file.string(), "cannot be read back", "", "check the disk of the cache"});
+  }
+  file_ = std::move(mapped);
+  num_skipped_lines_ = static_cast<int64_t>(decoded->header.num_skipped_lines);
+  uint64_t begin = 0;
+  for (const uint64_t end : decoded->ends) {
+    documents_.push_back(decoded->text.substr(begin, end - begin));
+    begin = end;
+  }
+  if (documents_.empty()) {
+    refuse_empty(path, num_skipped_lines_ > 0 ? fmt::format("has no text: all its {} lines are bad", num_skipped_lines_)
+                                              : "has no text");
+  }
+  if (kind == Content::text) check_is_text(decoded->text, path, hashing);
+}
+
+}  // namespace caravan

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "caravan/base/system/file.h"
+#include "caravan/data/windows/cache.h"
+#include "caravan/data/windows/data_observer.h"
+
+namespace caravan {
+
+class ChatTemplate;
+
+/// How the documents of a file of JSON lines or of a table are found.
+struct TextFormat {
+  std::string field = "text";    ///< of each line or row; "meta.text": a member of a member
+  bool skips_bad_lines = false;  ///< those that are not JSON, lack the field or have no text in it; else errors
+  /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
+  std::shared_ptr<const ChatTemplate> chat{};
+};
+
+/// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, known by its name
+/// (.jsonl, .ndjson) or by its first lines, has one a line; lines with an empty text have none. Either may be
+/// compressed with gzip or zstd, known by the first bytes. A table has one a row: see read_table.
+class TextFile {
+ public:
+  /// JSON lines, tables and compressed files are written as plain text into `cache`, once. Throws DataError naming the
+  /// file (and the line) if it is missing, empty, damaged, not UTF-8 or of another known format; ResourceError if it
+  /// cannot be read or the cache not be written to.
+  TextFile(const std::filesystem::path& path, const std::filesystem::path& cache, const TextFormat& format,
+           DataObserver& observer);
+
+  const std::vector<std::string_view>& documents() const noexcept { return documents_; }
+  int64_t num_skipped_lines() const noexcept { return num_skipped_lines_; }
+
+ private:
+  std::shared_ptr<const CacheLock> use_;  ///< of a file in the cache
+  MappedFile file_;
+  std::vector<std::string_view> documents_;
+  int64_t num_skipped_lines_ = 0;
+};
+
+}  // namespace caravan

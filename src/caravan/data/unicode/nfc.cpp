@@ -1,0 +1,102 @@
+#include "caravan/data/unicode/nfc.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <utf8proc.h>
+#include <utility>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/unicode/unicode_additions.h"
+#include "caravan/data/unicode/utf8.h"
+
+namespace caravan {
+namespace {
+
+/// Combining marks added to Unicode between versions 9.0 and 14.0; unicode_additions() has the later ones.
+constexpr std::array<std::pair<char32_t, char32_t>, 33> kLateMarks{{
+    {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},
+    {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},
+    {0xA82C, 0xA82C},   {0x10D24, 0x10D27}, {0x10EAB, 0x10EAC}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+    {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930},
+    {0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47},
+    {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x16FF0, 0x16FF1},
+    {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
+}};
+
+/// Whether one of `ranges`, which are sorted, contains `point`; `first` and `last` are the members with its bounds.
+bool holds(const auto& ranges, auto first, auto last, char32_t point) {
+  const auto behind = std::ranges::upper_bound(ranges, point, {}, first);
+  return behind != ranges.begin() && point <= std::invoke(last, *(behind - 1));
+}
+
+/// True for a character that is unassigned in version 9.0, which `tokenizers` normalizes by: it keeps its place, and
+/// nothing moves across it or composes with it.
+bool is_inert(char32_t point) {
+  using Range = std::pair<char32_t, char32_t>;
+  return holds(kLateMarks, &Range::first, &Range::second, point) ||
+         holds(unicode_additions(), &UnicodeAddition::first, &UnicodeAddition::last, point);
+}
+
+bool is_ascii(char byte) { return static_cast<signed char>(byte) >= 0; }
+
+void append_composed(std::string_view text, std::string& out) {
+  if (text.empty()) return;
+  utf8proc_uint8_t* composed = nullptr;
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &composed, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  if (size < 0) {
+    throw ResourceError({.op = "tokenizer",
+                         .subject = "NFC of " + format_bytes(static_cast<int64_t>(text.size())) + " of text",
+                         .fact = utf8proc_errmsg(size),
+                         .action = "tokenize it in smaller pieces"});
+  }
+  out.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(size));
+  std::free(composed);
+}
+
+void append_nfc(std::string_view text, std::string& out) {
+  size_t done = 0;
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Step step = utf8_step(text.substr(at));
+    if (is_inert(step.point)) {
+      append_composed(text.substr(done, at - done), out);
+      out.append(text.substr(at, step.length));
+      done = at + step.length;
+    }
+    at += step.length;
+  }
+  append_composed(text.substr(done), out);
+}
+
+}  // namespace
+
+std::string_view to_nfc(std::string_view text, std::string& scratch) {
+  const auto find_end = [&](size_t from, bool of_ascii) {
+    const auto* end = std::find_if(text.begin() + from, text.end(), [=](char c) { return is_ascii(c) != of_ascii; });
+    return static_cast<size_t>(end - text.begin());
+  };
+  size_t begin = find_end(0, true);
+  if (begin == text.size()) return text;
+  scratch.clear();
+  // No ASCII character composes with the character before it. So each run of other characters is normalized on its own,
+  // together with the one ASCII character before it, with which it may compose.
+  for (size_t done = 0; done < text.size();) {
+    const size_t base = begin > done ? begin - 1 : begin;
+    const size_t end = find_end(begin, false);
+    scratch.append(text.substr(done, base - done));
+    if (base < end) append_nfc(text.substr(base, end - base), scratch);
+    done = end;
+    begin = find_end(end, true);
+    if (begin == text.size()) {
+      scratch.append(text.substr(done));
+      break;
+    }
+  }
+  return scratch;
+}
+
+}  // namespace caravan

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "caravan/base/content_hash.h"
+#include "caravan/data/files/text_file.h"
+#include "caravan/data/files/text_reader.h"
+
+namespace caravan {
+
+/// A place between two lines of a text of several files.
+struct TextPlace {
+  uint64_t file = 0;
+  uint64_t offset = 0;  ///< bytes of the (decompressed) file
+  bool operator==(const TextPlace&) const = default;
+};
+
+inline constexpr int64_t kShardBytes = int64_t{16} << 20;
+inline constexpr int64_t kMostStreamedValidation = int64_t{4} << 20;  ///< it is tokenized before training starts
+
+/// The documents of some files, which are known as TextFile's are, read from front to back in shards: no more than one
+/// shard is in memory. A shard is `shard_bytes` of the files and on to the end of the line; it begins where the one
+/// before it ends, and may hold parts of several files. Where shards end depends on the files alone.
+class StreamedText {
+ public:
+  struct Options {
+    TextFormat format{};
+    double validation_fraction = 0;  ///< the end of each file that is not for training
+    int64_t most_validation_bytes = kMostStreamedValidation;
+    int64_t shard_bytes = kShardBytes;
+  };
+  /// Looks at the size and the beginning of each file. Throws DataError as TextFile does; UsageError for a fraction of
+  /// a compressed file, whose end is not known before all of it is decompressed.
+  StreamedText(const std::vector<std::filesystem::path>& files, const Options& options);
+
+  struct Shard {
+    std::vector<std::string> documents;  ///< the first and the last may be parts of one
+    TextPlace end;
+  };
+  /// The shard that begins at `begin`; `bytes` instead of shard_bytes. Where the last shard ended nothing is skipped,
+  /// so that compressed files are decompressed once. Throws DataError naming file and line for text that is not UTF-8
+  /// and for bad JSON lines. One thread.
+  Shard read(TextPlace begin, int64_t bytes);
+  Shard read(TextPlace begin) { return read(begin, options_.shard_bytes); }
+  bool is_end(TextPlace place) const noexcept { return place.file >= files_.size(); }
+
+  /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together.
+  /// Parts of JSON lines are left to training.
+  std::vector<std::string> validation() const;
+
+  /// Tells texts apart without reading them: sizes, beginnings and ends of the files, and the options.
+  ContentHash content() const;
+  struct FileContent {
+    std::filesystem::path path;
+    uint64_t bytes;
+    ContentHash ends;  ///< of its beginning and its end
+  };
+  /// The same of each file, without the options.
+  std::vector<FileContent> file_contents() const;
+  /// The same with the inodes of the files and the times of their last change, for what is kept in a cache. Every write
+  /// sets these times, and no program can set them back. They change with a rename or a chmod, too: then the text is
+  /// read again, but its tokens are still found by their content.
+  ContentHash identity() const;
+
+ private:
+  struct File {
+    std::filesystem::path path;
+    uint64_t bytes = 0;
+    uint64_t train_end = TextReader::kWhole;
+    bool has_json_lines = false;
+  };
+  void split_files();
+  TextReader& reader_at(TextPlace place);
+  void add_text(const File& file, uint64_t offset, std::string piece, bool goes_on,
+                std::vector<std::string>& documents) const;
+  void add_lines(const File& file, uint64_t offset, const std::string& piece,
+                 std::vector<std::string>& documents) const;
+
+  Options options_;
+  std::vector<File> files_;
+  std::unique_ptr<TextReader> reader_;
+  uint64_t reader_file_ = 0;
+};
+
+}  // namespace caravan

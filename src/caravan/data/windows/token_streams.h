@@ -1,0 +1,117 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/data/windows/streamed_text.h"
+#include "caravan/data/windows/token_file.h"
+
+namespace caravan {
+
+/// What is known of a shard once it has been tokenized.
+struct ShardRecord {
+  ContentHash content;  ///< of its token file
+  int64_t num_tokens = 0;
+  TextPlace end;
+  bool is_last = false;
+};
+
+/// The texts of a run as token files in the cache, one for each shard. They are made in the background while the run
+/// goes on, a few shards ahead of those that were asked for. The record of a shard is kept in the cache, too: a resumed
+/// run does not tokenize the shards before its place again.
+///
+/// One process of a host builds. The others with the same cache read its files: they are told the records, and never
+/// wait or look at the texts.
+class TokenStreams {
+ public:
+  struct Text {
+    StreamedText text;
+    std::string name;  ///< for errors
+  };
+  struct Options {
+    std::filesystem::path cache;
+    std::optional<int64_t> cache_limit_bytes{};
+    bool builds = true;
+    int64_t num_ahead = 4;  ///< shards that are built before anybody asks for them
+  };
+  TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options);
+  /// Cancels what is being built.
+  ~TokenStreams();
+  TokenStreams(const TokenStreams&) = delete;
+  TokenStreams& operator=(const TokenStreams&) = delete;
+
+  size_t size() const noexcept { return texts_.size(); }
+  const std::string& name(size_t text) const { return texts_[text].name; }
+  /// What tells the text from others: see StreamedText::content.
+  ContentHash content(size_t text) const { return texts_[text].content; }
+
+  /// What tells each file of a text from others: see StreamedText::file_contents.
+  std::vector<StreamedText::FileContent> file_contents(size_t text) const { return texts_[text].text.file_contents(); }
+  bool builds() const noexcept { return options_.builds; }
+
+  /// The record of a shard, which follows one that is not the last. Any thread. A process that builds waits until the
+  /// shard has been tokenized. It throws what that has thrown, now and in every later call, and what `observer` throws.
+  /// One that does not build throws ResourceError if it has not been told the record.
+  ShardRecord record(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
+  /// The same, and its tokens. A process that builds makes them again if the cache has removed them; one that does not
+  /// throws ResourceError if they are not in its cache.
+  TokenFile open(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
+
+  /// The records that are new since the last call, for the processes that do not build.
+  std::string take_new_records();
+  /// Adds what take_new_records() has returned in the process that is first; a process that builds keeps its own.
+  void add_records(const std::string& records);
+
+  /// How many shards of a text are known to this process.
+  int64_t num_known(size_t text) const;
+
+ private:
+  struct Progress {
+    StreamedText text;
+    std::string name;
+    ContentHash content;
+    ContentHash identity;
+    std::vector<ShardRecord> records{};
+    size_t num_taken = 0;              ///< of the records, by take_new_records()
+    int64_t wanted = -1;               ///< the furthest that was asked for
+    std::optional<int64_t> removed{};  ///< asked for, but its tokens are no longer in the cache
+    /// Keeps the cache from removing what is ahead of the run, and what was built again until it is opened.
+    std::map<int64_t, std::vector<std::shared_ptr<const CacheLock>>> in_use{};
+  };
+  struct Work {
+    size_t text;
+    int64_t shard;
+  };
+  class Cancel;
+
+  void run();
+  std::optional<Work> next_work();
+  void build(const Work& work);
+  ShardRecord tokenize(const Work& work, TextPlace begin);
+  void wait(std::unique_lock<std::mutex>& lock, DataObserver& observer);
+  std::optional<TokenFile> find_tokens(const ShardRecord& record) const;
+  std::filesystem::path record_path(const Work& work) const;
+  std::filesystem::path tokens_path(const ShardRecord& record) const;
+
+  std::vector<Progress> texts_;
+  const Tokenizer tokenizer_;
+  const Options options_;
+  CacheTrimmer trimmer_;      ///< of the thread that builds
+  mutable std::mutex mutex_;  ///< of records, wanted, removed, in_use and what follows
+  std::condition_variable changed_;
+  bool is_cancelled_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace caravan

@@ -1,0 +1,188 @@
+#include "caravan/engine/flat/flat.h"
+
+#include <map>
+#include <utility>
+
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/engine/groups.h"
+
+namespace caravan {
+namespace {
+
+/// The shape of the local piece of a leaf. Its layout may name part of an axis, on which it is whole.
+std::vector<int64_t> leaf_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
+  std::vector<Layout::Entry> entries;
+  for (const auto& [axis, placement] : leaf.entries()) {
+    if (placement.is_shard()) entries.emplace_back(axis, placement);
+  }
+  return local_box(parameter.global_shape(), Layout(std::move(entries)), mesh, parameter.name()).size;
+}
+
+/// How one axis cuts the leaf buffer of a bucket: major axes are cut first.
+struct Level {
+  MeshAxis axis;
+  std::vector<int64_t> counts;  ///< elements of each coordinate
+  size_t last = 0;              ///< the coordinate that holds the last row so far
+};
+
+/// One parameter's stretch of the part of a leaf buffer that this rank has left.
+struct Stretch {
+  int64_t rows = 0;
+  int64_t row = 1;  ///< elements
+  int64_t gap = 0;  ///< elements after the last row
+  int64_t count() const noexcept { return rows * row + gap; }
+};
+
+std::vector<int64_t> rows_of_coordinates(const Placement& shard, int64_t rows, const Level& level,
+                                         const Parameter& parameter) {
+  // Sizes are those at this rank's coordinates of the major axes.
+  return shard.sizes().empty() ? shard.split(rows, level.axis.size(), parameter.name()) : shard.sizes();
+}
+
+/// Cuts the stretch of `parameter` at `level`: counts what each coordinate gets, leaves what this one gets.
+void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter& parameter) {
+  const std::vector<int64_t> rows = rows_of_coordinates(shard, stretch.rows, level, parameter);
+  size_t last = level.last;
+  for (size_t k = 0; k < rows.size(); ++k) {
+    if (rows[k] == 0) continue;
+    if (shard.dim() != 0 || k < level.last) {
+      throw LayoutError({"flat", parameter.name(),
+                         fmt::format("rests {} on axis {}: its group is not one contiguous part for each coordinate",
+                                     shard.to_string(), level.axis.name()),
+                         level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
+    }
+    level.counts[k] += rows[k] * stretch.row;
+    last = k;
+  }
+  level.last = last;
+  if (stretch.rows > 0) level.counts[last] += stretch.gap;
+  const auto coord = static_cast<size_t>(level.axis.coord());
+  if (stretch.rows == 0 || coord != last) stretch.gap = 0;
+  stretch.rows = rows[coord];
+}
+
+void check_rest(const Parameter& parameter, const Layout& rest, const Mesh& mesh) {
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (axis.size() == 1 || !rest.has(axis.name())) continue;
+    const Placement& placement = rest[axis.name()];
+    if (placement.is_shard() || placement.is_invariant()) continue;
+    throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
+                       mesh.where(), "parameters rest in I or S"});
+  }
+}
+
+}  // namespace
+
+int64_t Slot::rest_count() const noexcept { return c10::multiply_integers(rest_shape); }
+int64_t Slot::leaf_count() const noexcept { return c10::multiply_integers(leaf_shape); }
+
+bool Bucket::reduces_in_place() const noexcept {
+  for (const FlatCell& cell : reduce) {
+    if (cell.to.is_shard()) return false;
+  }
+  return true;
+}
+
+FlatLayout::FlatLayout(const Strategy& strategy, const Mesh& mesh) {
+  const Groups groups = groups_of(strategy, mesh);
+  units_ = groups.units;
+  const int num_units = static_cast<int>(strategy.units.size());
+  std::vector<int> order;
+  for (int group = num_units; group-- > 0;) order.push_back(group);
+  for (int group = num_units; group < static_cast<int>(groups.parameters.size()); ++group) order.push_back(group);
+  for (const bool is_trained : {true, false}) {
+    for (const int group : order) {
+      for (const auto& parameters : by_way(groups.parameters[static_cast<size_t>(group)], strategy, mesh)) {
+        if (parameters.front()->requires_grad() == is_trained) place_bucket(parameters, group, strategy, mesh);
+      }
+    }
+    if (is_trained) trained_count_ = count_;
+  }
+}
+
+void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy,
+                              const Mesh& mesh) {
+  const ParameterLayouts& example = layouts_of(strategy, *parameters.front());
+  const std::vector<AxisMove> fill = fill_moves(example, mesh);
+  Bucket bucket{.index = static_cast<int>(buckets_.size()),
+                .group = group,
+                .is_trained = parameters.front()->requires_grad(),
+                .first_slot = slots_.size(),
+                .num_slots = parameters.size(),
+                .rest_offset = count_,
+                .keeps_leaf = keeps_leaves(strategy.leaf_memory) && !fill.empty()};
+  bucket.keeps_version = bucket.keeps_leaf && strategy.leaf_memory == LeafMemory::versions;
+  bucket.rests_in_leaf = bucket.keeps_leaf && !bucket.keeps_version && strategy.leaf_dtype == at::kFloat;
+  bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
+  const bool follows = !buckets_.empty() && !bucket.is_apart() && !buckets_.back().is_apart() &&
+                       buckets_.back().is_at_rest() == fill.empty();
+  if (!follows) ++run_;
+  std::map<std::string, Level> levels;
+  for (const AxisMove& move : fill) {
+    const MeshAxis& axis = mesh[move.axis];
+    levels.emplace(move.axis, Level{axis, std::vector<int64_t>(static_cast<size_t>(axis.size()), 0)});
+  }
+  for (Parameter* parameter : parameters) {
+    const ParameterLayouts& layouts = layouts_of(strategy, *parameter);
+    Slot slot{.parameter = parameter, .bucket = bucket.index};
+    slot.rest_shape = local_box(parameter->global_shape(), layouts.rest, mesh, parameter->name()).size;
+    slot.leaf_shape = leaf_shape_of(*parameter, layouts.leaf, mesh);
+    slot.leaf_offset = bucket.leaf_count;
+    const int64_t count = slot.leaf_count();
+    Stretch stretch{.gap = aligned(count) - count};
+    stretch.rows = slot.leaf_shape.empty() ? 1 : slot.leaf_shape.front();
+    stretch.row = stretch.rows == 0 ? 0 : count / stretch.rows;
+    bucket.leaf_count += stretch.count();
+    const std::vector<AxisMove> moves = fill_moves(layouts, mesh);
+    for (auto move = moves.rbegin(); move != moves.rend(); ++move) {  // major axes first
+      cut(stretch, levels.at(move->axis), move->from, *parameter);
+    }
+    slot.rest_offset = bucket.rest_offset + bucket.rest_count;
+    bucket.rest_count += stretch.count();
+    check_rest(*parameter, layouts.rest, mesh);
+    const Range range{.offset = slot.rest_offset, .count = stretch.count(), .decays = parameter->spec().decays};
+    if (bucket.is_trained && range.count > 0) add_range(range);
+    index_.emplace(parameter, slots_.size());
+    slots_.push_back(std::move(slot));
+  }
+  for (const AxisMove& move : fill) {
+    bucket.fill.push_back({mesh[move.axis], move.from, move.to, levels.at(move.axis).counts});
+    bucket.own_offset += bucket.fill.back().before();
+  }
+  for (const AxisMove& move : reduce_moves(example, mesh)) {
+    const auto level = levels.find(move.axis);
+    bucket.reduce.push_back(
+        {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
+  }
+  count_ = bucket.rest_offset + aligned(bucket.rest_count);
+  if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero: no one need leave it out
+    ranges_.back().count += count_ - bucket.rest_offset - bucket.rest_count;
+  }
+  buckets_.push_back(std::move(bucket));
+}
+
+void FlatLayout::add_range(Range range) {
+  if (std::exchange(run_of_range_, run_) == run_) {
+    Range& before = ranges_.back();
+    if (before.offset + before.count == range.offset && before.decays == range.decays) {
+      before.count += range.count;
+      return;
+    }
+  }
+  ranges_.push_back(range);
+}
+
+at::Tensor FlatLayout::view(const at::Tensor& flat, const Parameter& parameter) const {
+  const Slot& at = slot(parameter);
+  return flat.narrow(0, at.rest_offset, at.rest_count()).view(at.rest_shape);
+}
+
+at::Tensor FlatLayout::view(const FlatMemory& flat, const Parameter& parameter) const {
+  const Slot& at = slot(parameter);
+  return flat.narrow(at.rest_offset, at.rest_count()).view(at.rest_shape);
+}
+
+}  // namespace caravan

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/engine/flat/flat.h"
+#include "caravan/engine/flat/pool.h"
+#include "caravan/engine/gradients/transfer.h"
+#include "caravan/engine/stages/exchange.h"
+
+namespace caravan {
+
+/// A tensor on a storage of its own that has no memory.
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
+/// Takes the memory of such a tensor away: reading it throws `reason`.
+void take_away(const at::Tensor& tensor, const std::string& reason);
+
+/// Gives the leaves of a bucket the memory of `buffer`, in which they lie at Slot::leaf_offset.
+void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer);
+
+/// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
+/// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
+/// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
+class Leaves {
+ public:
+  /// Sets rest and leaf of every parameter. A tensor that a parameter has as its leaf already keeps its identity. All
+  /// outlive this.
+  Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  ~Leaves();
+  Leaves(const Leaves&) = delete;
+  Leaves& operator=(const Leaves&) = delete;
+
+  /// Kept leaves are filled by `exchange` instead of gathers; null: by gathers.
+  void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
+
+  /// Throws UsageError if a leaf has other memory than this gave it.
+  void check_memory() const;
+  /// Gives the leaves at rest and in copies the values at rest, if these may have changed.
+  void refresh();
+  /// Starts to fill the leaves of a group; no-op if they are there. wait() before they are used.
+  void gather(int group);
+  void wait(int group);
+  void free(int group);
+  at::ScalarType dtype() const noexcept { return dtype_; }
+  bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
+  bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
+
+ private:
+  struct Group {
+    bool is_gathered = false;
+    bool is_there = true;
+    std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they are there
+    std::vector<TransferQueue::Ticket> transfers;
+  };
+  void make_leaf(const Slot& slot, const Bucket& bucket);
+  TransferQueue::Ticket fill(const Bucket& bucket, const at::Tensor& buffer);
+  void copy(const Bucket& bucket);
+  void take_memory(const Bucket& bucket);
+  void tell_change(const Bucket& bucket);
+  at::Tensor at_rest(const Bucket& bucket) const;
+
+  FlatState& state_;
+  const Strategy& strategy_;
+  BufferPool& pool_;
+  TransferQueue& transfers_;
+  StepExchange* exchange_ = nullptr;
+  at::ScalarType dtype_;
+  int64_t version_ = -1;
+  std::vector<const c10::StorageImpl*> storages_;  ///< of the leaves, by slot
+  std::vector<Group> groups_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,118 @@
+#include <algorithm>
+
+#include "caravan/base/error.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/engine/gradients/gradient_sums.h"
+#include "caravan/module/mixed_add.h"
+
+namespace caravan {
+namespace {
+
+bool take_the_same_way(const Bucket& a, const Bucket& b) {
+  return std::equal(a.reduce.begin(), a.reduce.end(), b.reduce.begin(), b.reduce.end(),
+                    [](const FlatCell& x, const FlatCell& y) { return x.axis == y.axis && x.to == y.to; });
+}
+
+}  // namespace
+
+void GradientSums::fold(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  count_path(own.is_folded ? "gradients added to a sum" : "gradients copied to a sum");
+  const at::Tensor sum = kept(bucket);
+  own.is_folded ? add_mixed(sum, own.sums) : void(sum.copy_(own.sums));
+  own.is_folded = true;
+  own.sums = at::Tensor();
+}
+
+at::Tensor GradientSums::on_wire(const at::Tensor& values) const {
+  if (values.scalar_type() == wire_dtype_) return values;
+  return pool_.take(values.numel(), wire_dtype_).copy_(values);
+}
+
+TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool is_last) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
+  // What accumulates at rest is added there; the first reduction of a step writes.
+  const bool adds = own.is_reduced;
+  count_path(adds ? "gradients added at rest" : "gradients written at rest");
+  const bool is_apart = adds || at_rest.scalar_type() != wire_dtype_;
+  const at::Tensor target = is_apart ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
+  const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
+  own.sums = at::Tensor();  // the transfer has it
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  const auto is_shard = [](const FlatCell& cell) { return cell.to.is_shard(); };
+  const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
+  TransferStages stages;
+  int64_t begin = 0;
+  for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
+    if (!cell->to.is_shard()) {
+      if (cell > last && !is_last) break;  // what adds up at rest is summed over replicas once a step
+      if (cell < last) throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
+      reduce_at_rest(stages, *cell, bucket);
+      continue;
+    }
+    const int64_t whole = cell->whole();
+    const at::Tensor in = sums.narrow(0, begin, whole);
+    begin += cell->before();
+    const at::Tensor out = cell == last ? target : sums.narrow(0, begin, cell->own());
+    if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
+    if (cell != last || !is_apart) continue;
+    stages.add_local([at_rest, target, adds] { adds ? add_mixed(at_rest, target) : void(at_rest.copy_(target)); });
+  }
+  return transfers_.add(std::move(stages));
+}
+
+void GradientSums::reduce_at_rest(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
+  const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
+  const bool is_cast = at_rest.scalar_type() != wire_dtype_;
+  const at::Tensor wire = is_cast ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  if (is_cast) stages.add_local([at_rest, wire] { wire.copy_(at_rest); });
+  add_all_reduce(stages, cell, wire, bucket.rest_offset, what);
+  if (is_cast) stages.add_local([at_rest, wire] { at_rest.copy_(wire); });
+}
+
+void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
+                                  const std::string& what) const {
+  if (strategy_.hook == nullptr || cell.axis.name() != strategy_.hook_axis) {
+    stages.add([cell, part, &what] { return start(cell, part, part, what); });
+    return;
+  }
+  if (part.numel() == 0) return;  // on every rank of the axis: of another stage
+  GradientRange range{.axis = cell.axis, .values = part, .offset = offset};
+  for (const Slot& slot : state_.layout.slots()) {
+    const int64_t begin = slot.rest_offset - offset;
+    if (begin < 0 || begin + slot.rest_count() > part.numel() || slot.rest_count() == 0) continue;
+    range.pieces.push_back({slot.parameter->name(), begin, slot.rest_shape});
+  }
+  strategy_.hook->reduce(range, stages);
+}
+
+void GradientSums::add_to_run(const Bucket& bucket) {
+  // By the order of buckets, not by offsets: a rank may hold nothing of one in between.
+  const bool follows = run_ != nullptr && bucket.index == run_last_ + 1 && take_the_same_way(*run_, bucket);
+  if (!follows) start_run();
+  if (run_ == nullptr) run_ = &bucket;
+  run_last_ = bucket.index;
+  run_count_ = bucket.rest_offset + bucket.rest_count - run_->rest_offset;
+  const int64_t enough =
+      is_first_run_ ? std::min(strategy_.first_bucket_bytes, strategy_.bucket_bytes) : strategy_.bucket_bytes;
+  if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= enough) start_run();
+}
+
+void GradientSums::start_run() {
+  if (run_ == nullptr) return;
+  count_path(is_first_run_ ? "first bucket of gradients" : "later bucket of gradients");
+  const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
+  const at::Tensor part = run_->reduce.empty() ? range : on_wire(range);
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;
+  TransferStages stages;
+  for (const FlatCell& cell : run_->reduce) add_all_reduce(stages, cell, part, run_->rest_offset, what);
+  if (!part.is_same(range)) stages.add_local([range, part] { range.copy_(part); });
+  transfers_.add(std::move(stages));
+  run_ = nullptr;
+  run_count_ = 0;
+  is_first_run_ = false;
+}
+
+}  // namespace caravan

@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/tensor.h"
+#include "caravan/formats/checkpoint/checkpoint.h"
+#include "caravan/formats/checkpoint/shard_copy.h"
+#include "caravan/formats/checkpoint/verify.h"
+#include "caravan/formats/safetensors/safetensors.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& fact) {
+  throw DataError(
+      {"checkpoint", path.string(), fact, "", "the checkpoint is damaged: use an older one of the same run"});
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape) + "]"; }
+
+/// "a, b, c and 9 more".
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  const std::vector<std::string> shown(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
+  return names.size() <= kShown ? join(shown) : fmt::format("{} and {} more", join(shown), names.size() - kShown);
+}
+
+}  // namespace
+
+struct CheckpointReader::Shards {
+  std::map<std::string, SafetensorsFile> open;
+
+  const SafetensorsFile& get(const fs::path& folder, const std::string& file) {
+    const auto found = open.find(file);
+    if (found != open.end()) return found->second;
+    return open.emplace(file, SafetensorsFile(folder / file)).first->second;
+  }
+};
+
+CheckpointReader::CheckpointReader(const fs::path& folder)
+    : folder_(folder), manifest_(Manifest::read(folder)), shards_(std::make_unique<Shards>()) {}
+
+CheckpointReader::~CheckpointReader() = default;
+
+std::span<const std::byte> CheckpointReader::bytes_of(const std::string& name, const ManifestTensor& tensor,
+                                                      const ManifestPiece& piece) {
+  const SafetensorsFile& shard = shards_->get(folder_, piece.file);
+  const SafetensorsEntry& entry = shard.at(name);
+  if (safetensors_name(entry.dtype) != tensor.dtype || entry.shape != piece.box.size) {
+    refuse(shard.path(),
+           fmt::format("holds {} as {} {}, but the manifest says {} {}", name, safetensors_name(entry.dtype),
+                       shape_text(entry.shape), tensor.dtype, shape_text(piece.box.size)));
+  }
+  return shard.bytes(name);
+}
+
+void CheckpointReader::verify(Communicator& world) const { verify_files(folder_, manifest_.files, world); }
+
+void CheckpointReader::check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted) {
+  std::vector<std::string> missing, unexpected, other_shape;
+  std::set<std::string> names;
+  for (const auto& [name, shape] : wanted) {
+    names.insert(name);
+    const auto found = manifest_.tensors.find(name);
+    if (found == manifest_.tensors.end()) {
+      missing.push_back(name);
+    } else if (found->second.shape != shape) {
+      other_shape.push_back(fmt::format("{} {} (wanted {})", name, shape_text(found->second.shape), shape_text(shape)));
+    }
+  }
+  for (const auto& [name, tensor] : manifest_.tensors) {
+    if (!names.contains(name)) unexpected.push_back(name);
+  }
+  std::vector<std::string> facts;
+  if (!missing.empty()) facts.push_back("lacks " + some_of(missing));
+  if (!unexpected.empty()) facts.push_back("has, unexpected, " + some_of(unexpected));
+  if (!other_shape.empty()) facts.push_back("has in another shape " + some_of(other_shape));
+  if (!facts.empty()) {
+    throw DataError({"checkpoint", folder_.string(), join(facts, "; "), "",
+                     "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});
+  }
+  for (const auto& [name, tensor] : manifest_.tensors) {
+    for (const ManifestPiece& piece : tensor.pieces) bytes_of(name, tensor, piece);
+  }
+}
+
+void CheckpointReader::read(const std::string& name, const Box& box, at::Tensor out) {
+  const auto found = manifest_.tensors.find(name);
+  if (found == manifest_.tensors.end()) refuse(folder_, "lacks " + name);
+  const ManifestTensor& tensor = found->second;
+  const std::string dtype(safetensors_name(to_dtype(out.scalar_type())));
+  if (tensor.dtype != dtype) {
+    throw DataError({"checkpoint", name, fmt::format("is {}, not {}", tensor.dtype, dtype), folder_.string(),
+                     "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});
+  }
+  const std::span<std::byte> target(static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<size_t>(out.nbytes()));
+  for (const ManifestPiece& piece : tensor.pieces) {
+    if (!overlaps(piece.box, box)) continue;  // its shard need not be opened
+    copy_overlap(piece.box, bytes_of(name, tensor, piece), box, target, static_cast<int64_t>(out.element_size()));
+  }
+}
+
+}  // namespace caravan

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "caravan/formats/huggingface/hf_config.h"
+
+namespace caravan {
+
+/// The text in which a checkpoint keeps the config of its model, also of one that transformers does not have: the
+/// config.json of the same model without experts, and in a member `moe` all settings of those.
+std::string config_text(const ModelConfig& config, const SpecialTokens& tokens = {});
+
+/// The config that config_text wrote, or a config.json. Its special tokens are those of parse_special_tokens. Throws
+/// DataError like parse_huggingface_config.
+ModelConfig parse_config_text(std::string_view json, std::string_view file);
+
+}  // namespace caravan

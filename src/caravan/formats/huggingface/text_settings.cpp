@@ -1,0 +1,65 @@
+#include "caravan/formats/huggingface/text_settings.h"
+
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/system/file.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+const char* const kGenerationConfig = "generation_config.json";
+const char* const kTokenizerConfig = "tokenizer_config.json";
+const char* const kTextFiles[] = {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json",
+                                  "chat_template.jinja"};
+
+std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
+  nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", context}};
+  if (const auto end = tokenizer.end_of_text()) {
+    // Only a token that its text identifies: the bytes of others need not even be UTF-8.
+    const std::string text(tokenizer.token_bytes(*end));
+    if (tokenizer.id_of(text) == end) config["eos_token"] = text;
+  }
+  return config.dump(2) + "\n";
+}
+
+}  // namespace
+
+GenerationConfig TextSettings::generation() const {
+  const auto file = files.find(kGenerationConfig);
+  return file == files.end() ? GenerationConfig{} : parse_generation_config(file->second, kGenerationConfig);
+}
+
+SpecialTokens special_tokens(const Tokenizer& tokenizer) {
+  SpecialTokens tokens;
+  if (const auto end = tokenizer.end_of_text()) {
+    tokens.begin = *end;
+    tokens.end = {*end};
+  }
+  return tokens;
+}
+
+std::map<std::string, std::string> read_text_files(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const char* name : kTextFiles) {
+    std::error_code error;
+    if (fs::exists(folder / name, error)) files[name] = MappedFile(folder / name, "import").text();
+  }
+  return files;
+}
+
+void write_text_files(const fs::path& folder, const std::map<std::string, std::string>& files,
+                      const Tokenizer& tokenizer, int64_t context) {
+  for (const char* name : kTextFiles) {
+    std::error_code error;
+    if (!files.contains(name)) fs::remove(folder / name, error);
+    if (error) throw_file_error("export", folder / name, "cannot be removed", error.value());
+  }
+  for (const auto& [name, content] : files) write_file_durably(folder / name, content, "export");
+  if (!files.contains(kTokenizerConfig)) {
+    write_file_durably(folder / kTokenizerConfig, tokenizer_config(tokenizer, context), "export");
+  }
+}
+
+}  // namespace caravan

@@ -1,0 +1,271 @@
+#include "caravan/formats/peft/peft_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/json_reader.h"
+#include "caravan/base/system/file.h"
+#include "caravan/formats/huggingface/hf_rows.h"
+#include "caravan/formats/safetensors/safetensors.h"
+#include "caravan/nn/lora.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+using PeftJson = nlohmann::ordered_json;  // of several patterns that match a layer, PEFT takes the first
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kWeight = ".weight";
+
+[[noreturn]] void refuse_adapter(const fs::path& file, const std::string& fact, const std::string& action) {
+  throw DataError({"adapter", file.string(), fact, "", action});
+}
+
+std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+PeftJson read_adapter_json(const fs::path& file) {
+  std::error_code error;
+  if (!fs::exists(file, error)) {
+    refuse_adapter(file, "no such file", "name a folder that PEFT's save_pretrained wrote");
+  }
+  const MappedFile mapped(file, "adapter");
+  check_json_depth(mapped.text(), file.string(), "adapter");
+  PeftJson root = PeftJson::parse(mapped.text(), nullptr, false);
+  if (!root.is_object()) {
+    refuse_adapter(file,
+                   "is not a JSON object that can be read: it is damaged, or has a number that JSON does not have",
+                   "restore the file");
+  }
+  return root;
+}
+
+/// The value of a key for a message.
+std::string shown(const PeftJson& root, const char* key) {
+  const auto found = root.find(key);
+  return found == root.end() ? "missing" : found->dump(-1, ' ', false, PeftJson::error_handler_t::replace);
+}
+
+/// What may be set to anything: it says how the adapters were trained or which layers have one, which the tensors show.
+constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
+                               "target_modules", "exclude_modules", "lora_dropout", "layers_pattern",
+                               "layers_to_transform", "megatron_core", "loftq_config", "eva_config", "corda_config",
+                               "lora_ga_config", "qalora_group_size", "runtime_config", "peft_version",
+                               "ensure_weight_tying",
+                               // Only says how the base stores its weights.
+                               "fan_in_fan_out"};
+/// What is read below.
+constexpr std::array kRead{"peft_type",        "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
+                           "init_lora_weights"};
+
+bool is_set(const PeftJson& value) {
+  if (value.is_null()) return false;
+  if (value.is_boolean()) return value.get<bool>();
+  return !value.empty() && value != "none" && value != "";
+}
+
+/// What would make the adapters compute something else than W x + scale B A x. That a key is not known is no reason to
+/// ignore it: later versions of PEFT have other methods.
+void refuse_other_methods(const PeftJson& root, const fs::path& file) {
+  if (shown(root, "peft_type") != "\"LORA\"") {
+    refuse_adapter(file, "peft_type is " + shown(root, "peft_type"), "only \"LORA\" is supported");
+  }
+  for (const auto& [key, value] : root.items()) {
+    if (std::ranges::find(kNoMatter, key) != kNoMatter.end() || std::ranges::find(kRead, key) != kRead.end()) continue;
+    if (is_set(value)) {
+      refuse_adapter(file, fmt::format("sets {} to {}", key, shown(root, key.c_str())),
+                     "train without it, or remove the key if it does not change what the adapters compute");
+    }
+  }
+}
+
+/// Some ways to start move a part of the base's weights into the adapters: they fit what remains of the base alone.
+void refuse_other_base(const PeftJson& root, const fs::path& file) {
+  const auto found = root.find("init_lora_weights");
+  if (found == root.end() || found->is_boolean() || found->is_null()) return;
+  constexpr std::array kKeepTheBase{"gaussian", "eva", "orthogonal"};
+  if (std::ranges::any_of(kKeepTheBase, [&](const char* name) { return *found == name; })) return;
+  refuse_adapter(
+      file,
+      fmt::format("init_lora_weights is {}: such adapters change the weights of their base, or are of a kind "
+                  "that is not known",
+                  shown(root, "init_lora_weights")),
+      "save them with PEFT's save_pretrained(.., path_initial_model_for_weight_conversion=..), which makes "
+      "them adapters of the base as it was, or merge them into their own base");
+}
+
+/// Their layer that a tensor is the factor A or B of; nothing for another name.
+std::optional<std::pair<std::string, char>> parse_tensor(std::string_view name) {
+  if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
+  for (const char factor : {'A', 'B'}) {
+    const std::string ending = fmt::format(".lora_{}{}", factor, kWeight);
+    if (name.ends_with(ending)) return std::pair(std::string(name.substr(0, name.size() - ending.size())), factor);
+  }
+  return std::nullopt;
+}
+
+double positive(const PeftJson& value, const std::string& what, const fs::path& file) {
+  const double number = value.is_number() ? value.get<double>() : 0;
+  // In fp32, in which adapters are added.
+  if (number > 0 && number <= std::numeric_limits<float>::max()) return number;
+  refuse_adapter(file,
+                 fmt::format("{} is not a number above 0 that fp32 has: {}", what,
+                             value.dump(-1, ' ', false, PeftJson::error_handler_t::replace)),
+                 "restore the file");
+}
+
+double number(const PeftJson& root, const char* key, const fs::path& file) {
+  const auto found = root.find(key);
+  return positive(found == root.end() ? PeftJson() : *found, key, file);
+}
+
+/// The value of the first pattern that names the layer or its end, else `absent`.
+double by_pattern(const PeftJson& root, const char* key, const std::string& layer, double absent,
+                  const fs::path& file) {
+  const auto patterns = root.find(key);
+  if (patterns == root.end() || patterns->is_null()) return absent;
+  if (!patterns->is_object()) refuse_adapter(file, fmt::format("{} is not an object", key), "restore the file");
+  for (const auto& [pattern, value] : patterns->items()) {
+    if (pattern.find_first_of("*+?[]()|^$\\{}") != std::string::npos) {
+      refuse_adapter(file, fmt::format("{} has the regular expression '{}'", key, pattern), "name the layers");
+    }
+    const double own = positive(value, fmt::format("{} of '{}'", key, pattern), file);
+    if (layer == pattern || layer.ends_with("." + pattern)) return own;
+  }
+  return absent;
+}
+
+bool flag(const PeftJson& root, const char* key, const fs::path& file) {
+  const auto found = root.find(key);
+  if (found == root.end() || found->is_null()) return false;
+  if (!found->is_boolean()) {
+    refuse_adapter(file, fmt::format("{} is {}", key, shown(root, key)), "give true or false");
+  }
+  return found->get<bool>();
+}
+
+/// Names of our layers, as short as they can be: "query" where all blocks have it.
+std::vector<std::string> short_names(const std::set<std::string>& layers, const ModelConfig& model) {
+  std::vector<std::string> names;
+  std::set<std::string> done;
+  for (const LinearShape& layer : linear_layers(model)) {
+    if (!layers.contains(layer.name)) continue;
+    const std::string ending = layer.name.substr(layer.name.find('.', layer.name.find('.') + 1) + 1);
+    const auto count = std::ranges::count_if(layers, [&](const auto& name) { return name.ends_with("." + ending); });
+    const std::string name = count == model.layers ? ending : layer.name;
+    if (done.insert(name).second) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
+  TensorShapes shapes;
+  for (const LinearShape& layer : linear_layers(config)) {
+    shapes[layer.name + std::string(kWeight)] = {layer.out, layer.in};
+  }
+  const auto without_weight = [](const std::string& name) { return name.substr(0, name.size() - kWeight.size()); };
+  std::vector<PeftLayer> layers;
+  for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
+    PeftLayer layer{without_weight(row.theirs.front()), {}};
+    for (const std::string& ours : row.ours) layer.ours.push_back(without_weight(ours));
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+std::string peft_tensor(const std::string& theirs, char factor) {
+  return fmt::format("{}{}.lora_{}{}", kPrefix, theirs, factor, kWeight);
+}
+
+PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
+  const fs::path file = folder / kPeftConfig;
+  const PeftJson root = read_adapter_json(file);
+  refuse_other_methods(root, file);
+  refuse_other_base(root, file);
+  const bool has_root = flag(root, "use_rslora", file);
+  const auto scale = [&](double alpha, double rank) { return alpha / (has_root ? std::sqrt(rank) : rank); };
+  const double r = number(root, "r", file);
+  const double alpha = number(root, "lora_alpha", file);
+
+  std::map<std::string, std::vector<std::string>> known;
+  for (const PeftLayer& layer : peft_layers(model)) known[layer.theirs] = layer.ours;
+  const SafetensorsFile weights(folder / kPeftWeights);
+  PeftConfig config{.lora = {.rank = 0, .targets = {}}, .layers = {}};
+  std::set<std::string> ours;
+  for (const auto& [name, entry] : weights.tensors()) {
+    const auto parsed = parse_tensor(name);
+    if (!parsed || !known.contains(parsed->first)) {
+      refuse_adapter(weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
+                     "use adapters of this model's linear layers alone");
+    }
+    const auto& [theirs, factor] = *parsed;
+    if (entry.shape.size() != 2 || !weights.has(peft_tensor(theirs, factor == 'A' ? 'B' : 'A'))) {
+      refuse_adapter(weights.path(), fmt::format("{} is not a matrix, or lacks its other factor", name),
+                     "restore the file");
+    }
+    if (factor != 'A') continue;
+    const int64_t rank = entry.shape.front();
+    const double wanted = by_pattern(root, "rank_pattern", theirs, r, file);
+    if (static_cast<double>(rank) != wanted) {
+      refuse_adapter(weights.path(), fmt::format("{} has rank {}, but {} says {}", name, rank, kPeftConfig, wanted),
+                     "restore the two files: they are not of one adapter");
+    }
+    config.lora.rank = std::max(config.lora.rank, rank);
+    config.layers.push_back(
+        {theirs, scale(by_pattern(root, "alpha_pattern", theirs, alpha, file), static_cast<double>(rank))});
+    ours.insert(known[theirs].begin(), known[theirs].end());
+  }
+  if (ours.empty()) refuse_adapter(weights.path(), "has no adapter", "name a folder that PEFT's save_pretrained wrote");
+  config.lora.alpha = scale(alpha, r) * static_cast<double>(config.lora.rank);
+  config.lora.targets = short_names(ours, model);
+  return config;
+}
+
+std::string peft_config(const ModelConfig& config, const std::string& base_model) {
+  const LoraConfig& lora = config.lora;
+  std::set<std::string> adapted;
+  for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
+  const std::vector<PeftLayer> layers = peft_layers(config);
+  std::vector<std::string> targets;
+  nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), alphas = ranks;
+  for (const PeftLayer& layer : layers) {
+    const auto parts = std::ranges::count_if(layer.ours, [&](const auto& name) { return adapted.contains(name); });
+    if (parts == 0) continue;
+    targets.push_back(layer.theirs);
+    if (parts == 1) continue;  // else one adapter with the ranks of all
+    ranks[layer.theirs] = parts * lora.rank;
+    alphas[layer.theirs] = static_cast<double>(parts) * lora.alpha;
+  }
+  std::set<std::string> endings;
+  for (const std::string& target : targets) endings.insert(last_name(target));
+  const auto num_such =
+      std::ranges::count_if(layers, [&](const PeftLayer& layer) { return endings.contains(last_name(layer.theirs)); });
+  // By their last names, as people write them, if these mean the same layers.
+  if (num_such == static_cast<int64_t>(targets.size())) targets.assign(endings.begin(), endings.end());
+  const nlohmann::ordered_json root{{"peft_type", "LORA"},
+                                    {"task_type", "CAUSAL_LM"},
+                                    {"base_model_name_or_path", base_model},
+                                    {"r", lora.rank},
+                                    {"lora_alpha", lora.alpha},
+                                    {"lora_dropout", 0.0},
+                                    {"target_modules", targets},
+                                    {"rank_pattern", ranks},
+                                    {"alpha_pattern", alphas},
+                                    {"fan_in_fan_out", config.kind == ModelKind::gpt2},
+                                    {"bias", "none"},
+                                    {"inference_mode", true}};
+  return root.dump(2) + "\n";
+}
+
+}  // namespace caravan

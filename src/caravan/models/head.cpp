@@ -1,0 +1,41 @@
+#include "caravan/models/head.h"
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/nn/linear.h"
+#include "caravan/nn/norm.h"
+#include "caravan/nn/ops.h"
+#include "caravan/nn/product/product.h"
+
+namespace caravan {
+
+at::Tensor Logits::forward(const at::Tensor& input, const ForwardContext& context) {
+  static const OpType kType{"bsf,vf->bsv", "", {{0}, {1}}};
+  at::Tensor logits = linear(input, weight_);
+  record_layout(context, kType, logits, {input, weight_}, name());
+  return logits;
+}
+
+Head::Head(const ModelConfig& config, Parameter* tied)
+    : norm_(config.kind == ModelKind::gpt2
+                ? static_cast<Layer&>(register_module<LayerNorm>("norm", config.width, config.norm_epsilon))
+                : register_module<RmsNorm>("norm", config.width, config.norm_epsilon)),
+      weight_(tied != nullptr ? share_parameter(*tied)
+                              : register_parameter("weight", {.shape = {config.vocabulary, config.width},
+                                                              .init = {Init::Kind::normal, kInitStd},
+                                                              .decays = true})),
+      logits_(register_module<Logits>("logits", weight_)),
+      loss_(register_module<CrossEntropy>("loss", weight_)) {}
+
+Tensors Head::forward(Tensors inputs, const ForwardContext& context) {
+  if (inputs.empty() || inputs.size() > 2) {
+    throw InternalError(
+        {"head", name(), fmt::format("takes a stream and perhaps labels, got {}", inputs.size()), "", ""});
+  }
+  const at::Tensor x = norm_(inputs[0], context);
+  if (inputs.size() == 2) return loss_.run({x, inputs[1]}, context);
+  return {logits_(x, context)};
+}
+
+}  // namespace caravan

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "caravan/module/module.h"
+#include "caravan/nn/config.h"
+#include "caravan/nn/loss/cross_entropy.h"
+
+namespace caravan {
+
+/// The projection of hidden states to the vocabulary: x [.., width] -> [.., vocabulary]. Shares its weight.
+class Logits final : public Layer {
+ public:
+  explicit Logits(Parameter& weight) : weight_(share_parameter(weight)) {}
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  Parameter& weight_;
+};
+
+/// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]},
+/// those of the child "logits"; {stream, labels} -> {loss}, a scalar: that of the child "loss". Both have one weight.
+class Head final : public Module {
+ public:
+  /// `tied`: the token embedding's weight, or null for a weight of its own.
+  Head(const ModelConfig& config, Parameter* tied);
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
+
+ private:
+  Layer& norm_;
+  Parameter& weight_;  ///< [vocabulary, width]
+  Logits& logits_;
+  CrossEntropy& loss_;
+};
+
+}  // namespace caravan

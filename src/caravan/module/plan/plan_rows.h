@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "caravan/module/plan/plan.h"
+
+namespace caravan {
+
+/// What the rows of a plan say about one model. The layouts of parameters and of the model's inputs name each of the
+/// plan's axes; those of a module's inputs and outputs the axes that change.
+struct PlanRows {
+  struct OfParameter {
+    Layout rest;
+    Layout leaf;
+    Layout compute;
+    bool operator==(const OfParameter&) const noexcept = default;
+    /// "tp=I, leaf tp=R, compute tp=P": a level that differs from the one before.
+    std::string to_string() const;
+  };
+  struct OfModule {
+    std::vector<std::optional<Layout>> inputs;
+    std::vector<std::optional<Layout>> outputs;
+  };
+  std::map<std::string, OfParameter> parameters;  ///< every one of the model
+  std::map<std::string, OfModule> modules;        ///< every one of the model
+  std::vector<Layout> inputs;                     ///< of the model
+};
+
+/// Throws as apply().
+PlanRows resolve_rows(const Plan& plan, Module& model, const Mesh& mesh, size_t num_inputs);
+
+}  // namespace caravan

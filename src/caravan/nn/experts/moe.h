@@ -1,0 +1,28 @@
+#pragma once
+
+#include "caravan/nn/dropout.h"
+#include "caravan/nn/experts/experts.h"
+#include "caravan/nn/experts/router.h"
+#include "caravan/nn/linear.h"
+
+namespace caravan {
+
+/// A mixture of experts (MoeConfig) in place of an MLP: the experts that "router" chooses for each token, and "shared",
+/// an MLP for all of them, whose output "shared_gate" may scale. Feed: the MLP of the model's kind.
+template <class Feed>
+class Moe final : public Layer {
+ public:
+  explicit Moe(const ModelConfig& config);
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  Router& router_;
+  Experts& experts_;
+  Layer* shared_ = nullptr;
+  Linear* shared_gate_ = nullptr;
+  Dropout& dropout_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,271 @@
+#include "caravan/nn/loss/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/module/path.h"
+#include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/loss/loss_chunks.h"
+#include "caravan/nn/ops.h"
+#include "caravan/nn/product/product.h"
+
+namespace caravan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+void check_labels(const at::Tensor& labels, int64_t vocabulary) {
+  const int64_t* label = labels.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < labels.numel(); ++t) {
+    if (label[t] == kIgnoredLabel || (label[t] >= 0 && label[t] < vocabulary)) continue;
+    throw DataError({"cross_entropy", "",
+                     fmt::format("label {} of token {} is outside of the vocabulary of {}", label[t], t, vocabulary),
+                     "", fmt::format("use the model's tokenizer; {} marks a token without a target", kIgnoredLabel)});
+  }
+}
+
+/// What a forward computes beside the loss, and how.
+struct CrossEntropyTask {
+  double scale = 1;
+  bool grad_hidden = false;
+  PendingGradient::SharePtr share{};  ///< null: the weight needs no gradient
+  int64_t vocabulary = 0;             ///< global
+  RowReduction* reduction = nullptr;
+  int64_t first_row = 0;
+
+  bool has_gradient() const { return grad_hidden || share != nullptr; }
+};
+
+/// What is known of the tokens of a chunk, a row each of [3, tokens], fp64; what ranks reduce is rounded first.
+struct Statistics {
+  explicit Statistics(const at::Tensor& logits)
+      : all(at::empty({3, logits.size(0)}, logits.options().dtype(at::kDouble))), tokens(logits.size(0)) {}
+  double& largest(int64_t token) const { return at(0, token); }
+  double& sum(int64_t token) const { return at(1, token); }     ///< of exp(logit - largest)
+  double& picked(int64_t token) const { return at(2, token); }  ///< the label's logit
+  double loss(int64_t token) const { return std::log(sum(token)) + largest(token) - picked(token); }
+
+  /// Rows [first, first + count), reduced over the ranks in `type`.
+  template <class Reduce>
+  void reduce(int64_t first, int64_t count, at::ScalarType type, Reduce reduce) const {
+    at::Tensor rows = all.narrow(0, first, count).to(type, /*non_blocking=*/false, /*copy=*/true);
+    reduce(rows);
+    all.narrow(0, first, count).copy_(rows);
+  }
+
+  at::Tensor all;
+  int64_t tokens;
+
+ private:
+  double& at(int64_t row, int64_t token) const { return all.mutable_data_ptr<double>()[row * tokens + token]; }
+};
+
+/// A chunk of logits, of the rows of the vocabulary that are here, from `first_row` on.
+template <class T>
+class Chunk {
+ public:
+  Chunk(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task)
+      : is_meta_(logits.is_meta()),
+        data_(is_meta_ ? nullptr : data_of<T>(logits)),
+        labels_(is_meta_ ? nullptr : labels.const_data_ptr<int64_t>()),
+        columns_(logits.size(1)),
+        task_(task),
+        statistics_(logits) {}
+
+  double whole_loss() {
+    for_each_row([&](int64_t t) {
+      find_largest(t);
+      find_sums(t);
+      write_gradient(t);
+    });
+    return loss();
+  }
+  double split_loss(at::ScalarType type) {
+    for_each_row([&](int64_t t) { find_largest(t); });
+    statistics_.reduce(0, 1, type, [&](at::Tensor& rows) { task_.reduction->max(rows); });
+    for_each_row([&](int64_t t) { find_sums(t); });
+    statistics_.reduce(1, 2, type, [&](at::Tensor& rows) { task_.reduction->sum(rows); });
+    for_each_row([&](int64_t t) { write_gradient(t); });
+    return loss();
+  }
+
+ private:
+  template <class Visit>
+  void for_each_row(Visit visit) const {
+    if (is_meta_) return;
+    const int64_t grain = 1 + (int64_t{1} << 15) / std::max<int64_t>(columns_, 1);
+    at::parallel_for(0, statistics_.tokens, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) visit(t);
+    });
+  }
+  T* row(int64_t t) const { return data_ + t * columns_; }
+  bool has_target(int64_t t) const { return labels_[t] != kIgnoredLabel; }
+  bool is_here(int64_t t) const {
+    return has_target(t) && labels_[t] >= task_.first_row && labels_[t] < task_.first_row + columns_;
+  }
+  void find_largest(int64_t t) const {
+    statistics_.largest(t) = has_target(t) ? kernels::row_max(row(t), columns_) : 0;
+  }
+  void find_sums(int64_t t) const {
+    statistics_.sum(t) = 0;
+    statistics_.picked(t) = 0;
+    if (!has_target(t)) return;
+    if (is_here(t)) statistics_.picked(t) = kernels::element(row(t), labels_[t] - task_.first_row);
+    statistics_.sum(t) = kernels::row_exponentials(row(t), columns_, statistics_.largest(t), task_.has_gradient());
+  }
+  void write_gradient(int64_t t) const {
+    if (!task_.has_gradient()) return;
+    if (!has_target(t)) {
+      std::fill_n(row(t), columns_, T{});
+      return;
+    }
+    kernels::row_softmax(row(t), columns_, statistics_.largest(t), task_.scale / statistics_.sum(t));
+    if (!is_here(t)) return;
+    kernels::set_element(row(t), labels_[t] - task_.first_row, (std::exp(-statistics_.loss(t)) - 1) * task_.scale);
+  }
+  double loss() const {
+    double sum = 0;
+    if (is_meta_) return sum;
+    for (int64_t t = 0; t < statistics_.tokens; ++t) sum += has_target(t) ? statistics_.loss(t) : 0;
+    return sum;
+  }
+
+  bool is_meta_;
+  T* data_;
+  const int64_t* labels_;
+  int64_t columns_;
+  const CrossEntropyTask& task_;
+  Statistics statistics_;
+};
+
+/// Returns the loss of a chunk of rows. If a gradient is wanted, overwrites the logits with it.
+double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task) {
+  double loss = 0;
+  with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {
+    Chunk<decltype(tag)> chunk(logits, labels, task);
+    loss = task.reduction == nullptr ? chunk.whole_loss() : chunk.split_loss(compute_type(logits.scalar_type()));
+  });
+  return loss;
+}
+
+struct FusedCrossEntropy : Function<FusedCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden_in, const at::Tensor& weight,
+                            const at::Tensor& labels_in, const CrossEntropyTask& task) {
+    ctx->set_materialize_grads(false);
+    if (task.share != nullptr) ctx->saved_data["share"] = c10::IValue::make_capsule(task.share);
+    const at::Tensor hidden = hidden_in.reshape({-1, weight.size(1)});
+    at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
+    at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
+    loss.fill_(run(hidden, weight, labels_in.reshape({-1}).contiguous(), task, hidden_gradient) * task.scale);
+    ctx->save_for_backward({task.grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor()});
+    return loss;
+  }
+
+  /// Once the graph is released, the receiver of the hidden's gradient is its only owner.
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined()) return variable_list(4);
+    if (!grads[0].is_meta() && grads[0].item<double>() != 1) {
+      throw UsageError({"cross_entropy", "loss",
+                        fmt::format("its gradient is {}, but the weight's was computed for 1", grads[0].item<double>()),
+                        "", "scale the loss with ForwardContext::loss_scale"});
+    }
+    const auto share = ctx->saved_data.find("share");
+    if (share != ctx->saved_data.end() && ctx->needs_input_grad(1)) {
+      static_cast<PendingGradient::Share&>(*share->second.toCapsule()).deposit();
+    }
+    return {ctx->get_saved_variables()[0], {}, {}, {}};
+  }
+
+ private:
+  static constexpr int64_t kToldChunks = 64;
+
+  /// The loss, unscaled.
+  static double run(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                    const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
+    if (!labels.is_meta()) check_labels(labels, task.vocabulary);
+    const int64_t tokens = hidden.size(0);
+    const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);  // the same on ranks with other pieces
+    double loss = 0;
+    for (int64_t first = 0; first < tokens; first += chunk) {
+      // On meta tensors, of which there may be billions of rows, many chunks are like a few.
+      const bool is_told = labels.is_meta() && task.reduction == nullptr && first == kToldChunks * chunk;
+      if (is_told) first += (tokens - first - 1) / chunk * chunk;
+      const int64_t count = std::min(chunk, tokens - first);
+      const at::Tensor rows = hidden.narrow(0, first, count);
+      const at::Tensor targets = labels.narrow(0, first, count);
+      const at::Tensor logits = product(rows, weight);
+      loss += loss_of_rows(logits, targets, task);
+      if (task.grad_hidden) {
+        hidden_gradient.narrow(0, first, count).copy_(unrounded_product(logits, weight.t(), ProductKind::dx));
+      }
+      if (task.share != nullptr) task.share->add_product(logits.t(), rows.t());
+    }
+    const double factor = take_path(chunk < tokens ? "fused cross-entropy in chunks" : "fused cross-entropy");
+    if (factor != 1 && task.grad_hidden) hidden_gradient.mul_(factor);
+    if (task.reduction != nullptr) count_path("cross-entropy over a split vocabulary");
+    return loss * factor;
+  }
+};
+
+void check_shapes(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
+  const bool fits = weight.dim() == 2 && hidden.dim() >= 1 && hidden.size(-1) == weight.size(1) &&
+                    labels.sizes() == hidden.sizes().slice(0, hidden.dim() - 1) && labels.scalar_type() == at::kLong &&
+                    hidden.scalar_type() == weight.scalar_type();
+  if (fits) return;
+  throw ShapeError(
+      {"cross_entropy", "",
+       fmt::format("hidden [{}] {}, weight [{}] {} and labels [{}] {} do not fit", join(hidden.sizes()),
+                   c10::toString(hidden.scalar_type()), join(weight.sizes()), c10::toString(weight.scalar_type()),
+                   join(labels.sizes()), c10::toString(labels.scalar_type())),
+       "", "give hidden [.., width], weight [vocabulary, width] of its dtype, int64 labels [..]"});
+}
+
+}  // namespace
+
+CrossEntropy::CrossEntropy(Parameter& weight) : weight_(share_parameter(weight)), pending_(weight) {}
+
+void CrossEntropy::set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row) {
+  reduction_ = std::move(reduction);
+  first_row_ = first_row;
+}
+
+Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
+  static const OpType kType{"bsf,vf,bs->", "fv"};
+  static const OpType kSplitType{"bsf,vf,bs->", "f"};
+  if (inputs.size() != 2) {
+    throw InternalError(
+        {"cross_entropy", name(), fmt::format("takes hidden and labels, got {}", inputs.size()), "", ""});
+  }
+  const at::Tensor& hidden = inputs[0];
+  const at::Tensor& weight = weight_.compute();
+  check_device("cross_entropy", hidden);
+  check_shapes(hidden, weight, inputs[1]);
+  const bool records = at::GradMode::is_enabled();
+  const CrossEntropyTask task{
+      .scale = context.loss_scale,
+      .grad_hidden = records && hidden.requires_grad(),
+      .share = records && weight.requires_grad() ? pending_.begin() : PendingGradient::SharePtr(),
+      .vocabulary = reduction_ == nullptr ? weight.size(0) : weight_.global_shape()[0],
+      .reduction = reduction_.get(),
+      .first_row = first_row_};
+  at::Tensor loss = FusedCrossEntropy::apply(hidden, weight, inputs[1], task);
+  record_layout(context, reduction_ == nullptr ? kType : kSplitType, loss, {hidden, weight_, inputs[1]}, name());
+  if (reduction_ != nullptr && context.layouts != nullptr) {
+    context.layouts->set(loss, reduction_->reduced(context.layouts->of(loss, name())));
+  }
+  return {loss};
+}
+
+}  // namespace caravan

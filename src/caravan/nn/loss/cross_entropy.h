@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+
+#include "caravan/module/module.h"
+#include "caravan/nn/loss/ignored_label.h"
+#include "caravan/nn/pending_gradient.h"
+#include "caravan/nn/row_reduction.h"
+
+namespace caravan {
+
+/// loss_scale * sum over the tokens with a target of -log softmax(hidden weight^T)[label]. Fused, in chunks of tokens:
+/// only the logits of one chunk exist at a time, in the compute dtype. Statistics are fp32 (fp64 for fp64).
+///
+///   {hidden [.., width], labels [..] int64} -> {loss}, a scalar, fp32 (fp64 for fp64); 0 if no token has a target
+///   weight  [vocabulary, width], of the dtype of hidden: fp32, bf16 or fp64
+///   grad    of hidden and weight, if required: computed in forward, chunk by chunk. That of weight is summed in fp32,
+///           in one buffer for all forwards in flight (see PendingGradient). Not differentiable twice.
+///   throws  DataError for a label that is neither a row of weight nor kIgnoredLabel; ShapeError for shapes or dtypes
+///           that do not match; UsageError, in backward, for an incoming gradient other than 1
+class CrossEntropy final : public Module {
+ public:
+  explicit CrossEntropy(Parameter& weight);
+
+  /// The vocabulary is split over ranks, of which weight holds the rows from `first_row` on: maximum and sums of every
+  /// token's softmax are combined by `reduction`. Every rank then has the whole loss. Null: the vocabulary is whole.
+  void set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row);
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
+
+ private:
+  Parameter& weight_;
+  PendingGradient pending_;
+  std::shared_ptr<RowReduction> reduction_;
+  int64_t first_row_ = 0;
+};
+
+}  // namespace caravan

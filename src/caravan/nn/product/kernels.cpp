@@ -1,0 +1,273 @@
+#include "caravan/nn/product/kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "caravan/base/numeric/simd.h"
+#include "caravan/nn/product/kernel_math.h"
+
+namespace caravan::kernels {
+namespace {
+
+template <class T>
+struct Gelu {
+  using C = Compute<T>;
+  static constexpr C kSlope = static_cast<C>(2 * 0.79788456080286535588);  // 2 sqrt(2/pi)
+  static constexpr C kCubic = static_cast<C>(0.044715);
+
+  CARAVAN_INLINE void run(const T* x, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const C v = load(x[i]);
+      store(v * sigmoid(kSlope * (v + kCubic * v * v * v)), y[i]);
+    }
+  }
+};
+
+template <class T>
+struct GeluBackward {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(const T* dy, const T* x, T* dx, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const C v = load(x[i]);
+      const C square = v * v;
+      const C s = sigmoid(Gelu<T>::kSlope * (v + Gelu<T>::kCubic * square * v));
+      const C slope = s + v * s * (1 - s) * Gelu<T>::kSlope * (1 + 3 * Gelu<T>::kCubic * square);
+      store(load(dy[i]) * slope, dx[i]);
+    }
+  }
+};
+
+template <class T>
+struct Swiglu {
+  CARAVAN_INLINE void run(const T* gate, const T* up, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto g = load(gate[i]);
+      store(g * sigmoid(g) * load(up[i]), y[i]);
+    }
+  }
+};
+
+template <class T>
+struct SwigluBackward {
+  CARAVAN_INLINE void run(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto g = load(gate[i]);
+      const auto d = load(dy[i]);
+      const auto s = sigmoid(g);
+      store(d * load(up[i]) * s * (1 + g * (1 - s)), dgate[i]);
+      store(d * g * s, dup[i]);
+    }
+  }
+};
+
+template <class T>
+struct Multiply {
+  CARAVAN_INLINE void run(const T* x, const float* mask, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) store(load(x[i]) * static_cast<Compute<T>>(mask[i]), y[i]);
+  }
+};
+
+template <class T>
+struct Accumulate {
+  CARAVAN_INLINE void run(const T* x, Compute<T>* sum, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) sum[i] += load(x[i]);
+  }
+};
+
+template <class T>
+struct RmsNorm {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(const T* x, const T* weight, T* y, C* rstd, int64_t rows, int64_t width, double epsilon) {
+    for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
+      const double squares = sum_of<C>(width, [=](int64_t i) { return load(x[i]) * load(x[i]); });
+      const C r = static_cast<C>(1 / __builtin_sqrt(squares / static_cast<double>(width) + epsilon));
+      rstd[row] = r;
+      for (int64_t i = 0; i < width; ++i) store(load(x[i]) * r * load(weight[i]), y[i]);
+    }
+  }
+};
+
+template <class T>
+struct RmsNormBackward {
+  using C = Compute<T>;
+  /// `partial`: [width], zeros: dweight of these rows.
+  CARAVAN_INLINE void run(const T* dy, const T* x, const T* weight, const C* rstd, T* dx, C* partial, int64_t rows,
+                          int64_t width) {
+    for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width) {
+      const C r = rstd[row];
+      const double along = sum_of<C>(width, [=](int64_t i) { return load(dy[i]) * load(weight[i]) * load(x[i]); });
+      const C back = static_cast<C>(along / static_cast<double>(width)) * r * r;
+      for (int64_t i = 0; i < width; ++i) {
+        const C v = load(x[i]);
+        const C d = load(dy[i]);
+        partial[i] += d * v * r;
+        store(r * (d * load(weight[i]) - v * back), dx[i]);
+      }
+    }
+  }
+};
+
+template <class T>
+struct Rotate {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(const T* x, const C* cosine, const C* sine, T* y, int64_t heads, int64_t half, C sign) {
+    for (int64_t head = 0; head < heads; ++head, x += 2 * half, y += 2 * half) {
+      for (int64_t i = 0; i < half; ++i) {
+        const C a = load(x[i]);
+        const C b = load(x[i + half]);
+        const C s = sign * sine[i];
+        store(a * cosine[i] - b * s, y[i]);
+        store(b * cosine[i] + a * s, y[i + half]);
+      }
+    }
+  }
+};
+
+constexpr int64_t kStretch = 1024;
+
+template <class T>
+struct RowMax {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(const T* row, int64_t count, double* largest) {
+    if constexpr (sizeof(T) == sizeof(C)) {
+      *largest = max_of(row, count);
+    } else {
+      std::array<C, kStretch> stretch;
+      C most = -INFINITY;
+      for (int64_t first = 0; first < count; first += kStretch) {
+        const int64_t length = count - first < kStretch ? count - first : kStretch;
+        for (int64_t i = 0; i < length; ++i) stretch[i] = load(row[first + i]);
+        const C here = max_of(stretch.data(), length);
+        most = here > most ? here : most;
+      }
+      *largest = most;
+    }
+  }
+};
+
+template <class T>
+struct RowExponentials {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(T* row, int64_t count, double shift, bool keep, double* sum) {
+    const C largest = static_cast<C>(shift);
+    std::array<C, kStretch> stretch;
+    *sum = 0;
+    for (int64_t first = 0; first < count; first += kStretch) {
+      const int64_t length = count - first < kStretch ? count - first : kStretch;
+      C* exponentials = stretch.data();
+      if constexpr (sizeof(T) == sizeof(C)) exponentials = keep ? row + first : exponentials;
+      for (int64_t i = 0; i < length; ++i) exponentials[i] = exponential(load(row[first + i]) - largest);
+      *sum += sum_of<C>(length, [=](int64_t i) { return exponentials[i]; });
+    }
+  }
+};
+
+template <class T>
+struct RowSoftmax {
+  using C = Compute<T>;
+  CARAVAN_INLINE void run(T* row, int64_t count, double shift, double times) {
+    const C factor = static_cast<C>(times);
+    if constexpr (sizeof(T) == sizeof(C)) {
+      for (int64_t v = 0; v < count; ++v) row[v] *= factor;
+    } else {
+      const C largest = static_cast<C>(shift);
+      for (int64_t v = 0; v < count; ++v) store(exponential(load(row[v]) - largest) * factor, row[v]);
+    }
+  }
+};
+
+}  // namespace
+
+template <class T>
+void gelu(const T* x, T* y, int64_t count) {
+  simd::dispatch<Gelu<T>>(x, y, count);
+}
+template <class T>
+void gelu_backward(const T* dy, const T* x, T* dx, int64_t count) {
+  simd::dispatch<GeluBackward<T>>(dy, x, dx, count);
+}
+template <class T>
+void swiglu(const T* gate, const T* up, T* y, int64_t count) {
+  simd::dispatch<Swiglu<T>>(gate, up, y, count);
+}
+template <class T>
+void swiglu_backward(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t count) {
+  simd::dispatch<SwigluBackward<T>>(dy, gate, up, dgate, dup, count);
+}
+template <class T>
+void multiply(const T* x, const float* mask, T* y, int64_t count) {
+  simd::dispatch<Multiply<T>>(x, mask, y, count);
+}
+template <class T>
+void accumulate(const T* x, Compute<T>* sum, int64_t count) {
+  simd::dispatch<Accumulate<T>>(x, sum, count);
+}
+template <class T>
+void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon) {
+  simd::dispatch<RmsNorm<T>>(x, weight, y, rstd, rows, width, epsilon);
+}
+template <class T>
+void rms_norm_backward(const T* dy, const T* x, const T* weight, const Compute<T>* rstd, T* dx, double* dweight,
+                       int64_t rows, int64_t width) {
+  constexpr int64_t kStretch = 64;  // rows whose gradients of the weight are summed in the compute type
+  std::vector<Compute<T>> partial(static_cast<size_t>(width));
+  for (int64_t row = 0; row < rows; row += kStretch) {
+    std::fill(partial.begin(), partial.end(), 0);
+    const int64_t at = row * width;
+    simd::dispatch<RmsNormBackward<T>>(dy + at, x + at, weight, rstd + row, dx + at, partial.data(),
+                                       std::min(kStretch, rows - row), width);
+    for (int64_t i = 0; i < width; ++i) dweight[i] += partial[static_cast<size_t>(i)];
+  }
+}
+template <class T>
+void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
+            Compute<T> sign) {
+  simd::dispatch<Rotate<T>>(x, cosine, sine, y, heads, half, sign);
+}
+template <class T>
+double row_max(const T* row, int64_t count) {
+  double largest = -INFINITY;
+  if (count > 0) simd::dispatch<RowMax<T>>(row, count, &largest);
+  return largest;
+}
+template <class T>
+double row_exponentials(T* row, int64_t count, double largest, bool keep) {
+  double sum = 0;
+  simd::dispatch<RowExponentials<T>>(row, count, largest, keep, &sum);
+  return sum;
+}
+template <class T>
+void row_softmax(T* row, int64_t count, double largest, double factor) {
+  simd::dispatch<RowSoftmax<T>>(row, count, largest, factor);
+}
+template <class T>
+double element(const T* row, int64_t index) {
+  return load(row[index]);
+}
+template <class T>
+void set_element(T* row, int64_t index, double value) {
+  store(static_cast<Compute<T>>(value), row[index]);
+}
+
+#define CARAVAN_INSTANTIATE(T)                                                                                     \
+  template void gelu(const T*, T*, int64_t);                                                                       \
+  template void gelu_backward(const T*, const T*, T*, int64_t);                                                    \
+  template void swiglu(const T*, const T*, T*, int64_t);                                                           \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                                    \
+  template void multiply(const T*, const float*, T*, int64_t);                                                     \
+  template void accumulate(const T*, Compute<T>*, int64_t);                                                        \
+  template void rms_norm(const T*, const T*, T*, Compute<T>*, int64_t, int64_t, double);                           \
+  template void rms_norm_backward(const T*, const T*, const T*, const Compute<T>*, T*, double*, int64_t, int64_t); \
+  template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, Compute<T>);          \
+  template double row_max(const T*, int64_t);                                                                      \
+  template double row_exponentials(T*, int64_t, double, bool);                                                     \
+  template void row_softmax(T*, int64_t, double, double);                                                          \
+  template double element(const T*, int64_t);                                                                      \
+  template void set_element(T*, int64_t, double);
+CARAVAN_INSTANTIATE(float)
+CARAVAN_INSTANTIATE(double)
+CARAVAN_INSTANTIATE(Bf16)
+CARAVAN_INSTANTIATE(Fp16)
+
+}  // namespace caravan::kernels

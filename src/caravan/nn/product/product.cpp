@@ -1,0 +1,288 @@
+#include "caravan/nn/product/product.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/system/cache_folder.h"
+#include "caravan/base/system/processor.h"
+#include "caravan/base/text.h"
+#include "caravan/module/meta/product_workspace.h"
+#include "caravan/module/mixed_add.h"
+#include "caravan/module/path.h"
+#include "caravan/nn/deposit.h"
+
+/// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
+extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
+                                                     float alpha, const void* a, int lda, const void* b, int ldb,
+                                                     float beta, float* c, int ldc);
+
+namespace caravan {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// torch's entry to oneDNN's dense product. It is not among torch's C++ functions, only behind its dispatcher.
+using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                             c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+using OnednnProduct = c10::TypedOperatorHandle<Signature>;
+
+const std::optional<OnednnProduct>& onednn() {
+  static const std::optional<OnednnProduct> entry = []() -> std::optional<OnednnProduct> {
+    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!schema.has_value() || !schema->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+    return schema->typed<Signature>();
+  }();
+  return entry;
+}
+
+/// The choice in use. Texts and choices are never freed: readers hold no lock.
+class Choices {
+ public:
+  using Entry = std::pair<const std::string, ProductChoice>;
+
+  void use(const ProductChoice& choice) {
+    const std::lock_guard lock(mutex_);
+    in_use_ = &*entries_.emplace(to_text(choice), choice).first;
+  }
+  const Entry* in_use() const { return in_use_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, ProductChoice> entries_;
+  std::atomic<const Entry*> in_use_ = nullptr;
+};
+
+Choices& choices() {
+  static Choices* choices = new Choices;  // never destroyed: threads may multiply until the process ends
+  return *choices;
+}
+
+ProductChoice own_choice() {
+  const std::vector<ProductLibrary> available = available_product_libraries();
+  const std::string processor = processor_class();
+  ProductChoice choice = product_rule(processor, available);
+  choice = read_tuned_products(cache_folder(), processor, choice, available).value_or(choice);
+  const char* variable = std::getenv("CARAVAN_PRODUCTS");
+  return variable == nullptr ? choice : parse_product_choice(variable, choice, available);
+}
+
+const Choices::Entry& in_use() {
+  if (choices().in_use() == nullptr) choices().use(own_choice());
+  return *choices().in_use();
+}
+
+/// Whether the choice decides about a product of these operands on `rows` tokens.
+bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  if (a.is_cuda() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
+  const at::ScalarType type = a.scalar_type();
+  return type == at::kFloat || type == at::kHalf ||
+         (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
+}
+
+at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is
+
+at::Tensor multiply_by_torch(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
+}
+
+at::Tensor multiply_by_onednn(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
+  return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+/// As torch copies a matrix: what is transposed goes through a square of 60 columns.
+at::Tensor contiguous_on_meta(const at::Tensor& x) {
+  constexpr int64_t kSquare = 60;
+  const at::Tensor copy = x.contiguous();
+  if (!x.is_contiguous() && x.numel() >= kSquare * kSquare) at::empty({kSquare, kSquare}, x.options());
+  return copy;
+}
+
+/// A product of meta tensors, with the memory that the call takes for one of others.
+at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                        const ProductCall& call) {
+  const at::Tensor result = multiply_by_torch(a, b, bias);
+  if (result.numel() > 0 && a.numel() > 0) product_workspace(a, b, bias, call);
+  return result;
+}
+
+/// a b^T + bias, as chosen: in fp32.
+at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                              ProductKind kind) {
+  const at::Tensor x = widened(a), w = widened(b);
+  const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
+  if (in_use().second.library(kind) != ProductLibrary::onednn) return multiply_by_torch(x, w, wide_bias);
+  if (a.is_meta()) return multiply_dry(contiguous_on_meta(x), w, wide_bias, &multiply_by_onednn);
+  return multiply_by_onednn(x, w, wide_bias);
+}
+
+/// "product dx by onednn", "product forward by torch of BFloat16".
+std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
+  const bool is_fp32 = a.scalar_type() == at::kFloat;
+  const std::string_view library = chosen ? name(in_use().second.library(kind)) : "torch";
+  return fmt::format("product {} by {}{}", name(kind), library,
+                     is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
+}
+
+/// a b^T + bias: as chosen, or as autograd has it for at::linear.
+at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                    ProductKind kind) {
+  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16;  // torch has oneDNN multiply such
+  const at::Tensor result = chosen        ? multiply_as_chosen(a, b, bias, kind)
+                            : is_dry_half ? multiply_dry(a, b, bias, &multiply_by_torch)
+                                          : multiply_by_torch(a, b, bias);
+  if (PathLog::current() != nullptr) take_path(path_of(chosen, a, kind), result);
+  return result;
+}
+
+void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
+  if (is_empty) {
+    sum.copy_(summand);
+  } else {
+    add_mixed(sum, summand);
+  }
+}
+
+/// sum (+)= a b^T of transposed bf16 matrices in fp32 arithmetic, without widening them. False if it cannot be.
+bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
+  const bool is_bf16 = a.scalar_type() == at::kBFloat16 && b.scalar_type() == at::kBFloat16;
+  const bool fits = is_bf16 && !a.is_cuda() && a.t().is_contiguous() && b.t().is_contiguous() && sum.is_contiguous() &&
+                    sum.scalar_type() == at::kFloat && a.numel() > 0 && b.numel() > 0;
+  const bool is_chosen = in_use().second.library(ProductKind::dw) == ProductLibrary::mkl;
+  if (cblas_gemm_bf16bf16f32 == nullptr || !is_chosen || !fits) return false;
+  if (sum.is_meta()) return true;
+  constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
+  const auto m = static_cast<int>(a.size(0));
+  const auto n = static_cast<int>(b.size(0));
+  const auto k = static_cast<int>(a.size(1));
+  cblas_gemm_bf16bf16f32(kRowMajor, kTransposed, kPlain, m, n, k, 1, a.const_data_ptr(), m, b.const_data_ptr(), n,
+                         is_empty ? 0 : 1, sum.mutable_data_ptr<float>(), n);
+  return true;
+}
+
+void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
+                    ProductKind kind) {
+  if (PathLog* paths = PathLog::current()) {
+    const double factor = paths->take(path_of(chosen, a, kind) + " into a sum");
+    if (factor != 1) {
+      const PathScope uncounted(nullptr);
+      return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind) * factor);
+    }
+  }
+  if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
+  const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
+  const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();
+  if (!is_blas || !is_wide) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
+  const auto operand = [&](const at::Tensor& x) { return chosen ? widened(x) : x; };
+  if (is_empty) {
+    at::mm_out(sum, operand(a), operand(b).t());
+  } else {
+    sum.addmm_(operand(a), operand(b).t());
+  }
+}
+
+/// sum (+)= the sum of the rows of dy, which is not rounded to bf16.
+void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
+  if (is_empty) {
+    at::sum_out(sum, dy, at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type());
+  } else {
+    sum.add_(dy.sum(at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type()));
+  }
+}
+
+/// x w^T + b. Flattened inside: autograd would pay for each view.
+struct LinearFunction : Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& w,
+                            const std::optional<at::Tensor>& b, Parameter& weight, Parameter* bias) {
+    std::vector<int64_t> shape = input.sizes().vec();
+    shape.pop_back();
+    const int64_t rows = c10::multiply_integers(shape);
+    shape.push_back(w.size(0));
+    const at::Tensor x = input.reshape({rows, w.size(1)});
+    const bool chosen = is_chosen(x, w, rows);
+    will_deposit(ctx, {&weight, bias});
+    ctx->save_for_backward({input, w.detach()});
+    return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type()).view(shape);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list gradients(5);
+    if (!grads[0].defined()) return gradients;
+    const variable_list saved = ctx->get_saved_variables();
+    const int64_t rows = c10::multiply_integers(saved[0].sizes().slice(0, saved[0].dim() - 1));
+    const at::Tensor x = saved[0].detach().reshape({rows, saved[0].size(-1)});
+    const bool chosen = is_chosen(x, saved[1], rows);
+    const at::Tensor dy = grads[0].reshape({rows, saved[1].size(0)}).contiguous();
+    if (ctx->needs_input_grad(0)) {
+      gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(x.scalar_type());
+      gradients[0] = gradients[0].view(saved[0].sizes());
+    }
+    deposit_later(
+        ctx,
+        [=](at::Tensor& sum, bool is_empty) { add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
+        [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  return multiply(is_chosen(a, b, a.size(0)), a, b, std::nullopt, kind);
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  return unrounded_product(a, b, kind).to(a.scalar_type());
+}
+
+void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  add_product_to(is_chosen(a, b, a.size(0)), sum, is_empty, a, b, kind);
+}
+
+at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
+  const at::Tensor& w = weight.compute();
+  if (x.dim() < 1 || w.dim() != 2 || x.size(-1) != w.size(1) || x.scalar_type() != w.scalar_type()) {
+    throw ShapeError({"linear", weight.name(),
+                      fmt::format("x [{}] {} and weight [{}] {}", join(x.sizes()), c10::toString(x.scalar_type()),
+                                  join(w.sizes()), c10::toString(w.scalar_type())),
+                      "", "use the same width and dtype for both"});
+  }
+  const auto b = bias != nullptr ? std::optional(bias->compute()) : std::nullopt;
+  return LinearFunction::apply(x, w, b, weight, bias);
+}
+
+std::vector<ProductLibrary> available_product_libraries() {
+  std::vector<ProductLibrary> libraries;
+  if (onednn().has_value()) libraries.push_back(ProductLibrary::onednn);
+  libraries.push_back(at::hasMKL() ? ProductLibrary::mkl : ProductLibrary::blas);
+  return libraries;
+}
+
+std::string chosen_products() { return to_text(own_choice()); }
+
+void use_products(const std::string& text) {
+  choices().use(parse_product_choice(text, own_choice(), available_product_libraries()));
+}
+
+const std::string& products_in_use() { return in_use().first; }
+ProductChoice product_choice_in_use() { return in_use().second; }
+
+}  // namespace caravan

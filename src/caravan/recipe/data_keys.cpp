@@ -1,0 +1,131 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+#include "caravan/recipe/key_kinds.h"
+
+namespace caravan {
+namespace {
+
+// Gives a field of the recipe, for reading and writing.
+#define FIELD(member) \
+  [](Recipe & recipe) -> auto& { return recipe.member; }
+
+/// One path or a list of them. `may_be_empty`: "" and [] name none.
+RecipeKey paths(KeyName name, std::string help, Field<std::vector<std::string>> field, bool may_be_empty) {
+  return {std::move(name), std::move(help),
+          [field](const Recipe& recipe) -> RecipeValue {
+            const std::vector<std::string>& all = field(const_cast<Recipe&>(recipe));  // NOLINT: only read
+            if (all.size() == 1) return all.front();
+            if (all.empty()) return std::string();
+            return all;
+          },
+          [field, may_be_empty](Recipe& recipe, const RecipeValue& value) -> std::string {
+            std::vector<std::string> all;
+            if (const auto* one = std::get_if<std::string>(&value)) {
+              all = {*one};
+            } else if (const auto* many = std::get_if<std::vector<std::string>>(&value)) {
+              all = *many;
+            } else {
+              return is_not(value, "a path or a list of paths");
+            }
+            if (may_be_empty && all == std::vector<std::string>{""}) all.clear();
+            const bool has_empty = std::ranges::find(all, "") != all.end();
+            if (has_empty || (all.empty() && !may_be_empty)) return "names no file";
+            field(recipe) = all;
+            return "";
+          }};
+}
+
+RecipeKey data_sources() {
+  return {{"data.sources", OnResume::content, AcrossRanks::differ},
+          "a mixture in place of data.text: [{path = \"a.txt\", weight = 3}, {path = \"b\"}]; [] : none",
+          [](const Recipe& recipe) -> RecipeValue { return recipe.data.sources; },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* texts = std::get_if<std::vector<std::string>>(&value);
+            const bool is_empty = texts != nullptr && texts->empty();
+            const auto* sources = std::get_if<std::vector<DataSource>>(&value);
+            if (sources == nullptr && !is_empty) {
+              return is_not(value, "a list of {path = \"FILE\", weight = NUMBER}");
+            }
+            for (const DataSource& source : is_empty ? std::vector<DataSource>{} : *sources) {
+              if (source.path.empty()) return "names no file";
+              if (source.weight > 0 && source.weight <= 1e9) continue;
+              return fmt::format("the weight of {} is {}, must be above 0 and at most 1e9", source.path, source.weight);
+            }
+            recipe.data.sources = is_empty ? std::vector<DataSource>{} : *sources;
+            return "";
+          }};
+}
+
+RecipeKey data_tokenizer() {
+  return {{"data.tokenizer", OnResume::content, AcrossRanks::differ},
+          "\"bytes\", the path of a tokenizer.json, or {train = 1024}: one trained on the text",
+          [](const Recipe& recipe) -> RecipeValue {
+            if (recipe.data.tokenizer.empty()) return TrainTokenizer{recipe.data.trained_vocabulary};
+            return recipe.data.tokenizer;
+          },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            if (const auto* train = std::get_if<TrainTokenizer>(&value)) {
+              const std::string wrong = out_of({257, 1 << 20}, static_cast<double>(train->vocabulary));
+              if (!wrong.empty()) return wrong;
+              recipe.data.tokenizer.clear();
+              recipe.data.trained_vocabulary = train->vocabulary;
+            } else if (const auto* path = std::get_if<std::string>(&value); path != nullptr && !path->empty()) {
+              recipe.data.tokenizer = *path;
+            } else {
+              return is_not(value, "\"bytes\", a path, or {train = VOCABULARY}");
+            }
+            return "";
+          }};
+}
+
+}  // namespace
+
+std::vector<RecipeKey> data_keys() {
+  return {
+      only_with(
+          paths({"data.text", OnResume::content, AcrossRanks::differ},
+                "text or JSON lines: a file, a folder, a pattern such as \"texts/*.jsonl.gz\", or a list",
+                FIELD(data.text), false),
+          [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
+      data_sources(),
+      only_with(
+          boolean({"data.streaming", OnResume::history},
+                  "tokenize the text while training goes on: for texts larger than memory", FIELD(data.streaming)),
+          [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
+      choice({"data.format", OnResume::content},
+             "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
+             FIELD(data.format), {"text", "chat"}),
+      only_with(
+          text({"data.chat_template", OnResume::content, AcrossRanks::differ},
+               "a file with the chat template; \"\": that of the tokenizer's folder", FIELD(data.chat_template)),
+          [](const Recipe& recipe) { return recipe.data.has_chats(); }, "is used with data.format = \"chat\" only"),
+      text({"data.field", OnResume::content},
+           "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
+           FIELD(data.field)),
+      boolean({"data.skip_bad_lines", OnResume::content},
+              "leave out JSON lines that lack the field or are not JSON; else they are errors",
+              FIELD(data.skip_bad_lines)),
+      paths({"data.validation", OnResume::content, AcrossRanks::differ},
+            "text of its own for validation; \"\": a part of each file", FIELD(data.validation), true),
+      only_with(
+          real({"data.validation_fraction", OnResume::content},
+               "the part of each file, its end, that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
+          [](const Recipe& recipe) { return recipe.data.validation.empty(); }, "is not used with data.validation"),
+      data_tokenizer(),
+      choice({"data.pack", OnResume::history}, "documents that share a sequence see each other, or each only itself",
+             FIELD(data.pack), {"none", "documents"}),
+      only_with(
+          choice({"data.positions", OnResume::history},
+                 "positions in a packed document: restart from 0, or continue along the sequence",
+                 FIELD(data.positions), {"restart", "continue"}),
+          [](const Recipe& recipe) { return recipe.data.packs_documents(); },
+          "is used with data.pack = \"documents\" only"),
+  };
+}
+
+#undef FIELD
+
+}  // namespace caravan

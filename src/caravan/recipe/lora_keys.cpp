@@ -1,0 +1,37 @@
+#include <algorithm>
+
+#include "caravan/recipe/key_kinds.h"
+
+namespace caravan {
+namespace {
+
+RecipeKey with_adapters(RecipeKey key) {
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.model.lora.is_used(); },
+      "is used with lora.rank above 0, or with lora.adapter, only");
+}
+
+// Gives a field of the adapters, for reading and writing.
+#define FIELD(member) \
+  [](Recipe & recipe) -> auto& { return recipe.model.lora.member; }
+
+}  // namespace
+
+std::vector<RecipeKey> lora_keys() {
+  return {
+      integer({"lora.rank", OnResume::shape},
+              "rank of the adapters, which then alone are trained; 0: none, all weights are trained", FIELD(rank),
+              {0, 1 << 16}),
+      with_adapters(
+          real({"lora.alpha", OnResume::function}, "adapters count alpha / rank times", FIELD(alpha), {1e-6, 1e6})),
+      with_adapters(texts({"lora.targets", OnResume::shape},
+                          "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
+      text(
+          {"lora.adapter", OnResume::free}, "start with the adapters of this folder, in PEFT's format; \"\": new ones",
+          [](Recipe & recipe) -> auto& { return recipe.train.adapter; }),
+  };
+}
+
+#undef FIELD
+
+}  // namespace caravan

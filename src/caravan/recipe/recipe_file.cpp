@@ -1,0 +1,272 @@
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/unicode/utf8.h"
+#include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/recipe/init_from.h"
+#include "caravan/recipe/recipe_key.h"
+#include "caravan/recipe/recipe_value.h"
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+namespace {
+
+/// Where a value was given: a file and line, or an override.
+struct Source {
+  std::string name;
+  bool is_override = false;
+  std::string at(const toml::node& node) const {
+    return is_override ? "--set " + name : fmt::format("{}:{}", name, node.source().begin.line);
+  }
+};
+
+[[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& where,
+                         const std::string& action) {
+  throw UsageError({.op = "recipe", .subject = key, .fact = fact, .where = where, .action = action});
+}
+
+void apply(Recipe& recipe, const std::string& name, const toml::node& node, const Source& source) {
+  std::vector<std::string> names;
+  for (const RecipeKey& key : recipe_keys()) {
+    names.push_back(key.name);
+    if (key.name != name) continue;
+    std::string wrong;
+    const auto value = read_value(node, wrong);
+    if (value) wrong = key.set(recipe, *value);
+    if (!wrong.empty()) {
+      refuse(name, wrong, source.at(node), fmt::format("{}; the default is {}", key.help, to_toml(key.get(Recipe()))));
+    }
+    recipe.locations[name] = source.at(node);
+    return;
+  }
+  // The same word in another section is a better guess than a similar word in this one.
+  const std::string word = name.substr(name.find('.'));
+  for (const std::string& other : names) {
+    if (other.ends_with(word)) refuse(name, "no such key", source.at(node), "the nearest is " + other);
+  }
+  refuse(name, "no such key", source.at(node), "the nearest is " + nearest(name, names));
+}
+
+/// Refuses a key that is not in a section.
+void refuse_without_section(const std::string& name, const toml::node& node, const Source& source) {
+  for (const RecipeKey& key : recipe_keys()) {
+    const size_t dot = key.name.find('.');
+    if (key.name.substr(dot + 1) == name)
+      refuse(name, "is outside of any section", source.at(node), "put it under [" + key.name.substr(0, dot) + "]");
+  }
+}
+
+void apply_table(Recipe& recipe, const toml::table& table, const Source& source) {
+  std::set<std::string> sections;
+  for (const RecipeKey& key : recipe_keys()) sections.insert(key.name.substr(0, key.name.find('.')));
+  const std::vector<std::string> names(sections.begin(), sections.end());
+  for (const auto& [section, node] : table) {
+    const std::string name(section.str());
+    if (!sections.contains(name) && !node.is_table()) refuse_without_section(name, node, source);
+    if (!sections.contains(name))
+      refuse("[" + name + "]", "no such section", source.at(node), "the nearest is [" + nearest(name, names) + "]");
+    const auto* keys = node.as_table();
+    if (keys == nullptr)
+      refuse(name, "is a section, not a value", source.at(node), "write [" + name + "] and its keys below");
+    for (const auto& [key, value] : *keys) apply(recipe, name + "." + std::string(key.str()), value, source);
+  }
+}
+
+/// Line `number` of `text`, counted from 1.
+std::string line_of(const std::string& text, size_t number) {
+  std::istringstream lines(text);
+  std::string line;
+  for (size_t i = 0; i < number; ++i) std::getline(lines, line);
+  return line;
+}
+
+/// The word after '=' if it is nothing but a word, which TOML takes for a broken number or boolean.
+std::string bare_word(const std::string& line) {
+  const size_t equals = line.find('=');
+  if (equals == std::string::npos) return "";
+  const std::string value = line.substr(equals + 1, line.find('#') - equals - 1);
+  std::istringstream words(value);
+  std::string word;
+  std::string more;
+  if (!(words >> word) || words >> more || std::isalpha(static_cast<unsigned char>(word.front())) == 0) return "";
+  return word.find_first_of("\"'[]{}") == std::string::npos ? word : "";
+}
+
+toml::table parse(const std::string& text, const std::string& source) {
+  try {
+    return toml::parse(text, source);
+  } catch (const toml::parse_error& error) {
+    const auto line = static_cast<size_t>(error.source().begin.line);
+    const std::string where = fmt::format("{}:{}", source, line);
+    const std::string word = bare_word(line_of(text, line));
+    if (!word.empty()) {
+      refuse("", fmt::format("{} is not a value of TOML", word), where,
+             fmt::format("write a number, true, false, or text in quotes: \"{}\"", word));
+    }
+    refuse("", std::string(error.description()), where, "correct the TOML of this line");
+  }
+}
+
+void apply_override(Recipe& recipe, const std::string& override) {
+  const size_t equals = override.find('=');
+  if (equals == std::string::npos || override.substr(0, equals).find('.') == std::string::npos) {
+    refuse(override, "is not of the form section.key=value", "--set", "write e.g. --set train.steps=20");
+  }
+  const std::string name = override.substr(0, equals);
+  const std::string text = override.substr(equals + 1);
+  if (utf8_error(override) != kNoUtf8Error) refuse(name, "is not UTF-8", "--set", "give text in UTF-8");
+  toml::table parsed;
+  try {
+    parsed = toml::parse("value = " + text);
+  } catch (const toml::parse_error&) {
+    parsed.insert("value", text);
+  }
+  if (parsed.size() != 1) parsed = toml::table{{"value", text}};
+  apply(recipe, name, *parsed.get("value"), {override, true});
+}
+
+/// The keys of `recipe` that are given and used.
+std::set<std::string> used_keys(const Recipe& recipe) {
+  std::set<std::string> names;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (recipe.locations.contains(key.name) && key.idle(recipe).empty()) names.insert(key.name);
+  }
+  return names;
+}
+
+/// What a file says of something that an override switches off goes with it, such as the schedule of a run's pipeline
+/// when it is resumed on one rank.
+void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
+  const Recipe defaults;
+  for (const RecipeKey& key : recipe_keys()) {
+    const bool is_of_file = used_in_file.contains(key.name) && !recipe.where(key.name).starts_with("--set");
+    if (!is_of_file || key.idle(recipe).empty()) continue;
+    key.set(recipe, key.get(defaults));
+    recipe.locations.erase(key.name);
+  }
+}
+
+/// Checks the rules between keys: unused keys that are given, and values that conflict.
+void check_whole(Recipe& recipe) {
+  for (const RecipeKey& key : recipe_keys()) {
+    const std::string reason = key.idle(recipe);
+    if (!reason.empty() && recipe.locations.contains(key.name)) {
+      refuse(key.name, reason, recipe.where(key.name), "leave it out");
+    }
+  }
+  ModelConfig model = recipe.model;
+  if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
+  try {
+    model.validate();
+  } catch (const UsageError& error) {
+    refuse(error.text().subject, error.text().fact, recipe.where_given(error.text().subject), error.text().action);
+  }
+}
+
+}  // namespace
+
+Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
+  Recipe recipe;
+  apply_table(recipe, parse(toml, source), {source});
+  const std::set<std::string> used_in_file = used_keys(recipe);
+  for (const std::string& override : overrides) apply_override(recipe, override);
+  drop_unused(recipe, used_in_file);
+  apply_init_from(recipe, std::filesystem::path(source).parent_path());
+  recipe.optimizer.rate.total_steps = recipe.train.steps;
+  check_whole(recipe);
+  return recipe;
+}
+
+namespace {
+
+void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
+  const std::filesystem::path run = file.has_parent_path() ? file.parent_path() : ".";
+  if (file.filename() != "recipe.toml" || list_checkpoints(run).empty()) return;
+  const auto is_of_file = [&](const char* key) { return !recipe.where(key).starts_with("--set"); };
+  const std::filesystem::path before = recipe.checkpoint.dir;
+  if (is_of_file("checkpoint.dir")) recipe.checkpoint.dir = run.string();
+  const bool is_runs_own = !before.empty() && recipe.data.tokenizer == (before / "tokenizer.json").string();
+  if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
+}
+
+/// Nothing if it cannot be read. Throws UsageError for a file, which may be a device without an end, that is too long.
+std::optional<std::string> text_of_file(const std::filesystem::path& file) {
+  constexpr size_t kLongest = size_t{4} << 20;
+  std::ifstream in(file);
+  std::string text(kLongest + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));  // at the end of the file also sets the fail bit
+  std::error_code error;
+  if (!in.is_open() || in.bad() || std::filesystem::is_directory(file, error)) return {};
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (text.size() > kLongest) refuse(file.string(), "is not a recipe: it is longer than 4 MiB", "", "name a TOML file");
+  return text;
+}
+
+/// A schedule that is none of ours is a file, in the current folder or beside the recipe.
+void read_table(Recipe& recipe) {
+  PipelineChoice& pipeline = recipe.pipeline;
+  if (!pipeline.is_used() || !pipeline.is_file()) return;
+  for (const std::filesystem::path& file : {std::filesystem::path(pipeline.file), recipe.folder / pipeline.file}) {
+    std::optional<std::string> table = text_of_file(file);
+    if (!table) continue;
+    if (table->empty()) break;
+    pipeline.table = std::move(*table);
+    pipeline.file = std::filesystem::absolute(file).lexically_normal().string();
+    return;
+  }
+  const std::vector<std::string> known = names_of("pipeline");
+  refuse("pipeline.schedule",
+         fmt::format("'{}' is neither a file with a table nor one of {}", pipeline.file, join(known)),
+         recipe.where("pipeline.schedule"), "the nearest is '" + nearest(pipeline.file, known) + "'");
+}
+
+}  // namespace
+
+Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+  if (file.empty()) {
+    Recipe recipe = parse_recipe("", "default recipe", overrides);
+    read_table(recipe);
+    return recipe;
+  }
+  std::error_code error;
+  if (std::filesystem::exists(file / "recipe.toml", error)) {
+    refuse(file.string(), "is the folder of a run, not a recipe", "",
+           fmt::format("use train {} --resume", (file / "recipe.toml").string()));
+  }
+  const std::optional<std::string> text = text_of_file(file);
+  if (!text) {
+    refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
+  }
+  Recipe recipe = parse_recipe(*text, file.string(), overrides);
+  recipe.name = file.stem().string();
+  recipe.folder = file.parent_path();
+  read_table(recipe);
+  follow_moved_run(recipe, file);
+  return recipe;
+}
+
+std::string to_toml(const Recipe& recipe) {
+  std::string out;
+  std::string section;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!key.idle(recipe).empty()) continue;
+    const size_t dot = key.name.find('.');
+    if (key.name.substr(0, dot) != section) {
+      section = key.name.substr(0, dot);
+      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+    }
+    out += fmt::format("{} = {}\n", key.name.substr(dot + 1), to_toml(key.get(recipe)));
+  }
+  return out;
+}
+
+}  // namespace caravan

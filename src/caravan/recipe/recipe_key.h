@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "caravan/recipe/recipe.h"
+#include "caravan/registry/key.h"
+
+namespace caravan {
+
+/// One key of a recipe: "train.steps". Recipes are read, checked and printed by the table of these.
+struct RecipeKey : KeyName {
+  std::string help;
+  std::function<RecipeValue(const Recipe&)> get;
+  /// Sets the value, or returns what is wrong with it.
+  std::function<std::string(Recipe&, const RecipeValue&)> set;
+  /// Why the key is not used in this recipe; "" if it is. Giving an unused key is an error.
+  std::function<std::string(const Recipe&)> idle = [](const Recipe&) { return std::string(); };
+};
+const std::vector<RecipeKey>& recipe_keys();
+/// The key of that name. Throws InternalError if there is none.
+const RecipeKey& recipe_key(std::string_view name);
+
+}  // namespace caravan

@@ -1,0 +1,178 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/world.h"
+#include "caravan/recipe/key_kinds.h"
+
+namespace caravan {
+namespace {
+
+RecipeKey for_llama(RecipeKey key) {
+  return only_with(
+      std::move(key), [](const Recipe& recipe) { return recipe.model.kind == ModelKind::llama; },
+      "is used with model.kind = \"llama\" only");
+}
+
+RecipeKey model_kind() {
+  return {{"model.kind", OnResume::shape},
+          "the architecture",
+          [](const Recipe& recipe) { return RecipeValue{std::string(name(recipe.model.kind))}; },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const std::vector<std::string> kinds{"gpt2", "llama"};
+            const auto* given = std::get_if<std::string>(&value);
+            if (given == nullptr) return is_not(value, "a string");
+            if (*given == "gpt2") {
+              recipe.model.kind = ModelKind::gpt2;
+            } else if (*given == "llama") {
+              recipe.model.kind = ModelKind::llama;
+            } else {
+              return not_one_of(*given, kinds);
+            }
+            return "";
+          }};
+}
+
+// Gives a field of the recipe, for reading and writing.
+#define FIELD(member) \
+  [](Recipe & recipe) -> auto& { return recipe.member; }
+
+std::vector<RecipeKey> model_keys() {
+  return {
+      model_kind(),
+      integer({"model.layers", OnResume::shape}, "blocks", FIELD(model.layers), {1, 10'000}),
+      integer({"model.width", OnResume::shape}, "features of a token's vector", FIELD(model.width), {1, 1 << 20}),
+      integer({"model.heads", OnResume::shape}, "attention heads; a divisor of width", FIELD(model.heads),
+              {1, 1 << 16}),
+      only_with(
+          integer({"model.kv_heads", OnResume::shape}, "key and value heads; a divisor of heads; 0: as many as heads",
+                  FIELD(model.kv_heads), {0, 1 << 16}),
+          [](const Recipe& recipe) {
+            return recipe.model.kind == ModelKind::llama || recipe.model.num_kv_heads() == recipe.model.heads;
+          },
+          "must equal model.heads with model.kind = \"gpt2\"; fewer are for \"llama\" only"),
+      integer({"model.hidden", OnResume::shape}, "features inside the MLP; 0: the architecture's default",
+              FIELD(model.hidden), {0, 1 << 22}),
+      integer({"model.context", OnResume::shape}, "tokens in a sequence", FIELD(model.context), {1, 1 << 24}),
+      integer({"model.vocabulary", OnResume::shape}, "rows of the embedding; 0: the tokenizer's number of tokens",
+              FIELD(model.vocabulary), {0, 1 << 24}),
+      boolean({"model.tie_embeddings", OnResume::shape}, "the output layer shares the weights of the token embedding",
+              FIELD(model.tie_embeddings)),
+      real({"model.dropout", OnResume::history}, "dropout probability", FIELD(model.dropout), {0, 0.99}),
+      real({"model.norm_epsilon", OnResume::function}, "added to the variance in the norms", FIELD(model.norm_epsilon),
+           {1e-12, 1}),
+      for_llama(real({"model.rope_theta", OnResume::function}, "base of the rotary position frequencies",
+                     FIELD(model.rope_theta), {1, 1e12})),
+      for_llama(
+          boolean({"model.qkv_bias", OnResume::shape}, "queries, keys and values have biases", FIELD(model.qkv_bias))),
+  };
+}
+
+std::vector<RecipeKey> training_keys() {
+  return {
+      text({"train.init_from", OnResume::free},
+           "start with the weights of this run, checkpoint or Hugging Face folder; \"\": with random ones",
+           FIELD(train.init_from)),
+      integer({"train.steps", OnResume::listed}, "optimizer steps of the whole run", FIELD(train.steps), {0}),
+      integer({"train.global_batch", OnResume::history}, "sequences per step, over all ranks",
+              FIELD(train.global_batch), {1, 1 << 30}),
+      integer_or({"train.micro_batch", OnResume::listed},
+                 "sequences a rank computes at once: \"auto\" fits the memory; 0: all of its share",
+                 FIELD(train.micro_batch), {0, 1 << 30}, "auto", kAutoMicroBatch),
+      integer({"train.seed", OnResume::history}, "seed of initial weights, data order and dropout", FIELD(train.seed),
+              {0}),
+      integer({"train.eval_every", OnResume::listed}, "steps between evaluations; 0: only at the end",
+              FIELD(train.eval_every), {0}),
+      integer({"train.eval_batches", OnResume::listed},
+              "batches of global_batch sequences in an evaluation; 0: all of the validation text",
+              FIELD(train.eval_batches), {0, 1 << 30}),
+      integer({"train.log_every", OnResume::free}, "steps between lines of the log", FIELD(train.log_every), {1}),
+  };
+}
+
+std::vector<RecipeKey> optimizer_keys() {
+  std::vector<RecipeKey> keys = family_keys("optimizer", FIELD(optimizer.kind));
+  keys.push_back(real({"optimizer.lr", OnResume::listed}, "peak learning rate", FIELD(optimizer.rate.lr), {0}));
+  for (RecipeKey& key : family_keys("learning_rate", FIELD(optimizer.rate.schedule))) keys.push_back(std::move(key));
+  keys.push_back(integer({"optimizer.warmup_steps", OnResume::listed}, "steps in which the learning rate rises from 0",
+                         FIELD(optimizer.rate.warmup_steps), {0}));
+  keys.push_back(real({"optimizer.clip_norm", OnResume::listed}, "clip the gradient to this norm; 0: no clipping",
+                      FIELD(optimizer.clip_norm), {0}));
+  return keys;
+}
+
+std::vector<RecipeKey> comm_keys() {
+  return {
+      choice({"comm.backend", OnResume::free}, "communication back-end", FIELD(comm.backend),
+             std::vector<std::string>(kBackends.begin(), kBackends.end())),
+      real({"comm.timeout_s", OnResume::free, AcrossRanks::differ}, "seconds a rank waits for its peers",
+           FIELD(comm.timeout_s), {0.001, 1e6}),
+      integer({"comm.threads_per_rank", OnResume::free, AcrossRanks::differ},
+              "threads per rank; 0: cores / ranks on the host", FIELD(comm.threads_per_rank), {0, 4096}),
+      boolean({"comm.check", OnResume::free},
+              "compare the labels of messages; gloo, mpi: also the calls of all ranks (thread, shm: always)",
+              FIELD(comm.check)),
+      only_with(
+          boolean({"comm.overlap", OnResume::free},
+                  "what split layers send travels while others compute; false: one after another", FIELD(comm.overlap)),
+          [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() || recipe.context_parallel.is_used(); },
+          "is used with mesh.tp or mesh.cp above 1 only"),
+      text({"comm.algorithms", OnResume::listed, AcrossRanks::differ},
+           "gloo, mpi: table written by bench comm --tune; \"\": built-in", FIELD(comm.algorithms)),
+  };
+}
+
+std::vector<RecipeKey> output_keys() {
+  return {
+      boolean({"log.csv", OnResume::free}, "also write metrics.csv into the run's folder", FIELD(log.csv)),
+      boolean({"log.tensorboard", OnResume::free}, "also write event files for TensorBoard into its folder tensorboard",
+              FIELD(log.tensorboard)),
+      text({"checkpoint.dir", OnResume::free}, "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
+      integer({"checkpoint.every", OnResume::listed}, "steps between checkpoints; 0: only at the end",
+              FIELD(checkpoint.every), {0}),
+      integer({"checkpoint.keep", OnResume::listed}, "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),
+      boolean({"checkpoint.async", OnResume::free},
+              "write a copy while training goes on; the run waits only for the copy", FIELD(checkpoint.async)),
+      boolean({"checkpoint.keep_best", OnResume::listed},
+              "also save and keep the checkpoint of the lowest validation loss: best in the run",
+              FIELD(checkpoint.keep_best)),
+      text({"sample.prompt", OnResume::free}, "prompt of the text generated after training", FIELD(sample.prompt)),
+      integer({"sample.tokens", OnResume::free}, "tokens to generate after training; 0: none", FIELD(sample.tokens),
+              {0}),
+      only_with(
+          integer({"sample.every", OnResume::free}, "steps between samples during training; 0: only after it",
+                  FIELD(sample.every), {0}),
+          [](const Recipe& recipe) { return recipe.sample.tokens > 0; }, "is not used with sample.tokens = 0"),
+      real({"sample.temperature", OnResume::free}, "sampling temperature; 0: always the most likely token",
+           FIELD(sample.temperature), {0, 100}),
+      integer({"sample.top_k", OnResume::free}, "sample among this many tokens; 0: all", FIELD(sample.top_k), {0}),
+      real({"sample.top_p", OnResume::free}, "sample among the most likely tokens of this total probability",
+           FIELD(sample.top_p), {0.000001, 1}),
+  };
+}
+
+#undef FIELD
+
+}  // namespace
+
+const std::vector<RecipeKey>& recipe_keys() {
+  static const std::vector<RecipeKey> keys = [] {
+    std::vector<RecipeKey> all = model_keys();
+    for (auto& part : {moe_keys(), lora_keys(), data_keys(), training_keys(), optimizer_keys(), precision_keys(),
+                       comm_keys(), parallel_keys(), output_keys()}) {
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }();
+  return keys;
+}
+
+const RecipeKey& recipe_key(std::string_view name) {
+  const auto found = std::ranges::find(recipe_keys(), name, &RecipeKey::name);
+  if (found != recipe_keys().end()) return *found;
+  throw InternalError({"recipe", std::string(name), "is not a key", "", "use one of recipe_keys()"});
+}
+
+}  // namespace caravan

@@ -1,0 +1,106 @@
+#include "caravan/schedule/pipeline.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+using enum Pass::Kind;
+
+class Simulation {
+ public:
+  Simulation(const PipelineOrder& order, const std::vector<StageCost>& stages) : order_(order), stages_(stages) {
+    for (const PassOrder& passes : order.ranks) {
+      for (const Pass& pass : passes) {
+        if (pass.kind == weight) deferred_.emplace(pass.stage, pass.micro_batch);
+      }
+    }
+    timeline_.ranks.resize(order.ranks.size());
+  }
+
+  Timeline run() {
+    std::vector<size_t> next(order_.ranks.size(), 0);
+    for (bool moves = true; moves;) {
+      moves = false;
+      for (size_t rank = 0; rank < next.size(); ++rank) {
+        while (next[rank] < order_.ranks[rank].size() && try_pass(rank, order_.ranks[rank][next[rank]])) {
+          ++next[rank];
+          moves = true;
+        }
+      }
+    }
+    for (size_t rank = 0; rank < next.size(); ++rank) {
+      if (next[rank] < order_.ranks[rank].size()) {
+        throw UsageError(
+            {.op = "pipeline", .subject = "schedule", .fact = "waits for ever", .action = "check() names the cycle"});
+      }
+    }
+    return std::move(timeline_);
+  }
+
+ private:
+  int rank_of(int stage) const { return order_.rank_of_stage[static_cast<size_t>(stage)]; }
+  bool is_stage(int stage) const { return stage >= 0 && stage < order_.num_stages(); }
+
+  double duration(const Pass& pass) const {
+    const StageCost& cost = stages_[static_cast<size_t>(pass.stage)];
+    switch (pass.kind) {
+      case forward: return cost.forward;
+      case recompute: return cost.recompute;
+      case weight: return cost.weight;
+      case backward: return cost.backward + (deferred_.contains({pass.stage, pass.micro_batch}) ? 0 : cost.weight);
+      case update: return 0;
+    }
+    return 0;
+  }
+
+  /// When what the pass needs of another stage is there; nothing if that has not run.
+  std::optional<double> input_of(const Pass& pass) const {
+    const int from = pass.kind == forward ? pass.stage - 1 : pass.kind == backward ? pass.stage + 1 : -1;
+    if (!is_stage(from)) return 0;
+    const auto found = ends_.find({pass.kind, from, pass.micro_batch});
+    if (found == ends_.end()) return std::nullopt;
+    const bool crosses = rank_of(from) != rank_of(pass.stage);
+    return found->second + (crosses ? stages_[static_cast<size_t>(std::min(from, pass.stage))].send : 0);
+  }
+
+  bool try_pass(size_t rank, const Pass& pass) {
+    const std::optional<double> input = input_of(pass);
+    if (!input) return false;
+    Timeline::Rank& own = timeline_.ranks[rank];
+    const double begin = std::max(*input, own.spans.empty() ? 0 : own.spans.back().end);
+    const double end = begin + duration(pass);
+    if (pass.kind != update) own.spans.push_back({pass, begin, end});
+    own.busy += end - begin;
+    ends_[{pass.kind, pass.stage, pass.micro_batch}] = end;
+    timeline_.total = std::max(timeline_.total, end);
+    const int to = pass.kind == forward ? pass.stage + 1 : pass.kind == backward ? pass.stage - 1 : -1;
+    if (is_stage(to) && rank_of(to) != rank_of(pass.stage)) ++own.num_sent;
+    return true;
+  }
+
+  const PipelineOrder& order_;
+  const std::vector<StageCost>& stages_;
+  std::set<std::pair<int, int>> deferred_;  ///< stage and micro-batch with a W
+  std::map<std::tuple<Pass::Kind, int, int>, double> ends_;
+  Timeline timeline_;
+};
+
+}  // namespace
+
+double Timeline::bubble() const {
+  double sum = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) sum += bubble(rank);
+  return sum / static_cast<double>(ranks.size());
+}
+
+Timeline simulate(const PipelineOrder& order, const std::vector<StageCost>& stages) {
+  return Simulation(order, stages).run();
+}
+
+}  // namespace caravan

@@ -1,0 +1,85 @@
+#include "caravan/schedule/stages.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/schedule/pipeline_schedule.h"
+
+namespace caravan {
+namespace {
+
+/// Units of embedding, layers and head: stage i has layers_of_stage[i] of them.
+std::vector<int> by_hand(const std::vector<int64_t>& layers_of_stage) {
+  std::vector<int> stages{0};
+  for (size_t stage = 0; stage < layers_of_stage.size(); ++stage) {
+    stages.insert(stages.end(), static_cast<size_t>(layers_of_stage[stage]), static_cast<int>(stage));
+  }
+  stages.push_back(stages.back());
+  return stages;
+}
+
+}  // namespace
+
+std::vector<double> unit_flops(const ModelConfig& model) {
+  ModelConfig bare = model;
+  bare.layers = 0;
+  const double head = bare.flops_per_token(model.context);
+  ModelConfig one = model;
+  one.layers = 1;
+  std::vector<double> flops(static_cast<size_t>(model.layers) + 2, one.flops_per_token(model.context) - head);
+  flops.front() = 0;
+  flops.back() = head;
+  return flops;
+}
+
+std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stages) {
+  const auto layers = static_cast<int64_t>(unit_costs.size()) - 2;
+  if (stages < 1 || layers < stages) {
+    throw UsageError({.op = "pipeline",
+                      .subject = "stages",
+                      .fact = fmt::format("{} stages for {} layers: each has one at least", stages, layers),
+                      .action = fmt::format("use {} or fewer", std::max<int64_t>(layers, 1))});
+  }
+  // least[k][n]: the cost of the most expensive of k stages that have the first n layers; from[k][n] of them in k - 1.
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const auto rows = static_cast<size_t>(stages) + 1;
+  const auto columns = static_cast<size_t>(layers) + 1;
+  std::vector<std::vector<double>> least(rows, std::vector<double>(columns, kNone));
+  std::vector<std::vector<size_t>> from(rows, std::vector<size_t>(columns, 0));
+  least[0][0] = 0;
+  for (size_t k = 1; k < rows; ++k) {
+    for (size_t n = k; n < columns; ++n) {
+      double cost = (n + 1 == columns && k + 1 == rows ? unit_costs.back() : 0);
+      for (size_t before = n; before-- > k - 1;) {
+        cost += unit_costs[before + 1];
+        const double own = cost + (k == 1 ? unit_costs.front() : 0);
+        const double most = std::max(least[k - 1][before], own);
+        if (most >= least[k][n]) continue;
+        least[k][n] = most;
+        from[k][n] = before;
+      }
+    }
+  }
+  std::vector<int64_t> counts(static_cast<size_t>(stages));
+  size_t n = columns - 1;
+  for (size_t k = rows - 1; k > 0; --k) {
+    counts[k - 1] = static_cast<int64_t>(n - from[k][n]);
+    n = from[k][n];
+  }
+  return by_hand(counts);
+}
+
+std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig& model,
+                                const std::vector<double>& unit_costs) {
+  if (const auto misfit = choice.misfit(model, 0)) {
+    throw UsageError({.op = "pipeline", .subject = misfit->key, .fact = misfit->fact, .action = misfit->action});
+  }
+  if (const std::vector<int64_t> layers = choice.layers(); !layers.empty()) return by_hand(layers);
+  const auto stages = static_cast<int64_t>(ranks_of_stages(choice).size());
+  return choice.cut() == "layers" ? by_hand(even_layers(model.layers, stages)) : cut_by_cost(unit_costs, stages);
+}
+
+}  // namespace caravan

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "caravan/engine/gradients/reduction_hook.h"
+
+namespace caravan {
+
+/// What hooks with error feedback have in common: a residual on each rank, 4 bytes a parameter, of what was not sent.
+/// Gradients are kept and reduced in fp32 (fp64).
+class ErrorFeedbackHook : public ReductionHook {
+ public:
+  std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
+  void prepare(int64_t count, const at::TensorOptions& options) override;
+  std::vector<std::pair<std::string, at::Tensor>> summands() const override { return {{"residual", residual_}}; }
+
+ protected:
+  at::Tensor residual_;  ///< flat, laid out as the gradients
+};
+
+}  // namespace caravan

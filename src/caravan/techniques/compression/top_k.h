@@ -1,0 +1,25 @@
+#pragma once
+
+#include "caravan/techniques/compression/error_feedback.h"
+
+namespace caravan {
+
+/// Each rank sends the entries of each bucket that have the largest magnitude, and keeps the rest in a residual that it
+/// adds to the next gradients (error feedback).
+/// (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified SGD with memory", NeurIPS 2018.)
+///
+///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value), 12 from a bucket of 2^31 or more
+///   memory: 4 bytes a parameter for the residual
+class TopKHook final : public ErrorFeedbackHook {
+ public:
+  /// `fraction` of the entries of a bucket are sent, at least one: above 0, at most 1. Throws UsageError.
+  explicit TopKHook(double fraction = 0.01);
+
+  std::string name() const override;
+  void reduce(const GradientRange& range, TransferStages& stages) override;
+
+ private:
+  double fraction_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,10 @@
+#include "caravan/registry/setting.h"
+#include "caravan/techniques/compression/top_k.h"
+
+namespace caravan {
+
+std::shared_ptr<ReductionHook> topk_body(const Setting& hook) {
+  return std::make_shared<TopKHook>(hook.real("hook_fraction"));
+}
+
+}  // namespace caravan

@@ -1,0 +1,12 @@
+#include "caravan/techniques/context/context_parallel.h"
+#include "caravan/techniques/technique_body.h"
+
+namespace caravan {
+
+Plan both_body(const Splitting& to, const Setting&) {
+  return context_parallel(
+      to.model, to.mesh,
+      {.ring = "cp_ring", .ulysses = "cp_ulysses", .head_parts = to.others.heads, .stream_parts = to.others.stream});
+}
+
+}  // namespace caravan

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "caravan/engine/bucket_bytes.h"
+#include "caravan/engine/engine.h"
+
+namespace caravan {
+
+struct DdpOptions {
+  std::string axis = "dp";
+  /// Gradients of neighbouring units are all-reduced together, in collectives of at least this size; the first one of
+  /// a step may be smaller, so that communication starts early.
+  int64_t bucket_bytes = kBucketBytes;
+  int64_t first_bucket_bytes = kFirstBucketBytes;
+  /// Layers compute with a copy of the parameters in this dtype, made once a step (fp32 parameters rest); kFloat: with
+  /// the parameters themselves, whatever they are. fp32, bf16, or fp16 with a LossScale.
+  at::ScalarType compute_dtype = at::kFloat;
+  /// In which gradients are kept, and reduced: see Strategy.
+  at::ScalarType gradient_dtype = at::kFloat;
+  std::optional<at::ScalarType> reduce_dtype{};
+  /// Sums gradients in place of all-reduces (techniques/compression/power_sgd.h, top_k.h, compress_hook.h); null: none. One object
+  /// for each engine; the same kind on every rank.
+  std::shared_ptr<ReductionHook> hook{};
+  /// A parameter that took no part in a step counts as zero; else it is an error that names it.
+  bool allow_unused = false;
+  /// Every step runs the same units in the same order, on every rank (PyTorch's static_graph). false: the units that
+  /// run, and their order, may differ from step to step and between ranks. Nothing is then reduced before
+  /// finish_step(), and allow_unused is about parameters that no rank used: 8 bytes more for each parameter are
+  /// all-reduced a step.
+  bool is_static = true;
+  Buffers buffers = Buffers::broadcast;
+};
+
+/// Distributed data parallel: every rank of an axis holds the whole model and a part of the batch.
+/// (Li et al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020.)
+///
+///   at rest I -> leaf R; gradient P -> I, one all-reduce for each bucket, in the last backward of a step
+///   sends 2(n-1)/n x (bytes of the fp32 gradients) a step; at construction (n-1)/n x (parameters and buffers)
+///   memory: parameters, gradients (both flat), and with bf16 a copy of 2 bytes a parameter
+///
+/// Works for models of this library and for a user's torch::nn::Module (module/adapter.h), whose own optimizer goes on
+/// to work: its tensors are the leaves and, in fp32, what rests.
+Strategy ddp(Module& model, const Mesh& mesh, const DdpOptions& options = {});
+/// On top of what other techniques have decided.
+void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options = {});
+
+/// An engine with that strategy.
+class Ddp final : public Engine {
+ public:
+  Ddp(Module& model, const Mesh& mesh, const DdpOptions& options = {})
+      : Engine(model, mesh, ddp(model, mesh, options)) {}
+};
+
+}  // namespace caravan

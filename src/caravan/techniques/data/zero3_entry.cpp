@@ -1,0 +1,15 @@
+#include "caravan/techniques/data/data_keys.h"
+
+namespace caravan {
+
+Entry zero3_entry() {
+  return {.family = "data_parallel",
+          .name = "zero3",
+          .summary = "parameters, gradients and optimizer state rest in shards",
+          .paper = "Rajbhandari et al., arXiv 1910.02054",
+          .keys = {bucket_bytes_key(), units_key(), prefetch_key(), share_key(), accumulate_key(), reshard_key()},
+          .traits = [](const Setting&) { return Traits{.has = traits_of_shards()}; },
+          .mistaken = {{"fsdp", "'fsdp' is \"zero3\""}, {"fsdp2", "'fsdp2' is \"zero3\""}}};
+}
+
+}  // namespace caravan

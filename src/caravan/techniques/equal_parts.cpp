@@ -1,0 +1,42 @@
+#include "caravan/techniques/equal_parts.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+
+namespace caravan {
+
+std::vector<int64_t> parts_of(int64_t rows, int64_t n) {
+  std::vector<int64_t> parts(static_cast<size_t>(n), rows / n);
+  for (int64_t i = 0; i < rows % n; ++i) ++parts[static_cast<size_t>(i)];
+  return parts;
+}
+
+namespace {
+
+std::string wrong_with_parts(const ModelConfig& config, int64_t degree) {
+  if (config.heads % degree != 0) return fmt::format("{} ranks cannot share {} heads equally", degree, config.heads);
+  if (config.hidden_width() < degree) {
+    return fmt::format("{} ranks share an MLP of {} features", degree, config.hidden_width());
+  }
+  if (config.vocabulary > 0 && config.vocabulary < degree) {
+    return fmt::format("{} ranks share a vocabulary of {}", degree, config.vocabulary);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<Misfit> misfit_of_degree(const ModelConfig& config, int64_t degree) {
+  const std::string wrong = wrong_with_parts(config, degree);
+  if (wrong.empty()) return std::nullopt;
+  std::vector<std::string> degrees;
+  for (int64_t each = 2; each <= config.heads; ++each) {
+    if (wrong_with_parts(config, each).empty()) degrees.push_back(std::to_string(each));
+  }
+  return Misfit{"mesh.tp", wrong, "use " + (degrees.empty() ? "1" : join(degrees, " or "))};
+}
+
+}  // namespace caravan

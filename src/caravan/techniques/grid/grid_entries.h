@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "caravan/registry/registry.h"
+#include "caravan/techniques/grid/grid.h"
+
+namespace caravan {
+
+// What entries of tensor parallelism over a grid say alike.
+
+/// In how many parts a grid of `ranks` ranks splits a model.
+SplitParts parts_of_grid(const Grid& grid, int64_t ranks);
+
+/// Why it cannot split that model.
+std::optional<Misfit> misfit_of_grid(const Setting& kind, const Grid& grid, int64_t ranks, const ModelConfig& model);
+
+}  // namespace caravan

@@ -1,8 +1,0 @@
-#include "caravan/engine/reduction_hook.h"
-#include "caravan/registry/setting.h"
-
-namespace caravan {
-
-std::shared_ptr<ReductionHook> no_hook_body(const Setting&) { return nullptr; }
-
-}  // namespace caravan

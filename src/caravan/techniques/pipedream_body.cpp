@@ -1,7 +1,0 @@
-#include "caravan/techniques/window_stepper.h"
-
-namespace caravan {
-
-TechniqueBody pipedream_body() { return {.make_stepper = make_window_stepper}; }
-
-}  // namespace caravan

@@ -1,0 +1,199 @@
+#include "caravan/techniques/tensor/tensor_1d.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "caravan/base/error.h"
+#include "caravan/nn/experts/router.h"
+#include "caravan/nn/lora.h"
+#include "caravan/techniques/equal_parts.h"
+#include "caravan/techniques/tensor/kv_heads.h"
+#include "caravan/techniques/tensor/model_rows.h"
+
+namespace caravan {
+namespace {
+
+/// The axes that take the place of one, and how layouts on all of them are written.
+struct Axes {
+  MeshAxis whole;
+  std::vector<std::string> names;
+  int num_minor = 1;  ///< size of the second
+
+  Layout on(const Placement& placement) const {
+    std::vector<Layout::Entry> entries;
+    for (const std::string& name : names) entries.emplace_back(name, placement);
+    return Layout(std::move(entries));
+  }
+  /// Splits `rows` of dim `dim` in parts that differ by one at most.
+  Layout shard(int dim, int64_t rows) const {
+    if (rows % whole.size() == 0) return on(Shard{dim});
+    const std::vector<int64_t> parts = parts_of(rows, whole.size());
+    if (names.size() == 1) return on(Shard{dim, parts});
+    std::vector<int64_t> of_major, of_minor;  // the minor axis splits what this rank's coordinate on the major one has
+    for (auto part = parts.begin(); part != parts.end(); part += num_minor) {
+      of_major.push_back(std::accumulate(part, part + num_minor, int64_t{0}));
+    }
+    const auto own = parts.begin() + whole.coord() / num_minor * num_minor;
+    of_minor.assign(own, own + num_minor);
+    return Layout{{names[0], Shard{dim, of_major}}, {names[1], Shard{dim, of_minor}}};
+  }
+};
+
+/// A table of rows for one model.
+class Table {
+ public:
+  Table(const ModelConfig& config, const Mesh& mesh, Axes axes, bool splits_sequence)
+      : config_(config),
+        mesh_(mesh),
+        axes_(std::move(axes)),
+        has_bias_(config.kind == ModelKind::gpt2),
+        stream_(axes_.on(splits_sequence ? Placement(Shard{1}) : Placement(Invariant{}))),
+        splits_sequence_(splits_sequence) {}
+
+  Plan plan() {
+    plan_.name = splits_sequence_ ? "tensor_1d with sequence" : "tensor_1d";
+    plan_.axes = axes_.names;
+    add_words();
+    add_attention();
+    add_feed();
+    if (splits_sequence_) add_shared();
+    return std::move(plan_);
+  }
+
+ private:
+  void add(Plan::Row row) { plan_.rows.push_back(std::move(row)); }
+
+  /// [out, in] split by its rows: the layer's output.
+  void add_columns(const std::string& pattern, const Layout& rows, bool has_bias) {
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", rows}}};
+    if (has_bias) row.parameters.push_back({"bias", rows});
+    add(std::move(row));
+    add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rows});
+  }
+  /// [out, in] split by its columns; each rank has a summand of the output.
+  void add_rows(const std::string& pattern, const Layout& columns, bool sums_up = true) {
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", columns}}};
+    if (has_bias_) row.parameters.push_back({"bias", whole_, whole_, summand_});
+    if (sums_up) row.outputs = {stream_};
+    add(std::move(row));
+    add_adapter(pattern, {"weight", columns}, {"weight", whole_, replicate_});
+  }
+  /// Of the layer with that pattern: the split factor as the weight is, the other one whole, on whose gradient every
+  /// rank has a summand.
+  void add_adapter(const std::string& pattern, const Plan::ParameterRow& a, const Plan::ParameterRow& b) {
+    if (!has_adapter(config_, pattern.substr(2))) return;
+    add({.pattern = pattern + ".lora.a", .parameters = {a}});
+    add({.pattern = pattern + ".lora.b", .parameters = {b}});
+  }
+
+  void add_attention() {
+    add({.pattern = "*.attention", .inputs = {replicate_}});
+    add_columns("*.attention.query", axes_.on(Shard{0}), config_.has_qkv_bias());
+    const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
+    for (const char* name : {"*.attention.key", "*.attention.value"}) {
+      if (is_shared) {
+        add_shared_heads(name);
+      } else {
+        add_columns(name, axes_.on(Shard{0}), config_.has_qkv_bias());
+      }
+    }
+    if (is_shared) add({.pattern = "*.attention.core", .around = kv_heads(mesh_)});
+    add_rows("*.attention.output", axes_.on(Shard{1}));
+  }
+
+  /// Keys and values that a group of ranks has in common.
+  void add_shared_heads(const std::string& pattern) {
+    Layout rest = axes_.names.size() == 2 ? Layout{{axes_.names[0], Shard{0}}} : Layout{};
+    Layout leaf = rest;
+    const auto with = [&](const Layout& layout, const Placement& placement) {
+      std::vector<Layout::Entry> entries = layout.entries();
+      entries.emplace_back(axes_.names.back(), placement);
+      return Layout(std::move(entries));
+    };
+    rest = with(rest, Invariant{});
+    leaf = with(leaf, Replicate{});
+    Plan::Row row{.pattern = pattern, .parameters = {{"weight", rest, leaf}}};
+    if (config_.has_qkv_bias()) row.parameters.push_back({"bias", rest, leaf});
+    add(std::move(row));
+    add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rest, leaf});
+  }
+
+  void add_feed() {
+    add({.pattern = "*.mlp", .inputs = {replicate_}});
+    if (!config_.moe.is_used()) return add_mlp("*.mlp", config_.hidden_width(), /*sums_up=*/true);
+    add_experts();
+    if (config_.moe.has_shared()) add_mlp("*.mlp.shared", config_.moe.shared_hidden, /*sums_up=*/false);
+    if (config_.moe.shared_gate) add({.pattern = "*.mlp.shared_gate", .parameters = {{"weight", whole_, replicate_}}});
+    add({.pattern = "*.mlp.dropout", .inputs = {stream_}});  // one reduction for experts and the shared one
+  }
+
+  void add_mlp(const std::string& pattern, int64_t hidden, bool sums_up) {
+    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias_);
+    if (config_.kind == ModelKind::llama) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias_);
+    add_rows(pattern + ".down", axes_.shard(1, hidden), sums_up);
+  }
+
+  /// Every rank routes all tokens, and puts them through its own experts. One of them adds the router's losses.
+  void add_experts() {
+    add({.pattern = "*.mlp.router",
+         .parameters = {{"weight", whole_, replicate_}},
+         .prepare = [is_first = axes_.whole.coord() == 0](Module& module) -> std::function<void()> {
+           auto& router = dynamic_cast<Router&>(module);
+           router.set_adds_losses(is_first);
+           return [&router] { router.set_adds_losses(true); };
+         }});
+    add(expert_row(config_, axes_.whole, axes_.on(Shard{0})));
+  }
+
+  /// Embedding, head and loss.
+  void add_words() {
+    const Layout rows = axes_.shard(0, config_.vocabulary);
+    const WordParts parts = word_parts(config_, axes_.whole, axes_.names);
+    add({.pattern = "embedding.token",
+         .parameters = {{"weight", rows}},
+         .outputs = {stream_},
+         .prepare = parts.embedding});
+    if (!config_.tie_embeddings) add({.pattern = "head", .parameters = {{"weight", rows}}});
+    add({.pattern = "head.loss", .inputs = {replicate_}, .prepare = parts.loss});
+    add({.pattern = "head.logits", .inputs = {replicate_}, .outputs = {whole_}});
+  }
+
+  /// Weights that every rank uses on its own tokens.
+  void add_shared() {
+    Plan::Row norm{.pattern = "*norm", .parameters = {{"weight", whole_, replicate_}}};
+    if (has_bias_) norm.parameters.push_back({"bias", whole_, replicate_});
+    add(std::move(norm));
+    if (has_bias_) add({.pattern = "embedding.position", .parameters = {{"weight", whole_, replicate_}}});
+  }
+
+  const ModelConfig& config_;
+  const Mesh& mesh_;
+  Axes axes_;
+  bool has_bias_;
+  Layout stream_;
+  bool splits_sequence_;
+  Layout whole_ = axes_.on(Invariant{});
+  Layout replicate_ = axes_.on(Replicate{});
+  Layout summand_ = axes_.on(Partial{});
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& options) {
+  const MeshAxis axis = mesh[options.axis];
+  const int degree = axis.size();
+  if (const auto misfit = misfit_of_degree(config, degree)) {
+    throw UsageError({"tensor_1d", options.axis, misfit->fact, mesh.where(), misfit->action});
+  }
+  Axes axes{axis, {options.axis}};
+  const auto parts = static_cast<int>(std::gcd<int64_t, int64_t>(config.num_kv_heads(), degree));
+  if (parts > 1 && parts < degree) {
+    axes.names = {options.axis + "_kv", options.axis + "_group"};
+    axes.num_minor = degree / parts;
+    mesh = mesh.factor(options.axis, {{axes.names[0], parts}, {axes.names[1], degree / parts}});
+  }
+  return Table(config, mesh, std::move(axes), options.sequence).plan();
+}
+
+}  // namespace caravan

@@ -1,0 +1,33 @@
+#include "caravan/registry/registry.h"
+#include "caravan/techniques/equal_parts.h"
+
+namespace caravan {
+namespace {
+
+/// 4 ranks where they share heads of keys and values unequally.
+int64_t shrink_1d(Setting&, int64_t ranks, const ModelConfig& model) {
+  return model.num_kv_heads() % ranks != 0 && ranks > 3 ? 4 : few_ranks(ranks);
+}
+
+}  // namespace
+
+Entry tensor_1d_entry() {
+  SettingKey sequence{{"sequence", OnResume::free},
+                      "norms and the residual stream are split too, over the sequence",
+                      false,
+                      true_or_false()};
+  return {.family = "tensor_parallel",
+          .name = "1d",
+          .summary = "by columns and then by rows: whole heads, and parts of the MLP, on each rank",
+          .paper = "Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198",
+          .keys = {sequence},
+          .parts =
+              [](const Setting& setting, int64_t ranks) {
+                return SplitParts{.heads = ranks, .experts = ranks, .stream = setting.flag("sequence") ? ranks : 1};
+              },
+          .check_model = [](const Setting&, int64_t ranks, const ModelConfig& model,
+                            const SplitParts&) { return misfit_of_degree(model, ranks); },
+          .shrink = shrink_1d};
+}
+
+}  // namespace caravan

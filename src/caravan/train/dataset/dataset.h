@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "caravan/base/content_hash.h"
+#include "caravan/data/files/corpus.h"
+#include "caravan/data/files/documents.h"
+#include "caravan/data/tokenizer/tokenizer.h"
+#include "caravan/data/windows/token_file.h"
+#include "caravan/data/windows/token_streams.h"
+#include "caravan/data/windows/train_windows.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan {
+
+/// What a run reads: its tokenizer, and its texts as ids.
+struct Dataset {
+  struct Text {
+    TokenFile tokens;
+    std::optional<Documents> documents{};  ///< with data.pack = "documents"
+    std::optional<TokenFile> marks{};      ///< of chats
+    std::string name{};                    ///< as the recipe names it
+    double weight = 1;                     ///< in a mixture
+  };
+  /// Training texts that are tokenized while the run goes on (data.streaming).
+  struct Streamed {
+    std::unique_ptr<TokenStreams> texts;
+    std::vector<double> weights;  ///< of each
+    std::optional<PackRule> packs{};
+  };
+  Tokenizer tokenizer;
+  std::vector<Text> train;  ///< one, or those of a mixture; none if they are streamed
+  Text validation;
+  int64_t num_skipped_lines = 0;  ///< of JSON lines, with data.skip_bad_lines; of streamed texts they are not counted
+  std::optional<Streamed> streamed{};
+
+  /// 0: streamed, and not known.
+  int64_t num_train_tokens() const noexcept;
+  /// The training text at an index of TrainWindows.
+  const std::string& train_name(size_t text) const { return streamed ? streamed->texts->name(text) : train[text].name; }
+  /// Of the training texts, the tokenizer and the weights of a mixture. Of streamed texts: see StreamedText::content.
+  ContentHash train_hash() const;
+  /// The windows refer to the texts: they outlive them, where they are.
+  TrainWindows train_windows(int64_t context, int64_t seed) const;
+  ValidationWindows validation_windows(int64_t context) const;
+};
+
+/// What the user should know about the texts of a run: the share of each in a mixture, and lines that were left out.
+std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe);
+
+/// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of
+/// the recipe, then from `home`.
+struct DataFolders {
+  std::filesystem::path home;                  ///< may be empty
+  std::filesystem::path recipe{};              ///< the folder of the recipe; may be empty
+  std::filesystem::path cache;                 ///< of token files and trained tokenizers, by content hash
+  std::optional<int64_t> cache_limit_bytes{};  ///< of all files in the cache; files in use stay. None: no limit
+  int64_t shard_bytes = kShardBytes;           ///< of streamed texts; the same in all runs of a checkpoint
+};
+
+/// Whether this process tokenizes streamed texts, or reads what another one on the same host tokenizes.
+enum class StreamRole { builds, reads };
+
+/// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built where
+/// they are missing; then the cache is trimmed to its limit. A tokenizer is trained on the training texts alone. Any
+/// number of processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an
+/// end-of-text token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError
+/// if the cache cannot be written to, and what `observer` throws.
+Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
+                     DataObserver& observer = DataObserver::none(), StreamRole role = StreamRole::builds);
+
+/// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
+/// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which
+/// no recipe can hold.
+void resolve_files(Recipe::Data& data, const DataFolders& folders);
+
+/// The absolute paths of the text files that `path` of a recipe means: see text_files. Throws DataError naming the
+/// folders where it was looked up if there is none.
+std::vector<std::filesystem::path> find_texts(const std::string& path, const DataFolders& folders);
+
+/// The format of the files that `data` names. Throws DataError for chats whose template is missing or cannot be
+/// rendered.
+TextFormat text_format(const Recipe::Data& data, const DataFolders& folders);
+
+/// data.chat_template, or else that of the folder of data.tokenizer.
+std::shared_ptr<const ChatTemplate> find_chat_template(const Recipe::Data& data, const DataFolders& folders);
+
+/// All paths of training texts that `data` names.
+std::vector<std::string> text_paths(const Recipe::Data& data);
+
+/// The absolute path of the file that `path` of a recipe means. Throws DataError naming the folders where it was looked
+/// up if it is in none.
+std::filesystem::path find_file(const std::string& path, const DataFolders& folders);
+
+}  // namespace caravan

@@ -1,0 +1,75 @@
+#include <vector>
+
+#include "caravan/data/files/corpus.h"
+#include "caravan/data/windows/cache.h"
+#include "caravan/data/windows/streamed_text.h"
+#include "caravan/train/dataset/dataset_parts.h"
+
+namespace caravan {
+namespace {
+
+void append_views(std::vector<std::string_view>& views, const std::vector<std::string>& documents) {
+  views.insert(views.end(), documents.begin(), documents.end());
+}
+
+/// What the tokenizer of a run is trained on: the beginnings of its texts, one shard of text in all.
+std::vector<std::vector<std::string>> beginnings_of(std::vector<TokenStreams::Text>& texts, int64_t bytes) {
+  std::vector<std::vector<std::string>> beginnings;
+  const auto share = std::max<int64_t>(bytes / static_cast<int64_t>(texts.size()), 1);
+  for (TokenStreams::Text& text : texts) beginnings.push_back(text.text.read({}, share).documents);
+  return beginnings;
+}
+
+Tokenizer tokenizer_of(const Recipe::Data& data, const DataFolders& folders, std::vector<TokenStreams::Text>& texts,
+                       DataObserver& observer) {
+  const bool is_trained = data.tokenizer.empty();
+  std::vector<std::vector<std::string>> beginnings;
+  if (is_trained) beginnings = beginnings_of(texts, folders.shard_bytes);
+  std::vector<std::string_view> views;
+  for (const std::vector<std::string>& documents : beginnings) append_views(views, documents);
+  return open_tokenizer(data, folders, views, observer);
+}
+
+Dataset::Text validation_of(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                            const std::vector<TokenStreams::Text>& texts, DataObserver& observer) {
+  if (!data.validation.empty()) {
+    const Corpus corpus(find_all_texts(data.validation, folders), folders.cache, text_format(data, folders), observer);
+    return tokenized_text(data, folders, tokenizer, corpus.documents(), observer);
+  }
+  std::vector<std::vector<std::string>> ends;
+  std::vector<std::string_view> views;
+  for (const TokenStreams::Text& text : texts) append_views(views, ends.emplace_back(text.text.validation()));
+  return tokenized_text(data, folders, tokenizer, views, observer);
+}
+
+}  // namespace
+
+Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer,
+                              StreamRole role) {
+  const std::vector<TrainPaths> sources = train_paths(data);
+  const auto num_texts = static_cast<int64_t>(sources.size());
+  std::vector<TokenStreams::Text> texts;
+  std::vector<double> weights;
+  for (const TrainPaths& source : sources) {
+    const StreamedText::Options options{.format = text_format(data, folders),
+                                        .validation_fraction = data.validation.empty() ? data.validation_fraction : 0,
+                                        .most_validation_bytes = kMostStreamedValidation / num_texts,
+                                        .shard_bytes = folders.shard_bytes};
+    texts.push_back({StreamedText(find_all_texts(source.paths, folders), options), source.name});
+    weights.push_back(source.weight);
+  }
+  Tokenizer tokenizer = tokenizer_of(data, folders, texts, observer);
+  Dataset::Text validation = validation_of(data, folders, tokenizer, texts, observer);
+  trim_cache(folders.cache, folders.cache_limit_bytes);
+  const TokenStreams::Options options{
+      .cache = folders.cache, .cache_limit_bytes = folders.cache_limit_bytes, .builds = role == StreamRole::builds};
+  Dataset::Streamed streamed{.texts = std::make_unique<TokenStreams>(std::move(texts), tokenizer, options),
+                             .weights = std::move(weights),
+                             .packs = pack_rule(data, tokenizer)};
+  return {.tokenizer = std::move(tokenizer),
+          .train = {},
+          .validation = std::move(validation),
+          .streamed = std::move(streamed)};
+}
+
+}  // namespace caravan

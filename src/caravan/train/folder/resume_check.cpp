@@ -1,0 +1,99 @@
+#include "caravan/train/folder/resume_check.h"
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/formats/huggingface/config_text.h"
+#include "caravan/recipe/recipe_key.h"
+#include "caravan/train/dataset/dataset.h"
+
+namespace caravan {
+namespace {
+
+constexpr const char* kOwnRecipe = "resume with the recipe.toml of that run, or start a new run";
+
+std::string describe(const ModelConfig& c) {
+  const MoeConfig& moe = c.moe;
+  const std::string experts = moe.is_used() ? fmt::format(" experts {} shared {}{}", moe.experts, moe.shared_hidden,
+                                                          moe.shared_gate ? " gated" : "")
+                                            : "";
+  const std::string adapters = c.lora.is_used() ? fmt::format(" lora {} of {}", c.lora.rank, join(c.lora.targets)) : "";
+  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}{}{}{}", name(c.kind),
+                     c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
+                     c.tie_embeddings ? " tied" : "", c.qkv_bias ? " qkv_bias" : "", experts, adapters);
+}
+
+void check_model(const CheckpointInfo& info, const std::string& folder, const ModelConfig& model) {
+  const std::string before = describe(parse_config_text(info.model, folder));
+  if (before == describe(model)) return;
+  throw DataError({"resume", folder, "is of another model: " + before, "this run: " + describe(model), kOwnRecipe});
+}
+
+/// Weights without a step of training (imported ones, say) have no history that another seed or text could contradict.
+bool has_history(const CheckpointInfo& info) { return info.optimizer_steps > 0; }
+
+/// Another order of the same text. Its hash, and a tokenizer trained on its beginning, differ as well.
+void check_streaming(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
+  const bool now = run.recipe.data.streaming;
+  if (!has_history(info) || before.data.streaming == now) return;
+  throw UsageError({"resume", "data.streaming",
+                    fmt::format("is {}, but the run was trained with {}", now, before.data.streaming),
+                    run.recipe.where("data.streaming"), kOwnRecipe});
+}
+
+void check_data(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
+  const bool are_trained = before.data.tokenizer.empty() && run.recipe.data.tokenizer.empty();
+  const bool train_alike = are_trained && before.data.trained_vocabulary == run.recipe.data.trained_vocabulary;
+  if (info.tokenizer_hash != run.tokenizer_hash && train_alike) {
+    throw UsageError(
+        {"resume", "data.text",
+         fmt::format("differs from the text that the run's tokenizer was trained on (data.tokenizer = "
+                     "{{train = {}}}): {}, then {}",
+                     before.data.trained_vocabulary, join(text_paths(run.recipe.data)), join(text_paths(before.data))),
+         run.recipe.where("data.text"),
+         has_history(info) ? "use the same data.text" : "use the same data.text, or the tokenizer.json of that run"});
+  }
+  if (info.tokenizer_hash != run.tokenizer_hash) {
+    throw UsageError({"resume", "data.tokenizer",
+                      fmt::format("is another tokenizer (hash {}) than the run was trained with (hash {})",
+                                  run.tokenizer_hash, info.tokenizer_hash),
+                      run.recipe.where("data.tokenizer"), "use the tokenizer.json of that run"});
+  }
+  const bool is_known = !info.train_hash.empty();
+  const bool is_same = info.train_hash == run.train_hash && info.validation_hash == run.validation_hash;
+  if (!has_history(info) || !is_known || is_same) return;
+  throw UsageError(
+      {"resume", "data.text",
+       fmt::format("is another text than the run was trained on: {} (hash {}), then {} (hash {})",
+                   join(text_paths(run.recipe.data)), run.train_hash, join(text_paths(before.data)), info.train_hash),
+       run.recipe.where("data.text"), "use the same text; to train its model on another one: export it, import that"});
+}
+
+}  // namespace
+
+std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,
+                                          const ResumingRun& run) {
+  check_model(info, folder, run.model);
+  const Recipe before = parse_recipe(info.recipe, folder);
+  check_streaming(info, before, run);
+  check_data(info, before, run);
+  std::vector<ChangedKey> changed;
+  for (const RecipeKey& key : recipe_keys()) {
+    const OnResume role = key.on_resume;
+    const bool is_fixed = role == OnResume::function || (role == OnResume::history && has_history(info));
+    const bool is_compared = is_fixed || role == OnResume::listed || role == OnResume::history;
+    if (!is_compared || !key.idle(before).empty() || !key.idle(run.recipe).empty()) continue;
+    ChangedKey values{key.name, to_toml(key.get(before)), to_toml(key.get(run.recipe))};
+    if (values.before == values.now) continue;
+    if (is_fixed) {
+      throw UsageError({"resume", key.name,
+                        fmt::format("is {}, but the run was trained with {}", values.now, values.before),
+                        run.recipe.where(key.name), kOwnRecipe});
+    }
+    if (has_history(info)) changed.push_back(std::move(values));
+  }
+  return changed;
+}
+
+}  // namespace caravan

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "caravan/base/system/file_lock.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan {
+
+/// The folder of a run. While this object lives, no other run can write into it.
+struct RunFolder {
+  std::filesystem::path path;
+  FileLock lock;
+  std::vector<std::string> notes;  ///< what the user should know about the choice
+};
+
+/// Chooses, creates and locks the folder that a training run writes to.
+///   checkpoint.dir given   that folder; with `resume` it must hold a checkpoint, else it must hold no run
+///   otherwise              runs/<recipe name>-N: a new one; with `resume` the highest N that holds a checkpoint
+/// Throws UsageError if the folder does not fit, if it is locked (naming host and process), or if its path is not
+/// UTF-8, which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
+RunFolder open_run_folder(const Recipe& recipe, bool resume);
+
+/// Throws UsageError if the path of the folder that `recipe` will get is not UTF-8: before anything else is done.
+void check_run_path(const Recipe& recipe);
+
+/// The newest runs/*-N that holds a checkpoint, or an empty path.
+std::filesystem::path newest_run();
+
+}  // namespace caravan

@@ -1,0 +1,151 @@
+#include "caravan/train/folder/run_state.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/system/file.h"
+#include "caravan/formats/checkpoint/publish.h"
+#include "caravan/formats/huggingface/config_text.h"
+#include "caravan/train/model/load_weights.h"
+#include "caravan/train/model/measured_costs.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string name_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return "fp32";
+    case at::kDouble: return "fp64";
+    case at::kBFloat16: return "bf16";
+    case at::kHalf: return "fp16";
+    default: return c10::toString(type);
+  }
+}
+
+}  // namespace
+
+ModelConfig model_config(const Recipe& recipe, const Tokenizer& tokenizer) {
+  ModelConfig config = recipe.model;
+  if (config.vocabulary == 0) config.vocabulary = tokenizer.vocab_size();
+  if (config.vocabulary < tokenizer.vocab_size()) {
+    throw UsageError({"train", "model.vocabulary",
+                      fmt::format("{} rows for a tokenizer of {} tokens", config.vocabulary, tokenizer.vocab_size()),
+                      recipe.where("model.vocabulary"), "leave it out, or use at least as many as there are tokens"});
+  }
+  return config;
+}
+
+RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin)
+    : recipe_(recipe),
+      tokenizer_(tokenizer),
+      tokens_(special_tokens(tokenizer)),
+      mesh_(mesh),
+      origin_(std::move(origin)),
+      rate_(recipe.optimizer.rate) {
+  rate_.total_steps = recipe.train.steps;
+  const ModelConfig config = model_config(recipe, tokenizer);
+  std::vector<double> costs;
+  if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, config, mesh);
+  trained_ = std::make_unique<TrainedModel>(recipe, config, mesh_, costs);
+}
+
+std::string RunState::stages() const {
+  if (trained_->engine->strategy().pipeline_axis.empty()) return "";
+  std::vector<std::pair<std::string, std::string>> ends;  // by stage: the first and the last
+  for (const Units::Unit& unit : trained_->engine->state().layout.units().units) {
+    if (unit.parent >= 0) continue;
+    if (static_cast<int>(ends.size()) <= unit.stage) ends.emplace_back(unit.name, "");
+    ends.back().second = unit.name;
+  }
+  std::string text;
+  for (const auto& [first, last] : ends) {
+    text += (text.empty() ? "" : " | ") + first + (first == last ? "" : " to " + last);
+  }
+  return text;
+}
+
+std::string RunState::dtypes() const {
+  const FlatState& state = trained_->engine->state();
+  const at::Tensor leaf = state.layout.slots().front().parameter->leaf();
+  const auto moments = trained_->optimizer->state();
+  return fmt::format("parameters {}, compute {}, gradients {}, reduction {}{}", name_of(state.values.scalar_type()),
+                     name_of(leaf.scalar_type()), name_of(state.gradients.scalar_type()),
+                     name_of(trained_->engine->reduce_dtype()),
+                     moments.empty() ? "" : ", optimizer " + name_of(moments.front().second.scalar_type()));
+}
+
+CheckpointInfo RunState::info(const TrainWindows& windows) const {
+  return {.step = step,
+          .position = windows.position(step * recipe_.train.global_batch),
+          .optimizer_steps = trained_->optimizer->num_steps(),
+          .clocks = clocks,
+          .recipe = to_toml(recipe_),
+          .model = config_text(trained_->model->config(), tokens_),
+          .tokenizer_hash = tokenizer_.hash().hex(),
+          .train_hash = origin_.train_hash,
+          .validation_hash = origin_.validation_hash,
+          .numerics = origin_.numerics};
+}
+
+void RunState::load(const fs::path& folder, const TrainWindows& windows) {
+  try {
+    read(folder, windows);
+  } catch (const DataError& error) {
+    refuse_damaged(folder, error);
+  }
+}
+
+void RunState::start_from(const InitSource& source) {
+  load_weights(*trained_->model, mesh_, source);
+  trained_->engine->state().bump_version();
+  tokens_ = source.tokens;
+}
+
+void RunState::read(const fs::path& folder, const TrainWindows& windows) {
+  CheckpointReader reader(folder);
+  const CheckpointInfo& info = reader.info();
+  changed_keys_ = check_resumed_run(info, folder.string(),
+                                    {.recipe = recipe_,
+                                     .model = trained_->model->config(),
+                                     .tokenizer_hash = tokenizer_.hash().hex(),
+                                     .train_hash = origin_.train_hash,
+                                     .validation_hash = origin_.validation_hash});
+  if (info.position != windows.position(info.step * recipe_.train.global_batch)) {
+    throw DataError({"resume", folder.string(),
+                     fmt::format("its data position {} does not fit its step {}", info.position, info.step), "",
+                     "resume with the recipe.toml of that run"});
+  }
+  const at::NoGradGuard no_grad;
+  const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
+  const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
+  const auto is_of_technique = [](const std::string& name) {
+    return name.starts_with(kHookTensors) || name.starts_with(kStepperTensors);
+  };
+  StateReader tensors(trained_->tensors, mesh_, reader,
+                      {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
+                       .may_leave_out = is_of_technique});                           // that this run may not have
+  reader.verify(mesh_.world());
+  tensors.check();
+  tensors.read();
+  trained_->engine->state().bump_version();
+  trained_->optimizer->set_num_steps(info.optimizer_steps);
+  tokens_ = parse_special_tokens(info.model, folder.string());
+  step = info.step;
+  clocks = info.clocks;
+}
+
+void write_run_files(const fs::path& run, const Recipe& recipe, const Tokenizer& tokenizer) {
+  std::error_code error;
+  fs::create_directories(run, error);
+  if (error) throw_file_error("train", run, "cannot be made", error.value());
+  write_file_durably(run / "recipe.toml", to_toml(recipe), "train");
+  tokenizer.save(run / "tokenizer.json");
+}
+
+}  // namespace caravan

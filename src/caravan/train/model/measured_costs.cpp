@@ -1,0 +1,86 @@
+#include "caravan/train/model/measured_costs.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "caravan/comm/record.h"
+#include "caravan/engine/engine.h"
+#include "caravan/models/model.h"
+#include "caravan/nn/experts/router.h"
+#include "caravan/train/choice.h"
+
+namespace caravan {
+namespace {
+
+constexpr int kSteps = 5;
+using Clock = std::chrono::steady_clock;
+
+double ms_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::milli>(end - begin).count();
+}
+
+/// Forward and backward of each block of `model` in one step, each a graph of its own.
+std::vector<double> times_of_step(Engine& engine, const at::Tensor& ids) {
+  Module& model = engine.model();
+  const size_t count = model.blocks().size();
+  std::vector<double> times(count, 0);
+  Tensors inputs{ids};
+  std::vector<at::Tensor> ends;
+  engine.begin_step();
+  for (size_t block = 0; block < count; ++block) {
+    if (block + 1 == count) inputs.push_back(ids);  // labels
+    const Clock::time_point begin = Clock::now();
+    ends.push_back(model.run_blocks(block, block + 1, inputs, {}).front());
+    times[block] = ms_between(begin, Clock::now());
+    inputs = {ends.back().detach().requires_grad_()};
+  }
+  for (size_t block = count; block-- > 0;) {
+    if (!ends[block].requires_grad()) continue;  // a frozen embedding has no backward
+    const at::Tensor gradient = at::ones_like(ends[block]);
+    const Clock::time_point begin = Clock::now();
+    ends[block].backward(gradient);
+    times[block] += ms_between(begin, Clock::now());
+  }
+  engine.finish_step();
+  return times;
+}
+
+}  // namespace
+
+std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh) {
+  ModelConfig one_layer = model;
+  one_layer.layers = 1;
+  const std::unique_ptr<Model> small = make_model(one_layer);
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  Strategy strategy = whole_model(*small, alone);
+  StrategyChoice dtypes;
+  set_dtypes(dtypes, recipe.precision);
+  strategy.leaf_dtype = dtypes.compute_dtype;
+  Engine engine(*small, alone, std::move(strategy), Engine::Options{});
+  // Balanced over the batch, experts need shares; which ones changes no time.
+  for (Router* router : routers_of(*small)) {
+    const auto experts = static_cast<size_t>(router->config().experts);
+    router->set_shares(std::vector<double>(experts, 1.0 / static_cast<double>(experts)));
+  }
+  const at::Tensor ids = at::zeros({plan_batch(recipe, mesh.size()).micro_batch, model.context}, at::kLong);
+  std::vector<std::vector<double>> steps;
+  for (int step = 0; step <= kSteps; ++step) steps.push_back(times_of_step(engine, ids));
+  std::vector<double> medians;
+  for (size_t block = 0; block < steps.front().size(); ++block) {
+    std::vector<double> times;
+    for (int step = 1; step <= kSteps; ++step) times.push_back(steps[static_cast<size_t>(step)][block]);
+    std::ranges::nth_element(times, times.begin() + kSteps / 2);
+    medians.push_back(times[kSteps / 2]);
+  }
+  const Buffer buffer{medians.data(), static_cast<int64_t>(medians.size()), Dtype::fp64};
+  mesh.world().all_reduce(buffer, buffer, ReduceOp::sum, "costs of layers");
+  std::vector<double> costs{medians.front() / mesh.size()};
+  for (int64_t layer = 0; layer < model.layers; ++layer) costs.push_back(medians[1] / mesh.size());
+  costs.push_back(medians.back() / mesh.size());
+  return costs;
+}
+
+}  // namespace caravan

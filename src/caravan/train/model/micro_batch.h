@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/cost/memory_bytes.h"
+#include "caravan/cost/process_memory.h"
+#include "caravan/cost/rehearsal.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan {
+
+/// The most that one rank of a recipe needs at once, by a rehearsal.
+struct RankPeak {
+  MemoryBytes peak{};
+  int rank = 0;
+  std::string event{};     ///< what it does then: "backward blocks.3 of micro-batch 1"
+  int64_t held_bytes = 0;  ///< of the fullest process, for tensors
+};
+
+/// What is known of one rank of a recipe before anything is allocated: of the one that needs the most.
+struct MemoryPlan {
+  int64_t micro_batch = 1;  ///< sequences, as the recipe says or as they were chosen
+  RankPeak fullest{};
+  RankPeak own{};              ///< of this rank (resolve_micro_batch)
+  int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
+  int64_t limit_bytes = 0;     ///< the rank's share of the host's memory; 0: unknown
+  bool is_chosen = false;      ///< train.micro_batch was "auto"
+  std::string advice{};        ///< what to do if it does not fit
+  int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
+  bool fits() const noexcept { return limit_bytes <= 0 || peak_bytes() <= limit_bytes; }
+};
+
+/// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1".
+std::string memory_needs(const MemoryPlan& plan);
+/// And whether that is close to the limit, or what to do if it is above.
+std::string memory_text(const MemoryPlan& plan);
+
+/// The fullest rank with so many sequences in a micro-batch.
+using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
+
+/// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number of train.micro_batch is taken
+/// as it is, also if its peak exceeds the limit. "auto" becomes `before`, the number of the checkpoint that is resumed
+/// (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run has the same
+/// sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks for few peaks.
+/// Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help: parameters,
+/// gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
+MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of);
+
+/// The fullest of some rehearsals. Sizes that no tensor can have are no error here, but a peak that fits nowhere.
+RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some);
+Recipe with_micro_batch(Recipe recipe, int64_t micro_batch);
+
+/// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: each rehearses itself,
+/// and the rank with the least memory decides. `before` may be known to one rank only; the others give 0. Returns the
+/// plan, with the memory of that rank. Every rank of `world` calls it. Errors as plan_memory, on every rank.
+MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before = 0);
+
+}  // namespace caravan

@@ -1,0 +1,192 @@
+#include "caravan/formats/peft/peft.h"
+
+#include <cmath>
+#include <functional>
+#include <gmock/gmock.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/formats/safetensors/tensor_file.h"
+#include "caravan/nn/lora.h"
+#include "tests/data/support.h"
+
+namespace caravan::peft_test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A folder of adapters as PEFT writes them, of rank 4 and alpha 8, which each test changes.
+class Peft : public ::testing::Test {
+ protected:
+  Peft() {
+    NamedTensors adapters;
+    for (const LinearShape& layer : adapted_layers(config_)) {
+      const auto values = [&](int64_t rows, int64_t columns) {
+        return at::arange(rows * columns, at::kFloat).mul(0.1).sin().view({rows, columns});
+      };
+      adapters.emplace_back(layer.name + ".lora.a.weight", values(config_.lora.rank, layer.in));
+      adapters.emplace_back(layer.name + ".lora.b.weight", values(layer.out, config_.lora.rank));
+    }
+    write_peft(folder_.path(), config_, adapters, "a/base");
+    settings_ = json::parse(read_file(folder_ / kPeftConfig));
+    const SafetensorsFile file(folder_ / kPeftWeights);
+    for (const auto& [name, entry] : file.tensors()) weights_.emplace_back(name, read_tensor(file, name));
+  }
+
+  NamedTensors read() const {
+    ModelConfig adapted = config_;
+    adapted.lora = read_peft_config(folder_.path(), config_).lora;
+    return read_peft(folder_.path(), adapted);
+  }
+
+  /// The error after a change of the configuration; "" if there is none.
+  std::string refusal(const std::function<void(json&)>& change) const {
+    json changed = settings_;
+    change(changed);
+    write_file(folder_ / kPeftConfig, changed.dump());
+    std::string message;
+    try {
+      read();
+    } catch (const DataError& error) {
+      message = error.what();
+    }
+    write_file(folder_ / kPeftConfig, settings_.dump());
+    return message;
+  }
+  std::string refusal(const char* key, const json& value) const {
+    return refusal([&](json& root) { root[key] = value; });
+  }
+
+  const ModelConfig config_{.kind = ModelKind::llama,
+                            .layers = 2,
+                            .width = 16,
+                            .heads = 2,
+                            .context = 8,
+                            .vocabulary = 32,
+                            .lora = {.rank = 4, .alpha = 8, .targets = {"query", "value"}}};
+  TemporaryFolder folder_;
+  json settings_;
+  NamedTensors weights_;
+};
+
+TEST_F(Peft, IsReadAsItWasWritten) {
+  EXPECT_EQ(read().size(), 8U);
+  const LoraConfig lora = read_peft_config(folder_.path(), config_).lora;
+  EXPECT_EQ(lora.rank, 4);
+  EXPECT_EQ(lora.alpha, 8);
+}
+
+/// These begin with a part of the base's weights, which they leave out of the base.
+TEST_F(Peft, AdaptersThatChangedTheirBaseAreRefused) {
+  for (const char* kind : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_later"}) {
+    EXPECT_THAT(refusal("init_lora_weights", kind),
+                AllOf(HasSubstr(kPeftConfig), HasSubstr(std::string("init_lora_weights is \"") + kind),
+                      HasSubstr("path_initial_model_for_weight_conversion")));
+  }
+  EXPECT_THAT(refusal("init_lora_weights", 3), HasSubstr("init_lora_weights is 3"));
+  for (const json& kind : {json(true), json(false), json(), json("gaussian"), json("eva"), json("orthogonal")}) {
+    EXPECT_EQ(refusal("init_lora_weights", kind), "") << kind;
+  }
+}
+
+TEST_F(Peft, TheRankOfEachLayerIsThatOfItsTensors) {
+  EXPECT_THAT(refusal("r", 3), AllOf(HasSubstr("has rank 4, but adapter_config.json says 3"), HasSubstr("q_proj")));
+  EXPECT_THAT(refusal("r", 4.5), HasSubstr("says 4.5"));
+  EXPECT_THAT(refusal("rank_pattern", {{"v_proj", 2}}), AllOf(HasSubstr("v_proj"), HasSubstr("says 2")));
+  EXPECT_EQ(refusal([](json& root) {
+              root["r"] = 16;
+              root["rank_pattern"] = {{"v_proj", 4}, {"self_attn.q_proj", 4}};
+            }),
+            "");
+  EXPECT_THAT(refusal("rank_pattern", 4), HasSubstr("rank_pattern is not an object"));
+  EXPECT_THAT(refusal("rank_pattern", {{"layers\\.\\d+\\.self_attn.q_proj", 4}}), HasSubstr("regular expression"));
+}
+
+/// Of several patterns PEFT takes the first one, in the order of the file.
+TEST_F(Peft, TheFirstPatternCounts) {
+  const std::string name = "model.layers.0.self_attn.q_proj";
+  const auto alpha_of = [&](const std::string& patterns) {
+    std::string text = settings_.dump();
+    const std::string none = R"("alpha_pattern":{})";
+    text.replace(text.find(none), none.size(), "\"alpha_pattern\":" + patterns);
+    write_file(folder_ / kPeftConfig, text);
+    for (const PeftScale& layer : read_peft_config(folder_.path(), config_).layers) {
+      if (layer.theirs == name) return layer.scale * 4;
+    }
+    return 0.0;
+  };
+  EXPECT_EQ(alpha_of(R"({"q_proj":3,")" + name + R"(":5})"), 3);
+  EXPECT_EQ(alpha_of(R"({")" + name + R"(":5,"q_proj":3})"), 5);
+}
+
+TEST_F(Peft, NumbersThatAreNoneAreRefused) {
+  for (const json& alpha : {json(0), json(-1), json(1e39), json("8"), json(), json(true), json::array({8})}) {
+    EXPECT_THAT(refusal("lora_alpha", alpha), HasSubstr("lora_alpha is not a number above 0")) << alpha;
+    EXPECT_NE(refusal("alpha_pattern", {{"q_proj", alpha}}), "") << alpha;
+  }
+  for (const char* text : {"1e999", "Infinity", "NaN"}) {
+    std::string changed = settings_.dump();
+    const std::string alpha = "\"lora_alpha\":8.0";
+    ASSERT_NE(changed.find(alpha), std::string::npos) << changed;
+    changed.replace(changed.find(alpha), alpha.size(), std::string("\"lora_alpha\":") + text);
+    write_file(folder_ / kPeftConfig, changed);
+    EXPECT_THAT(message_of<DataError>([&] { read(); }), HasSubstr("adapter_config.json: is not a JSON object")) << text;
+  }
+}
+
+TEST_F(Peft, OtherMethodsAreRefused) {
+  const std::vector<std::pair<const char*, json>> others{{"use_dora", true},
+                                                         {"bias", "lora_only"},
+                                                         {"lora_bias", true},
+                                                         {"modules_to_save", {"lm_head"}},
+                                                         {"layer_replication", {{0, 2}}},
+                                                         {"use_qalora", true},
+                                                         {"trainable_token_indices", {3}},
+                                                         {"target_parameters", {"w"}},
+                                                         {"alora_invocation_tokens", {1, 2}},
+                                                         {"megatron_config", {{"x", 1}}},
+                                                         {"arrow_config", {{"top_k", 2}}},
+                                                         {"a_method_of_later", "yes"}};
+  for (const auto& [key, value] : others) {
+    EXPECT_THAT(refusal(key, value), HasSubstr(std::string("sets ") + key)) << value;
+    for (const json& unset : {json(), json(false), json::array(), json::object()}) EXPECT_EQ(refusal(key, unset), "");
+  }
+  EXPECT_EQ(refusal("bias", "none"), "");
+  EXPECT_THAT(refusal("peft_type", "IA3"), HasSubstr("peft_type is \"IA3\""));
+  EXPECT_THAT(refusal("peft_type", 7), HasSubstr("peft_type is 7"));
+  EXPECT_THAT(refusal("use_rslora", "yes"), HasSubstr("use_rslora is \"yes\""));
+  // How they were trained does not matter, nor which way round the base stores its weights.
+  for (const auto& [key, value] : std::vector<std::pair<const char*, json>>{
+           {"fan_in_fan_out", true}, {"lora_dropout", 0.1}, {"peft_version", "0.18.0"}, {"revision", "main"}}) {
+    EXPECT_EQ(refusal(key, value), "") << key;
+  }
+}
+
+TEST_F(Peft, RankStabilisedScalesAreKept) {
+  EXPECT_EQ(refusal("use_rslora", true), "");
+  settings_["use_rslora"] = true;
+  write_file(folder_ / kPeftConfig, settings_.dump());
+  EXPECT_DOUBLE_EQ(read_peft_config(folder_.path(), config_).layers.front().scale, 8 / 2.0);
+}
+
+TEST_F(Peft, WeightsThatAreNotFiniteAreNamed) {
+  for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    for (size_t i : {size_t{0}, weights_.size() - 1}) {
+      NamedTensors changed = weights_;
+      changed[i].second = changed[i].second.clone();
+      changed[i].second.view(-1)[5].fill_(value);
+      write_tensors(folder_ / kPeftWeights, changed);
+      EXPECT_THAT(message_of<DataError>([&] { read(); }),
+                  AllOf(HasSubstr(kPeftWeights), HasSubstr(changed[i].first + " has a value that is not finite")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace caravan::peft_test

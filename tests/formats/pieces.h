@@ -1,0 +1,67 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/formats/checkpoint/checkpoint.h"
+#include "caravan/mesh/mesh.h"
+
+namespace caravan::testing {
+
+/// Whole tensors by name, which a test saves and reads.
+using Whole = std::map<std::string, at::Tensor>;
+
+inline int ranks_of(const std::vector<AxisSize>& axes) {
+  int ranks = 1;
+  for (const AxisSize& axis : axes) ranks *= axis.size;
+  return ranks;
+}
+
+/// Runs `body` on thread ranks with a mesh. Calls time out after 20 s.
+inline void on_ranks(const std::vector<AxisSize>& axes, const std::function<void(const Mesh&)>& body) {
+  run_thread_ranks(ranks_of(axes), [&](const auto& world) { body(Mesh::create(world, axes)); },
+                   {.timeout = std::chrono::seconds(20)});
+}
+
+inline at::Tensor cut(const at::Tensor& whole, const Box& box) {
+  at::Tensor piece = whole;
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    piece = piece.narrow(static_cast<int64_t>(d), box.offset[d], box.size[d]);
+  }
+  return piece.contiguous();
+}
+
+/// This rank's piece of `whole` in a layout.
+inline CheckpointPiece piece_of(const std::string& name, const at::Tensor& whole, const Layout& layout,
+                                const Mesh& mesh) {
+  Parameter parameter(name, {.shape = whole.sizes().vec()});
+  const Layout all = layout.completed(mesh, Invariant{});
+  parameter.set_rest(cut(whole, local_box(whole.sizes().vec(), all, mesh, name)), all);
+  return checkpoint_piece(name, parameter, parameter.rest(), mesh);
+}
+
+/// Every tensor replicated on every rank.
+inline std::vector<CheckpointPiece> invariant_pieces(const Whole& tensors, const Mesh& mesh) {
+  std::vector<CheckpointPiece> pieces;
+  for (const auto& [name, tensor] : tensors) pieces.push_back(piece_of(name, tensor, {}, mesh));
+  return pieces;
+}
+
+inline std::vector<std::pair<std::string, std::vector<int64_t>>> names_and_shapes(const Whole& tensors) {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> all;
+  for (const auto& [name, tensor] : tensors) all.emplace_back(name, tensor.sizes().vec());
+  return all;
+}
+
+inline at::Tensor read_whole(CheckpointReader& reader, const std::string& name, const at::Tensor& like) {
+  at::Tensor out = at::empty_like(like);
+  reader.read(name, {std::vector<int64_t>(static_cast<size_t>(like.dim()), 0), like.sizes().vec()}, out);
+  return out;
+}
+
+}  // namespace caravan::testing
