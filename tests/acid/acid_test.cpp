@@ -69,7 +69,7 @@ void fill(const Engine& engine) {
   const at::NoGradGuard no_grad;
   for (const Slot& slot : engine.state().layout.slots()) {
     const Parameter& parameter = *slot.parameter;
-    const Box box = local_box(parameter.global_shape(), parameter.rest_layout(), engine.mesh());
+    const Box box = local_box(parameter.global_shape(), parameter.sharded_layout(), engine.mesh());
     at::Tensor piece = random_tensor(parameter.global_shape(), std::hash<std::string>()(parameter.name())) * 0.3;
     if (parameter.spec().init.kind == Init::Kind::ones) piece = piece + 1;
     for (size_t dim = 0; dim < box.size.size(); ++dim) {
@@ -102,7 +102,7 @@ struct Found {
 };
 
 at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
-  return redistribute(piece, parameter.rest_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
+  return redistribute(piece, parameter.sharded_layout(), Layout::all(mesh, Invariant{}), mesh, parameter.name());
 }
 
 void save(Engine& engine, Optimizer& optimizer, const std::filesystem::path& folder) {
@@ -176,7 +176,7 @@ Found train(Engine& engine, Optimizer& optimizer, int64_t first, int micro_batch
   }
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : engine.model().parameters()) {
-    found.parameters[parameter->name()] = whole(parameter->rest().detach(), *parameter, mesh).clone();
+    found.parameters[parameter->name()] = whole(parameter->sharded().detach(), *parameter, mesh).clone();
   }
   return found;
 }
@@ -188,8 +188,8 @@ Found one_process(const Acid& acid, int64_t first, const std::filesystem::path& 
     Model model(config_of(acid.kind));
     const Hook uneven = make_uneven(model, acid.freezes_first_stage);
     Strategy strategy = whole_model(model, mesh);
-    strategy.leaf_dtype = acid.leaf;
-    strategy.allow_unused = true;
+    strategy.compute_dtype = acid.leaf;
+    strategy.find_unused_parameters = true;
     Engine engine(model, mesh, strategy, {.dtype = acid.rest});
     fill(engine);
     Sgd optimizer(engine.state(), {.momentum = 0.9, .weight_decay = 0.01});
@@ -214,8 +214,8 @@ std::vector<Found> many_ranks(const Acid& acid, const std::filesystem::path& fol
     add_stages(strategy, mesh, "pp", {0, 0, 0, 1, 1});
     run_one_f_one_b(strategy);
     shard_everything(strategy, mesh, "dp");
-    strategy.leaf_dtype = acid.leaf;
-    strategy.allow_unused = true;
+    strategy.compute_dtype = acid.leaf;
+    strategy.find_unused_parameters = true;
     Engine engine(model, mesh, strategy, {.dtype = acid.rest});
     fill(engine);
     Sgd optimizer(engine.state(), {.momentum = 0.9, .weight_decay = 0.01});

@@ -35,7 +35,7 @@ Taken taken_by(const Case& of, at::Device device, at::ScalarType type) {
   const std::unique_ptr<Module> module = of.make();
   for (Parameter* parameter : module->parameters()) {
     const auto options = at::TensorOptions(type).device(device);
-    parameter->set_rest(at::ones(parameter->global_shape(), options).mul_(0.01).requires_grad_(true), {});
+    parameter->set_sharded(at::ones(parameter->global_shape(), options).mul_(0.01).requires_grad_(true), {});
   }
   Tensors inputs = of.inputs(at::TensorOptions(type).device(device));
   ForwardContext context{.seed = 1, .loss_scale = 0.5};

@@ -23,7 +23,7 @@ Taken taken_by(at::Device device) {
   net->to(at::kFloat);
   if (device.is_meta()) to_meta(*net);
   ModuleAdapter module(net, UserNet::units(net), mesh);
-  Engine engine(module, mesh, ddp(module, mesh, {.is_static = false}), {});
+  Engine engine(module, mesh, ddp(module, mesh, {.static_graph = false}), {});
   Taken taken;
   for (int step = 0; step < 2; ++step) {
     const at::Tensor x = at::ones({kRows, 2, 5, 5}, device);

@@ -103,7 +103,7 @@ std::map<int, Taken> taken_by_threads(const Case& of, ModelKind kind, at::Scalar
   return all;
 }
 
-Case ddp_with(const std::string& name, std::function<std::shared_ptr<ReductionHook>()> hook) {
+Case ddp_with(const std::string& name, std::function<std::shared_ptr<CommHook>()> hook) {
   return {name, 2, [hook = std::move(hook)](Module& model, Mesh& mesh, at::ScalarType) {
             return ddp(model, mesh, {.hook = hook()});
           }};

@@ -88,7 +88,7 @@ std::vector<std::map<std::string, at::Tensor>> one_process(int ranks, int num_mi
       fake.engine->finish_step();
       std::map<std::string, at::Tensor> gradients;
       for (const Parameter* parameter : fake.model.parameters()) {
-        gradients[parameter->name()] = parameter->rest().grad().clone();
+        gradients[parameter->name()] = parameter->sharded().grad().clone();
       }
       steps.push_back(gradients);
       Sgd(fake.engine->state()).step(1e-3);
@@ -108,8 +108,8 @@ TEST(Engine, GradientsAreThoseOfOneProcessInEveryStep) {
           for (size_t step = 0; step < want.size(); ++step) {
             fake.step(num_micro_batches);
             for (const Parameter* parameter : fake.model.parameters()) {
-              const at::Tensor piece = piece_of(want[step].at(parameter->name()), parameter->rest_layout(), mesh);
-              EXPECT_TRUE(is_close(parameter->rest().grad(), piece))
+              const at::Tensor piece = piece_of(want[step].at(parameter->name()), parameter->sharded_layout(), mesh);
+              EXPECT_TRUE(is_close(parameter->sharded().grad(), piece))
                   << name << ", " << parameter->name() << ", step " << step << ", " << mesh.where();
             }
             Sgd(fake.engine->state()).step(1e-3);
@@ -128,15 +128,15 @@ TEST(Engine, StartsFromTheValuesOfCoordinate0) {
       {
         Chain model(three_units());
         model.materialise(mesh, {}, {.seed = 100});
-        for (const Parameter* parameter : model.parameters()) first[parameter->name()] = parameter->rest().detach();
+        for (const Parameter* parameter : model.parameters()) first[parameter->name()] = parameter->sharded().detach();
       }
       const Fake fake(mesh, lay_out, {}, [&](Chain& model) {
         model.materialise(mesh, {}, {.seed = 100 + static_cast<uint64_t>(mesh.rank())});
         model.unit(1).at("v").set_requires_grad(false);
       });
       for (const Parameter* parameter : fake.model.parameters()) {
-        const at::Tensor want = piece_of(first.at(parameter->name()), parameter->rest_layout(), mesh);
-        EXPECT_TRUE(same_bits(parameter->rest().detach(), want)) << parameter->name();
+        const at::Tensor want = piece_of(first.at(parameter->name()), parameter->sharded_layout(), mesh);
+        EXPECT_TRUE(same_bits(parameter->sharded().detach(), want)) << parameter->name();
       }
     });
   }
@@ -218,14 +218,14 @@ TEST(Engine, AnEventOutOfOrderIsRefused) {
     fake.forward(0).backward();
     EXPECT_THAT(message_of<UsageError>([&] { fake.forward(1); }), HasSubstr("F0.1 (unit 'u0'): comes out of order"));
     fake.step();
-    EXPECT_TRUE(fake.model.unit(0).at("w").rest().grad().defined()) << "after errors steps go on";
+    EXPECT_TRUE(fake.model.unit(0).at("w").sharded().grad().defined()) << "after errors steps go on";
   });
 }
 
 TEST(Engine, RanksThatRecordOtherOrdersAreAllTold) {
   std::vector<std::string> messages(3);
   on_ranks(3, [&](const Mesh& mesh) {
-    Fake fake(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    Fake fake(mesh, data, [](Strategy& strategy) { strategy.find_unused_parameters = true; });
     if (mesh.rank() == 1) fake.model.order = {1, 0, 2};
     messages[static_cast<size_t>(mesh.rank())] = message_of<UsageError>([&] { fake.step(); });
   });
@@ -283,26 +283,26 @@ TEST(Engine, AUnitThatIsNotRunIsNamedOrCountsAsZero) {
     strict.model.order = {0, 2};
     EXPECT_THAT(message_of<UsageError>([&] { strict.step(); }),
                 AllOf(HasSubstr("[test] u1."), HasSubstr("got no gradient in this step")));
-    Fake tolerant(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    Fake tolerant(mesh, data, [](Strategy& strategy) { strategy.find_unused_parameters = true; });
     tolerant.model.order = {0, 2};
     for (int step = 0; step < 3; ++step) {
       tolerant.step();
-      EXPECT_EQ(tolerant.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0);
-      EXPECT_GT(tolerant.model.unit(0).at("w").rest().grad().abs().max().item<double>(), 0);
+      EXPECT_EQ(tolerant.model.unit(1).at("w").sharded().grad().abs().max().item<double>(), 0);
+      EXPECT_GT(tolerant.model.unit(0).at("w").sharded().grad().abs().max().item<double>(), 0);
     }
   });
 }
 
 TEST(Engine, AGradientOfAnEarlierStepIsNotKeptForAnUnusedUnit) {
   on_ranks(2, [](const Mesh& mesh) {
-    Fake fake(mesh, data, [](Strategy& strategy) { strategy.allow_unused = true; });
+    Fake fake(mesh, data, [](Strategy& strategy) { strategy.find_unused_parameters = true; });
     for (int round = 0; round < 2; ++round) {
       fake.model.order = {};
       fake.step(2);
-      EXPECT_GT(fake.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0);
+      EXPECT_GT(fake.model.unit(1).at("w").sharded().grad().abs().max().item<double>(), 0);
       fake.model.order = {0, 2};
       fake.step(1);
-      EXPECT_EQ(fake.model.unit(1).at("w").rest().grad().abs().max().item<double>(), 0) << "round " << round;
+      EXPECT_EQ(fake.model.unit(1).at("w").sharded().grad().abs().max().item<double>(), 0) << "round " << round;
     }
   });
 }
@@ -314,15 +314,15 @@ TEST(Engine, AFrozenUnitIsPassedAndOneAtTheStartEndsBackward) {
         Fake fake(mesh, lay_out, {}, [&](Chain& model) {
           for (Parameter* parameter : model.unit(frozen).parameters()) parameter->set_requires_grad(false);
         });
-        const at::Tensor before = fake.model.unit(frozen).at("w").rest().clone();
+        const at::Tensor before = fake.model.unit(frozen).at("w").sharded().clone();
         for (int step = 0; step < 2; ++step) fake.step();
         const std::string schedule = fake.schedule();
         EXPECT_THAT(schedule, ::testing::Not(HasSubstr("R" + std::to_string(frozen))));
         EXPECT_EQ(schedule.find("B0.0") == std::string::npos, frozen == 0);
-        EXPECT_FALSE(fake.model.unit(frozen).at("w").rest().grad().defined());
-        EXPECT_TRUE(fake.model.unit(2).at("w").rest().grad().defined());
+        EXPECT_FALSE(fake.model.unit(frozen).at("w").sharded().grad().defined());
+        EXPECT_TRUE(fake.model.unit(2).at("w").sharded().grad().defined());
         Sgd(fake.engine->state()).step(1);
-        EXPECT_TRUE(same_bits(fake.model.unit(frozen).at("w").rest(), before));
+        EXPECT_TRUE(same_bits(fake.model.unit(frozen).at("w").sharded(), before));
       }
     }
   });
@@ -337,12 +337,12 @@ std::string refusal_to_read(const at::Tensor& leaf) {
 TEST(Engine, AGatheredLeafIsThereForItsUnitOnlyAndStaysTheSameTensor) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, rows);
-    const at::Tensor leaf = fake.model.unit(1).at("v").leaf();
+    const at::Tensor leaf = fake.model.unit(1).at("v").unsharded();
     std::vector<at::Tensor> seen;
     const auto note = [&] { seen.push_back(leaf.detach().clone()); };
     fake.model.unit(1).in_forward = fake.model.unit(1).in_backward = note;
     std::string in_the_first;
-    fake.model.unit(0).in_forward = [&] { in_the_first = refusal_to_read(fake.model.unit(2).at("w").leaf()); };
+    fake.model.unit(0).in_forward = [&] { in_the_first = refusal_to_read(fake.model.unit(2).at("w").unsharded()); };
     for (int step = 0; step < 3; ++step) {
       const std::string told = refusal_to_read(leaf);
       EXPECT_THAT(told, AllOf(HasSubstr("u1.v: is read while it is sharded"), HasSubstr("unit 'u1' is not running")));
@@ -353,8 +353,8 @@ TEST(Engine, AGatheredLeafIsThereForItsUnitOnlyAndStaysTheSameTensor) {
       EXPECT_TRUE(same_bits(seen[0], seen[1]));
       EXPECT_EQ(seen[0].sizes(), at::IntArrayRef({2, 3}));
       const Parameter& parameter = fake.model.unit(1).at("v");
-      EXPECT_TRUE(same_bits(piece_of(seen[0], parameter.rest_layout(), mesh), parameter.rest().detach()));
-      EXPECT_TRUE(parameter.leaf().is_same(leaf));
+      EXPECT_TRUE(same_bits(piece_of(seen[0], parameter.sharded_layout(), mesh), parameter.sharded().detach()));
+      EXPECT_TRUE(parameter.unsharded().is_same(leaf));
       fake.engine->state().values.pieces().front().memory.mul_(0.5);  // the next step gathers what rests then
     }
   });
@@ -367,7 +367,7 @@ TEST(Engine, EvaluationGathersAndFrees) {
     const ForwardContext evaluate{.phase = Phase::evaluate};
     const auto compare = [&](const char* when) {
       EXPECT_TRUE(is_close(fake.forward(0, evaluate), whole.forward(0, evaluate))) << when;
-      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").leaf()), HasSubstr("u2.w: is read")) << when;
+      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").unsharded()), HasSubstr("u2.w: is read")) << when;
     };
     compare("before the first step");
     for (int step = 0; step < 3; ++step) {
@@ -416,7 +416,7 @@ TEST(Engine, AfterAForwardThatThrewTheNextStepIsRight) {
       EXPECT_TRUE(same_bits(fake.engine->state().gradients.to_tensor(), other.engine->state().gradients.to_tensor()))
           << step;
       fake.forward(0, {.phase = Phase::evaluate});
-      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").leaf()), HasSubstr("u2.w: is read")) << step;
+      EXPECT_THAT(refusal_to_read(fake.model.unit(2).at("w").unsharded()), HasSubstr("u2.w: is read")) << step;
     }
   });
 }
@@ -430,7 +430,7 @@ TEST(Engine, AnEvaluationThatThrewLeavesNothingGathered) {
     at::Tensor seen;
     bool throws = true;
     fake.model.unit(0).in_forward = [&] {
-      seen = parameter.leaf().detach().clone();
+      seen = parameter.unsharded().detach().clone();
       if (throws) throw std::runtime_error("a user's mistake");
     };
     const at::NoGradGuard no_grad;
@@ -457,7 +457,7 @@ TEST(Engine, ALeafWithOtherMemoryIsNamed) {
   for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
     on_ranks(2, [&](const Mesh& mesh) {
       const Fake fake(mesh, lay_out);
-      at::Tensor leaf = fake.model.unit(1).at("v").leaf();
+      at::Tensor leaf = fake.model.unit(1).at("v").unsharded();
       leaf.set_data(at::ones({2, 3}, at::kDouble));
       EXPECT_THAT(message_of<UsageError>([&] { fake.engine->begin_step(); }),
                   AllOf(HasSubstr("v: has been given other memory"), HasSubstr("before it is wrapped")));
@@ -518,19 +518,19 @@ TEST(Engine, Bf16LeavesAreRoundedFromWhatRests) {
     for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
       on_ranks(2, [&, who = who, change = change](const Mesh& mesh) {
         Fake fake(
-            mesh, lay_out, [](Strategy& strategy) { strategy.leaf_dtype = at::kBFloat16; }, {}, at::kFloat);
+            mesh, lay_out, [](Strategy& strategy) { strategy.compute_dtype = at::kBFloat16; }, {}, at::kFloat);
         const Parameter& parameter = fake.model.unit(1).at("v");
         at::Tensor seen;
-        fake.model.unit(1).in_forward = [&] { seen = parameter.leaf().detach().clone(); };
+        fake.model.unit(1).in_forward = [&] { seen = parameter.unsharded().detach().clone(); };
         const auto compare = [&] {
-          const at::Tensor rounded = parameter.rest().detach().to(at::kBFloat16);
-          EXPECT_TRUE(same_bits(piece_of(seen, parameter.rest_layout(), mesh), rounded)) << who;
+          const at::Tensor rounded = parameter.sharded().detach().to(at::kBFloat16);
+          EXPECT_TRUE(same_bits(piece_of(seen, parameter.sharded_layout(), mesh), rounded)) << who;
         };
         for (int step = 0; step < 3; ++step) {
           fake.step();
           compare();
-          EXPECT_EQ(parameter.rest().scalar_type(), at::kFloat);
-          EXPECT_EQ(parameter.rest().grad().scalar_type(), at::kFloat);
+          EXPECT_EQ(parameter.sharded().scalar_type(), at::kFloat);
+          EXPECT_EQ(parameter.sharded().grad().scalar_type(), at::kFloat);
           change(*fake.engine);
           fake.forward(0, {.phase = Phase::evaluate});
           compare();
@@ -542,7 +542,7 @@ TEST(Engine, Bf16LeavesAreRoundedFromWhatRests) {
 
 // ---- work that waits ----
 
-/// y = x w; the gradient of w is deposited later.
+/// y = x w; the gradient of w is accumulated later.
 class Later final : public Module {
  public:
   std::vector<std::string>* order = nullptr;
@@ -554,9 +554,9 @@ class Later final : public Module {
     const at::Tensor y = at::mul(inputs.at(0).requires_grad() ? inputs[0] : inputs[0].detach().requires_grad_(), w);
     y.register_hook([this, x](const at::Tensor& gradient) {
       if (order != nullptr) order->push_back("backward of " + name());
-      weight_.deposit_later([this, x, gradient = gradient.detach()] {
+      weight_.accumulate_grad_later([this, x, gradient = gradient.detach()] {
         if (order != nullptr) order->push_back("weight of " + name());
-        weight_.deposit(gradient * x);
+        weight_.accumulate_grad(gradient * x);
       });
     });
     return {y};
@@ -594,14 +594,14 @@ TEST(Engine, WorkThatWaitsIsDoneBeforeItsReduction) {
     add_data_axis(strategy, mesh, "dp");
     Engine engine(model, mesh, strategy, {.seed = 5, .dtype = at::kDouble});
     std::vector<double> w;
-    for (const Parameter* parameter : model.parameters()) w.push_back(parameter->rest().item<double>());
+    for (const Parameter* parameter : model.parameters()) w.push_back(parameter->sharded().item<double>());
     for (int step = 0; step < 3; ++step) {
       engine.begin_step();
       model.run({at::full({}, mesh.rank() + 1.0, at::kDouble)}, {})[0].backward();
       engine.finish_step();
       for (size_t i = 0; i < 3; ++i) {  // the inputs of both ranks add up to 3
         const double want = 3 * w[(i + 1) % 3] * w[(i + 2) % 3];
-        EXPECT_NEAR(model.parameters()[i]->rest().grad().item<double>() / want, 1, 1e-12) << i;
+        EXPECT_NEAR(model.parameters()[i]->sharded().grad().item<double>() / want, 1, 1e-12) << i;
       }
     }
   });
@@ -633,9 +633,9 @@ TEST(Engine, WeightEventsSayWhenItIsDone) {
     std::vector<std::string> want = backward;
     for (const auto* part : {&backward, &weight, &weight}) want.insert(want.end(), part->begin(), part->end());
     EXPECT_EQ(order, want);
-    const double w1 = model.parameters()[1]->rest().item<double>();
-    const double w2 = model.parameters()[2]->rest().item<double>();
-    EXPECT_NEAR(model.parameters()[0]->rest().grad().item<double>() / (3 * w1 * w2), 1, 1e-12);
+    const double w1 = model.parameters()[1]->sharded().item<double>();
+    const double w2 = model.parameters()[2]->sharded().item<double>();
+    EXPECT_NEAR(model.parameters()[0]->sharded().grad().item<double>() / (3 * w1 * w2), 1, 1e-12);
   });
 }
 
@@ -650,7 +650,7 @@ TEST(Engine, ASecondOneIsRefusedAndTheFirstGoesOn) {
     EXPECT_THAT(message_of<UsageError>([&] { Engine(fake.model, fake.mesh, again); }),
                 HasSubstr("its gradient hook is taken"));
     fake.engine->state().values.pieces().front().memory.mul_(0.5);
-    EXPECT_TRUE(is_close(fake.model.unit(2).at("w").leaf(),
+    EXPECT_TRUE(is_close(fake.model.unit(2).at("w").unsharded(),
                          fake.engine->state().layout.view(fake.engine->state().values, fake.model.unit(2).at("w"))))
         << "its parameters are still in its memory";
     fake.engine->state().values.pieces().front().memory.mul_(2);
@@ -671,9 +671,9 @@ TEST(Engine, LeavesNothingBehind) {
       model.run({at::ones({})}, {})[0].backward();
       engine.finish_step();
     }
-    for (Parameter* parameter : model.parameters()) parameter->rest().mutable_grad() = at::Tensor();
+    for (Parameter* parameter : model.parameters()) parameter->sharded().mutable_grad() = at::Tensor();
     model.run({at::ones({})}, {})[0].backward();  // the memory of the parameters outlives the engine
-    EXPECT_TRUE(model.unit(0).at("w").rest().grad().defined());
+    EXPECT_TRUE(model.unit(0).at("w").sharded().grad().defined());
   });
 }
 

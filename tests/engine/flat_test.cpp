@@ -32,11 +32,11 @@ TEST(FlatLayout, OfAGroupDecayedFirstEachInReverseOnAlignedOffsets) {
   Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {33}, true}, {"d", {64}, true}, {"e", {}, false}};
   const FlatLayout layout = whole_layout(model, lone_mesh());
   std::vector<int64_t> offsets;
-  for (const Slot& slot : layout.slots()) offsets.push_back(slot.rest_offset);
+  for (const Slot& slot : layout.slots()) offsets.push_back(slot.sharded_offset);
   EXPECT_THAT(names_of(layout), ElementsAre("d", "c", "a", "e", "b"));
   EXPECT_THAT(offsets, ElementsAre(0, 64, 128, 160, 192));
   EXPECT_EQ(layout.count(), 224);
-  EXPECT_EQ(layout.slot(model.at("a")).rest_count(), 15);
+  EXPECT_EQ(layout.slot(model.at("a")).sharded_count(), 15);
   EXPECT_EQ(layout.index(model.at("e")), 3U);
   ASSERT_EQ(layout.ranges().size(), 2U);  // what the optimizer treats alike is one range, gaps included
   for (const auto& [range, offset, count, decays] : {std::tuple(0, 0, 160, true), std::tuple(1, 160, 64, false)}) {
@@ -106,11 +106,11 @@ TEST(ShardAtRows, EveryRankAgreesHoldsContiguousRowsAndAboutAsMuch) {
       const Strategy strategy = sharded(model, mesh);
       const FlatLayout layout(strategy, mesh);
       for (const auto& [name, layouts] : strategy.layouts) {
-        const auto [entry, is_new] = first.emplace(name, layouts.rest.to_string());
-        EXPECT_EQ(entry->second, layouts.rest.to_string()) << name;
-        EXPECT_TRUE(layouts.leaf["dp"].is_replicate());
+        const auto [entry, is_new] = first.emplace(name, layouts.sharded.to_string());
+        EXPECT_EQ(entry->second, layouts.sharded.to_string()) << name;
+        EXPECT_TRUE(layouts.unsharded["dp"].is_replicate());
         if (n == 1) continue;  // all placements are one
-        EXPECT_EQ(layouts.rest["dp"].is_shard(), name != "u0.scalar");
+        EXPECT_EQ(layouts.sharded["dp"].is_shard(), name != "u0.scalar");
       }
       for (const Bucket& bucket : layout.buckets()) {
         const bool is_cut = n > 1 && layout.slots()[bucket.first_slot].parameter->name() != "u0.scalar";
@@ -118,12 +118,12 @@ TEST(ShardAtRows, EveryRankAgreesHoldsContiguousRowsAndAboutAsMuch) {
         EXPECT_EQ(bucket.reduces_in_place(), !is_cut);
         if (!is_cut) continue;
         const FlatCell& fill = bucket.fill[0];
-        EXPECT_EQ(fill.whole(), bucket.leaf_count);
-        EXPECT_EQ(fill.own(), bucket.rest_count);
+        EXPECT_EQ(fill.whole(), bucket.unsharded_count);
+        EXPECT_EQ(fill.own(), bucket.sharded_count);
         EXPECT_EQ(bucket.reduce[0].counts, fill.counts);
         // A cut goes to the nearest row or to the end of a gap: half of the longest row (100) and a gap.
         for (const int64_t count : fill.counts) {
-          EXPECT_NEAR(static_cast<double>(count), static_cast<double>(bucket.leaf_count) / n, 100 + 32);
+          EXPECT_NEAR(static_cast<double>(count), static_cast<double>(bucket.unsharded_count) / n, 100 + 32);
         }
       }
       rests[static_cast<size_t>(rank)] = layout.count();
@@ -139,7 +139,7 @@ TEST(ShardAtRows, EveryElementIsAtRestOnceAndAScalarOnEveryRank) {
     Chain model(kUnits);
     Mesh mesh = record_mesh(rank, {{"dp", n}});
     const FlatLayout layout(sharded(model, mesh), mesh);
-    for (const Slot& slot : layout.slots()) held[slot.parameter->name()] += slot.rest_count();
+    for (const Slot& slot : layout.slots()) held[slot.parameter->name()] += slot.sharded_count();
   }
   EXPECT_EQ(held.at("u0.odd"), 21);
   EXPECT_EQ(held.at("u0.wide"), 200);
@@ -155,8 +155,8 @@ TEST(FlatLayout, ShardsThatAreNotOnePartForEachCoordinateAreRefused) {
       Mesh mesh = record_mesh(0, {{"dp", 2}});
       Strategy strategy = whole_model(model, mesh);
       add_data_axis(strategy, mesh, "dp");
-      strategy.layouts.at("a").rest = {{"dp", a}};
-      strategy.layouts.at("b").rest = {{"dp", b}};
+      strategy.layouts.at("a").sharded = {{"dp", a}};
+      strategy.layouts.at("b").sharded = {{"dp", b}};
       const FlatLayout layout(strategy, mesh);
     });
   };
@@ -185,7 +185,7 @@ TEST(FlatState, EveryHandleSeesTheNewMemory) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}};
     model.materialise(mesh, {}, {.seed = 3});
-    const at::Tensor handle = model.at("a").rest();  // a user's module holds such
+    const at::Tensor handle = model.at("a").sharded();  // a user's module holds such
     const at::Tensor before = handle.detach().clone();
     Engine engine(model, mesh, whole_model(model, mesh));
     FlatState& state = engine.state();
@@ -205,15 +205,15 @@ TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
     made.materialise(mesh, {}, {.seed = 3});
     Parameters model{{"a", {3, 5}}};
     const Engine engine(model, mesh, whole_model(model, mesh), {.seed = 3});
-    EXPECT_TRUE(same_bits(model.at("a").rest(), made.at("a").rest()));
-    EXPECT_TRUE(model.at("a").leaf().is_leaf() && model.at("a").leaf().requires_grad());
+    EXPECT_TRUE(same_bits(model.at("a").sharded(), made.at("a").sharded()));
+    EXPECT_TRUE(model.at("a").unsharded().is_leaf() && model.at("a").unsharded().requires_grad());
     Parameters wide{{"a", {3, 5}}};
     const Engine in_fp64(wide, mesh, whole_model(wide, mesh), {.seed = 3, .dtype = at::kDouble});
-    EXPECT_EQ(wide.at("a").rest().scalar_type(), at::kDouble);
-    EXPECT_TRUE(is_close(wide.at("a").rest(), made.at("a").rest(), 1e-6)) << "the same values, in fp32 digits";
+    EXPECT_EQ(wide.at("a").sharded().scalar_type(), at::kDouble);
+    EXPECT_TRUE(is_close(wide.at("a").sharded(), made.at("a").sharded(), 1e-6)) << "the same values, in fp32 digits";
     Parameters empty{{"a", {3, 5}}};
     const Engine to_be_loaded(empty, mesh, whole_model(empty, mesh), {.initialise = false});
-    EXPECT_EQ(empty.at("a").rest().abs().max().item<double>(), 0);
+    EXPECT_EQ(empty.at("a").sharded().abs().max().item<double>(), 0);
   });
 }
 
@@ -227,7 +227,7 @@ TEST(FlatState, EveryTensorStandsOn64BytesAndGapsAreZero) {
     const at::Tensor half = values.to(at::kBFloat16);
     at::Tensor gaps = values.clone();
     for (const Parameter* parameter : model.parameters()) {
-      EXPECT_EQ(parameter->rest().sizes(), at::IntArrayRef(parameter->global_shape()));
+      EXPECT_EQ(parameter->sharded().sizes(), at::IntArrayRef(parameter->global_shape()));
       for (const at::Tensor& flat : {values, gradients, half}) {
         const auto address = reinterpret_cast<uintptr_t>(state.layout.view(flat, *parameter).data_ptr());
         EXPECT_EQ(address % 64, 0U) << parameter->name() << " in " << c10::toString(flat.scalar_type());
@@ -245,15 +245,15 @@ TEST(FlatState, OnMetaIsShapesOnly) {
   const Engine engine(model, mesh, sharded(model, mesh), {.device = at::kMeta});
   EXPECT_TRUE(engine.state().values.is_meta());
   EXPECT_EQ(engine.state().values.to_tensor().numel(), engine.state().layout.count());
-  EXPECT_EQ(model.unit(0).at("odd").leaf().sizes(), at::IntArrayRef({7, 3}));
-  EXPECT_LE(model.unit(0).at("odd").rest().size(0), 2);
+  EXPECT_EQ(model.unit(0).at("odd").unsharded().sizes(), at::IntArrayRef({7, 3}));
+  EXPECT_LE(model.unit(0).at("odd").sharded().size(0), 2);
 }
 
 TEST(FlatState, RefusesWhatHasNoFlatForm) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters mixed{{"a", {3}, true}, {"b", {3}, true}};
     mixed.materialise(mesh, {}, {});
-    mixed.at("a").set_rest(at::zeros({3}, at::kDouble).requires_grad_(), {});
+    mixed.at("a").set_sharded(at::zeros({3}, at::kDouble).requires_grad_(), {});
     EXPECT_THAT(message_of<UsageError>([&] { Engine(mixed, mesh, whole_model(mixed, mesh)); }),
                 HasSubstr("a: rests as Double on cpu, but b as Float on cpu"));
     Parameters frozen{{"a", {3}, true}};

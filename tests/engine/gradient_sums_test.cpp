@@ -33,13 +33,13 @@ struct Sums {
     sums->begin_step();
   }
 
-  void deposit(int unit, const at::Tensor& gradient) const {
+  void accumulate_grad(int unit, const at::Tensor& gradient) const {
     const GradientSink::Sum sum = sums->sum_of(at(unit));
     if (sum.is_empty) sum.tensor.zero_();
     sum.tensor.add_(gradient);
-    sums->deposited(at(unit));
+    sums->accumulated(at(unit));
   }
-  void deposit(int unit, double value) const { deposit(unit, like(unit, value)); }
+  void accumulate_grad(int unit, double value) const { accumulate_grad(unit, like(unit, value)); }
   Parameter& at(int unit) const { return model.unit(static_cast<size_t>(unit)).at("w"); }
   at::Tensor like(int unit, double value) const { return at::full(at(unit).global_shape(), value, at::kFloat); }
   at::Tensor held(int unit) const { return state.layout.view(state.gradients, at(unit)); }
@@ -66,7 +66,7 @@ TEST(GradientSums, NeighboursShareCollectives) {
     on_ranks(2, [&, bytes = bytes, want = want](const Mesh& mesh) {
       const Sums sums(mesh, bytes);
       std::vector<int64_t> got;
-      for (int unit = 0; unit < 4; ++unit) sums.deposit(unit, unit + mesh.rank());
+      for (int unit = 0; unit < 4; ++unit) sums.accumulate_grad(unit, unit + mesh.rank());
       for (int unit = 3; unit >= 0; --unit) {
         sums.sums->reduce(unit);
         got.push_back(sums.reductions());
@@ -85,7 +85,7 @@ TEST(GradientSums, MayBeReducedInAnyOrder) {
     on_ranks(2, [&](const Mesh& mesh) {
       const Sums sums(mesh, 1 << 20);
       for (const int unit : units) {
-        sums.deposit(unit, unit + 1);
+        sums.accumulate_grad(unit, unit + 1);
         sums.sums->reduce(unit);
       }
       sums.sums->finish();
@@ -98,7 +98,7 @@ TEST(GradientSums, AccumulateUntilReduced) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1);
     for (const double value : {1.0, 2.0, 4.0}) {
-      for (int unit = 0; unit < 4; ++unit) sums.deposit(unit, value);
+      for (int unit = 0; unit < 4; ++unit) sums.accumulate_grad(unit, value);
     }
     EXPECT_EQ(sums.reductions(), 0);
     EXPECT_TRUE(at::equal(sums.sums->local(sums.at(2)), sums.like(2, 7))) << "this rank's summand";
@@ -107,7 +107,7 @@ TEST(GradientSums, AccumulateUntilReduced) {
     EXPECT_TRUE(at::equal(sums.held(2), sums.like(2, 14)));
     sums.sums->begin_step();
     EXPECT_FALSE(sums.sums->local(sums.at(2)).defined());
-    for (int unit = 0; unit < 4; ++unit) sums.deposit(unit, 5);
+    for (int unit = 0; unit < 4; ++unit) sums.accumulate_grad(unit, 5);
     for (int unit = 0; unit < 4; ++unit) sums.sums->reduce(unit);
     sums.sums->finish();
     EXPECT_TRUE(at::equal(sums.held(2), sums.like(2, 10)));
@@ -121,7 +121,7 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
       explicit Forward(GradientSums& sums_) : sums(sums_) {}
       int64_t open_step() const noexcept override { return 0; }
       Sum sum_of(Parameter& parameter) override { return sums.sum_of(parameter); }
-      void deposited(Parameter& parameter) override { sums.deposited(parameter); }
+      void accumulated(Parameter& parameter) override { sums.accumulated(parameter); }
       void added_early(Parameter&) override {}
       void confirmed(Parameter&) override {}
       void withdrawn(Parameter&) override {}
@@ -129,17 +129,17 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
       GradientSums& sums;
     } sink(*sums.sums);
     for (int unit = 0; unit < 4; ++unit) {
-      sums.at(unit).set_rest(at::zeros(sums.at(unit).global_shape()).requires_grad_(), {});
+      sums.at(unit).set_sharded(at::zeros(sums.at(unit).global_shape()).requires_grad_(), {});
       sums.at(unit).set_sink(&sink);
     }
-    sums.at(3).deposit(sums.like(3, 1.5).to(at::kBFloat16));
-    sums.at(3).deposit(sums.like(3, 0.25).to(at::kDouble));
+    sums.at(3).accumulate_grad(sums.like(3, 1.5).to(at::kBFloat16));
+    sums.at(3).accumulate_grad(sums.like(3, 0.25).to(at::kDouble));
     EXPECT_TRUE(at::equal(sums.held(3), sums.like(3, 1.75)));
-    sums.at(2).deposit([](at::Tensor& sum, bool is_empty) {
+    sums.at(2).accumulate_grad([](at::Tensor& sum, bool is_empty) {
       EXPECT_TRUE(is_empty);
       sum.fill_(3);
     });
-    sums.at(2).deposit(sums.held(2));  // autograd added in place to a view that a user kept as .grad
+    sums.at(2).accumulate_grad(sums.held(2));  // autograd added in place to a view that a user kept as .grad
     EXPECT_TRUE(at::equal(sums.held(2), sums.like(2, 3)));
     for (int unit = 0; unit < 4; ++unit) sums.at(unit).set_sink(nullptr);
   });
@@ -148,8 +148,8 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
 TEST(GradientSums, WhatGotNothingCountsAsZeroAndIsNamed) {
   on_ranks(2, [](const Mesh& mesh) {
     for (const bool allow : {false, true}) {
-      const Sums sums(mesh, 1 << 20, [&](Strategy& strategy) { strategy.allow_unused = allow; });
-      for (const int unit : {0, 1, 3}) sums.deposit(unit, 1);
+      const Sums sums(mesh, 1 << 20, [&](Strategy& strategy) { strategy.find_unused_parameters = allow; });
+      for (const int unit : {0, 1, 3}) sums.accumulate_grad(unit, 1);
       for (int unit = 3; unit >= 0; --unit) sums.sums->reduce(unit);
       const std::string message = message_of<UsageError>([&] { sums.sums->finish(); });
       if (!allow) {
@@ -166,8 +166,8 @@ TEST(GradientSums, WhatGotNothingCountsAsZeroAndIsNamed) {
 TEST(GradientSums, UsedInAnEarlierMicroBatchIsUsed) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1);
-    for (int unit = 0; unit < 4; ++unit) sums.deposit(unit, 1);
-    for (const int unit : {0, 1, 3}) sums.deposit(unit, 1);
+    for (int unit = 0; unit < 4; ++unit) sums.accumulate_grad(unit, 1);
+    for (const int unit : {0, 1, 3}) sums.accumulate_grad(unit, 1);
     for (int unit = 3; unit >= 0; --unit) sums.sums->reduce(unit);
     EXPECT_NO_THROW(sums.sums->finish());
     EXPECT_TRUE(at::equal(sums.held(2), sums.like(2, 2)));
@@ -176,8 +176,8 @@ TEST(GradientSums, UsedInAnEarlierMicroBatchIsUsed) {
 }
 
 const Sums::LayOut kRows = [](Strategy& strategy) {
-  strategy.layouts.at("u1.w").rest = {{"dp", Shard{0, {1, 2}}}};
-  strategy.layouts.at("u3.w").rest = {{"dp", Shard{0, {3, 2}}}};
+  strategy.layouts.at("u1.w").sharded = {{"dp", Shard{0, {1, 2}}}};
+  strategy.layouts.at("u3.w").sharded = {{"dp", Shard{0, {3, 2}}}};
 };
 
 /// What goes to shards may be reduced in every micro-batch, and is added up where it rests.
@@ -186,19 +186,20 @@ TEST(GradientSums, AccumulateAtRest) {
     const Sums sums(mesh, 1, kRows);
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
       for (const int unit : {3, 1}) {
-        sums.deposit(unit, at::arange(sums.at(unit).global_shape()[0], at::kFloat) + micro_batch + 10 * mesh.rank());
+        sums.accumulate_grad(unit,
+                             at::arange(sums.at(unit).global_shape()[0], at::kFloat) + micro_batch + 10 * mesh.rank());
         sums.sums->reduce(unit);
       }
     }
     for (const int unit : {2, 0}) {
-      sums.deposit(unit, 1);
+      sums.accumulate_grad(unit, 1);
       sums.sums->reduce(unit);
     }
     sums.sums->finish();
     for (const int unit : {3, 1}) {  // sum over micro-batches m and ranks r of i + m + 10 r
       const at::Tensor whole = 6 * at::arange(sums.at(unit).global_shape()[0], at::kFloat) + 6 + 30;
       EXPECT_TRUE(
-          at::equal(sums.held(unit), piece_of(whole, sums.strategy.layouts.at(sums.at(unit).name()).rest, mesh)));
+          at::equal(sums.held(unit), piece_of(whole, sums.strategy.layouts.at(sums.at(unit).name()).sharded, mesh)));
     }
   });
 }
@@ -206,9 +207,9 @@ TEST(GradientSums, AccumulateAtRest) {
 TEST(GradientSums, ALateOneIsRefused) {
   on_ranks(1, [](const Mesh& mesh) {
     const Sums sums(mesh, 1);
-    sums.deposit(3, 1);
+    sums.accumulate_grad(3, 1);
     sums.sums->reduce(3);
-    EXPECT_THAT(message_of<UsageError>([&] { sums.deposit(3, 1); }),
+    EXPECT_THAT(message_of<UsageError>([&] { sums.accumulate_grad(3, 1); }),
                 HasSubstr("u3.w: a gradient arrives after it was reduced"));
   });
 }
@@ -218,11 +219,11 @@ TEST(GradientSums, ALateOneForShardsIsRefusedAtTheEnd) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);
     for (int unit = 3; unit >= 0; --unit) {
-      sums.deposit(unit, 1);
+      sums.accumulate_grad(unit, 1);
       sums.sums->reduce(unit);
     }
     const std::string message = message_of<UsageError>([&] {
-      sums.deposit(3, 1);
+      sums.accumulate_grad(3, 1);
       sums.sums->finish();
     });
     EXPECT_THAT(message, HasSubstr("u3.w: a gradient arrives after it was reduced"));
@@ -236,17 +237,17 @@ TEST(GradientSums, OfADerivedParameterGoThroughItsDerivation) {
     int num_derivations = 0;
     for (const int unit : {3, 2}) {  // to shards, and in place
       Parameter& parameter = sums.at(unit);
-      parameter.set_leaf(at::full(parameter.global_shape(), 2.0F).requires_grad_(), {});
+      parameter.set_unsharded(at::full(parameter.global_shape(), 2.0F).requires_grad_(), {});
       parameter.set_derivation(
           [&](const at::Tensor& leaf) {
             ++num_derivations;
             return leaf.square().view({-1, 1}) * at::ones({1, 2});
           },
           {});
-      for (const double value : {1.0, 2.0}) sums.deposit(unit, at::full({parameter.num_elements(), 2}, value));
+      for (const double value : {1.0, 2.0}) sums.accumulate_grad(unit, at::full({parameter.num_elements(), 2}, value));
     }
     for (int unit = 3; unit >= 0; --unit) {
-      if (unit < 2) sums.deposit(unit, 1);
+      if (unit < 2) sums.accumulate_grad(unit, 1);
       sums.sums->reduce(unit);
     }
     sums.sums->finish();
@@ -265,12 +266,12 @@ TEST(GradientSums, GiveTheirMemoryBack) {
     sums.sums->begin_step();
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
       for (const int unit : {3, 1}) {
-        sums.deposit(unit, 1);
+        sums.accumulate_grad(unit, 1);
         sums.sums->reduce(unit);
       }
     }
     for (const int unit : {2, 0}) {
-      sums.deposit(unit, 1);
+      sums.accumulate_grad(unit, 1);
       sums.sums->reduce(unit);
     }
     sums.sums->finish();

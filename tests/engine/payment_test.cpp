@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/flat/unsharded.h"
 #include "caravan/engine/gradients/gradient_sums.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/engine/parameters.h"
@@ -23,9 +23,9 @@ struct Parts {
     for (const Slot& slot : state.layout.slots()) {
       const std::string& name = slot.parameter->name();
       state.layout.view(state.values, *slot.parameter)
-          .copy_(piece_of(values.at(name), strategy.layouts.at(name).rest, mesh));
+          .copy_(piece_of(values.at(name), strategy.layouts.at(name).sharded, mesh));
     }
-    leaves = std::make_unique<Leaves>(state, strategy, pool, transfers);
+    leaves = std::make_unique<UnshardedParameters>(state, strategy, pool, transfers);
     sums = std::make_unique<GradientSums>(state, strategy, pool, transfers);
     leaves->refresh();
   }
@@ -34,7 +34,7 @@ struct Parts {
   FlatState state;
   BufferPool pool;
   TransferQueue transfers;
-  std::unique_ptr<Leaves> leaves;
+  std::unique_ptr<UnshardedParameters> leaves;
   std::unique_ptr<GradientSums> sums;
 };
 
@@ -43,7 +43,7 @@ struct Case {
   Axes axes;
   std::function<void(Strategy& strategy, Mesh& mesh)> lay_out;
   bool has_stages = false;  ///< the first and the last unit share a parameter; no scalars, which rest on no stage
-  at::ScalarType leaf_dtype = at::kFloat;
+  at::ScalarType compute_dtype = at::kFloat;
 };
 
 void PrintTo(const Case& which, std::ostream* out) { *out << which.name; }
@@ -107,16 +107,16 @@ bool counts_here(const Layout& leaf, const Mesh& mesh) {
 
 /// The layouts of a parameter on the same axes: where the leaf names a part of an axis, so does what rests.
 ParameterLayouts on_the_same_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
-  ParameterLayouts result{.rest = {}, .leaf = layouts.leaf};
-  std::vector<Layout::Entry> rest = layouts.rest.entries();
+  ParameterLayouts result{.sharded = {}, .unsharded = layouts.unsharded};
+  std::vector<Layout::Entry> rest = layouts.sharded.entries();
   for (auto& [axis, placement] : rest) {
-    for (const auto& [of_leaf, whole] : layouts.leaf.entries()) {
-      if (layouts.leaf.has(axis) || mesh[of_leaf].parent() != axis) continue;
+    for (const auto& [of_leaf, whole] : layouts.unsharded.entries()) {
+      if (layouts.unsharded.has(axis) || mesh[of_leaf].parent() != axis) continue;
       placement = Shard{.dim = 0, .owner = 0, .rows = placement.owner_rows()};  // its first user has it
       axis = of_leaf;
     }
   }
-  result.rest = Layout(std::move(rest));
+  result.sharded = Layout(std::move(rest));
   return result;
 }
 
@@ -139,13 +139,14 @@ void compare_leaves(const Parts& parts, int group, const Mesh& mesh) {
     if (parts.state.layout.buckets()[static_cast<size_t>(slot.bucket)].group != group) continue;
     const Parameter& parameter = *slot.parameter;
     const auto [rest, leaf] = on_the_same_axes(parts.strategy.layouts.at(parameter.name()), mesh);
-    const at::Tensor at_rest = parts.state.layout.view(parts.state.values, parameter).to(parts.strategy.leaf_dtype);
-    EXPECT_TRUE(same_bits(parameter.leaf(), redistribute(at_rest, rest, leaf, mesh))) << parameter.name();
+    const at::Tensor sharded = parts.state.layout.view(parts.state.values, parameter).to(parts.strategy.compute_dtype);
+    EXPECT_TRUE(same_bits(parameter.unsharded(), redistribute(sharded, rest, leaf, mesh))) << parameter.name();
   }
 }
 
 /// Deposits a gradient for each parameter of a group. Returns what the law makes of them.
-std::map<const Parameter*, at::Tensor> deposit(Parts& parts, int group, const Mesh& mesh, bool integers, Found& found) {
+std::map<const Parameter*, at::Tensor> accumulate_grad(Parts& parts, int group, const Mesh& mesh, bool integers,
+                                                       Found& found) {
   const at::NoGradGuard no_grad;
   std::map<const Parameter*, at::Tensor> paid;
   for (const Slot& slot : parts.state.layout.slots()) {
@@ -153,11 +154,11 @@ std::map<const Parameter*, at::Tensor> deposit(Parts& parts, int group, const Me
     Parameter& parameter = *slot.parameter;
     const std::string& name = parameter.name();
     const auto [rest, leaf] = on_the_same_axes(parts.strategy.layouts.at(name), mesh);
-    const at::Tensor summand = values_of(slot.leaf_shape, seed_of(name) + 97 * number_of(leaf, mesh), integers);
+    const at::Tensor summand = values_of(slot.unsharded_shape, seed_of(name) + 97 * number_of(leaf, mesh), integers);
     const GradientSink::Sum sum = parts.sums->sum_of(parameter);
     EXPECT_TRUE(sum.is_empty);
     sum.tensor.copy_(summand);
-    parts.sums->deposited(parameter);
+    parts.sums->accumulated(parameter);
     paid[&parameter] = redistribute(summand, leaf.dual(), rest, mesh);
     if (counts_here(leaf, mesh)) found.summands[name] = {summand, box_of_leaf(parameter, leaf, mesh)};
   }
@@ -169,7 +170,7 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
   FakeModel model(which);
   Mesh mesh = given;
   Strategy strategy = whole_model(model.chain, mesh);
-  strategy.leaf_dtype = which.leaf_dtype;
+  strategy.compute_dtype = which.compute_dtype;
   which.lay_out(strategy, mesh);
   std::map<std::string, at::Tensor> whole;
   for (const Parameter* parameter : model.chain.parameters()) {
@@ -186,7 +187,7 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
   Found found;
   std::map<const Parameter*, at::Tensor> paid;
   parts.sums->begin_step();
-  for (const int group : groups) paid.merge(deposit(parts, group, mesh, integers, found));
+  for (const int group : groups) paid.merge(accumulate_grad(parts, group, mesh, integers, found));
   std::stable_sort(groups.begin(), groups.end(), [&](int a, int b) {  // as backward does; what stages share, last
     const auto& units = parts.state.layout.units();
     const auto is_joint = [&](int group) { return units.groups[static_cast<size_t>(group)].is_joint; };
@@ -199,7 +200,7 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
     const at::Tensor got = parts.state.layout.view(parts.state.gradients, *parameter);
     EXPECT_TRUE(same_bits(got, tensor)) << "gradient of " << parameter->name() << ", " << mesh.where();
     parts.state.layout.view(gaps, *parameter).zero_();
-    const Layout& rest = strategy.layouts.at(parameter->name()).rest;
+    const Layout& rest = strategy.layouts.at(parameter->name()).sharded;
     found.sums[parameter->name()] = {got.clone(), local_box(parameter->global_shape(), rest, mesh)};
   }
   EXPECT_TRUE(gaps.numel() == 0 || gaps.abs().max().item<double>() == 0) << "gaps are zero, " << mesh.where();
@@ -237,15 +238,15 @@ void on_owners(Strategy& strategy, Mesh& mesh) {
     for (const Parameter* parameter : unit.module->parameters()) {
       if (parameter->global_shape().empty()) continue;
       const Shard owned{.dim = 0, .owner = next++ % 3, .rows = parameter->global_shape()[0]};
-      strategy.layouts.at(parameter->name()).rest = {{"dp", owned}};
+      strategy.layouts.at(parameter->name()).sharded = {{"dp", owned}};
     }
   }
 }
 
 void some_hold_nothing(Strategy& strategy, Mesh& mesh) {
   add_data_axis(strategy, mesh, "dp");
-  strategy.layouts.at("u2.cube").rest = {{"dp", Shard{0, {0, 3, 0, 2}}}};
-  strategy.layouts.at("u3.w").rest = {{"dp", Shard{0, {9, 0, 0, 0}}}};
+  strategy.layouts.at("u2.cube").sharded = {{"dp", Shard{0, {0, 3, 0, 2}}}};
+  strategy.layouts.at("u3.w").sharded = {{"dp", Shard{0, {9, 0, 0, 0}}}};
 }
 
 void hybrid(Strategy& strategy, Mesh& mesh) {
@@ -259,10 +260,10 @@ void beside_a_tensor_axis(Strategy& strategy, Mesh& mesh) {
   const std::map<std::string, int> split{{"u0.wide", 0}, {"u1.many3", 1}, {"u2.cube", 2}};
   for (const auto& [name, dim] : split) {
     ParameterLayouts& layouts = strategy.layouts.at(name);
-    layouts.rest = layouts.leaf = layouts.rest.moved("tp", Shard{dim});
+    layouts.sharded = layouts.unsharded = layouts.sharded.moved("tp", Shard{dim});
   }
   for (const char* name : {"u0.bias", "u3.w"}) {
-    Layout& leaf = strategy.layouts.at(name).leaf;
+    Layout& leaf = strategy.layouts.at(name).unsharded;
     leaf = leaf.moved("tp", Replicate{});
   }
   add_data_axis(strategy, mesh, "dp");

@@ -22,7 +22,7 @@ NamedTensors parameters_of(const ModelConfig& config) {
   const auto model = testing::whole_model(config);
   NamedTensors all;
   for (const Parameter* parameter : model->parameters())
-    all.emplace_back(parameter->name(), parameter->rest().detach());
+    all.emplace_back(parameter->name(), parameter->sharded().detach());
   return all;
 }
 

@@ -42,7 +42,7 @@ Exported export_to(const fs::path& folder, ModelKind kind, bool tied = true) {
   Model model(out.config);
   model.materialise(one_rank(), {}, {.seed = 3});
   for (const Parameter* parameter : model.parameters()) {
-    out.parameters.emplace_back(parameter->name(), parameter->rest().detach().clone());
+    out.parameters.emplace_back(parameter->name(), parameter->sharded().detach().clone());
   }
   write_huggingface(folder, out.config, out.parameters, out.tokenizer, {special_tokens(out.tokenizer), {}});
   return out;
@@ -94,7 +94,7 @@ NamedTensors starting_values(const ModelConfig& config) {
   model.materialise(one_rank(), {}, {.seed = 3});
   NamedTensors values;
   for (const Parameter* parameter : model.parameters()) {
-    values.emplace_back(parameter->name(), parameter->rest().detach().clone());
+    values.emplace_back(parameter->name(), parameter->sharded().detach().clone());
   }
   return values;
 }
@@ -240,7 +240,7 @@ TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
       EXPECT_EQ(loaded.tokenizer.hash(), out.tokenizer.hash());
       const auto parameters = loaded.model->parameters();
       for (size_t i = 0; i < parameters.size(); ++i) {
-        EXPECT_TRUE(at::equal(parameters[i]->rest(), out.parameters[i].second)) << source << " " << i;
+        EXPECT_TRUE(at::equal(parameters[i]->sharded(), out.parameters[i].second)) << source << " " << i;
       }
     }
   }
@@ -261,7 +261,7 @@ TEST(LoadModel, TakesACheckpointOfAModelThatTransformersLacks) {
   EXPECT_EQ(loaded.model->config(), config);
   const auto parameters = loaded.model->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    EXPECT_TRUE(at::equal(parameters[i]->rest(), model.parameters[i].second)) << model.parameters[i].first;
+    EXPECT_TRUE(at::equal(parameters[i]->sharded(), model.parameters[i].second)) << model.parameters[i].first;
   }
 }
 

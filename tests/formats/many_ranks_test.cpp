@@ -27,7 +27,7 @@ std::map<std::string, Layout> rest_layouts(Module& model, const Mesh& mesh) {
   shard_at_rows(strategy, mesh, "dp");
   std::map<std::string, Layout> layouts;
   for (const Parameter* parameter : model.parameters()) {
-    layouts[parameter->name()] = layouts_of(strategy, *parameter).rest;
+    layouts[parameter->name()] = layouts_of(strategy, *parameter).sharded;
   }
   return layouts;
 }

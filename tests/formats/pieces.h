@@ -41,8 +41,8 @@ inline CheckpointPiece piece_of(const std::string& name, const at::Tensor& whole
                                 const Mesh& mesh) {
   Parameter parameter(name, {.shape = whole.sizes().vec()});
   const Layout all = layout.completed(mesh, Invariant{});
-  parameter.set_rest(cut(whole, local_box(whole.sizes().vec(), all, mesh, name)), all);
-  return checkpoint_piece(name, parameter, parameter.rest(), mesh);
+  parameter.set_sharded(cut(whole, local_box(whole.sizes().vec(), all, mesh, name)), all);
+  return checkpoint_piece(name, parameter, parameter.sharded(), mesh);
 }
 
 /// Every tensor replicated on every rank.

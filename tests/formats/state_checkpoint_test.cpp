@@ -127,7 +127,7 @@ TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
 class FurtherOwner final : public StateOwner {
  public:
   explicit FurtherOwner(Engine& engine)
-      : outer(at::zeros_like(engine.model().parameters().front()->rest().detach())), engine_(engine) {}
+      : outer(at::zeros_like(engine.model().parameters().front()->sharded().detach())), engine_(engine) {}
   void walk(const Visit& visit) override {
     const Parameter* weight = engine_.model().parameters().front();
     visit({.kind = StatePiece::Kind::moment,

@@ -33,7 +33,7 @@ class Generate : public ::testing::TestWithParam<ModelKind> {
     made->materialise(Mesh::create(make_record_world(0, 1), {{"dp", 1}}), {}, {.seed = seed});
     const at::NoGradGuard no_grad;
     for (Parameter* parameter : made->parameters()) {
-      if (parameter->rest().dim() == 2) parameter->rest().mul_(6);  // else every token is followed by itself
+      if (parameter->sharded().dim() == 2) parameter->sharded().mul_(6);  // else every token is followed by itself
     }
     return made;
   }

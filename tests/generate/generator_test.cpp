@@ -28,7 +28,7 @@ class GeneratorTest : public ::testing::Test {
         {.layers = 2, .width = 16, .heads = 4, .context = 24, .vocabulary = 256, .tie_embeddings = false});
     const at::NoGradGuard no_grad;
     for (Parameter* parameter : model->parameters()) {
-      if (parameter->rest().dim() == 2) parameter->rest().mul_(6);  // else every token is followed by itself
+      if (parameter->sharded().dim() == 2) parameter->sharded().mul_(6);  // else every token is followed by itself
     }
     return model;
   }

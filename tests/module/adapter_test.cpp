@@ -45,7 +45,7 @@ TEST(Adapter, GivesSlotsUnderTheModulesOwnNames) {
   for (const Parameter* parameter : adapter.parameters()) {
     names.push_back(parameter->name());
     decays.push_back(parameter->spec().decays);
-    EXPECT_TRUE(parameter->rest_layout()["dp"].is_invariant());
+    EXPECT_TRUE(parameter->sharded_layout()["dp"].is_invariant());
   }
   EXPECT_THAT(names, ElementsAre("in.weight", "in.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"));
   EXPECT_THAT(decays, ElementsAre(true, false, false, false, true, false));
@@ -63,10 +63,10 @@ TEST(Adapter, SlotAndModuleShareOneTensor) {
   const at::Tensor y = adapter(x, {});
   EXPECT_TRUE(at::equal(y, net->forward(x)));
   y.sum().backward();
-  EXPECT_TRUE(net->out->weight.grad().is_same(adapter.parameters()[4]->rest().grad()));
+  EXPECT_TRUE(net->out->weight.grad().is_same(adapter.parameters()[4]->sharded().grad()));
   {
     const at::NoGradGuard no_grad;
-    at::Tensor rest = adapter.parameters()[4]->rest();
+    at::Tensor rest = adapter.parameters()[4]->sharded();
     rest.set_data(at::full({2, 4}, 7.0F));  // as a technique moves it into a flat buffer
   }
   EXPECT_EQ(net->out->weight[1][3].item<double>(), 7);

@@ -27,7 +27,7 @@ at::Tensor meta(at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
 
 std::unique_ptr<Parameter> parameter(const std::string& name, std::vector<int64_t> shape, const Layout& layout) {
   auto made = std::make_unique<Parameter>(name, ParameterSpec{.shape = shape});
-  made->set_rest(meta(shape), layout);
+  made->set_sharded(meta(shape), layout);
   return made;
 }
 

@@ -279,7 +279,7 @@ TEST(Module, ALayerRefusesTwoTensors) {
 TEST(Materialise, EveryLayoutHoldsItsPieceOfTheSameValues) {
   Tree whole;
   whole.materialise(lone_mesh(), {}, {.seed = 3});
-  const at::Tensor values = whole.parameters()[1]->rest().detach();
+  const at::Tensor values = whole.parameters()[1]->sharded().detach();
   EXPECT_NEAR(values.std().item<double>(), 0.5, 0.25);  // 24 numbers: a standard error of 15 %
   const Axes axes{{"a", 2}, {"b", 3}};
   for (const Layout& layout : std::vector<Layout>{{},
@@ -295,11 +295,11 @@ TEST(Materialise, EveryLayoutHoldsItsPieceOfTheSameValues) {
       const Mesh mesh = record_mesh(rank, axes);
       tree.materialise(mesh, {{"first.matrix", layout}}, {.seed = 3});
       const Parameter& parameter = *tree.parameters()[1];
-      EXPECT_EQ(parameter.rest_layout(), layout.completed(mesh, Invariant{}));
-      EXPECT_TRUE(parameter.compute().is_same(parameter.rest()) && parameter.rest().is_leaf());
-      EXPECT_TRUE(parameter.rest().requires_grad());
-      pieces.local[rank] = parameter.rest().detach();
-      pieces.layout = parameter.rest_layout();
+      EXPECT_EQ(parameter.sharded_layout(), layout.completed(mesh, Invariant{}));
+      EXPECT_TRUE(parameter.compute().is_same(parameter.sharded()) && parameter.sharded().is_leaf());
+      EXPECT_TRUE(parameter.sharded().requires_grad());
+      pieces.local[rank] = parameter.sharded().detach();
+      pieces.layout = parameter.sharded_layout();
     }
     EXPECT_TRUE(at::equal(to_global(pieces), values)) << layout.to_string();
   }
@@ -312,10 +312,10 @@ TEST(Materialise, SeedAndNameKeyTheValues) {
   a.materialise(lone_mesh(), {}, {.seed = 3});
   b.materialise(lone_mesh(), {}, {.seed = 3});
   other.materialise(lone_mesh(), {}, {.seed = 4});
-  EXPECT_TRUE(at::equal(a.parameters()[1]->rest(), b.parameters()[1]->rest()));
-  EXPECT_FALSE(at::equal(a.parameters()[1]->rest(), other.parameters()[1]->rest()));
-  EXPECT_TRUE(at::equal(a.parameters()[2]->rest(), at::ones({4})));
-  EXPECT_TRUE(at::equal(a.parameters()[0]->rest(), at::zeros({4})));
+  EXPECT_TRUE(at::equal(a.parameters()[1]->sharded(), b.parameters()[1]->sharded()));
+  EXPECT_FALSE(at::equal(a.parameters()[1]->sharded(), other.parameters()[1]->sharded()));
+  EXPECT_TRUE(at::equal(a.parameters()[2]->sharded(), at::ones({4})));
+  EXPECT_TRUE(at::equal(a.parameters()[0]->sharded(), at::zeros({4})));
 }
 
 TEST(Materialise, PiecesGoWhereTheCallerWants) {
@@ -331,14 +331,14 @@ TEST(Materialise, PiecesGoWhereTheCallerWants) {
   EXPECT_EQ(taken, 4 + 24 + 4 + 4);
   EXPECT_TRUE(at::equal(flat, at::full({64}, 9.0F)));
   flat.zero_();
-  for (const Parameter* parameter : tree.parameters()) EXPECT_EQ(parameter->rest().abs().max().item<double>(), 0);
+  for (const Parameter* parameter : tree.parameters()) EXPECT_EQ(parameter->sharded().abs().max().item<double>(), 0);
 }
 
 TEST(Materialise, OnMetaMakesShapesOnly) {
   Tree tree;
   tree.materialise(record_mesh(5, {{"a", 2}, {"b", 3}}), {{"first.matrix", {{"b", Shard{0}}}}}, {.device = at::kMeta});
-  EXPECT_TRUE(tree.parameters()[1]->rest().is_meta());
-  EXPECT_EQ(tree.parameters()[1]->rest().sizes(), at::IntArrayRef({2, 4}));
+  EXPECT_TRUE(tree.parameters()[1]->sharded().is_meta());
+  EXPECT_EQ(tree.parameters()[1]->sharded().sizes(), at::IntArrayRef({2, 4}));
 }
 
 TEST(Materialise, RefusesALayoutThatFitsNothing) {
@@ -359,13 +359,13 @@ TEST(Materialise, FreezingReachesTheTensors) {
   Parameter& bias = *tree.parameters()[0];
   bias.set_requires_grad(false);
   tree.materialise(lone_mesh(), {}, {});
-  EXPECT_FALSE(bias.rest().requires_grad());
+  EXPECT_FALSE(bias.sharded().requires_grad());
   Parameter& matrix = *tree.parameters()[1];
   matrix.set_requires_grad(false);
   EXPECT_FALSE(matrix.compute().requires_grad());
   tree(at::ones({2, 4}), {}).sum().backward();
-  EXPECT_FALSE(bias.rest().grad().defined() || matrix.rest().grad().defined());
-  EXPECT_TRUE(tree.parameters()[2]->rest().grad().defined());
+  EXPECT_FALSE(bias.sharded().grad().defined() || matrix.sharded().grad().defined());
+  EXPECT_TRUE(tree.parameters()[2]->sharded().grad().defined());
 }
 
 }  // namespace

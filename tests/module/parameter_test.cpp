@@ -27,7 +27,7 @@ class Sums final : public GradientSink {
     if (is_empty) sum = at::full(parameter.compute().sizes(), 99, at::kDouble);  // undefined contents
     return {sum, is_empty};
   }
-  void deposited(Parameter& parameter) override { ++num_deposits[parameter.name()]; }
+  void accumulated(Parameter& parameter) override { ++num_deposits[parameter.name()]; }
   void added_early(Parameter&) override {}
   void confirmed(Parameter&) override {}
   void withdrawn(Parameter&) override {}
@@ -41,14 +41,14 @@ class Sums final : public GradientSink {
 
 struct Slots : ::testing::Test {
   Slots() {
-    a.set_rest(random_tensor({3, 2}, 1).requires_grad_(), {});
-    b.set_rest(random_tensor({2}, 2).requires_grad_(), {});
+    a.set_sharded(random_tensor({3, 2}, 1).requires_grad_(), {});
+    b.set_sharded(random_tensor({2}, 2).requires_grad_(), {});
   }
   ~Slots() override {
     for (Parameter* parameter : {&a, &b}) parameter->set_sink(nullptr);
   }
   at::Tensor loss() const { return (a.compute().square() + a.compute() * b.compute()).sum(); }
-  at::Tensor gradient_of_a() const { return (2 * a.leaf() + b.leaf()).detach(); }
+  at::Tensor gradient_of_a() const { return (2 * a.unsharded() + b.unsharded()).detach(); }
 
   Sums sums;
   Parameter a{"a", {.shape = {3, 2}}};
@@ -58,15 +58,15 @@ struct Slots : ::testing::Test {
 // ---- levels ----
 
 TEST_F(Slots, LeafAndComputeAreWhatRestsUnlessToldOtherwise) {
-  EXPECT_TRUE(a.leaf().is_same(a.rest()) && a.compute().is_same(a.rest()));
-  const at::Tensor copy = a.rest().detach().to(at::kFloat).requires_grad_();
-  a.set_leaf(copy, {{"dp", Replicate{}}});
+  EXPECT_TRUE(a.unsharded().is_same(a.sharded()) && a.compute().is_same(a.sharded()));
+  const at::Tensor copy = a.sharded().detach().to(at::kFloat).requires_grad_();
+  a.set_unsharded(copy, {{"dp", Replicate{}}});
   EXPECT_TRUE(a.compute().is_same(copy));
-  EXPECT_FALSE(a.rest().is_same(copy));
+  EXPECT_FALSE(a.sharded().is_same(copy));
   EXPECT_TRUE(a.compute_layout()["dp"].is_replicate());
-  EXPECT_TRUE(a.rest_layout().empty());
-  a.set_rest(at::zeros({3, 2}), {{"dp", Invariant{}}});
-  EXPECT_TRUE(a.leaf().is_same(a.rest())) << "new memory at rest is the leaf too";
+  EXPECT_TRUE(a.sharded_layout().empty());
+  a.set_sharded(at::zeros({3, 2}), {{"dp", Invariant{}}});
+  EXPECT_TRUE(a.unsharded().is_same(a.sharded())) << "new memory at rest is the leaf too";
 }
 
 TEST(Parameter, WithoutMemoryIsNamedWhenItIsUsed) {
@@ -92,21 +92,21 @@ TEST_F(Slots, ADerivedTensorIsMadeAtItsFirstUseAndOnceUntilTheLeafChanges) {
   EXPECT_TRUE(a.compute().is_same(derived));
   EXPECT_EQ(num_derivations, 1);
   EXPECT_TRUE(derived.is_leaf() && derived.requires_grad()) << "autograd stops there";
-  EXPECT_TRUE(at::equal(derived, a.leaf() * 5));
-  a.rest().zero_();
+  EXPECT_TRUE(at::equal(derived, a.unsharded() * 5));
+  a.sharded().zero_();
   EXPECT_TRUE(a.compute().is_same(derived)) << "nobody has said so";
-  a.leaf_changed();
+  a.unsharded_changed();
   EXPECT_EQ(a.compute().abs().max().item<double>(), 0);
   EXPECT_EQ(num_derivations, 2);
 }
 
 TEST_F(Slots, DerivationsStandOnTopOfEachOther) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf + 1; }, {});
-  EXPECT_TRUE(at::equal(a.compute(), a.leaf() + 1));
+  EXPECT_TRUE(at::equal(a.compute(), a.unsharded() + 1));
   a.set_derivation([](const at::Tensor& derived) { return derived * 10; }, {});
-  EXPECT_TRUE(at::equal(a.compute(), (a.leaf() + 1) * 10));
+  EXPECT_TRUE(at::equal(a.compute(), (a.unsharded() + 1) * 10));
   a.set_derivation({}, {});
-  EXPECT_TRUE(a.compute().is_same(a.leaf()));
+  EXPECT_TRUE(a.compute().is_same(a.unsharded()));
   EXPECT_FALSE(a.is_derived());
 }
 
@@ -114,24 +114,24 @@ TEST_F(Slots, DerivationsStandOnTopOfEachOther) {
 
 TEST_F(Slots, WithoutASinkDepositsAddToTheLeafsGrad) {
   const at::Tensor summand = at::ones({3, 2}, at::kDouble);
-  a.deposit(summand);
-  a.deposit([](at::Tensor& sum, bool is_empty) {
+  a.accumulate_grad(summand);
+  a.accumulate_grad([](at::Tensor& sum, bool is_empty) {
     EXPECT_TRUE(is_empty);
     sum.fill_(2);
   });
   bool is_done = false;
-  a.deposit_later([&] { is_done = true; });
+  a.accumulate_grad_later([&] { is_done = true; });
   EXPECT_TRUE(is_done) << "at once";
   loss().backward();
-  EXPECT_TRUE(is_close(a.rest().grad(), gradient_of_a() + 3));
+  EXPECT_TRUE(is_close(a.sharded().grad(), gradient_of_a() + 3));
   EXPECT_EQ(summand.max().item<double>(), 1) << "a summand is not kept";
 }
 
 TEST_F(Slots, WithoutASinkDepositsGoThroughTheDerivation) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
-  a.deposit(at::full({3}, 2, at::kDouble));
-  a.deposit(at::full({3}, 3, at::kFloat));
-  EXPECT_TRUE(is_close(a.leaf().grad(), (2 * 5 * a.leaf()).detach()));
+  a.accumulate_grad(at::full({3}, 2, at::kDouble));
+  a.accumulate_grad(at::full({3}, 3, at::kFloat));
+  EXPECT_TRUE(is_close(a.unsharded().grad(), (2 * 5 * a.unsharded()).detach()));
 }
 
 // ---- with one ----
@@ -141,12 +141,12 @@ TEST_F(Slots, ASinkGetsEachSummandOnceAndTheLeafKeepsNone) {
   loss().backward();
   EXPECT_EQ(sums.num_deposits["a"], 1) << "two uses, one deposit of what autograd has added up";
   EXPECT_TRUE(is_close(sums.of["a"], gradient_of_a()));
-  EXPECT_TRUE(is_close(sums.of["b"], a.rest().detach().sum(0)));
-  EXPECT_FALSE(a.rest().grad().defined() || b.rest().grad().defined());
+  EXPECT_TRUE(is_close(sums.of["b"], a.sharded().detach().sum(0)));
+  EXPECT_FALSE(a.sharded().grad().defined() || b.sharded().grad().defined());
   loss().backward();
   EXPECT_TRUE(is_close(sums.of["a"], 2 * gradient_of_a()));
-  a.deposit(at::ones({3, 2}, at::kBFloat16));
-  a.deposit([](at::Tensor& sum, bool is_empty) {
+  a.accumulate_grad(at::ones({3, 2}, at::kBFloat16));
+  a.accumulate_grad([](at::Tensor& sum, bool is_empty) {
     EXPECT_FALSE(is_empty);
     sum.add_(1);
   });
@@ -156,7 +156,7 @@ TEST_F(Slots, ASinkGetsEachSummandOnceAndTheLeafKeepsNone) {
 
 TEST_F(Slots, ASinkDecidesWhenWorkIsDone) {
   a.set_sink(&sums);
-  a.deposit_later([this] { a.deposit(at::ones({3, 2})); });
+  a.accumulate_grad_later([this] { a.accumulate_grad(at::ones({3, 2})); });
   EXPECT_EQ(sums.num_deposits["a"], 0);
   ASSERT_EQ(sums.deferred.size(), 1U);
   sums.deferred[0]();
@@ -167,22 +167,22 @@ TEST_F(Slots, AutogradsGradientsOfADerivedTensorAreDepositedToo) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
   a.set_sink(&sums);
   (a.compute() * at::arange(3)).sum().backward();
-  a.deposit(at::ones({3}));
+  a.accumulate_grad(at::ones({3}));
   const at::Tensor of_compute = at::arange(3, at::kDouble) + 1;
   EXPECT_TRUE(is_close(sums.of["a"], of_compute)) << "of compute(), in its shape";
-  EXPECT_TRUE(is_close(a.leaf_gradient(sums.of["a"]), (2 * a.leaf() * of_compute.unsqueeze(1)).detach()));
-  EXPECT_FALSE(a.leaf().grad().defined());
+  EXPECT_TRUE(is_close(a.unsharded_gradient(sums.of["a"]), (2 * a.unsharded() * of_compute.unsqueeze(1)).detach()));
+  EXPECT_FALSE(a.unsharded().grad().defined());
   const at::NoGradGuard no_grad;
-  a.rest().mul_(2);
-  a.leaf_changed();
-  EXPECT_TRUE(is_close(a.leaf_gradient(sums.of["a"]), (2 * a.leaf() * of_compute.unsqueeze(1)).detach()));
+  a.sharded().mul_(2);
+  a.unsharded_changed();
+  EXPECT_TRUE(is_close(a.unsharded_gradient(sums.of["a"]), (2 * a.unsharded() * of_compute.unsqueeze(1)).detach()));
 }
 
 TEST_F(Slots, TheGradientOfALeafHasItsDtype) {
-  a.set_leaf(a.rest().detach().to(at::kBFloat16).requires_grad_(), {});
-  EXPECT_EQ(a.leaf_gradient(at::ones({3, 2})).scalar_type(), at::kBFloat16);
+  a.set_unsharded(a.sharded().detach().to(at::kBFloat16).requires_grad_(), {});
+  EXPECT_EQ(a.unsharded_gradient(at::ones({3, 2})).scalar_type(), at::kBFloat16);
   a.set_derivation([](const at::Tensor& leaf) { return leaf.to(at::kFloat) * 3; }, {});
-  const at::Tensor gradient = a.leaf_gradient(at::ones({3, 2}, at::kDouble));
+  const at::Tensor gradient = a.unsharded_gradient(at::ones({3, 2}, at::kDouble));
   EXPECT_EQ(gradient.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::equal(gradient, at::full({3, 2}, 3, at::kBFloat16)));
 }
@@ -197,7 +197,7 @@ TEST_F(Slots, WhatIsFrozenIsNotAsked) {
 
 TEST_F(Slots, NothingIsDepositedByGrad) {
   for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
-  torch::autograd::grad({loss()}, {a.rest()});
+  torch::autograd::grad({loss()}, {a.sharded()});
   EXPECT_TRUE(sums.num_deposits.empty());
 }
 
@@ -210,7 +210,7 @@ TEST_F(Slots, GradientsHaveOneOwner) {
   a.set_sink(nullptr);
   loss().backward();
   EXPECT_EQ(sums.num_deposits["a"], 1);
-  EXPECT_TRUE(a.rest().grad().defined()) << "autograd has them again";
+  EXPECT_TRUE(a.sharded().grad().defined()) << "autograd has them again";
   EXPECT_NO_THROW(a.set_sink(&other));
 }
 
@@ -220,7 +220,7 @@ TEST(Parameter, LeavesNoHookBehind) {
   Sums sums;
   {
     Parameter parameter("a", {.shape = {2}});
-    parameter.set_rest(tensor, {});
+    parameter.set_sharded(tensor, {});
     parameter.set_sink(&sums);
   }
   tensor.sum().backward();
@@ -235,8 +235,8 @@ TEST_F(Slots, WhatASinkThrowsReachesTheCallerOfBackward) {
 
 TEST_F(Slots, ANewLeafTakesTheHookWithIt) {
   a.set_sink(&sums);
-  const at::Tensor before = a.leaf();
-  a.set_leaf(at::ones({3, 2}, at::kDouble).requires_grad_(), {});
+  const at::Tensor before = a.unsharded();
+  a.set_unsharded(at::ones({3, 2}, at::kDouble).requires_grad_(), {});
   loss().backward();
   EXPECT_TRUE(is_close(sums.of["a"], gradient_of_a()));
   before.sum().backward();

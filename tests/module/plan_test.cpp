@@ -93,15 +93,15 @@ class Sums final : public GradientSink {
     if (is_empty) sum = at::empty(parameter.compute().sizes(), at::kDouble);
     return {sum, is_empty};
   }
-  void deposited(Parameter&) override {}
+  void accumulated(Parameter&) override {}
   void added_early(Parameter&) override {}
   void confirmed(Parameter&) override {}
   void withdrawn(Parameter&) override {}
   void defer(Parameter&, std::function<void()> work) override { work(); }
   /// On the way of an engine: through the derivation to the leaf, from the leaf to rest.
-  at::Tensor at_rest(Parameter& parameter, const Mesh& mesh) {
-    return redistribute(parameter.leaf_gradient(sums_.at(&parameter)), parameter.leaf_layout().dual(),
-                        parameter.rest_layout().dual(), mesh, parameter.name());
+  at::Tensor sharded(Parameter& parameter, const Mesh& mesh) {
+    return redistribute(parameter.unsharded_gradient(sums_.at(&parameter)), parameter.unsharded_layout().dual(),
+                        parameter.sharded_layout().dual(), mesh, parameter.name());
   }
 
  private:
@@ -124,10 +124,11 @@ Module::MaterialiseOptions in_fp64() {
 /// Memory as an engine gives it: at rest, and a leaf with the same values.
 void materialise(Module& model, const AppliedPlan& applied, const Mesh& mesh) {
   std::map<std::string, Layout> rest;
-  for (const auto& [name, layouts] : applied.layouts()) rest[name] = layouts.rest;
+  for (const auto& [name, layouts] : applied.layouts()) rest[name] = layouts.sharded;
   model.materialise(mesh, rest, in_fp64());
   for (Parameter* parameter : model.parameters()) {
-    parameter->set_leaf(parameter->rest(), applied.layouts().at(parameter->name()).leaf.completed(mesh, Invariant{}));
+    parameter->set_unsharded(parameter->sharded(),
+                             applied.layouts().at(parameter->name()).unsharded.completed(mesh, Invariant{}));
   }
 }
 
@@ -149,7 +150,7 @@ Named on_one_process(Module& model, const Batch& batch) {
     const at::Tensor loss = model.run({batch.ids, batch.labels}, batch.context)[0];
     loss.backward();
     found["loss"] = loss.detach();
-    for (Parameter* parameter : model.parameters()) found[parameter->name()] = sums.at_rest(*parameter, mesh);
+    for (Parameter* parameter : model.parameters()) found[parameter->name()] = sums.sharded(*parameter, mesh);
   });
   return found;
 }
@@ -182,7 +183,7 @@ Named under(const Plan& plan, const Axes& axes, const Batch& batch,
     };
     keep("loss", loss.detach(), of_loss);
     for (Parameter* parameter : model->parameters()) {
-      keep(parameter->name(), sums.at_rest(*parameter, mesh), parameter->rest_layout());
+      keep(parameter->name(), sums.sharded(*parameter, mesh), parameter->sharded_layout());
     }
   });
   Named found;
@@ -261,14 +262,14 @@ TEST(Plan, LaysOutEveryParameterOnItsAxesOnly) {
   const AppliedPlan applied = apply(sequence_parallel(), model, recorded({{"dp", 3}, {"tp", 2}}),
                                     {{kBatch, kSequence}, {kBatch, kSequence / 2}});
   EXPECT_EQ(applied.layouts().size(), model.parameters().size());
-  EXPECT_EQ(applied.layouts().at("embedding.weight").rest, tp(kI));
-  EXPECT_EQ(applied.layouts().at("first.norm.weight").rest, tp(kI));
-  EXPECT_EQ(applied.layouts().at("first.norm.weight").leaf, tp(kR));
-  EXPECT_EQ(applied.layouts().at("second.mlp.down.weight").leaf, tp(shard(1)));
-  EXPECT_EQ(applied.layouts().at("second.mlp.down.bias").leaf, tp(kI)) << "it is P in compute only";
+  EXPECT_EQ(applied.layouts().at("embedding.weight").sharded, tp(kI));
+  EXPECT_EQ(applied.layouts().at("first.norm.weight").sharded, tp(kI));
+  EXPECT_EQ(applied.layouts().at("first.norm.weight").unsharded, tp(kR));
+  EXPECT_EQ(applied.layouts().at("second.mlp.down.weight").unsharded, tp(shard(1)));
+  EXPECT_EQ(applied.layouts().at("second.mlp.down.bias").unsharded, tp(kI)) << "it is P in compute only";
   EXPECT_EQ(applied.loss_layout(), tp(kP));
   for (const Parameter* parameter : model.parameters()) {
-    EXPECT_FALSE(parameter->leaf().defined()) << parameter->name();
+    EXPECT_FALSE(parameter->unsharded().defined()) << parameter->name();
     EXPECT_EQ(parameter->is_derived(), parameter->name().ends_with("down.bias")) << parameter->name();
   }
 }
@@ -309,7 +310,7 @@ TEST(Plan, WorksOnAnAxisThatWasFactoredOrJoined) {
 TEST(Plan, WithoutAxesChecksNothing) {
   SmallModel model;
   const AppliedPlan applied = apply({.name = "none"}, model, recorded(), kShapes);
-  EXPECT_TRUE(applied.layouts().at("first.norm.weight").leaf.empty());
+  EXPECT_TRUE(applied.layouts().at("first.norm.weight").unsharded.empty());
   EXPECT_TRUE(applied.loss_layout().empty());
 }
 
@@ -319,7 +320,7 @@ TEST(Plan, LeavesTheModelAsItWasAfterAnError) {
   wrong.rows[0].inputs = {};
   EXPECT_NE(refusal<LayoutError>(wrong, model), "");
   for (const Parameter* parameter : model.parameters()) {
-    EXPECT_FALSE(parameter->rest().defined() || parameter->is_derived()) << parameter->name();
+    EXPECT_FALSE(parameter->sharded().defined() || parameter->is_derived()) << parameter->name();
   }
   EXPECT_EQ(apply(column_row(), model, recorded(), kShapes).loss_layout(), tp(kI));
 }

@@ -143,7 +143,7 @@ TEST_P(Positions, andDocumentsSeparatePackedTexts) {
     documents.push_back(at::full({count}, first, at::kLong));
   }
   for (const auto& [name, gradient] : testing::gradients(*model)) want.emplace_back(name, gradient.clone());
-  for (Parameter* parameter : model->parameters()) parameter->leaf().mutable_grad() = at::Tensor();
+  for (Parameter* parameter : model->parameters()) parameter->unsharded().mutable_grad() = at::Tensor();
 
   for (const bool of_each_row : {false, true}) {
     ForwardContext packed{.positions = at::cat(positions), .documents = at::cat(documents).unsqueeze(0)};
@@ -159,7 +159,7 @@ TEST_P(Positions, andDocumentsSeparatePackedTexts) {
       if (want[i].first.ends_with("key.bias")) continue;  // zero apart from rounding
       EXPECT_LT(distance(ours[i].second, want[i].second), 4e-6) << want[i].first;
     }
-    for (Parameter* parameter : model->parameters()) parameter->leaf().mutable_grad() = at::Tensor();
+    for (Parameter* parameter : model->parameters()) parameter->unsharded().mutable_grad() = at::Tensor();
   }
 }
 

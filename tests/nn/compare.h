@@ -13,13 +13,13 @@ namespace caravan::testing {
 
 using Op = std::function<at::Tensor(const Tensors&)>;
 
-/// Makes parameters of tensors, whose .grad is then the sum of what was deposited.
+/// Makes parameters of tensors, whose .grad is then the sum of what was accumulated.
 class Slots {
  public:
   Parameter& of(const at::Tensor& value, const std::string& name = "weight") {
     slots_.push_back(std::make_unique<Parameter>(name, ParameterSpec{.shape = value.sizes().vec()}));
     slots_.back()->set_requires_grad(value.requires_grad());
-    slots_.back()->set_rest(value, {});
+    slots_.back()->set_sharded(value, {});
     return *slots_.back();
   }
 

@@ -170,7 +170,7 @@ TEST(CrossEntropyEdges, onlyWhatNeedsAGradientGetsOne) {
   loss_of(frozen, p.hidden, p.labels).backward();
   const Result expected = reference(p, 1);
   EXPECT_LT(distance(p.hidden.grad(), expected.hidden), 1e-6);
-  EXPECT_FALSE(frozen.leaf().grad().defined());
+  EXPECT_FALSE(frozen.unsharded().grad().defined());
   EXPECT_FALSE(loss_of(frozen, p.hidden.detach(), p.labels).requires_grad());
   const at::NoGradGuard no_grad;
   EXPECT_LT(distance(loss_of(slots.of(p.weight), p.hidden, p.labels), expected.loss), 1e-6);
@@ -263,7 +263,7 @@ TEST_F(CrossEntropyInFlight, aLossThatWasMixedWithOthersMayNot) {
     dropped = at::Tensor();
     EXPECT_THAT(error_of<UsageError>([&] { kept.backward(); }), AllOf(HasSubstr(kLost), HasSubstr("NoGradGuard")));
   }
-  // Also if the others have been back-propagated before: their summand was never deposited.
+  // Also if the others have been back-propagated before: their summand was never accumulated.
   const at::Tensor kept = forward(1);
   at::Tensor dropped = forward(2);
   kept.backward();

@@ -32,21 +32,21 @@ std::unique_ptr<M> make(const ModelConfig& config) {
   uint64_t seed = 1;
   for (Parameter* parameter : module->parameters()) {
     const at::Tensor values = normal(parameter->global_shape(), ++seed).to(at::kDouble);
-    parameter->set_leaf(values.requires_grad_(), parameter->rest_layout());
+    parameter->set_unsharded(values.requires_grad_(), parameter->sharded_layout());
   }
   return module;
 }
 
 at::Tensor value(Module& module, const std::string& name) {
   for (Parameter* parameter : module.parameters()) {
-    if (parameter->name() == name) return parameter->leaf().detach().clone().requires_grad_();
+    if (parameter->name() == name) return parameter->unsharded().detach().clone().requires_grad_();
   }
   throw std::out_of_range(name);
 }
 
 at::Tensor gradient(Module& module, const std::string& name) {
   for (Parameter* parameter : module.parameters()) {
-    if (parameter->name() == name) return parameter->leaf().grad();
+    if (parameter->name() == name) return parameter->unsharded().grad();
   }
   throw std::out_of_range(name);
 }

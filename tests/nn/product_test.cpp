@@ -108,8 +108,8 @@ TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   Parameter& frozen = slots.of(weight.detach());
   linear(x, frozen, &bias).sum().backward();
   EXPECT_LT(distance(x.grad(), weight.detach().sum(0).expand({40, 6})), 1e-6);
-  EXPECT_FALSE(frozen.leaf().grad().defined());
-  EXPECT_TRUE(bias.leaf().grad().equal(at::full({5}, 40.0)));
+  EXPECT_FALSE(frozen.unsharded().grad().defined());
+  EXPECT_TRUE(bias.unsharded().grad().equal(at::full({5}, 40.0)));
   linear(x.detach(), slots.of(weight)).sum().backward();
   EXPECT_LT(distance(weight.grad(), x.detach().sum(0).expand({5, 6})), 1e-6);
   EXPECT_FALSE(linear(x.detach(), frozen).requires_grad());

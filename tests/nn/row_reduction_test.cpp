@@ -77,17 +77,17 @@ TEST_P(SplitNorms, areThoseOfTheWhole) {
       const auto leaf_of = [&](const at::Tensor& t) { return piece(t.detach(), rank).clone().requires_grad_(true); };
       Parameter w("weight", {.shape = {10}});
       Parameter b("bias", {.shape = {10}});
-      w.set_rest(leaf_of(weight.leaf()), {});
-      b.set_rest(leaf_of(bias.leaf()), {});
+      w.set_sharded(leaf_of(weight.unsharded()), {});
+      b.set_sharded(leaf_of(bias.unsharded()), {});
       const at::Tensor local = leaf_of(x);
       const at::Tensor y = split_norm(local, w, has_bias ? &b : nullptr, 1e-5, reduction);
       y.backward(piece(outer, rank));
       EXPECT_EQ(y.scalar_type(), type);
       EXPECT_LT(distance(y, piece(want, rank)), tolerance);
       EXPECT_LT(distance(local.grad(), piece(x.grad(), rank)), 4 * tolerance);
-      EXPECT_LT(distance(w.leaf().grad(), piece(weight.leaf().grad(), rank)), 4 * tolerance);
+      EXPECT_LT(distance(w.unsharded().grad(), piece(weight.unsharded().grad(), rank)), 4 * tolerance);
       if (!has_bias) return;
-      EXPECT_LT(distance(b.leaf().grad(), piece(bias.leaf().grad(), rank)), tolerance);
+      EXPECT_LT(distance(b.unsharded().grad(), piece(bias.unsharded().grad(), rank)), tolerance);
     });
   }
 }
@@ -112,7 +112,7 @@ TEST(SplitVocabulary, givesTheLossOfTheWhole) {
           return rank == 0 ? t.narrow(0, 0, cut) : t.narrow(0, cut, 11 - cut);
         };
         Parameter w("weight", {.shape = {11, 8}});
-        w.set_rest(rows(weight.detach()).clone().requires_grad_(true), {});
+        w.set_sharded(rows(weight.detach()).clone().requires_grad_(true), {});
         CrossEntropy split(w);
         split.set_row_reduction(reduction, rank == 0 ? 0 : cut);
         const at::Tensor local = hidden.detach().clone().requires_grad_(true);
@@ -120,7 +120,7 @@ TEST(SplitVocabulary, givesTheLossOfTheWhole) {
         EXPECT_LT(distance(loss, want), tolerance);
         loss.backward();
         hidden_gradients[rank] = local.grad();
-        const at::Tensor difference = w.leaf().grad().to(at::kDouble) - rows(weight.grad()).to(at::kDouble);
+        const at::Tensor difference = w.unsharded().grad().to(at::kDouble) - rows(weight.grad()).to(at::kDouble);
         EXPECT_LE(difference.norm().item<double>(), tolerance * weight.grad().norm().item<double>());
       });
       EXPECT_LT(distance(hidden_gradients[0] + hidden_gradients[1], hidden.grad()), tolerance);
@@ -131,7 +131,7 @@ TEST(SplitVocabulary, givesTheLossOfTheWhole) {
 TEST(SplitVocabulary, knowsTheLabelsOfTheWhole) {
   Slots slots;
   Parameter weight("weight", {.shape = {11, 8}});
-  weight.set_rest(normal({4, 8}, 2), {});
+  weight.set_sharded(normal({4, 8}, 2), {});
   CrossEntropy split(weight);
   Pair pair;
   split.set_row_reduction(std::make_shared<PairReduction>(pair, 0), 0);

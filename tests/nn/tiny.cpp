@@ -26,15 +26,16 @@ std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed) {
 void set_parameters(Model& model, const NamedTensors& values) {
   std::map<std::string, at::Tensor> by_name(values.begin(), values.end());
   for (Parameter* parameter : model.parameters()) {
-    parameter->set_leaf(by_name.at(parameter->name()).detach().clone().requires_grad_(true), parameter->rest_layout());
+    parameter->set_unsharded(by_name.at(parameter->name()).detach().clone().requires_grad_(true),
+                             parameter->sharded_layout());
   }
 }
 
 NamedTensors gradients(Model& model) {
   NamedTensors all;
   for (Parameter* parameter : model.parameters()) {
-    EXPECT_TRUE(parameter->leaf().grad().defined()) << parameter->name();
-    all.emplace_back(parameter->name(), parameter->leaf().grad());
+    EXPECT_TRUE(parameter->unsharded().grad().defined()) << parameter->name();
+    all.emplace_back(parameter->name(), parameter->unsharded().grad());
   }
   return all;
 }

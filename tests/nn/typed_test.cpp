@@ -27,7 +27,7 @@ void place(Module& module, const Mesh& mesh, const std::map<std::string, Layout>
 }
 
 void read_as(Module& module, const Layout& layout) {
-  for (Parameter* parameter : module.parameters()) parameter->set_leaf(parameter->leaf(), layout);
+  for (Parameter* parameter : module.parameters()) parameter->set_unsharded(parameter->unsharded(), layout);
 }
 
 class TypedModel : public ::testing::TestWithParam<ModelKind> {

@@ -50,8 +50,8 @@ TEST_P(StartingValues, arePiecesOfTheSameWholeOnEveryLayout) {
       const auto parameters = whole->parameters();
       const auto pieces = cut->parameters();
       for (size_t i = 0; i < pieces.size(); ++i) {
-        const Box box = local_box(pieces[i]->global_shape(), pieces[i]->rest_layout(), mesh, pieces[i]->name());
-        EXPECT_TRUE(pieces[i]->rest().equal(slice(parameters[i]->rest(), box))) << pieces[i]->name() << rank;
+        const Box box = local_box(pieces[i]->global_shape(), pieces[i]->sharded_layout(), mesh, pieces[i]->name());
+        EXPECT_TRUE(pieces[i]->sharded().equal(slice(parameters[i]->sharded(), box))) << pieces[i]->name() << rank;
       }
     }
   }
@@ -66,7 +66,7 @@ TEST_P(StartingValues, unevenPiecesToo) {
   cut->materialise(mesh, {{name, Layout{{"tp", Shard{.dim = 0, .sizes = {11, 18}}}}}}, {.seed = 1});
   const auto find = [&](const Module& model) {
     for (const Parameter* parameter : model.parameters()) {
-      if (parameter->name() == name) return parameter->rest().detach();
+      if (parameter->name() == name) return parameter->sharded().detach();
     }
     return at::Tensor();
   };
@@ -80,7 +80,7 @@ TEST_P(StartingValues, haveTheSpreadOfGpt2) {
   config.vocabulary = 300;
   const auto model = testing::whole_model(config, 5);
   for (const Parameter* parameter : model->parameters()) {
-    const at::Tensor x = parameter->rest().detach();
+    const at::Tensor x = parameter->sharded().detach();
     if (x.dim() == 1) {
       const bool is_scale = parameter->name().ends_with("norm.weight");
       EXPECT_TRUE((x == (is_scale ? 1 : 0)).all().item<bool>()) << parameter->name();
@@ -97,7 +97,7 @@ TEST_P(StartingValues, haveTheSpreadOfGpt2) {
 TEST_P(StartingValues, anotherSeedGivesOthers) {
   const auto a = testing::whole_model(tiny_config(GetParam()), 1);
   const auto b = testing::whole_model(tiny_config(GetParam()), 2);
-  EXPECT_FALSE(a->parameters().front()->rest().equal(b->parameters().front()->rest()));
+  EXPECT_FALSE(a->parameters().front()->sharded().equal(b->parameters().front()->sharded()));
 }
 
 TEST_P(StartingValues, countsAreThoseOfTheConfig) {

@@ -114,7 +114,7 @@ TEST(GradNorm, IsThatOfTheWholeModelWhereParametersAreCutAtRows) {
       FlatState& state = engine.state();
       for (const Parameter* parameter : model.parameters()) {
         const at::Tensor gradient = Parameters::weights(parameter->global_shape());
-        state.layout.view(state.gradients, *parameter).copy_(piece_of(gradient, parameter->rest_layout(), mesh));
+        state.layout.view(state.gradients, *parameter).copy_(piece_of(gradient, parameter->sharded_layout(), mesh));
       }
       EXPECT_EQ(grad_norm(state, mesh), std::sqrt(squares));  // squares of small integers: exact
     });

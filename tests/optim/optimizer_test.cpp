@@ -31,7 +31,7 @@ struct Pair {
 
   Pair() {
     for (const Parameter* parameter : model.parameters()) {
-      (parameter->spec().decays ? decayed : others).push_back(parameter->rest().detach().clone().requires_grad_());
+      (parameter->spec().decays ? decayed : others).push_back(parameter->sharded().detach().clone().requires_grad_());
     }
   }
 
@@ -53,7 +53,7 @@ struct Pair {
     size_t next_other = 0;
     for (const Parameter* parameter : model.parameters()) {
       const at::Tensor& theirs = parameter->spec().decays ? decayed[next_decayed++] : others[next_other++];
-      EXPECT_TRUE(is_close(parameter->rest(), theirs, tolerance)) << parameter->name();
+      EXPECT_TRUE(is_close(parameter->sharded(), theirs, tolerance)) << parameter->name();
     }
   }
 };
@@ -184,7 +184,7 @@ TEST(Optimizer, OfShardsIsThatOfTheWhole) {
     for (int step = 0; step < 5; ++step) {
       for (const Parameter* parameter : engine.model().parameters()) {
         const at::Tensor gradient = random_tensor(parameter->global_shape(), 50 + step).to(at::kFloat);
-        state.layout.view(state.gradients, *parameter).copy_(piece_of(gradient, parameter->rest_layout(), mesh));
+        state.layout.view(state.gradients, *parameter).copy_(piece_of(gradient, parameter->sharded_layout(), mesh));
       }
       optimizer->step(0.01);
     }
@@ -196,7 +196,7 @@ TEST(Optimizer, OfShardsIsThatOfTheWhole) {
       Parameters model(specs);
       Engine engine(model, mesh, whole_model(model, mesh), {.seed = 4});
       train(engine, mesh, adamw);
-      for (const Parameter* parameter : model.parameters()) want[parameter->name()] = parameter->rest().detach();
+      for (const Parameter* parameter : model.parameters()) want[parameter->name()] = parameter->sharded().detach();
     });
     on_mesh({{"dp", 3}}, [&](const Mesh& mesh) {
       Parameters model(specs);
@@ -206,9 +206,9 @@ TEST(Optimizer, OfShardsIsThatOfTheWhole) {
       Engine engine(model, mesh, strategy, {.seed = 4});
       train(engine, mesh, adamw);
       for (const Parameter* parameter : model.parameters()) {
-        const at::Tensor piece = piece_of(want.at(parameter->name()), parameter->rest_layout(), mesh);
+        const at::Tensor piece = piece_of(want.at(parameter->name()), parameter->sharded_layout(), mesh);
         // torch's fused kernel rounds its last few elements differently from those that fill a vector.
-        EXPECT_TRUE(is_close(parameter->rest(), piece, adamw ? 1e-6 : 0)) << parameter->name();
+        EXPECT_TRUE(is_close(parameter->sharded(), piece, adamw ? 1e-6 : 0)) << parameter->name();
       }
     });
   }
@@ -255,7 +255,7 @@ TEST(Optimizer, FrozenValuesAreRoundedOnce) {
         };
         const auto copy_of = [&](const Parameter& parameter) { return state.layout.view(state.copies, parameter); };
         const auto is_copied = [&](const Parameter& parameter) {
-          return at::equal(copy_of(parameter), parameter.rest().detach().to(at::kBFloat16));
+          return at::equal(copy_of(parameter), parameter.sharded().detach().to(at::kBFloat16));
         };
         pass();
         for (const Parameter* parameter : model.parameters()) {

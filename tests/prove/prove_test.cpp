@@ -238,7 +238,7 @@ TEST(ProveFinds, AReductionThatIsMissing) {
     what.compute_dtype = compute_dtype;
     what.arrange = [](Model& model, Mesh& mesh) {
       Strategy strategy = small_ddp(model, mesh);
-      Layout& leaf = strategy.layouts.at("blocks.0.attention.key.weight").leaf;
+      Layout& leaf = strategy.layouts.at("blocks.0.attention.key.weight").unsharded;
       leaf = leaf.moved("dp", Invariant{});
       return strategy;
     };

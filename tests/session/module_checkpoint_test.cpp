@@ -101,7 +101,7 @@ struct Program {
     optimizer->step();
   }
   at::Tensor run(const at::Tensor& x) {
-    return model(x.to(model.parameters().front()->leaf().scalar_type()), {}).to(at::kFloat);
+    return model(x.to(model.parameters().front()->unsharded().scalar_type()), {}).to(at::kFloat);
   }
   static at::Tensor inputs() { return at::arange(kRows * 3, at::kFloat).mul(0.31).cos().view({kRows, 3}); }
   static at::Tensor targets() { return inputs().sum(1, /*keepdim=*/true).sin(); }

@@ -64,7 +64,7 @@ Tensors Diloco::simulate(int replicas, int64_t local_steps, int64_t steps, doubl
     for (int i = 0; i < replicas; ++i) states.push_back(std::make_unique<RunState>(recipe, data.tokenizer, mesh));
     Tensors anchor, velocity;
     for (const Parameter* parameter : states[0]->model().parameters()) {
-      anchor[parameter->name()] = parameter->rest().detach().clone();
+      anchor[parameter->name()] = parameter->sharded().detach().clone();
       velocity[parameter->name()] = at::zeros_like(anchor[parameter->name()]);
     }
     for (int64_t first = 0; first < steps; first += local_steps) {
@@ -83,7 +83,7 @@ Tensors Diloco::simulate(int replicas, int64_t local_steps, int64_t steps, doubl
         }
         for (const Parameter* parameter : state.model().parameters()) {
           at::Tensor& sum = moved[parameter->name()];
-          const at::Tensor own_move = (anchor.at(parameter->name()) - parameter->rest().detach()).to(at::kDouble);
+          const at::Tensor own_move = (anchor.at(parameter->name()) - parameter->sharded().detach()).to(at::kDouble);
           sum = sum.defined() ? sum + own_move : own_move;
         }
       }
@@ -94,7 +94,7 @@ Tensors Diloco::simulate(int replicas, int64_t local_steps, int64_t steps, doubl
       }
       for (const auto& state : states) {
         for (Parameter* parameter : state->model().parameters()) {
-          parameter->rest().detach().copy_(anchor.at(parameter->name()));
+          parameter->sharded().detach().copy_(anchor.at(parameter->name()));
         }
         state->engine().state().bump_version();
       }

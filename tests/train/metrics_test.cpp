@@ -84,7 +84,7 @@ TEST(MetricsLog, NoFolderIsAnError) {
 /// The line is as if the evaluation had not been interrupted.
 TEST(MetricsLog, AnEvaluationIsAddedToItsLine) {
   StepMetrics evaluated{.step = 2, .loss = 0.1, .tokens = 64};
-  evaluated.drain = DrainReport{.clocks = {2, 3}};
+  evaluated.drain = SyncReport{.clocks = {2, 3}};
   evaluated.time = "2026-03-01T09:00:00.000Z";
   evaluated.host = "a";
   const StepMetrics interrupted = evaluated;

@@ -81,7 +81,7 @@ class MultipleChoice : public ::testing::Test {
     auto made = whole_model({.layers = 2, .width = 16, .heads = 4, .context = 24, .vocabulary = 256});
     const at::NoGradGuard no_grad;
     for (Parameter* parameter : made->parameters()) {
-      if (parameter->rest().dim() == 2) parameter->rest().mul_(6);  // else all tokens are almost equally likely
+      if (parameter->sharded().dim() == 2) parameter->sharded().mul_(6);  // else all tokens are almost equally likely
     }
     return made;
   }

@@ -74,8 +74,8 @@ TEST_P(Packed, DocumentsAreThoseThatAreAlone) {
   const auto gradients = [&] {
     std::map<std::string, at::Tensor> all;
     for (const Parameter* parameter : model.parameters()) {
-      all[parameter->name()] = parameter->rest().grad().clone();
-      parameter->rest().mutable_grad().zero_();
+      all[parameter->name()] = parameter->sharded().grad().clone();
+      parameter->sharded().mutable_grad().zero_();
     }
     return all;
   };

@@ -355,7 +355,7 @@ TEST(RunFiles, LeadBackToTheRun) {
   const LoadedModel loaded = load_model(runs / "run", mesh);
   const auto saved = checkpoint_tensors(runs / "run");
   for (const Parameter* parameter : loaded.model->parameters()) {
-    EXPECT_TRUE(at::equal(parameter->rest(), saved.at(parameter->name()))) << parameter->name();
+    EXPECT_TRUE(at::equal(parameter->sharded(), saved.at(parameter->name()))) << parameter->name();
   }
 }
 
@@ -366,7 +366,7 @@ TEST(Import, IsARunThatTrainsOn) {
   const LoadedModel loaded = load_model(runs / "run", alone);
   NamedTensors weights;
   for (const Parameter* parameter : loaded.model->parameters()) {
-    weights.emplace_back(parameter->name(), parameter->rest().detach());
+    weights.emplace_back(parameter->name(), parameter->sharded().detach());
   }
   write_huggingface(runs / "theirs", loaded.model->config(), weights, loaded.tokenizer, loaded.text);
 

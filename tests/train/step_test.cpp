@@ -43,7 +43,7 @@ TEST(TrainStep, BadNumbersOfOneRankAreNamedOnEveryRankAndChangeNothing) {
     on_steps(3, runs, [&](TrainStep& step, RunState& state, const TrainBatch& batch, const Mesh& mesh) {
       step.run(batch, 0, 0.01);
       const at::NoGradGuard no_grad;
-      if (mesh.rank() == bad) state.model().find("blocks.1").parameters().front()->rest().view({-1})[0] = NAN;
+      if (mesh.rank() == bad) state.model().find("blocks.1").parameters().front()->sharded().view({-1})[0] = NAN;
       const at::Tensor before = state.engine().state().values.to_tensor();
       messages[mesh.rank()] = message_of<NumericsError>([&] {
         const at::AutoGradMode grad(true);

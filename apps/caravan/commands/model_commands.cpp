@@ -100,7 +100,7 @@ int export_model(const ExportArguments& arguments) {
   const LoadedModel loaded = load_model(source, mesh_of_one());
   NamedTensors parameters;
   for (const Parameter* parameter : loaded.model->parameters())
-    parameters.emplace_back(parameter->name(), parameter->rest().detach());
+    parameters.emplace_back(parameter->name(), parameter->sharded().detach());
   const ModelConfig& config = loaded.model->config();
   if (arguments.adapter) {
     if (!config.lora.is_used()) {

@@ -30,7 +30,7 @@ std::string threads_text(int64_t threads) {
   return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
 }
 
-std::string drain_text(const DrainReport& drain) {
+std::string drain_text(const SyncReport& drain) {
   return fmt::format("  |  workers at steps {} to {}, staleness {:.1f}", drain.slowest(),
                      *std::max_element(drain.clocks.begin(), drain.clocks.end()), drain.staleness.mean());
 }

@@ -37,6 +37,11 @@ std::string join(std::span<const int64_t> numbers, std::string_view separator) {
   return fmt::format("{}", fmt::join(numbers, separator));
 }
 
+std::string some_of(std::span<const std::string> names, size_t most) {
+  if (names.size() <= most) return join(names);
+  return fmt::format("{} and {} more", join(names.first(most)), names.size() - most);
+}
+
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
   std::string best;
   auto least = std::pair(true, std::numeric_limits<size_t>::max());  // a prefix, false, comes first

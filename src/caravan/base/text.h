@@ -10,6 +10,8 @@ namespace caravan {
 /// Joins with a separator: "a, b, c".
 std::string join(std::span<const std::string> parts, std::string_view separator = ", ");
 std::string join(std::span<const int64_t> numbers, std::string_view separator = ", ");
+/// "a, b, c and 9 more": `most` of them.
+std::string some_of(std::span<const std::string> names, size_t most);
 
 /// The closest candidate by edit distance, those that begin with `word` first; the first on a tie, "" without any.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);

@@ -162,7 +162,7 @@ void Watch::finish(Rehearsal& rehearsal) {
   rehearsal.events = events_;
   rehearsal.peak = peak_;
   rehearsal.peak_event = peak_event_;
-  rehearsal.at_rest = events_[current_].after;
+  rehearsal.sharded = events_[current_].after;
   rehearsal.sent = values(sums_);
 }
 

@@ -44,7 +44,7 @@ struct Rehearsal {
   MemoryBytes peak{};             ///< the most that there is at once, from the first tensor of the model on
   std::string peak_event{};       ///< and what the rank does then
   int64_t held_bytes = 0;         ///< the most that its process holds for tensors, see HeldBlocksScope
-  MemoryBytes at_rest{};          ///< between steps
+  MemoryBytes sharded{};          ///< between steps
   std::vector<SentCalls> sent{};  ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< of the world, that this rank sends to over each axis
 

@@ -25,7 +25,7 @@ struct Attendance {
 Attendance full_attendance(const Strategy& strategy, const Mesh& mesh);
 
 /// The ranks tell each other. Every rank of `mesh` calls it; all get the same but for is_here. num_here is 0 if none
-/// has one. Sends one all-reduce of 24 + 16 x num_coords bytes. Throws as Engine::begin_joint_step.
+/// has one. Sends one all-reduce of 24 + 16 x num_coords bytes. Throws as Engine::begin_join_step.
 Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool has_batch, int num_micro_batches);
 
 }  // namespace caravan

@@ -14,8 +14,10 @@ namespace {
 /// The .grad of a user's tensor that no optimizer may update, because what rests is elsewhere. Without it, an optimizer
 /// that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
 at::Tensor no_gradient(const Parameter& parameter) {
-  if (!parameter.is_external() || parameter.leaf().is_same(parameter.rest()) || parameter.leaf().is_meta()) return {};
-  at::Tensor none = without_memory(parameter.leaf().sizes().vec(), parameter.leaf().options().requires_grad(false));
+  if (!parameter.is_external() || parameter.unsharded().is_same(parameter.sharded()) || parameter.unsharded().is_meta())
+    return {};
+  at::Tensor none =
+      without_memory(parameter.unsharded().sizes().vec(), parameter.unsharded().options().requires_grad(false));
   take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of what rests elsewhere. "
                               "do: give the optimizer engine.parameters() instead of module->parameters()",
                               parameter.name()));
@@ -57,21 +59,21 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   check_agreement();
   take_parameters();
   pool_ = std::make_unique<BufferPool>(mesh_.world(), state_.values.is_meta());
-  leaves_ = std::make_unique<Leaves>(state_, strategy_, *pool_, transfers_);
+  unsharded_ = std::make_unique<UnshardedParameters>(state_, strategy_, *pool_, transfers_);
   gradients_ = std::make_unique<GradientSums>(state_, strategy_, *pool_, transfers_);
   buffers_ = std::make_unique<ModelBuffers>(model_, strategy_, mesh_);
   for (const Slot& slot : state_.layout.slots()) {
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
     // Detached: torch's zero_grad refuses views that autograd knows of.
-    gradients_at_rest_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
+    sharded_gradients_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
                                             : at::Tensor());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
-  leaves_->refresh();
+  unsharded_->refresh();
   if (strategy_.stashes_weights())
-    versions_ = std::make_unique<WeightVersions>(state_, leaves_->dtype(), strategy_.batch_of_versions);
+    versions_ = std::make_unique<WeightVersions>(state_, unsharded_->dtype(), strategy_.batch_of_versions);
   add_unit_hooks();
 }
 
@@ -82,13 +84,13 @@ Engine::~Engine() {
 std::vector<at::Tensor> Engine::parameters() const {
   std::vector<at::Tensor> all;
   for (const Slot& slot : state_.layout.slots()) {
-    if (slot.parameter->requires_grad()) all.push_back(slot.parameter->rest());
+    if (slot.parameter->requires_grad()) all.push_back(slot.parameter->sharded());
   }
   return all;
 }
 
 const Schedule& Engine::table(int num_micro_batches) {
-  if (!strategy_.is_static) {
+  if (!strategy_.static_graph) {
     throw UsageError({strategy_.name, "is_static", "there is no table of steps that may differ", mesh_.where(),
                       "use begin_step() and finish_step(), or set is_static"});
   }
@@ -121,18 +123,18 @@ void Engine::start(int num_micro_batches) {
                       "call end_evaluation() first; a TextModel of the engine keeps one open"});
   }
   for (const Slot& slot : state_.layout.slots()) {
-    slot.parameter->rest().mutable_grad() = at::Tensor();
-    slot.parameter->leaf().mutable_grad() = at::Tensor();
+    slot.parameter->sharded().mutable_grad() = at::Tensor();
+    slot.parameter->unsharded().mutable_grad() = at::Tensor();
   }
   num_micro_batches_ = num_micro_batches;
   attendance_ = full_attendance(strategy_, mesh_);
   running_.clear();  // of a forward that threw
-  leaves_->check_memory();
+  unsharded_->check_memory();
   free_all();
   ++num_steps_;
   transfers_.clear();
   weight_work_.begin_step();
-  leaves_->refresh();
+  unsharded_->refresh();
   if (versions_ != nullptr) versions_->begin_step();
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
@@ -178,18 +180,18 @@ void Engine::finish_step() {
 
 void Engine::end_step() {
   buffers_->start(transfers_, attendance_);
-  if (!strategy_.is_static || !attendance_.is_full()) agree_on_used();
+  if (!strategy_.static_graph || !attendance_.is_full()) agree_on_used();
   TraceLog::end_lap();
   gradients_->finish();
   end_reading();
   if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
   mode_ = Mode::idle;
   last_alone_ = -1;
-  for (size_t i = 0; i < gradients_at_rest_.size(); ++i) {
-    if (!gradients_at_rest_[i].defined()) continue;
+  for (size_t i = 0; i < sharded_gradients_.size(); ++i) {
+    if (!sharded_gradients_[i].defined()) continue;
     Parameter& parameter = *state_.layout.slots()[i].parameter;
-    parameter.rest().mutable_grad() = gradients_at_rest_[i];
-    if (no_gradients_[i].defined()) parameter.leaf().mutable_grad() = no_gradients_[i];
+    parameter.sharded().mutable_grad() = sharded_gradients_[i];
+    if (no_gradients_[i].defined()) parameter.unsharded().mutable_grad() = no_gradients_[i];
   }
 }
 
@@ -206,12 +208,13 @@ struct Engine::Reset {
 
 void Engine::set_exchange(StepExchange* exchange) noexcept {
   exchange_ = exchange;
-  leaves_->set_exchange(exchange);
+  unsharded_->set_exchange(exchange);
   gradients_->set_exchange(exchange);
 }
 
 void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* exchange) {
-  if (exchange != nullptr && (strategy_.leaf_memory != LeafMemory::versions || strategy_.reduces_each_micro_batch)) {
+  if (exchange != nullptr &&
+      (strategy_.unsharded_memory != UnshardedMemory::versions || strategy_.reduces_each_micro_batch)) {
     throw InternalError({strategy_.name, "run_step", "an exchange needs leaves that are versions, reduced once a step",
                          mesh_.where(), ""});
   }
@@ -293,7 +296,7 @@ void Engine::reach(const Action& event) {
     if (cursor_.is_at_end() || !(cursor_.entry() == event)) refuse(event, "comes out of order");
     cursor_.advance();
   }
-  for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) leaves_->wait(group);
+  for (const int group : state_.layout.units().units[static_cast<size_t>(event.unit)].groups) unsharded_->wait(group);
   transfers_.poll();
   if (passes_ != nullptr) passes_->poll();
   if (exchange_ != nullptr) exchange_->poll();
@@ -305,14 +308,14 @@ void Engine::reach(const Action& event) {
 void Engine::perform(const Action& entry) {
   count_path(path_of(entry.kind));
   switch (entry.kind) {
-    case Action::Kind::gather: leaves_->gather(entry.unit); break;
-    case Action::Kind::free: leaves_->free(entry.unit); break;
+    case Action::Kind::gather: unsharded_->gather(entry.unit); break;
+    case Action::Kind::free: unsharded_->free(entry.unit); break;
     case Action::Kind::reduce:
-      leaves_->wait(entry.unit);
+      unsharded_->wait(entry.unit);
       gradients_->reduce(entry.unit, mode_ != Mode::following || cursor_.ends_reductions());
       break;
     case Action::Kind::weight:
-      for (const int group : state_.layout.units().groups_of(entry)) leaves_->wait(group);
+      for (const int group : state_.layout.units().groups_of(entry)) unsharded_->wait(group);
       run_deferred(entry);
       break;
     case Action::Kind::send:

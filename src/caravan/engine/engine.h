@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "caravan/engine/attendance.h"
-#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/flat/unsharded.h"
 #include "caravan/engine/flat/weight_versions.h"
 #include "caravan/engine/gradients/gradient_sums.h"
 #include "caravan/engine/model_buffers.h"
@@ -52,7 +52,7 @@ class Engine : private GradientSink {
   void begin_step(int num_micro_batches = 1);
   void finish_step();
   /// begin_step() for ranks that run out of batches at different times:
-  ///   while (engine.begin_joint_step(has_batch)) { if (has_batch) forwards and backwards; finish_step(); update; }
+  ///   while (engine.begin_join_step(has_batch)) { if (has_batch) forwards and backwards; finish_step(); update; }
   /// Returns false, on every rank, when no rank has a batch: then no step has begun. A rank without one runs no unit;
   /// it takes part in gathers and reductions, with gradients of zero, and its `num_micro_batches` does not matter.
   /// Divide the loss by the count over the ranks that have a batch (num_joined()), not over all. Sends an all-reduce
@@ -60,7 +60,7 @@ class Engine : private GradientSink {
   /// at once. (As torch.distributed.algorithms.join.)
   /// Throws UsageError on every rank if those with a batch announce different numbers of micro-batches, or ranks that
   /// share one batch differ.
-  bool begin_joint_step(bool has_batch, int num_micro_batches = 1);
+  bool begin_join_step(bool has_batch, int num_micro_batches = 1);
   /// In a step: how many parts of the batch there are, one for each data-parallel rank that has one.
   int num_joined() const noexcept { return attendance_.num_here; }
   /// With `exchange`, for a strategy that keeps versions, nothing is gathered or reduced by collectives: `exchange`
@@ -72,10 +72,10 @@ class Engine : private GradientSink {
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
   /// Fills the leaves that keep their memory with the values of all ranks. Every rank calls it, between steps.
-  void fill_leaves();
+  void unshard();
 
   /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
-  /// between, and leaves that keep their memory (LeafMemory) are gathered once: parameters must not change.
+  /// between, and leaves that keep their memory (UnshardedMemory) are gathered once: parameters must not change.
   /// Every rank calls both. The error of a lost peer in end_evaluation() is that of the next call.
   void begin_evaluation();
   void end_evaluation() noexcept;
@@ -108,7 +108,7 @@ class Engine : private GradientSink {
   // GradientSink
   int64_t open_step() const noexcept override { return mode_ == Mode::idle ? 0 : num_steps_; }
   Sum sum_of(Parameter& parameter) override;
-  void deposited(Parameter& parameter) override { gradients_->deposited(parameter); }
+  void accumulated(Parameter& parameter) override { gradients_->accumulated(parameter); }
   void added_early(Parameter& parameter) override { gradients_->added_early(parameter); }
   void confirmed(Parameter& parameter) override { gradients_->confirmed(parameter); }
   void withdrawn(Parameter& parameter) override { gradients_->withdrawn(parameter); }
@@ -166,12 +166,12 @@ class Engine : private GradientSink {
   FlatState state_;
   std::unique_ptr<BufferPool> pool_;
   TransferQueue transfers_;
-  std::unique_ptr<Leaves> leaves_;
+  std::unique_ptr<UnshardedParameters> unsharded_;
   std::unique_ptr<GradientSums> gradients_;
   std::unique_ptr<ModelBuffers> buffers_;
   std::unique_ptr<WeightVersions> versions_;
   std::vector<Parameter*> trained_;            ///< whose sink this is
-  std::vector<at::Tensor> gradients_at_rest_;  ///< by slot; what becomes .grad
+  std::vector<at::Tensor> sharded_gradients_;  ///< by slot; what becomes .grad
   std::vector<at::Tensor> no_gradients_;       ///< by slot; the .grad of leaves of outside code that do not rest
   std::vector<Hook> hooks_;
   std::map<int, Schedule> strategy_tables_;  ///< by number of micro-batches

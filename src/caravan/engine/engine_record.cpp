@@ -7,7 +7,7 @@
 
 namespace caravan {
 
-bool Engine::begin_joint_step(bool has_batch, int num_micro_batches) {
+bool Engine::begin_join_step(bool has_batch, int num_micro_batches) {
   const Attendance attendance = agree_on_attendance(strategy_, mesh_, has_batch, num_micro_batches);
   if (attendance.num_here == 0) return false;
   begin_step(attendance.num_micro_batches);
@@ -16,9 +16,9 @@ bool Engine::begin_joint_step(bool has_batch, int num_micro_batches) {
   // A rank that runs no unit cannot know when the others gather: all do so now.
   const auto num_groups = static_cast<int>(state_.layout.units().groups.size());
   for (int group = 0; group < num_groups; ++group) {
-    if (!leaves_->is_gathered(group)) continue;
-    leaves_->gather(group);
-    leaves_->wait(group);
+    if (!unsharded_->is_gathered(group)) continue;
+    unsharded_->gather(group);
+    unsharded_->wait(group);
   }
   return true;
 }
@@ -32,7 +32,7 @@ void Engine::check_present() const {
 void Engine::finish_recording() {
   const Units& units = state_.layout.units();
   Schedule schedule;
-  if (strategy_.is_static) {  // before any rank waits for a reduction
+  if (strategy_.static_graph) {  // before any rank waits for a reduction
     if (!attendance_.is_full()) recorder_.share(mesh_.world(), attendance_);
     schedule = agreed_recording(recorder_.events(), num_micro_batches_, units, strategy_, mesh_);
     const int found = recorder_.num_backwards();
@@ -51,12 +51,12 @@ void Engine::finish_recording() {
     gradients_->reduce(bucket.group);
   }
   free_all();
-  if (strategy_.is_static) recorded_[num_micro_batches_] = std::move(schedule);
+  if (strategy_.static_graph) recorded_[num_micro_batches_] = std::move(schedule);
 }
 
 /// A parameter counts as used if any rank has used it.
 void Engine::agree_on_used() {
-  if (strategy_.allow_unused) return;
+  if (strategy_.find_unused_parameters) return;
   std::vector<int64_t> used = gradients_->used();
   take_maxima(mesh_.world(), used, "used parameters");
   gradients_->set_used(used);
@@ -66,7 +66,7 @@ void Engine::agree_on_used() {
 void Engine::follow_absent() {
   for (perform_until_event(); !cursor_.is_at_end(); perform_until_event()) {
     const int unit = cursor_.entry().unit;
-    for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
+    for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) unsharded_->wait(group);
     cursor_.advance();
   }
 }

@@ -49,20 +49,21 @@ void share(const at::Tensor& tensor, const std::vector<std::string>& axes, const
 }  // namespace
 
 void Engine::check_agreement() const {
-  const LeafMemory memory = strategy_.leaf_memory;
+  const UnshardedMemory memory = strategy_.unsharded_memory;
   std::vector<SharedFact> facts{
       {"strategy", strategy_.name},
       {"bucket_bytes", std::to_string(strategy_.bucket_bytes)},
       {"first_bucket_bytes", std::to_string(strategy_.first_bucket_bytes)},
-      {"compute_dtype", c10::toString(strategy_.leaf_dtype)},
+      {"compute_dtype", c10::toString(strategy_.compute_dtype)},
       {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
       {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
       {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name() + " on " + strategy_.hook_axis},
-      {"allow_unused", strategy_.allow_unused ? "true" : "false"},
-      {"is_static", strategy_.is_static ? "true" : "false"},
+      {"allow_unused", strategy_.find_unused_parameters ? "true" : "false"},
+      {"is_static", strategy_.static_graph ? "true" : "false"},
       {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
-      {"gathers", fmt::format("{} {} {} {} {}", memory == LeafMemory::shared, strategy_.gathers.free_after_forward,
-                              strategy_.gathers.prefetch, keeps_leaves(memory), memory == LeafMemory::versions)},
+      {"gathers",
+       fmt::format("{} {} {} {} {}", memory == UnshardedMemory::shared, strategy_.gathers.free_after_forward,
+                   strategy_.gathers.prefetch, keeps_unsharded(memory), memory == UnshardedMemory::versions)},
       {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
       {"layout of the loss", strategy_.loss_layout.to_string()},
       {"layout of the batch", strategy_.batch_layout.to_string()},
@@ -75,9 +76,9 @@ void Engine::check_agreement() const {
   const auto& recomputed = strategy_.recomputed;
   facts.push_back({"recompute", fmt::format("{} modules: {}", recomputed.size(), fmt::join(recomputed, " "))});
   for (const Parameter* parameter : model_.parameters()) {
-    facts.push_back({parameter->name(), describe(parameter->rest(), parameter->global_shape()) +
+    facts.push_back({parameter->name(), describe(parameter->sharded(), parameter->global_shape()) +
                                             (parameter->requires_grad() ? "" : ", frozen")});
-    facts.push_back({parameter->name() + " at rest", kinds_of(layouts_of(strategy_, *parameter).rest) +
+    facts.push_back({parameter->name() + " at rest", kinds_of(layouts_of(strategy_, *parameter).sharded) +
                                                          (parameter->spec().decays ? "" : ", without decay")});
   }
   for (const auto& [name, buffer] : model_.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
@@ -91,7 +92,7 @@ void Engine::check_agreement() const {
     throw UsageError({strategy_.name, name, fmt::format("{} bytes hold no gradient", bytes), "", "use 1 or more"});
   }
   for (const Units::Group& group : state_.layout.units().groups) {
-    if (strategy_.is_static || !group.is_gathered) continue;
+    if (strategy_.static_graph || !group.is_gathered) continue;
     throw UsageError({strategy_.name, "is_static",
                       "every rank takes part in the gathers of '" + group.name +
                           "', so all run the units in one order, which may not change",
@@ -99,7 +100,7 @@ void Engine::check_agreement() const {
   }
   check_dtypes();
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (memory != LeafMemory::stashed || bucket.is_at_rest()) continue;
+    if (memory != UnshardedMemory::stashed || bucket.is_in_place()) continue;
     throw UsageError({strategy_.name, state_.layout.slots()[bucket.first_slot].parameter->name(),
                       "is gathered, but stages that step on their own keep versions of whole weights", mesh_.where(),
                       "use data parallelism that does not shard parameters, or a pipeline that flushes"});
@@ -123,7 +124,7 @@ void Engine::check_dtypes() const {
     if (type == at::kFloat || type == at::kBFloat16 || (has_half && type == at::kHalf)) return;
     throw UsageError({strategy_.name, option, fmt::format("{} is not supported", c10::toString(type)), "", valid});
   };
-  check("compute_dtype", strategy_.leaf_dtype, true, "use fp32, bf16 or fp16");
+  check("compute_dtype", strategy_.compute_dtype, true, "use fp32, bf16 or fp16");
   check("gradient_dtype", strategy_.gradient_dtype, false, "use fp32 or bf16");
   check("reduce_dtype", strategy_.reduce_dtype.value_or(at::kFloat), true, "use fp32, bf16 or fp16");
 }
@@ -135,7 +136,7 @@ void Engine::take_parameters() {
   at::Device device = options_.device;
   const Parameter* first = nullptr;
   for (const Slot& slot : state_.layout.slots()) {
-    const at::Tensor& rest = slot.parameter->rest();
+    const at::Tensor& rest = slot.parameter->sharded();
     if (!rest.defined()) continue;
     if (first == nullptr) {
       first = slot.parameter;
@@ -148,12 +149,12 @@ void Engine::take_parameters() {
                                   rest.device().str(), first->name(), c10::toString(dtype), device.str()),
                       "", "let all parameters rest in one dtype on one device"});
   }
-  if (dtype == at::kDouble && (strategy_.leaf_dtype != at::kFloat || strategy_.gradient_dtype != at::kFloat)) {
-    const bool is_leaf = strategy_.leaf_dtype != at::kFloat;
+  if (dtype == at::kDouble && (strategy_.compute_dtype != at::kFloat || strategy_.gradient_dtype != at::kFloat)) {
+    const bool is_leaf = strategy_.compute_dtype != at::kFloat;
     throw UsageError({strategy_.name, is_leaf ? "compute_dtype" : "gradient_dtype",
                       fmt::format("parameters rest in fp64, but {} {}",
                                   is_leaf ? "are computed with in" : "their gradients are kept in",
-                                  c10::toString(is_leaf ? strategy_.leaf_dtype : strategy_.gradient_dtype)),
+                                  c10::toString(is_leaf ? strategy_.compute_dtype : strategy_.gradient_dtype)),
                       "", "let them rest in fp32"});
   }
   if (strategy_.hook != nullptr) {
@@ -172,23 +173,23 @@ void Engine::take_values(const Slot& slot) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   at::Tensor piece = state_.layout.view(state_.values, parameter);
-  if (!parameter.rest().defined()) {
-    const Box box = local_box(parameter.global_shape(), layouts.rest, mesh_, parameter.name());
+  if (!parameter.sharded().defined()) {
+    const Box box = local_box(parameter.global_shape(), layouts.sharded, mesh_, parameter.name());
     if (options_.initialise && !piece.is_meta() && piece.numel() > 0) {
       initialise(piece, parameter, box, options_.seed);
     }
     return;
   }
-  const at::Tensor rest = parameter.rest().detach();
-  const Layout before = on_listed_axes(parameter.rest_layout(), mesh_);
-  if (before == layouts.rest) {
+  const at::Tensor rest = parameter.sharded().detach();
+  const Layout before = on_listed_axes(parameter.sharded_layout(), mesh_);
+  if (before == layouts.sharded) {
     piece.copy_(rest);
     return;
   }
   std::vector<std::string> axes = debt_axes(layouts, mesh_);
   std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // of an earlier engine
   share(rest, axes, mesh_, parameter.name());
-  piece.copy_(redistribute(rest, before, layouts.rest, mesh_, parameter.name()));
+  piece.copy_(redistribute(rest, before, layouts.sharded, mesh_, parameter.name()));
 }
 
 /// What rests invariant on data axes becomes what coordinate 0 has, and so do the buffers.
@@ -198,8 +199,8 @@ void Engine::share_values() {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot].parameter;
     const std::vector<std::string> axes = debt_axes(layouts_of(strategy_, parameter), mesh_);
     all.insert(axes.begin(), axes.end());
-    if (!parameter.rest().defined() || !bucket.is_at_rest()) continue;
-    share(state_.values.narrow(bucket.rest_offset, bucket.rest_count), axes, mesh_, "parameters");
+    if (!parameter.sharded().defined() || !bucket.is_in_place()) continue;
+    share(state_.values.narrow(bucket.sharded_offset, bucket.sharded_count), axes, mesh_, "parameters");
   }
   for (const auto& [name, buffer] : model_.buffers()) share(buffer, {all.begin(), all.end()}, mesh_, name);
 }

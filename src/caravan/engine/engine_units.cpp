@@ -65,10 +65,10 @@ Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& contex
   if (running_.size() == 1 && !is_evaluating_) gather_for(-1);  // what a forward that threw has left
   // Where nobody tells of updates, once for each forward.
   const bool may_have_changed = state_.is_versioned || unit <= last_alone_ || last_alone_ < 0;
-  if (may_have_changed && running_.size() == 1 && !is_evaluating_) leaves_->refresh();
+  if (may_have_changed && running_.size() == 1 && !is_evaluating_) unsharded_->refresh();
   last_alone_ = unit;
   gather_for(unit);
-  for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) leaves_->wait(group);
+  for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) unsharded_->wait(group);
   Tensors outputs = next(std::move(inputs), context);
   if (running_.size() == 1) {
     gather_for(-1);
@@ -81,12 +81,12 @@ Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& contex
 Tensors Engine::run_aside(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
   std::vector<int> borrowed;
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) {
-    if (!leaves_->is_there(group)) borrowed.push_back(group);
-    leaves_->gather(group);
-    leaves_->wait(group);
+    if (!unsharded_->is_there(group)) borrowed.push_back(group);
+    unsharded_->gather(group);
+    unsharded_->wait(group);
   }
   Tensors outputs = next(std::move(inputs), context);
-  for (const int group : borrowed) leaves_->free(group);
+  for (const int group : borrowed) unsharded_->free(group);
   return outputs;
 }
 
@@ -113,24 +113,24 @@ void Engine::gather_for(int unit) {
   }
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
     const Units::Group& about = units.groups[static_cast<size_t>(group)];
-    if (!leaves_->is_gathered(group) || about.is_joint) continue;
+    if (!unsharded_->is_gathered(group) || about.is_joint) continue;
     const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
-    if (is_needed) leaves_->gather(group);
-    const bool stays = holds_all() || (is_evaluating_ && keeps_leaves(strategy_.leaf_memory));
-    if (!is_needed && leaves_->is_there(group) && !stays) leaves_->free(group);
+    if (is_needed) unsharded_->gather(group);
+    const bool stays = holds_all() || (is_evaluating_ && keeps_unsharded(strategy_.unsharded_memory));
+    if (!is_needed && unsharded_->is_there(group) && !stays) unsharded_->free(group);
   }
 }
 
 void Engine::free_all() {
   for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
-    if (leaves_->is_gathered(group) && leaves_->is_there(group)) leaves_->free(group);
+    if (unsharded_->is_gathered(group) && unsharded_->is_there(group)) unsharded_->free(group);
   }
 }
 
-void Engine::fill_leaves() {
+void Engine::unshard() {
   free_all();
   for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
-    if (leaves_->is_gathered(group)) leaves_->gather(group);
+    if (unsharded_->is_gathered(group)) unsharded_->gather(group);
   }
   free_all();
 }
@@ -143,11 +143,11 @@ void Engine::begin_evaluation() {
   num_exceptions_ = std::uncaught_exceptions();
   free_all();
   is_evaluating_ = true;
-  leaves_->refresh();
+  unsharded_->refresh();
   if (versions_ != nullptr) versions_->renew();
   const Units& units = state_.layout.units();
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
-    if (units.groups[static_cast<size_t>(group)].is_joint && is_on_this_stage(group)) leaves_->gather(group);
+    if (units.groups[static_cast<size_t>(group)].is_joint && is_on_this_stage(group)) unsharded_->gather(group);
   }
 }
 

@@ -98,11 +98,12 @@ Layout on_listed_axes(const Layout& layout, const Mesh& mesh) {
 }
 
 std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh) {
-  return without_idle(moves_between(on_axes_of(layouts.leaf, layouts.rest, mesh), layouts.leaf), mesh);
+  return without_idle(moves_between(on_axes_of(layouts.unsharded, layouts.sharded, mesh), layouts.unsharded), mesh);
 }
 
 std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& mesh) {
-  return without_idle(moves_between(layouts.leaf.dual(), on_axes_of(layouts.leaf, layouts.rest, mesh)), mesh);
+  return without_idle(moves_between(layouts.unsharded.dual(), on_axes_of(layouts.unsharded, layouts.sharded, mesh)),
+                      mesh);
 }
 
 Groups groups_of(const Strategy& strategy, const Mesh& mesh) {

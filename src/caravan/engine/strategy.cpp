@@ -26,8 +26,8 @@ Layout planned(const Layout& plan, const Layout& layout) {
 }
 
 /// Rows of dim 0 that this rank holds at rest.
-int64_t rows_at_rest(const Parameter& parameter, const ParameterLayouts& layouts, const Mesh& mesh) {
-  return local_box(parameter.global_shape(), layouts.rest, mesh, parameter.name()).size.front();
+int64_t sharded_rows(const Parameter& parameter, const ParameterLayouts& layouts, const Mesh& mesh) {
+  return local_box(parameter.global_shape(), layouts.sharded, mesh, parameter.name()).size.front();
 }
 
 /// Cuts the parameters, which follow each other in a buffer, into n parts that are equal up to a row. Returns the rows
@@ -110,9 +110,9 @@ Strategy whole_model(Module& model, const Mesh& mesh) {
   for (Module* block : model.blocks()) strategy.units.push_back({.module = block});
   const Layout whole = Layout::all(mesh, Invariant{});
   for (const Parameter* parameter : model.parameters()) {
-    const bool is_laid_out = parameter->rest().defined();
-    const Layout rest = is_laid_out ? on_listed_axes(parameter->rest_layout(), mesh) : whole;
-    const Layout leaf = is_laid_out ? on_listed_axes(parameter->leaf_layout(), mesh) : whole;
+    const bool is_laid_out = parameter->sharded().defined();
+    const Layout rest = is_laid_out ? on_listed_axes(parameter->sharded_layout(), mesh) : whole;
+    const Layout leaf = is_laid_out ? on_listed_axes(parameter->unsharded_layout(), mesh) : whole;
     strategy.layouts.emplace(parameter->name(), ParameterLayouts{rest, leaf});
   }
   strategy.loss_layout = whole;
@@ -123,8 +123,8 @@ Strategy whole_model(Module& model, const Mesh& mesh) {
 void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan) {
   for (const auto& [name, layouts] : plan->layouts()) {
     ParameterLayouts& own = strategy.layouts.at(name);
-    own.rest = planned(layouts.rest, own.rest);
-    own.leaf = planned(layouts.leaf, own.leaf);
+    own.sharded = planned(layouts.sharded, own.sharded);
+    own.unsharded = planned(layouts.unsharded, own.unsharded);
   }
   strategy.loss_layout = planned(plan->loss_layout(), strategy.loss_layout);
   strategy.plan = std::move(plan);
@@ -132,22 +132,23 @@ void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan) {
 
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
   (void)mesh[axis];  // throws for an axis that is not there
-  for (auto& [name, layouts] : strategy.layouts) layouts.leaf = layouts.leaf.moved(axis, Replicate{});
+  for (auto& [name, layouts] : strategy.layouts) layouts.unsharded = layouts.unsharded.moved(axis, Replicate{});
   strategy.loss_layout = strategy.loss_layout.moved(axis, Partial{});
   strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
 }
 
-void set_leaf_memory(Strategy& strategy, LeafMemory memory) {
-  if (!strategy.stashes_weights()) strategy.leaf_memory = memory;
+void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory) {
+  if (!strategy.stashes_weights()) strategy.unsharded_memory = memory;
 }
 
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis,
                      const std::string& technique) {
   for (const auto& [name, layouts] : strategy.layouts) {
     // A shard of another wrapping is gathered and cut again; one that is computed with belongs to a plan.
-    if (mesh[axis].size() == 1 || layouts.rest[axis].is_invariant() || layouts.leaf[axis].is_replicate()) continue;
+    if (mesh[axis].size() == 1 || layouts.sharded[axis].is_invariant() || layouts.unsharded[axis].is_replicate())
+      continue;
     throw LayoutError({technique, name, "does not rest invariant on axis " + axis,
-                       mesh.where() + ", layout " + layouts.rest.to_string(),
+                       mesh.where() + ", layout " + layouts.sharded.to_string(),
                        "leave axis " + axis + " out of its layout"});
   }
 }
@@ -201,7 +202,7 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
     for (const Parameter* parameter : group) {
       if (parameter->global_shape().empty()) continue;
       ParameterLayouts& layouts = even.layouts.at(parameter->name());
-      layouts.rest = layouts.rest.moved(axis, Shard{0});
+      layouts.sharded = layouts.sharded.moved(axis, Shard{0});
     }
   }
   for (const auto& group : groups.parameters) {
@@ -210,7 +211,7 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
       std::vector<std::pair<int64_t, int64_t>> rows_and_row;
       for (const Parameter* parameter : set) {
         const ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
-        const Layout whole = layouts.rest.moved(axis, Invariant{});
+        const Layout whole = layouts.sharded.moved(axis, Invariant{});
         const Box box = local_box(parameter->global_shape(), whole, mesh, parameter->name());
         const int64_t rows = box.size.front();
         rows_and_row.emplace_back(rows, rows == 0 ? 0 : box.num_elements() / rows);
@@ -219,7 +220,7 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
       for (size_t i = 0; i < set.size(); ++i) {
         sizes[i].resize(static_cast<size_t>(num_ranks), 0);
         ParameterLayouts& layouts = strategy.layouts.at(set[i]->name());
-        layouts.rest = layouts.rest.moved(axis, Shard{0, sizes[i]});
+        layouts.sharded = layouts.sharded.moved(axis, Shard{0, sizes[i]});
       }
     }
   }
@@ -250,28 +251,28 @@ void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const s
     for (const Parameter* parameter : unit.module->parameters()) {
       const std::vector<int>& coords = users.at(parameter->name());
       ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
-      if (layouts.rest[axis].is_shard()) continue;  // another unit of the same stages has it
+      if (layouts.sharded[axis].is_shard()) continue;  // another unit of the same stages has it
       if (parameter->global_shape().empty()) {
         throw LayoutError(
             {"pipeline", parameter->name(), "a scalar cannot rest on a stage", mesh.where(), "give it the shape [1]"});
       }
-      const Shard on_stage{.dim = 0, .owner = coords.front(), .rows = rows_at_rest(*parameter, layouts, mesh)};
-      layouts.rest = layouts.rest.moved(axis, on_stage);
+      const Shard on_stage{.dim = 0, .owner = coords.front(), .rows = sharded_rows(*parameter, layouts, mesh)};
+      layouts.sharded = layouts.sharded.moved(axis, on_stage);
       if (coords.size() == 1) {
-        layouts.leaf = layouts.leaf.moved(axis, on_stage);
+        layouts.unsharded = layouts.unsharded.moved(axis, on_stage);
         continue;
       }
       const std::string& shared = joint.at(sorted(coords));
       if (!mesh.has(shared)) {  // this rank holds none of the stages that share it
-        layouts.leaf = layouts.leaf.moved(axis, on_stage);
+        layouts.unsharded = layouts.unsharded.moved(axis, on_stage);
         continue;
       }
       std::vector<Layout::Entry> entries;
-      for (const auto& entry : layouts.leaf.entries()) {
+      for (const auto& entry : layouts.unsharded.entries()) {
         if (entry.first != axis) entries.push_back(entry);
       }
       entries.emplace_back(shared, Replicate{});
-      layouts.leaf = Layout(std::move(entries));
+      layouts.unsharded = Layout(std::move(entries));
     }
   }
 }

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/bucket_bytes.h"
-#include "caravan/engine/gradients/reduction_hook.h"
+#include "caravan/engine/gradients/comm_hook.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan/plan.h"
 #include "caravan/schedule/schedule.h"
@@ -22,7 +22,7 @@ enum class Buffers : uint8_t { broadcast, average, local };
 
 /// Where leaves have their memory. Gathered leaves are those that are not at rest; all others are the tensors at rest,
 /// or copies of them in another dtype, unless weights are stashed.
-enum class LeafMemory : uint8_t {
+enum class UnshardedMemory : uint8_t {
   freed,     ///< gathered leaves have memory from their gather until no unit reads them
   kept,      ///< gathered leaves keep their memory; parameters rest inside it where both have one dtype
   shared,    ///< as kept, in one buffer for all ranks of the axis that gathers them (Communicator::allocate_shared),
@@ -34,8 +34,8 @@ enum class LeafMemory : uint8_t {
              ///< (weight_versions.h). No leaf is gathered
 };
 /// Gathered leaves keep their memory when they are freed.
-constexpr bool keeps_leaves(LeafMemory memory) noexcept {
-  return memory == LeafMemory::kept || memory == LeafMemory::shared || memory == LeafMemory::versions;
+constexpr bool keeps_unsharded(UnshardedMemory memory) noexcept {
+  return memory == UnshardedMemory::kept || memory == UnshardedMemory::shared || memory == UnshardedMemory::versions;
 }
 
 /// How a model is run by many ranks, as data: each technique is a function that changes some of it, and an Engine
@@ -58,14 +58,14 @@ struct Strategy {
 
   /// Of the leaves; kFloat: that of the parameters at rest, whatever it is. bf16, fp16: fp32 rests, this is computed
   /// with.
-  at::ScalarType leaf_dtype = at::kFloat;
+  at::ScalarType compute_dtype = at::kFloat;
   /// Of the gradients that are kept; kFloat: that of the parameters at rest. bf16: those of one micro-batch add up in
   /// fp32 and are rounded when their group is complete.
   at::ScalarType gradient_dtype = at::kFloat;
   /// In which gradients are reduced; none: in which they are kept.
   std::optional<at::ScalarType> reduce_dtype{};
   /// Sums gradients over an axis in place of all-reduces; null: none.
-  std::shared_ptr<ReductionHook> hook{};
+  std::shared_ptr<CommHook> hook{};
   std::string hook_axis{};
 
   /// The passes of a step for each coordinate of the pipeline axis (one without it): a pure function. Default:
@@ -79,8 +79,8 @@ struct Strategy {
   /// The table has a reduction of each group for each micro-batch: they reduce, or round to gradient_dtype.
   bool completes_each_micro_batch() const noexcept { return reduces_each_micro_batch || gradient_dtype != at::kFloat; }
 
-  LeafMemory leaf_memory = LeafMemory::freed;
-  bool stashes_weights() const noexcept { return leaf_memory == LeafMemory::stashed; }
+  UnshardedMemory unsharded_memory = UnshardedMemory::freed;
+  bool stashes_weights() const noexcept { return unsharded_memory == UnshardedMemory::stashed; }
   /// Where weights are stashed, so many micro-batches make a batch, and all of batch t read the version after
   /// max(0, t-1) updates of the step (PipeDream-2BW). 0: each reads the newest.
   int batch_of_versions = 0;
@@ -111,10 +111,10 @@ struct Strategy {
   std::string apart_axis{};
 
   /// A parameter without gradient in a step counts as zero; else it is an error that names it.
-  bool allow_unused = false;
+  bool find_unused_parameters = false;
   /// Every step runs the same units in the same order, on every rank, as its table says. false: steps of begin_step()
   /// may differ, and so may ranks; gradients are reduced when all are complete, in the order of the groups.
-  bool is_static = true;
+  bool static_graph = true;
   Buffers buffers = Buffers::broadcast;
 
   /// How layers are split; null: they are whole.
@@ -142,7 +142,7 @@ void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis
 
 /// Sets strategy.leaf_memory, for a technique that gathers leaves. Weights that are stashed stay so: the Engine then
 /// names the gathered leaf that does not fit.
-void set_leaf_memory(Strategy& strategy, LeafMemory memory);
+void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory);
 
 /// Throws LayoutError, naming `technique`, for a parameter that does not rest invariant on `axis`.
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis, const std::string& technique);

@@ -19,7 +19,7 @@ class ModelState final : public StateOwner {
     for (Parameter* parameter : engine_.model().parameters()) {
       visit({.kind = StatePiece::Kind::parameter,
              .name = parameter->name(),
-             .tensor = parameter->rest().detach(),
+             .tensor = parameter->sharded().detach(),
              .parameter = parameter});
     }
     for (const auto& [name, buffer] : engine_.model().buffers()) {
@@ -91,7 +91,7 @@ class HookState final : public StateOwner {
   }
 
   Engine& engine_;
-  std::shared_ptr<ReductionHook> hook_;
+  std::shared_ptr<CommHook> hook_;
 };
 
 }  // namespace

@@ -72,11 +72,11 @@ ModuleAdapter::ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, c
 void ModuleAdapter::register_parameters(const Mesh& mesh) {
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& tensor = item.value();
-    const auto is_this = [&](const Parameter* other) { return other->rest().is_same(tensor); };
+    const auto is_this = [&](const Parameter* other) { return other->sharded().is_same(tensor); };
     if (std::any_of(own_parameters().begin(), own_parameters().end(), is_this)) continue;
     Parameter& parameter = register_parameter(item.key(), {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
     parameter.set_external();
-    parameter.set_rest(tensor, Layout::all(mesh, Invariant{}));
+    parameter.set_sharded(tensor, Layout::all(mesh, Invariant{}));
     parameter.set_requires_grad(tensor.requires_grad());
   }
   for (const at::Tensor& tensor : module_->parameters()) tensors_.push_back(tensor.unsafeGetTensorImpl());
@@ -93,7 +93,7 @@ void ModuleAdapter::register_units(std::vector<Unit> units) {
     for (const auto& part : unit.modules) {
       for (const at::Tensor& tensor : part->parameters()) {
         const auto found = std::find_if(own_parameters().begin(), own_parameters().end(),
-                                        [&](const Parameter* slot) { return slot->rest().is_same(tensor); });
+                                        [&](const Parameter* slot) { return slot->sharded().is_same(tensor); });
         if (found == own_parameters().end()) {
           throw UsageError({"adapter", unit.name, "has a parameter that the module does not have", "",
                             "name modules that are registered in " + module_->name()});

@@ -21,10 +21,10 @@ class GradientSink {
   virtual ~GradientSink() = default;
   /// The number of the step that is under way, from 1; 0 between steps: then nothing is summed.
   virtual int64_t open_step() const noexcept = 0;
-  /// The caller adds one summand to the returned tensor, then calls deposited(). Throws UsageError if the gradient of
+  /// The caller adds one summand to the returned tensor, then calls accumulated(). Throws UsageError if the gradient of
   /// this step is complete already.
   virtual Sum sum_of(Parameter& parameter) = 0;
-  virtual void deposited(Parameter& parameter) = 0;
+  virtual void accumulated(Parameter& parameter) = 0;
   /// A forward that computes the gradient already adds it to sum_of() and calls added_early(), in an open step. Its
   /// backward calls confirmed(); if there will be none, withdrawn() is called instead.
   virtual void added_early(Parameter& parameter) = 0;

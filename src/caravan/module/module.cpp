@@ -181,7 +181,7 @@ void Module::materialise(const Mesh& mesh, const std::map<std::string, Layout>& 
                            ? options.allocate(*parameter, box.size)
                            : at::empty(box.size, at::TensorOptions().dtype(at::kFloat).device(options.device));
     if (options.initialise && !piece.is_meta()) initialise(piece, *parameter, box, options.seed);
-    parameter->set_rest(piece.detach().requires_grad_(parameter->requires_grad()), layout);
+    parameter->set_sharded(piece.detach().requires_grad_(parameter->requires_grad()), layout);
   }
 }
 

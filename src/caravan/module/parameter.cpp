@@ -19,14 +19,14 @@ namespace {
 namespace impl = torch::autograd::impl;
 
 /// Deposits what autograd accumulates, so that no rank holds a second full gradient.
-class DepositHook final : public torch::autograd::PostAccumulateGradHook {
+class AccumulateGradHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit DepositHook(Parameter& parameter) : parameter_(parameter) {}
+  explicit AccumulateGradHook(Parameter& parameter) : parameter_(parameter) {}
 
   void operator()(const torch::autograd::Variable& leaf) override {
     const at::Tensor gradient = std::move(leaf.mutable_grad());
     leaf.mutable_grad() = at::Tensor();
-    if (gradient.defined()) parameter_.deposit(gradient);
+    if (gradient.defined()) parameter_.accumulate_grad(gradient);
   }
 
  private:
@@ -39,7 +39,7 @@ Parameter::Parameter(std::string name, ParameterSpec spec) : name_(std::move(nam
 
 Parameter::~Parameter() {
   if (sink_ == nullptr) return;
-  unhook(leaf_);  // a user's tensor outlives its slot
+  unhook(unsharded_);  // a user's tensor outlives its slot
 }
 
 int64_t Parameter::num_elements() const noexcept {
@@ -48,34 +48,34 @@ int64_t Parameter::num_elements() const noexcept {
 
 void Parameter::set_requires_grad(bool requires_grad) {
   requires_grad_ = requires_grad;
-  for (at::Tensor* tensor : {&rest_, &leaf_}) {
+  for (at::Tensor* tensor : {&sharded_, &unsharded_}) {
     if (tensor->defined()) tensor->set_requires_grad(requires_grad);
   }
-  leaf_changed();
+  unsharded_changed();
 }
 
-void Parameter::set_rest(at::Tensor rest, Layout layout) {
-  rest_ = std::move(rest);
-  rest_layout_ = std::move(layout);
-  set_leaf(rest_, rest_layout_);
+void Parameter::set_sharded(at::Tensor rest, Layout layout) {
+  sharded_ = std::move(rest);
+  sharded_layout_ = std::move(layout);
+  set_unsharded(sharded_, sharded_layout_);
 }
 
-void Parameter::set_leaf(at::Tensor leaf, Layout layout) {
-  if (sink_ != nullptr && leaf_.defined() && !leaf.is_same(leaf_)) unhook(leaf_);
-  leaf_ = std::move(leaf);
-  leaf_layout_ = std::move(layout);
-  leaf_changed();
-  if (sink_ != nullptr && requires_grad_) hook(leaf_);
+void Parameter::set_unsharded(at::Tensor leaf, Layout layout) {
+  if (sink_ != nullptr && unsharded_.defined() && !leaf.is_same(unsharded_)) unhook(unsharded_);
+  unsharded_ = std::move(leaf);
+  unsharded_layout_ = std::move(layout);
+  unsharded_changed();
+  if (sink_ != nullptr && requires_grad_) hook(unsharded_);
 }
 
 const at::Tensor& Parameter::compute() const {
-  if (!leaf_.defined()) {
+  if (!unsharded_.defined()) {
     throw InternalError({"parameter", name_, "used before it has memory", "", "materialise the model first"});
   }
-  if (!derivation_) return leaf_;
+  if (!derivation_) return unsharded_;
   if (!cut_.defined()) {
     const at::AutoGradMode grad(true);
-    derived_ = derivation_(leaf_);
+    derived_ = derivation_(unsharded_);
     derived_shape_ = derived_.sizes().vec();
     cut_ = derived_.detach().requires_grad_(derived_.requires_grad());
     const_cast<Parameter*>(this)->hook(cut_);
@@ -84,7 +84,7 @@ const at::Tensor& Parameter::compute() const {
 }
 
 at::IntArrayRef Parameter::compute_shape() const {
-  if (!derivation_) return leaf_.sizes();
+  if (!derivation_) return unsharded_.sizes();
   if (!derived_shape_) compute();
   return *derived_shape_;
 }
@@ -98,15 +98,15 @@ void Parameter::set_derivation(Derivation derivation, Layout layout) {
   derivation_ = std::move(derivation);
   compute_layout_ = std::move(layout);
   derived_shape_.reset();
-  leaf_changed();
+  unsharded_changed();
 }
 
-void Parameter::leaf_changed() noexcept {
+void Parameter::unsharded_changed() noexcept {
   derived_ = at::Tensor();
   cut_ = at::Tensor();
 }
 
-void Parameter::deposit(const at::Tensor& gradient) {
+void Parameter::accumulate_grad(const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   if (sink_ != nullptr) {
     const GradientSink::Sum sum = sink_->sum_of(*this);
@@ -114,11 +114,11 @@ void Parameter::deposit(const at::Tensor& gradient) {
     const bool is_in_place = !gradient.is_meta() && gradient.data_ptr() == sum.tensor.data_ptr();
     if (!is_in_place && sum.is_empty) sum.tensor.copy_(gradient);
     if (!is_in_place && !sum.is_empty) add_mixed(sum.tensor, gradient);
-    sink_->deposited(*this);
+    sink_->accumulated(*this);
     return;
   }
-  const at::Tensor of_leaf = leaf_gradient(gradient);
-  at::Tensor& grad = leaf_.mutable_grad();
+  const at::Tensor of_leaf = unsharded_gradient(gradient);
+  at::Tensor& grad = unsharded_.mutable_grad();
   if (grad.defined()) {
     grad.add_(of_leaf);
   } else {
@@ -126,35 +126,35 @@ void Parameter::deposit(const at::Tensor& gradient) {
   }
 }
 
-void Parameter::deposit(const std::function<void(at::Tensor& sum, bool is_empty)>& add) {
+void Parameter::accumulate_grad(const std::function<void(at::Tensor& sum, bool is_empty)>& add) {
   const at::NoGradGuard no_grad;
   if (sink_ != nullptr) {
     GradientSink::Sum sum = sink_->sum_of(*this);
     add(sum.tensor, sum.is_empty);
-    sink_->deposited(*this);
+    sink_->accumulated(*this);
     return;
   }
   const at::ScalarType type = compute().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor sum = at::empty(compute().sizes(), compute().options().dtype(type).requires_grad(false));
   add(sum, true);
-  deposit(sum);
+  accumulate_grad(sum);
 }
 
-void Parameter::deposit_later(std::function<void()> work) {
+void Parameter::accumulate_grad_later(std::function<void()> work) {
   if (sink_ == nullptr) return work();
   sink_->defer(*this, std::move(work));
 }
 
-at::Tensor Parameter::leaf_gradient(const at::Tensor& gradient) {
-  if (!derivation_) return gradient.to(leaf_.scalar_type());
+at::Tensor Parameter::unsharded_gradient(const at::Tensor& gradient) {
+  if (!derivation_) return gradient.to(unsharded_.scalar_type());
   compute();  // derives again if the leaf has changed meanwhile
   const at::AutoGradMode grad(true);
-  return torch::autograd::grad({derived_}, {leaf_}, {gradient.to(derived_.scalar_type())}, /*retain_graph=*/true)
+  return torch::autograd::grad({derived_}, {unsharded_}, {gradient.to(derived_.scalar_type())}, /*retain_graph=*/true)
       .front();
 }
 
 void Parameter::check_no_sink() const {
-  if (sink_ == nullptr && (!leaf_.defined() || impl::post_acc_grad_hooks(leaf_) == nullptr)) return;
+  if (sink_ == nullptr && (!unsharded_.defined() || impl::post_acc_grad_hooks(unsharded_) == nullptr)) return;
   throw UsageError({.op = "gradients",
                     .subject = name_,
                     .fact = "its gradient hook is taken",
@@ -164,20 +164,20 @@ void Parameter::check_no_sink() const {
 
 void Parameter::set_sink(GradientSink* sink) {
   if (sink == nullptr) {
-    if (sink_ != nullptr) unhook(leaf_);
+    if (sink_ != nullptr) unhook(unsharded_);
     if (cut_.defined()) unhook(cut_);
     sink_ = nullptr;
     return;
   }
   check_no_sink();
   sink_ = sink;
-  if (requires_grad_ && leaf_.defined()) hook(leaf_);
-  leaf_changed();
+  if (requires_grad_ && unsharded_.defined()) hook(unsharded_);
+  unsharded_changed();
 }
 
 void Parameter::hook(const at::Tensor& tensor) {
   if (tensor.defined() && tensor.requires_grad()) {
-    impl::set_post_acc_grad_hooks(tensor, std::make_unique<DepositHook>(*this));
+    impl::set_post_acc_grad_hooks(tensor, std::make_unique<AccumulateGradHook>(*this));
   }
 }
 

@@ -28,16 +28,18 @@ struct ParameterSpec {
 
 /// A slot for one weight, on three levels, each with a layout:
 ///
-///   rest     the piece that this rank owns and its optimizer updates (fp32)
-///   leaf     the autograd leaf, in the dtype of the arithmetic. Data parallelism fills it from rest: a gather, a cast,
-///            or nothing where both are one tensor. Its identity is fixed; its memory may come and go
-///   compute  what layers read: a differentiable function of the leaf (a tensor technique's redistribute, a
-///            quantization, a mask); by default the leaf itself
+///   sharded    the piece that this rank owns and its optimizer updates (fp32). "At rest" in comments. All of the
+///              parameter where nothing is sharded
+///   unsharded  the autograd leaf, in the dtype of the arithmetic. Data parallelism fills it from the sharded
+///              parameter: a gather, a cast, or nothing where both are one tensor. Its identity is fixed; its memory
+///              may come and go. "The leaf" in comments
+///   compute    what layers read: a differentiable function of the leaf (a tensor technique's redistribute, a
+///              quantization, a mask); by default the leaf itself
 ///
-/// The gradient takes the way back: layers deposit gradients of compute, which are summed there; once they are
-/// complete, the owner of the gradients takes the sum through the derivation to the leaf, and from the leaf's layout to
-/// that at rest. An axis on which the leaf is R and rest is I or S is an axis on which that reduction is due; nothing
-/// else decides it.
+/// The gradient takes the way back: layers accumulate gradients of compute (accumulate_grad); once they are complete,
+/// the owner of the gradients takes the sum through the derivation to the leaf, and from the leaf's layout to that of
+/// the sharded parameter. An axis on which the leaf is R and the sharded parameter is I or S is an axis on which that
+/// reduction is due; nothing else decides it.
 ///
 /// A weight used in two places (a tied head) is one Parameter in both. Not thread-safe.
 class Parameter {
@@ -63,21 +65,21 @@ class Parameter {
   // ---- the levels ----
 
   /// Undefined before materialise.
-  const at::Tensor& rest() const noexcept { return rest_; }
-  const Layout& rest_layout() const noexcept { return rest_layout_; }
-  /// The leaf becomes `rest` too.
-  void set_rest(at::Tensor rest, Layout layout);
+  const at::Tensor& sharded() const noexcept { return sharded_; }
+  const Layout& sharded_layout() const noexcept { return sharded_layout_; }
+  /// The unsharded parameter becomes the same tensor.
+  void set_sharded(at::Tensor sharded, Layout layout);
 
-  const at::Tensor& leaf() const noexcept { return leaf_; }
-  const Layout& leaf_layout() const noexcept { return leaf_layout_; }
-  void set_leaf(at::Tensor leaf, Layout layout);
+  const at::Tensor& unsharded() const noexcept { return unsharded_; }
+  const Layout& unsharded_layout() const noexcept { return unsharded_layout_; }
+  void set_unsharded(at::Tensor unsharded, Layout layout);
 
   /// What layers read; a leaf of autograd. A derived one is computed at its first use after the leaf has changed.
   /// Throws InternalError naming the parameter if there is no memory yet.
   const at::Tensor& compute() const;
   /// Its shape; also while the leaf has no memory, if the parameter was used before.
   at::IntArrayRef compute_shape() const;
-  const Layout& compute_layout() const noexcept { return derivation_ ? compute_layout_ : leaf_layout_; }
+  const Layout& compute_layout() const noexcept { return derivation_ ? compute_layout_ : unsharded_layout_; }
   /// A differentiable function; called with gradients enabled. It must not return a tensor that does not depend on its
   /// argument. Collective if it communicates: then every rank uses the parameter, in the same order.
   using Derivation = std::function<at::Tensor(const at::Tensor& leaf)>;
@@ -85,15 +87,15 @@ class Parameter {
   void set_derivation(Derivation derivation, Layout layout);
   bool is_derived() const noexcept { return static_cast<bool>(derivation_); }
   /// The leaf has other values, or none: a derived tensor is dropped.
-  void leaf_changed() noexcept;
+  void unsharded_changed() noexcept;
 
   // ---- gradients ----
 
   /// Adds a summand of the gradient of compute(): of its shape, any floating dtype; it is not kept. Without a sink it
   /// is added to the leaf's .grad, as autograd does.
-  void deposit(const at::Tensor& gradient);
+  void accumulate_grad(const at::Tensor& gradient);
   /// The same for a summand that can be added in place: `add` gets the sum and whether to overwrite it.
-  void deposit(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
+  void accumulate_grad(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
   /// For a summand that forward computes, while a step is open: see GradientSink::added_early.
   GradientSink::Sum early_sum() { return sink_->sum_of(*this); }
   void added_early() { sink_->added_early(*this); }
@@ -102,9 +104,9 @@ class Parameter {
   /// The step of the sink that is under way; 0: none, or no sink.
   int64_t open_step() const noexcept { return sink_ == nullptr ? 0 : sink_->open_step(); }
   /// Runs `work`, which deposits, now or when the sink finds time for it.
-  void deposit_later(std::function<void()> work);
+  void accumulate_grad_later(std::function<void()> work);
   /// The gradient of the leaf for a gradient of compute(): the backward of the derivation, in the leaf's dtype.
-  at::Tensor leaf_gradient(const at::Tensor& gradient);
+  at::Tensor unsharded_gradient(const at::Tensor& gradient);
 
   /// Throws UsageError if a sink has the gradients, or the leaf's hook is taken.
   void check_no_sink() const;
@@ -121,13 +123,13 @@ class Parameter {
   ParameterSpec spec_;
   bool requires_grad_ = true;
   bool is_external_ = false;
-  at::Tensor rest_;
-  Layout rest_layout_;
-  at::Tensor leaf_;
-  Layout leaf_layout_;
+  at::Tensor sharded_;
+  Layout sharded_layout_;
+  at::Tensor unsharded_;
+  Layout unsharded_layout_;
   Derivation derivation_;
   Layout compute_layout_;
-  mutable at::Tensor derived_;  ///< derivation_(leaf_), with its graph
+  mutable at::Tensor derived_;  ///< derivation_(unsharded_), with its graph
   mutable std::optional<std::vector<int64_t>> derived_shape_;
   mutable at::Tensor cut_;  ///< the same without: a leaf of its own
   GradientSink* sink_ = nullptr;

@@ -15,7 +15,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
@@ -79,7 +79,7 @@ at::Tensor tokens_here(const at::Tensor& flat_ids, int64_t first_row, int64_t ro
 struct RowsOf : Function<RowsOf> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& ids, Parameter& weight,
                             int64_t first_row) {
-    will_deposit(ctx, {&weight});
+    will_accumulate(ctx, {&weight});
     std::vector<int64_t> shape = ids.sizes().vec();
     shape.push_back(rows.size(1));
     const at::Tensor flat = ids.flatten();
@@ -100,7 +100,7 @@ struct RowsOf : Function<RowsOf> {
     const at::Tensor ids = saved[0].contiguous();
     at::Tensor dy = grads[0].contiguous();
     if (saved[1].defined()) dy = dy.flatten(0, -2).index_select(0, saved[1]);
-    deposits_of(ctx)[0]->deposit([&](at::Tensor& sum, bool is_empty) {
+    accumulations_of(ctx)[0]->accumulate_grad([&](at::Tensor& sum, bool is_empty) {
       if (is_empty) sum.zero_();
       if (!dy.is_meta()) add_rows(sum, ids, dy);
     });

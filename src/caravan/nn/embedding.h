@@ -8,7 +8,7 @@
 
 namespace caravan {
 
-/// Rows of a table [rows, width] by id. ids: int64, any shape. The rows that occur are deposited, as sums in fp32 (fp64
+/// Rows of a table [rows, width] by id. ids: int64, any shape. The rows that occur are accumulated, as sums in fp32 (fp64
 /// for fp64). Where weight.compute() is a piece of the table, from row `first_row` on, ids of other rows give zeros.
 /// Throws DataError naming `what` with the first id out of range.
 at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row = 0);

@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
@@ -29,7 +29,7 @@ constexpr int64_t kRowsPerPart = 256;
 struct NativeLayerNorm : Function<NativeLayerNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                             double epsilon, Parameter& weight, Parameter& bias) {
-    will_deposit(ctx, {&weight, &bias});
+    will_accumulate(ctx, {&weight, &bias});
     auto [y, mean, rstd] = at::native_layer_norm(x, w.sizes(), w, b, epsilon);
     ctx->save_for_backward({x, w.detach(), b.detach(), mean, rstd});
     return y;
@@ -43,9 +43,9 @@ struct NativeLayerNorm : Function<NativeLayerNorm> {
     auto [dx, dweight, dbias] = at::native_layer_norm_backward(grads[0].contiguous(), saved[0], saved[1].sizes(),
                                                                saved[3], saved[4], saved[1], saved[2], needed);
     gradients[0] = dx;
-    const std::vector<Parameter*> parameters = deposits_of(ctx);
-    if (needed[1]) parameters[0]->deposit(dweight);
-    if (needed[2]) parameters[1]->deposit(dbias);
+    const std::vector<Parameter*> parameters = accumulations_of(ctx);
+    if (needed[1]) parameters[0]->accumulate_grad(dweight);
+    if (needed[2]) parameters[1]->accumulate_grad(dbias);
     return gradients;
   }
 };
@@ -59,7 +59,7 @@ struct NativeRmsNorm : Function<NativeRmsNorm> {
     const int64_t rows = width == 0 ? 0 : x.numel() / width;
     at::Tensor rstd = at::empty({rows}, x.options().dtype(compute_type(x.scalar_type())));
     at::Tensor y = at::empty_like(x);
-    will_deposit(ctx, {&parameter});
+    will_accumulate(ctx, {&parameter});
     ctx->save_for_backward({x, weight, rstd});
     if (x.is_meta()) return y;
     with_dtype("rms_norm", x.scalar_type(), [&](auto type) {
@@ -77,7 +77,7 @@ struct NativeRmsNorm : Function<NativeRmsNorm> {
     const variable_list saved = ctx->get_saved_variables();
     at::Tensor dx = at::empty_like(saved[0]);
     const at::Tensor dweight = both(grads[0].contiguous(), saved[0], saved[1], saved[2], dx);
-    if (ctx->needs_input_grad(1)) deposits_of(ctx)[0]->deposit(dweight);
+    if (ctx->needs_input_grad(1)) accumulations_of(ctx)[0]->accumulate_grad(dweight);
     return {dx, {}, {}, {}};
   }
 

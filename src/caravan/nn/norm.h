@@ -8,11 +8,11 @@
 namespace caravan {
 
 /// (x - mean) / sqrt(variance + epsilon) * weight + bias over the last dim: torch's kernels. x: [.., width], of the
-/// weight's dtype. The gradients of weight and bias are deposited.
+/// weight's dtype. The gradients of weight and bias are accumulated.
 at::Tensor layer_norm(const at::Tensor& x, Parameter& weight, Parameter& bias, double epsilon);
 
 /// x * weight / sqrt(mean of x^2 over the last dim + epsilon). x: [.., width], of the weight's dtype. Statistics in
-/// fp32. The gradient of weight is deposited.
+/// fp32. The gradient of weight is accumulated.
 at::Tensor rms_norm(const at::Tensor& x, Parameter& weight, double epsilon);
 
 /// The same two (rms_norm without a bias) of rows that are split over ranks: x and the parameters hold a piece of each.

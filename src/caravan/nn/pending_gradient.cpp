@@ -15,14 +15,14 @@ namespace caravan {
 struct PendingGradient::Sum {
   at::Tensor tensor;        ///< fp32 (fp64 for fp64); undefined: no summand yet
   int64_t num_waiting = 0;  ///< forwards that wait for their backward
-  int64_t num_deposited = 0;
+  int64_t num_accumulated = 0;
   bool is_spoilt = false;  ///< a share that is mixed with others was dropped
   uint64_t epoch = 0;      ///< counts the sums: a share of an earlier one has no part in this
   bool has_parameter = true;
 
   void restart() {
     tensor = at::Tensor();
-    num_waiting = num_deposited = 0;
+    num_waiting = num_accumulated = 0;
     is_spoilt = false;
     ++epoch;
   }
@@ -41,7 +41,7 @@ PendingGradient::Share::Share(Parameter& parameter, std::shared_ptr<Sum> sum)
 bool PendingGradient::Share::is_in_its_step() const { return sum_->has_parameter && parameter_.open_step() == step_; }
 
 PendingGradient::Share::~Share() {
-  if (is_deposited_) return;
+  if (is_accumulated_) return;
   if (step_ > 0) {
     if (!is_empty_ && is_in_its_step()) parameter_.withdrawn();
     return;
@@ -49,7 +49,7 @@ PendingGradient::Share::~Share() {
   if (epoch_ != sum_->epoch) return;
   --sum_->num_waiting;
   sum_->is_spoilt = true;
-  if (sum_->num_waiting == 0 && sum_->num_deposited == 0) sum_->restart();  // all were dropped
+  if (sum_->num_waiting == 0 && sum_->num_accumulated == 0) sum_->restart();  // all were dropped
 }
 
 void PendingGradient::Share::add_product(const at::Tensor& a, const at::Tensor& b) {
@@ -67,37 +67,37 @@ void PendingGradient::Share::add_product(const at::Tensor& a, const at::Tensor& 
   is_empty_ = false;
 }
 
-void PendingGradient::Share::deposit() {
-  if (is_deposited_) {
+void PendingGradient::Share::accumulate_grad() {
+  if (is_accumulated_) {
     throw UsageError({"cross_entropy", parameter_.name(), "the loss was back-propagated before", "",
                       "run the model again for a second backward"});
   }
-  if (step_ == 0) return deposit_sum();
+  if (step_ == 0) return accumulate_sum();
   if (!is_in_its_step()) {
     throw UsageError({"cross_entropy", parameter_.name(), "the loss was computed in another step", "",
                       "back-propagate it before finish_step()"});
   }
-  is_deposited_ = true;
+  is_accumulated_ = true;
   if (is_empty_) {  // no token at all
-    parameter_.deposit(at::zeros_like(parameter_.compute()));
+    parameter_.accumulate_grad(at::zeros_like(parameter_.compute()));
   } else {
     parameter_.confirmed();
   }
 }
 
-void PendingGradient::Share::deposit_sum() {
+void PendingGradient::Share::accumulate_sum() {
   if (epoch_ != sum_->epoch || sum_->is_spoilt) {
     sum_->restart();
     throw UsageError({"cross_entropy", parameter_.name(),
                       "a loss was computed with gradients and never back-propagated, while others were in flight", "",
                       "evaluate under a NoGradGuard"});
   }
-  is_deposited_ = true;
-  ++sum_->num_deposited;
+  is_accumulated_ = true;
+  ++sum_->num_accumulated;
   if (--sum_->num_waiting > 0) return;
   const at::Tensor total = sum_->tensor;
   sum_->restart();
-  parameter_.deposit(total.defined() ? total : at::zeros_like(parameter_.compute()));
+  parameter_.accumulate_grad(total.defined() ? total : at::zeros_like(parameter_.compute()));
 }
 
 }  // namespace caravan

@@ -41,18 +41,18 @@ class PendingGradient::Share final : public torch::CustomClassHolder {
   void add_product(const at::Tensor& a, const at::Tensor& b);
   /// In backward. Throws UsageError if summands of a forward that will have no backward are mixed into the sum, if the
   /// step of the forward is over, or if this was called before.
-  void deposit();
+  void accumulate_grad();
 
  private:
   bool is_in_its_step() const;
-  void deposit_sum();
+  void accumulate_sum();
 
   Parameter& parameter_;
   std::shared_ptr<Sum> sum_;
   uint64_t epoch_;
   int64_t step_;  ///< of the engine, to whose sum it adds; 0: to sum_
   bool is_empty_ = true;
-  bool is_deposited_ = false;
+  bool is_accumulated_ = false;
 };
 
 }  // namespace caravan

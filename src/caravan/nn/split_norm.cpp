@@ -4,7 +4,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/norm.h"
 
@@ -30,7 +30,7 @@ struct SplitNorm : Function<SplitNorm> {
     const at::Tensor mean = bias == nullptr ? at::zeros_like(sums[0]) : sums[0] / width;
     const at::Tensor rstd = at::rsqrt(sums[1] / width - mean.square() + epsilon).to(type);
     const at::Tensor normalised = (x - mean.to(type)) * rstd;
-    will_deposit(ctx, {&weight, bias});
+    will_accumulate(ctx, {&weight, bias});
     ctx->saved_data["reduction"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(reduction));
     ctx->saved_data["width"] = width;
     ctx->save_for_backward({normalised, rstd, w.detach()});
@@ -45,7 +45,7 @@ struct SplitNorm : Function<SplitNorm> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& n = saved[0];
     const at::Tensor dy = grads[0].to(n.scalar_type());
-    const std::vector<Parameter*> parameters = deposits_of(ctx);
+    const std::vector<Parameter*> parameters = accumulations_of(ctx);
     if (ctx->needs_input_grad(0)) {
       const auto width = ctx->saved_data["width"].toDouble();
       const at::Tensor dn = dy * saved[2].to(n.scalar_type());
@@ -56,8 +56,8 @@ struct SplitNorm : Function<SplitNorm> {
       gradients[0] = (dx * saved[1]).to(grads[0].scalar_type());
     }
     const auto over_rows = [](const at::Tensor& x) { return x.flatten(0, -2).sum(0); };
-    if (ctx->needs_input_grad(1)) parameters[0]->deposit(over_rows(dy * n));
-    if (parameters[1] != nullptr && ctx->needs_input_grad(2)) parameters[1]->deposit(over_rows(dy));
+    if (ctx->needs_input_grad(1)) parameters[0]->accumulate_grad(over_rows(dy * n));
+    if (parameters[1] != nullptr && ctx->needs_input_grad(2)) parameters[1]->accumulate_grad(over_rows(dy));
     return gradients;
   }
 

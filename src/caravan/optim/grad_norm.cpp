@@ -61,7 +61,7 @@ double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apar
   ExactSum sum;
   for (const Slot& slot : state.layout.slots()) {
     const Parameter& parameter = *slot.parameter;
-    if (!parameter.requires_grad() || !counts_here(parameter.rest_layout(), mesh, apart)) continue;
+    if (!parameter.requires_grad() || !counts_here(parameter.sharded_layout(), mesh, apart)) continue;
     add_squares(sum, state.layout.view(state.gradients, parameter));
   }
   if (comm.size() > 1) {

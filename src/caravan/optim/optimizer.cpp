@@ -64,7 +64,7 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
     throw InternalError({"optimizer", "step", "a bucket that lies among others cannot be updated alone", "", ""});
   }
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  update({.offset = bucket.rest_offset, .count = bucket.rest_count, .number = number}, lr, gradient_scale);
+  update({.offset = bucket.sharded_offset, .count = bucket.sharded_count, .number = number}, lr, gradient_scale);
   state_.bump_version();
   if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }

@@ -17,7 +17,7 @@ namespace {
 /// Part of the largest gradient that is added to the norm of each.
 constexpr double kFloor = 1e-2;
 
-double rounding_at_rest(const ProveCase& what) {
+double rounding_sharded(const ProveCase& what) {
   return what.dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
@@ -27,7 +27,7 @@ double rounding_of_layers(const ProveCase& what) { return std::ldexp(1, what.com
 /// Gradients below this part of the largest are zero but for rounding, as those of key biases are: adding the same to
 /// every key changes no attention weight. In the models of shrunken() all others are above 1/20.
 double zero_part(const ProveCase& what) {
-  return rounds_to_16_bits(what) ? rounding_of_layers(what) : 8 * rounding_at_rest(what);
+  return rounds_to_16_bits(what) ? rounding_of_layers(what) : 8 * rounding_sharded(what);
 }
 
 double length_of(const at::Tensor& x) { return x.norm().item<double>(); }
@@ -68,7 +68,7 @@ Verdict judge(const at::Tensor& got, const at::Tensor& want, double floor, doubl
 class Comparison {
  public:
   Comparison(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what)
-      : ranks_(ranks), one_(one), tolerance_(tolerance), zero_(zero_part(what)), rounding_(4 * rounding_at_rest(what)) {
+      : ranks_(ranks), one_(one), tolerance_(tolerance), zero_(zero_part(what)), rounding_(4 * rounding_sharded(what)) {
     proof_.num_ranks = static_cast<int>(ranks.size());
     proof_.num_parameters = static_cast<int>(one.names.size());
     proof_.tolerance = tolerance;

@@ -88,8 +88,8 @@ Proof proof_of(const nlohmann::json& json) {
 }  // namespace
 
 std::string ProveCase::to_string() const {
-  const char* at_rest = dtype == at::kDouble ? "fp64" : "fp32";
-  const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : at_rest;
+  const char* sharded = dtype == at::kDouble ? "fp64" : "fp32";
+  const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : sharded;
   return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}, {} clipped SGD steps", name,
                      caravan::to_string(axes), caravan::name(model.kind),
                      model.tie_embeddings ? " with tied embeddings" : "", has_documents ? ", packed documents" : "",

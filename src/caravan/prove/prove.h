@@ -34,13 +34,13 @@ struct ProveCase {
   ModelConfig model{};  ///< a small one: every element of every tensor is compared
   std::vector<AxisSize> axes{};
   /// Of a model without memory, on every rank of a mesh of these axes, to which it may add others. The strategy's
-  /// leaf_dtype becomes compute_dtype.
+  /// compute_dtype becomes compute_dtype.
   std::function<Arrangement(Model& model, Mesh& mesh)> arrange{};
   int num_micro_batches = 1;
   int64_t rows = 0;                           ///< sequences of a step, over all ranks; 0: 2 a rank and micro-batch
   bool has_documents = false;                 ///< a sequence is packed of documents of 1 to 5 tokens
   at::ScalarType dtype = at::kDouble;         ///< of parameters at rest: fp64; fp32, also for bf16
-  at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::leaf_dtype: kFloat is that at rest, whatever it is
+  at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::compute_dtype: kFloat is that at rest, whatever it is
   std::optional<double> tolerance{};          ///< largest relative error; nothing: by the dtypes
   int num_steps = 3;
   double lr = 0.5;

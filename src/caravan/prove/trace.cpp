@@ -26,7 +26,7 @@ constexpr double kStd = 0.25;
 constexpr double kLossScale = 1024;
 
 Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) {
-  arrangement.strategy.leaf_dtype = compute_dtype;
+  arrangement.strategy.compute_dtype = compute_dtype;
   return arrangement;
 }
 
@@ -40,7 +40,7 @@ bool splits_products(const Strategy& strategy) {
   }
   const auto is_cut = [](const auto& entry) { return entry.second.is_shard() && entry.second.owner() < 0; };
   const auto is_cut_leaf = [&](const auto& layouts) {
-    return std::ranges::any_of(layouts.second.leaf.entries(), is_cut);
+    return std::ranges::any_of(layouts.second.unsharded.entries(), is_cut);
   };
   return std::ranges::any_of(strategy.layouts, is_cut_leaf) || !strategy.batch_layout.sharding(1).empty();
 }
@@ -125,7 +125,7 @@ void CaseRun::fill(uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : model_.parameters()) {
     const std::vector<int64_t>& shape = parameter->global_shape();
-    const Box box = local_box(shape, parameter->rest_layout(), engine_.mesh(), parameter->name());
+    const Box box = local_box(shape, parameter->sharded_layout(), engine_.mesh(), parameter->name());
     if (box.num_elements() == 0) continue;
     at::Tensor piece = at::empty(box.size, engine_.state().values.options());
     const Parameter random(parameter->name(), {.shape = shape, .init = {Init::Kind::normal, kStd}});
@@ -137,7 +137,7 @@ void CaseRun::fill(uint64_t seed) {
 
 /// The global tensor of what lies in a flat buffer, by the law and not by the engine.
 at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) const {
-  const at::Tensor all = whole_tensor(engine_.state().layout.view(flat, parameter), parameter.rest_layout(),
+  const at::Tensor all = whole_tensor(engine_.state().layout.view(flat, parameter), parameter.sharded_layout(),
                                       engine_.mesh(), parameter.name());
   return all.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
 }

@@ -15,7 +15,7 @@ class Passes {
   /// Back-propagates what that forward, or its recompute, made.
   virtual void backward(int stage, int micro_batch) = 0;
   /// Steps the optimizer of this rank with the gradients since the last update; `micro_batch` is the last of them.
-  /// Where weights are stashed (LeafMemory).
+  /// Where weights are stashed (UnshardedMemory).
   virtual void update(int micro_batch) = 0;
   /// A crossing between stages: `entry` is a send or recv of the table.
   virtual void transfer(const Action& entry) = 0;

@@ -9,7 +9,7 @@
 
 #include "caravan/engine/training_state.h"
 #include "caravan/optim/learning_rate.h"
-#include "caravan/step/drain_report.h"
+#include "caravan/step/sync_report.h"
 #include "caravan/step/train_step.h"
 
 namespace caravan {
@@ -34,7 +34,7 @@ struct StepReport {
   bool stop = false;                   ///< some rank asked to stop
   std::vector<double> waits_ms{};      ///< of a step with stages that flush: StepResult::waits_ms
   std::optional<double> loss_scale{};  ///< of the step (fp16)
-  std::optional<DrainReport> drain{};  ///< of ranks that do not wait for each other
+  std::optional<SyncReport> drain{};   ///< of ranks that do not wait for each other
 };
 
 /// A way of stepping: a training run advances by one, and knows no other. All of its state is the engine's and the

@@ -20,7 +20,7 @@ struct Part {
 };
 
 /// Those that come later split sequences and experts first.
-std::vector<Part> parts_of(const StrategyChoice& choice) {
+std::vector<Part> splits_of(const StrategyChoice& choice) {
   std::vector<Part> parts;
   SplitParts others;
   for (const Split* split : {&choice.tensor_parallel, &choice.context_parallel, &choice.expert_parallel}) {
@@ -44,7 +44,7 @@ void lay_out_axis(const Part& part, const ModelConfig& config, Mesh& mesh) {
 
 Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   mesh.deferred().set_overlaps(choice.overlap);
-  const std::vector<Part> parts = parts_of(choice);
+  const std::vector<Part> parts = splits_of(choice);
   if (std::ranges::none_of(parts, [](const Part& part) { return part.split.is_used(); })) {
     return whole_model(module, mesh);
   }

@@ -9,14 +9,14 @@ namespace caravan {
 
 #define CARAVAN_TECHNIQUE(name) TechniqueBody name##_body();
 #define CARAVAN_STEPPING_SCHEDULE(name) TechniqueBody name##_body();
-#define CARAVAN_HOOK(name) std::shared_ptr<ReductionHook> name##_body(const Setting& hook);
+#define CARAVAN_HOOK(name) std::shared_ptr<CommHook> name##_body(const Setting& hook);
 #define CARAVAN_SPLIT(name) Plan name##_body(const Splitting& to, const Setting& split);
 #define CARAVAN_AROUND(name) void name##_body(Strategy& strategy, Module& model, const Setting& setting);
 #include "caravan/registry/entries.def"
 
 namespace {
 
-using HookBody = std::function<std::shared_ptr<ReductionHook>(const Setting&)>;
+using HookBody = std::function<std::shared_ptr<CommHook>(const Setting&)>;
 using SplitBody = std::function<Plan(const Splitting&, const Setting&)>;
 
 /// Null if the entry has none.
@@ -46,7 +46,7 @@ const TechniqueBody& body_of(const Setting& technique) {
   return body == nullptr ? none : *body;
 }
 
-std::shared_ptr<ReductionHook> make_hook(const Setting& hook) {
+std::shared_ptr<CommHook> make_hook(const Setting& hook) {
   static const std::map<std::string, HookBody> bodies{
 #define CARAVAN_HOOK(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
@@ -85,7 +85,7 @@ Share share_of(const Setting& setting) {
 }
 
 Accumulate accumulate_of(const Setting& setting) {
-  return setting.text("accumulate") == "full" ? Accumulate::full : Accumulate::at_rest;
+  return setting.text("accumulate") == "full" ? Accumulate::full : Accumulate::sharded;
 }
 
 }  // namespace caravan

@@ -30,7 +30,7 @@ struct Arranging {
   Strategy& strategy;
   const Mesh& mesh;
   StrategyDtypes dtypes{};
-  std::shared_ptr<ReductionHook> hook{};  ///< null: none
+  std::shared_ptr<CommHook> hook{};  ///< null: none
 };
 
 /// The part of a technique that needs libtorch, beside its entry in the registry.
@@ -60,7 +60,7 @@ const TechniqueBody& body_of(const Setting& technique);
 /// What the entry that is chosen puts around the forward of modules. After everything else (techniques/recompute/recompute.h).
 void add_around(const Setting& setting, Strategy& strategy, Module& model);
 /// The hook that is chosen; null for none.
-std::shared_ptr<ReductionHook> make_hook(const Setting& hook);
+std::shared_ptr<CommHook> make_hook(const Setting& hook);
 
 /// Sets the dtypes in the options of a technique.
 template <class Options>

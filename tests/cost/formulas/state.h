@@ -93,8 +93,8 @@ struct StateBytes {
   double optimizer = 0;
   double hook = 0;
   double buffers = 0;
-  double at_rest() const noexcept { return parameters + gradients + optimizer + hook; }
-  double total() const noexcept { return at_rest() + buffers; }
+  double sharded() const noexcept { return parameters + gradients + optimizer + hook; }
+  double total() const noexcept { return sharded() + buffers; }
 };
 StateBytes state_bytes(const StateShape& shape);
 

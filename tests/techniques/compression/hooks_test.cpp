@@ -25,7 +25,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using MakeHook = std::function<std::shared_ptr<ReductionHook>()>;
+using MakeHook = std::function<std::shared_ptr<CommHook>()>;
 
 at::Tensor flat_of(const Engine& engine) { return engine.state().gradients.to_tensor().to(at::kDouble); }
 
@@ -53,7 +53,7 @@ void expect_nothing_is_lost(const MakeHook& make, int num_ranks, int num_micro_b
   });
   on_mesh({{"dp", num_ranks}}, [&](const Mesh& mesh) {
     Model model(problem.config);
-    const std::shared_ptr<ReductionHook> hook = make();
+    const std::shared_ptr<CommHook> hook = make();
     Engine engine(model, mesh, ddp(model, mesh, {.bucket_bytes = 3000, .hook = hook}), {.seed = 5});
     at::Tensor total;
     for (int step = 0; step < kSteps; ++step) {
@@ -111,7 +111,7 @@ TEST(PowerSgdHook, FindsAMatrixOfLowRank) {
   });
 }
 
-at::Tensor reduced_by(ReductionHook& hook, const MeshAxis& axis, at::Tensor flat, at::IntArrayRef shape) {
+at::Tensor reduced_by(CommHook& hook, const MeshAxis& axis, at::Tensor flat, at::IntArrayRef shape) {
   TransferStages stages;
   hook.reduce({.axis = axis, .values = flat, .offset = 0, .pieces = {{"w", 0, shape.vec()}}}, stages);
   TransferQueue queue;
@@ -165,8 +165,8 @@ TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
     if (world->rank() == 1) pretend_to_be_old();  // before the first operation of torch in this process
     const Mesh mesh = Mesh::create(world, {{"dp", 2}});
     const std::vector<int64_t> shape{150, 70};
-    const std::vector<std::shared_ptr<ReductionHook>> hooks{std::make_shared<PowerSgdHook>(5),
-                                                            std::make_shared<TopKHook>(0.1)};
+    const std::vector<std::shared_ptr<CommHook>> hooks{std::make_shared<PowerSgdHook>(5),
+                                                       std::make_shared<TopKHook>(0.1)};
     for (const auto& hook : hooks) {
       hook->prepare(150 * 70, at::kFloat);
       for (int step = 0; step < 4; ++step) {

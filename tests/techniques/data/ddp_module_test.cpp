@@ -181,9 +181,9 @@ TEST(DdpOwnModule, MayComputeInBf16) {
       for (int step = 0; step < 4; ++step) {
         ddp.begin_step();
         for (const Parameter* parameter : model.parameters()) {
-          EXPECT_EQ(parameter->rest().scalar_type(), at::kFloat);
-          EXPECT_TRUE(same_bits(parameter->leaf().detach(), parameter->rest().to(at::kBFloat16)));
-          EXPECT_TRUE(parameter->leaf().is_same(net->named_parameters()[parameter->name()]));
+          EXPECT_EQ(parameter->sharded().scalar_type(), at::kFloat);
+          EXPECT_TRUE(same_bits(parameter->unsharded().detach(), parameter->sharded().to(at::kBFloat16)));
+          EXPECT_TRUE(parameter->unsharded().is_same(net->named_parameters()[parameter->name()]));
         }
         loss_of(model(part_of(inputs(), mesh.rank(), n).to(at::kBFloat16), {})).backward();
         ddp.finish_step();
@@ -192,7 +192,7 @@ TEST(DdpOwnModule, MayComputeInBf16) {
       for (size_t i = 0; i < want.size(); ++i) {
         // One rank computes the same bits. Two round other sums to 8 bits: 0.4 % of each gradient, of which four steps
         // move a weight by less than its size.
-        EXPECT_TRUE(is_close(model.parameters()[i]->rest(), want[i], n == 1 ? 0 : 0.01)) << i;
+        EXPECT_TRUE(is_close(model.parameters()[i]->sharded(), want[i], n == 1 ? 0 : 0.01)) << i;
       }
     });
   }
@@ -271,7 +271,7 @@ void train_and_compare(Engine& engine, const std::vector<at::Tensor>& want) {
   ASSERT_EQ(model.parameters().size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {  // after five steps of fp32 sums in another order
     const Parameter& parameter = *model.parameters()[i];
-    EXPECT_TRUE(is_close(parameter.rest(), piece_of(want[i].detach(), parameter.rest_layout(), mesh), 1e-5))
+    EXPECT_TRUE(is_close(parameter.sharded(), piece_of(want[i].detach(), parameter.sharded_layout(), mesh), 1e-5))
         << parameter.name() << ", " << mesh.where();
   }
 }
@@ -287,7 +287,8 @@ TEST(DdpOwnModule, WithBatchNormTrainsAsOneProcessOnTheSameSlices) {
           has_units ? ModuleAdapter(net, ConvNet::units(net), mesh) : ModuleAdapter(net, forward, mesh);
       Ddp ddp(model, mesh);
       train_and_compare(ddp, want);
-      for (const Parameter* parameter : model.parameters()) EXPECT_TRUE(parameter->leaf().is_same(parameter->rest()));
+      for (const Parameter* parameter : model.parameters())
+        EXPECT_TRUE(parameter->unsharded().is_same(parameter->sharded()));
     });
   }
 }

@@ -162,7 +162,7 @@ TEST_P(DdpRanks, SendsOneRingOfTheGradientsAStepAndNothingBeforeTheLastMicroBatc
       EXPECT_EQ(reductions() - before, num_buckets);
       int64_t bytes = 0;  // of a ring, which rounds each bucket up to n whole chunks
       for (const Bucket& bucket : buckets) {
-        bytes += wire_bytes(Verb::all_reduce, mesh.rank(), n, bucket.rest_count * 4, 0, -1);
+        bytes += wire_bytes(Verb::all_reduce, mesh.rank(), n, bucket.sharded_count * 4, 0, -1);
       }
       EXPECT_EQ(traffic.total_bytes() - bytes_before, bytes);
     }
@@ -182,9 +182,9 @@ TEST_P(DdpRanks, WithBf16MastersStayFp32AndCopiesFollow) {
     Sgd(ddp.state()).step(0.5);
     ddp.begin_step(3);
     for (const Parameter* parameter : model.parameters()) {
-      EXPECT_EQ(parameter->rest().scalar_type(), at::kFloat);
-      EXPECT_FALSE(parameter->rest().grad().defined());
-      EXPECT_TRUE(at::equal(parameter->compute(), parameter->rest().to(at::kBFloat16))) << parameter->name();
+      EXPECT_EQ(parameter->sharded().scalar_type(), at::kFloat);
+      EXPECT_FALSE(parameter->sharded().grad().defined());
+      EXPECT_TRUE(at::equal(parameter->compute(), parameter->sharded().to(at::kBFloat16))) << parameter->name();
     }
   });
   // Both round to 8 bits, but different partial sums: of the whole batch there, of a micro-batch here, added in fp32.
@@ -242,11 +242,11 @@ TEST_P(DdpRanks, AToleratedOneCountsAsZero) {
   on_mesh(axes(), [&](const Mesh& mesh) {
     Choice model({true, mesh.rank() != n - 1, false});
     model.materialise(mesh, {}, {});
-    Ddp ddp(model, mesh, {.bucket_bytes = 1, .allow_unused = true});
+    Ddp ddp(model, mesh, {.bucket_bytes = 1, .find_unused_parameters = true});
     for (int i = 0; i < 2; ++i) {
       step(model, ddp);
       for (const auto& [index, want] : {std::pair(0, n), std::pair(1, n - 1), std::pair(2, 0)}) {
-        EXPECT_TRUE(at::equal(model.parameters()[index]->rest().grad(), at::full({3}, want, at::kFloat))) << index;
+        EXPECT_TRUE(at::equal(model.parameters()[index]->sharded().grad(), at::full({3}, want, at::kFloat))) << index;
       }
     }
   });
@@ -257,11 +257,11 @@ TEST_P(DdpRanks, AFrozenOneIsBroadcastAndNothingElse) {
     Choice model({true, true});
     model.parameters()[1]->set_requires_grad(false);
     model.materialise(mesh, {}, {});
-    model.parameters()[1]->rest().fill_(mesh.rank() + 7);
+    model.parameters()[1]->sharded().fill_(mesh.rank() + 7);
     Ddp ddp(model, mesh);
     step(model, ddp);
-    EXPECT_TRUE(at::equal(model.parameters()[1]->rest(), at::full({3}, 7.0F)));
-    EXPECT_TRUE(at::equal(model.parameters()[0]->rest().grad(), at::full({3}, 7.0F * GetParam())));
+    EXPECT_TRUE(at::equal(model.parameters()[1]->sharded(), at::full({3}, 7.0F)));
+    EXPECT_TRUE(at::equal(model.parameters()[0]->sharded().grad(), at::full({3}, 7.0F * GetParam())));
   });
 }
 
@@ -288,7 +288,7 @@ TEST(Ddp, RefusesWhatItCannotDo) {
     Choice model({true});
     EXPECT_THROW(Ddp(model, mesh, {.axis = "data"}), UsageError);
     const Ddp first(model, mesh);
-    EXPECT_TRUE(at::equal(model.parameters()[0]->rest(), at::ones({3}))) << "what had no memory got it";
+    EXPECT_TRUE(at::equal(model.parameters()[0]->sharded(), at::ones({3}))) << "what had no memory got it";
     EXPECT_THAT(message_of<UsageError>([&] { Ddp(model, mesh); }), HasSubstr("w0: its gradient hook is taken"));
   });
 }
@@ -368,7 +368,7 @@ TEST(Ddp, ADryRunCountsTheBytesOfALargeWorld) {
     return static_cast<double>(mesh.bytes_sent() - before);
   };
   const double first = step();
-  EXPECT_EQ(model.parameters()[0]->rest().grad().sizes(), at::IntArrayRef({256, 64}));
+  EXPECT_EQ(model.parameters()[0]->sharded().grad().sizes(), at::IntArrayRef({256, 64}));
   const double ring = 2.0 * 1023 / 1024 * 4 * (2 * 64 * 256 + 64 + 256);
   const double second = step();
   EXPECT_NEAR(second / ring, 1, 0.01);     // chunks are rounded up

@@ -1,4 +1,4 @@
-/// Steps that are not alike: Strategy::is_static and allow_unused; and when reductions start.
+/// Steps that are not alike: Strategy::static_graph and find_unused_parameters; and when reductions start.
 
 #include <gmock/gmock.h>
 
@@ -37,11 +37,11 @@ TEST(UnusedParameters, CountAsZero) {
 }
 
 TEST(UnusedParameters, AreAnErrorThatNamesThem) {
-  for (const bool is_static : {true, false}) {
+  for (const bool static_graph : {true, false}) {
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
       const auto net = std::make_shared<UserNet>();
       ModuleAdapter model(net, UserNet::units(net), mesh);
-      Ddp ddp(model, mesh, {.is_static = is_static});
+      Ddp ddp(model, mesh, {.static_graph = static_graph});
       net->takes_branch = false;
       ddp.begin_step();
       model(at::ones({2, 2, 5, 5}), {}).sum().backward();
@@ -62,8 +62,8 @@ std::vector<size_t> order_of(int step, int rank) {
 Named gradients_of_chain(const Chain& chain) {
   Named gradients;
   for (const Parameter* parameter : chain.parameters()) {
-    const at::Tensor grad = parameter->rest().grad();
-    gradients[parameter->name()] = grad.defined() ? grad.detach().clone() : at::zeros_like(parameter->rest());
+    const at::Tensor grad = parameter->sharded().grad();
+    gradients[parameter->name()] = grad.defined() ? grad.detach().clone() : at::zeros_like(parameter->sharded());
   }
   return gradients;
 }
@@ -81,7 +81,7 @@ TEST(DynamicStep, RunsAnyUnitsInAnyOrder) {
   std::vector<Named> want;
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
-    Engine one(chain, mesh, ddp(chain, mesh, {.allow_unused = true, .is_static = false}),
+    Engine one(chain, mesh, ddp(chain, mesh, {.find_unused_parameters = true, .static_graph = false}),
                {.seed = 3, .dtype = at::kDouble});
     for (int step = 0; step < kSteps; ++step) {
       one.begin_step(kRanks);
@@ -93,7 +93,8 @@ TEST(DynamicStep, RunsAnyUnitsInAnyOrder) {
   });
   on_mesh({{"dp", kRanks}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
-    Engine engine(chain, mesh, ddp(chain, mesh, {.bucket_bytes = 16, .allow_unused = true, .is_static = false}),
+    Engine engine(chain, mesh,
+                  ddp(chain, mesh, {.bucket_bytes = 16, .find_unused_parameters = true, .static_graph = false}),
                   {.seed = 3, .dtype = at::kDouble});
     for (int step = 0; step < kSteps; ++step) {
       engine.begin_step();
@@ -109,7 +110,7 @@ TEST(DynamicStep, RunsAnyUnitsInAnyOrder) {
 TEST(DynamicStep, AParameterIsUsedIfAnyRankUsesIt) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
-    Ddp engine(chain, mesh, {.is_static = false});
+    Ddp engine(chain, mesh, {.static_graph = false});
     engine.begin_step();
     chain.order = mesh.rank() == 0 ? std::vector<size_t>{0, 2} : std::vector<size_t>{1};
     chain(at::ones({2}), {}).sum().backward();
@@ -123,7 +124,7 @@ TEST(DynamicStep, AParameterIsUsedIfAnyRankUsesIt) {
 
 TEST(DynamicStep, JoinsRanksWithoutABatch) {
   needs({"ddp"});
-  UserRun run{.ranks = 3, .micros = 2, .steps = 4, .is_static = false};
+  UserRun run{.ranks = 3, .micros = 2, .steps = 4, .static_graph = false};
   run.has_batch = [](int step, int rank) { return step <= rank + 1; };
   run.takes_branch = [](int step, int rank, int micro) { return (step + rank + micro) % 2 == 0; };
   expect_equal(on_ranks(run), in_one_process(run), 1e-10);
@@ -133,10 +134,10 @@ TEST(DynamicStep, IsRefusedWhereUnitsAreGathered) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
     Strategy strategy = fsdp(chain, mesh, {.share = Share::off});
-    strategy.is_static = false;
+    strategy.static_graph = false;
     EXPECT_THAT(message_of<UsageError>([&] { Engine(chain, mesh, strategy); }),
                 AllOf(HasSubstr("takes part in the gathers of"), HasSubstr("use ddp, which gathers nothing")));
-    Ddp engine(chain, mesh, {.is_static = false});
+    Ddp engine(chain, mesh, {.static_graph = false});
     EXPECT_THAT(message_of<UsageError>([&] { engine.table(1); }),
                 HasSubstr("there is no table of steps that may differ"));
   });

@@ -49,7 +49,7 @@ TEST(Replicas, AreOneProcess) {
       engine.finish_step();
       for (const Parameter* parameter : model.parameters()) {
         const int64_t whole = want.at(parameter->name()).numel();
-        EXPECT_EQ(parameter->rest().numel(), is_controller ? whole : 0) << parameter->name();
+        EXPECT_EQ(parameter->sharded().numel(), is_controller ? whole : 0) << parameter->name();
       }
       if (!is_controller) return;
       const auto [apart, worst] = distance(gradients_of(model), want);

@@ -54,14 +54,14 @@ Trained trained(const Setting& choice, int num_ranks, int num_micro_batches, at:
       const at::NoGradGuard no_grad;
       for (const Parameter* parameter : model.parameters()) {
         if (step != 0) continue;
-        const at::Tensor all = whole_of(parameter->rest().grad(), *parameter, mesh);
+        const at::Tensor all = whole_of(parameter->sharded().grad(), *parameter, mesh);
         if (mesh.rank() == 0) result.first_gradients[parameter->name()] = all;
       }
       optimizer.step(0.01, clip_scale(clip > 0 ? grad_norm(engine.state(), mesh) : 0, clip));
     }
     const at::NoGradGuard no_grad;
     for (const Parameter* parameter : model.parameters()) {
-      const at::Tensor all = whole_of(parameter->rest().detach(), *parameter, mesh);
+      const at::Tensor all = whole_of(parameter->sharded().detach(), *parameter, mesh);
       if (mesh.rank() == 0) result.values[parameter->name()] = all;
     }
   });
@@ -198,7 +198,7 @@ Sent sent_in_a_step(const Setting& choice, int ranks, int num_micro_batches, con
       sent.table = engine.table(num_micro_batches);
       sent.units = engine.state().layout.units();
       sent.elements = 0;
-      for (const Bucket& bucket : engine.state().layout.buckets()) sent.elements += bucket.leaf_count;
+      for (const Bucket& bucket : engine.state().layout.buckets()) sent.elements += bucket.unsharded_count;
     };
     const double bytes = sent_by_recording({.data_parallel = choice, .compute_dtype = compute}, config, rank, ranks,
                                            num_micro_batches, see);
@@ -318,7 +318,7 @@ TEST(ShardingRefuses, WhatIsImpossible) {
     Mesh mesh = world;
     Model model(problem.config);
     EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 3}); }), HasSubstr("stage 3 is fsdp()"));
-    EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 1, .accumulate = Accumulate::at_rest}); }),
+    EXPECT_THAT(message_of<UsageError>([&] { zero(model, mesh, {.stage = 1, .accumulate = Accumulate::sharded}); }),
                 HasSubstr("use stage 2"));
     EXPECT_THAT(message_of<UsageError>([&] { fsdp(model, mesh, {.prefetch = 3}); }), HasSubstr("3 units\n  do: use 2"));
   });
@@ -390,7 +390,7 @@ TEST(Sharding, CanBeWrappedAgain) {
       const at::NoGradGuard no_grad;
       Named got;
       for (const Parameter* parameter : model.parameters()) {
-        got[parameter->name()] = whole_of(parameter->rest().detach(), *parameter, mesh);
+        got[parameter->name()] = whole_of(parameter->sharded().detach(), *parameter, mesh);
       }
       if (want.empty()) want = got;
       expect_same(got, want);

@@ -78,7 +78,7 @@ Measured measured_on(const std::shared_ptr<Communicator>& world, const MemorySha
     measured.backward = static_cast<double>(mesh.bytes_sent() - sent) - measured.forward;
   }
   for (const Parameter* parameter : model.parameters()) {
-    measured.elements += static_cast<double>(parameter->rest().numel());
+    measured.elements += static_cast<double>(parameter->sharded().numel());
   }
   return measured;
 }

@@ -44,7 +44,7 @@ Ran ran(Experts& experts, const at::Tensor& x_in, const at::Tensor& gates_in, co
   const at::Tensor y = experts.run({x, gates, choice}, {}).front();
   y.backward(dy);
   Ran result{y.detach(), x.grad(), gates.grad(), {}};
-  for (Parameter* parameter : experts.parameters()) result.tables.push_back(parameter->leaf().grad().clone());
+  for (Parameter* parameter : experts.parameters()) result.tables.push_back(parameter->unsharded().grad().clone());
   return result;
 }
 

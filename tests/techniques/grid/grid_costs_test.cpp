@@ -50,10 +50,10 @@ class OneRank {
     const std::vector<int64_t> ids{shape.sequences, shape.model.context};
     plan_ = apply(plan_of(shape, mesh_), model_, mesh_, {ids, ids}, {ids});
     std::map<std::string, Layout> rest;
-    for (const auto& [name, layouts] : plan_.layouts()) rest[name] = layouts.rest;
+    for (const auto& [name, layouts] : plan_.layouts()) rest[name] = layouts.sharded;
     model_.materialise(mesh_, rest, {.device = device, .initialise = device.is_cpu()});
     for (Parameter* parameter : model_.parameters()) {
-      parameter->set_leaf(parameter->rest(), plan_.layouts().at(parameter->name()).leaf);
+      parameter->set_unsharded(parameter->sharded(), plan_.layouts().at(parameter->name()).unsharded);
     }
   }
 
@@ -178,7 +178,7 @@ std::pair<double, double> weight_elements(const TensorShape& shape, const std::v
     const bool counts =
         std::ranges::any_of(prefixes, [&](const auto& each) { return parameter->name().starts_with(each); });
     if (!counts) continue;
-    rest += parameter->rest().numel();
+    rest += parameter->sharded().numel();
     compute += parameter->compute().numel();
   }
   return {static_cast<double>(rest), static_cast<double>(compute)};

@@ -40,13 +40,13 @@ ModelConfig small_model(ModelKind kind, bool is_tied) {
 
 void materialise(Model& model, const Mesh& mesh, const AppliedPlan& plan) {
   std::map<std::string, Layout> rest;
-  for (const auto& [name, layouts] : plan.layouts()) rest[name] = layouts.rest;
+  for (const auto& [name, layouts] : plan.layouts()) rest[name] = layouts.sharded;
   model.materialise(mesh, rest, {.seed = 3, .allocate = [](const Parameter&, const std::vector<int64_t>& shape) {
                                    return at::empty(shape, at::kDouble);
                                  }});
   for (Parameter* parameter : model.parameters()) {
     const auto known = plan.layouts().find(parameter->name());
-    if (known != plan.layouts().end()) parameter->set_leaf(parameter->rest(), known->second.leaf);
+    if (known != plan.layouts().end()) parameter->set_unsharded(parameter->sharded(), known->second.unsharded);
   }
 }
 

@@ -259,7 +259,7 @@ TEST(PipeDream, RefusesGatheredLeaves) {
       } else {
         add_fsdp(strategy, mesh, {.share = Share::off});
       }
-      EXPECT_EQ(strategy.leaf_memory, LeafMemory::stashed);
+      EXPECT_EQ(strategy.unsharded_memory, UnshardedMemory::stashed);
       try {
         const Engine engine(model, mesh, strategy, {.seed = 7});
         ADD_FAILURE() << strategy.name;

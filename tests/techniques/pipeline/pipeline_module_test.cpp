@@ -49,7 +49,7 @@ struct Found {
 };
 
 /// `rows[m]`: of micro-batch m.
-Found run(int ranks, const std::vector<int64_t>& rows, const std::string& schedule, bool is_static, bool recompute) {
+Found run(int ranks, const std::vector<int64_t>& rows, const std::string& schedule, bool static_graph, bool recompute) {
   std::mutex mutex;
   Found found;
   on_mesh({{"pp", ranks}}, [&](const Mesh& given) {
@@ -64,7 +64,7 @@ Found run(int ranks, const std::vector<int64_t>& rows, const std::string& schedu
     ModuleAdapter model(net.ptr(), units_of(net), mesh);
     Strategy strategy = whole_model(model, mesh);
     add_pipeline(strategy, mesh,
-                 {.choice = pipeline_of(schedule), .recompute = recompute, .has_static_shapes = is_static});
+                 {.choice = pipeline_of(schedule), .recompute = recompute, .has_static_shapes = static_graph});
     Engine engine(model, mesh, strategy);
     StageRunner runner(engine);
     const double loss = runner.run_step(static_cast<int>(rows.size()), [&](int m) {
@@ -75,7 +75,7 @@ Found run(int ranks, const std::vector<int64_t>& rows, const std::string& schedu
     const std::lock_guard lock(mutex);
     found.loss += loss;
     for (const Parameter* parameter : model.parameters()) {
-      const at::Tensor gradient = parameter->rest().grad();
+      const at::Tensor gradient = parameter->sharded().grad();
       if (gradient.defined() && gradient.numel() > 0) found.gradients[parameter->name()] = gradient.clone();
     }
   });
@@ -101,14 +101,14 @@ TEST(OwnModuleInStages, IsOneProcess) {
 
 TEST(OwnModuleInStages, MayHaveOtherShapesInEachMicroBatch) {
   const std::vector<int64_t> rows{3, 5, 1, 4};
-  expect_equal(run(3, rows, "1f1b", /*is_static=*/false, false), run(1, rows, "1f1b", false, false));
-  expect_equal(run(2, rows, "gpipe", /*is_static=*/false, true), run(1, rows, "1f1b", false, false));
+  expect_equal(run(3, rows, "1f1b", /*static_graph=*/false, false), run(1, rows, "1f1b", false, false));
+  expect_equal(run(2, rows, "gpipe", /*static_graph=*/false, true), run(1, rows, "1f1b", false, false));
 }
 
 TEST(OwnModuleInStages, AShapeThatChangesIsNamed) {
   needs({"1f1b"});
   try {
-    run(3, {3, 3, 5, 3}, "1f1b", /*is_static=*/true, false);
+    run(3, {3, 3, 5, 3}, "1f1b", /*static_graph=*/true, false);
     FAIL() << "no error";
   } catch (const std::exception& error) {
     EXPECT_THAT(error.what(), HasSubstr("input of stage 1"));

@@ -136,7 +136,7 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   Model model(shape.model);
   Strategy strategy = whole_model(model, mesh);
-  strategy.leaf_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
+  strategy.compute_dtype = shape.compute_bytes == 2 ? at::kBFloat16 : at::kFloat;
   add_around(choice, strategy, model);
   Engine engine(model, mesh, strategy);
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.sequences, shape.model.context}, at::kLong);

@@ -87,9 +87,9 @@ Mesh one_rank() { return Mesh::create(make_record_world(0, 1), {{"dp", 1}}); }
 Strategy strategy_of(Module& model, const Setting& choice) {
   const Mesh mesh = one_rank();
   for (Parameter* slot : model.parameters()) {
-    if (slot->rest().defined()) continue;
-    slot->set_rest(random_tensor(slot->global_shape(), slot->name().size()).requires_grad_(),
-                   Layout::all(mesh, Invariant{}));
+    if (slot->sharded().defined()) continue;
+    slot->set_sharded(random_tensor(slot->global_shape(), slot->name().size()).requires_grad_(),
+                      Layout::all(mesh, Invariant{}));
   }
   Strategy strategy = whole_model(model, mesh);
   add_around(choice, strategy, model);
@@ -99,8 +99,8 @@ Strategy strategy_of(Module& model, const Setting& choice) {
 std::vector<at::Tensor> gradients_of(Chain& chain) {
   std::vector<at::Tensor> all;
   for (Parameter* slot : chain.parameters()) {
-    all.push_back(slot->leaf().grad());
-    slot->leaf().mutable_grad() = at::Tensor();
+    all.push_back(slot->unsharded().grad());
+    slot->unsharded().mutable_grad() = at::Tensor();
   }
   return all;
 }

@@ -58,7 +58,7 @@ Named values_of(Engine& engine) {
   const at::NoGradGuard no_grad;
   Named values;
   for (const Parameter* parameter : engine.model().parameters()) {
-    values[parameter->name()] = redistribute(parameter->rest().detach(), parameter->rest_layout(),
+    values[parameter->name()] = redistribute(parameter->sharded().detach(), parameter->sharded_layout(),
                                              Layout::all(engine.mesh(), Invariant{}), engine.mesh(), parameter->name())
                                     .clone();
   }
@@ -101,7 +101,7 @@ int64_t bytes_of_one_step(const Engine& engine, int ranks) {
   int64_t num_shards = 0;
   std::set<int> servers;
   for (const Bucket& bucket : engine.state().layout.buckets()) {
-    elements += bucket.leaf_count;
+    elements += bucket.unsharded_count;
     for (int rank = 0; rank < ranks; ++rank) {
       if (shard_count(bucket, rank) == 0) continue;
       ++num_shards;
@@ -129,7 +129,7 @@ TEST(AsyncTrainer, OneStepIsTheSumOfTheWorkersUpdates) {
             options.num_micro_batches = micros;
             options.clip_norm = clip_norm;
             AsyncTrainer trainer(engine, optimizer, options);
-            const DrainReport report =
+            const SyncReport report =
                 trainer.run(1, [&](int64_t step) { return rows_of(mesh.rank(), ranks, step, micros); });
             EXPECT_EQ(report.clocks, std::vector<int64_t>(static_cast<size_t>(ranks), 1));
             EXPECT_EQ(report.pushes(), ranks);
@@ -171,7 +171,7 @@ Outcome trained(int ranks, int servers, int64_t staleness, double clip_norm, at:
     AsyncTrainer trainer(engine, optimizer, options);
     const double first = whole_loss(engine, 0);
     StalenessCounts counts;
-    DrainReport report;
+    SyncReport report;
     for (const int64_t drain_at : {int64_t{20}, kSteps}) {  // an evaluation in between
       report = trainer.run(drain_at, [&](int64_t step) { return rows_of(mesh.rank(), ranks, step); });
       EXPECT_EQ(report.slowest(), drain_at);
@@ -264,7 +264,7 @@ int64_t lead_with_a_slow_worker(int64_t staleness, int64_t lead) {
       done[own] = begun[own] + 1;
       return false;
     };
-    const DrainReport report = trainer.run(kDrainAt, rows, after_step);
+    const SyncReport report = trainer.run(kDrainAt, rows, after_step);
     EXPECT_EQ(report.slowest(), kDrainAt);
     EXPECT_GE(report.clocks[1], kDrainAt - 1 + lead);
     if (mesh.rank() == 0) largest = report.largest_lead;
@@ -315,7 +315,7 @@ TEST(AsyncTrainer, AStopOfOneRankDrainsAll) {
       begun = step;
       return rows_of(mesh.rank(), 3, step);
     };
-    const DrainReport report = trainer.run(1000, rows, [&] { return mesh.rank() == 2 && begun == 3; });
+    const SyncReport report = trainer.run(1000, rows, [&] { return mesh.rank() == 2 && begun == 3; });
     EXPECT_TRUE(report.stop);
     EXPECT_EQ(report.clocks[2], 4);
     EXPECT_LT(report.slowest(), 1000);
@@ -334,7 +334,7 @@ TEST(AsyncTrainer, ClocksOfAResumedRun) {
     AsyncTrainer trainer(engine, optimizer, options_with(0.01, 2));
     trainer.set_clocks({10, 15});
     std::vector<int64_t> steps;
-    const DrainReport report = trainer.run(14, [&](int64_t step) {
+    const SyncReport report = trainer.run(14, [&](int64_t step) {
       steps.push_back(step);
       return rows_of(mesh.rank(), 2, step);
     });

@@ -61,8 +61,8 @@ TEST_P(Composition, DdpOverOneAxisAndAColumnRowSplitOverAnother) {
       norms[mesh.rank()] = grad_norm(engine.state(), mesh);
       for (const Parameter* parameter : model.parameters()) {
         Pieces& all = pieces.at(parameter->name());
-        all.local[mesh.rank()] = parameter->rest().grad().clone();
-        if (mesh.rank() == 0) all.layout = parameter->rest_layout();
+        all.local[mesh.rank()] = parameter->sharded().grad().clone();
+        if (mesh.rank() == 0) all.layout = parameter->sharded_layout();
       }
     });
     Named got;

@@ -66,8 +66,8 @@ Named gradients_of(const Problem& problem, int num_ranks, const Technique& techn
     }
     for (const Parameter* parameter : model.parameters()) {
       Pieces& all = pieces.at(parameter->name());
-      all.local[mesh.rank()] = parameter->rest().grad().clone();
-      if (mesh.rank() == 0) all.layout = parameter->rest_layout();
+      all.local[mesh.rank()] = parameter->sharded().grad().clone();
+      if (mesh.rank() == 0) all.layout = parameter->sharded_layout();
     }
   });
   Named got;

@@ -69,7 +69,7 @@ TEST(JointStep, StandsBesideOrdinarySteps) {
     EXPECT_EQ(engine.num_joined(), 2);
     backward(1);
     engine.finish_step();
-    ASSERT_TRUE(engine.begin_joint_step(mesh.rank() == 0, mesh.rank() == 0 ? 3 : 1));
+    ASSERT_TRUE(engine.begin_join_step(mesh.rank() == 0, mesh.rank() == 0 ? 3 : 1));
     EXPECT_EQ(engine.num_joined(), 1);
     if (mesh.rank() == 0) backward(3);
     engine.finish_step();
@@ -83,11 +83,11 @@ TEST(JointStep, RefusesWhatWouldHang) {
     const auto net = std::make_shared<UserNet>();
     ModuleAdapter model(net, UserNet::units(net), mesh);
     Ddp engine(model, mesh);
-    EXPECT_THAT(message_of<UsageError>([&] { engine.begin_joint_step(mesh["tp"].coord() == 0); }),
+    EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(mesh["tp"].coord() == 0); }),
                 HasSubstr("some have it and some have not"));
-    EXPECT_THAT(message_of<UsageError>([&] { engine.begin_joint_step(true, 1 + mesh["dp"].coord()); }),
+    EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(true, 1 + mesh["dp"].coord()); }),
                 HasSubstr("from 1 to 2 micro-batches"));
-    ASSERT_TRUE(engine.begin_joint_step(mesh["dp"].coord() == 0));
+    ASSERT_TRUE(engine.begin_join_step(mesh["dp"].coord() == 0));
     if (mesh["dp"].coord() == 1) {
       EXPECT_THAT(message_of<UsageError>([&] {
                     model(at::ones({2, 2, 5, 5}), {});
@@ -97,7 +97,7 @@ TEST(JointStep, RefusesWhatWouldHang) {
       model(at::ones({2, 2, 5, 5}), {}).sum().backward();
     }
     engine.finish_step();
-    EXPECT_FALSE(engine.begin_joint_step(false));
+    EXPECT_FALSE(engine.begin_join_step(false));
     EXPECT_THAT(message_of<UsageError>([&] { engine.finish_step(); }), HasSubstr("no step has begun"));
   });
 }
@@ -108,7 +108,7 @@ TEST(JointStep, CostsOneSmallCollective) {
     ModuleAdapter model(net, UserNet::units(net), mesh);
     Ddp engine(model, mesh);
     const int64_t before = mesh.bytes_sent();
-    engine.begin_joint_step(false);
+    engine.begin_join_step(false);
     EXPECT_EQ(mesh.bytes_sent() - before, wire_bytes(Verb::all_reduce, mesh.rank(), 4, 24 + 16 * 4, 0, 0));
   });
 }

@@ -56,7 +56,7 @@ using Named = std::map<std::string, at::Tensor>;
 inline Named gradients_of(const Module& model) {
   Named gradients;
   for (const Parameter* parameter : model.parameters()) {
-    gradients[parameter->name()] = parameter->rest().grad().detach().clone();
+    gradients[parameter->name()] = parameter->sharded().grad().detach().clone();
   }
   return gradients;
 }

@@ -89,7 +89,7 @@ TEST(GradientsInBf16, TakeTwoBytesAParameter) {
           .choice = formula_of(choice), .ranks = ranks, .compute_bytes = 2, .gradient_bytes = 2, .reduce_bytes = 2};
       shape.count(kLargerLlama);
       const bool is_copied = std::string(technique) == "zero3" && ranks == 1;  // then it is ddp
-      EXPECT_NEAR(state_bytes(shape).at_rest() / shape.parameters, is_copied ? 16 : bytes, 1e-9);
+      EXPECT_NEAR(state_bytes(shape).sharded() / shape.parameters, is_copied ? 16 : bytes, 1e-9);
       for (int rank = 0; rank < ranks; ++rank) {
         Mesh mesh = Mesh::create(make_record_world(rank, ranks), {{"dp", ranks}});
         Model model(kLargerLlama);
@@ -97,7 +97,7 @@ TEST(GradientsInBf16, TakeTwoBytesAParameter) {
         AdamW optimizer(engine.state());
         double found = static_cast<double>(engine.state().parameter_bytes + engine.state().gradient_bytes);
         for (const auto& [name, flat] : optimizer.state()) found += static_cast<double>(flat.nbytes());
-        EXPECT_NEAR(found / state_bytes(shape).at_rest(), 1, 0.03) << technique << " " << ranks;
+        EXPECT_NEAR(found / state_bytes(shape).sharded(), 1, 0.03) << technique << " " << ranks;
       }
     }
   }

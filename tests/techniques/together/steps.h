@@ -15,14 +15,14 @@ namespace caravan::testing {
 /// The whole tensor of a piece that is laid out like `parameter` at rest. Collective.
 inline at::Tensor whole_of(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
-  const Layout& rest = parameter.rest_layout();
+  const Layout& rest = parameter.sharded_layout();
   return redistribute(piece, rest, Layout::all(mesh, Invariant{}), mesh, parameter.name()).to(at::kFloat).clone();
 }
 
 inline Named whole_gradients(const Engine& engine, const Model& model) {
   Named all;
   for (const Parameter* parameter : model.parameters()) {
-    all[parameter->name()] = whole_of(parameter->rest().grad(), *parameter, engine.mesh());
+    all[parameter->name()] = whole_of(parameter->sharded().grad(), *parameter, engine.mesh());
   }
   return all;
 }

@@ -104,15 +104,15 @@ std::vector<UserStep> on_ranks(const UserRun& run) {
     const auto net = make_net(run.dtype);
     ModuleAdapter model = adapt(net, run.has_units, mesh);
     Strategy strategy = make_strategy({.data_parallel = run.choice, .compute_dtype = run.compute}, model, mesh);
-    strategy.allow_unused = true;
+    strategy.find_unused_parameters = true;
     strategy.buffers = run.buffers;
-    strategy.is_static = run.is_static;
+    strategy.static_graph = run.static_graph;
     Engine engine(model, mesh, strategy);
     for (int step = 0; step < run.steps; ++step) {
       const bool is_here = has_batch(run, step, mesh.rank());
       const int num = num_batches(run, step);
       if (run.has_batch) {
-        ASSERT_TRUE(engine.begin_joint_step(is_here, is_here ? run.micros : 77));
+        ASSERT_TRUE(engine.begin_join_step(is_here, is_here ? run.micros : 77));
         ASSERT_EQ(engine.num_joined(), num);
       } else {
         engine.begin_step(run.micros);
@@ -128,7 +128,7 @@ std::vector<UserStep> on_ranks(const UserRun& run) {
       result.norm = grad_norm(engine.state(), mesh);
       for (const Parameter* parameter : model.parameters()) {
         const at::NoGradGuard no_grad;
-        result.gradients[parameter->name()] = redistribute(parameter->rest().grad(), parameter->rest_layout(),
+        result.gradients[parameter->name()] = redistribute(parameter->sharded().grad(), parameter->sharded_layout(),
                                                            Layout::all(mesh, Invariant{}), mesh, parameter->name())
                                                   .clone();
       }
@@ -137,7 +137,7 @@ std::vector<UserStep> on_ranks(const UserRun& run) {
       update(engine.parameters());
     }
     if (run.has_batch) {
-      EXPECT_FALSE(engine.begin_joint_step(false, run.micros));
+      EXPECT_FALSE(engine.begin_join_step(false, run.micros));
     }
   });
   std::vector<UserStep> all = by_rank.front();

@@ -39,13 +39,13 @@ struct UserRun {
   int ranks = 2;
   Setting choice{"data_parallel"};
   at::ScalarType dtype = at::kDouble;
-  at::ScalarType compute = at::kFloat;  ///< as Strategy::leaf_dtype
+  at::ScalarType compute = at::kFloat;  ///< as Strategy::compute_dtype
   int micros = 1;
   int steps = 3;
   Buffers buffers = Buffers::broadcast;
-  bool is_static = true;
+  bool static_graph = true;
   bool has_units = true;  ///< false: one function runs the whole module
-  /// Null: every rank has a batch in every step, which begins with begin_step(); else with begin_joint_step().
+  /// Null: every rank has a batch in every step, which begins with begin_step(); else with begin_join_step().
   std::function<bool(int step, int rank)> has_batch{};
   /// Null: always.
   std::function<bool(int step, int rank, int micro)> takes_branch{};

@@ -13,7 +13,7 @@ namespace caravan {
 namespace {
 
 /// The shape of the local piece of a leaf. Its layout may name part of an axis, on which it is whole.
-std::vector<int64_t> leaf_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
+std::vector<int64_t> unsharded_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
   std::vector<Layout::Entry> entries;
   for (const auto& [axis, placement] : leaf.entries()) {
     if (placement.is_shard()) entries.emplace_back(axis, placement);
@@ -76,8 +76,8 @@ void check_rest(const Parameter& parameter, const Layout& rest, const Mesh& mesh
 
 }  // namespace
 
-int64_t Slot::rest_count() const noexcept { return c10::multiply_integers(rest_shape); }
-int64_t Slot::leaf_count() const noexcept { return c10::multiply_integers(leaf_shape); }
+int64_t Slot::sharded_count() const noexcept { return c10::multiply_integers(sharded_shape); }
+int64_t Slot::unsharded_count() const noexcept { return c10::multiply_integers(unsharded_shape); }
 
 bool Bucket::reduces_in_place() const noexcept {
   for (const FlatCell& cell : reduce) {
@@ -112,13 +112,13 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .is_trained = parameters.front()->requires_grad(),
                 .first_slot = slots_.size(),
                 .num_slots = parameters.size(),
-                .rest_offset = count_,
-                .keeps_leaf = keeps_leaves(strategy.leaf_memory) && !fill.empty()};
-  bucket.keeps_version = bucket.keeps_leaf && strategy.leaf_memory == LeafMemory::versions;
-  bucket.rests_in_leaf = bucket.keeps_leaf && !bucket.keeps_version && strategy.leaf_dtype == at::kFloat;
+                .sharded_offset = count_,
+                .keeps_leaf = keeps_unsharded(strategy.unsharded_memory) && !fill.empty()};
+  bucket.keeps_version = bucket.keeps_leaf && strategy.unsharded_memory == UnshardedMemory::versions;
+  bucket.is_inside_unsharded = bucket.keeps_leaf && !bucket.keeps_version && strategy.compute_dtype == at::kFloat;
   bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
   const bool follows = !buckets_.empty() && !bucket.is_apart() && !buckets_.back().is_apart() &&
-                       buckets_.back().is_at_rest() == fill.empty();
+                       buckets_.back().is_in_place() == fill.empty();
   if (!follows) ++run_;
   std::map<std::string, Level> levels;
   for (const AxisMove& move : fill) {
@@ -128,22 +128,22 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
   for (Parameter* parameter : parameters) {
     const ParameterLayouts& layouts = layouts_of(strategy, *parameter);
     Slot slot{.parameter = parameter, .bucket = bucket.index};
-    slot.rest_shape = local_box(parameter->global_shape(), layouts.rest, mesh, parameter->name()).size;
-    slot.leaf_shape = leaf_shape_of(*parameter, layouts.leaf, mesh);
-    slot.leaf_offset = bucket.leaf_count;
-    const int64_t count = slot.leaf_count();
+    slot.sharded_shape = local_box(parameter->global_shape(), layouts.sharded, mesh, parameter->name()).size;
+    slot.unsharded_shape = unsharded_shape_of(*parameter, layouts.unsharded, mesh);
+    slot.unsharded_offset = bucket.unsharded_count;
+    const int64_t count = slot.unsharded_count();
     Stretch stretch{.gap = aligned(count) - count};
-    stretch.rows = slot.leaf_shape.empty() ? 1 : slot.leaf_shape.front();
+    stretch.rows = slot.unsharded_shape.empty() ? 1 : slot.unsharded_shape.front();
     stretch.row = stretch.rows == 0 ? 0 : count / stretch.rows;
-    bucket.leaf_count += stretch.count();
+    bucket.unsharded_count += stretch.count();
     const std::vector<AxisMove> moves = fill_moves(layouts, mesh);
     for (auto move = moves.rbegin(); move != moves.rend(); ++move) {  // major axes first
       cut(stretch, levels.at(move->axis), move->from, *parameter);
     }
-    slot.rest_offset = bucket.rest_offset + bucket.rest_count;
-    bucket.rest_count += stretch.count();
-    check_rest(*parameter, layouts.rest, mesh);
-    const Range range{.offset = slot.rest_offset, .count = stretch.count(), .decays = parameter->spec().decays};
+    slot.sharded_offset = bucket.sharded_offset + bucket.sharded_count;
+    bucket.sharded_count += stretch.count();
+    check_rest(*parameter, layouts.sharded, mesh);
+    const Range range{.offset = slot.sharded_offset, .count = stretch.count(), .decays = parameter->spec().decays};
     if (bucket.is_trained && range.count > 0) add_range(range);
     index_.emplace(parameter, slots_.size());
     slots_.push_back(std::move(slot));
@@ -157,9 +157,9 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     bucket.reduce.push_back(
         {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
   }
-  count_ = bucket.rest_offset + aligned(bucket.rest_count);
+  count_ = bucket.sharded_offset + aligned(bucket.sharded_count);
   if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero: no one need leave it out
-    ranges_.back().count += count_ - bucket.rest_offset - bucket.rest_count;
+    ranges_.back().count += count_ - bucket.sharded_offset - bucket.sharded_count;
   }
   buckets_.push_back(std::move(bucket));
 }
@@ -177,12 +177,12 @@ void FlatLayout::add_range(Range range) {
 
 at::Tensor FlatLayout::view(const at::Tensor& flat, const Parameter& parameter) const {
   const Slot& at = slot(parameter);
-  return flat.narrow(0, at.rest_offset, at.rest_count()).view(at.rest_shape);
+  return flat.narrow(0, at.sharded_offset, at.sharded_count()).view(at.sharded_shape);
 }
 
 at::Tensor FlatLayout::view(const FlatMemory& flat, const Parameter& parameter) const {
   const Slot& at = slot(parameter);
-  return flat.narrow(at.rest_offset, at.rest_count()).view(at.rest_shape);
+  return flat.narrow(at.sharded_offset, at.sharded_count()).view(at.sharded_shape);
 }
 
 }  // namespace caravan

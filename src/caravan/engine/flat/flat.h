@@ -16,12 +16,12 @@ namespace caravan {
 struct Slot {
   Parameter* parameter = nullptr;
   int bucket = 0;
-  std::vector<int64_t> rest_shape{};  ///< of the local piece
-  std::vector<int64_t> leaf_shape{};
-  int64_t rest_offset = 0;  ///< in elements, in the buffers of the whole model
-  int64_t leaf_offset = 0;  ///< in the leaf buffer of its bucket
-  int64_t rest_count() const noexcept;
-  int64_t leaf_count() const noexcept;
+  std::vector<int64_t> sharded_shape{};  ///< of the local piece
+  std::vector<int64_t> unsharded_shape{};
+  int64_t sharded_offset = 0;    ///< in elements, in the buffers of the whole model
+  int64_t unsharded_offset = 0;  ///< in the leaf buffer of its bucket
+  int64_t sharded_count() const noexcept;
+  int64_t unsharded_count() const noexcept;
 };
 
 /// Parameters of one group that take the same way between rest and leaf: a range of the flat buffers that is moved as
@@ -32,18 +32,18 @@ struct Bucket {
   bool is_trained = true;
   size_t first_slot = 0;
   size_t num_slots = 0;
-  int64_t rest_offset = 0;
-  int64_t rest_count = 0;
-  int64_t leaf_count = 0;
-  int64_t own_offset = 0;          ///< in a leaf buffer: where the part that rests here begins
-  bool keeps_leaf = false;         ///< gathered, and keeps its memory: see LeafMemory
-  bool keeps_version = false;      ///< the kept leaf is not the memory of the values: LeafMemory::versions
-  bool rests_in_leaf = false;      ///< the values are this rank's part of the leaf buffer
-  bool keeps_gradient = false;     ///< see Strategy::keeps_gradients: at rest they are this rank's part of the sums
-  std::vector<FlatCell> fill{};    ///< rest -> leaf, without the cells that move nothing
-  std::vector<FlatCell> reduce{};  ///< gradient of the leaf -> at rest: {debt axes, from, to}
+  int64_t sharded_offset = 0;
+  int64_t sharded_count = 0;
+  int64_t unsharded_count = 0;
+  int64_t own_offset = 0;            ///< in a leaf buffer: where the part that rests here begins
+  bool keeps_leaf = false;           ///< gathered, and keeps its memory: see UnshardedMemory
+  bool keeps_version = false;        ///< the kept leaf is not the memory of the values: UnshardedMemory::versions
+  bool is_inside_unsharded = false;  ///< the values are this rank's part of the leaf buffer
+  bool keeps_gradient = false;       ///< see Strategy::keeps_gradients: at rest they are this rank's part of the sums
+  std::vector<FlatCell> fill{};      ///< rest -> leaf, without the cells that move nothing
+  std::vector<FlatCell> reduce{};    ///< gradient of the leaf -> at rest: {debt axes, from, to}
   /// The leaf is the tensor at rest, or a copy in another dtype of the same elements.
-  bool is_at_rest() const noexcept { return fill.empty(); }
+  bool is_in_place() const noexcept { return fill.empty(); }
   /// The gradient is reduced where it lies.
   bool reduces_in_place() const noexcept;
   /// The sums of a step stay where they are, and are reduced there once.

@@ -15,13 +15,13 @@ class Pieces {
   Pieces(at::TensorOptions options, Allocate allocate) : memory_(options), allocate_(std::move(allocate)) {}
 
   void add_own(const Bucket& bucket) {
-    if (run_offset_ + run_count_ != bucket.rest_offset) end_run();
-    if (run_count_ == 0) run_offset_ = bucket.rest_offset;
-    run_count_ = FlatLayout::aligned(bucket.rest_offset + bucket.rest_count) - run_offset_;
+    if (run_offset_ + run_count_ != bucket.sharded_offset) end_run();
+    if (run_count_ == 0) run_offset_ = bucket.sharded_offset;
+    run_count_ = FlatLayout::aligned(bucket.sharded_offset + bucket.sharded_count) - run_offset_;
   }
   void add_inside(const Bucket& bucket, const at::Tensor& buffer) {
     end_run();
-    memory_.add(bucket.rest_offset, buffer.narrow(0, bucket.own_offset, bucket.rest_count));
+    memory_.add(bucket.sharded_offset, buffer.narrow(0, bucket.own_offset, bucket.sharded_count));
   }
   FlatMemory finish() {
     end_run();
@@ -44,7 +44,7 @@ class Pieces {
 
 void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device) {
   apart_axis = strategy.apart_axis;
-  const at::ScalarType leaf_dtype = strategy.leaf_dtype == at::kFloat ? dtype : strategy.leaf_dtype;
+  const at::ScalarType compute_dtype = strategy.compute_dtype == at::kFloat ? dtype : strategy.compute_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {
     const MemoryKindScope kind(&bytes == &gradient_bytes ? MemoryKind::gradients : MemoryKind::parameters);
@@ -52,33 +52,33 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     return allocate_flat(mesh.world(), count, type, device);
   };
   const auto make_leaf = [&](const Bucket& bucket) {
-    if (strategy.leaf_memory != LeafMemory::shared || bucket.fill.size() != 1) {
-      return make(bucket.leaf_count, leaf_dtype, parameter_bytes);
+    if (strategy.unsharded_memory != UnshardedMemory::shared || bucket.fill.size() != 1) {
+      return make(bucket.unsharded_count, compute_dtype, parameter_bytes);
     }
     const FlatCell& cell = bucket.fill.front();
     const auto is_its = [&](const MeshAxis& axis) { return axis.name() == cell.axis.name(); };
     if (std::ranges::none_of(shared_axes, is_its)) shared_axes.push_back(cell.axis);
     const MemoryKindScope kind(MemoryKind::parameters);
-    parameter_bytes += bucket.rest_count * static_cast<int64_t>(c10::elementSize(leaf_dtype));
-    return allocate_flat_shared(cell.axis.comm(), bucket.leaf_count, leaf_dtype, device);
+    parameter_bytes += bucket.sharded_count * static_cast<int64_t>(c10::elementSize(compute_dtype));
+    return allocate_flat_shared(cell.axis.comm(), bucket.unsharded_count, compute_dtype, device);
   };
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   Pieces all_values(of(dtype), [&](int64_t count) { return make(count, dtype, parameter_bytes); });
   Pieces all_gradients(of(gradient_dtype), [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
-  Pieces all_copies(of(leaf_dtype), [&](int64_t count) { return make(count, leaf_dtype, parameter_bytes); });
+  Pieces all_copies(of(compute_dtype), [&](int64_t count) { return make(count, compute_dtype, parameter_bytes); });
   kept_leaves.resize(layout.buckets().size());
   kept_sums.resize(layout.buckets().size());
   for (const Bucket& bucket : layout.buckets()) {
     const auto index = static_cast<size_t>(bucket.index);
     if (bucket.keeps_leaf) kept_leaves[index] = make_leaf(bucket);
-    if (bucket.keeps_gradient) kept_sums[index] = make(bucket.leaf_count, gradient_dtype, gradient_bytes);
-    bucket.rests_in_leaf ? all_values.add_inside(bucket, kept_leaves[index]) : all_values.add_own(bucket);
+    if (bucket.keeps_gradient) kept_sums[index] = make(bucket.unsharded_count, gradient_dtype, gradient_bytes);
+    bucket.is_inside_unsharded ? all_values.add_inside(bucket, kept_leaves[index]) : all_values.add_own(bucket);
     if (bucket.is_trained) {
       bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
     }
-    if (leaf_dtype == dtype || strategy.stashes_weights()) continue;
+    if (compute_dtype == dtype || strategy.stashes_weights()) continue;
     if (bucket.keeps_leaf && !bucket.keeps_version) all_copies.add_inside(bucket, kept_leaves[index]);
-    if (bucket.is_at_rest()) all_copies.add_own(bucket);
+    if (bucket.is_in_place()) all_copies.add_own(bucket);
   }
   values = all_values.finish();
   gradients = all_gradients.finish();
@@ -88,7 +88,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
 int64_t FlatState::version() const {
   int64_t version = 0;
   for (const FlatMemory::Piece& piece : values.pieces()) version += static_cast<int64_t>(piece.memory._version());
-  for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->rest()._version());
+  for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->sharded()._version());
   return version;
 }
 

@@ -8,7 +8,7 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/memory/memory_counter.h"
-#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/flat/unsharded.h"
 
 namespace caravan {
 
@@ -19,7 +19,8 @@ WeightVersions::WeightVersions(FlatState& state, at::ScalarType dtype, int batch
 
 WeightVersions::~WeightVersions() {
   for (const Slot& slot : state_.layout.slots()) {
-    if (!slot.parameter->leaf().is_meta()) take_away(slot.parameter->leaf(), "[parameter] its engine is gone");
+    if (!slot.parameter->unsharded().is_meta())
+      take_away(slot.parameter->unsharded(), "[parameter] its engine is gone");
   }
 }
 
@@ -34,8 +35,8 @@ void WeightVersions::renew() {
     const auto index = static_cast<size_t>(bucket.index);
     if (version.buffers.size() <= index) version.buffers.resize(index + 1);
     at::Tensor& buffer = version.buffers[index];
-    if (!buffer.defined()) buffer = at::empty({bucket.leaf_count}, state_.values.options().dtype(dtype_));
-    buffer.copy_(state_.values.narrow(bucket.rest_offset, bucket.rest_count));
+    if (!buffer.defined()) buffer = at::empty({bucket.unsharded_count}, state_.values.options().dtype(dtype_));
+    buffer.copy_(state_.values.narrow(bucket.sharded_offset, bucket.sharded_count));
   }
   const int64_t number = versions_.empty() ? 0 : newest() + 1;
   versions_.emplace(number, std::move(version));
@@ -49,7 +50,7 @@ void WeightVersions::point_to(int64_t number) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     point_leaves(state_, bucket, version.buffers[static_cast<size_t>(bucket.index)]);
     for (size_t i = 0; i < bucket.num_slots; ++i)
-      state_.layout.slots()[bucket.first_slot + i].parameter->leaf_changed();
+      state_.layout.slots()[bucket.first_slot + i].parameter->unsharded_changed();
   }
 }
 

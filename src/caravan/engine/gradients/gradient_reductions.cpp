@@ -31,12 +31,12 @@ at::Tensor GradientSums::on_wire(const at::Tensor& values) const {
 
 TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool is_last) {
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
+  const at::Tensor sharded = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
   // What accumulates at rest is added there; the first reduction of a step writes.
   const bool adds = own.is_reduced;
   count_path(adds ? "gradients added at rest" : "gradients written at rest");
-  const bool is_apart = adds || at_rest.scalar_type() != wire_dtype_;
-  const at::Tensor target = is_apart ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
+  const bool is_apart = adds || sharded.scalar_type() != wire_dtype_;
+  const at::Tensor target = is_apart ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
   own.sums = at::Tensor();  // the transfer has it
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
@@ -48,7 +48,7 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
     if (!cell->to.is_shard()) {
       if (cell > last && !is_last) break;  // what adds up at rest is summed over replicas once a step
       if (cell < last) throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
-      reduce_at_rest(stages, *cell, bucket);
+      reduce_sharded(stages, *cell, bucket);
       continue;
     }
     const int64_t whole = cell->whole();
@@ -57,19 +57,19 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
     const at::Tensor out = cell == last ? target : sums.narrow(0, begin, cell->own());
     if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
     if (cell != last || !is_apart) continue;
-    stages.add_local([at_rest, target, adds] { adds ? add_mixed(at_rest, target) : void(at_rest.copy_(target)); });
+    stages.add_local([sharded, target, adds] { adds ? add_mixed(sharded, target) : void(sharded.copy_(target)); });
   }
   return transfers_.add(std::move(stages));
 }
 
-void GradientSums::reduce_at_rest(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
-  const at::Tensor at_rest = state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
-  const bool is_cast = at_rest.scalar_type() != wire_dtype_;
-  const at::Tensor wire = is_cast ? pool_.take(bucket.rest_count, wire_dtype_) : at_rest;
+void GradientSums::reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
+  const at::Tensor sharded = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
+  const bool is_cast = sharded.scalar_type() != wire_dtype_;
+  const at::Tensor wire = is_cast ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
-  if (is_cast) stages.add_local([at_rest, wire] { wire.copy_(at_rest); });
-  add_all_reduce(stages, cell, wire, bucket.rest_offset, what);
-  if (is_cast) stages.add_local([at_rest, wire] { at_rest.copy_(wire); });
+  if (is_cast) stages.add_local([sharded, wire] { wire.copy_(sharded); });
+  add_all_reduce(stages, cell, wire, bucket.sharded_offset, what);
+  if (is_cast) stages.add_local([sharded, wire] { sharded.copy_(wire); });
 }
 
 void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
@@ -81,9 +81,9 @@ void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, 
   if (part.numel() == 0) return;  // on every rank of the axis: of another stage
   GradientRange range{.axis = cell.axis, .values = part, .offset = offset};
   for (const Slot& slot : state_.layout.slots()) {
-    const int64_t begin = slot.rest_offset - offset;
-    if (begin < 0 || begin + slot.rest_count() > part.numel() || slot.rest_count() == 0) continue;
-    range.pieces.push_back({slot.parameter->name(), begin, slot.rest_shape});
+    const int64_t begin = slot.sharded_offset - offset;
+    if (begin < 0 || begin + slot.sharded_count() > part.numel() || slot.sharded_count() == 0) continue;
+    range.pieces.push_back({slot.parameter->name(), begin, slot.sharded_shape});
   }
   strategy_.hook->reduce(range, stages);
 }
@@ -94,7 +94,7 @@ void GradientSums::add_to_run(const Bucket& bucket) {
   if (!follows) start_run();
   if (run_ == nullptr) run_ = &bucket;
   run_last_ = bucket.index;
-  run_count_ = bucket.rest_offset + bucket.rest_count - run_->rest_offset;
+  run_count_ = bucket.sharded_offset + bucket.sharded_count - run_->sharded_offset;
   const int64_t enough =
       is_first_run_ ? std::min(strategy_.first_bucket_bytes, strategy_.bucket_bytes) : strategy_.bucket_bytes;
   if (run_count_ * static_cast<int64_t>(c10::elementSize(state_.gradients.scalar_type())) >= enough) start_run();
@@ -103,11 +103,11 @@ void GradientSums::add_to_run(const Bucket& bucket) {
 void GradientSums::start_run() {
   if (run_ == nullptr) return;
   count_path(is_first_run_ ? "first bucket of gradients" : "later bucket of gradients");
-  const at::Tensor range = state_.gradients.narrow(run_->rest_offset, run_count_);
+  const at::Tensor range = state_.gradients.narrow(run_->sharded_offset, run_count_);
   const at::Tensor part = run_->reduce.empty() ? range : on_wire(range);
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(run_->group)].name;
   TransferStages stages;
-  for (const FlatCell& cell : run_->reduce) add_all_reduce(stages, cell, part, run_->rest_offset, what);
+  for (const FlatCell& cell : run_->reduce) add_all_reduce(stages, cell, part, run_->sharded_offset, what);
   if (!part.is_same(range)) stages.add_local([range, part] { range.copy_(part); });
   transfers_.add(std::move(stages));
   run_ = nullptr;

@@ -43,12 +43,12 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
   if (sums.defined()) return sums;
   if (sums_in_place(bucket)) return sums = kept(bucket);
-  sums = pool_.take(bucket.leaf_count, sum_dtype_);
+  sums = pool_.take(bucket.unsharded_count, sum_dtype_);
   for (size_t i = 0; i < bucket.num_slots; ++i) {  // gaps are summed too
     const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
-    const int64_t end = slot.leaf_offset + slot.leaf_count();
-    const int64_t next =
-        i + 1 < bucket.num_slots ? state_.layout.slots()[bucket.first_slot + i + 1].leaf_offset : bucket.leaf_count;
+    const int64_t end = slot.unsharded_offset + slot.unsharded_count();
+    const int64_t next = i + 1 < bucket.num_slots ? state_.layout.slots()[bucket.first_slot + i + 1].unsharded_offset
+                                                  : bucket.unsharded_count;
     sums.narrow(0, end, next - end).zero_();
   }
   return sums;
@@ -56,13 +56,13 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
 
 at::Tensor GradientSums::kept(const Bucket& bucket) const {
   if (bucket.keeps_gradient) return state_.kept_sums[static_cast<size_t>(bucket.index)];
-  return state_.gradients.narrow(bucket.rest_offset, bucket.rest_count);
+  return state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
 }
 
 at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   const Bucket& bucket = state_.layout.buckets()[static_cast<size_t>(slot.bucket)];
   const auto make = [&] {
-    return sums_of(bucket).narrow(0, slot.leaf_offset, slot.leaf_count()).view(slot.leaf_shape);
+    return sums_of(bucket).narrow(0, slot.unsharded_offset, slot.unsharded_count()).view(slot.unsharded_shape);
   };
   if (!sums_in_place(bucket)) return make();
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
@@ -91,7 +91,7 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   return {own.derived, !own.is_written};
 }
 
-void GradientSums::deposited(Parameter& parameter) {
+void GradientSums::accumulated(Parameter& parameter) {
   OfSlot& own = slots_[state_.layout.index(parameter)];
   own.is_written = own.is_used = true;
   ++own.num_summands;
@@ -137,7 +137,7 @@ void GradientSums::complete(const Slot& slot) {
     // Without deposit too: the derivation may communicate, and every rank takes part.
     const MemoryKindScope kind(MemoryKind::buffers);
     if (!own.is_written) own.derived = at::zeros(slot.parameter->compute().sizes(), sum.options());
-    sum.copy_(slot.parameter->leaf_gradient(own.derived));
+    sum.copy_(slot.parameter->unsharded_gradient(own.derived));
     own.derived = at::Tensor();
   } else if (!own.is_written) {
     sum.zero_();
@@ -191,11 +191,11 @@ void GradientSums::finish() {
   }
   for (const Bucket& bucket : state_.layout.buckets()) {  // of units that did not run
     if (!bucket.is_trained || buckets_[static_cast<size_t>(bucket.index)].is_reduced) continue;
-    state_.gradients.narrow(bucket.rest_offset, bucket.rest_count).zero_();
+    state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).zero_();
   }
-  for (size_t i = 0; i < slots_.size() && !strategy_.allow_unused; ++i) {
+  for (size_t i = 0; i < slots_.size() && !strategy_.find_unused_parameters; ++i) {
     const Slot& slot = state_.layout.slots()[i];
-    if (slots_[i].is_used || !slot.parameter->requires_grad() || slot.leaf_count() == 0) continue;
+    if (slots_[i].is_used || !slot.parameter->requires_grad() || slot.unsharded_count() == 0) continue;
     throw UsageError({strategy_.name, slot.parameter->name(), "got no gradient in this step", "",
                       "use it in the forward pass, freeze it before wrapping, or set allow_unused"});
   }

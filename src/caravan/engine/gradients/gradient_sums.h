@@ -25,7 +25,7 @@ class GradientSums {
 
   void begin_step();
   GradientSink::Sum sum_of(Parameter& parameter);
-  void deposited(Parameter& parameter);
+  void accumulated(Parameter& parameter);
   void added_early(const Parameter& parameter);
   void confirmed(const Parameter& parameter);
   void withdrawn(const Parameter& parameter);
@@ -79,7 +79,7 @@ class GradientSums {
   /// `is_last`: of the step.
   TransferQueue::Ticket start_reduction(const Bucket& bucket, bool is_last);
   /// Appends an all-reduce of the gradients at rest.
-  void reduce_at_rest(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
+  void reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
   /// Appends an all-reduce of `part`, which is at `offset` of the flat gradients, by the hook if it is one of its axis.
   void add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
                       const std::string& what) const;

@@ -144,7 +144,7 @@ void StageRunner::forward(int stage, int micro_batch) {
   for (Module* block : blocks_of(stage)) hidden_[key].emplace_back(*block, draws_);
   const at::NoGradGuard no_grad;
   Tensors outputs = run_stage(stage, inputs, batch);
-  for (HiddenState& state : hidden_[key]) state.keep_changed();
+  for (ReplayState& state : hidden_[key]) state.keep_changed();
   promise_gradients(outputs, inputs);
   for (const at::Tensor& output : outputs) promised_[key].push_back(output.requires_grad());
   outputs_[key] = std::move(outputs);
@@ -155,7 +155,7 @@ void StageRunner::recompute(int stage, int micro_batch) {
   MicroBatch batch = source_(micro_batch);
   batch.context.micro_batch = micro_batch;
   batch.context.phase = Phase::recompute;
-  for (const HiddenState& state : hidden_.at(key)) rewound_[key].push_back(std::make_unique<Rewound>(state));
+  for (const ReplayState& state : hidden_.at(key)) rewound_[key].push_back(std::make_unique<Rewound>(state));
   hidden_.erase(key);
   outputs_[key] = run_stage(stage, inputs_of(key), batch);
 }

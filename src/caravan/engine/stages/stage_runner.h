@@ -9,7 +9,7 @@
 
 #include "caravan/engine/engine.h"
 #include "caravan/engine/stages/stage_links.h"
-#include "caravan/module/hidden_state.h"
+#include "caravan/module/replay_state.h"
 
 namespace caravan {
 
@@ -47,7 +47,7 @@ class StageRunner final : public Passes {
   /// The same without reductions: see Engine::run_local_step.
   double run_local_step(int num_micro_batches, Source source);
 
-  /// The same where stages step on their own (LeafMemory::stashed): `update` steps the optimizer of this rank,
+  /// The same where stages step on their own (UnshardedMemory::stashed): `update` steps the optimizer of this rank,
   /// with engine.state().gradients, after the backward of `micro_batch`.
   using Update = std::function<void(int micro_batch)>;
   double run_updates(int num_micro_batches, Source source, Update update);
@@ -91,7 +91,7 @@ class StageRunner final : public Passes {
   std::map<Key, Tensors> outputs_;                  ///< until their backward; without a graph, until they are passed on
   std::map<Key, Tensors> gradients_;                ///< of outputs that require one, from another rank
   std::map<Key, std::vector<bool>> promised_;       ///< which outputs of a forward without graph have a gradient
-  std::map<Key, std::vector<HiddenState>> hidden_;  ///< of the blocks before a forward that is recomputed
+  std::map<Key, std::vector<ReplayState>> hidden_;  ///< of the blocks before a forward that is recomputed
   std::map<Key, std::vector<std::unique_ptr<Rewound>>> rewound_;  ///< from the recompute to its backward
 };
 

@@ -24,14 +24,6 @@ namespace fs = std::filesystem;
 
 std::string shape_text(const std::vector<int64_t>& shape) { return "[" + join(shape) + "]"; }
 
-/// "a, b, c and 9 more".
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 5;
-  const std::vector<std::string> shown(names.begin(),
-                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
-  return names.size() <= kShown ? join(shown) : fmt::format("{} and {} more", join(shown), names.size() - kShown);
-}
-
 }  // namespace
 
 struct CheckpointReader::Shards {
@@ -79,9 +71,9 @@ void CheckpointReader::check(const std::vector<std::pair<std::string, std::vecto
     if (!names.contains(name)) unexpected.push_back(name);
   }
   std::vector<std::string> facts;
-  if (!missing.empty()) facts.push_back("lacks " + some_of(missing));
-  if (!unexpected.empty()) facts.push_back("has, unexpected, " + some_of(unexpected));
-  if (!other_shape.empty()) facts.push_back("has in another shape " + some_of(other_shape));
+  if (!missing.empty()) facts.push_back("lacks " + some_of(missing, 5));
+  if (!unexpected.empty()) facts.push_back("has, unexpected, " + some_of(unexpected, 5));
+  if (!other_shape.empty()) facts.push_back("has in another shape " + some_of(other_shape, 5));
   if (!facts.empty()) {
     throw DataError({"checkpoint", folder_.string(), join(facts, "; "), "",
                      "use the model and the optimizer that wrote it: those of the run's recipe.toml, if it has one"});

@@ -150,9 +150,9 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
                                  const Mesh& mesh, const std::string& own_axis) {
   CheckpointPiece piece{.name = std::move(name),
                         .shape = parameter.global_shape(),
-                        .box = local_box(parameter.global_shape(), parameter.rest_layout(), mesh, parameter.name()),
+                        .box = local_box(parameter.global_shape(), parameter.sharded_layout(), mesh, parameter.name()),
                         .tensor = tensor};
-  for (const MeshAxis& axis : replica_axes(parameter.rest_layout(), mesh)) {
+  for (const MeshAxis& axis : replica_axes(parameter.sharded_layout(), mesh)) {
     if (axis.name() == own_axis) continue;
     piece.replica = piece.replica * axis.size() + axis.coord();
     piece.num_replicas *= axis.size();

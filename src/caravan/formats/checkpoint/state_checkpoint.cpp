@@ -126,7 +126,7 @@ void StateReader::read_piece(const StatePiece& piece) {
 void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_there) {
   const Parameter& parameter = *piece.parameter;
   const at::Tensor& own = piece.tensor;
-  Box box = local_box(parameter.global_shape(), parameter.rest_layout(), mesh_, parameter.name());
+  Box box = local_box(parameter.global_shape(), parameter.sharded_layout(), mesh_, parameter.name());
   const bool has_parts = piece.spread == Spread::per_coordinate;
   const bool sums = has_parts && piece.combine == StatePiece::Combine::sum;
   const int coord = has_parts ? mesh_[piece.axis].coord() : 0;

@@ -46,12 +46,6 @@ at::Tensor joined(const std::vector<std::string>& names, const std::map<std::str
   return at::cat(parts);
 }
 
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 8;
-  const std::string shown = join(std::span(names).first(std::min(names.size(), kShown)));
-  return names.size() <= kShown ? shown : fmt::format("{} and {} more", shown, names.size() - kShown);
-}
-
 /// The tensors by name. Throws DataError if they differ from `wanted`.
 std::map<std::string, at::Tensor> checked(std::string_view op, const NamedTensors& tensors,
                                           const TensorShapes& wanted) {
@@ -73,7 +67,7 @@ std::map<std::string, at::Tensor> checked(std::string_view op, const NamedTensor
   std::string fact;
   const auto say = [&](std::string_view what, const std::vector<std::string>& names) {
     if (names.empty()) return;
-    fact += fmt::format("{}{} {}: {}", fact.empty() ? "" : "; ", names.size(), what, some_of(names));
+    fact += fmt::format("{}{} {}: {}", fact.empty() ? "" : "; ", names.size(), what, some_of(names, 8));
   };
   say("missing", missing);
   say("unexpected", unexpected);

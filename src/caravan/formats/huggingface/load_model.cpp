@@ -20,7 +20,7 @@ LoadedModel from_folder(const fs::path& folder, const Mesh& mesh) {
   std::unique_ptr<Model> model = make_model(read.config);
   model->materialise(mesh, {}, {.initialise = false});
   const auto parameters = model->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->rest().copy_(read.parameters[i].second);
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->sharded().copy_(read.parameters[i].second);
   return {std::move(model), std::move(read.tokenizer), std::move(read.text), folder.string()};
 }
 
@@ -55,7 +55,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   model->materialise(mesh, {}, {.initialise = false});
   for (const Parameter* parameter : model->parameters()) {
     const std::vector<int64_t>& shape = parameter->global_shape();
-    reader.read(parameter->name(), {std::vector<int64_t>(shape.size(), 0), shape}, parameter->rest().detach());
+    reader.read(parameter->name(), {std::vector<int64_t>(shape.size(), 0), shape}, parameter->sharded().detach());
   }
   TextSettings text{parse_special_tokens(reader.info().model, folder.string()), read_text_files(beside)};
   return {std::move(model), tokenizer, std::move(text), folder.string()};
@@ -63,7 +63,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
 
 LoadedModel with_finite_weights(LoadedModel loaded) {
   for (const Parameter* parameter : loaded.model->parameters()) {
-    if (all_finite(parameter->rest())) continue;
+    if (all_finite(parameter->sharded())) continue;
     throw DataError({"load", loaded.origin, parameter->name() + " has values that are not finite", "",
                      "use an earlier checkpoint of the run: its training has diverged"});
   }

@@ -25,7 +25,7 @@ namespace {
 
 void check_is_fresh(const Plan& plan, const Module& model) {
   for (const Parameter* parameter : model.parameters()) {
-    if (!parameter->rest().defined() && !parameter->is_derived()) continue;
+    if (!parameter->sharded().defined() && !parameter->is_derived()) continue;
     throw UsageError({"plan", plan.name,
                       fmt::format("{} {}", parameter->name(), parameter->is_derived() ? "is derived" : "has memory"),
                       "", "apply one plan to a model, before it is materialised, quantized or pruned"});
@@ -54,11 +54,11 @@ class MetaParameters {
   MetaParameters(const Module& model, const PlanRows& rows, const Mesh& mesh) : parameters_(model.parameters()) {
     for (Parameter* parameter : parameters_) {
       const Layout& layout = rows.parameters.at(parameter->name()).compute;
-      parameter->set_rest(meta(local_box(parameter->global_shape(), layout, mesh).size, at::kFloat), layout);
+      parameter->set_sharded(meta(local_box(parameter->global_shape(), layout, mesh).size, at::kFloat), layout);
     }
   }
   ~MetaParameters() {
-    for (Parameter* parameter : parameters_) parameter->set_rest({}, {});
+    for (Parameter* parameter : parameters_) parameter->set_sharded({}, {});
   }
   MetaParameters(const MetaParameters&) = delete;
   MetaParameters& operator=(const MetaParameters&) = delete;
@@ -171,8 +171,8 @@ int64_t row_parts(const std::map<std::string, PlanSite>& sites, const Mesh& mesh
 }
 
 void derive(Parameter& parameter, const PlanRows::OfParameter& layouts, const Mesh& mesh) {
-  if (layouts.leaf == layouts.compute) return;
-  parameter.set_derivation([from = layouts.leaf, to = layouts.compute, mesh, name = parameter.name()](
+  if (layouts.unsharded == layouts.compute) return;
+  parameter.set_derivation([from = layouts.unsharded, to = layouts.compute, mesh, name = parameter.name()](
                                const at::Tensor& leaf) { return redistribute(leaf, from, to, mesh, name); },
                            layouts.compute);
 }
@@ -259,7 +259,7 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   const PlanRows rows = resolve_rows(plan, model, mesh, input_shapes.size());
   AppliedPlan applied;
   applied.name_ = plan.name;
-  for (const auto& [name, layouts] : rows.parameters) applied.layouts_[name] = {layouts.rest, layouts.leaf};
+  for (const auto& [name, layouts] : rows.parameters) applied.layouts_[name] = {layouts.sharded, layouts.unsharded};
   if (plan.axes.empty()) return applied;
 
   const Mesh record = record_of(mesh);

@@ -11,10 +11,10 @@
 
 namespace caravan {
 
-/// Layouts of a parameter at rest and as a leaf (module/parameter.h).
+/// Layouts of a sharded and an unsharded parameter (module/parameter.h).
 struct ParameterLayouts {
-  Layout rest;
-  Layout leaf;
+  Layout sharded;
+  Layout unsharded;
 };
 
 /// A tensor technique as data: how the parameters of some modules are laid out on its axes, in which layouts these
@@ -31,10 +31,11 @@ struct ParameterLayouts {
 /// where they agree. Whether the whole is right, the typing rule decides.
 struct Plan {
   struct ParameterRow {
-    std::string name;                 ///< within the module: "weight"
-    Layout rest;                      ///< I or S on each axis
-    std::optional<Layout> leaf{};     ///< default: rest
-    std::optional<Layout> compute{};  ///< default: leaf. Else it is redistributed, differentiably, from the leaf
+    std::string name;                   ///< within the module: "weight"
+    Layout sharded;                     ///< I or S on each axis
+    std::optional<Layout> unsharded{};  ///< default: the same
+    std::optional<Layout>
+        compute{};  ///< default: that of the unsharded parameter. Else redistributed from it, differentiably
   };
   /// Tells a module what no layout can: the first row of its piece of a table, whom to reduce statistics with. Returns
   /// what takes that back.

@@ -84,21 +84,21 @@ class Resolver {
 
   /// The three levels on the axes that the row names.
   void add(const Plan::ParameterRow& row, const std::string& parameter) {
-    check_axes(row.rest, parameter);
-    if (row.leaf) check_axes(*row.leaf, parameter);
+    check_axes(row.sharded, parameter);
+    if (row.unsharded) check_axes(*row.unsharded, parameter);
     if (row.compute) check_axes(*row.compute, parameter);
-    const Layout& leaf = row.leaf ? *row.leaf : row.rest;
+    const Layout& leaf = row.unsharded ? *row.unsharded : row.sharded;
     const Layout& compute = row.compute ? *row.compute : leaf;
-    PlanRows::OfParameter layouts{row.rest, leaf, compute};
+    PlanRows::OfParameter layouts{row.sharded, leaf, compute};
     for (const std::string& axis : plan_.axes) {
-      if (!row.rest.has(axis) && !leaf.has(axis) && !compute.has(axis)) continue;
-      complete(layouts.rest, axis, Invariant{});
-      complete(layouts.leaf, axis, layouts.rest[axis]);
-      complete(layouts.compute, axis, layouts.leaf[axis]);
+      if (!row.sharded.has(axis) && !leaf.has(axis) && !compute.has(axis)) continue;
+      complete(layouts.sharded, axis, Invariant{});
+      complete(layouts.unsharded, axis, layouts.sharded[axis]);
+      complete(layouts.compute, axis, layouts.unsharded[axis]);
     }
     PlanRows::OfParameter& known = result_.parameters[parameter];
     const PlanRows::OfParameter before = known;
-    if (!merge(known.rest, layouts.rest) || !merge(known.leaf, layouts.leaf) ||
+    if (!merge(known.sharded, layouts.sharded) || !merge(known.unsharded, layouts.unsharded) ||
         !merge(known.compute, layouts.compute)) {
       refuse_contradiction(parameter, before.to_string(), layouts.to_string());
     }
@@ -152,9 +152,9 @@ class Resolver {
   void complete(PlanRows::OfParameter& layouts) const {
     for (const std::string& axis : plan_.axes) {
       const bool is_data = std::find(plan_.data_axes.begin(), plan_.data_axes.end(), axis) != plan_.data_axes.end();
-      complete(layouts.rest, axis, Invariant{});
-      complete(layouts.leaf, axis, is_data ? Placement(Replicate{}) : Placement(Invariant{}));
-      complete(layouts.compute, axis, layouts.leaf[axis]);
+      complete(layouts.sharded, axis, Invariant{});
+      complete(layouts.unsharded, axis, is_data ? Placement(Replicate{}) : Placement(Invariant{}));
+      complete(layouts.compute, axis, layouts.unsharded[axis]);
     }
   }
 
@@ -184,9 +184,9 @@ class Resolver {
 }  // namespace
 
 std::string PlanRows::OfParameter::to_string() const {
-  std::string text = rest.to_string();
-  if (!(leaf == rest)) text += ", leaf " + leaf.to_string();
-  if (!(compute == leaf)) text += ", compute " + compute.to_string();
+  std::string text = sharded.to_string();
+  if (!(unsharded == sharded)) text += ", leaf " + unsharded.to_string();
+  if (!(compute == unsharded)) text += ", compute " + compute.to_string();
   return text;
 }
 

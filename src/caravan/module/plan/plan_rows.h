@@ -13,8 +13,8 @@ namespace caravan {
 /// plan's axes; those of a module's inputs and outputs the axes that change.
 struct PlanRows {
   struct OfParameter {
-    Layout rest;
-    Layout leaf;
+    Layout sharded;
+    Layout unsharded;
     Layout compute;
     bool operator==(const OfParameter&) const noexcept = default;
     /// "tp=I, leaf tp=R, compute tp=P": a level that differs from the one before.

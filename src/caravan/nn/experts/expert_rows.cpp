@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/product.h"
 
@@ -75,7 +75,7 @@ struct ExpertLinear : Function<ExpertLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b, const std::vector<int64_t>& counts, Parameter& weight,
                             Parameter* bias) {
-    will_deposit(ctx, {&weight, bias});
+    will_accumulate(ctx, {&weight, bias});
     ctx->save_for_backward({x, w.detach()});
     ctx->saved_data["counts"] = counts;
     at::Tensor y = at::empty({x.size(0), w.size(0) / static_cast<int64_t>(counts.size())}, x.options());
@@ -97,7 +97,7 @@ struct ExpertLinear : Function<ExpertLinear> {
     const std::vector<int64_t> counts = ctx->saved_data["counts"].toIntVector();
     const at::Tensor dy = grads[0].contiguous();
     if (ctx->needs_input_grad(0)) gradients[0] = input_gradient(x, w, dy, counts);
-    deposit_later(
+    accumulate_grad_later(
         ctx, [=](at::Tensor& sum, bool is_empty) { add_weights(sum, is_empty, x, dy, counts); },
         [=](at::Tensor& sum, bool is_empty) { add_biases(sum, is_empty, dy, counts); });
     return gradients;

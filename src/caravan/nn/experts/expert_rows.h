@@ -49,7 +49,7 @@ at::Tensor mix(const at::Tensor& copies, const at::Tensor& gates);
 
 /// Rows x [rows, in], sorted by expert, through the linear layer of theirs: y = x W_e^T + b_e. The rows of expert e in
 /// `weight` are [e out, (e + 1) out), of `bias` likewise. Differentiable once.
-///   grad    of x is computed first, then those of weight and bias are handed to Parameter::deposit_later; zero for an
+///   grad    of x is computed first, then those of weight and bias are handed to Parameter::accumulate_grad_later; zero for an
 ///           expert without rows
 at::Tensor expert_linear(const at::Tensor& x, const std::vector<int64_t>& counts, Parameter& weight, Parameter* bias);
 

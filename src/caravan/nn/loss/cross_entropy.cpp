@@ -183,7 +183,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     }
     const auto share = ctx->saved_data.find("share");
     if (share != ctx->saved_data.end() && ctx->needs_input_grad(1)) {
-      static_cast<PendingGradient::Share&>(*share->second.toCapsule()).deposit();
+      static_cast<PendingGradient::Share&>(*share->second.toCapsule()).accumulate_grad();
     }
     return {ctx->get_saved_variables()[0], {}, {}, {}};
   }

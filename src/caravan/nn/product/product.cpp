@@ -25,7 +25,7 @@
 #include "caravan/module/meta/product_workspace.h"
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 
 /// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
 extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
@@ -218,7 +218,7 @@ struct LinearFunction : Function<LinearFunction> {
     shape.push_back(w.size(0));
     const at::Tensor x = input.reshape({rows, w.size(1)});
     const bool chosen = is_chosen(x, w, rows);
-    will_deposit(ctx, {&weight, bias});
+    will_accumulate(ctx, {&weight, bias});
     ctx->save_for_backward({input, w.detach()});
     return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type()).view(shape);
   }
@@ -235,7 +235,7 @@ struct LinearFunction : Function<LinearFunction> {
       gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(x.scalar_type());
       gradients[0] = gradients[0].view(saved[0].sizes());
     }
-    deposit_later(
+    accumulate_grad_later(
         ctx,
         [=](at::Tensor& sum, bool is_empty) { add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
         [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });

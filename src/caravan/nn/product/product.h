@@ -24,7 +24,7 @@ void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::
 
 /// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or null. Its three products are computed as by
 /// `product`, with the number of rows of x. Differentiable once.
-///   grad    of x is computed first, then those of weight and bias are handed to Parameter::deposit_later; where bf16
+///   grad    of x is computed first, then those of weight and bias are handed to Parameter::accumulate_grad_later; where bf16
 ///           was multiplied in fp32 they are not rounded
 ///   throws  ShapeError naming the weight for a width or dtype that does not fit
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias = nullptr);

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kMomentum = "stepper.outer_momentum.";
 
 /// Leaves the gradient of a replica as it is. Outside of rounds of local steps it is all-reduced: ddp.
-class ReplicaGradients final : public ReductionHook {
+class ReplicaGradients final : public CommHook {
  public:
   std::string name() const override { return "diloco"; }
   void reduce(const GradientRange& range, TransferStages& stages) override {

@@ -21,7 +21,7 @@ void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& o
                     .compute_dtype = options.compute_dtype,
                     .gradient_dtype = options.gradient_dtype,
                     .reduce_dtype = options.reduce_dtype,
-                    .allow_unused = options.allow_unused,
+                    .find_unused_parameters = options.find_unused_parameters,
                     .buffers = options.buffers});
   strategy.name = "replicas";
   strategy.controller_axis = options.axis;

@@ -21,12 +21,12 @@ namespace caravan {
 struct ReplicasOptions {
   std::string axis = "dp";
   int prefetch = 1;                             ///< as ZeroOptions::prefetch
-  Accumulate accumulate = Accumulate::at_rest;  ///< as ZeroOptions::accumulate
+  Accumulate accumulate = Accumulate::sharded;  ///< as ZeroOptions::accumulate
   std::vector<std::string> units{};             ///< as ZeroOptions::units
   at::ScalarType compute_dtype = at::kFloat;    ///< this and the next two: as in DdpOptions
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
-  bool allow_unused = false;
+  bool find_unused_parameters = false;
   Buffers buffers = Buffers::broadcast;
 };
 

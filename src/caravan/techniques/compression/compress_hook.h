@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "caravan/engine/gradients/reduction_hook.h"
+#include "caravan/engine/gradients/comm_hook.h"
 
 namespace caravan {
 
@@ -11,7 +11,7 @@ namespace caravan {
 /// two lines. For a smaller dtype, DdpOptions::reduce_dtype is enough.
 ///
 /// Sends 2(n-1)/n x (bytes of the message) for each bucket.
-class CompressHook final : public ReductionHook {
+class CompressHook final : public CommHook {
  public:
   /// Makes the message that is all-reduced from this rank's summand (flat), or the sum from the reduced message. Sums
   /// of messages must mean sums of summands.

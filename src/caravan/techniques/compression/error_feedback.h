@@ -1,12 +1,12 @@
 #pragma once
 
-#include "caravan/engine/gradients/reduction_hook.h"
+#include "caravan/engine/gradients/comm_hook.h"
 
 namespace caravan {
 
 /// What hooks with error feedback have in common: a residual on each rank, 4 bytes a parameter, of what was not sent.
 /// Gradients are kept and reduced in fp32 (fp64).
-class ErrorFeedbackHook : public ReductionHook {
+class ErrorFeedbackHook : public CommHook {
  public:
   std::string wrong_with(at::ScalarType kept, at::ScalarType reduced) const override;
   void prepare(int64_t count, const at::TensorOptions& options) override;

@@ -3,7 +3,7 @@
 
 namespace caravan {
 
-std::shared_ptr<ReductionHook> powersgd_body(const Setting& hook) {
+std::shared_ptr<CommHook> powersgd_body(const Setting& hook) {
   return std::make_shared<PowerSgdHook>(hook.whole("hook_rank"));
 }
 

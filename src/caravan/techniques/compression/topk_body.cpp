@@ -3,7 +3,7 @@
 
 namespace caravan {
 
-std::shared_ptr<ReductionHook> topk_body(const Setting& hook) {
+std::shared_ptr<CommHook> topk_body(const Setting& hook) {
   return std::make_shared<TopKHook>(hook.real("hook_fraction"));
 }
 

@@ -7,14 +7,14 @@ namespace caravan {
 void add_ddp(Strategy& strategy, const Mesh& mesh, const DdpOptions& options) {
   check_invariant(strategy, mesh, options.axis, "ddp");
   add_data_axis(strategy, mesh, options.axis);
-  for (auto& [name, layouts] : strategy.layouts) layouts.rest = layouts.rest.moved(options.axis, Invariant{});
+  for (auto& [name, layouts] : strategy.layouts) layouts.sharded = layouts.sharded.moved(options.axis, Invariant{});
   strategy.name = "ddp";
   strategy.bucket_bytes = options.bucket_bytes;
   strategy.first_bucket_bytes = options.first_bucket_bytes;
   set_common(strategy, options);
   strategy.hook = options.hook;
   strategy.hook_axis = options.axis;
-  strategy.is_static = options.is_static;
+  strategy.static_graph = options.static_graph;
 }
 
 Strategy ddp(Module& model, const Mesh& mesh, const DdpOptions& options) {

@@ -23,14 +23,14 @@ struct DdpOptions {
   std::optional<at::ScalarType> reduce_dtype{};
   /// Sums gradients in place of all-reduces (techniques/compression/power_sgd.h, top_k.h, compress_hook.h); null: none. One object
   /// for each engine; the same kind on every rank.
-  std::shared_ptr<ReductionHook> hook{};
+  std::shared_ptr<CommHook> hook{};
   /// A parameter that took no part in a step counts as zero; else it is an error that names it.
-  bool allow_unused = false;
+  bool find_unused_parameters = false;
   /// Every step runs the same units in the same order, on every rank (PyTorch's static_graph). false: the units that
   /// run, and their order, may differ from step to step and between ranks. Nothing is then reduced before
-  /// finish_step(), and allow_unused is about parameters that no rank used: 8 bytes more for each parameter are
+  /// finish_step(), and find_unused_parameters is about parameters that no rank used: 8 bytes more for each parameter are
   /// all-reduced a step.
-  bool is_static = true;
+  bool static_graph = true;
   Buffers buffers = Buffers::broadcast;
 };
 

@@ -16,13 +16,13 @@ void check_prefetch(const std::string& name, int prefetch);
 /// unless `share` is off. Throws UsageError if it is on and they cannot.
 bool is_shared(const std::string& name, const Mesh& mesh, const MeshAxis& axis, Share share);
 
-/// Copies the options that ddp() has too: dtypes, allow_unused and buffers.
+/// Copies the options that ddp() has too: dtypes, find_unused_parameters and buffers.
 template <class Options>
 void set_common(Strategy& strategy, const Options& options) {
-  strategy.leaf_dtype = options.compute_dtype;
+  strategy.compute_dtype = options.compute_dtype;
   strategy.gradient_dtype = options.gradient_dtype;
   strategy.reduce_dtype = options.reduce_dtype;
-  strategy.allow_unused = options.allow_unused;
+  strategy.find_unused_parameters = options.find_unused_parameters;
   strategy.buffers = options.buffers;
 }
 

@@ -24,9 +24,9 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
     throw UsageError(
         {"zero", "stage", fmt::format("there is no stage {}", options.stage), "", "use 1 or 2; stage 3 is fsdp()"});
   }
-  const Accumulate usual = options.stage == 1 ? Accumulate::full : Accumulate::at_rest;
+  const Accumulate usual = options.stage == 1 ? Accumulate::full : Accumulate::sharded;
   const Accumulate accumulate = options.accumulate.value_or(usual);
-  if (options.stage == 1 && accumulate == Accumulate::at_rest) {
+  if (options.stage == 1 && accumulate == Accumulate::sharded) {
     throw UsageError({name, "accumulate", "gradients that add up in shards are those of stage 2", "", "use stage 2"});
   }
   check_prefetch(name, options.prefetch);
@@ -34,9 +34,9 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   shard(strategy, mesh, name, options.axis);
   strategy.gathers = {.free_after_forward = false, .prefetch = options.prefetch};
   const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
-  set_leaf_memory(strategy, shares ? LeafMemory::shared : LeafMemory::kept);
+  set_unsharded_memory(strategy, shares ? UnshardedMemory::shared : UnshardedMemory::kept);
   strategy.keeps_gradients = options.stage == 1;
-  strategy.reduces_each_micro_batch = accumulate == Accumulate::at_rest;
+  strategy.reduces_each_micro_batch = accumulate == Accumulate::sharded;
   set_common(strategy, options);
 }
 
@@ -56,10 +56,10 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   }
   shard(strategy, mesh, name, options.axis);
   const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
-  set_leaf_memory(strategy, shares ? LeafMemory::shared : LeafMemory::freed);
+  set_unsharded_memory(strategy, shares ? UnshardedMemory::shared : UnshardedMemory::freed);
   // In shared memory a second gather would find what is still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
-  strategy.reduces_each_micro_batch = options.accumulate == Accumulate::at_rest;
+  strategy.reduces_each_micro_batch = options.accumulate == Accumulate::sharded;
   set_common(strategy, options);
 }
 

@@ -13,7 +13,7 @@ enum class Share : uint8_t { automatic, on, off };
 
 /// Where the gradients of several micro-batches add up: where parameters rest, with a reduction in every micro-batch,
 /// or in the layout of the leaves, with one reduction a step.
-enum class Accumulate : uint8_t { at_rest, full };
+enum class Accumulate : uint8_t { sharded, full };
 
 /// Optimizer state is sharded over an axis (stage 1), and gradients too (stage 2); every rank has all parameters.
 /// (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.)
@@ -40,7 +40,7 @@ struct ZeroOptions {
   at::ScalarType compute_dtype = at::kFloat;  ///< this and the next two: as in DdpOptions
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
-  bool allow_unused = false;
+  bool find_unused_parameters = false;
   Buffers buffers = Buffers::broadcast;
 };
 
@@ -62,13 +62,13 @@ struct FsdpOptions {
   std::vector<std::string> units{};
   bool reshard_after_forward = true;
   int prefetch = 1;
-  Accumulate accumulate = Accumulate::at_rest;
+  Accumulate accumulate = Accumulate::sharded;
   Share share = Share::automatic;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
-  std::shared_ptr<ReductionHook> hook{};  ///< of the all-reduces over replicate_axis
-  bool allow_unused = false;
+  std::shared_ptr<CommHook> hook{};  ///< of the all-reduces over replicate_axis
+  bool find_unused_parameters = false;
   Buffers buffers = Buffers::broadcast;
 };
 

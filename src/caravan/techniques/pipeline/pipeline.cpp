@@ -31,7 +31,7 @@ void add_pipeline(Strategy& strategy, Mesh& mesh, const PipelineOptions& options
   strategy.name += strategy.name.empty() ? choice.name() : " " + choice.name();
   strategy.has_static_shapes = options.has_static_shapes;
   if (choice.is_asynchronous()) {
-    strategy.leaf_memory = LeafMemory::stashed;
+    strategy.unsharded_memory = UnshardedMemory::stashed;
     strategy.reduces_each_micro_batch = true;
   }
   if (schedule_of(choice).updates == PipelineSchedule::Updates::each_batch) {

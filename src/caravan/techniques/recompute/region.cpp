@@ -14,7 +14,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/trace/trace.h"
-#include "caravan/module/hidden_state.h"
+#include "caravan/module/replay_state.h"
 
 namespace caravan {
 namespace {
@@ -37,7 +37,7 @@ struct Region : torch::CustomClassHolder {
   Module& module;
   ForwardContext context;
   Next next;
-  HiddenState before;
+  ReplayState before;
   Tensors outputs{};              ///< of forward that autograd does not connect: inputs passed on, integers
   std::vector<size_t> connected;  ///< the places of the others
 };

@@ -41,7 +41,7 @@ StepReport AsyncStepper::advance(int64_t end, const BatchOf& batch_of, const Sto
   const int64_t pushed = in_.optimizer.num_steps();
   const auto own = static_cast<size_t>(in_.engine.mesh().rank());
   const int64_t before = clocks()[own];
-  const DrainReport drain = trainer_.run(next_boundary(end), rows, stop_requested);
+  const SyncReport drain = trainer_.run(next_boundary(end), rows, stop_requested);
   clocks_ = drain.clocks;
   step_ = drain.slowest();
   const int64_t worker_rows = in_.global_rows / in_.engine.mesh().size();
@@ -71,9 +71,9 @@ int64_t most_bytes_in_flight(const Engine& engine) {
   for (const Bucket& bucket : state.layout.buckets()) {
     if (!bucket.is_trained) continue;
     const at::Tensor& leaf = state.kept_leaves[static_cast<size_t>(bucket.index)];
-    pushed += bucket.leaf_count * of_gradients;
-    received = std::max(received, bucket.rest_count * of_gradients);
-    answered += bucket.rest_count * leaf.element_size();
+    pushed += bucket.unsharded_count * of_gradients;
+    received = std::max(received, bucket.sharded_count * of_gradients);
+    answered += bucket.sharded_count * leaf.element_size();
   }
   return pushed + (engine.mesh().size() - 1) * (received + answered);
 }

@@ -26,7 +26,7 @@ void check_strategy(const Engine& engine) {
     throw UsageError({"async_trainer", subject, fact, engine.mesh().where(),
                       "use param_server() with is_synchronous = false over an axis of at least 2 ranks"});
   };
-  if (strategy.leaf_memory != LeafMemory::versions) {
+  if (strategy.unsharded_memory != UnshardedMemory::versions) {
     refuse(strategy.name, "computes with the values themselves, which servers change");
   }
   for (const Bucket& bucket : engine.state().layout.buckets()) {
@@ -147,11 +147,11 @@ void AsyncTrainer::step(const Rows& rows) {
   ++clock_;
 }
 
-DrainReport AsyncTrainer::run(int64_t drain_at, const Rows& rows, const std::function<bool()>& stop_requested) {
+SyncReport AsyncTrainer::run(int64_t drain_at, const Rows& rows, const std::function<bool()>& stop_requested) {
   clock_ = clocks_[static_cast<size_t>(engine_.mesh().rank())];
   loss_ = norm_ = 0;
   num_steps_ = num_targets_ = 0;
-  engine_.fill_leaves();
+  engine_.unshard();
   server_.begin(clocks_);
   worker_.begin();
   control_.begin(clocks_, options_.staleness, drain_at);
@@ -166,9 +166,9 @@ DrainReport AsyncTrainer::run(int64_t drain_at, const Rows& rows, const std::fun
 }
 
 /// Nothing is on its way any more: collectives.
-DrainReport AsyncTrainer::finish(bool wants_stop) {
+SyncReport AsyncTrainer::finish(bool wants_stop) {
   Communicator& world = engine_.mesh().world();
-  DrainReport report;
+  SyncReport report;
   report.clocks.resize(clocks_.size());
   const Buffer clocks{report.clocks.data(), static_cast<int64_t>(report.clocks.size()), Dtype::int64};
   world.all_gather({&clock_, 1, Dtype::int64}, clocks, {}, "clocks");

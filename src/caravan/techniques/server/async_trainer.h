@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "caravan/engine/stages/stage_runner.h"
-#include "caravan/step/drain_report.h"
+#include "caravan/step/sync_report.h"
 #include "caravan/techniques/server/server_worker.h"
 #include "caravan/techniques/server/step_control.h"
 
@@ -47,7 +47,7 @@ class AsyncTrainer final : private StepExchange {
   /// Every rank calls it with the same `drain_at`, after the slowest worker's step.
   /// Throws NumericsError on the rank whose loss or gradient is not finite: with clipping before anything of that
   /// gradient is pushed. CommError if a peer is lost, naming it, or if nothing comes for as long as the time-out.
-  DrainReport run(int64_t drain_at, const Rows& rows, const std::function<bool()>& stop_requested = {});
+  SyncReport run(int64_t drain_at, const Rows& rows, const std::function<bool()>& stop_requested = {});
 
   /// Steps that each worker has done. Others than 0 when a run is resumed.
   const std::vector<int64_t>& clocks() const noexcept { return clocks_; }
@@ -65,7 +65,7 @@ class AsyncTrainer final : private StepExchange {
   void wait_until(const std::function<bool()>& is_done, const char* what);
   bool may_go_on(bool wants_drain);
   void step(const Rows& rows);
-  DrainReport finish(bool wants_stop);
+  SyncReport finish(bool wants_stop);
 
   Engine& engine_;
   Optimizer& optimizer_;

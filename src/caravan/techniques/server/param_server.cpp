@@ -54,10 +54,11 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   shard_at_rows(strategy, mesh, options.axis, options.servers);
   // A pull waits for the values, so one that runs ahead would hold up the units before it.
   strategy.gathers = {.free_after_forward = false, .prefetch = is_synchronous ? options.prefetch : 0};
-  LeafMemory memory = LeafMemory::versions;
-  if (is_synchronous) memory = is_shared(kName, mesh, axis, options.share) ? LeafMemory::shared : LeafMemory::kept;
-  set_leaf_memory(strategy, memory);
-  strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::at_rest;
+  UnshardedMemory memory = UnshardedMemory::versions;
+  if (is_synchronous)
+    memory = is_shared(kName, mesh, axis, options.share) ? UnshardedMemory::shared : UnshardedMemory::kept;
+  set_unsharded_memory(strategy, memory);
+  strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::sharded;
   set_common(strategy, options);
   if (!is_synchronous) strategy.buffers = Buffers::local;
 }

@@ -38,12 +38,12 @@ struct ParameterServerOptions {
   bool is_synchronous = true;
   std::vector<std::string> units{};             ///< as ZeroOptions::units
   int prefetch = 1;                             ///< as ZeroOptions::prefetch; not used unless synchronous
-  Accumulate accumulate = Accumulate::at_rest;  ///< the same
+  Accumulate accumulate = Accumulate::sharded;  ///< the same
   Share share = Share::automatic;               ///< the same
   at::ScalarType compute_dtype = at::kFloat;    ///< this and the next two: as in DdpOptions
   at::ScalarType gradient_dtype = at::kFloat;   ///< synchronous only, as the next
   std::optional<at::ScalarType> reduce_dtype{};
-  bool allow_unused = false;
+  bool find_unused_parameters = false;
   /// As DdpOptions::buffers. Workers that do not wait for each other cannot keep buffers equal: local only.
   Buffers buffers = Buffers::broadcast;
 };

@@ -92,8 +92,8 @@ bool ShardServer::answer(int worker) {
   clock.read(worker);
   const Bucket& of = bucket(index);
   // A copy: the next update must not change what is on its way.
-  const at::Tensor values = pool_.take(of.rest_count, state_.kept_leaves[static_cast<size_t>(index)].scalar_type());
-  values.copy_(state_.values.narrow(of.rest_offset, of.rest_count));
+  const at::Tensor values = pool_.take(of.sharded_count, state_.kept_leaves[static_cast<size_t>(index)].scalar_type());
+  values.copy_(state_.values.narrow(of.sharded_offset, of.sharded_count));
   send_async(*links_.values, values, worker, "values for a worker");
   return true;
 }
@@ -101,21 +101,21 @@ bool ShardServer::answer(int worker) {
 void ShardServer::apply(int worker, const Bucket& bucket, const at::Tensor& gradients) {
   const at::NoGradGuard no_grad;
   ShardClock& clock = clocks_[static_cast<size_t>(bucket.index)];
-  state_.gradients.narrow(bucket.rest_offset, bucket.rest_count).copy_(gradients);
+  state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).copy_(gradients);
   const double lr = options_.learning_rate(clock.slowest());
   staleness_.add(clock.apply(worker));
   optimizer_.step(bucket, optimizer_.num_steps() + clock.version(), lr);
 }
 
 bool ShardServer::read_own(const Bucket& bucket) {
-  if (bucket.rest_count == 0) return true;
+  if (bucket.sharded_count == 0) return true;
   ShardClock& clock = clocks_[static_cast<size_t>(bucket.index)];
   if (!clock.may_read(rank_)) return false;
   const at::NoGradGuard no_grad;
   clock.read(rank_);
   state_.kept_leaves[static_cast<size_t>(bucket.index)]
-      .narrow(0, bucket.own_offset, bucket.rest_count)
-      .copy_(state_.values.narrow(bucket.rest_offset, bucket.rest_count));
+      .narrow(0, bucket.own_offset, bucket.sharded_count)
+      .copy_(state_.values.narrow(bucket.sharded_offset, bucket.sharded_count));
   return true;
 }
 

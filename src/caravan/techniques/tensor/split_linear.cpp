@@ -67,21 +67,21 @@ struct SplitLinearFunction : Function<SplitLinearFunction> {
       dys.push_back(grads[i].contiguous());
       needed.push_back(ctx->needs_input_grad(1 + i));
       parameters.push_back(task->weights[i]);
-      if (needs_bias) deposit_columns(*task->biases[i], dys.back());
+      if (needs_bias) accumulate_columns(*task->biases[i], dys.back());
     }
     if (dys.empty()) return gradients;
     const SplitProduct::Gradients of =
         task->product->backward(saved[0].detach(), weights, dys, ctx->needs_input_grad(0), needed);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (needed[i]) parameters[i]->deposit(of.weights[i]);
+      if (needed[i]) parameters[i]->accumulate_grad(of.weights[i]);
     }
     gradients[0] = of.x;
     return gradients;
   }
 
  private:
-  static void deposit_columns(Parameter& bias, const at::Tensor& dy) {
-    bias.deposit(dy.flatten(0, -2).sum(at::IntArrayRef{0}, /*keepdim=*/false, compute_type(dy.scalar_type())));
+  static void accumulate_columns(Parameter& bias, const at::Tensor& dy) {
+    bias.accumulate_grad(dy.flatten(0, -2).sum(at::IntArrayRef{0}, /*keepdim=*/false, compute_type(dy.scalar_type())));
   }
 };
 

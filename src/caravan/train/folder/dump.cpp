@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 /// The whole tensor of a piece that is laid out like `parameter` at rest.
 at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
-  return whole_tensor(piece, parameter.rest_layout(), mesh, parameter.name());
+  return whole_tensor(piece, parameter.sharded_layout(), mesh, parameter.name());
 }
 
 /// Under the names of transformers, those of adapters under PEFT's.
@@ -59,10 +59,10 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   const FlatState& flat = state.engine().state();
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {
-    parameters.emplace_back(parameter->name(), whole(parameter->rest().detach(), *parameter, mesh));
+    parameters.emplace_back(parameter->name(), whole(parameter->sharded().detach(), *parameter, mesh));
     if (!parameter->requires_grad()) continue;
     const at::Tensor gradient = whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh);
-    gradients.emplace_back(parameter->name(), gradient.to(parameter->rest().scalar_type()) / result.loss_scale);
+    gradients.emplace_back(parameter->name(), gradient.to(parameter->sharded().scalar_type()) / result.loss_scale);
   }
   const auto write = [&] {
     write_files(dir / fmt::format("step_{}", step), step, state, global_batch, result, parameters, gradients);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "caravan/cost/memory_bytes.h"
-#include "caravan/step/drain_report.h"
+#include "caravan/step/sync_report.h"
 #include "caravan/train/folder/resume_check.h"
 
 namespace caravan {
@@ -51,7 +51,7 @@ struct StepMetrics {
   /// Where ranks do not wait for each other (AsyncTrainer), a line is that of a drain: `step` is the slowest rank's;
   /// loss and norm are the means over all steps of all ranks since the drain before, each of its own rows; step_ms,
   /// comm_ms and bytes_sent are those of a step of this rank.
-  std::optional<DrainReport> drain{};
+  std::optional<SyncReport> drain{};
   std::string time{};  ///< when the line was made, e.g. "2026-03-01T09:30:05.250Z"; "": not told
   std::string host{};  ///< of rank 0
 

@@ -72,7 +72,7 @@ std::string RunState::stages() const {
 
 std::string RunState::dtypes() const {
   const FlatState& state = trained_->engine->state();
-  const at::Tensor leaf = state.layout.slots().front().parameter->leaf();
+  const at::Tensor leaf = state.layout.slots().front().parameter->unsharded();
   const auto moments = trained_->optimizer->state();
   return fmt::format("parameters {}, compute {}, gradients {}, reduction {}{}", name_of(state.values.scalar_type()),
                      name_of(leaf.scalar_type()), name_of(state.gradients.scalar_type()),

@@ -37,8 +37,8 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   std::vector<CheckpointPiece> pieces;
   const auto parameters = filled->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i]->rest().copy_(model.parameters[i].second);
-    pieces.push_back(checkpoint_piece(parameters[i]->name(), *parameters[i], parameters[i]->rest().detach(), mesh));
+    parameters[i]->sharded().copy_(model.parameters[i].second);
+    pieces.push_back(checkpoint_piece(parameters[i]->name(), *parameters[i], parameters[i]->sharded().detach(), mesh));
   }
   const CheckpointInfo info{.step = 0,
                             .position = 0,

@@ -22,7 +22,7 @@ std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh, const Ini
   for (Parameter* parameter : model.parameters()) {
     const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
     if (is_there != has) continue;
-    pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->rest().detach(), mesh));
+    pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->sharded().detach(), mesh));
   }
   return pieces;
 }

@@ -58,7 +58,7 @@ std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& mode
   Strategy strategy = whole_model(*small, alone);
   StrategyChoice dtypes;
   set_dtypes(dtypes, recipe.precision);
-  strategy.leaf_dtype = dtypes.compute_dtype;
+  strategy.compute_dtype = dtypes.compute_dtype;
   Engine engine(*small, alone, std::move(strategy), Engine::Options{});
   // Balanced over the batch, experts need shares; which ones changes no time.
   for (Router* router : routers_of(*small)) {

@@ -1,4 +1,4 @@
-#include "caravan/module/hidden_state.h"
+#include "caravan/module/replay_state.h"
 
 #include <mutex>
 
@@ -17,7 +17,7 @@ at::Tensor generator_state() {
 
 }  // namespace
 
-HiddenState::HiddenState(Module& module, bool draws) {
+ReplayState::ReplayState(Module& module, bool draws) {
   for (Module* part : module.modules()) {
     for (const auto& [name, buffer] : part->buffers()) {
       if (buffer.is_meta()) continue;
@@ -29,19 +29,19 @@ HiddenState::HiddenState(Module& module, bool draws) {
   if (draws) generator_ = generator_state();
 }
 
-void HiddenState::keep_changed() {
+void ReplayState::keep_changed() {
   std::erase_if(buffers_, [](const Buffer& buffer) { return at::equal(buffer.of, buffer.values); });
   if (generator_.defined() && at::equal(generator_, generator_state())) generator_ = at::Tensor();
 }
 
-HiddenState HiddenState::now() const {
-  HiddenState copy = *this;
+ReplayState ReplayState::now() const {
+  ReplayState copy = *this;
   for (Buffer& buffer : copy.buffers_) buffer.values = buffer.of.clone();
   if (generator_.defined()) copy.generator_ = generator_state();
   return copy;
 }
 
-void HiddenState::restore() const {
+void ReplayState::restore() const {
   const at::NoGradGuard no_grad;
   for (const Buffer& buffer : buffers_) buffer.of.copy_(buffer.values);
   if (!generator_.defined()) return;

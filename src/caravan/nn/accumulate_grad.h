@@ -14,35 +14,36 @@ namespace caravan {
 ///
 /// Such a function takes parameter.compute() as an input, so that there is a graph and needs_input_grad is right; saves
 /// compute().detach(); and returns an undefined gradient for it. Hand a gradient that can wait over in
-/// Parameter::deposit_later, capturing detached tensors only: what is deferred must not keep the graph alive.
-struct Deposits : torch::CustomClassHolder {
-  explicit Deposits(std::initializer_list<Parameter*> parameters_) : parameters(parameters_) {}
+/// Parameter::accumulate_grad_later, capturing detached tensors only: what is deferred must not keep the graph alive.
+struct Accumulations : torch::CustomClassHolder {
+  explicit Accumulations(std::initializer_list<Parameter*> parameters_) : parameters(parameters_) {}
   std::vector<Parameter*> parameters;
 };
 
 /// In forward: backward deposits into `parameters`, which outlive the graph, and sees undefined gradients as they are.
-inline void will_deposit(torch::autograd::AutogradContext* ctx, std::initializer_list<Parameter*> parameters) {
+inline void will_accumulate(torch::autograd::AutogradContext* ctx, std::initializer_list<Parameter*> parameters) {
   ctx->set_materialize_grads(false);
-  ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Deposits>(parameters));
+  ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Accumulations>(parameters));
 }
 
 /// In backward: the parameters, in that order.
-inline const std::vector<Parameter*>& deposits_of(torch::autograd::AutogradContext* ctx) {
-  return static_cast<const Deposits&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
+inline const std::vector<Parameter*>& accumulations_of(torch::autograd::AutogradContext* ctx) {
+  return static_cast<const Accumulations&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
 }
 
 /// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as will_deposit has them: `add_*`
 /// get the sum of each that needs a gradient and whether to overwrite it, when it is their turn. They capture detached
 /// tensors.
 template <class AddWeight, class AddBias>
-void deposit_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight, const AddBias& add_bias) {
-  const std::vector<Parameter*>& parameters = deposits_of(ctx);
+void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight,
+                           const AddBias& add_bias) {
+  const std::vector<Parameter*>& parameters = accumulations_of(ctx);
   Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
   Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
   if (weight == nullptr && bias == nullptr) return;
-  (weight != nullptr ? weight : bias)->deposit_later([=] {
-    if (weight != nullptr) weight->deposit(add_weight);
-    if (bias != nullptr) bias->deposit(add_bias);
+  (weight != nullptr ? weight : bias)->accumulate_grad_later([=] {
+    if (weight != nullptr) weight->accumulate_grad(add_weight);
+    if (bias != nullptr) bias->accumulate_grad(add_bias);
   });
 }
 

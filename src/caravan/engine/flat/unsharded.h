@@ -22,15 +22,15 @@ void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor
 /// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
 /// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
 /// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
-class Leaves {
+class UnshardedParameters {
  public:
   /// Sets rest and leaf of every parameter. A tensor that a parameter has as its leaf already keeps its identity. All
   /// outlive this.
-  Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+  UnshardedParameters(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
 
-  ~Leaves();
-  Leaves(const Leaves&) = delete;
-  Leaves& operator=(const Leaves&) = delete;
+  ~UnshardedParameters();
+  UnshardedParameters(const UnshardedParameters&) = delete;
+  UnshardedParameters& operator=(const UnshardedParameters&) = delete;
 
   /// Kept leaves are filled by `exchange` instead of gathers; null: by gathers.
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
@@ -59,7 +59,7 @@ class Leaves {
   void copy(const Bucket& bucket);
   void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
-  at::Tensor at_rest(const Bucket& bucket) const;
+  at::Tensor sharded(const Bucket& bucket) const;
 
   FlatState& state_;
   const Strategy& strategy_;

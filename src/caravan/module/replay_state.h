@@ -8,14 +8,14 @@ namespace caravan {
 
 /// Copies of what a module's forward may read and change besides its inputs: the buffers of the module and those in it,
 /// and torch's default generator of the CPU.
-class HiddenState {
+class ReplayState {
  public:
   /// As they are. `draws`: the forward may draw from the generator.
-  HiddenState(Module& module, bool draws);
+  ReplayState(Module& module, bool draws);
   /// Forgets what has not changed since.
   void keep_changed();
   /// What is remembered here, as it is now.
-  HiddenState now() const;
+  ReplayState now() const;
   void restore() const;
 
  private:
@@ -30,13 +30,13 @@ class HiddenState {
 /// Brings back a state, and then the state there was before.
 class Rewound {
  public:
-  explicit Rewound(const HiddenState& state) : before_(state.now()) { state.restore(); }
+  explicit Rewound(const ReplayState& state) : before_(state.now()) { state.restore(); }
   ~Rewound() { before_.restore(); }
   Rewound(const Rewound&) = delete;
   Rewound& operator=(const Rewound&) = delete;
 
  private:
-  HiddenState before_;
+  ReplayState before_;
 };
 
 }  // namespace caravan

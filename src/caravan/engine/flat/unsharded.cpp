@@ -1,4 +1,4 @@
-#include "caravan/engine/flat/leaves.h"
+#include "caravan/engine/flat/unsharded.h"
 
 #include <algorithm>
 
@@ -34,81 +34,83 @@ void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor
   auto* base = static_cast<std::byte*>(buffer.data_ptr());
   for (size_t i = 0; i < bucket.num_slots; ++i) {
     const Slot& slot = state.layout.slots()[bucket.first_slot + i];
-    point_to(slot.parameter->leaf(), base + slot.leaf_offset * static_cast<int64_t>(buffer.element_size()));
+    point_to(slot.parameter->unsharded(), base + slot.unsharded_offset * static_cast<int64_t>(buffer.element_size()));
   }
 }
 
-Leaves::Leaves(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers)
+UnshardedParameters::UnshardedParameters(FlatState& state, const Strategy& strategy, BufferPool& pool,
+                                         TransferQueue& transfers)
     : state_(state),
       strategy_(strategy),
       pool_(pool),
       transfers_(transfers),
       groups_(state.layout.units().groups.size()) {
   const at::NoGradGuard no_grad;
-  dtype_ = strategy.leaf_dtype == at::kFloat ? state.values.scalar_type() : strategy.leaf_dtype;
+  dtype_ = strategy.compute_dtype == at::kFloat ? state.values.scalar_type() : strategy.compute_dtype;
   for (const Slot& slot : state.layout.slots()) {
     const Bucket& bucket = state.layout.buckets()[static_cast<size_t>(slot.bucket)];
     make_leaf(slot, bucket);
-    storages_.push_back(slot.parameter->leaf().storage().unsafeGetStorageImpl());
-    if (!bucket.is_at_rest()) groups_[static_cast<size_t>(bucket.group)].is_gathered = true;
+    storages_.push_back(slot.parameter->unsharded().storage().unsafeGetStorageImpl());
+    if (!bucket.is_in_place()) groups_[static_cast<size_t>(bucket.group)].is_gathered = true;
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (groups_[group].is_gathered) free(static_cast<int>(group));
   }
 }
 
-Leaves::~Leaves() {
+UnshardedParameters::~UnshardedParameters() {
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (!bucket.is_at_rest()) take_memory(bucket);
+    if (!bucket.is_in_place()) take_memory(bucket);
   }
 }
 
 /// The tensor that the parameter has now is the leaf; what rests is it, or a tensor of its own.
-void Leaves::make_leaf(const Slot& slot, const Bucket& bucket) {
+void UnshardedParameters::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
-  const bool is_one = bucket.is_at_rest() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights();
+  const bool is_one = bucket.is_in_place() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights();
   at::Tensor memory = values;
-  if (!bucket.is_at_rest() || strategy_.stashes_weights()) {
-    memory = without_memory(slot.leaf_shape, values.options().dtype(dtype_));
+  if (!bucket.is_in_place() || strategy_.stashes_weights()) {
+    memory = without_memory(slot.unsharded_shape, values.options().dtype(dtype_));
   } else if (!is_one) {
     memory = state_.layout.view(state_.copies, parameter).detach();
   }
-  at::Tensor leaf = parameter.leaf();
+  at::Tensor leaf = parameter.unsharded();
   if (leaf.defined()) {
     leaf.set_data(memory);
   } else {
     leaf = memory;
   }
   leaf.set_requires_grad(parameter.requires_grad());
-  parameter.set_rest(is_one ? leaf : values, layouts.rest);
+  parameter.set_sharded(is_one ? leaf : values, layouts.sharded);
   if (!is_one) values.set_requires_grad(false);
-  parameter.set_leaf(leaf, layouts.leaf);
+  parameter.set_unsharded(leaf, layouts.unsharded);
 }
 
-void Leaves::check_memory() const {
+void UnshardedParameters::check_memory() const {
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Parameter& parameter = *state_.layout.slots()[i].parameter;
-    if (parameter.leaf().storage().unsafeGetStorageImpl() == storages_[i]) continue;
+    if (parameter.unsharded().storage().unsafeGetStorageImpl() == storages_[i]) continue;
     throw UsageError({strategy_.name, parameter.name(), "has been given other memory", "",
                       "load and convert the module before it is wrapped; afterwards copy into engine.parameters()"});
   }
 }
 
-at::Tensor Leaves::at_rest(const Bucket& bucket) const {
-  return state_.values.narrow(bucket.rest_offset, bucket.rest_count);
+at::Tensor UnshardedParameters::sharded(const Bucket& bucket) const {
+  return state_.values.narrow(bucket.sharded_offset, bucket.sharded_count);
 }
 
-void Leaves::copy(const Bucket& bucket) {
-  state_.copies.narrow(bucket.rest_offset, bucket.rest_count).copy_(at_rest(bucket));
+void UnshardedParameters::copy(const Bucket& bucket) {
+  state_.copies.narrow(bucket.sharded_offset, bucket.sharded_count).copy_(sharded(bucket));
 }
 
-void Leaves::tell_change(const Bucket& bucket) {
-  for (size_t i = 0; i < bucket.num_slots; ++i) state_.layout.slots()[bucket.first_slot + i].parameter->leaf_changed();
+void UnshardedParameters::tell_change(const Bucket& bucket) {
+  for (size_t i = 0; i < bucket.num_slots; ++i)
+    state_.layout.slots()[bucket.first_slot + i].parameter->unsharded_changed();
 }
 
-void Leaves::refresh() {
+void UnshardedParameters::refresh() {
   const int64_t version = state_.values.is_meta() ? version_ + 1 : state_.version();
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
@@ -116,15 +118,15 @@ void Leaves::refresh() {
   const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights();
   const bool has_trained = state_.has_copied(/*is_trained=*/true), has_frozen = state_.has_copied(/*is_trained=*/false);
   for (const Bucket& bucket : state_.layout.buckets()) {
-    const bool is_copied = bucket.is_at_rest() || (bucket.keeps_leaf && !bucket.keeps_version);
+    const bool is_copied = bucket.is_in_place() || (bucket.keeps_leaf && !bucket.keeps_version);
     const bool is_fresh = bucket.is_trained ? has_trained : has_frozen;
     if (has_copies && !is_fresh && is_copied) copy(bucket);
-    if (bucket.is_at_rest()) tell_change(bucket);
+    if (bucket.is_in_place()) tell_change(bucket);
   }
   state_.copied_versions = {version, version};
 }
 
-TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffer) {
+TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::Tensor& buffer) {
   // This rank's part, then one gather after another, each into the part that the axes that are still cut leave.
   std::vector<std::pair<int64_t, int64_t>> parts;  // offset and count before each cell
   int64_t offset = 0;
@@ -133,7 +135,7 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
     parts.insert(parts.begin(), {offset, cell->own()});
   }
   if (!bucket.keeps_leaf || bucket.keeps_version)
-    buffer.narrow(0, bucket.own_offset, bucket.rest_count).copy_(at_rest(bucket));
+    buffer.narrow(0, bucket.own_offset, bucket.sharded_count).copy_(sharded(bucket));
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   TransferStages stages;
   for (size_t i = 0; i < bucket.fill.size(); ++i) {
@@ -147,15 +149,15 @@ TransferQueue::Ticket Leaves::fill(const Bucket& bucket, const at::Tensor& buffe
   return transfers_.add(std::move(stages));
 }
 
-void Leaves::gather(int group) {
+void UnshardedParameters::gather(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
   if (own.is_there) return;
   const at::NoGradGuard no_grad;
   own.is_there = true;
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (bucket.group != group || bucket.is_at_rest()) continue;
+    if (bucket.group != group || bucket.is_in_place()) continue;
     const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
-    own.buffers.push_back(kept.defined() ? kept : pool_.take(bucket.leaf_count, dtype_));
+    own.buffers.push_back(kept.defined() ? kept : pool_.take(bucket.unsharded_count, dtype_));
     if (exchange_ != nullptr) {
       exchange_->pull(bucket);
     } else {
@@ -166,29 +168,30 @@ void Leaves::gather(int group) {
   }
 }
 
-void Leaves::wait(int group) {
+void UnshardedParameters::wait(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
   for (const TransferQueue::Ticket& transfer : own.transfers) transfers_.wait(transfer);
   own.transfers.clear();
 }
 
-void Leaves::take_memory(const Bucket& bucket) {
+void UnshardedParameters::take_memory(const Bucket& bucket) {
   tell_change(bucket);
   if (state_.values.is_meta()) return;
   const std::string& unit = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   for (size_t i = 0; i < bucket.num_slots; ++i) {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
-    take_away(parameter.leaf(), fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
-                                            "do: use it only in the forward of its unit, or read its shard at rest",
-                                            parameter.name(), unit));
+    take_away(parameter.unsharded(),
+              fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
+                          "do: use it only in the forward of its unit, or read its shard at rest",
+                          parameter.name(), unit));
   }
 }
 
-void Leaves::free(int group) {
+void UnshardedParameters::free(int group) {
   wait(group);
   Group& own = groups_[static_cast<size_t>(group)];
   for (const Bucket& bucket : state_.layout.buckets()) {
-    if (bucket.group == group && !bucket.is_at_rest()) take_memory(bucket);
+    if (bucket.group == group && !bucket.is_in_place()) take_memory(bucket);
   }
   own.buffers.clear();
   own.is_there = false;

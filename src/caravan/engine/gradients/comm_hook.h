@@ -30,9 +30,9 @@ struct GradientRange {
 ///
 /// An engine calls it on every rank of the axis, in the same order, with ranges that cover the trained parameters
 /// once a step. Where a range ends may differ between the first step and later ones.
-class ReductionHook {
+class CommHook {
  public:
-  virtual ~ReductionHook() = default;
+  virtual ~CommHook() = default;
   /// With what must be the same on every rank.
   virtual std::string name() const = 0;
   /// What is wrong with gradients that are kept and reduced in these dtypes; "" if nothing.

@@ -1,4 +1,4 @@
-#include "caravan/nn/deposit.h"
+#include "caravan/nn/accumulate_grad.h"
 
 #include <functional>
 #include <map>
@@ -13,14 +13,14 @@
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 
-namespace caravan::deposit_test {
+namespace caravan::accumulate_grad_test {
 namespace {
 
 using testing::distance;
 using testing::normal;
 using testing::Slots;
 
-/// Sums what is deposited; keeps deferred work until run().
+/// Sums what is accumulated; keeps deferred work until run().
 class FakeSink final : public GradientSink {
  public:
   int64_t open_step() const noexcept override { return 0; }
@@ -32,7 +32,7 @@ class FakeSink final : public GradientSink {
     sum = at::full(compute.sizes(), NAN, compute.options().dtype(type).requires_grad(false));
     return {sum, true};
   }
-  void deposited(Parameter& parameter) override { ++counts[parameter.name()]; }
+  void accumulated(Parameter& parameter) override { ++counts[parameter.name()]; }
   void added_early(Parameter&) override {}
   void confirmed(Parameter&) override {}
   void withdrawn(Parameter&) override {}
@@ -63,7 +63,7 @@ class WithSink {
   std::vector<Parameter*> parameters_;
 };
 
-TEST(Deposits, ofALinearLayerWaitAndTheInputsGradientDoesNot) {
+TEST(Accumulations, ofALinearLayerWaitAndTheInputsGradientDoesNot) {
   Slots slots;
   Parameter& weight = slots.of(normal({5, 6}, 2).requires_grad_(true), "weight");
   Parameter& bias = slots.of(normal({5}, 3).requires_grad_(true), "bias");
@@ -75,7 +75,7 @@ TEST(Deposits, ofALinearLayerWaitAndTheInputsGradientDoesNot) {
     const at::Tensor y = linear(x, weight, &bias);
     y.backward(outer);
   }
-  EXPECT_LT(distance(x.grad(), at::mm(outer, weight.leaf().detach())), 1e-6);
+  EXPECT_LT(distance(x.grad(), at::mm(outer, weight.unsharded().detach())), 1e-6);
   EXPECT_TRUE(sink.sums.empty()) << "the weight's gradient is deferred";
   ASSERT_EQ(sink.deferred.size(), 1U);
   EXPECT_EQ(sink.deferred[0].first, "weight");
@@ -83,10 +83,10 @@ TEST(Deposits, ofALinearLayerWaitAndTheInputsGradientDoesNot) {
   EXPECT_LT(distance(sink.sums["weight"], at::mm(outer.t(), x.detach())), 1e-6);
   EXPECT_LT(distance(sink.sums["bias"], outer.sum(0)), 1e-6);
   EXPECT_EQ(sink.counts, (std::map<std::string, int>{{"weight", 1}, {"bias", 1}}));
-  EXPECT_FALSE(weight.leaf().grad().defined() || bias.leaf().grad().defined());
+  EXPECT_FALSE(weight.unsharded().grad().defined() || bias.unsharded().grad().defined());
 }
 
-TEST(Deposits, areMadeOnlyWhereBackwardIsAskedForThem) {
+TEST(Accumulations, areMadeOnlyWhereBackwardIsAskedForThem) {
   Slots slots;
   Parameter& weight = slots.of(normal({6}, 2).requires_grad_(true), "norm");
   Parameter& bias = slots.of(normal({6}, 3).requires_grad_(true), "bias");
@@ -102,7 +102,7 @@ TEST(Deposits, areMadeOnlyWhereBackwardIsAskedForThem) {
   EXPECT_EQ(sink.counts, (std::map<std::string, int>{{"norm", 2}, {"bias", 1}, {"matrix", 1}}));
 }
 
-TEST(Deposits, inBf16AreNotRounded) {
+TEST(Accumulations, inBf16AreNotRounded) {
   Slots slots;
   const at::Tensor value = normal({5, 40}, 2).to(at::kBFloat16).requires_grad_(true);
   Parameter& weight = slots.of(value);
@@ -116,7 +116,7 @@ TEST(Deposits, inBf16AreNotRounded) {
   EXPECT_LT(distance(sink.sums["weight"], want), 1e-6);
 }
 
-TEST(Deposits, ofAnEmbeddingTouchTheRowsThatOccur) {
+TEST(Accumulations, ofAnEmbeddingTouchTheRowsThatOccur) {
   Slots slots;
   Parameter& weight = slots.of(normal({9, 4}, 2).requires_grad_(true));
   FakeSink sink;
@@ -131,7 +131,7 @@ TEST(Deposits, ofAnEmbeddingTouchTheRowsThatOccur) {
 }
 
 /// compute = 3 leaf: the layers see the one, gradients arrive at the other.
-TEST(Deposits, goThroughADerivation) {
+TEST(Accumulations, goThroughADerivation) {
   Slots slots;
   const at::Tensor leaf = normal({5, 6}, 2).requires_grad_(true);
   Parameter& weight = slots.of(leaf);
@@ -148,7 +148,7 @@ class ModelDeposits : public ::testing::TestWithParam<std::tuple<ModelKind, bool
   /// The gradients of one backward without a sink.
   static NamedTensors taken_gradients(Model& model) {
     NamedTensors all = testing::gradients(model);
-    for (Parameter* parameter : model.parameters()) parameter->leaf().mutable_grad() = at::Tensor();
+    for (Parameter* parameter : model.parameters()) parameter->unsharded().mutable_grad() = at::Tensor();
     return all;
   }
 };
@@ -205,4 +205,4 @@ INSTANTIATE_TEST_SUITE_P(, ModelDeposits,
                          });
 
 }  // namespace
-}  // namespace caravan::deposit_test
+}  // namespace caravan::accumulate_grad_test

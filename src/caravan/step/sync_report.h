@@ -10,7 +10,7 @@
 namespace caravan {
 
 /// What happened between two drains, the same on every rank.
-struct DrainReport {
+struct SyncReport {
   std::vector<int64_t> clocks{};  ///< steps that each worker has done, since the start of the run
   double loss = 0;                ///< the mean over the targets of these steps of all workers
   double grad_norm = 0;           ///< mean norm of the workers' own gradients, before clipping
