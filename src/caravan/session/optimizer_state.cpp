@@ -170,7 +170,7 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
     for (size_t i = 0; i < own.params().size(); ++i) {
       const at::Tensor& tensor = own.params()[i];
       const auto found = std::ranges::find_if(
-          parameters_, [&](const Parameter* parameter) { return parameter->rest().is_same(tensor); });
+          parameters_, [&](const Parameter* parameter) { return parameter->sharded().is_same(tensor); });
       if (found == parameters_.end()) {
         throw UsageError({"checkpoint", fmt::format("optimizer, tensor {} of group {}", i, group),
                           "is not a parameter of the model as it rests", "",
@@ -253,7 +253,7 @@ std::vector<int64_t> OptimizerState::counts() const {
 at::Tensor OptimizerState::tensor(size_t parameter, size_t field) const {
   const View view = view_of(*kind_, optimizer_, optimized_[parameter]);
   if (!view.tensors.empty() && view.tensors[field]->defined()) return view.tensors[field]->detach().contiguous();
-  return at::zeros_like(parameters_[parameter]->rest().detach(), {}, at::MemoryFormat::Contiguous);
+  return at::zeros_like(parameters_[parameter]->sharded().detach(), {}, at::MemoryFormat::Contiguous);
 }
 
 void OptimizerState::set(size_t parameter, int64_t count, std::vector<at::Tensor> tensors) {
