@@ -2,9 +2,9 @@
 #include <c10/util/Exception.h>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/launch/error_report.h"
 #include "apps/caravan/launch/run_main.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/error_report.h"
 
 namespace caravan::app {
 namespace {

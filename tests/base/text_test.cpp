@@ -11,6 +11,7 @@ TEST(Text, NearestIsTheLeastEditDistance) {
   const std::vector<std::string> names{"layers", "width", "heads"};
   EXPECT_EQ(nearest("layer", names), "layers");
   EXPECT_EQ(nearest("heds", names), "heads");
+  EXPECT_EQ(nearest("HEADS", names), "heads") << "case does not count";
   const std::vector<std::string> options{"--help", "--seed", "--temperature", "--tokens", "--top-k"};
   EXPECT_EQ(nearest("--temp", options), "--temperature") << "a prefix comes before a shorter distance";
   EXPECT_EQ(nearest("--to", options), "--top-k");

@@ -17,7 +17,7 @@ TEST_F(NewTest, WritesAProjectAndSaysWhatComesNext) {
   EXPECT_EQ(result.code, 0) << result.err;
   const std::string folder = path("my project/first"),
                     build = std::filesystem::path(program()).parent_path().parent_path();
-  EXPECT_EQ(result.out, "wrote " + folder + ": a module, its data and a training loop in main.cpp\nnext:\n" +
+  EXPECT_EQ(result.out, "wrote " + folder + ": FSDP in a loop that stops and resumes, in main.cpp\nnext:\n" +
                             "  cmake --install " + build + " --prefix " + build + "/installed\n" +  //
                             "  cd '" + folder + "'\n" +                                             //
                             "  cmake -S . -B build -DCMAKE_PREFIX_PATH=" + build + "/installed\n" +
@@ -29,7 +29,20 @@ TEST_F(NewTest, WritesAProjectAndSaysWhatComesNext) {
                                                     HasSubstr("run build/first --ranks 2"), Not(HasSubstr("@"))));
   EXPECT_THAT(text_of(folder + "/main.cpp"),
               AllOf(HasSubstr("#include <caravan/caravan.h>"), HasSubstr("Session session")));
-  EXPECT_EQ(text_of(folder + "/.gitignore"), "/build/\n/checkpoints/\n");
+  EXPECT_EQ(text_of(folder + "/.gitignore"), "/build/\n/runs/\n");
+}
+
+TEST_F(NewTest, WritesTheExampleThatIsAskedFor) {
+  for (const char* name : {"own_loop", "ddp", "fsdp", "pipeline", "cnn", "muon"}) {
+    EXPECT_EQ(caravan({"new", path(name), "--template", name}).code, 0) << name;
+    EXPECT_THAT(text_of(path(name) + "/main.cpp"),
+                AllOf(HasSubstr("parallelize("), HasSubstr(std::string("build/") + name)));
+  }
+  EXPECT_THAT(text_of(path("fsdp/main.cpp")), HasSubstr("fsdp("));
+  const Result wrong = caravan({"new", path("wrong"), "--template", "fsd"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, AllOf(HasSubstr("--template"), HasSubstr("fsdp")));
+  EXPECT_FALSE(std::filesystem::exists(path("wrong")));
 }
 
 TEST_F(NewTest, TheFolderNamesTheProgram) {

@@ -226,8 +226,8 @@ TEST(Rehearsal, TellsWhereAStepIs) {
   ASSERT_LT(place("backward blocks.0 of micro-batch 1"), place("optimizer"));
   ASSERT_LT(place("optimizer"), end);
   const RehearsedEvent& last = found.events.back();
-  EXPECT_EQ(last.after.total(), found.sharded.total());
-  EXPECT_EQ(found.sharded[MemoryKind::optimizer], 2 * found.sharded[MemoryKind::gradients]);
+  EXPECT_EQ(last.after.total(), found.between_steps.total());
+  EXPECT_EQ(found.between_steps[MemoryKind::optimizer], 2 * found.between_steps[MemoryKind::gradients]);
   for (const RehearsedEvent& event : found.events) {
     EXPECT_GE(event.peak.total(), event.after.total()) << event.what;
     EXPECT_GE(found.peak.total(), event.peak.total()) << event.what;

@@ -31,9 +31,9 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/caravan/launch/error_report.h"
 #include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/error_report.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace {
@@ -131,7 +131,7 @@ void run_step(const std::string& step) {
     kill(getpid(), number);
   }
   if (verb == "say") std::printf("%s\n", argument.c_str());
-  if (verb == "error") app::report_error(argument);
+  if (verb == "error") caravan::report_error(argument);
   if (verb == "warn") std::fprintf(stderr, "%s\n", argument.c_str());
   if (verb == "env") print_environment();
   if (verb == "serve") serve();

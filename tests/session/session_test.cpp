@@ -50,7 +50,7 @@ TEST_F(SessionTest, DifferentOptionsAreNamedWithBothValues) {
   const std::vector<std::pair<Words, std::string>> cases{
       {{"1:seed=2"}, "[session] seed: is 1 on rank 0 and 2 on rank 1"},
       {{"1:backend=gloo"}, "[session] backend: is auto on rank 0 and gloo on rank 1"},
-      {{"1:axes=tp:0"}, "[session] axes: is none on rank 0 and tp=0 on rank 1"},
+      {{"1:axes=tp:0"}, "[session] axes: is dp=0 on rank 0 and tp=0 on rank 1"},
       {{"1:timeout_s=20"}, "[session] timeout_s: is 300 on rank 0 and 20 on rank 1"}};
   for (const auto& [words, text] : cases) {
     const Result result = on(3, words);

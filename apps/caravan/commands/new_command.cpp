@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include "apps/caravan/template_files.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/base/text.h"
 
 namespace caravan::app {
 namespace {
@@ -74,23 +76,33 @@ void check_folder(const fs::path& folder) {
   throw UsageError({"new", folder.string(), "is not empty", "", "name a new folder: nothing is overwritten"});
 }
 
+const TemplateProgram& program_of(const std::string& name) {
+  std::vector<std::string> names;
+  for (const TemplateProgram& program : kTemplatePrograms) {
+    if (name.empty() || name == program.name) return program;
+    names.emplace_back(program.name);
+  }
+  throw UsageError({"new", "--template", not_one_of(name, names), "", "use one of these names"});
+}
+
 }  // namespace
 
 int new_project(const NewArguments& arguments) {
   const fs::path folder = fs::absolute(fs::path(arguments.folder) / "").lexically_normal().parent_path();
+  const TemplateProgram& source = program_of(arguments.template_name);
   check_folder(folder);
   const fs::path program = fs::read_symlink("/proc/self/exe");
   const Package package = find_package(program);
   const std::string name = target_name(folder);
   create_folders("new", folder, "cannot be made");
-  for (const TemplateFile& file : kTemplateFiles) {
-    std::string text = replaced(file.text, "@NAME@", name);
+  const auto write = [&](const char* file, const char* contents) {
+    std::string text = replaced(contents, "@NAME@", name);
     text = replaced(text, "@CONFIGURE@", "cmake -S . -B build " + package.configure);
-    write_file_durably(folder / file.name, replaced(text, "@CARAVAN@", quoted(program.string())), "new");
-  }
-  std::printf(
-      "%s",
-      fmt::format("wrote {}: a module, its data and a training loop in main.cpp\nnext:\n", folder.string()).c_str());
+    write_file_durably(folder / file, replaced(text, "@CARAVAN@", quoted(program.string())), "new");
+  };
+  for (const TemplateFile& file : kTemplateFiles) write(file.name, file.text);
+  write("main.cpp", source.text);
+  std::printf("%s", fmt::format("wrote {}: {}, in main.cpp\nnext:\n", folder.string(), source.summary).c_str());
   if (!package.install.empty()) std::printf("  %s\n", package.install.c_str());
   std::printf("  cd %s\n  cmake -S . -B build %s\n  cmake --build build\n  %s run build/%s --ranks 2\n",
               quoted(folder.string()).c_str(), package.configure.c_str(), quoted(program.string()).c_str(),

@@ -52,7 +52,7 @@ void print_ranks(const PlannedSchedule& plan, const Recipe& recipe, int num_rank
         rehearse(recipe, recipe.model.vocabulary, num_ranks, static_cast<int>(rank) * of_place, 0, numbers);
     fmt::print("{:>5}  {:>22}  {:>14}  {:>12}  {:>12}  {:>12}  {:>7.1f}%  {:>12}\n", rank, layers_text(plan, rank),
                count, format_bytes(rehearsed.peak[MemoryKind::other]),
-               format_bytes(rehearsed.sharded[MemoryKind::parameters]), format_bytes(rehearsed.peak.total()),
+               format_bytes(rehearsed.between_steps[MemoryKind::parameters]), format_bytes(rehearsed.peak.total()),
                100 * plan.timeline.bubble(rank), format_bytes(static_cast<int64_t>(rehearsed.bytes_sent("pp"))));
   }
 }

@@ -20,8 +20,8 @@
 
 #include <fmt/format.h>
 
-#include "apps/caravan/launch/error_report.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/error_report.h"
 
 namespace caravan {
 namespace {
@@ -50,7 +50,7 @@ Image::Image(const LaunchOptions& options, const RankProcess& process, const Ser
       "CARAVAN_JOB_ID=" + store.key.id,
       "CARAVAN_SECRET=" + store.key.secret,
       fmt::format("CARAVAN_STORE_PORT={}", store.port),
-      fmt::format("{}={}", app::kErrorFileVariable, process.error_fd < 0 ? "" : std::to_string(process.error_fd)),
+      fmt::format("{}={}", kErrorFileVariable, process.error_fd < 0 ? "" : std::to_string(process.error_fd)),
       "TORCHELASTIC_USE_AGENT_STORE=0",  // the launcher may itself run under torchrun
   };
   for (char** variable = environ; *variable != nullptr; ++variable) {

@@ -13,9 +13,9 @@
 
 #include <fmt/format.h>
 
-#include "apps/caravan/launch/error_report.h"
 #include "apps/caravan/launch/standard_streams.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/error_report.h"
 #include "caravan/base/system/memory_limit.h"
 #include "caravan/base/text.h"
 

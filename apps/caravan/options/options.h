@@ -33,6 +33,7 @@ struct RunArguments {
 
 struct NewArguments {
   std::string folder;
+  std::string template_name{};  ///< "": the first one
 };
 
 struct GenerateArguments {

@@ -62,6 +62,10 @@ void add_new(CLI::App& app, CommandLine& line) {
   command->add_option("folder", line.new_project.folder, "a new folder; its name becomes that of the program")
       ->required()
       ->check(not_empty());
+  command
+      ->add_option("--template", line.new_project.template_name,
+                   "the program of examples/ that main.cpp is, without its number, such as fsdp; default: own_loop")
+      ->type_name("NAME");
   command->callback([&line] { line.command = CommandLine::Command::new_project; });
 }
 

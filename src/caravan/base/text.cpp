@@ -1,6 +1,7 @@
 #include "caravan/base/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -27,6 +28,12 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
 }  // namespace
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {
@@ -47,7 +54,7 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   auto least = std::pair(true, std::numeric_limits<size_t>::max());  // a prefix, false, comes first
   for (const std::string& candidate : candidates) {
     const bool is_prefix = !word.empty() && candidate.starts_with(word);
-    const auto distance = std::pair(!is_prefix, edit_distance(word, candidate));
+    const auto distance = std::pair(!is_prefix, edit_distance(lower(word), lower(candidate)));
     if (distance < least) {
       least = distance;
       best = candidate;

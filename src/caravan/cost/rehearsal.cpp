@@ -162,7 +162,7 @@ void Watch::finish(Rehearsal& rehearsal) {
   rehearsal.events = events_;
   rehearsal.peak = peak_;
   rehearsal.peak_event = peak_event_;
-  rehearsal.sharded = events_[current_].after;
+  rehearsal.between_steps = events_[current_].after;
   rehearsal.sent = values(sums_);
 }
 

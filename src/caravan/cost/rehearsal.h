@@ -41,11 +41,11 @@ struct Rehearsal {
   int rank = 0;
   /// Of RehearsedSteps::step, in order. What is between two of them belongs to the first.
   std::vector<RehearsedEvent> events{};
-  MemoryBytes peak{};             ///< the most that there is at once, from the first tensor of the model on
-  std::string peak_event{};       ///< and what the rank does then
-  int64_t held_bytes = 0;         ///< the most that its process holds for tensors, see HeldBlocksScope
-  MemoryBytes sharded{};          ///< between steps
-  std::vector<SentCalls> sent{};  ///< by axis, verb and place
+  MemoryBytes peak{};        ///< the most that there is at once, from the first tensor of the model on
+  std::string peak_event{};  ///< and what the rank does then
+  int64_t held_bytes = 0;    ///< the most that its process holds for tensors, see HeldBlocksScope
+  MemoryBytes between_steps{};
+  std::vector<SentCalls> sent{};                            ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< of the world, that this rank sends to over each axis
 
   double bytes_sent() const noexcept;

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <mutex>
+#include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include "caravan/base/divisors.h"
@@ -12,6 +16,7 @@
 #include "caravan/base/system/cores.h"
 #include "caravan/comm/calls/same.h"
 #include "caravan/comm/store/startup.h"
+#include "caravan/comm/tensor.h"
 #include "caravan/comm/world.h"
 
 namespace caravan {
@@ -36,10 +41,27 @@ CommOptions comm_options(const SessionOptions& options, const RankInfo& info) {
   return {.timeout = std::chrono::milliseconds(std::llround(options.timeout_s * 1e3))};
 }
 
+std::vector<AxisSize> axes_of(const SessionOptions& options, const RankInfo& info) {
+  std::vector<AxisSize> axes;
+  for (const auto& [name, size] :
+       {std::pair("pp", options.pp), {"dp", options.dp}, {"ep", options.ep}, {"cp", options.cp}, {"tp", options.tp}}) {
+    const bool is_dp = std::string_view(name) == "dp";
+    if (size < (is_dp ? 0 : 1)) {
+      throw UsageError({"session", name, fmt::format("{} is not a number of ranks", size), where_of(info),
+                        is_dp ? "use 1 or more, or 0 for the ranks that are left" : "use 1 or more"});
+    }
+    if (!options.axes.empty() && size != (is_dp ? 0 : 1)) {
+      throw UsageError({"session", name, "is given, and axes too", where_of(info), "give one of them"});
+    }
+    if (is_dp || size > 1) axes.push_back({name, size});
+  }
+  return options.axes.empty() ? axes : options.axes;
+}
+
 /// Before there is a world: ranks of different back-ends would wait for each other until they time out.
 void check_same(const SessionOptions& options, const RankInfo& info, const std::shared_ptr<Store>& store,
                 const CommOptions& comm) {
-  const std::vector<SharedFact> facts{{"axes", to_string(options.axes)},
+  const std::vector<SharedFact> facts{{"axes", to_string(axes_of(options, info))},
                                       {"backend", options.backend},
                                       {"seed", std::to_string(options.seed)},
                                       {"timeout_s", fmt::format("{}", options.timeout_s)}};
@@ -52,7 +74,6 @@ void check_same(const SessionOptions& options, const RankInfo& info, const std::
 
 /// `axes` with the size of the one that takes the rest.
 std::vector<AxisSize> whole_axes(std::vector<AxisSize> axes, const RankInfo& info) {
-  if (axes.empty()) return {{"dp", info.world_size}};
   const auto rest = std::ranges::find(axes, 0, &AxisSize::size);
   if (rest == axes.end()) return axes;
   int64_t others = 1;
@@ -81,8 +102,17 @@ std::vector<AxisSize> whole_axes(std::vector<AxisSize> axes, const RankInfo& inf
 Mesh make_mesh(const SessionOptions& options, const RankInfo& info, const std::shared_ptr<Store>& store) {
   const CommOptions comm = comm_options(options, info);
   check_same(options, info, store, comm);
-  std::vector<AxisSize> axes = whole_axes(options.axes, info);
+  std::vector<AxisSize> axes = whole_axes(axes_of(options, info), info);
   return Mesh::create(make_world(options.backend, info, store, comm), std::move(axes));
+}
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+void take_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { stop_signal = signal; };
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
@@ -95,6 +125,35 @@ Session::Session(const SessionOptions& options)
       store_(open_store(info_, comm_options(options, info_))),
       mesh_(make_mesh(options, info_, store_)) {
   at::manual_seed(seed_);
+}
+
+at::Tensor Session::sum(const at::Tensor& value) const {
+  const at::Tensor all = value.detach().clone(at::MemoryFormat::Contiguous);
+  all_reduce_async(world(), all, all, ReduceOp::sum, "sum").wait();
+  return all;
+}
+
+double Session::sum(double value) const { return sum(at::full({1}, value, at::kDouble)).item<double>(); }
+
+at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
+  if (!mesh.has("dp")) {
+    throw UsageError(
+        {"rows_of", "batch", "the mesh has no axis dp", mesh.where(), "cut the batch along an axis of yours"});
+  }
+  const MeshAxis& dp = mesh["dp"];
+  if (batch.dim() == 0 || batch.size(0) < dp.size()) {
+    throw UsageError({"rows_of", "batch",
+                      fmt::format("a batch of {} rows has none for some of {} ranks",
+                                  batch.dim() == 0 ? 0 : batch.size(0), dp.size()),
+                      mesh.where(), "use a larger batch, or fewer ranks"});
+  }
+  return batch.tensor_split(dp.size())[static_cast<size_t>(dp.coord())];
+}
+
+bool Session::should_stop() const {
+  static std::once_flag taken;
+  std::call_once(taken, take_stop_signals);
+  return sum(stop_signal != 0 ? 1.0 : 0.0) > 0;
 }
 
 }  // namespace caravan

@@ -16,8 +16,10 @@
 namespace caravan {
 
 struct SessionOptions {
-  /// Of the mesh, the slowest first. Size 0, of at most one axis: the ranks that the others leave. Empty: one axis "dp"
-  /// of all ranks.
+  /// The axes of the mesh, as in a recipe: stages of a pipeline, parts of the batch, experts, sequences and layers.
+  /// dp = 0: the ranks that the others leave.
+  int dp = 0, pp = 1, ep = 1, cp = 1, tp = 1;
+  /// In place of these: axes of other names, the slowest first, of which one may have size 0.
   std::vector<AxisSize> axes{};
   std::string backend = "auto";  ///< see make_world
   uint64_t seed = 1;
@@ -25,7 +27,11 @@ struct SessionOptions {
   int threads = 0;         ///< of this rank, for compute; 0: an equal share of the host's cores. Ranks may differ
 };
 
-/// What a program of one's own needs of its job, from the environment: `caravan run`, torchrun, mpirun, or none of them
+/// The rows of a batch that this rank computes: a part for each coordinate of the axis dp, which differ by one row at
+/// most. Throws UsageError for a mesh without that axis, and for fewer rows than parts.
+at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
+
+/// What a program of your own needs of its job, from the environment: `caravan run`, torchrun, mpirun, or none of them
 /// for one rank. main() makes one before the first tensor, and keeps it as long as anything made from it.
 ///
 /// torch's default generator is seeded the same on every rank, so modules start equal. What shall differ between ranks,
@@ -53,6 +59,16 @@ class Session {
   bool is_main() const noexcept { return info_.rank == 0; }
   at::Device device() const noexcept { return at::kCPU; }
   uint64_t seed() const noexcept { return seed_; }
+
+  /// The sum over all ranks, on every rank; of a tensor, a new one. Every rank calls it.
+  double sum(double value) const;
+  at::Tensor sum(const at::Tensor& value) const;
+  /// This rank's rows of a batch that every rank has: rows_of().
+  at::Tensor rows(const at::Tensor& batch) const { return rows_of(batch, mesh_); }
+  /// Whether some rank was told to stop, by Ctrl-C (SIGINT) or SIGTERM; the same on every rank. Every rank calls it,
+  /// say once a step; it sends 8 bytes. The first call takes over both signals: from then on the first of them asks to
+  /// stop, a second one ends the process.
+  bool should_stop() const;
   int threads() const noexcept { return threads_; }
 
  private:

@@ -27,7 +27,7 @@ struct TensorShape {
   int64_t side() const;
 };
 
-/// What one rank sends, as the techniques of parallel/ do it; mean over the ranks, which all send the same.
+/// What one rank sends, as the techniques of techniques/ do it; mean over the ranks, which all send the same.
 struct TensorTraffic {
   double forward = 0;   ///< a micro-batch
   double backward = 0;  ///< a micro-batch

@@ -1,11 +1,11 @@
-#include "apps/caravan/launch/error_report.h"
+#include "caravan/base/system/error_report.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <unistd.h>
 
-namespace caravan::app {
+namespace caravan {
 namespace {
 
 bool write_for_launcher(const std::string& text) {
@@ -23,4 +23,4 @@ void report_error(const std::string& text) {
   if (!write_for_launcher(text) || !shares_stderr) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-}  // namespace caravan::app
+}  // namespace caravan

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "caravan/engine/engine.h"
+#include "caravan/session/module_checkpoint.h"
+#include "caravan/session/session.h"
+#include "caravan/session/techniques.h"
+#include "caravan/session/trainable.h"
+
+namespace caravan {
+
+struct ParallelOptions {
+  /// Micro-batches of a step, whose gradients add up (gradient accumulation): with a pipeline what its ranks work on at
+  /// once. Only the last backward of a step reduces gradients (PyTorch's no_sync). Not 0.
+  int64_t micro_batches = 1;
+  /// False: gradients are summed over ranks and micro-batches, so a loss is a sum divided by the rows of all of them.
+  /// True: they are averaged, so a loss is a mean over the rows that it is given, as with PyTorch's DDP.
+  bool average = false;
+  /// A parameter that took no part in a step counts as zero; else it is an error that names it.
+  bool find_unused_parameters = false;
+  /// Every step runs the same units in the same order. False: see DdpOptions.
+  bool static_graph = true;
+  Buffers buffers = Buffers::broadcast;  ///< of batch norm and its like
+  uint64_t seed = 1;                     ///< of a Module of this library; a Session gives its own
+};
+
+/// A model under some techniques: see parallelize().
+class ParallelModel {
+ public:
+  using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+  /// As parallelize(), on a mesh with an axis dp.
+  ParallelModel(const Trainable& net, const Mesh& mesh, const std::vector<Technique>& techniques,
+                const ParallelOptions& options = {}, at::Device device = at::kCPU);
+  ~ParallelModel();
+  ParallelModel(ParallelModel&&) noexcept;
+  ParallelModel& operator=(ParallelModel&&) = delete;
+
+  /// A step on this rank's rows, split into the micro-batches: forward, loss, backward, reductions. `x` and `y` are cut
+  /// at dim 0. Ranks of one pipeline get the same rows (Session::rows). Returns the loss of all ranks, their sum or
+  /// mean as ParallelOptions::average says, on every rank; all-reduces 8 bytes for it. Then optimizer.step().
+  /// Throws UsageError for fewer rows than micro-batches, for a loss of more than one element, and, in the first step,
+  /// for a loss that is a mean although gradients are summed.
+  double step(const at::Tensor& x, const at::Tensor& y, const Loss& loss);
+  /// The same of a Model of this library, which has a loss of its own: the mean over the target tokens of all ranks.
+  double step(const at::Tensor& ids, const at::Tensor& labels);
+
+  /// A forward of the caller's own. While gradients are recorded it begins a step, or its next micro-batch; the
+  /// backward() of the last one reduces gradients, and ends the step. In between the caller does what he likes. With
+  /// gradients off (at::NoGradGuard) it evaluates.
+  /// Throws UsageError for a pipeline, whose stages step() runs; for more forwards than micro-batches; and in
+  /// backward(), in the first step, as step() for a mean.
+  Tensors forward(Tensors inputs);
+  at::Tensor operator()(const at::Tensor& input);
+  /// A forward without gradients, also through the stages of a pipeline: every rank calls it. Undefined on ranks that
+  /// do not hold the last stage.
+  at::Tensor evaluate(const at::Tensor& input);
+
+  /// What an optimizer updates: pieces of this rank, with .grad after a step. An optimizer that is not element-wise
+  /// takes whole_parameters().
+  std::vector<at::Tensor> parameters() const;
+  /// The same for an optimizer that needs whole matrices, such as Muon or Shampoo. Throws UsageError, naming the first
+  /// parameter and the technique, where a rank has a part of it.
+  std::vector<at::Tensor> whole_parameters() const;
+  /// Scales the gradients of all ranks so that their common norm is at most `max_norm`, and returns the norm before.
+  /// After a step, on every rank. All-reduces 560 bytes.
+  double clip_grad_norm(double max_norm);
+
+  /// The optimizer and the schedulers whose state checkpoints keep, before the first load() or save(): see
+  /// ModuleCheckpoint, which says what it throws.
+  void attach(torch::optim::Optimizer& optimizer);
+  void attach(torch::optim::LRScheduler& scheduler);
+  /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
+  Progress load(const std::filesystem::path& run);
+  /// Saves a checkpoint in `run`, of which the newest two stay. Every rank calls it, between steps.
+  SavedCheckpoint save(const std::filesystem::path& run, const Progress& progress);
+
+  Module& module() noexcept;
+  Engine& engine() noexcept;
+  const Mesh& mesh() const noexcept;
+  /// Of a batch: ranks with rows of their own, times micro-batches.
+  int64_t num_parts() const noexcept;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Arranges `net` for the ranks of the session by some techniques, in any order: they are the entries of recipes, with
+/// the same settings and checks (docs/README.md lists them).
+///
+///   Session session({.pp = 2});
+///   auto model = parallelize(net, session, {pipeline({.schedule = "1f1b", .micro_batches = 8}),
+///                                           fsdp(), recompute({.modules = {"blocks.*"}})});
+///   torch::optim::AdamW optimizer(model.parameters(), 3e-4);
+///   ...
+///   double loss = model.step(x, y, loss_of);
+///   optimizer.step();
+///
+/// Without a data-parallel technique it is ddp(). Every rank calls it with the same net and techniques; parameters
+/// become those of rank 0. The net's own tensors are the unsharded parameters, whose memory comes and goes under FSDP.
+/// Throws UsageError, naming the nearest valid choice: for two techniques of one family, for what cannot stand beside
+/// each other or on this mesh, for a pattern that no unit fits; for splits of layers (tensor, context and expert
+/// parallelism) of a torch::nn::Module, which has no table of how to split it; for fp16, which needs a loss scale; and
+/// for techniques that step in a way of their own (DiLoCo, servers without a barrier, PipeDream), which
+/// `caravan train` runs.
+ParallelModel parallelize(const Trainable& net, const Session& session, const std::vector<Technique>& techniques,
+                          ParallelOptions options = {});
+
+}  // namespace caravan

@@ -1,0 +1,286 @@
+#include "caravan/session/trials.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/tensor.h"
+#include "caravan/mesh/layout.h"
+#include "caravan/session/loss_check.h"
+
+namespace caravan {
+namespace {
+
+/// Puts the values of a module back as they were, and takes the gradients away.
+class KeptValues {
+ public:
+  explicit KeptValues(torch::nn::Module& net) {
+    for (const at::Tensor& parameter : net.parameters()) keep(parameter);
+    for (const at::Tensor& buffer : net.buffers()) keep(buffer);
+  }
+  ~KeptValues() { restore(); }
+  KeptValues(const KeptValues&) = delete;
+  KeptValues& operator=(const KeptValues&) = delete;
+
+  void restore() const {
+    const at::NoGradGuard no_grad;
+    for (const auto& [tensor, values] : kept_) {
+      const at::Tensor copy = values.clone();
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(copy.getIntrusivePtr());
+      tensor.mutable_grad() = at::Tensor();
+    }
+  }
+
+ private:
+  void keep(const at::Tensor& tensor) { kept_.emplace_back(tensor, tensor.detach().clone()); }
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+};
+
+/// By name: gradients of one process.
+using Gradients = std::map<std::string, at::Tensor>;
+
+/// The largest root of the mean square of a gradient.
+double largest_of(const Gradients& gradients) {
+  double largest = 0;
+  for (const auto& [name, gradient] : gradients) {
+    const double norm = gradient.norm().item<double>();
+    largest = std::max(largest, norm / std::sqrt(static_cast<double>(std::max<int64_t>(gradient.numel(), 1))));
+  }
+  return largest;
+}
+
+at::Tensor piece_of(at::Tensor whole, const Box& box) {
+  for (size_t dim = 0; dim < box.size.size(); ++dim) {
+    whole = whole.narrow(static_cast<int64_t>(dim), box.offset[dim], box.size[dim]);
+  }
+  return whole;
+}
+
+struct Worst {
+  double error = 0;
+  double factor = 0;  ///< 0: none
+  std::string name{};
+};
+
+/// Of the gradients that this rank has.
+Worst worst_of(ParallelModel& model, const Gradients& want, int& num_parameters) {
+  constexpr double kFloor = 0.01;
+  const double largest = largest_of(want);
+  Worst worst;
+  num_parameters = 0;
+  for (const Parameter* parameter : model.module().parameters()) {
+    const auto found = want.find(parameter->name());
+    if (found == want.end()) continue;
+    ++num_parameters;
+    const Box box = local_box(parameter->global_shape(), parameter->sharded_layout(), model.mesh(), parameter->name());
+    const at::Tensor b = piece_of(found->second, box).to(at::kDouble);
+    if (b.numel() == 0) continue;
+    const at::Tensor& gradient = parameter->sharded().grad();
+    const at::Tensor a = gradient.defined() ? gradient.to(at::kDouble).view(b.sizes()) : at::zeros_like(b);
+    const double norm = b.norm().item<double>();
+    const double floor = kFloor * largest * std::sqrt(static_cast<double>(b.numel()));
+    const double difference = (a - b).norm().item<double>();
+    const double error = floor + norm > 0 ? difference / (floor + norm) : difference;
+    if (!(error <= worst.error)) {  // also if it is not a number
+      const double factor = norm > 0 ? (a * b).sum().item<double>() / (norm * norm) : 0;
+      const bool is_multiple = (a - factor * b).norm().item<double>() <= 1e-3 * norm && std::abs(factor - 1) > 1e-3;
+      worst = {std::isnan(error) ? INFINITY : error, is_multiple ? factor : 0, parameter->name()};
+    }
+  }
+  return worst;
+}
+
+/// Of all ranks, on every rank.
+Worst worst_of_all(const Worst& own, const Mesh& mesh) {
+  Communicator& world = mesh.world();
+  const at::Tensor errors = at::empty({mesh.world().size()}, at::kDouble);
+  all_gather_async(world, at::full({1}, own.error, at::kDouble), errors, {}, "error").wait();
+  const auto rank = static_cast<int>(errors.argmax().item<int64_t>());
+  const at::Tensor number = at::full({1}, own.factor, at::kDouble);
+  broadcast_async(world, number, rank, "factor").wait();
+  at::Tensor text = at::zeros({512}, at::kByte);
+  std::memcpy(text.data_ptr(), own.name.data(), std::min<size_t>(own.name.size(), 511));
+  broadcast_async(world, text, rank, "name").wait();
+  return {errors.max().item<double>(), number.item<double>(),
+          fmt::format("gradient of {} on rank {}", static_cast<const char*>(text.data_ptr()), rank)};
+}
+
+void check_same(const StepData& batch, const Mesh& mesh) {
+  for (const auto& [name, tensor] : {std::pair("x", batch.x), std::pair("y", batch.y)}) {
+    const double own = tensor.to(at::kDouble)
+                           .mul(at::arange(1, tensor.numel() + 1, at::kDouble).view(tensor.sizes()))
+                           .sum()
+                           .item<double>();
+    const at::Tensor both = at::full({2}, own, at::kDouble);
+    both[1].neg_();
+    all_reduce_async(mesh.world(), both, both, ReduceOp::max, "batch").wait();
+    if (both[0].item<double>() == -both[1].item<double>()) continue;
+    throw UsageError({"prove", name, "is not the same on every rank", mesh.where(),
+                      "give every rank the whole batch; prove() cuts it"});
+  }
+}
+
+double tolerance_of(const std::vector<Technique>& techniques, at::ScalarType type) {
+  for (const Technique& technique : techniques) {
+    const auto* precision = std::get_if<PrecisionChoice>(&technique);
+    if (precision != nullptr && *precision != PrecisionChoice{}) return 5e-2;
+  }
+  return type == at::kDouble ? 1e-10 : 2e-5;
+}
+
+std::vector<AxisSize> axes_of(const PlannedRanks& ranks) {
+  std::vector<AxisSize> axes{{"dp", ranks.dp}};
+  if (ranks.pp > 1) axes.insert(axes.begin(), {"pp", ranks.pp});
+  for (const auto& [name, size] : {std::pair("ep", ranks.ep), std::pair("cp", ranks.cp), std::pair("tp", ranks.tp)}) {
+    if (size > 1) axes.push_back({name, size});
+  }
+  for (const AxisSize& axis : axes) {
+    if (axis.size < 1) {
+      throw UsageError(
+          {"rehearse", axis.name, fmt::format("{} is not a number of ranks", axis.size), "", "use 1 or more"});
+    }
+  }
+  return axes;
+}
+
+}  // namespace
+
+/// What a Trainable is made of.
+class TrainableParts {
+ public:
+  static torch::nn::Module& module_of(const Trainable& net, const char* op, const char* action) {
+    if (net.model_ != nullptr) throw UsageError({op, "net", "is a Module of this library", "", action});
+    return *net.module_;
+  }
+  /// The output of one process.
+  static at::Tensor run(const Trainable& net, const at::Tensor& x, const Mesh& mesh) {
+    return net.adapted(mesh)->run({x}, {}).at(0);
+  }
+};
+
+std::string ModuleProof::to_string() const {
+  if (holds()) {
+    return fmt::format(
+        "holds: loss and gradients of {} parameters on {} ranks are those of one process, largest error "
+        "{:.1e} of {:.0e}",
+        num_parameters, num_ranks, std::max(largest_error, loss_error), tolerance);
+  }
+  if (factor) return fmt::format("differs: {} is {:.3f} times that of one process", worst, *factor);
+  return loss_error > tolerance && largest_error <= tolerance
+             ? fmt::format("differs: the loss, by {:.1e}", loss_error)
+             : fmt::format("differs: {} by {:.1e} of its norm", worst, largest_error);
+}
+
+ModuleProof prove(const Trainable& net, const Mesh& mesh, const std::vector<Technique>& techniques,
+                  const StepData& batch, const ParallelOptions& options, std::optional<double> tolerance) {
+  torch::nn::Module& module = TrainableParts::module_of(net, "prove", "use a ProveCase (prove/prove.h)");
+  check_same(batch, mesh);
+  for (const at::Tensor& parameter : module.parameters()) {
+    broadcast_async(mesh.world(), parameter.detach(), 0, "parameters").wait();
+  }
+  const KeptValues kept(module);
+  const at::Tensor loss = batch.loss(TrainableParts::run(net, batch.x, mesh), batch.y);
+  loss.backward();
+  Gradients want;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().grad().defined()) want[item.key()] = item.value().grad().clone();
+  }
+  kept.restore();
+
+  ModuleProof proof{
+      .num_ranks = mesh.world().size(),
+      .tolerance = tolerance ? *tolerance : tolerance_of(techniques, module.parameters().front().scalar_type())};
+  {
+    ParallelModel model(net, mesh, techniques, options);
+    if (options.average && batch.x.size(0) % model.num_parts() != 0) {
+      throw UsageError({"prove", "batch",
+                        fmt::format("{} rows are not a multiple of {} parts, whose means are averaged", batch.x.size(0),
+                                    model.num_parts()),
+                        mesh.where(), "give it a multiple"});
+    }
+    const double got = model.step(rows_of(batch.x, mesh), rows_of(batch.y, mesh), batch.loss);
+    const double one = loss.item<double>();
+    proof.loss_error = std::abs(got - one) / std::max(std::abs(one), 1e-30);
+    const Worst worst = worst_of_all(worst_of(model, want, proof.num_parameters), mesh);
+    proof.largest_error = worst.error;
+    proof.worst = worst.name;
+    if (worst.factor != 0) proof.factor = worst.factor;
+  }
+  return proof;
+}
+
+ModuleProof prove(const Trainable& net, const Session& session, const std::vector<Technique>& techniques,
+                  const StepData& batch, ParallelOptions options, std::optional<double> tolerance) {
+  options.seed = session.seed();
+  return prove(net, session.mesh(), techniques, batch, options, tolerance);
+}
+
+Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,
+                   const StepData& rows, const MakeOptimizer& optimizer, ParallelOptions options) {
+  torch::nn::Module& module = TrainableParts::module_of(net, "rehearse", "use `caravan inspect`, or cost/rehearsal.h");
+  const KeptValues kept(module);
+  RehearsedWorld world{.axes = axes_of(ranks), .ranks_per_host = ranks.ranks_per_host};
+  int size = 1;
+  for (const AxisSize& axis : world.axes) size *= axis.size;
+  if (ranks.rank < 0 || ranks.rank >= size) {
+    throw UsageError(
+        {"rehearse", "rank", fmt::format("there is no rank {} of {}", ranks.rank, size), "", "name one of them"});
+  }
+  const int stage = size / ranks.pp;  // ranks of one
+  const at::Tensor x = at::empty_like(rows.x, at::kMeta), y = at::empty_like(rows.y, at::kMeta);
+  Rehearsal found;
+  // Earlier stages tell what they send.
+  for (int rank = ranks.rank % stage; rank <= ranks.rank; rank += stage) {
+    kept.restore();
+    to_meta(module);
+    world.rank = rank;
+    found = rehearse(world, [&](const Mesh& mesh) {
+      const auto model = std::make_shared<ParallelModel>(net, mesh, techniques, options, at::kMeta);
+      const std::shared_ptr<torch::optim::Optimizer> updates = optimizer ? optimizer(model->parameters()) : nullptr;
+      return RehearsedSteps{.step = [=, &rows] {
+        model->step(x, y, rows.loss);
+        if (updates != nullptr) updates->step();
+      }};
+    });
+  }
+  return found;
+}
+
+std::string inspect(const Trainable& net, PlannedRanks ranks, const std::vector<Technique>& techniques,
+                    const StepData& rows, const MakeOptimizer& optimizer, const ParallelOptions& options) {
+  const int of_stage = ranks.dp * ranks.ep * ranks.cp * ranks.tp;
+  std::string text;
+  for (int stage = 0; stage < ranks.pp; ++stage) {
+    ranks.rank = stage * of_stage;
+    const Rehearsal found = rehearse(net, ranks, techniques, rows, optimizer, options);
+    text += fmt::format("rank {} of {}: {} at the peak, in {}\n", ranks.rank, of_stage * ranks.pp,
+                        format_bytes(found.peak.total()), found.peak_event);
+    for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
+      if (found.peak.of[kind] != 0) {
+        text += fmt::format("  {:<12} {:>12}\n", kMemoryKindNames[kind], format_bytes(found.peak.of[kind]));
+      }
+    }
+    std::map<std::pair<std::string, Verb>, std::pair<double, double>> sums;
+    for (const SentCalls& sent : found.sent) {
+      auto& [calls, bytes] = sums[{sent.axis, sent.verb}];
+      calls += sent.calls;
+      bytes += sent.bytes;
+    }
+    for (const auto& [what, sum] : sums) {
+      text += fmt::format("  sends over {}, {}: {:g} calls, {}\n", what.first, name(what.second), sum.first,
+                          format_bytes(std::llround(sum.second)));
+    }
+  }
+  return text;
+}
+
+}  // namespace caravan
