@@ -66,7 +66,7 @@ def fingerprint(entry):
     seen, queue = set(), [pathlib.Path(entry["file"])]
     while queue:
         file = queue.pop()
-        if file in seen or not file.exists():
+        if file in seen or not file.is_file():
             continue
         seen.add(file)
         text = file.read_bytes()
