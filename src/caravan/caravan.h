@@ -1,7 +1,7 @@
 #pragma once
 
-// What a program of one's own needs, in one include: see docs/own_programs.md. It includes no header of torch::nn or
-// torch::optim, which cost seconds to compile: include the layers and the optimizer that you use.
+// Everything that a user's program needs, in one include: see docs/own_programs.md. It includes no header of torch::nn
+// or torch::optim, which cost seconds to compile: include the layers and the optimizer that you use.
 
 // The job: processes, mesh, errors.
 #include "caravan/base/error.h"

@@ -23,8 +23,9 @@ HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
 /// Writes a folder that transformers loads with the same logits: config.json, model.safetensors, tokenizer.json,
 /// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder, or
-/// replaces the model in it: what it had of these files, and its shards of weights, are removed. Throws ResourceError,
-/// and UsageError before it writes anything for a model that transformers does not have (huggingface_form).
+/// replaces the model in it: its previous versions of these files and its weight shards are removed. Throws
+/// ResourceError. Throws UsageError, before it writes anything, for a model that transformers does not have
+/// (huggingface_form).
 void write_huggingface(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                        const Tokenizer& tokenizer, const TextSettings& text);
 

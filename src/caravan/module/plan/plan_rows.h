@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// What the rows of a plan say about one model. The layouts of parameters and of the model's inputs name each of the
-/// plan's axes; those of a module's inputs and outputs the axes that change.
+/// The rows of a plan resolved for one model. The layouts of parameters and of the model's inputs name each of the
+/// plan's axes; those of a module's inputs and outputs name the axes that change.
 struct PlanRows {
   struct OfParameter {
     Layout sharded;
@@ -24,8 +24,8 @@ struct PlanRows {
     std::vector<std::optional<Layout>> inputs;
     std::vector<std::optional<Layout>> outputs;
   };
-  std::map<std::string, OfParameter> parameters;  ///< every one of the model
-  std::map<std::string, OfModule> modules;        ///< every one of the model
+  std::map<std::string, OfParameter> parameters;  ///< all parameters of the model
+  std::map<std::string, OfModule> modules;        ///< all modules of the model
   std::vector<Layout> inputs;                     ///< of the model
 };
 
