@@ -33,8 +33,8 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
   int coord = 0;
   for (const MeshAxis& axis : axes) coord = coord * axis.size() + axis.coord();
 
-  // Maxima of: the distance of the first rank from the end, micro-batches, their negative; then of each coordinate
-  // whether one of its ranks has the batch, and whether one has not.
+  // Maxima of: the distance of the first rank from the end, micro-batches, their negative; then for each coordinate
+  // whether one of its ranks has the batch, and whether one does not.
   constexpr size_t kHas = 3;
   const auto num_coords = static_cast<size_t>(result.num_coords);
   std::vector<int64_t> facts(kHas + 2 * num_coords, 0);

@@ -11,8 +11,8 @@
 namespace caravan {
 namespace {
 
-/// The .grad of a user's tensor that no optimizer may update, because what rests is elsewhere. Without it, an optimizer
-/// that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
+/// The .grad of a user's tensor that an optimizer must not update, because the sharded parameter is a separate tensor.
+/// Without it, an optimizer that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
 at::Tensor no_gradient(const Parameter& parameter) {
   if (!parameter.is_external() || parameter.unsharded().is_same(parameter.sharded()) || parameter.unsharded().is_meta())
     return {};
@@ -65,7 +65,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   for (const Slot& slot : state_.layout.slots()) {
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
-    // Detached: torch's zero_grad refuses views that autograd knows of.
+    // Detached: torch's zero_grad refuses views that autograd tracks.
     sharded_gradients_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
                                             : at::Tensor());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
@@ -128,7 +128,7 @@ void Engine::start(int num_micro_batches) {
   }
   num_micro_batches_ = num_micro_batches;
   attendance_ = full_attendance(strategy_, mesh_);
-  running_.clear();  // of a forward that threw
+  running_.clear();  // left by a forward that threw
   unsharded_->check_memory();
   free_all();
   ++num_steps_;
@@ -184,7 +184,7 @@ void Engine::end_step() {
   TraceLog::end_lap();
   gradients_->finish();
   end_reading();
-  if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
+  if (mode_ == Mode::recording) pool_->trim();  // the pool held the gradients of all units at once
   mode_ = Mode::idle;
   last_alone_ = -1;
   for (size_t i = 0; i < sharded_gradients_.size(); ++i) {
@@ -195,7 +195,7 @@ void Engine::end_step() {
   }
 }
 
-/// Between steps again, also if a pass throws.
+/// Returns to the state between steps, also if a pass throws.
 struct Engine::Reset {
   Engine& engine;
   ~Reset() {
@@ -248,7 +248,7 @@ void Engine::follow(Passes& passes) {
   passes_ = nullptr;
 }
 
-/// The pass that begins with `first`, which reaches its other events.
+/// Runs the pass that begins with `first`, which reaches its other events.
 void Engine::run_pass(const Action& first, Passes& passes) {
   const int stage = state_.layout.units().units[static_cast<size_t>(first.unit)].stage;
   const TraceSpan span(TraceLog::kCompute, pass_name(first.kind), std::to_string(first.micro_batch),
@@ -265,8 +265,8 @@ void Engine::run_pass(const Action& first, Passes& passes) {
   if (versions_ != nullptr) versions_->release(first.micro_batch);
 }
 
-/// After a backward. Whether the gradient reaches a frozen unit inside another depends on what that one computes first:
-/// the table assumes that it does.
+/// Called after a backward. Whether the gradient reaches a frozen unit inside another depends on what that one computes
+/// first: the table assumes that it does.
 void Engine::check_skipped(const Action& first) const {
   if (first.kind != Action::Kind::backward) return;
   const Action* next = cursor_.next_event();
@@ -325,7 +325,7 @@ void Engine::perform(const Action& entry) {
   }
 }
 
-/// A step ends with an update, with which whoever runs it follows. Stages that step on their own have more of them.
+/// A step ends with an update, which the caller performs. Stages that step on their own have further updates.
 void Engine::update(const Action& entry) {
   if (versions_ == nullptr) return;
   gradients_->finish();

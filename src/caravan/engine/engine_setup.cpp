@@ -30,7 +30,7 @@ std::string kinds_of(const Layout& layout) {
   return kinds;
 }
 
-/// Axes over which this parameter's gradient is reduced: before, the ranks may have had different values.
+/// Axes over which this parameter's gradient is reduced: on these the ranks may have had different values before.
 std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
   std::vector<std::string> axes;
   for (const AxisMove& move : reduce_moves(layouts, mesh)) axes.push_back(move.axis);
@@ -129,7 +129,7 @@ void Engine::check_dtypes() const {
   check("reduce_dtype", strategy_.reduce_dtype.value_or(at::kFloat), true, "use fp32, bf16 or fp16");
 }
 
-/// Moves the parameters into flat buffers, or makes them there.
+/// Moves the parameters into flat buffers, or creates them there.
 void Engine::take_parameters() {
   const at::NoGradGuard no_grad;
   at::ScalarType dtype = options_.dtype;
@@ -187,12 +187,12 @@ void Engine::take_values(const Slot& slot) {
     return;
   }
   std::vector<std::string> axes = debt_axes(layouts, mesh_);
-  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // of an earlier engine
+  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // left by an earlier engine
   share(rest, axes, mesh_, parameter.name());
   piece.copy_(redistribute(rest, before, layouts.sharded, mesh_, parameter.name()));
 }
 
-/// What rests invariant on data axes becomes what coordinate 0 has, and so do the buffers.
+/// Sharded parameters that are I on data axes, and buffers, take the values of coordinate 0.
 void Engine::share_values() {
   std::set<std::string> all;
   for (const Bucket& bucket : state_.layout.buckets()) {

@@ -23,7 +23,7 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// Calls f(range) for each stretch of `part` that is treated alike.
+/// Calls f(range) for each range of `part` that is treated alike.
 template <class Part, class F>
 void for_each_range(const FlatState& state, const Part& part, const F& f) {
   for (const FlatLayout::Range& range : state.layout.ranges()) {

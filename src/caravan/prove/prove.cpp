@@ -43,7 +43,7 @@ void check_case(const ProveCase& what) {
   }
 }
 
-/// What rank 0 finds, for all ranks.
+/// The result of rank 0, for all ranks.
 nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) {
   Trace one;
   run_thread_ranks(1,

@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-// Gives a field of the recipe, for reading and writing.
+// Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 

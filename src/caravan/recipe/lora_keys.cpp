@@ -11,7 +11,7 @@ RecipeKey with_adapters(RecipeKey key) {
       "is used with lora.rank above 0, or with lora.adapter, only");
 }
 
-// Gives a field of the adapters, for reading and writing.
+// Accesses a field of the adapters, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.model.lora.member; }
 

@@ -40,7 +40,7 @@ RecipeKey named(KeyName name, const std::string& help, Field<Enum> field, std::v
           }};
 }
 
-// Gives a field of the mixture of experts, for reading and writing.
+// Accesses a field of the mixture of experts, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.model.moe.member; }
 

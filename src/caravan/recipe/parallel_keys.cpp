@@ -32,7 +32,7 @@ RecipeKey loss_scale() {
       "is used with precision.compute = \"fp16\" only");
 }
 
-// Gives a field of the recipe, for reading and writing.
+// Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 

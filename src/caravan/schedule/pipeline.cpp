@@ -59,7 +59,7 @@ class Simulation {
     return 0;
   }
 
-  /// When what the pass needs of another stage is there; nothing if that has not run.
+  /// When the input of the pass from another stage is available; nothing if that stage has not run.
   std::optional<double> input_of(const Pass& pass) const {
     const int from = pass.kind == forward ? pass.stage - 1 : pass.kind == backward ? pass.stage + 1 : -1;
     if (!is_stage(from)) return 0;

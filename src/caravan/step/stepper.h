@@ -92,7 +92,7 @@ class Stepper {
   std::vector<int64_t> clocks_{};
 };
 
-/// Steps after which all ranks go on together, one for each advance(): TrainStep. Every rank of the mesh calls it.
+/// Steps after which all ranks continue together, one for each advance(): TrainStep. Every rank of the mesh calls it.
 std::unique_ptr<Stepper> make_sync_stepper(const StepperInputs& inputs);
 
 }  // namespace caravan

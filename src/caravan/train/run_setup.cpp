@@ -11,7 +11,7 @@
 namespace caravan {
 
 JointWork joint_work(const TrainOptions& options) {
-  // Several beats fit into the time that a rank waits for its peers.
+  // A rank that waits for its peers must see several beats before its time-out.
   const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
   JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
                  .stop_requested = options.stop_requested};

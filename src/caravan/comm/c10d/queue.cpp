@@ -27,8 +27,8 @@ void pause(int idle) {
   }
 }
 
-/// One for all communicators split from one world, which have its recorder in common: any of them advances what is
-/// outstanding on the others.
+/// One for all communicators split from one world, which share its recorder: any of them progresses what is outstanding
+/// on the others.
 std::shared_ptr<std::mutex> mutex_of_world(const Communicator& communicator) {
   static std::mutex guard;
   static std::map<const FlightRecorder*, std::weak_ptr<std::mutex>> mutexes;

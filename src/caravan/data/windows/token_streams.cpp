@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr std::chrono::milliseconds kLookAgain{20};
 constexpr const char* kRecordMagic = "caravan-shard-2";
 
-/// Ends the thread that builds, from inside. Never leaves this file.
+/// Thrown to end the building thread. Never leaves this file.
 struct StreamsCancelled {};
 
 std::string to_text(const ShardRecord& record) {
@@ -56,7 +56,7 @@ void write_record(const fs::path& path, const ShardRecord& record) {
 
 }  // namespace
 
-/// Asked by the work of the thread that builds.
+/// Passed to the work of the building thread.
 class TokenStreams::Cancel final : public DataObserver {
  public:
   explicit Cancel(const TokenStreams& streams) : streams_(streams) {}
@@ -123,8 +123,7 @@ void TokenStreams::run() {
   }
 }
 
-/// What somebody waits for, else the text that is least ahead of the run. Waits until there is some; nothing:
-/// cancelled.
+/// What a caller waits for, else the text that is least ahead of the run. Waits for work; returns nothing if cancelled.
 std::optional<TokenStreams::Work> TokenStreams::next_work() {
   std::unique_lock lock(mutex_);
   while (!is_cancelled_) {
@@ -170,7 +169,7 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
 
 void TokenStreams::build(const Work& work) {
   Progress& text = texts_[work.text];
-  const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds any
+  const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds records
   const TextPlace begin = work.shard == 0 ? TextPlace{} : text.records[static_cast<size_t>(work.shard - 1)].end;
   std::optional<ShardRecord> record;
   if (is_next) record = read_record(record_path(work));

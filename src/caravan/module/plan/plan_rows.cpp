@@ -111,7 +111,7 @@ class Resolver {
     layout = Layout(std::move(entries));
   }
 
-  /// Adds the axes of `more`. False if one is there and placed in another way.
+  /// Adds the axes of `more`. Returns false if one exists with another placement.
   static bool merge(Layout& known, const Layout& more) {
     for (const auto& [axis, placement] : more.entries()) {
       if (known.has(axis) && !(known[axis] == placement)) return false;
@@ -148,7 +148,7 @@ class Resolver {
     }
   }
 
-  /// What no row says: I, but a leaf of a data axis is R.
+  /// The default: I, and R for the unsharded parameter on a data axis.
   void complete(PlanRows::OfParameter& layouts) const {
     for (const std::string& axis : plan_.axes) {
       const bool is_data = std::find(plan_.data_axes.begin(), plan_.data_axes.end(), axis) != plan_.data_axes.end();

@@ -8,7 +8,7 @@ namespace {
 
 using Kind = RingStep::Kind;
 
-/// The tables of all ranks, executed in turns until none can go on.
+/// Executes the tables of all ranks in turns until no rank can continue.
 class RingRun {
  public:
   RingRun(std::span<const std::span<const RingStep>> tables, bool is_backward)
@@ -32,10 +32,10 @@ class RingRun {
  private:
   /// Keys and values, or the sum of their gradients.
   struct Item {
-    int turn = -1;            ///< that it belongs to; -1: there is none
-    bool is_sent = false;     ///< a send of it has not been waited for
-    int coming = -1;          ///< the turn of what is received in its place; -1: nothing
-    size_t end_of_sends = 0;  ///< of the messages that a wait needs: how many are sent, and received, until then
+    int turn = -1;            ///< the turn that it belongs to; -1: there is none
+    bool is_sent = false;     ///< a send of it has not been waited for yet
+    int coming = -1;          ///< the turn of what is being received in its place; -1: nothing
+    size_t end_of_sends = 0;  ///< number of messages that must be sent and received before a wait ends
     size_t end_of_recvs = 0;
   };
   struct Rank {
@@ -135,7 +135,8 @@ class RingRun {
                        next(sender), to.recvs[i], to_string(received)));
   }
 
-  /// A send may have to wait until the next rank has started to receive it: messages can be longer than any buffer.
+  /// A send may have to wait until the next rank has started to receive it, since messages can be longer than any
+  /// buffer.
   bool wait(size_t rank, Item& item) {
     Rank& self = ranks_[rank];
     require(item.coming == self.table[self.at].turn, rank, "it is not being received");

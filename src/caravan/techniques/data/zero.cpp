@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-/// What ZeRO and FSDP have in common.
+/// Common part of ZeRO and FSDP.
 void shard(Strategy& strategy, const Mesh& mesh, const std::string& name, const std::string& axis) {
   check_invariant(strategy, mesh, axis, name);
   strategy.name = name;
@@ -57,7 +57,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   shard(strategy, mesh, name, options.axis);
   const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
   set_unsharded_memory(strategy, shares ? UnshardedMemory::shared : UnshardedMemory::freed);
-  // In shared memory a second gather would find what is still there.
+  // In shared memory a second gather would find the values still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::sharded;
   set_common(strategy, options);

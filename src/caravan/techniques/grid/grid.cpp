@@ -19,7 +19,7 @@ bool fits(const Grid& grid, const ModelConfig& config, int64_t side) {
          config.hidden_width() % parts == 0 && (config.vocabulary == 0 || config.vocabulary >= side);
 }
 
-constexpr size_t kMostNamed = 4;  ///< of the numbers of ranks that fit
+constexpr size_t kMostNamed = 4;  ///< of suitable numbers of ranks
 
 std::string sides_text(const Grid& grid, const ModelConfig& config) {
   std::vector<int64_t> ranks;

@@ -34,7 +34,7 @@ Entry pipedream_2bw_entry() {
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream-2bw"); }};
 }
 
-/// Batches of m micro-batches in the order of 1F1B, an update of the stage after the last backward of each. All of
+/// Batches of m micro-batches in the order of 1F1B, with an update of the stage after the last backward of each. All of
 /// batch t is computed with the weights after max(0, t-1) updates: two versions. m is at least p.
 PipelineSchedule pipedream_2bw_schedule() {
   return {.order = order_of_batches,

@@ -9,7 +9,7 @@ namespace {
 
 bool is_synchronous(const Setting& setting) { return setting.text("mode") == "sync"; }
 
-/// `key`, of which only the synchronous mode has a use.
+/// `key`, which is used only in the synchronous mode.
 SettingKey of_sync(SettingKey key) {
   key.idle = [](const Setting& setting) {
     return is_synchronous(setting) ? "" : "is used with " + setting.full_name("mode") + " = \"sync\" only";

@@ -37,7 +37,7 @@ namespace {
 
 class StagedTransfer final : public Transfer {
  public:
-  /// `to`: where a staged message is copied when it has arrived, else null.
+  /// `to`: where a staged message is copied on arrival, else null.
   StagedTransfer(std::shared_ptr<Staging::State> state, std::unique_ptr<Transfer> under, int world_rank, Memory memory,
                  std::byte* to, size_t bytes)
       : state_(std::move(state)),
