@@ -163,9 +163,10 @@ TEST(FlatLayout, ShardsThatAreNotOnePartForEachCoordinateAreRefused) {
   const auto rows = [](int64_t first) { return Placement(Shard{0, {first, 4 - first}}); };
   EXPECT_EQ(refusal(rows(4), rows(4)), "");
   EXPECT_EQ(refusal(rows(0), rows(4)), "") << "b lies in front of a";
-  EXPECT_THAT(refusal(rows(4), rows(0)), AllOf(HasSubstr("a: rests S(0; 4 0) on axis dp"), HasSubstr("shard_at_rows")));
-  EXPECT_THAT(refusal(rows(2), rows(2)), HasSubstr("a: rests S(0; 2 2) on axis dp"));
-  EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: rests S(1) on axis dp"));
+  EXPECT_THAT(refusal(rows(4), rows(0)),
+              AllOf(HasSubstr("a: is sharded S(0; 4 0) on axis dp"), HasSubstr("shard_at_rows")));
+  EXPECT_THAT(refusal(rows(2), rows(2)), HasSubstr("a: is sharded S(0; 2 2) on axis dp"));
+  EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: is sharded S(1) on axis dp"));
 }
 
 TEST(FlatLayout, ParametersRestInIOrS) {
@@ -175,7 +176,7 @@ TEST(FlatLayout, ParametersRestInIOrS) {
     Strategy strategy = whole_model(model, mesh);
     strategy.layouts.at("w") = {{{"a", owed}}, {{"a", owed}}};
     EXPECT_THAT(message_of<LayoutError>([&] { FlatLayout(strategy, mesh); }),
-                HasSubstr("w: rests " + owed.to_string() + " on axis a"));
+                HasSubstr("w: is " + owed.to_string() + " on axis a"));
   }
 }
 
@@ -255,7 +256,7 @@ TEST(FlatState, RefusesWhatHasNoFlatForm) {
     mixed.materialise(mesh, {}, {});
     mixed.at("a").set_sharded(at::zeros({3}, at::kDouble).requires_grad_(), {});
     EXPECT_THAT(message_of<UsageError>([&] { Engine(mixed, mesh, whole_model(mixed, mesh)); }),
-                HasSubstr("a: rests as Double on cpu, but b as Float on cpu"));
+                HasSubstr("a: is Double on cpu, but b is Float on cpu"));
     Parameters frozen{{"a", {3}, true}};
     frozen.at("a").set_requires_grad(false);
     EXPECT_THAT(message_of<UsageError>([&] { Engine(frozen, mesh, whole_model(frozen, mesh)); }),

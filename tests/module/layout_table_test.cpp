@@ -126,7 +126,7 @@ TEST(LayoutTable, SaysWhichLevelOfAParameterToChange) {
     return message_of<LayoutError>([&] { table.infer(op, meta({2, 4, 8}), {x, *weight}, "norm"); });
   };
   table.set(x, tp(Shard{1}));
-  EXPECT_THAT(refusal(kScale), AllOf(HasSubstr("redistribute parameter norm.weight I -> R"), HasSubstr("leaf R")));
+  EXPECT_THAT(refusal(kScale), AllOf(HasSubstr("redistribute parameter norm.weight I -> R"), HasSubstr("unsharded R")));
   table.set(x, tp(Partial{}));
   EXPECT_THAT(refusal(kAddBias), AllOf(HasSubstr("redistribute parameter norm.weight I -> P"), HasSubstr("compute P")));
 }

@@ -355,8 +355,9 @@ TEST(Plan, RefusesRowsThatCannotBe) {
               HasSubstr("lays out input 1 of first.mlp, but the forward pass has none"));
   EXPECT_THAT(refusal<UsageError>(with(scale({"weight", {{"dp", shard(0)}}}))),
               AllOf(HasSubstr("first.norm.weight is laid out on dp"), HasSubstr("its axes are tp")));
-  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kR)}))), HasSubstr("rests R on tp"));
-  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kI), tp(kP)}))), HasSubstr("its leaf is P on tp"));
+  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kR)}))), HasSubstr("is sharded R on tp"));
+  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kI), tp(kP)}))),
+              HasSubstr("its unsharded layout is P on tp"));
   Plan plan = column_row();
   plan.axes = {"cp"};
   EXPECT_THAT(refusal<UsageError>(plan), HasSubstr("cp"));
@@ -405,7 +406,7 @@ TEST(Plan, RefusesAnInvariantNormWeightOnAShardedStream) {
   plan.rows.push_back({.pattern = "*.norm", .parameters = {{"weight", tp(kI)}}});
   EXPECT_THAT(refusal<LayoutError>(plan),
               AllOf(HasSubstr("first.norm"), HasSubstr("redistribute parameter first.norm.weight I -> R"),
-                    HasSubstr("in the plan: leaf R")));
+                    HasSubstr("in the plan: unsharded R")));
 }
 
 TEST(Plan, RefusesAnInvariantBiasOnAPartialSum) {

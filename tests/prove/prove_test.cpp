@@ -313,7 +313,7 @@ TEST(Prove, RefusesACaseThatCannotBe) {
   EXPECT_THAT(refusal_of(what), HasSubstr("use fp64 or fp32"));
   what.dtype = at::kDouble;
   what.compute_dtype = at::kBFloat16;
-  EXPECT_THAT(refusal_of(what), HasSubstr("let parameters rest in fp32"));
+  EXPECT_THAT(refusal_of(what), HasSubstr("use fp32 parameters"));
   what = case_of(ModelKind::gpt2, 2);
   what.rows = 7;
   EXPECT_THAT(refusal_of(what), HasSubstr("batch"));

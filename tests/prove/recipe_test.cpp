@@ -220,7 +220,7 @@ TEST(ProveRecipe, ProvesOneMicroBatchAndManyForAuto) {
   ASSERT_EQ(proof.own_steps.size(), 2U);
   EXPECT_EQ(proof.own_steps[0].num_micro_batches, 1);
   EXPECT_EQ(proof.own_steps[1].num_micro_batches, 2);
-  for (const char* path : {"gradients written at rest", "gradients added at rest"}) {
+  for (const char* path : {"gradients written to shards", "gradients added to shards"}) {
     EXPECT_THAT(proof.own_paths, Contains(Key(path)));
     EXPECT_THAT(proof.paths(), Contains(Key(path)));
   }

@@ -118,7 +118,7 @@ void Progress::planned(const TrainPlan& plan) {
                    plan.vocabulary));
   line(plan.train_tokens > 0
            ? fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens)))
-           : "data      streamed: tokenized while training goes on");
+           : "data      streamed: tokenized during training");
   line(fmt::format("batch     {} over {}", plan.batch.to_string(), plan.backend));
   if (!plan.mesh.empty()) line("mesh      " + plan.mesh);
   if (!plan.order.empty()) line("ranks     " + plan.order);

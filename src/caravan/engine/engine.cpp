@@ -18,7 +18,7 @@ at::Tensor no_gradient(const Parameter& parameter) {
     return {};
   at::Tensor none =
       without_memory(parameter.unsharded().sizes().vec(), parameter.unsharded().options().requires_grad(false));
-  take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of what rests elsewhere. "
+  take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of the sharded parameters. "
                               "do: give the optimizer engine.parameters() instead of module->parameters()",
                               parameter.name()));
   return none;
@@ -215,8 +215,9 @@ void Engine::set_exchange(StepExchange* exchange) noexcept {
 void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* exchange) {
   if (exchange != nullptr &&
       (strategy_.unsharded_memory != UnshardedMemory::versions || strategy_.reduces_each_micro_batch)) {
-    throw InternalError({strategy_.name, "run_step", "an exchange needs leaves that are versions, reduced once a step",
-                         mesh_.where(), ""});
+    throw InternalError({strategy_.name, "run_step",
+                         "an exchange needs unsharded parameters that are versions, reduced once a step", mesh_.where(),
+                         ""});
   }
   start(num_micro_batches);
   begin_table(table(num_micro_batches));

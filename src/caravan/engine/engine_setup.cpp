@@ -78,7 +78,7 @@ void Engine::check_agreement() const {
   for (const Parameter* parameter : model_.parameters()) {
     facts.push_back({parameter->name(), describe(parameter->sharded(), parameter->global_shape()) +
                                             (parameter->requires_grad() ? "" : ", frozen")});
-    facts.push_back({parameter->name() + " at rest", kinds_of(layouts_of(strategy_, *parameter).sharded) +
+    facts.push_back({parameter->name() + " sharded", kinds_of(layouts_of(strategy_, *parameter).sharded) +
                                                          (parameter->spec().decays ? "" : ", without decay")});
   }
   for (const auto& [name, buffer] : model_.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
@@ -145,17 +145,17 @@ void Engine::take_parameters() {
     }
     if (rest.scalar_type() == dtype && rest.device() == device) continue;
     throw UsageError({strategy_.name, slot.parameter->name(),
-                      fmt::format("rests as {} on {}, but {} as {} on {}", c10::toString(rest.scalar_type()),
+                      fmt::format("is {} on {}, but {} is {} on {}", c10::toString(rest.scalar_type()),
                                   rest.device().str(), first->name(), c10::toString(dtype), device.str()),
-                      "", "let all parameters rest in one dtype on one device"});
+                      "", "give all sharded parameters one dtype on one device"});
   }
   if (dtype == at::kDouble && (strategy_.compute_dtype != at::kFloat || strategy_.gradient_dtype != at::kFloat)) {
     const bool is_leaf = strategy_.compute_dtype != at::kFloat;
     throw UsageError({strategy_.name, is_leaf ? "compute_dtype" : "gradient_dtype",
-                      fmt::format("parameters rest in fp64, but {} {}",
+                      fmt::format("sharded parameters are fp64, but {} {}",
                                   is_leaf ? "are computed with in" : "their gradients are kept in",
                                   c10::toString(is_leaf ? strategy_.compute_dtype : strategy_.gradient_dtype)),
-                      "", "let them rest in fp32"});
+                      "", "make them fp32"});
   }
   if (strategy_.hook != nullptr) {
     const at::ScalarType kept = strategy_.gradient_dtype == at::kFloat ? dtype : strategy_.gradient_dtype;

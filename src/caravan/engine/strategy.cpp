@@ -147,7 +147,7 @@ void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::stri
     // A shard from another wrapping is gathered and cut again; one that is computed with belongs to a plan.
     if (mesh[axis].size() == 1 || layouts.sharded[axis].is_invariant() || layouts.unsharded[axis].is_replicate())
       continue;
-    throw LayoutError({technique, name, "does not rest invariant on axis " + axis,
+    throw LayoutError({technique, name, "is not invariant on axis " + axis,
                        mesh.where() + ", layout " + layouts.sharded.to_string(),
                        "leave axis " + axis + " out of its layout"});
   }
@@ -253,8 +253,8 @@ void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const s
       ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
       if (layouts.sharded[axis].is_shard()) continue;  // another unit of the same stages has changed it
       if (parameter->global_shape().empty()) {
-        throw LayoutError(
-            {"pipeline", parameter->name(), "a scalar cannot rest on a stage", mesh.where(), "give it the shape [1]"});
+        throw LayoutError({"pipeline", parameter->name(), "a scalar cannot be stored on a stage", mesh.where(),
+                           "give it the shape [1]"});
       }
       const Shard on_stage{.dim = 0, .owner = coords.front(), .rows = sharded_rows(*parameter, layouts, mesh)};
       layouts.sharded = layouts.sharded.moved(axis, on_stage);

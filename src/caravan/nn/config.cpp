@@ -86,7 +86,7 @@ void check_experts(const ModelConfig& c) {
   }
   const auto check = [&](std::string_view key, double value, const char* usual) {
     if (!std::isfinite(value) || value < 0) {
-      refuse_moe(key, fmt::format("{} is below 0, or no number", value), fmt::format("a usual value is {}", usual));
+      refuse_moe(key, fmt::format("{} is below 0 or not a number", value), fmt::format("a usual value is {}", usual));
     }
   };
   check("capacity", moe.capacity, "0 or 1.25");

@@ -93,7 +93,7 @@ std::vector<RecipeKey> data_keys() {
       data_sources(),
       only_with(
           boolean({"data.streaming", OnResume::history},
-                  "tokenize the text while training goes on: for texts larger than memory", FIELD(data.streaming)),
+                  "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
           [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
       choice({"data.format", OnResume::content},
              "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
@@ -109,7 +109,7 @@ std::vector<RecipeKey> data_keys() {
               "leave out JSON lines that lack the field or are not JSON; else they are errors",
               FIELD(data.skip_bad_lines)),
       paths({"data.validation", OnResume::content, AcrossRanks::differ},
-            "text of its own for validation; \"\": a part of each file", FIELD(data.validation), true),
+            "separate text for validation; \"\": a part of each file", FIELD(data.validation), true),
       only_with(
           real({"data.validation_fraction", OnResume::content},
                "the part of each file, its end, that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),

@@ -162,11 +162,11 @@ void ScheduleRun::refuse_waiting() const {
       const char* never = next.kind == Action::Kind::gather ? "gathers"
                           : next.kind == Action::Kind::recv ? "sends"
                                                             : "receives";
-      refuse(rank, fmt::format("waits for ever: rank {} never {} it", other, never));
+      refuse(rank, fmt::format("waits forever: rank {} never {} it", other, never));
     }
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].at < tables_[rank].size()) refuse(rank, "waits for ever for " + text_of_cycle(rank));
+    if (ranks_[rank].at < tables_[rank].size()) refuse(rank, "waits forever for " + text_of_cycle(rank));
   }
 }
 
@@ -187,7 +187,7 @@ void ScheduleRun::finish(size_t rank) const {
     if (state.is_there[group]) refuse(rank, fmt::format("{} is still gathered", group_text(static_cast<int>(group))));
   }
   const bool has_update = !state.table->empty() && state.table->back().kind == Action::Kind::update;
-  if (trains_ && !has_update) refuse(rank, "there is no update");
+  if (trains_ && !has_update) refuse(rank, "the update is missing");
 }
 
 /// No rank lacks one at this point: a gather waits, and the update refuses a missing reduction.

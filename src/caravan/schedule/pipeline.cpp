@@ -37,7 +37,7 @@ class Simulation {
     for (size_t rank = 0; rank < next.size(); ++rank) {
       if (next[rank] < order_.ranks[rank].size()) {
         throw UsageError(
-            {.op = "pipeline", .subject = "schedule", .fact = "waits for ever", .action = "check() names the cycle"});
+            {.op = "pipeline", .subject = "schedule", .fact = "waits forever", .action = "check() names the cycle"});
       }
     }
     return std::move(timeline_);

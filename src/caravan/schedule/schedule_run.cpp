@@ -49,7 +49,7 @@ bool ScheduleRun::step(size_t rank) {
     case Kind::recv: return recv(rank, next);
     case Kind::update: update(rank); return true;
   }
-  refuse(rank, "is of no known kind");
+  refuse(rank, "is of an unknown kind");
 }
 
 void ScheduleRun::begin_pass(size_t rank, const Action& event) {

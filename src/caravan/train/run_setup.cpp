@@ -55,7 +55,7 @@ std::vector<std::string> start_notes(const NoteSources& of) {
   const int64_t steps = of.recipe.train.steps;
   if (of.options.resumes() && of.step == steps) {
     notes.push_back(
-        fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
+        fmt::format("the run is complete (step {} of {}); to continue: --resume --set  train.steps=M with M above {}",
                     steps, steps, steps));
   }
   return notes;

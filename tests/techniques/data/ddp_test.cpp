@@ -283,7 +283,7 @@ TEST(Ddp, RefusesWhatItCannotDo) {
               HasSubstr("gradient_dtype: Half is not supported\n  do: use fp32 or bf16"));
   EXPECT_THAT(message_of<UsageError>(refusal({}, {.bucket_bytes = 0})), HasSubstr("bucket_bytes"));
   EXPECT_THAT(message_of<LayoutError>(refusal({{"w0", {{"dp", Shard{0, {1, 2}}}}}}, {})),
-              HasSubstr("w0: does not rest invariant on axis dp"));
+              HasSubstr("w0: is not invariant on axis dp"));
   on_mesh({{"dp", 1}}, [](const Mesh& mesh) {
     Choice model({true});
     EXPECT_THROW(Ddp(model, mesh, {.axis = "data"}), UsageError);

@@ -165,7 +165,7 @@ void C10dQueue::poll_until_done(C10dWork& work, milliseconds limit, Lock& lock) 
                        .fact = fmt::format("not complete within the {} s given to wait()",
                                            std::chrono::duration<double>(limit).count()),
                        .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
-                       .action = "wait again; the operation goes on"});
+                       .action = "wait again; the operation continues"});
     }
     lock.unlock();
     progress_->drive_others(*this);

@@ -86,8 +86,7 @@ std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, st
     if (late.stopped_process == 0) continue;
     text.fact += fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(group, ranks[i]),
                              late.stopped_process);
-    text.action =
-        fmt::format("let the stopped process go on before the time-out (kill -CONT {})", late.stopped_process);
+    text.action = fmt::format("continue the stopped process before the time-out (kill -CONT {})", late.stopped_process);
   }
   return std::make_exception_ptr(CommError(std::move(text)));
 }

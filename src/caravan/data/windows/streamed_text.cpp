@@ -90,7 +90,7 @@ StreamedText::StreamedText(const std::vector<fs::path>& files, const Options& op
     if (is_compressed && options.validation_fraction > 0) {
       throw UsageError({"data", "data.validation_fraction",
                         path.string() + " is compressed: with data.streaming its end is not known when training starts",
-                        "", "name a text of its own: data.validation = \"FILE\""});
+                        "", "name a separate text: data.validation = \"FILE\""});
     }
     if (!is_compressed) file.train_end = file.bytes;
     files_.push_back(std::move(file));

@@ -239,7 +239,7 @@ TokenFile TokenStreams::open(size_t text, int64_t shard, DataObserver& observer)
       throw ResourceError(
           {"data", fmt::format("shard {} of {}", shard, progress.name),
            "is not in the cache, although another rank of this host has tokenized it", tokens_path(known).string(),
-           "give all ranks of a host the same cache, on a file system with locks, or each one of its own"});
+           "give all ranks of a host the same cache, on a file system with locks, or each rank its own"});
     }
     progress.removed = shard;
     changed_.notify_all();

@@ -49,10 +49,11 @@ void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter
   for (size_t k = 0; k < rows.size(); ++k) {
     if (rows[k] == 0) continue;
     if (shard.dim() != 0 || k < level.last) {
-      throw LayoutError({"flat", parameter.name(),
-                         fmt::format("rests {} on axis {}: its group is not one contiguous part for each coordinate",
-                                     shard.to_string(), level.axis.name()),
-                         level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
+      throw LayoutError(
+          {"flat", parameter.name(),
+           fmt::format("is sharded {} on axis {}: its group is not one contiguous part for each coordinate",
+                       shard.to_string(), level.axis.name()),
+           level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
     }
     level.counts[k] += rows[k] * stretch.row;
     last = k;
@@ -69,8 +70,8 @@ void check_rest(const Parameter& parameter, const Layout& rest, const Mesh& mesh
     if (axis.size() == 1 || !rest.has(axis.name())) continue;
     const Placement& placement = rest[axis.name()];
     if (placement.is_shard() || placement.is_invariant()) continue;
-    throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
-                       mesh.where(), "parameters rest in I or S"});
+    throw LayoutError({"flat", parameter.name(), "is " + placement.to_string() + " on axis " + axis.name(),
+                       mesh.where(), "sharded parameters are I or S on each axis"});
   }
 }
 

@@ -182,7 +182,7 @@ void UnshardedParameters::take_memory(const Bucket& bucket) {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
     take_away(parameter.unsharded(),
               fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
-                          "do: use it only in the forward of its unit, or read its shard at rest",
+                          "do: use it only in the forward of its unit, or read its shard",
                           parameter.name(), unit));
   }
 }

@@ -34,7 +34,7 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
   const at::Tensor sharded = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
   // With Accumulate::sharded, later reductions add to the result of the first one of a step, which overwrites.
   const bool adds = own.is_reduced;
-  count_path(adds ? "gradients added at rest" : "gradients written at rest");
+  count_path(adds ? "gradients added to shards" : "gradients written to shards");
   const bool is_apart = adds || sharded.scalar_type() != wire_dtype_;
   const at::Tensor target = is_apart ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));

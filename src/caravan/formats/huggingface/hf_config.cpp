@@ -211,8 +211,7 @@ HuggingfaceForm read_form(const ConfigReader& in) {
   constexpr std::string_view kTypes = "the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe";
   if (type == "qwen3" || type == "qwen3_moe") {
     in.refuse("model_type",
-              fmt::format("is '{}', whose queries and keys pass through norms of their own; {}", type, kTypes),
-              kAction);
+              fmt::format("is '{}', whose queries and keys pass through separate norms; {}", type, kTypes), kAction);
   }
   in.refuse("model_type", fmt::format("is '{}'; {}", type, kTypes), kAction);
 }

@@ -17,8 +17,8 @@ struct HuggingFaceModel {
 };
 
 /// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json), tokenizer.json and the files
-/// of TextSettings, of one of the model types of HuggingfaceForm (formats/huggingface/hf_form.h). bf16 and fp16 weights become fp32.
-/// Throws DataError naming file and key for what is missing, damaged or not supported.
+/// of TextSettings, for a model type of HuggingfaceForm (formats/huggingface/hf_form.h). bf16 and fp16 weights become
+/// fp32. Throws DataError naming file and key for what is missing, damaged or not supported.
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
 /// Writes a folder that transformers loads with the same logits: config.json, model.safetensors, tokenizer.json,

@@ -63,7 +63,7 @@ std::string in_a_plan(const std::string& action, std::initializer_list<LayoutTab
   if ((operands.begin() + index)->parameter == nullptr) {
     return "; in the plan: by `inputs` of the module that takes it, or `outputs` of the one that makes it";
   }
-  const char* level = to[0] == 'R' ? "leaf" : to[0] == 'S' ? "rest" : "compute";
+  const char* level = to[0] == 'R' ? "unsharded" : to[0] == 'S' ? "sharded" : "compute";
   return fmt::format("; in the plan: {} {}", level, to.data());
 }
 

@@ -162,12 +162,12 @@ class Resolver {
     const auto& [rest, leaf, compute] = result_.parameters.at(parameter.name());
     for (const std::string& axis : plan_.axes) {
       if (rest[axis].is_replicate() || rest[axis].is_partial()) {
-        throw LayoutError({"plan", parameter.name(), fmt::format("rests {} on {}", rest[axis].to_string(), axis), "",
-                           "let it rest I or S, and make it so in its leaf or compute"});
+        throw LayoutError({"plan", parameter.name(), fmt::format("is sharded {} on {}", rest[axis].to_string(), axis),
+                           "", "shard it I or S, and make it so in unsharded or compute"});
       }
       if (leaf[axis].is_partial()) {
-        throw LayoutError({"plan", parameter.name(), fmt::format("its leaf is P on {}", axis), "",
-                           "let the leaf be I, and make it P in compute"});
+        throw LayoutError({"plan", parameter.name(), fmt::format("its unsharded layout is P on {}", axis), "",
+                           "make it I there, and P in compute"});
       }
     }
     for (const Layout* layout : {&rest, &leaf, &compute}) {
@@ -185,7 +185,7 @@ class Resolver {
 
 std::string PlanRows::OfParameter::to_string() const {
   std::string text = sharded.to_string();
-  if (!(unsharded == sharded)) text += ", leaf " + unsharded.to_string();
+  if (!(unsharded == sharded)) text += ", unsharded " + unsharded.to_string();
   if (!(compute == unsharded)) text += ", compute " + compute.to_string();
   return text;
 }

@@ -17,7 +17,7 @@ struct PlanRows {
     Layout unsharded;
     Layout compute;
     bool operator==(const OfParameter&) const noexcept = default;
-    /// "tp=I, leaf tp=R, compute tp=P": a level that differs from the one before.
+    /// "tp=I, unsharded tp=R, compute tp=P": names each level that differs from the previous one.
     std::string to_string() const;
   };
   struct OfModule {

@@ -17,13 +17,13 @@ Entry diloco_entry() {
                             real_number({0, 0.999})};
   return {.family = "data_parallel",
           .name = "diloco",
-          .summary = "replicas step on their own, and agree on parameters every so many steps (local SGD)",
+          .summary = "replicas step independently and average their parameters every few steps (local SGD)",
           .paper = "Douillard et al., arXiv 2311.08105",
           .keys = {bucket_bytes_key(), local_steps, outer_lr, outer_momentum},
           .traits =
               [](const Setting& setting) {
                 Traits traits{.has = usual_traits(),
-                              .because = "replicas of " + setting.name() + " have gradients of their own"};
+                              .because = "replicas of " + setting.name() + " have different gradients"};
                 for (const Trait lacking :
                      {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions, Trait::all_reduces}) {
                   traits.has.erase(lacking);

@@ -27,7 +27,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   const Accumulate usual = options.stage == 1 ? Accumulate::full : Accumulate::sharded;
   const Accumulate accumulate = options.accumulate.value_or(usual);
   if (options.stage == 1 && accumulate == Accumulate::sharded) {
-    throw UsageError({name, "accumulate", "gradients that add up in shards are those of stage 2", "", "use stage 2"});
+    throw UsageError({name, "accumulate", "gradients that accumulate in shards belong to stage 2", "", "use stage 2"});
   }
   check_prefetch(name, options.prefetch);
   split_units(strategy, options.units);

@@ -27,8 +27,8 @@ struct PipelineOptions {
 ///   parameters  are stored on their stage, S(0; on its rank); one that several stages use is stored on the first of
 ///               them, and is gathered and reduced once a step over the ranks that use it
 ///   sends       the inputs of each stage, and their gradients, for each micro-batch
-///   memory      the activations of as many micro-batches as the schedule holds (schedule/pipeline.h), or with `recompute`
-///               the inputs of so many, and the activations of one
+///   memory      the activations of as many micro-batches as the schedule holds (schedule/pipeline.h); with `recompute`
+///               the inputs of as many, and the activations of one
 ///   loss        P on the axis: the last stage has it. Divide by the global count, not by that of a micro-batch
 ///
 /// Every rank calls it with the same options, before the Engine is made; data parallelism, splits of layers and

@@ -48,7 +48,7 @@ std::optional<Misfit> check_servers(const Setting& setting, int64_t ranks) {
 
 Entry param_server_entry() {
   SettingKey servers{{"servers", OnResume::free},
-                     "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
+                     "how many ranks, from the first, hold parameters and optimizer state; \"all\": every rank",
                      int64_t{0},
                      whole_number_or({1, 1 << 20}, "all", 0)};
   SettingKey mode{{"mode", OnResume::listed},
