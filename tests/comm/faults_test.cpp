@@ -303,7 +303,7 @@ TEST_P(Faults, RankThatGivesUpIsNamed) {
     const std::string error = error_of<CommError>([&] {
       while (true) group->barrier();
     });
-    EXPECT_THAT(error, HasSubstr("rank 1 of the world gave up: the disk is full"));
+    EXPECT_THAT(error, HasSubstr("rank 1 of the world aborted: the disk is full"));
     EXPECT_THAT(error_of<CommError>([&] { world->barrier(); }), HasSubstr("the disk is full"));
   });
 }

@@ -107,7 +107,7 @@ TEST_P(Splits, WrongMembersAreRefused) {
       return error_of<UsageError>([&] { world->split(members, "wrong"); });
     };
     EXPECT_THAT(split({n}), ::testing::HasSubstr("there is no rank " + std::to_string(n)));
-    EXPECT_THAT(split({world->rank(), world->rank()}), ::testing::HasSubstr("stands twice"));
+    EXPECT_THAT(split({world->rank(), world->rank()}), ::testing::HasSubstr("is listed twice"));
     EXPECT_THAT(split({}), ::testing::HasSubstr("itself is not in"));
     if (n == 1) return;
     EXPECT_THAT(split({(world->rank() + 1) % n}), ::testing::HasSubstr("itself is not in"));

@@ -23,7 +23,9 @@ class ModelsTest : public CommandTest {
     return result.out;
   }
   /// What inspect prints before the other choices, of which it may leave some out.
-  static std::string facts_of(const std::string& out) { return out.substr(0, out.find("\nwhat one other choice")); }
+  static std::string facts_of(const std::string& out) {
+    return out.substr(0, out.find("\ncost of changing one choice"));
+  }
   /// The number after `label` in what inspect printed.
   static double number(const std::string& text, const std::string& label) {
     std::smatch found;
@@ -330,9 +332,8 @@ TEST_F(ModelsTest, InspectPricesExperts) {
       caravan({"inspect", "--ranks", "4", "--set", "moe.experts=8", "mesh.ep=2", "moe.balance=batch", "model.width=64",
                "model.heads=4", "model.context=128", "train.global_batch=8", "train.micro_batch=2"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out,
-              HasSubstr("\nnote      experts are rehearsed as if all were chosen alike, 4 of 8 on each rank; "
-                        "if tokens choose those of one rank as often as they can, it needs "));
+  EXPECT_THAT(result.out, HasSubstr("\nnote      experts are rehearsed with equal loads, 4 of 8 on each rank; "
+                                    "if tokens choose those of one rank as often as they can, it needs "));
   // 4 layers, 2 micro-batches, each counted first: copies of 128 tokens go there and back, two of each, and so do their
   // gradients; half of them stay. Counts of 8 experts in int64 go with each forward.
   const int64_t copies = 4 * 2 * (3 * 2 * 128 * 2 * 64 * 4 / 2 + 2 * 8 * 8 / 2);

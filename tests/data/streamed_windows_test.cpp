@@ -297,7 +297,7 @@ TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {
 TEST_F(StreamedWindowsTest, AReaderWithoutRecordsOrFilesIsTold) {
   const auto reader = open({{0}}, {.cache = folder / "other", .builds = false});
   EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*reader), 0); }),
-              HasSubstr("shard 0 of text0: was asked for before the ranks prepared it together"));
+              HasSubstr("shard 0 of text0: was requested before the ranks prepared it together"));
   const auto builder = open({{0}});
   builder->open(0, 0);
   reader->add_records(builder->take_new_records());

@@ -239,7 +239,7 @@ TEST(ProveRecipe, TakesTheVocabularyOfATokenizerThatIsHere) {
   std::string note;
   take_vocabulary(recipe, {}, note);
   EXPECT_EQ(recipe.model.vocabulary, 0);
-  EXPECT_THAT(note, HasSubstr("none/tokenizer.json is not here: its vocabulary is taken to be 1100"));
+  EXPECT_THAT(note, HasSubstr("none/tokenizer.json is missing: its vocabulary is assumed to be 1100"));
   const auto file = std::filesystem::path(::testing::TempDir()) / "prove_tokenizer.json";
   const std::vector<std::string_view> text{"some words of a text"};
   const Tokenizer tokenizer = train_bpe(text, 262);

@@ -206,7 +206,7 @@ TEST_F(Diloco, RefusesWhatNeedsTheGradientOfAWholeStep) {
   EXPECT_THAT(refusal({"data_parallel.hook=topk"}), ::testing::HasSubstr("use data_parallel.technique = \"ddp\""));
   EXPECT_THAT(
       refusal({"mesh.pp=2", "pipeline.schedule=pipedream", "optimizer.clip_norm=0", "model.tie_embeddings=false"}),
-      ::testing::AllOf(::testing::HasSubstr("\"diloco\" does not fit: pipedream steps on its own"),
+      ::testing::AllOf(::testing::HasSubstr("\"diloco\" does not fit: pipedream steps independently"),
                        ::testing::HasSubstr("use data_parallel.technique = \"ddp\", or")));
   EXPECT_THAT(refusal({"data_parallel.local_steps=0"}), ::testing::HasSubstr("data_parallel.local_steps"));
   EXPECT_THAT(refusal({"data_parallel.outer_momentum=1"}), ::testing::HasSubstr("data_parallel.outer_momentum"));

@@ -76,7 +76,7 @@ void check(const RecipeProof& proof, bool has_planted) {
   if (proof.missing.empty()) return;
   throw NumericsError({.op = "prove",
                        .subject = proof.missing.front(),
-                       .fact = fmt::format("is taken by a step of the recipe at its own sizes, and by no proof{}",
+                       .fact = fmt::format("is taken by a step of the recipe at its own sizes, but by no proof{}",
                                            proof.missing.size() == 1
                                                ? ""
                                                : "; so are " + join(std::vector<std::string>(proof.missing.begin() + 1,

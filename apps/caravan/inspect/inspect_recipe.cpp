@@ -225,7 +225,7 @@ void print_neighbours(const Inspected& of, const Price& own, bool is_auto) {
   const std::string at = of.recipe.pipeline.is_used()
                              ? ""
                              : fmt::format(", at train.micro_batch {} where that divides", of.recipe.train.micro_batch);
-  fmt::print("\nwhat one other choice would cost{}: memory of the fullest rank, bytes of the busiest in a step{}\n", at,
+  fmt::print("\ncost of changing one choice{}: memory of the fullest rank, bytes of the busiest in a step{}\n", at,
              of.link_gbit_s > 0 ? ", and the time they take" : "");
   line("this recipe", own);
   const std::clock_t end = std::clock() + kForNeighbours;
@@ -240,7 +240,7 @@ void print_neighbours(const Inspected& of, const Price& own, bool is_auto) {
     }
   }
   if (shown == all.size()) return;
-  fmt::print("  and, not rehearsed in the time that there is:");
+  fmt::print("  and, not rehearsed for lack of time:");
   for (size_t i = shown; i < all.size(); ++i) fmt::print("{} {}", i == shown ? "" : ",", all[i].choice);
   fmt::print("\n");
 }
@@ -253,7 +253,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
     const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
     const RankPeak worst = fullest_of([&] { return rehearsals_of(of, of.recipe); });
     notes.push_back(
-        fmt::format("experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose "
+        fmt::format("experts are rehearsed with equal loads, {:g} of {} on each rank; if tokens choose "
                     "those of one rank as often as they can, it needs {} bytes ({})",
                     static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree),
                     moe.experts, worst.peak.total(), format_bytes(worst.peak.total())));

@@ -91,8 +91,8 @@ std::vector<at::Tensor> Engine::parameters() const {
 
 const Schedule& Engine::table(int num_micro_batches) {
   if (!strategy_.static_graph) {
-    throw UsageError({strategy_.name, "is_static", "there is no table of steps that may differ", mesh_.where(),
-                      "use begin_step() and finish_step(), or set is_static"});
+    throw UsageError({strategy_.name, "static_graph", "there is no table of steps that may differ", mesh_.where(),
+                      "use begin_step() and finish_step(), or set static_graph"});
   }
   auto found = strategy_tables_.find(num_micro_batches);
   if (found == strategy_tables_.end()) {
@@ -275,7 +275,7 @@ void Engine::check_skipped(const Action& first) const {
   const auto& units = state_.layout.units().units;
   if (units[static_cast<size_t>(next->unit)].stage != units[static_cast<size_t>(first.unit)].stage) return;
   throw UsageError({strategy_.name, name_of(state_.layout.units(), next->unit),
-                    "no gradient reaches it: neither it nor what is computed before it is trained", mesh_.where(),
+                    "no gradient reaches it: neither it nor any unit before it is trained", mesh_.where(),
                     "leave it out of the units (data_parallel.units), or train something in it"});
 }
 

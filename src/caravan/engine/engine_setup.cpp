@@ -58,8 +58,8 @@ void Engine::check_agreement() const {
       {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
       {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
       {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name() + " on " + strategy_.hook_axis},
-      {"allow_unused", strategy_.find_unused_parameters ? "true" : "false"},
-      {"is_static", strategy_.static_graph ? "true" : "false"},
+      {"find_unused_parameters", strategy_.find_unused_parameters ? "true" : "false"},
+      {"static_graph", strategy_.static_graph ? "true" : "false"},
       {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
       {"gathers",
        fmt::format("{} {} {} {} {}", memory == UnshardedMemory::shared, strategy_.gathers.free_after_forward,
@@ -89,14 +89,15 @@ void Engine::check_agreement() const {
   for (const auto& [name, bytes] : {std::pair("bucket_bytes", strategy_.bucket_bytes),
                                     std::pair("first_bucket_bytes", strategy_.first_bucket_bytes)}) {
     if (bytes >= 1) continue;
-    throw UsageError({strategy_.name, name, fmt::format("{} bytes hold no gradient", bytes), "", "use 1 or more"});
+    throw UsageError(
+        {strategy_.name, name, fmt::format("{} bytes cannot hold a gradient", bytes), "", "use 1 or more"});
   }
   for (const Units::Group& group : state_.layout.units().groups) {
     if (strategy_.static_graph || !group.is_gathered) continue;
-    throw UsageError({strategy_.name, "is_static",
+    throw UsageError({strategy_.name, "static_graph",
                       "every rank takes part in the gathers of '" + group.name +
                           "', so all run the units in one order, which may not change",
-                      "", "leave is_static true, or use ddp, which gathers nothing"});
+                      "", "leave static_graph true, or use ddp, which gathers nothing"});
   }
   check_dtypes();
   for (const Bucket& bucket : state_.layout.buckets()) {
@@ -153,7 +154,7 @@ void Engine::take_parameters() {
     const bool is_leaf = strategy_.compute_dtype != at::kFloat;
     throw UsageError({strategy_.name, is_leaf ? "compute_dtype" : "gradient_dtype",
                       fmt::format("sharded parameters are fp64, but {} {}",
-                                  is_leaf ? "are computed with in" : "their gradients are kept in",
+                                  is_leaf ? "layers compute in" : "their gradients are kept in",
                                   c10::toString(is_leaf ? strategy_.compute_dtype : strategy_.gradient_dtype)),
                       "", "make them fp32"});
   }

@@ -102,7 +102,7 @@ class Comparison {
   void compare_start() {
     for (size_t i = 0; step_ == 0 && i < one_.names.size(); ++i) {
       compare(
-          "starting value of " + one_.names[i], [=](const StepTrace& step) { return step.before[i]; }, 0, 0);
+          "initial value of " + one_.names[i], [=](const StepTrace& step) { return step.before[i]; }, 0, 0);
     }
   }
 

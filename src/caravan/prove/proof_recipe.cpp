@@ -158,7 +158,7 @@ bool halve_context(Recipe& recipe) {
 void check_provable(const Recipe& recipe) {
   if (!recipe.pipeline.has_windows()) return;
   recipe.refuse("pipeline.schedule",
-                recipe.pipeline.name() + " computes with the weights of earlier steps, as no one process does",
+                recipe.pipeline.name() + " computes with the weights of earlier steps, which one process does not do",
                 fmt::format("prove the recipe with {}; the page of the schedule in docs/ says what is computed",
                             first_of("pipeline").name));
 }
@@ -183,7 +183,7 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
     for (const auto& without : {without_model, without_adapter, without_both}) {
       try {
         Recipe recipe = load(without);
-        note = "what it starts from is not here, and its own sizes are those of the recipe: " + why;
+        note = "the weights that it starts from are missing, so the recipe's own sizes are used: " + why;
         return recipe;
       } catch (const Error&) {  // the first error is the best description
       }
@@ -278,7 +278,7 @@ void take_vocabulary(Recipe& recipe, const DataFolders& folders, std::string& no
   try {
     recipe.model.vocabulary = Tokenizer::load(find_file(tokenizer, folders)).vocab_size();
   } catch (const DataError&) {
-    note += fmt::format("{}{} is not here: its vocabulary is taken to be {}", note.empty() ? "" : "; ", tokenizer,
+    note += fmt::format("{}{} is missing: its vocabulary is assumed to be {}", note.empty() ? "" : "; ", tokenizer,
                         own_vocabulary(recipe));
   }
 }

@@ -96,7 +96,7 @@ std::vector<RecipeKey> data_keys() {
                   "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
           [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
       choice({"data.format", OnResume::content},
-             "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
+             "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are learned",
              FIELD(data.format), {"text", "chat"}),
       only_with(
           text({"data.chat_template", OnResume::content, AcrossRanks::differ},
@@ -112,10 +112,10 @@ std::vector<RecipeKey> data_keys() {
             "separate text for validation; \"\": a part of each file", FIELD(data.validation), true),
       only_with(
           real({"data.validation_fraction", OnResume::content},
-               "the part of each file, its end, that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
+               "fraction at the end of each file that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
           [](const Recipe& recipe) { return recipe.data.validation.empty(); }, "is not used with data.validation"),
       data_tokenizer(),
-      choice({"data.pack", OnResume::history}, "documents that share a sequence see each other, or each only itself",
+      choice({"data.pack", OnResume::history}, "documents in one sequence see each other, or each only itself",
              FIELD(data.pack), {"none", "documents"}),
       only_with(
           choice({"data.positions", OnResume::history},

@@ -116,7 +116,7 @@ std::vector<RecipeKey> comm_keys() {
               FIELD(comm.check)),
       only_with(
           boolean({"comm.overlap", OnResume::free},
-                  "what split layers send travels while others compute; false: one after another", FIELD(comm.overlap)),
+                  "communication of split layers overlaps computation; false: one after another", FIELD(comm.overlap)),
           [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() || recipe.context_parallel.is_used(); },
           "is used with mesh.tp or mesh.cp above 1 only"),
       text({"comm.algorithms", OnResume::listed, AcrossRanks::differ},

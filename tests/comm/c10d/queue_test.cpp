@@ -163,10 +163,11 @@ TEST(C10dQueue, AReceiveFromAnySourceTimesOut) {
                      if (world->rank() == 0) {
                        Tensors buffer{at::zeros({2})};
                        EXPECT_THAT(error_of<CommError>([&] { group->recvAnysource(buffer, 0)->wait(); }),
-                                   AllOf(HasSubstr("recvAnysource"), HasSubstr("no message came within 0.3 s")));
+                                   AllOf(HasSubstr("recvAnysource"), HasSubstr("no message arrived within 0.3 s")));
                        return;
                      }
-                     EXPECT_THAT(error_of<CommError>([&] { group->barrier()->wait(); }), HasSubstr("no message came"));
+                     EXPECT_THAT(error_of<CommError>([&] { group->barrier()->wait(); }),
+                                 HasSubstr("no message arrived"));
                    },
                    {.timeout = std::chrono::seconds(20)});
 }

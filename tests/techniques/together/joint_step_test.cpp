@@ -84,7 +84,7 @@ TEST(JointStep, RefusesWhatWouldHang) {
     ModuleAdapter model(net, UserNet::units(net), mesh);
     Ddp engine(model, mesh);
     EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(mesh["tp"].coord() == 0); }),
-                HasSubstr("some have it and some have not"));
+                HasSubstr("have it, and some do not"));
     EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(true, 1 + mesh["dp"].coord()); }),
                 HasSubstr("from 1 to 2 micro-batches"));
     ASSERT_TRUE(engine.begin_join_step(mesh["dp"].coord() == 0));

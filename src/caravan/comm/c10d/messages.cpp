@@ -41,7 +41,7 @@ void C10dMessages::receive(const c10::intrusive_ptr<C10dWork>& work, int from, i
     if (rank == comm_.rank() || (from != kAnySource && from != rank)) continue;
     if (from == kAnySource && !comm_.has_message(rank).has_value()) {
       throw UsageError({.op = work->name(),
-                        .fact = fmt::format("the back-end {} does not show whose message has come", comm_.backend()),
+                        .fact = fmt::format("the back-end {} does not show whose message has arrived", comm_.backend()),
                         .action = "name the source rank"});
     }
     if (take_stored(rank, pending)) return;

@@ -179,7 +179,7 @@ void C10dQueue::fail_late(C10dWork& work) {
   if (!messages_->takes_any(work)) return;
   const CommError error(
       {.op = work.name(),
-       .fact = fmt::format("no message came within {} s", std::chrono::duration<double>(timeout_).count()),
+       .fact = fmt::format("no message arrived within {} s", std::chrono::duration<double>(timeout_).count()),
        .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
        .action = "send one, or raise the time-out of the process group"});
   messages_->fail(work, std::make_exception_ptr(error));

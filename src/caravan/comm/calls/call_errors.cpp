@@ -79,7 +79,7 @@ std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, st
   ErrorText text = error_text(group, call,
                               fmt::format("{} of {} did not join within {} s", ranks_text(group, ranks), group.size,
                                           std::chrono::duration<double>(timeout).count()),
-                              "find out what keeps the missing ranks, or raise the time-out of the communicator");
+                              "find out what delays the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
     const LateRank late = look(ranks[i]);
     text.where += "; world " + late.last_call;

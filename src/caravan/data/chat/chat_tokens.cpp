@@ -78,7 +78,7 @@ class SpelledAnswers {
     size_t shown = std::min<size_t>(60, chat_.text.size());
     while (shown > 0 && shown < chat_.text.size() && is_utf8_tail(chat_.text[shown])) --shown;
     throw DataError({"data", "data.tokenizer",
-                     "changes the text of a chat, so that nothing says which tokens are the assistant's",
+                     "changes the text of a chat, so that the assistant's tokens cannot be determined",
                      fmt::format("the chat that begins with \"{}\"", chat_.text.substr(0, shown)),
                      "use a tokenizer whose normalizer is NFC, or one without"});
   }

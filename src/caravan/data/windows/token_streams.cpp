@@ -176,7 +176,7 @@ void TokenStreams::build(const Work& work) {
   if (!record) record = tokenize(work, begin);
   if (!is_next && record->content != text.records[static_cast<size_t>(work.shard)].content) {
     throw DataError({"data", fmt::format("shard {} of {}", work.shard, text.name),
-                     "is another text than when the run read it first", "",
+                     "has changed since the run first read it", "",
                      "leave the texts of a run as they are, and start it again"});
   }
   const std::lock_guard lock(mutex_);
@@ -199,7 +199,7 @@ ShardRecord TokenStreams::record(size_t text, int64_t shard, DataObserver& obser
   while (static_cast<int64_t>(progress.records.size()) <= shard) {
     if (!options_.builds) {
       throw ResourceError({"data", fmt::format("shard {} of {}", shard, progress.name),
-                           "was asked for before the ranks prepared it together", "",
+                           "was requested before the ranks prepared it together", "",
                            "prepare the samples of a step before they are read"});
     }
     if (shard > progress.wanted) {

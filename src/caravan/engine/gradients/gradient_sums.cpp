@@ -198,7 +198,7 @@ void GradientSums::finish() {
     const Slot& slot = state_.layout.slots()[i];
     if (slots_[i].is_used || !slot.parameter->requires_grad() || slot.unsharded_count() == 0) continue;
     throw UsageError({strategy_.name, slot.parameter->name(), "got no gradient in this step", "",
-                      "use it in the forward pass, freeze it before wrapping, or set allow_unused"});
+                      "use it in the forward pass, freeze it before wrapping, or set find_unused_parameters"});
   }
   transfers_.wait_all();
 }

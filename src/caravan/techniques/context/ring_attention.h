@@ -6,10 +6,10 @@
 
 namespace caravan {
 
-/// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has the queries, keys and values of its part of
-/// the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the attention to each
-/// block is merged with that to the others (Liu et al., "Ring attention with blockwise transformers for near-infinite
-/// context", ICLR 2024). The next block is in flight while one is computed, in forward and backward.
+/// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has queries, keys and values of its part
+/// of the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the attention to
+/// each block is merged with that to the others (Liu et al., "Ring attention with blockwise transformers for
+/// near-infinite context", ICLR 2024). The next block is in flight while one is computed, in forward and backward.
 ///
 ///   shapes  {q, k, v} of AttentionCore, fp32, fp64, bf16 or fp16; context.documents: of the tokens of this rank
 ///   sends   x = bytes of k and v, g = bytes of their gradients in fp32 (fp64), n = axis.size(): (n-1) x in forward,

@@ -70,7 +70,7 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
     return wrong("rows of the vocabulary", config.vocabulary, side);
   if (config.lora.is_used() && grid.dims == 3) {
     return Misfit{"tensor_parallel.kind",
-                  "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers",
+                  "a layer of 3d passes its output on over other axes than its input, and an adapter is two layers",
                   fmt::format("use \"{}\"", first_of("tensor_parallel").name)};
   }
   if (config.lora.rank % side != 0) {

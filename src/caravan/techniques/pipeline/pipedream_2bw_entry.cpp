@@ -28,7 +28,7 @@ PipelineOrder order_of_batches(const PipelineChoice& choice, int num_micro_batch
 Entry pipedream_2bw_entry() {
   return {.family = "pipeline",
           .name = "pipedream-2bw",
-          .summary = "stages update on their own after a batch of micro-batches, with two versions",
+          .summary = "stages update independently after a batch of micro-batches, with two versions",
           .paper = "Narayanan et al., arXiv 2006.09503",
           .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream-2bw"); }};

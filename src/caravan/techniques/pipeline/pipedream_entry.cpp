@@ -9,7 +9,7 @@ namespace caravan {
 Entry pipedream_entry() {
   return {.family = "pipeline",
           .name = "pipedream",
-          .summary = "stages update on their own after each batch, with versions of their weights",
+          .summary = "stages update independently after each batch, with versions of their weights",
           .paper = "Narayanan et al., SOSP 2019",
           .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream"); }};

@@ -85,7 +85,7 @@ void check_alone(Module& module, const std::vector<Module*>& others) {
 void check_units(Module& module, const Strategy& strategy) {
   const std::vector<std::string> inside = units_inside(module, strategy);
   if (inside.empty()) return;
-  refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is none", inside.size()),
+  refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is not a unit", inside.size()),
                    fmt::format("recompute the units instead: {}", join(inside)));
 }
 

@@ -83,7 +83,8 @@ struct Recompute : Function<Recompute> {
     const auto holder = ctx->saved_data["region"].toCapsule();
     auto& region = static_cast<Region&>(*holder);
     if (at::GradMode::is_enabled() || !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      refuse_region(region.module, "is recomputed, and has no gradients of gradients or of chosen tensors alone",
+      refuse_region(region.module,
+                    "is recomputed, which supports neither gradients of gradients nor of chosen tensors alone",
                     "call backward() without inputs and create_graph, or do not recompute it");
     }
     variable_list inputs;
@@ -132,7 +133,7 @@ Tensors run_region(Module& module, Tensors inputs, const ForwardContext& context
   const bool is_kept = at::GradMode::is_enabled() && context.phase == Phase::forward && context.layouts == nullptr;
   if (!is_kept || !is_trained(module, inputs)) return next(std::move(inputs), context);
   if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA)) {
-    refuse_region(module, "is recomputed under autocast, which backward knows nothing of",
+    refuse_region(module, "is recomputed under autocast, which backward does not see",
                   "enable autocast inside of its forward, or use compute_dtype");
   }
   const auto region = c10::make_intrusive<Region>(module, context, next, draws);

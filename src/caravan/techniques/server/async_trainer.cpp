@@ -107,7 +107,7 @@ void AsyncTrainer::wait_until(const std::function<bool()>& is_done, const char* 
     if (polls < kPolls) continue;
     if (Clock::now() - last > options_.timeout) {
       throw CommError({"async_trainer", fmt::format("step {}", clock_ + 1),
-                       fmt::format("waits for {}, and nothing has come from any rank for {} s", what,
+                       fmt::format("waits for {}, and no message has arrived from any rank for {} s", what,
                                    std::chrono::duration<double>(options_.timeout).count()),
                        engine_.mesh().where(), "look for a rank that hangs; raise the time-out for slow workers"});
     }

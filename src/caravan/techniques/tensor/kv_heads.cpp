@@ -82,7 +82,7 @@ class Finding {
     throw LayoutError({"attention", what_,
                        fmt::format("key heads are {}, query heads {}: {}", of_k_.to_string(), of_q_.to_string(), fact),
                        context_.layouts->origin(inputs_[1]),
-                       "let keys and values be R on the axes that split query heads and not theirs"});
+                       "make keys and values R on the axes that split query heads but not key and value heads"});
   }
 
   const ForwardContext& context_;

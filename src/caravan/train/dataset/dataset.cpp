@@ -254,7 +254,7 @@ Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                             : Tokenizer::load(find_file(data.tokenizer, folders));
   if (data.packs_documents() && !data.has_chats() && !tokenizer.end_of_text()) {
     throw UsageError({"data", "data.pack",
-                      "documents are told apart by an end-of-text token, and the tokenizer has none", "",
+                      "documents are separated by an end-of-text token, and the tokenizer has none", "",
                       "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
   }
   return tokenizer;

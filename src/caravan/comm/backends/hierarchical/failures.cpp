@@ -128,7 +128,7 @@ void HierarchicalCommunicator::time_out(const Operation& operation) noexcept {
         call, std::make_exception_ptr(CommError(
                   {.op = std::string(call_name(call.verb)),
                    .subject = call.what.data(),
-                   .fact = fmt::format("all ranks came, and nothing moved for {} times {} s", kMaxSilentTimeouts,
+                   .fact = fmt::format("all ranks joined, but nothing moved for {} times {} s", kMaxSilentTimeouts,
                                        std::chrono::duration<double>(timeout).count()),
                    .where = fmt::format("{}, operation {}: {}", group_.text(), call.sequence, to_string(call)),
                    .action = "check that the hosts reach each other, or raise the time-out of the communicator"}))));

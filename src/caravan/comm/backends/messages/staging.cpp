@@ -28,7 +28,7 @@ struct Staging::State {
   void refuse_broken(int world_rank) {
     const std::lock_guard lock(mutex);
     if (broken.contains(world_rank)) {
-      throw std::runtime_error("a large message to or from it was given up in flight, and nothing can follow it");
+      throw std::runtime_error("a large message to or from it was abandoned in flight, and nothing can follow it");
     }
   }
 };
