@@ -164,7 +164,7 @@ TEST_P(Faults, DifferentPartsAreNamed) {
   });
 }
 
-TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
+TEST_P(Faults, AMismatchedMessageIsAnErrorOnBothSides) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto group = world->split(all_ranks(*world), "group");
     std::vector<float> data(8);
@@ -296,7 +296,7 @@ TEST_P(Faults, MissingSenderIsNamed) {
       kSoon);
 }
 
-TEST_P(Faults, RankThatGivesUpIsNamed) {
+TEST_P(Faults, AbortingRankIsNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto group = world->split(all_ranks(*world), "group");
     if (world->rank() == 1) world->abort("the disk is full");

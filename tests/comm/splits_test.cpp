@@ -73,7 +73,7 @@ TEST_P(Splits, OfSplits) {
 }
 
 /// The resources of a destroyed communicator are used again; the new one must not see old data.
-TEST_P(Splits, ManyInTurn) {
+TEST_P(Splits, ManyOneAfterAnother) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     for (int turn = 0; turn < 30; ++turn) {
       const auto part = world->split(ranks_with(world->size(), 1 + turn % 3, world->rank() % (1 + turn % 3)), "turn");

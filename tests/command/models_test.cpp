@@ -128,7 +128,7 @@ TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(path("runs/typo")));
 }
 
-TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
+TEST_F(ModelsTest, APromptLongerThanTheContextIsCutWithANote) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
   const auto generate = [this](size_t length) {
     return caravan({"generate", path("run"), "--tokens", "2", "--prompt", std::string(length, 'a')});
@@ -139,7 +139,7 @@ TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
   EXPECT_THAT(cut.err, HasSubstr("caravan: the prompt has 40 tokens: the model sees the last 32, its context\n"));
 }
 
-TEST_F(ModelsTest, AnImportedModelTrainsOn) {
+TEST_F(ModelsTest, AnImportedModelContinuesToTrain) {
   testing::needs({"adamw"});
   ASSERT_EQ(train("run", 1).code, 0);
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
@@ -255,7 +255,7 @@ TEST_F(ModelsTest, GenerateAndImportRefuse) {
   refused({"generate", source}, 3, "run/tokenizer.json: cannot be opened");
 }
 
-TEST_F(ModelsTest, TokenizerGoesThereAndBack) {
+TEST_F(ModelsTest, TokenizerRoundTrips) {
   const Result made =
       caravan({"tokenizer", "train", path("text.txt"), "--vocabulary", "400", "--out", path("tokens.json")});
   ASSERT_EQ(made.code, 0) << made.err;
@@ -282,7 +282,7 @@ TEST_F(ModelsTest, TokenizerGoesThereAndBack) {
   EXPECT_FALSE(std::filesystem::exists(path("x.json")));
 }
 
-TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
+TEST_F(ModelsTest, InspectPredictsTheRun) {
   testing::needs({"ddp"});
   for (const int ranks : {2, 3}) {
     const std::string run = "run" + std::to_string(ranks);
@@ -344,7 +344,7 @@ TEST_F(ModelsTest, InspectPricesExperts) {
 }
 
 /// What neighbours share costs no time of a link, and what one other choice costs is that of the recipe with it.
-TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
+TEST_F(ModelsTest, InspectPrintsTimesAndNeighbours) {
   testing::needs({"ddp"});
   Words words = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3"}));
   words.front() = "inspect";

@@ -28,7 +28,7 @@ std::vector<std::string> names_of(const FlatLayout& layout) {
   return names;
 }
 
-TEST(FlatLayout, OfAGroupDecayedFirstEachInReverseOnAlignedOffsets) {
+TEST(FlatLayout, OrdersAGroupDecayedFirstInReverseAtAlignedOffsets) {
   Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {33}, true}, {"d", {64}, true}, {"e", {}, false}};
   const FlatLayout layout = whole_layout(model, lone_mesh());
   std::vector<int64_t> offsets;
@@ -62,7 +62,7 @@ TEST(FlatLayout, GroupsAreInReverseAndSharedOnesLast) {
   EXPECT_THAT(layout.units().units[2].groups, ElementsAre(2, 3));
 }
 
-TEST(FlatLayout, WhatRequiresNoGradientLiesBehindAndHasNone) {
+TEST(FlatLayout, FrozenParametersComeLastWithoutGradients) {
   Chain model({{{"a", {3}}, {"frozen", {3}}}, {{"frozen", {5}}}, {{"c", {3}}}});
   model.unit(0).at("frozen").set_requires_grad(false);
   model.unit(1).at("frozen").set_requires_grad(false);
@@ -132,7 +132,7 @@ TEST(ShardAtRows, EveryRankAgreesHoldsContiguousRowsAndAboutAsMuch) {
   }
 }
 
-TEST(ShardAtRows, EveryElementIsAtRestOnceAndAScalarOnEveryRank) {
+TEST(ShardAtRows, EveryElementIsStoredOnceAndAScalarOnEveryRank) {
   const int n = 3;
   std::map<std::string, int64_t> held;
   for (int rank = 0; rank < n; ++rank) {
@@ -169,7 +169,7 @@ TEST(FlatLayout, ShardsThatAreNotOnePartForEachCoordinateAreRefused) {
   EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: is sharded S(1) on axis dp"));
 }
 
-TEST(FlatLayout, ParametersRestInIOrS) {
+TEST(FlatLayout, ShardedParametersAreIOrS) {
   for (const Placement& owed : {Placement(Partial{}), Placement(Replicate{})}) {
     Parameters model{{"w", {4}}};
     const Mesh mesh = record_mesh(0, {{"a", 2}});
@@ -200,7 +200,7 @@ TEST(FlatState, EveryHandleSeesTheNewMemory) {
   });
 }
 
-TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
+TEST(FlatState, WithoutMemoryBeforeMatchesMaterialise) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters made{{"a", {3, 5}}};
     made.materialise(mesh, {}, {.seed = 3});
@@ -218,7 +218,7 @@ TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
   });
 }
 
-TEST(FlatState, EveryTensorStandsOn64BytesAndGapsAreZero) {
+TEST(FlatState, TensorsAreAlignedTo64BytesAndGapsAreZero) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {1}, true}, {"d", {100}, false}};
     const Engine engine(model, mesh, whole_model(model, mesh));

@@ -222,7 +222,7 @@ TEST(Schedule, AParentsBackwardBeginsBeforeThoseOfItsChildren) {
   EXPECT_EQ(events(kW, units), "W3.0 W2.0 W1.0 W0.0");
 }
 
-TEST(Schedule, WhatIsInsideARecomputedUnitRunsAgain) {
+TEST(Schedule, UnitsInsideARecomputedUnitRunAgain) {
   Units units = nested();
   units.units[3].is_recomputed = true;  // nothing inside it
   EXPECT_EQ(events(kB, units), "B3.0 B0.0 B2.0 B1.0");
@@ -239,7 +239,7 @@ TEST(Schedule, WhatIsInsideARecomputedUnitRunsAgain) {
   EXPECT_EQ(events(kB, deep), "B0.0 C1.0 C2.0 B1.0 C2.0 B2.0");
 }
 
-TEST(Schedule, OnlyWhatCrossesRanksIsSent) {
+TEST(Schedule, OnlyTensorsThatCrossRanksAreSent) {
   Units units = plain({0, 1, 1, 2});
   const PassOrder order{{kF, 0, 1}, {kB, 0, 1}, {kW, 0, 1}};
   EXPECT_EQ(to_string(expand(order, units)), "<1.0@0 F1.0 F2.0 >3.0@2 <g3.0@2 B2.0 B1.0 >g1.0@0 W2.0 W1.0");
@@ -270,7 +270,7 @@ std::string gathered(const std::string& text, const Units& units, const GatherOp
   return to_string(with_gathers(parse(text), units, options));
 }
 
-TEST(Schedule, GroupsAreThereWhereTheyAreRead) {
+TEST(Schedule, GroupsAreGatheredWhereTheyAreRead) {
   const Units units = chain({0, 0, 0});
   const std::string step = "F0.0 F1.0 F2.0 B2.0 B1.0 B0.0";
   EXPECT_EQ(gathered(step, units), "G0 F0.0 X0 G1 F1.0 X1 G2 F2.0 B2.0 X2 G1 B1.0 X1 G0 B0.0 X0");
@@ -285,7 +285,7 @@ TEST(Schedule, GroupsAreThereWhereTheyAreRead) {
   EXPECT_EQ(gathered("B1.0 B0.0 W1.0 W0.0", units), "G1 B1.0 X1 G0 B0.0 X0 G1 W1.0 X1 G0 W0.0 X0");
 }
 
-TEST(Schedule, AParentKeepsItsGroupsUntilItsChildrenAreThrough) {
+TEST(Schedule, AParentKeepsItsGroupsUntilItsChildrenAreDone) {
   Units units = nested();
   units.units[0].is_recomputed = true;
   EXPECT_EQ(gathered("F0.0 F1.0 F2.0 F3.0", units), "G0 F0.0 G1 F1.0 X1 G2 F2.0 X0 X2 G3 F3.0 X3");
@@ -614,7 +614,7 @@ Drawn random_tables() {
 
 constexpr int kDraws = 30;  // in each of RapidCheck's 100 runs
 
-TEST(TableCheck, AcceptsWhatTheBuildersMakeOfAnyOrder) {
+TEST(TableCheck, AcceptsBuiltTablesOfAnyOrder) {
   EXPECT_TRUE(rc::check([] {
     for (int i = 0; i < kDraws; ++i) {
       const Drawn drawn = random_tables();

@@ -55,7 +55,7 @@ ModelConfig qwen2_moe() {
   return config;
 }
 
-TEST(HuggingfaceConfig, thereAndBackIsTheSame) {
+TEST(HuggingfaceConfig, roundTrips) {
   ModelConfig gpt2 = kGpt2;
   gpt2.kv_heads = 0;
   ModelConfig other_qwen2_moe = qwen2_moe();
@@ -285,7 +285,7 @@ struct Refusal {
   std::string fact;
 };
 
-TEST(HuggingfaceConfig, whatNoModelHereComputesIsRefusedByKey) {
+TEST(HuggingfaceConfig, unsupportedSettingsAreRefusedByKey) {
   const std::vector<Refusal> refusals{
       {kGpt2, "activation_function", "relu", "is 'relu'"},
       {kGpt2, "activation_function", "gelu", "is 'gelu'"},

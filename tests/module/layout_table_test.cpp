@@ -67,7 +67,7 @@ TEST(LayoutTable, CountsIntegersAsConstants) {
   EXPECT_EQ(table.of(y, "test"), tp(Replicate{}));
 }
 
-TEST(LayoutTable, GoesByTheTensorObject) {
+TEST(LayoutTable, IsKeyedByTheTensorObject) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   table.set(x, tp(Invariant{}));
@@ -80,7 +80,7 @@ TEST(LayoutTable, GoesByTheTensorObject) {
   EXPECT_EQ(table.of(view, "test"), tp(Replicate{}));
 }
 
-TEST(LayoutTable, NamesWhoMadeATensor) {
+TEST(LayoutTable, NamesTheOriginOfATensor) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   const at::Tensor y = meta({2, 4, 8});
@@ -118,7 +118,7 @@ TEST(LayoutTable, RefusesWithTheNamesOfBothSidesAndWhatThePlanShouldSay) {
                     HasSubstr("redistribute the output of embedding I -> R first"), HasSubstr("`inputs`")));
 }
 
-TEST(LayoutTable, SaysWhichLevelOfAParameterToChange) {
+TEST(LayoutTable, NamesTheLevelOfAParameterToChange) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   const auto weight = parameter("norm.weight", {8}, tp(Invariant{}));

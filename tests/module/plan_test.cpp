@@ -207,7 +207,7 @@ struct PlanCase {
 class PlanOnRanks : public ::testing::TestWithParam<PlanCase> {};
 
 /// fp64 sums in another order: 1e-12 is far above their rounding.
-TEST_P(PlanOnRanks, ComputesWhatOneProcessDoes) {
+TEST_P(PlanOnRanks, MatchesOneProcess) {
   Batch batch;
   const at::Tensor shifted = at::arange(kSequence) * 2 + 3;
   const at::Tensor packed = at::stack({at::arange(kSequence), at::arange(kSequence).flip(0)});
@@ -274,7 +274,7 @@ TEST(Plan, LaysOutEveryParameterOnItsAxesOnly) {
   }
 }
 
-TEST(Plan, SaysWhatItDoes) {
+TEST(Plan, PrintsItsRedistributions) {
   SmallModel model;
   const AppliedPlan applied = apply(column_row(), model, recorded(), kShapes);
   const std::string text = applied.to_string();
@@ -339,7 +339,7 @@ TEST(Plan, NamesTheNearestModuleAndParameter) {
                                                HasSubstr("the nearest is 'weight'")));
 }
 
-TEST(Plan, RefusesRowsThatCannotBe) {
+TEST(Plan, RefusesInvalidRows) {
   const auto with = [](const Plan::Row& row) {
     Plan plan = column_row();
     plan.rows.push_back(row);
@@ -566,7 +566,7 @@ Plan sequence_parallel_of(ModelKind kind) {
 class PlanOfModel : public ::testing::TestWithParam<ModelKind> {};
 
 /// With dropout, so that random numbers count too. fp64: 1e-10 as for all sums in another order.
-TEST_P(PlanOfModel, ComputesWhatOneProcessDoes) {
+TEST_P(PlanOfModel, MatchesOneProcess) {
   const ModelConfig config{.kind = GetParam(),
                            .layers = 2,
                            .width = 16,

@@ -128,7 +128,7 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
 }
 
 /// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
-TEST(ProveRecipe, TakesTheTableOfAPipelineAsItIs) {
+TEST(ProveRecipe, UsesTheTableOfAPipelineUnchanged) {
   Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
   recipe.pipeline.table = to_text(order_of("gpipe", 2, 4));  // as load_recipe reads it
   const RecipeProof proof = proof_of(recipe);
@@ -234,7 +234,7 @@ TEST(ProveRecipe, KnowsTheGroupsOfItsOwnRanks) {
 }
 
 /// The sizes of kernels depend on it.
-TEST(ProveRecipe, TakesTheVocabularyOfATokenizerThatIsHere) {
+TEST(ProveRecipe, TakesTheVocabularyOfAnExistingTokenizer) {
   Recipe recipe = recipe_of({"data.tokenizer=none/tokenizer.json"});
   std::string note;
   take_vocabulary(recipe, {}, note);

@@ -97,7 +97,7 @@ TEST(Schedules, DeferWeightGradientsOfAllOrNone) {
 }
 
 /// The bounds of pipeline_schedule.h, for every size.
-TEST(Schedules, HoldNoMoreThanTheySay) {
+TEST(Schedules, HoldNoMoreThanDocumented) {
   for_each_order([](const PipelineOrder& order, const PipelineChoice& choice, int m) {
     const auto p = static_cast<int64_t>(choice.degree);
     const int64_t v = order.num_stages() / p;
@@ -114,7 +114,7 @@ TEST(Schedules, HoldNoMoreThanTheySay) {
 }
 
 /// The file of a schedule is the schedule.
-TEST(PipelineTable, IsReadAsItIsWritten) {
+TEST(PipelineTable, RoundTrips) {
   for (const PipelineOrder& order : {order_of("1f1b", 3, 4), order_of("interleaved", 2, 4, 2), order_of("zb-v", 2, 3),
                                      with_recompute(order_of("gpipe", 2, 2))}) {
     const PipelineOrder read = parse_pipeline_table("# a comment\n\n" + to_text(order), "table.txt");
@@ -198,7 +198,7 @@ TEST(Interleaved, NeedsAMultipleOfTheRanks) {
   EXPECT_THAT(error_of([] { order_of("interleaved", 4, 6, 2); }), HasSubstr("use 8"));
 }
 
-TEST(Schedules, ThatDoNotExistNameTheNearest) {
+TEST(Schedules, UnknownOnesNameTheNearest) {
   const std::string& name = first_of("pipeline").name;
   EXPECT_THAT(error_of([&] { Setting("pipeline", name.substr(0, name.size() - 1)); }),
               HasSubstr("the nearest is '" + name + "'"));

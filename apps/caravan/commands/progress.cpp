@@ -24,7 +24,7 @@ std::string clock_text(double seconds) {
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
-/// `threads` is 0 if ranks have different numbers.
+/// `threads` is 0 if it differs between ranks.
 std::string threads_text(int64_t threads) {
   if (threads == 0) return "different numbers of threads";
   return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");

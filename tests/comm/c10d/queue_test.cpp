@@ -172,7 +172,7 @@ TEST(C10dQueue, AReceiveFromAnySourceTimesOut) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-TEST(C10dQueue, AMonitoredBarrierNamesWhoIsMissing) {
+TEST(C10dQueue, AMonitoredBarrierNamesMissingRanks) {
   run_thread_ranks(3,
                    [](const std::shared_ptr<Communicator>& world) {
                      const auto group = make_group(world);

@@ -132,7 +132,7 @@ TEST(RingCheck, RefusesRanksThatWaitForEachOther) {
 }
 
 /// What is computed with, added or sent is there.
-TEST(RingCheck, NamesWhatIsNotThere) {
+TEST(RingCheck, NamesWhatIsMissing) {
   const auto backward = [](auto change) {
     std::vector<Table> tables(2, ring_schedule(2, true, /*overlaps=*/false));
     for (Table& table : tables) change(table);

@@ -156,7 +156,7 @@ std::vector<std::string> reduced(const Engine& engine) {
   return names;
 }
 
-TEST(OrderOfReductions, IsThatInWhichBackwardEnds) {
+TEST(OrderOfReductions, IsTheOrderOfBackward) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
     chain.order = {1, 2, 0};
@@ -178,7 +178,7 @@ TEST(OrderOfReductions, IsThatInWhichBackwardEnds) {
   });
 }
 
-TEST(OrderOfReductions, IsThatOfTheModelsOfThisLibrary) {
+TEST(OrderOfReductions, IsTheOrderOfBackwardInModels) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     const Problem problem(kind);
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
@@ -219,7 +219,7 @@ TEST(FirstBucket, StartsBeforeBackwardEnds) {
   }
 }
 
-TEST(FirstBucket, HoldsSomething) {
+TEST(FirstBucket, IsNotEmpty) {
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
     EXPECT_THAT(message_of<UsageError>([&] { Ddp(chain, mesh, {.first_bucket_bytes = 0}); }),
