@@ -57,7 +57,7 @@ class BlockRank {
 
  private:
   [[noreturn]] static void refuse(const std::string& command) {
-    throw UsageError({"comm_block", command, "is no command", "", "see the head of bench/comm_block.cpp"});
+    throw UsageError({"comm_block", command, "is not a command", "", "see the head of bench/comm_block.cpp"});
   }
 
   template <class T>

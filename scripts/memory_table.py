@@ -113,7 +113,7 @@ in a step, by axis of the mesh. "-" and axes that are left out stand for less th
 """
 
 NOTES = """
-- **Parameters** are the parameters at rest and, in bf16, the copies that layers compute with.
+- **Parameters** are the sharded parameters and, in bf16, the copies that layers compute with.
 - **Gradients** are kept in fp32.
 - **Optimizer** is the moments of AdamW, the anchor and outer momentum of `diloco`, and the
   residuals of communication hooks.

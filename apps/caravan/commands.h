@@ -6,12 +6,12 @@
 
 namespace caravan::app {
 
-// Each runs a command and returns the exit code; throws what the library throws.
+// Each function runs a command and returns the exit code; throws what the library throws.
 
 int run_program(const RunArguments& arguments);
 int new_project(const NewArguments& arguments);
-/// Of a run folder or a checkpoint, and of a recipe with --recipe. Nothing: the recipe can be run, and the rank program
-/// goes on.
+/// Inspects a run folder or a checkpoint, or a recipe with --recipe. Nothing: the recipe can be run, and the rank
+/// program continues.
 std::optional<int> inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
 int plot(const PlotArguments& arguments);
@@ -22,7 +22,7 @@ int tokenizer(const TokenizerArguments& arguments);
 int cache(const CacheArguments& arguments);
 int about(const AboutArguments& arguments);  ///< version, completion, manual
 
-// In the rank program, because they need libtorch.
+// Commands of the rank program, because they need libtorch.
 int train(const TrainArguments& arguments);
 int generate(const GenerateArguments& arguments);
 int evaluate(const EvaluateArguments& arguments);

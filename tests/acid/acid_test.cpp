@@ -255,7 +255,7 @@ void expect_equal(const Found& got, const Found& want, double tolerance) {
 
 class AcidTest : public ::testing::TestWithParam<Acid> {};
 
-TEST_P(AcidTest, ManyRanksAreOneProcess) {
+TEST_P(AcidTest, ManyRanksMatchOneProcess) {
   const TemporaryFolder folder;
   const Acid& acid = GetParam();
   const Found want = one_process(acid, 0, {});

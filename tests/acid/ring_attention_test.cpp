@@ -57,7 +57,7 @@ struct Case {
 class RingAttentionTest : public ::testing::TestWithParam<Case> {};
 
 /// Loss, every gradient, norm and update; row r of the batch has r % 5 tokens without a target.
-TEST_P(RingAttentionTest, IsOneProcess) {
+TEST_P(RingAttentionTest, MatchesOneProcess) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     const Proof proof = prove({.name = GetParam().name,
                                .model = model_of(kind),

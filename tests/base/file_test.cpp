@@ -20,7 +20,7 @@
 namespace caravan::file_test {
 namespace {
 
-TEST(MappedFile, IsTheContent) {
+TEST(MappedFile, MapsTheContent) {
   const TemporaryFolder folder;
   write_file(folder / "a", "content");
   write_file(folder / "empty", "");
@@ -32,7 +32,7 @@ TEST(MappedFile, IsTheContent) {
   EXPECT_TRUE(moved.bytes().empty());
 }
 
-TEST(MappedFile, RefusesWhatIsNoFile) {
+TEST(MappedFile, RefusesNonFiles) {
   const TemporaryFolder folder;
   const auto refusal = [](const std::filesystem::path& path) {
     return message_of<DataError>([&] { const MappedFile file(path, "test"); });
@@ -43,7 +43,7 @@ TEST(MappedFile, RefusesWhatIsNoFile) {
   EXPECT_NE(refusal(folder / "fifo").find("is not a regular file"), std::string::npos);
 }
 
-TEST(OutputFile, IsThereOnlyWhenItIsFinished) {
+TEST(OutputFile, ExistsOnlyAfterFinish) {
   const TemporaryFolder folder;
   { OutputFile(folder / "a", "test").append(std::string_view("lost")); }
   EXPECT_EQ(folder.count_files(), 0);
@@ -85,7 +85,7 @@ TEST(OutputFile, ManyWritersOfOneFile) {
   EXPECT_EQ(folder.count_files(), 1);
 }
 
-TEST(ContentHash, IsXxh3AndDoesNotDependOnCuts) {
+TEST(ContentHash, IsXxh3AndIndependentOfPieces) {
   // XXH3_128bits of "": the value of the reference implementation.
   EXPECT_EQ(content_hash("").hex(), "99aa06d3014798d86001c324468d497f");
   std::string text;

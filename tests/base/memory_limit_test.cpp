@@ -22,7 +22,7 @@ class UsableMemory : public ::testing::Test {
   const TemporaryFolder root;
 };
 
-TEST_F(UsableMemory, IsWhatIsInstalledWithoutALimit) {
+TEST_F(UsableMemory, WithoutALimitIsTheInstalledMemory) {
   EXPECT_EQ(bytes(), 16384 * kKiB);
   put("proc/self/cgroup", "0::/\n");
   EXPECT_EQ(bytes(), 16384 * kKiB);
@@ -30,7 +30,7 @@ TEST_F(UsableMemory, IsWhatIsInstalledWithoutALimit) {
   EXPECT_EQ(bytes(), 16384 * kKiB);
 }
 
-TEST_F(UsableMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
+TEST_F(UsableMemory, TakesTheLowestLimitOfVersion2Groups) {
   put("proc/self/cgroup", "0::/job/step\n");
   put("sys/fs/cgroup/job/step/memory.max", "max\n");
   put("sys/fs/cgroup/job/memory.max", "4194304\n");
@@ -41,13 +41,13 @@ TEST_F(UsableMemory, TheLowestLimitOfTheGroupsOfVersion2Counts) {
   EXPECT_EQ(bytes(), 4096 * kKiB);
 }
 
-TEST_F(UsableMemory, ALimitInsideAContainerIsThatOfTheMount) {
+TEST_F(UsableMemory, TakesTheLimitOfTheMountInsideAContainer) {
   put("proc/self/cgroup", "0::/outside/of/this/namespace\n");
   put("sys/fs/cgroup/memory.max", "1048576\n");
   EXPECT_EQ(bytes(), 1024 * kKiB);
 }
 
-TEST_F(UsableMemory, Version1HasAHierarchyOfItsOwn) {
+TEST_F(UsableMemory, ReadsTheSeparateHierarchyOfVersion1) {
   put("proc/self/cgroup", "11:cpu,cpuacct:/x\n5:memory:/docker/abc\n0::/\n");
   put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "3145728\n");
   EXPECT_EQ(bytes(), 3072 * kKiB);

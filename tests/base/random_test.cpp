@@ -60,7 +60,7 @@ RC_GTEST_PROP(RandomStream, AnySplitGivesTheSameBits, ()) {
   expect_split_invariant([&](uint64_t first, std::span<float> out) { stream.dropout_mask(first, 0.9F, out); });
 }
 
-TEST(RandomStream, DrawsAreThoseOfItsBits) {
+TEST(RandomStream, DrawsComeFromItsBits) {
   const RandomStream stream(1, "x");
   std::vector<float> uniform(1000);
   std::vector<float> mask(1000);
@@ -156,7 +156,7 @@ TEST(RandomStream, DropoutKeepsTheShareAndTheMean) {
 }
 
 // A changed definition of the streams would silently change every run and break --resume of older checkpoints.
-TEST(RandomStream, StreamsStayWhatTheyAre) {
+TEST(RandomStream, StreamsAreStableAcrossVersions) {
   EXPECT_EQ(RandomStream(0, "").bits(0), 0x5fdeee09U);
   EXPECT_EQ(RandomStream(1234, "blocks.0.attention.query.weight", 7).bits(1000003), 0x079e441eU);
 }
@@ -193,7 +193,7 @@ TEST(RandomPermutation, LooksShuffledAndDependsOnItsStream) {
   EXPECT_LT(neighbours, 10);  // expected 1, Poisson
 }
 
-TEST(RandomPermutation, SmallOnesTakeManyOrders) {
+TEST(RandomPermutation, SmallOnesHaveManyOrders) {
   std::set<std::array<uint64_t, 4>> orders;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     const RandomPermutation permutation(seed, "shuffle", 0, 4);

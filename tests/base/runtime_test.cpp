@@ -14,7 +14,7 @@
 namespace caravan::runtime_test {
 namespace {
 
-TEST(Runtime, OnlyOneLivesAtATime) { EXPECT_THROW(Runtime second, UsageError); }
+TEST(Runtime, OnlyOneMayExistAtATime) { EXPECT_THROW(Runtime second, UsageError); }
 
 TEST(Runtime, ChargesTensorsToTheScopeOfTheThread) {
   auto* one = new MemoryCounter;
@@ -40,7 +40,7 @@ TEST(Runtime, ChargesTensorsToTheScopeOfTheThread) {
   EXPECT_EQ(one->live_bytes(), 0);
 }
 
-TEST(Runtime, CountsMetaTensorsAsTheRest) {
+TEST(Runtime, CountsMetaTensorsLikeOthers) {
   auto* counter = new MemoryCounter;
   const MemoryScope scope(*counter);
   const auto meta = at::TensorOptions(at::kMeta);
@@ -56,7 +56,7 @@ TEST(Runtime, CountsMetaTensorsAsTheRest) {
   EXPECT_EQ(counter->peak_bytes(), 8000);
 }
 
-TEST(Runtime, SaysWhatACallAsksForAndStopsIt) {
+TEST(Runtime, ReportsAndStopsAnAllocation) {
   auto* counter = new MemoryCounter;
   const MemoryScope scope(*counter);
   bool is_done = false;
@@ -77,7 +77,7 @@ TEST(Runtime, SaysWhatACallAsksForAndStopsIt) {
 }
 
 /// As a cache with memory does: blocks of a class are kept for the next of it.
-TEST(Runtime, KnowsWhatIsHeldForMetaTensors) {
+TEST(Runtime, CountsBlocksHeldForMetaTensors) {
   constexpr int64_t kHeader = 64, kFloats = 1 << 16, kBytes = 4 * kFloats;
   const auto block = [](int64_t bytes) { return static_cast<int64_t>(BlockCache::rounded(bytes + kHeader)); };
   const auto meta = [](int64_t count) { return at::empty({count}, at::TensorOptions(at::kMeta)); };
@@ -126,7 +126,7 @@ TEST(Runtime, CountsByKind) {
   EXPECT_EQ(counter->at_peak()[static_cast<size_t>(MemoryKind::other)], 40);
 }
 
-TEST(Runtime, KeepsFreedMemoryAndAligns) {
+TEST(Runtime, CachesFreedMemoryAndAligns) {
   void* before = nullptr;
   {
     const at::Tensor block = at::empty({int64_t{3} << 20}, at::kFloat);
@@ -137,7 +137,7 @@ TEST(Runtime, KeepsFreedMemoryAndAligns) {
   EXPECT_EQ(again.data_ptr(), before);
 }
 
-TEST(Runtime, SaysHowMuchCouldNotBeAllocated) {
+TEST(Runtime, ReportsTheSizeOfAFailedAllocation) {
   try {
     at::empty({int64_t{1} << 56}, at::kFloat);
     FAIL() << "2^58 bytes were allocated";

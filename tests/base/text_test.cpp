@@ -27,7 +27,7 @@ TEST(Text, BytesAndCountsAreReadable) {
   EXPECT_EQ(format_count(124.4e6), "124.40 M");
 }
 
-TEST(Text, Utf8IsCheckedAsTheStandardSays) {
+TEST(Text, Utf8IsCheckedByTheStandard) {
   EXPECT_TRUE(is_utf8(""));
   EXPECT_TRUE(is_utf8("a\xC3\xA9\xE2\x80\x94\xF0\x9F\x90\x8B"));
   EXPECT_FALSE(is_utf8("\xC0\xAF"));          // overlong

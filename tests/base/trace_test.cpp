@@ -89,7 +89,7 @@ std::vector<std::pair<std::string, std::string>> places(const nlohmann::json& ev
   return all;
 }
 
-TEST(TraceEvents, SpansThatOverlapStandInSeveralRows) {
+TEST(TraceEvents, OverlappingSpansUseSeveralRows) {
   const std::vector<TraceLog::Span> spans = {{"dp", "a", {}, 0, 10},        {"dp", "in a", {}, 2, 10},
                                              {"dp", "b", {}, 5, 15},        {"dp", "after a", {}, 10, 20},
                                              {"dp", "over all", {}, 0, 20}, {"compute", "unit", {}, 0, 20}};

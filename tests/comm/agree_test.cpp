@@ -36,7 +36,7 @@ TEST(Agree, TextsOfEveryRankReachEveryRank) {
 }
 
 /// The root alone gets the texts, and no other rank carries them.
-TEST(Agree, TextsForOneRankGoToItAlone) {
+TEST(Agree, TextsForOneRankReachOnlyIt) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (int root = 0; root < ranks; ++root) {
       run_thread_ranks(ranks,
@@ -80,7 +80,7 @@ std::vector<std::pair<std::string, int>> thrown(int ranks, const std::vector<int
   return all;
 }
 
-TEST(Agree, WhatOneRankThrowsAllRanksThrow) {
+TEST(Agree, AnErrorOnOneRankIsThrownOnAllRanks) {
   using ::testing::AllOf;
   using ::testing::Each;
   using ::testing::HasSubstr;

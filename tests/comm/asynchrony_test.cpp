@@ -106,7 +106,7 @@ TEST_P(Asynchrony, DoneMakesProgress) {
   });
 }
 
-TEST_P(Asynchrony, KeepsWhatItIsGivenUntilItIsComplete) {
+TEST_P(Asynchrony, KeepsObjectsAliveUntilCompletion) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto kept = std::make_shared<Data>(input_of(world->rank(), 100'000, Dtype::fp32));
     const auto kept_too = std::make_shared<int>(1);

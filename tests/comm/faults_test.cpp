@@ -164,7 +164,7 @@ TEST_P(Faults, DifferentPartsAreNamed) {
   });
 }
 
-TEST_P(Faults, SenderAndReceiverThatDifferBothLearnIt) {
+TEST_P(Faults, AMismatchedMessageIsAnErrorOnBothSides) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto group = world->split(all_ranks(*world), "group");
     std::vector<float> data(8);
@@ -296,14 +296,14 @@ TEST_P(Faults, MissingSenderIsNamed) {
       kSoon);
 }
 
-TEST_P(Faults, RankThatGivesUpIsNamed) {
+TEST_P(Faults, AbortingRankIsNamed) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const auto group = world->split(all_ranks(*world), "group");
     if (world->rank() == 1) world->abort("the disk is full");
     const std::string error = error_of<CommError>([&] {
       while (true) group->barrier();
     });
-    EXPECT_THAT(error, HasSubstr("rank 1 of the world gave up: the disk is full"));
+    EXPECT_THAT(error, HasSubstr("rank 1 of the world aborted: the disk is full"));
     EXPECT_THAT(error_of<CommError>([&] { world->barrier(); }), HasSubstr("the disk is full"));
   });
 }

@@ -104,7 +104,7 @@ TEST_P(Messages, LabelsMatchIfOneIsMissingOrThereIsNoCheck) {
 }
 
 /// A pipeline: each rank passes the message of its left neighbour on to the right, while a collective is in flight.
-TEST_P(Messages, PassByCollectives) {
+TEST_P(Messages, DoNotWaitForCollectives) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     Data total(1000, Dtype::int64);
     Work sum;

@@ -92,7 +92,7 @@ TEST(Record, AsynchronousCallsEndWhenTheyAreWaitedFor) {
   EXPECT_TRUE(work.done());
 }
 
-TEST(Record, RefusesWhatTheOthersRefuse) {
+TEST(Record, RefusesWhatOtherBackEndsRefuse) {
   const auto world = make_record_world(1, 4);
   const auto error = [](const auto& call) { return error_of<UsageError>(call); };
   const Buffer ten{nullptr, 10, Dtype::fp32, {}};

@@ -13,7 +13,7 @@ namespace caravan::testing {
 enum class Memory {
   plain,
   arena,  ///< Communicator::allocate
-  mixed,  ///< of even ranks as arena, of odd ones plain
+  mixed,  ///< as arena on even ranks, plain on odd ones
 };
 
 /// While it lives, this thread's Data is allocated by `comm`. Destroy it after all of the Data and before `comm`.

@@ -73,7 +73,7 @@ TEST_P(Splits, OfSplits) {
 }
 
 /// The resources of a destroyed communicator are used again; the new one must not see old data.
-TEST_P(Splits, ManyInTurn) {
+TEST_P(Splits, ManyOneAfterAnother) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     for (int turn = 0; turn < 30; ++turn) {
       const auto part = world->split(ranks_with(world->size(), 1 + turn % 3, world->rank() % (1 + turn % 3)), "turn");
@@ -107,7 +107,7 @@ TEST_P(Splits, WrongMembersAreRefused) {
       return error_of<UsageError>([&] { world->split(members, "wrong"); });
     };
     EXPECT_THAT(split({n}), ::testing::HasSubstr("there is no rank " + std::to_string(n)));
-    EXPECT_THAT(split({world->rank(), world->rank()}), ::testing::HasSubstr("stands twice"));
+    EXPECT_THAT(split({world->rank(), world->rank()}), ::testing::HasSubstr("is listed twice"));
     EXPECT_THAT(split({}), ::testing::HasSubstr("itself is not in"));
     if (n == 1) return;
     EXPECT_THAT(split({(world->rank() + 1) % n}), ::testing::HasSubstr("itself is not in"));

@@ -27,7 +27,7 @@ const CommOptions kShortWaits{.timeout = std::chrono::seconds(20)};
 
 at::Tensor numbers(int64_t begin, int64_t end) { return at::arange(begin, end, at::kFloat); }
 
-TEST(CommTensor, DtypesGoBothWays) {
+TEST(CommTensor, DtypesConvertBothWays) {
   for (int i = 0; i < kNumDtypes; ++i) {
     const Dtype dtype = static_cast<Dtype>(i);
     EXPECT_EQ(to_dtype(to_scalar_type(dtype)), dtype);

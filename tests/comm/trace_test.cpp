@@ -122,7 +122,7 @@ TEST(ClockOffset, FindsTheOriginOnEveryClock) {
   EXPECT_EQ(found[2].zero_ns, found[4].zero_ns);
 }
 
-TEST(ClockOffset, OfOneRankIsItsOwnClock) {
+TEST(ClockOffset, OfOneRankIsZero) {
   run_thread_ranks(1, [](const std::shared_ptr<Communicator>& world) {
     const ClockOffset own = clock_offset(*world, "a", [] { return 42; });
     EXPECT_EQ(own.zero_ns, 42);

@@ -6,7 +6,7 @@
 namespace caravan::testing::traffic_test {
 
 /// A back-end that moves data counts what `record` counts, communicator by communicator and verb by verb.
-TEST_P(TrafficCounts, EqualThoseOfRecord) {
+TEST_P(TrafficCounts, MatchTheRecordBackEnd) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const std::vector<Traffic> moved = run_program(world);
     const std::vector<Traffic> recorded = run_program(make_record_world(world->rank(), world->size()));
@@ -21,7 +21,7 @@ TEST_P(TrafficCounts, EqualThoseOfRecord) {
 
 /// The bytes of a ring are equal on all ranks. Those of chains and exchanges are not, so their sums over the ranks are
 /// compared: what any algorithm must send that sends each element directly or along a chain.
-TEST_P(TrafficCounts, SumsOverRanksAreThoseOfTheAlgorithms) {
+TEST_P(TrafficCounts, SumsOverRanksMatchTheAlgorithms) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int64_t n = world->size();
     const int64_t count = 60 * n;  // divisible by n: no rounding in the ring's formula

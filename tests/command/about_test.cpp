@@ -63,7 +63,7 @@ TEST_F(AboutTest, TheManualHasEveryCommand) {
   EXPECT_THAT(page, AllOf(HasSubstr("\n.B \\-\\-resume\\-from\n"), Not(HasSubstr("\n.B \n"))));
 }
 
-TEST_F(AboutTest, TheVersionSaysWhatItWasBuiltWith) {
+TEST_F(AboutTest, TheVersionNamesItsBuild) {
   const Result version = caravan({"version"});
   EXPECT_THAT(version.out, AllOf(HasSubstr("caravan 0."), HasSubstr("torch        2."), HasSubstr("processor    ")));
   EXPECT_TRUE(version.out.starts_with(caravan({"--version"}).out));

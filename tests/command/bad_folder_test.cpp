@@ -41,7 +41,7 @@ TEST_F(BadFolderTest, ReadOnlyForTheRun) {
   EXPECT_THAT(current.err, HasSubstr("runs/default-1: cannot be made: Read-only file system"));
 }
 
-TEST_F(BadFolderTest, ReadOnlyForWhatElseIsWritten) {
+TEST_F(BadFolderTest, ReadOnlyForOtherOutputs) {
   const std::vector<std::string> lines = {
       "CARAVAN_CACHE=ro/cache " + train_line("run"),
       train_line("dumped") + "--dump ro/dump",

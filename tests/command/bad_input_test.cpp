@@ -221,7 +221,7 @@ TEST_F(BadInputTest, DamagedCheckpoint) {
   expect_refusal(train("run", 2, {"--resume"}), 3, {"manifest.json", "is not JSON"});
 }
 
-TEST_F(BadInputTest, DamagedTokenCacheIsMadeAgain) {
+TEST_F(BadInputTest, DamagedTokenCacheIsRebuilt) {
   ASSERT_EQ(train("first", 1).code, 0);
   int damaged = 0;
   for (const auto& entry : std::filesystem::directory_iterator(path("cache"))) {
@@ -235,7 +235,7 @@ TEST_F(BadInputTest, DamagedTokenCacheIsMadeAgain) {
   EXPECT_NEAR(log("again").back().at("val_loss").get<double>(), log("first").back().at("val_loss").get<double>(), 1e-5);
 }
 
-TEST_F(BadInputTest, NumbersThatGoBad) {
+TEST_F(BadInputTest, NonFiniteNumbers) {
   testing::needs({"ddp"});
   ASSERT_EQ(train("run", 2, {"--stop-after", "3"}).code, 0);
   const auto before = tensors(folder() / "run/step_000003");

@@ -50,7 +50,7 @@ class BenchTest : public CommandTest {
 
 constexpr double kLeast_us = 0.001;  // a read of the first cache
 
-TEST_F(BenchTest, AnObjectALineWithTheKeysInOrder) {
+TEST_F(BenchTest, PrintsOneObjectPerLineWithKeysInOrder) {
   const auto all = lines({"bench", "comm", "--json", "--op", "all_reduce,barrier", "--bytes", "8,1KiB", "--copy"});
   ASSERT_EQ(all.size(), 3U);
   const std::vector<std::string> first{"op",   "dtype",     "backend", "bytes",  "ranks",
@@ -97,7 +97,7 @@ TEST_F(BenchTest, EveryVerbOverThreadsAndGloo) {
   EXPECT_EQ(gloo[3]["dtype"], "int64");
 }
 
-TEST_F(BenchTest, ATable) {
+TEST_F(BenchTest, PrintsATable) {
   const Result result = caravan({"bench", "comm", "--bytes", "4KiB", "--in-place"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, ::testing::StartsWith("2 ranks over shm, buffers from Communicator::allocate, in place\n"));
@@ -200,7 +200,7 @@ TEST_F(DoctorTest, EveryLinkOfEveryBackend) {
   EXPECT_EQ(found["use"], costs_us["shm"] <= costs_us["gloo"] ? "shm" : "gloo");
 }
 
-TEST_F(DoctorTest, AReportThatSaysWhatToUse) {
+TEST_F(DoctorTest, RecommendsABackEnd) {
   const Result result = caravan({"doctor"});
   EXPECT_EQ(result.code, 0) << result.err;
   for (const char* part : {"cores ", "NUMA nodes", "memory rate", "limits ", "memfd_create works", "network       lo",
@@ -233,7 +233,7 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
   EXPECT_THAT(job.err, HasSubstr("times one process, and 2 were started"));
 }
 
-TEST_F(DoctorTest, ARankThatDoesNotComeIsNamed) {
+TEST_F(DoctorTest, ARankThatDoesNotJoinIsNamed) {
   const Result result = run({"env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
                              "MASTER_ADDR=127.0.0.1", "MASTER_PORT=23457", program(), "doctor"});
   EXPECT_EQ(result.code, 4) << result.err;

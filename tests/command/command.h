@@ -46,9 +46,9 @@ class CommandTest : public ::testing::Test {
     return caravan(tiny(name, ranks, more));
   }
 
-  /// The ranks of one job, each a process of its own with its own words, as somebody would start them by hand.
+  /// The ranks of one job, each a separate process with its own arguments, as started by hand.
   std::vector<Result> by_hand(const std::vector<Words>& ranks) const;
-  /// One of them, whose rank 0 serves on `port`.
+  /// Starts one of them; its rank 0 serves on `port`.
   std::unique_ptr<Child> start_rank(const Words& arguments, size_t rank, size_t num_ranks, int port) const;
 
   /// The lines of a run's train.log.
@@ -56,7 +56,7 @@ class CommandTest : public ::testing::Test {
   /// The bytes of the tensors of all shards in a folder.
   static std::map<std::string, std::string> tensors(const std::filesystem::path& folder);
   static std::string text_of(const std::filesystem::path& path);
-  /// The process of the job that is this rank.
+  /// The process of this rank of the job.
   static pid_t rank_process(const Child& child, int rank);
   static int free_port();
   /// A command that runs `script` by sh in its own mount namespace, where it may mount.

@@ -89,7 +89,7 @@ TEST_F(DataTest, ASignalStopsThePreparation) {
   }
 }
 
-TEST_F(DataTest, AKilledPreparationIsDoneAgain) {
+TEST_F(DataTest, AKilledPreparationIsRepeated) {
   const auto job = start(big("run", 2, 20));
   expect_tokenizing(*job);
   kill(rank_process(*job, 0), SIGKILL);
@@ -104,7 +104,7 @@ TEST_F(DataTest, AKilledPreparationIsDoneAgain) {
 }
 
 /// The first step does not wait for the whole text, and a run that is killed meanwhile can be resumed.
-TEST_F(DataTest, AStreamedTextIsTokenizedWhileItTrains) {
+TEST_F(DataTest, AStreamedTextIsTokenizedDuringTraining) {
   const std::vector<std::string> endless{"data.streaming=true", "train.steps=1000000", "checkpoint.every=5"};
   const auto job = start(big("run", 2, 60, endless));
   job->expect_soon("saved  ");
@@ -116,8 +116,7 @@ TEST_F(DataTest, AStreamedTextIsTokenizedWhileItTrains) {
   for (const std::string& word : {std::string("--resume"), std::string("--stop-after"), stop}) again.push_back(word);
   const Result resumed = caravan(again);
   EXPECT_EQ(resumed.code, 0) << resumed.err;
-  EXPECT_THAT(resumed.out,
-              AllOf(HasSubstr("streamed: tokenized while training goes on"), HasSubstr("step " + stop + "/")));
+  EXPECT_THAT(resumed.out, AllOf(HasSubstr("streamed: tokenized during training"), HasSubstr("step " + stop + "/")));
   EXPECT_TRUE(in_cache(".lock").empty());
   EXPECT_THAT(caravan({"data", "inspect", path("big.txt"), "--set", "data.streaming=true"}).out,
               AllOf(HasSubstr("big.txt: streamed"), HasSubstr("at most 4.0 MiB"), HasSubstr("sequence 0, number 0")));
@@ -178,7 +177,7 @@ TEST_F(DataTest, PatternsFoldersAndCompressedLinesAreOneText) {
               HasSubstr("the last 0.1 of each file"));
 }
 
-TEST_F(DataTest, ATextThatMayNotBeReadIsSaidSo) {
+TEST_F(DataTest, AnUnreadableTextIsReported) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   const std::string text = file("secret.txt", "secret");
   chmod(text.c_str(), 0);
@@ -209,7 +208,7 @@ TEST_F(DataTest, TheCacheIsListedLimitedAndCleared) {
 }
 
 /// In a folder that everybody may write to, somebody else may have made the cache.
-TEST_F(DataTest, ATemporaryCacheMustBeOnesOwn) {
+TEST_F(DataTest, ATemporaryCacheMustBelongToTheUser) {
   const Words environment{"-u", "HOME", "-u", "XDG_CACHE_HOME", "-u", "CARAVAN_CACHE", "TMPDIR=" + folder().string()};
   const std::string cache = path("caravan-" + std::to_string(getuid()));
   EXPECT_EQ(run_with(environment, {"cache", "size"}).code, 0);

@@ -44,7 +44,7 @@ TEST_F(FlightTest, NamesTheFirstDivergence) {
   EXPECT_EQ(result.err, "");
 }
 
-TEST_F(FlightTest, SaysSoIfThereIsNone) {
+TEST_F(FlightTest, ReportsThatThereIsNone) {
   FlightJob job(2);
   job.add_all(job.world(), 0, {});
   write(job);
@@ -60,7 +60,7 @@ TEST_F(FlightTest, MissingFilesAreAnErrorAfterWhatTheOthersSay) {
   EXPECT_THAT(result.err, HasSubstr("1 of 3 reports are missing: flight-rank2.json"));
 }
 
-TEST_F(FlightTest, RefusesWhatAreNotTheReportsOfOneJob) {
+TEST_F(FlightTest, RefusesReportsOfDifferentJobs) {
   EXPECT_THAT(inspect().err, AllOf(HasSubstr(path("flight")), HasSubstr("cannot be read")));
   write(different_calls());
   write_flight_report(path("flight"), FlightJob(3, "another").reports[1]);

@@ -23,7 +23,9 @@ class ModelsTest : public CommandTest {
     return result.out;
   }
   /// What inspect prints before the other choices, of which it may leave some out.
-  static std::string facts_of(const std::string& out) { return out.substr(0, out.find("\nwhat one other choice")); }
+  static std::string facts_of(const std::string& out) {
+    return out.substr(0, out.find("\ncost of changing one choice"));
+  }
   /// The number after `label` in what inspect printed.
   static double number(const std::string& text, const std::string& label) {
     std::smatch found;
@@ -126,7 +128,7 @@ TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(path("runs/typo")));
 }
 
-TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
+TEST_F(ModelsTest, APromptLongerThanTheContextIsCutWithANote) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
   const auto generate = [this](size_t length) {
     return caravan({"generate", path("run"), "--tokens", "2", "--prompt", std::string(length, 'a')});
@@ -137,7 +139,7 @@ TEST_F(ModelsTest, APromptLongerThanTheContextIsCutAndSaidSo) {
   EXPECT_THAT(cut.err, HasSubstr("caravan: the prompt has 40 tokens: the model sees the last 32, its context\n"));
 }
 
-TEST_F(ModelsTest, AnImportedModelTrainsOn) {
+TEST_F(ModelsTest, AnImportedModelContinuesToTrain) {
   testing::needs({"adamw"});
   ASSERT_EQ(train("run", 1).code, 0);
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
@@ -253,7 +255,7 @@ TEST_F(ModelsTest, GenerateAndImportRefuse) {
   refused({"generate", source}, 3, "run/tokenizer.json: cannot be opened");
 }
 
-TEST_F(ModelsTest, TokenizerGoesThereAndBack) {
+TEST_F(ModelsTest, TokenizerRoundTrips) {
   const Result made =
       caravan({"tokenizer", "train", path("text.txt"), "--vocabulary", "400", "--out", path("tokens.json")});
   ASSERT_EQ(made.code, 0) << made.err;
@@ -280,7 +282,7 @@ TEST_F(ModelsTest, TokenizerGoesThereAndBack) {
   EXPECT_FALSE(std::filesystem::exists(path("x.json")));
 }
 
-TEST_F(ModelsTest, InspectPrintsWhatTheRunDoes) {
+TEST_F(ModelsTest, InspectPredictsTheRun) {
   testing::needs({"ddp"});
   for (const int ranks : {2, 3}) {
     const std::string run = "run" + std::to_string(ranks);
@@ -330,9 +332,8 @@ TEST_F(ModelsTest, InspectPricesExperts) {
       caravan({"inspect", "--ranks", "4", "--set", "moe.experts=8", "mesh.ep=2", "moe.balance=batch", "model.width=64",
                "model.heads=4", "model.context=128", "train.global_batch=8", "train.micro_batch=2"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out,
-              HasSubstr("\nnote      experts are rehearsed as if all were chosen alike, 4 of 8 on each rank; "
-                        "if tokens choose those of one rank as often as they can, it needs "));
+  EXPECT_THAT(result.out, HasSubstr("\nnote      experts are rehearsed with equal loads, 4 of 8 on each rank; "
+                                    "if tokens choose those of one rank as often as they can, it needs "));
   // 4 layers, 2 micro-batches, each counted first: copies of 128 tokens go there and back, two of each, and so do their
   // gradients; half of them stay. Counts of 8 experts in int64 go with each forward.
   const int64_t copies = 4 * 2 * (3 * 2 * 128 * 2 * 64 * 4 / 2 + 2 * 8 * 8 / 2);
@@ -343,7 +344,7 @@ TEST_F(ModelsTest, InspectPricesExperts) {
 }
 
 /// What neighbours share costs no time of a link, and what one other choice costs is that of the recipe with it.
-TEST_F(ModelsTest, InspectTellsTimesAndNeighbours) {
+TEST_F(ModelsTest, InspectPrintsTimesAndNeighbours) {
   testing::needs({"ddp"});
   Words words = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3"}));
   words.front() = "inspect";

@@ -12,7 +12,7 @@ using ::testing::Not;
 
 class NewTest : public CommandTest {};
 
-TEST_F(NewTest, WritesAProjectAndSaysWhatComesNext) {
+TEST_F(NewTest, WritesAProjectAndPrintsTheNextCommands) {
   const Result result = caravan({"new", path("my project/first")});
   EXPECT_EQ(result.code, 0) << result.err;
   const std::string folder = path("my project/first"),

@@ -88,7 +88,7 @@ TEST_F(ReportTest, HostileLogsEndNoCommand) {
   }
 }
 
-TEST_F(ReportTest, WhatIsWrongIsNamed) {
+TEST_F(ReportTest, ErrorsAreNamed) {
   ASSERT_EQ(train("run", 1, set({"train.steps=2"})).code, 0);
   const auto refused = [&](const Words& words, int code, const std::string& part) {
     const Result result = caravan(words);

@@ -223,12 +223,12 @@ TEST_F(ResumeTest, OnOtherRanksIsEqualWithinRounding) {
   }
 }
 
-TEST_F(ResumeTest, AFinishedRunIsANoOpAndMoreStepsGoOn) {
+TEST_F(ResumeTest, AFinishedRunIsANoOpAndMoreStepsContinue) {
   ASSERT_EQ(train("run", 1).code, 0);
   const auto before = text_of(path("run/train.log"));
   const Result again = train("run", 1, {"--resume"});
   EXPECT_EQ(again.code, 0) << again.err;
-  EXPECT_THAT(again.out, HasSubstr("note      the run is complete (step 6 of 6); to go on: --resume --set "
+  EXPECT_THAT(again.out, HasSubstr("note      the run is complete (step 6 of 6); to continue: --resume --set  "
                                    "train.steps=M with M above 6\n"));
   EXPECT_EQ(text_of(path("run/train.log")), before);
   const Result more = train("run", 1, also({"--resume"}, set({"train.steps=8"})));
@@ -261,7 +261,7 @@ TEST_F(ResumeTest, ACheckpointWithoutManifestCountsAsNone) {
   expect_same_run("run", "whole", "step_000006");
 }
 
-TEST_F(ResumeTest, ADamagedCheckpointIsNamedAndAnEarlierOneIsTaken) {
+TEST_F(ResumeTest, ADamagedCheckpointIsNamedAndAnEarlierOneIsUsed) {
   const Words more = set({"checkpoint.every=2"});
   ASSERT_EQ(train("whole", 2, more).code, 0);
   ASSERT_EQ(train("run", 2, more).code, 0);
@@ -289,7 +289,7 @@ TEST_F(ResumeTest, OnOtherCoresIsBitEqual) {
   expect_same_run("run", "whole", "step_000004");
 }
 
-TEST_F(ResumeTest, ARunThatIsStillGoingIsRefusedAndMayBeRead) {
+TEST_F(ResumeTest, ARunInProgressIsRefusedButMayBeRead) {
   const Words more = set({"train.steps=1000000", "train.eval_every=0", "checkpoint.every=1", "checkpoint.keep=1"});
   const auto running = start(tiny("run", 2, more));
   running->expect_soon("saved ");
@@ -311,7 +311,7 @@ TEST_F(ResumeTest, ARunThatIsStillGoingIsRefusedAndMayBeRead) {
 }
 
 /// Two runs start at the same time in the same folder.
-TEST_F(ResumeTest, OfTwoRunsThatWantOneFolderOneGetsIt) {
+TEST_F(ResumeTest, OneOfTwoRunsGetsTheFolder) {
   const Words words = tiny("run", 1, set({"train.steps=20"}));
   for (int round = 0; round < 3; ++round) {
     const auto first = start(words);

@@ -40,7 +40,7 @@ TEST_F(RunTest, EachRankFindsItsPlace) {
   EXPECT_EQ(out_of({"run", program, "--ranks", "1"}), "0/1 0/1 127.0.0.1 port at " + program + "\n");
 }
 
-TEST_F(RunTest, WordsBelongToTheProgramButForRanks) {
+TEST_F(RunTest, WordsBelongToTheProgramExceptRanks) {
   const std::string program = echo();
   EXPECT_EQ(out_of({"run", "--ranks", "2", program, "--lr", "3", "-x", "--help", "train"}),
             "<--lr><3><-x><--help><train>of 2\n");
@@ -65,7 +65,7 @@ TEST_F(RunTest, AProgramWithoutASlashIsLookedUpInPath) {
                               HasSubstr("do: write caravan run ./echo.sh")));
 }
 
-TEST_F(RunTest, WhatCannotBeRunSaysWhatToDo) {
+TEST_F(RunTest, AnUnrunnableProgramSaysWhatToDo) {
   const std::string python = file("train.py", "print(1)\n"), plain = file("plain", "x");
   const std::string no_interpreter = file("old.sh", "#!/no/such/sh\n"), no_line = file("bare.sh", "echo 1\n");
   for (const std::string& script : {no_interpreter, no_line}) chmod(script.c_str(), 0755);

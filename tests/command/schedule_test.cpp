@@ -23,7 +23,7 @@ class ScheduleTest : public CommandTest {
   }
 };
 
-TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
+TEST_F(ScheduleTest, IsDrawnWithItsCosts) {
   const Result result = inspect({"mesh.pp=2", "pipeline.micro_batches=6"}, {"--svg", path("schedule.svg")});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(first_of("pipeline").name + ", 2 ranks, 2 stages, 6 micro-batches of 2 sequences"));
@@ -33,7 +33,7 @@ TEST_F(ScheduleTest, IsDrawnWithWhatItCosts) {
 }
 
 /// The bubble and what is in flight are those of all steps until the stages stop.
-TEST_F(ScheduleTest, OfStagesThatDoNotWaitIsThatOfAWindow) {
+TEST_F(ScheduleTest, OfAsynchronousStagesIsAWindow) {
   testing::needs({"ddp"});
   const Result result = inspect({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=30", "train.steps=100",
                                  "optimizer.clip_norm=0", "model.tie_embeddings=false"});
@@ -51,7 +51,7 @@ TEST_F(ScheduleTest, IsRefusedWhereThereIsNone) {
   EXPECT_THAT(inspect({"mesh.pp=2"}, {"--layouts"}).err, HasSubstr("--layouts excludes --schedule"));
 }
 
-TEST_F(ScheduleTest, OfARunIsComparedWithWhatWasMeasured) {
+TEST_F(ScheduleTest, OfARunIsComparedWithTheMeasurement) {
   const Result trained = train("run", 2, set({"mesh.pp=2", "train.steps=2"}));
   ASSERT_EQ(trained.code, 0) << trained.err;
   const Result run = caravan({"inspect", path("run")});

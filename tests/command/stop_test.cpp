@@ -68,7 +68,7 @@ TEST_F(StopTest, NothingOutlivesAKilledLauncher) {
   EXPECT_TRUE(job->all_gone(10));
 }
 
-TEST_F(StopTest, ASignalSavesAndTheRunGoesOn) {
+TEST_F(StopTest, ASignalSavesAndTheRunContinues) {
   struct Case {
     int ranks;
     int signal;

@@ -19,7 +19,7 @@ class SurroundingsTest : public CommandTest {
   }
 };
 
-TEST_F(SurroundingsTest, ClosedStreamsHurtNoFile) {
+TEST_F(SurroundingsTest, ClosedStreamsDoNotCorruptFiles) {
   for (const int ranks : {1, 2}) {
     for (const std::string closed : {">&-", "2>&-", "<&- >&- 2>&-"}) {
       SCOPED_TRACE(closed);
@@ -113,7 +113,7 @@ TEST_F(SurroundingsTest, WithoutHomeAndCacheVariables) {
   EXPECT_FALSE(std::filesystem::is_empty(path("home/.cache/caravan")));
 }
 
-TEST_F(SurroundingsTest, ACacheThatCannotBe) {
+TEST_F(SurroundingsTest, AnImpossibleCache) {
   file("plain", "a file");
   const Result result = shell("export CARAVAN_CACHE=" + path("plain/cache") + "; exec \"$@\"", 2);
   EXPECT_EQ(result.code, 5) << result.err;
@@ -121,7 +121,7 @@ TEST_F(SurroundingsTest, ACacheThatCannotBe) {
                                 HasSubstr("do: set CARAVAN_CACHE to a folder")));
 }
 
-TEST_F(SurroundingsTest, ARunFolderThatCannotBe) {
+TEST_F(SurroundingsTest, AnImpossibleRunFolder) {
   file("plain", "a file");
   for (const char* name : {"plain", "plain/run"}) {
     const Result result = train(name, 2);

@@ -168,7 +168,7 @@ TEST_F(TraceTest, DoesNotChangeTheRun) {
 }
 
 /// What is recorded of the window that holds the steps: stages do not stop between its steps.
-TEST_F(TraceTest, OfStagesThatStepOnTheirOwnHasWholeWindows) {
+TEST_F(TraceTest, OfAsynchronousStagesHasWholeWindows) {
   const std::vector<Rank> ranks =
       trace("run", 2,
             set({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=2", "model.tie_embeddings=false",

@@ -91,7 +91,7 @@ TEST_F(CommandTest, OddSizesTrain) {
 }
 
 /// Shards are cut at other rows on each tensor rank then, and a dump gathers them first.
-TEST_F(CommandTest, DumpsWhatTensorParallelismCutsUnevenly) {
+TEST_F(CommandTest, DumpsTensorsThatTensorParallelismCutsUnevenly) {
   const Words odd = set({"model.kind=llama", "model.hidden=33", "model.tie_embeddings=false", "train.global_batch=4"});
   const auto dumped = [&](const std::string& name, int ranks, const Words& more) {
     Words words{"--dump", path(name + "_dump"), "--dump-steps", "0-0", "--stop-after", "1"};
@@ -110,7 +110,7 @@ TEST_F(CommandTest, DumpsWhatTensorParallelismCutsUnevenly) {
   }
 }
 
-TEST_F(CommandTest, DumpsTheStepsThatWereAskedFor) {
+TEST_F(CommandTest, DumpsTheRequestedSteps) {
   const Result result = train("run", 2, {"--dump", path("dump"), "--dump-steps", "0,3-4", "--stop-after", "5"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_FALSE(std::filesystem::exists(path("dump/step_1")));

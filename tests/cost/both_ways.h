@@ -11,14 +11,14 @@
 
 namespace caravan::testing {
 
-/// What a piece of work took, by MemoryKind: while it went on at most, and what it holds after its parts.
+/// The memory that some work used, by MemoryKind: the peak, and what it holds after each part.
 struct Taken {
   std::vector<std::array<int64_t, kNumMemoryKinds>> held{};
   int64_t peak = 0;
   PathCounts paths{};
 };
 
-/// Counts from its making on, above what there was.
+/// Counts from its construction on, beyond the memory at that time.
 class TakenCounter {
  public:
   TakenCounter() : counter_(MemoryCounter::current()), before_(now()), live_(counter_.live_bytes()), scope_(&log_) {
@@ -53,9 +53,9 @@ class TakenCounter {
 struct Slack {
   int64_t above = 0;    ///< the peak
   int64_t below = 0;    ///< the peak
-  int64_t unknown = 0;  ///< what may be less in the run, since it depends on the tokens of the rank
-  /// By so much may the run hold fewer buffers, or more: how many it needs, and which of a pool fits when, depends on
-  /// how fast messages are. A dry run takes the slowest.
+  int64_t unknown = 0;  ///< what the run may use less, since it depends on the tokens of the rank
+  /// How many fewer or more bytes of buffers the run may hold: their number, and which pooled buffer fits when, depend
+  /// on the speed of messages. A dry run assumes the slowest.
   int64_t buffers = 0;
 };
 

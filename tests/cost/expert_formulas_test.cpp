@@ -37,7 +37,7 @@ MemoryShape shape_of(const ModelConfig& model, int64_t ep, int64_t tp = 1) {
   return {.model = model, .sequences = 8, .rows = 8, .tensor_parallel = tensor, .expert_parallel = experts};
 }
 
-TEST(ExpertFormulas, ParametersAreThoseOfTheModel) {
+TEST(ExpertFormulas, ParametersMatchTheModel) {
   std::vector<ModelConfig> models{llama(), gpt2()};
   for (const auto change : {+[](ModelConfig& m) { m.moe = {}; }, +[](ModelConfig& m) { m.moe.shared_hidden = 24; },
                             +[](ModelConfig& m) { m.qkv_bias = m.kind == ModelKind::llama; },

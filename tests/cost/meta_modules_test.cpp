@@ -40,7 +40,7 @@ Taken taken_by(at::Device device) {
   return taken;
 }
 
-TEST(MetaModules, AUsersConvolutionsTakeTheMemoryOfRealOnes) {
+TEST(MetaModules, AUsersConvolutionsUseTheMemoryOfRealOnes) {
   const Taken real = taken_by(at::kCPU), meta = taken_by(at::kMeta);
   // oneDNN lays images and weights out anew for a convolution, in blocks of 16, or not: bounded by a copy of each.
   constexpr int64_t kImages = 16 * 16 * 5 * 5, kWeights = 16 * 16 * 3 * 3;

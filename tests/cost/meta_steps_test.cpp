@@ -163,7 +163,7 @@ void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
 
 class MetaSteps : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MetaSteps, TakeTheMemoryOfRealOnes) {
+TEST_P(MetaSteps, UseTheMemoryOfRealOnes) {
   GetParam().needs.check();
   const std::string chosen = products_in_use();
   use_products("mkl bf16=fp32 attention=fp32");  // whose memory is known to the byte

@@ -199,7 +199,7 @@ TEST(Rehearsal, SendsWhatRanksSend) {
 }
 
 /// Gradients travel while earlier layers compute theirs, but for those of the last bucket.
-TEST(Rehearsal, TellsWhatIsHidden) {
+TEST(Rehearsal, ReportsHiddenCommunication) {
   const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), recompute_of("none"), 4, 1, true);
   std::map<Verb, std::pair<double, double>> of_verb;  // all, exposed
   for (const SentCalls& sent : found.sent) {
@@ -215,7 +215,7 @@ TEST(Rehearsal, TellsWhatIsHidden) {
   EXPECT_EQ(found.ranks_of_axis.at("dp"), (std::vector<int>{0, 1, 2, 3}));
 }
 
-TEST(Rehearsal, TellsWhereAStepIs) {
+TEST(Rehearsal, ReportsThePositionInAStep) {
   const Rehearsal found = rehearsed(shape(gpt2(0), 2, 4, 4), recompute_of("none"), 1, 0, false);
   std::vector<std::string> names;
   for (const RehearsedEvent& event : found.events) names.push_back(event.what);

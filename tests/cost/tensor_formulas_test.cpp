@@ -113,7 +113,7 @@ TEST(TensorFormulas, CompareTheKinds) {
   EXPECT_LT(of_64.front().bytes, of_64.back().bytes / 4) << "1D sends as much to any number of ranks";
 }
 
-TEST(TensorFormulas, SayWhatDoesNotFit) {
+TEST(TensorFormulas, ReportWhatDoesNotFit) {
   EXPECT_EQ(misfit_of(shape_of("2d", 16)), "");
   EXPECT_THAT(misfit_of(shape_of("2d", 8)), HasSubstr("8 ranks are not a square: use 4 or 9"));
   EXPECT_THAT(misfit_of(shape_of("3d", 9)), HasSubstr("9 ranks are not a cube: use 8 or 27"));

@@ -43,7 +43,7 @@ TEST(BpeTrainer, OrderOfDocumentsDoesNotMatter) {
 }
 
 /// trained.json was written by this trainer and loaded by Python's `tokenizers`, which gave trained_ids.json.
-TEST(BpeTrainer, WritesAFileThatPythonReadsAlike) {
+TEST(BpeTrainer, WritesAFileThatPythonReadsTheSameWay) {
   const json cases = json::parse(read_file(fixture("trained_ids.json")));
   std::vector<std::string> texts = cases["texts"];
   std::vector<std::string_view> documents(texts.begin(), texts.end());

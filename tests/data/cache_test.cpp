@@ -145,7 +145,7 @@ class OtherFileSystem : public ::testing::Test {
 };
 
 /// There an exclusive lock needs a descriptor for writing.
-TEST_F(OtherFileSystem, OnNfsWhatIsInUseStays) {
+TEST_F(OtherFileSystem, OnNfsFilesInUseStay) {
   locks() = Locks::work_as_on_nfs;
   const fs::path used = put(folder, kHash + "1.tokens", 100, 1000);
   put(folder, kHash + "2.tokens", 100, 1000);
@@ -176,7 +176,7 @@ TEST_F(OtherFileSystem, AFileThatMayNotBeWrittenIsNotLockedExclusively) {
 }
 
 /// Another process may trim the cache as soon as the file has its name.
-TEST(CacheFolder, AFileIsInUseFromTheMomentItIsThere) {
+TEST(CacheFolder, AFileIsInUseFromItsCreation) {
   const TemporaryFolder folder;
   const fs::path path = folder / (kHash + "1.tokens");
   TokenFileWriter writer(path, 256);
@@ -188,7 +188,7 @@ TEST(CacheFolder, AFileIsInUseFromTheMomentItIsThere) {
   EXPECT_FALSE(fs::exists(path));
 }
 
-TEST(FindOrBuild, RemovesTheHalfWrittenFilesOfItsOwn) {
+TEST(FindOrBuild, RemovesItsOwnHalfWrittenFiles) {
   const TemporaryFolder folder;
   const fs::path path = folder / (kHash + "1.tokens");
   write_file(path.string() + ".0123456789abcdef.tmp", "half");

@@ -40,7 +40,7 @@ std::vector<std::string> answers_of(const RenderedChat& chat) {
   return texts;
 }
 
-TEST(ChatTemplate, SaysWhatTheAssistantSays) {
+TEST(ChatTemplate, FindsTheAssistantsText) {
   const ChatTemplate chat_ml(kChatMl, "chat_template.jinja", "", "<|im_end|>");
   const json messages{message("system", "Be brief."), message("user", "Hi"), message("assistant", "Héllo"),
                       message("user", "And?"), message("assistant", "")};
@@ -71,7 +71,7 @@ TEST(ChatTemplate, WithoutAPromptForAReplyTheHeaderIsPartOfIt) {
   EXPECT_EQ(answers_of(chat), std::vector<std::string>{"assistant: b\n"});
 }
 
-TEST(ChatTemplate, WhatCannotBeRenderedIsRefused) {
+TEST(ChatTemplate, AnUnrenderableChatIsRefused) {
   EXPECT_THAT(refusal([] { ChatTemplate("{% if %}", "bad.jinja", "", ""); }),
               AllOf(HasSubstr("bad.jinja"), HasSubstr("cannot be rendered")));
   const ChatTemplate strict(
@@ -159,7 +159,7 @@ class Chats : public ::testing::Test {
 
 std::string text_of(const std::vector<int64_t>& ids) { return {ids.begin(), ids.end()}; }
 
-TEST_F(Chats, HaveTargetsInAnswersAlone) {
+TEST_F(Chats, HaveTargetsOnlyInAnswers) {
   const std::vector<json> chats{
       {message("user", "hi"), message("assistant", "yo")},
       {message("user", "é"), message("assistant", "b"), message("user", "c"), message("assistant", "d")}};

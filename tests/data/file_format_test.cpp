@@ -51,7 +51,7 @@ TEST(FileFormat, TextIsText) {
   }
 }
 
-TEST(FileFormat, JsonLinesAreKnownByTheFirstOfThem) {
+TEST(FileFormat, JsonLinesAreDetectedByTheFirstLine) {
   EXPECT_TRUE(is_json_lines("{\"text\": \"one\"}\n{\"text\": \"two\"}\n"));
   EXPECT_TRUE(is_json_lines("{\"text\": \"one { two\"}\r\n"));
   EXPECT_TRUE(is_json_lines("{}\n\n{\"a\": 1}\n"));

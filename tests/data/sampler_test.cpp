@@ -61,7 +61,7 @@ TEST(Sampler, EpochsDifferInOrderAndPhase) {
 }
 
 /// Over many epochs every token is an input, and every token except the first is a target.
-TEST(Sampler, EpochsTogetherLeaveNothingOut) {
+TEST(Sampler, EpochsTogetherCoverTheText) {
   const Sampler sampler(100, 16, 3);
   std::set<int64_t> inputs;
   for (int64_t k = 0; k < 2000; ++k) {
@@ -79,7 +79,7 @@ TEST(Sampler, SeedsDiffer) {
 }
 
 /// Recorded values: a sampler with another order breaks resuming from existing checkpoints.
-TEST(Sampler, OrderIsTheOneOfEarlierVersions) {
+TEST(Sampler, OrderIsStableAcrossVersions) {
   const Sampler sampler(1000, 10, 42);
   std::vector<int64_t> offsets;
   for (const int64_t k : {0, 1, 2, 97, 98, 99, 1000, 123456789}) offsets.push_back(sampler.offset(k));
@@ -122,7 +122,7 @@ TEST(ValidationWindows, CountEveryTargetOnce) {
   }
 }
 
-TEST(ValidationWindows, RowsDoNotDependOnHowTheyAreAskedFor) {
+TEST(ValidationWindows, RowsAreIndependentOfTheRequests) {
   const TemporaryFolder folder;
   const TokenFile tokens = numbered_tokens(folder, 100);
   const ValidationWindows windows(tokens, 8);

@@ -109,7 +109,7 @@ class StreamedWindowsTest : public ::testing::Test {
   std::vector<std::string> texts_;
 };
 
-TEST_F(StreamedWindowsTest, TheOrderIsThatOfTheWholeText) {
+TEST_F(StreamedWindowsTest, TheOrderMatchesTheWholeText) {
   const Reference reference(texts_);
   ASSERT_GT(reference.num_shards(), 10U);
   const auto streams = open({{0, 1, 2}});
@@ -169,7 +169,7 @@ TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
 }
 
 /// A record that says something else, of its tokens, its end or what follows, is made again like one that is missing.
-TEST_F(StreamedWindowsTest, DamagedRecordsAreMadeAgain) {
+TEST_F(StreamedWindowsTest, DamagedRecordsAreRebuilt) {
   const Reference reference(texts_);
   open({{0, 1, 2}})->record(0, 2);
   std::map<fs::path, std::string> whole;
@@ -219,7 +219,7 @@ TEST_F(StreamedWindowsTest, MemoryAndWorkAreBounded) {
 }
 
 /// A cache that keeps no file beyond those in use.
-TEST_F(StreamedWindowsTest, ACacheThatIsTrimmedOnlyCostsTime) {
+TEST_F(StreamedWindowsTest, ATrimmedCacheOnlyCostsTime) {
   const Reference reference(texts_);
   const auto streams = open({{0, 1, 2}}, {.cache = folder / "cache", .cache_limit_bytes = 0, .num_ahead = 1});
   const TrainWindows windows = windows_of(*streams);
@@ -256,7 +256,7 @@ TEST_F(StreamedWindowsTest, PreparedShardsStayUntilTheNextPreparation) {
   }
 }
 
-TEST_F(StreamedWindowsTest, PreparedSamplesAreThoseOfWholeShards) {
+TEST_F(StreamedWindowsTest, PreparedSamplesCoverWholeShards) {
   const auto streams = open({{0}});
   const TrainWindows windows = windows_of(*streams);
   EXPECT_FALSE(windows.is_ready(1));
@@ -294,10 +294,10 @@ TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {
 }
 
 /// A process that does not build never waits.
-TEST_F(StreamedWindowsTest, AReaderWithoutRecordsOrFilesIsTold) {
+TEST_F(StreamedWindowsTest, AReaderWithoutRecordsOrFilesGetsAnError) {
   const auto reader = open({{0}}, {.cache = folder / "other", .builds = false});
   EXPECT_THAT(message_of<ResourceError>([&] { row(windows_of(*reader), 0); }),
-              HasSubstr("shard 0 of text0: was asked for before the ranks prepared it together"));
+              HasSubstr("shard 0 of text0: was requested before the ranks prepared it together"));
   const auto builder = open({{0}});
   builder->open(0, 0);
   reader->add_records(builder->take_new_records());

@@ -66,7 +66,7 @@ TEST_P(Tables, WithoutArrowTheMessageSaysHowToBuild) {
 }
 
 /// What Dataset.save_to_disk and DatasetDict.save_to_disk write.
-TEST(TableFolders, TheDescriptionsBesideTablesAreNoTexts) {
+TEST(TableFolders, DescriptionsBesideTablesAreNotTexts) {
   const TemporaryFolder folder;
   for (const char* split : {"test", "train"}) {
     fs::create_directories(folder / split);

@@ -83,7 +83,7 @@ TEST_F(TextFileTest, BadLinesAreNamedOrCounted) {
               AllOf(HasSubstr("has no field a.c"), Not(HasSubstr("but"))));
 }
 
-TEST_F(TextFileTest, WhatTheCacheHasIsReadAgainOrMadeAgain) {
+TEST_F(TextFileTest, TheCacheIsReadOrRebuilt) {
   documents("a.jsonl", kLines);
   EXPECT_EQ(list_cache(folder / "cache").size(), 1U);
   const fs::path cached = list_cache(folder / "cache").front().path;

@@ -184,7 +184,7 @@ TEST_F(Cache, AnotherTextOrTokenizerIsAnotherFile) {
   EXPECT_EQ(count_files(), 5);
 }
 
-TEST_F(Cache, ADamagedFileIsMadeAgain) {
+TEST_F(Cache, ADamagedFileIsRebuilt) {
   const TokenFile first = open_or_build(cache, documents, gpt2);
   std::string content = read_file(first.path());
   content.back() = static_cast<char>(content.back() ^ 1);
@@ -204,7 +204,7 @@ TEST_F(Cache, ManyRanksBuildAtOnce) {
   EXPECT_EQ(count_files(), 1);
 }
 
-TEST_F(Cache, NamesTheFolderThatCannotBeMade) {
+TEST_F(Cache, NamesTheFolderThatCannotBeCreated) {
   write_file(folder / "file", "");
   const auto message = message_of<ResourceError>([&] { open_or_build(folder / "file/cache", documents, gpt2); });
   EXPECT_NE(message.find("file/cache"), std::string::npos) << message;

@@ -16,7 +16,7 @@ std::string refusal(const std::string& text) {
   return message_of<DataError>([&] { Tokenizer::from_json(text, "some/tokenizer.json"); });
 }
 
-TEST(TokenizerJson, RefusesWhatIsNoTokenizer) {
+TEST(TokenizerJson, RefusesOtherFiles) {
   for (const char* text : {"", "{", "[]", "{}", "null", "3", "\"text\"", "{\"model\": 3}", "{\"model\": {}}",
                            "Call me Ishmael.", "{\"vocab_size\": 50257}", "\xFF\xFE{}"}) {
     const std::string message = refusal(text);

@@ -98,7 +98,7 @@ std::vector<std::map<std::string, at::Tensor>> one_process(int ranks, int num_mi
 }
 
 /// The first step is recorded, the others follow: both are right, on any ranks, wherever parameters rest.
-TEST(Engine, GradientsAreThoseOfOneProcessInEveryStep) {
+TEST(Engine, GradientsMatchOneProcessInEveryStep) {
   for (const int n : {1, 2, 3, 4}) {
     for (const int num_micro_batches : {1, 3}) {
       const auto want = one_process(n, num_micro_batches);
@@ -222,7 +222,7 @@ TEST(Engine, AnEventOutOfOrderIsRefused) {
   });
 }
 
-TEST(Engine, RanksThatRecordOtherOrdersAreAllTold) {
+TEST(Engine, DifferentRecordedOrdersAreAnErrorOnAllRanks) {
   std::vector<std::string> messages(3);
   on_ranks(3, [&](const Mesh& mesh) {
     Fake fake(mesh, data, [](Strategy& strategy) { strategy.find_unused_parameters = true; });
@@ -334,7 +334,7 @@ std::string refusal_to_read(const at::Tensor& leaf) {
   return message_of<std::exception>([&] { (void)leaf.sum(); });
 }
 
-TEST(Engine, AGatheredLeafIsThereForItsUnitOnlyAndStaysTheSameTensor) {
+TEST(Engine, AGatheredParameterExistsOnlyForItsUnitAndStaysTheSameTensor) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, rows);
     const at::Tensor leaf = fake.model.unit(1).at("v").unsharded();
@@ -401,7 +401,7 @@ TEST(Engine, EvaluationWithinAStepDoesNotDisturbIt) {
 }
 
 /// A forward that throws leaves units that run and leaves that are there: nothing of it may be in the next step.
-TEST(Engine, AfterAForwardThatThrewTheNextStepIsRight) {
+TEST(Engine, AfterAForwardThatThrewTheNextStepIsCorrect) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, rows);
     Fake other(mesh, rows);
@@ -453,7 +453,7 @@ TEST(Engine, ATableThatWasRefusedStaysRefused) {
 }
 
 /// torch::load and Module::to give a module's tensors other memory.
-TEST(Engine, ALeafWithOtherMemoryIsNamed) {
+TEST(Engine, AParameterWithOtherMemoryIsNamed) {
   for (const LayOut& lay_out : {LayOut(data), LayOut(rows)}) {
     on_ranks(2, [&](const Mesh& mesh) {
       const Fake fake(mesh, lay_out);
@@ -465,7 +465,7 @@ TEST(Engine, ALeafWithOtherMemoryIsNamed) {
   }
 }
 
-TEST(Engine, RanksThatAnnounceOtherNumbersOfBackwardsAreAllTold) {
+TEST(Engine, DifferentNumbersOfBackwardsAreAnErrorOnAllRanks) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, data);
     fake.engine->begin_step(1 + mesh.rank());
@@ -475,7 +475,7 @@ TEST(Engine, RanksThatAnnounceOtherNumbersOfBackwardsAreAllTold) {
   });
 }
 
-TEST(Engine, RanksWithOtherOptionsAreAllTold) {
+TEST(Engine, DifferentOptionsAreAnErrorOnAllRanks) {
   on_ranks(2, [](const Mesh& mesh) {
     Chain model(three_units());
     const auto told = [&](const Engine::Options& options) {
@@ -491,7 +491,7 @@ TEST(Engine, RanksWithOtherOptionsAreAllTold) {
 }
 
 /// On a world where every collective is complete at once: otherwise it depends on the clock how many are in flight.
-TEST(Engine, TakesNoMoreMemoryAfterTheThirdStep) {
+TEST(Engine, AllocatesNoMoreMemoryAfterTheThirdStep) {
   Fake fake(Mesh::create(make_record_world(1, 3), {{"dp", 3}}), rows);
   std::vector<int64_t> bytes;
   for (int step = 0; step < 6; ++step) {
@@ -504,7 +504,7 @@ TEST(Engine, TakesNoMoreMemoryAfterTheThirdStep) {
 
 /// Whoever changes what rests: an optimizer of ours, torch's, or a checkpoint that is loaded. Not all of them count it
 /// as a version of the tensor.
-TEST(Engine, Bf16LeavesAreRoundedFromWhatRests) {
+TEST(Engine, Bf16ParametersAreRoundedFromTheShardedOnes) {
   using Change = std::function<void(Engine&)>;
   const std::map<std::string, Change> changes{
       {"Sgd", [](Engine& engine) { Sgd(engine.state()).step(0.01); }},
@@ -587,7 +587,7 @@ class LaterChain final : public Module {
   std::vector<Module*> units_;
 };
 
-TEST(Engine, WorkThatWaitsIsDoneBeforeItsReduction) {
+TEST(Engine, DeferredWorkRunsBeforeItsReduction) {
   on_ranks(2, [](const Mesh& mesh) {
     LaterChain model;
     Strategy strategy = whole_model(model, mesh);
@@ -608,7 +608,7 @@ TEST(Engine, WorkThatWaitsIsDoneBeforeItsReduction) {
 }
 
 /// A table with W events decides when weight gradients are computed: a pipeline fills its bubbles with them.
-TEST(Engine, WeightEventsSayWhenItIsDone) {
+TEST(Engine, WeightEventsSayWhenDeferredWorkRuns) {
   on_ranks(1, [](const Mesh& mesh) {
     LaterChain model;
     Strategy strategy = whole_model(model, mesh);
@@ -641,7 +641,7 @@ TEST(Engine, WeightEventsSayWhenItIsDone) {
 
 // ---- one owner ----
 
-TEST(Engine, ASecondOneIsRefusedAndTheFirstGoesOn) {
+TEST(Engine, ASecondEngineIsRefusedAndTheFirstContinues) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, data);
     fake.step();

@@ -28,7 +28,7 @@ std::vector<std::string> names_of(const FlatLayout& layout) {
   return names;
 }
 
-TEST(FlatLayout, OfAGroupDecayedFirstEachInReverseOnAlignedOffsets) {
+TEST(FlatLayout, OrdersAGroupDecayedFirstInReverseAtAlignedOffsets) {
   Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {33}, true}, {"d", {64}, true}, {"e", {}, false}};
   const FlatLayout layout = whole_layout(model, lone_mesh());
   std::vector<int64_t> offsets;
@@ -62,7 +62,7 @@ TEST(FlatLayout, GroupsAreInReverseAndSharedOnesLast) {
   EXPECT_THAT(layout.units().units[2].groups, ElementsAre(2, 3));
 }
 
-TEST(FlatLayout, WhatRequiresNoGradientLiesBehindAndHasNone) {
+TEST(FlatLayout, FrozenParametersComeLastWithoutGradients) {
   Chain model({{{"a", {3}}, {"frozen", {3}}}, {{"frozen", {5}}}, {{"c", {3}}}});
   model.unit(0).at("frozen").set_requires_grad(false);
   model.unit(1).at("frozen").set_requires_grad(false);
@@ -132,7 +132,7 @@ TEST(ShardAtRows, EveryRankAgreesHoldsContiguousRowsAndAboutAsMuch) {
   }
 }
 
-TEST(ShardAtRows, EveryElementIsAtRestOnceAndAScalarOnEveryRank) {
+TEST(ShardAtRows, EveryElementIsStoredOnceAndAScalarOnEveryRank) {
   const int n = 3;
   std::map<std::string, int64_t> held;
   for (int rank = 0; rank < n; ++rank) {
@@ -163,19 +163,20 @@ TEST(FlatLayout, ShardsThatAreNotOnePartForEachCoordinateAreRefused) {
   const auto rows = [](int64_t first) { return Placement(Shard{0, {first, 4 - first}}); };
   EXPECT_EQ(refusal(rows(4), rows(4)), "");
   EXPECT_EQ(refusal(rows(0), rows(4)), "") << "b lies in front of a";
-  EXPECT_THAT(refusal(rows(4), rows(0)), AllOf(HasSubstr("a: rests S(0; 4 0) on axis dp"), HasSubstr("shard_at_rows")));
-  EXPECT_THAT(refusal(rows(2), rows(2)), HasSubstr("a: rests S(0; 2 2) on axis dp"));
-  EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: rests S(1) on axis dp"));
+  EXPECT_THAT(refusal(rows(4), rows(0)),
+              AllOf(HasSubstr("a: is sharded S(0; 4 0) on axis dp"), HasSubstr("shard_at_rows")));
+  EXPECT_THAT(refusal(rows(2), rows(2)), HasSubstr("a: is sharded S(0; 2 2) on axis dp"));
+  EXPECT_THAT(refusal(Shard{1}, Shard{1}), HasSubstr("b: is sharded S(1) on axis dp"));
 }
 
-TEST(FlatLayout, ParametersRestInIOrS) {
+TEST(FlatLayout, ShardedParametersAreIOrS) {
   for (const Placement& owed : {Placement(Partial{}), Placement(Replicate{})}) {
     Parameters model{{"w", {4}}};
     const Mesh mesh = record_mesh(0, {{"a", 2}});
     Strategy strategy = whole_model(model, mesh);
     strategy.layouts.at("w") = {{{"a", owed}}, {{"a", owed}}};
     EXPECT_THAT(message_of<LayoutError>([&] { FlatLayout(strategy, mesh); }),
-                HasSubstr("w: rests " + owed.to_string() + " on axis a"));
+                HasSubstr("w: is " + owed.to_string() + " on axis a"));
   }
 }
 
@@ -199,7 +200,7 @@ TEST(FlatState, EveryHandleSeesTheNewMemory) {
   });
 }
 
-TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
+TEST(FlatState, WithoutMemoryBeforeMatchesMaterialise) {
   on_mesh({}, [](const Mesh& mesh) {
     Parameters made{{"a", {3, 5}}};
     made.materialise(mesh, {}, {.seed = 3});
@@ -217,7 +218,7 @@ TEST(FlatState, WithoutMemoryBeforeIsThatOfMaterialise) {
   });
 }
 
-TEST(FlatState, EveryTensorStandsOn64BytesAndGapsAreZero) {
+TEST(FlatState, TensorsAreAlignedTo64BytesAndGapsAreZero) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Parameters model{{"a", {3, 5}, true}, {"b", {7}, false}, {"c", {1}, true}, {"d", {100}, false}};
     const Engine engine(model, mesh, whole_model(model, mesh));
@@ -255,7 +256,7 @@ TEST(FlatState, RefusesWhatHasNoFlatForm) {
     mixed.materialise(mesh, {}, {});
     mixed.at("a").set_sharded(at::zeros({3}, at::kDouble).requires_grad_(), {});
     EXPECT_THAT(message_of<UsageError>([&] { Engine(mixed, mesh, whole_model(mixed, mesh)); }),
-                HasSubstr("a: rests as Double on cpu, but b as Float on cpu"));
+                HasSubstr("a: is Double on cpu, but b is Float on cpu"));
     Parameters frozen{{"a", {3}, true}};
     frozen.at("a").set_requires_grad(false);
     EXPECT_THAT(message_of<UsageError>([&] { Engine(frozen, mesh, whole_model(frozen, mesh)); }),

@@ -114,7 +114,7 @@ TEST(GradientSums, AccumulateUntilReduced) {
   });
 }
 
-TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
+TEST(GradientSums, TakeAnyFloatingDtypeAndExistingSums) {
   on_ranks(1, [](const Mesh& mesh) {
     const Sums sums(mesh, 1);
     struct Forward final : GradientSink {
@@ -145,7 +145,7 @@ TEST(GradientSums, TakeAnyFloatingDtypeAndWhatLiesThereAlready) {
   });
 }
 
-TEST(GradientSums, WhatGotNothingCountsAsZeroAndIsNamed) {
+TEST(GradientSums, AMissingGradientCountsAsZeroAndIsNamed) {
   on_ranks(2, [](const Mesh& mesh) {
     for (const bool allow : {false, true}) {
       const Sums sums(mesh, 1 << 20, [&](Strategy& strategy) { strategy.find_unused_parameters = allow; });
@@ -181,7 +181,7 @@ const Sums::LayOut kRows = [](Strategy& strategy) {
 };
 
 /// What goes to shards may be reduced in every micro-batch, and is added up where it rests.
-TEST(GradientSums, AccumulateAtRest) {
+TEST(GradientSums, AccumulateInShards) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {

@@ -36,7 +36,7 @@ class Parameters final : public Module {
     }
   }
 
-  /// The one with this last part of its name.
+  /// The parameter with this last part of its name.
   Parameter& at(const std::string& name) const {
     for (Parameter* parameter : own_parameters()) {
       if (parameter->name() == name || parameter->name().ends_with("." + name)) return *parameter;
@@ -48,7 +48,7 @@ class Parameters final : public Module {
   std::function<void()> in_forward;   ///< called in it
   std::function<void()> in_backward;  ///< called in it, after the unit's backward event
 
-  /// What an element is multiplied by: small integers.
+  /// The factors of the elements: small integers.
   static at::Tensor weights(at::IntArrayRef shape) {
     return at::arange(c10::multiply_integers(shape), at::kDouble).remainder(7).sub(3).view(shape);
   }
@@ -83,7 +83,7 @@ class Chain final : public Module {
   Parameters& unit(size_t i) const { return *units_.at(i); }
   std::vector<Module*> blocks() override { return {units_.begin(), units_.end()}; }
 
-  std::vector<size_t> order;  ///< in which forward runs the units; empty: as they are
+  std::vector<size_t> order;  ///< in which forward runs the units; empty: in order
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override {
@@ -97,7 +97,7 @@ class Chain final : public Module {
   std::vector<Parameters*> units_;
 };
 
-/// The element-wise equal bits of two tensors of one shape and dtype.
+/// Whether two tensors of one shape and dtype are bitwise equal.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && at::equal(a, b);
 }

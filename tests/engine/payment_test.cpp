@@ -308,13 +308,13 @@ std::vector<Case> cases() {
   return all;
 }
 
-class Payment : public ::testing::TestWithParam<Case> {};
+class GradientReduction : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Payment, IsThatOfTheLawForEachTensor) {
+TEST_P(GradientReduction, FollowsTheLawForEachTensor) {
   on_mesh(GetParam().axes, [&](const Mesh& mesh) { pay(GetParam(), mesh, /*integers=*/false); });
 }
 
-TEST_P(Payment, IsTheSumThatItShouldBe) {
+TEST_P(GradientReduction, IsTheExpectedSum) {
   std::vector<Found> ranks(static_cast<size_t>(num_ranks(GetParam().axes)));
   on_mesh(GetParam().axes, [&](const Mesh& mesh) {
     ranks[static_cast<size_t>(mesh.rank())] = pay(GetParam(), mesh, /*integers=*/true);
@@ -339,7 +339,7 @@ TEST_P(Payment, IsTheSumThatItShouldBe) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cells, Payment, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Cells, GradientReduction, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

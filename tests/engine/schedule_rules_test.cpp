@@ -222,7 +222,7 @@ TEST(Schedule, AParentsBackwardBeginsBeforeThoseOfItsChildren) {
   EXPECT_EQ(events(kW, units), "W3.0 W2.0 W1.0 W0.0");
 }
 
-TEST(Schedule, WhatIsInsideARecomputedUnitRunsAgain) {
+TEST(Schedule, UnitsInsideARecomputedUnitRunAgain) {
   Units units = nested();
   units.units[3].is_recomputed = true;  // nothing inside it
   EXPECT_EQ(events(kB, units), "B3.0 B0.0 B2.0 B1.0");
@@ -239,7 +239,7 @@ TEST(Schedule, WhatIsInsideARecomputedUnitRunsAgain) {
   EXPECT_EQ(events(kB, deep), "B0.0 C1.0 C2.0 B1.0 C2.0 B2.0");
 }
 
-TEST(Schedule, OnlyWhatCrossesRanksIsSent) {
+TEST(Schedule, OnlyTensorsThatCrossRanksAreSent) {
   Units units = plain({0, 1, 1, 2});
   const PassOrder order{{kF, 0, 1}, {kB, 0, 1}, {kW, 0, 1}};
   EXPECT_EQ(to_string(expand(order, units)), "<1.0@0 F1.0 F2.0 >3.0@2 <g3.0@2 B2.0 B1.0 >g1.0@0 W2.0 W1.0");
@@ -270,7 +270,7 @@ std::string gathered(const std::string& text, const Units& units, const GatherOp
   return to_string(with_gathers(parse(text), units, options));
 }
 
-TEST(Schedule, GroupsAreThereWhereTheyAreRead) {
+TEST(Schedule, GroupsAreGatheredWhereTheyAreRead) {
   const Units units = chain({0, 0, 0});
   const std::string step = "F0.0 F1.0 F2.0 B2.0 B1.0 B0.0";
   EXPECT_EQ(gathered(step, units), "G0 F0.0 X0 G1 F1.0 X1 G2 F2.0 B2.0 X2 G1 B1.0 X1 G0 B0.0 X0");
@@ -285,7 +285,7 @@ TEST(Schedule, GroupsAreThereWhereTheyAreRead) {
   EXPECT_EQ(gathered("B1.0 B0.0 W1.0 W0.0", units), "G1 B1.0 X1 G0 B0.0 X0 G1 W1.0 X1 G0 W0.0 X0");
 }
 
-TEST(Schedule, AParentKeepsItsGroupsUntilItsChildrenAreThrough) {
+TEST(Schedule, AParentKeepsItsGroupsUntilItsChildrenAreDone) {
   Units units = nested();
   units.units[0].is_recomputed = true;
   EXPECT_EQ(gathered("F0.0 F1.0 F2.0 F3.0", units), "G0 F0.0 G1 F1.0 X1 G2 F2.0 X0 X2 G3 F3.0 X3");
@@ -441,7 +441,7 @@ TEST(TableCheck, NamesTheFirstBrokenRuleOfGroups) {
       {pass + "X1 R1.0 B0.0", "rank 0, entry 5 (R1.0): group 1 (g1) is not gathered"},
       {pass + "R1.0 R1.0", "rank 0, entry 4 (R1.0): group 1 (g1) has 2 reductions for 1 micro-batches"},
       {pass + "R1.0 X1 B0.0 U", "rank 0, entry 7 (U): group 0 (g0) has a gradient but no reduction"},
-      {pass + "R1.0 X1 B0.0 R0.0", "rank 0, the end: there is no update"},
+      {pass + "R1.0 X1 B0.0 R0.0", "rank 0, the end: the update is missing"},
       {pass + "R1.0 X1 B0.0 R0.0 U U", "rank 0, entry 9 (U): no backward comes before it, after the last update"},
       {pass + "R1.0 X1 B0.0 U R0.0",
        "rank 0, entry 7 (U): the gradient of group 0 (g0) in micro-batch 0 is not reduced yet"},
@@ -477,14 +477,14 @@ TEST(TableCheck, NamesTheFirstBrokenRuleBetweenRanks) {
     std::string rank0, rank1, message;
   };
   const std::vector<Case> broken{
-      {"F0.0 <g1.0@1 B0.0 R0.0 U", good1, "rank 1, entry 0 (<1.0@0): waits for ever: rank 0 never sends it"},
-      {good0, "<1.0@0 F1.0 B1.0 R1.0 U", "rank 0, entry 2 (<g1.0@1): waits for ever: rank 1 never sends it"},
+      {"F0.0 <g1.0@1 B0.0 R0.0 U", good1, "rank 1, entry 0 (<1.0@0): waits forever: rank 0 never sends it"},
+      {good0, "<1.0@0 F1.0 B1.0 R1.0 U", "rank 0, entry 2 (<g1.0@1): waits forever: rank 1 never sends it"},
       {"F0.0 >1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 2 (B0.0): has received nothing from stage 1"},
       {good0, "F1.0 B1.0 R1.0 >g1.0@0 U", "rank 1, entry 0 (F1.0): has received nothing from stage 0"},
       {good0, "<1.0@0 <1.0@0 F1.0 B1.0 R1.0 >g1.0@0 U", "rank 1, entry 1 (<1.0@0): is there twice"},
       {"F0.0 >1.0@1 >1.0@1 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 2 (>1.0@1): is there twice"},
       {"<g1.0@1 F0.0 >1.0@1 B0.0 R0.0 U", good1,
-       "rank 0, entry 0 (<g1.0@1): waits for ever for rank 1, which waits at entry 0 (<1.0@0) for rank 0"},
+       "rank 0, entry 0 (<g1.0@1): waits forever for rank 1, which waits at entry 0 (<1.0@0) for rank 0"},
       {">1.0@1 F0.0 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 0 (>1.0@1): is not computed yet"},
       {good0, "<1.0@0 F1.0 >g1.0@0 B1.0 R1.0 U", "rank 1, entry 2 (>g1.0@0): is not computed yet"},
       {"F0.0 >1.0@2 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@2): stage 2 does not exist: there are 2"},
@@ -492,7 +492,7 @@ TEST(TableCheck, NamesTheFirstBrokenRuleBetweenRanks) {
       {"F0.0 >1.0@0 <g1.0@1 B0.0 R0.0 U", good1, "rank 0, entry 1 (>1.0@0): stage 0 is not a neighbour of stage -1"},
       {"F0.0 >g1.0@0", good1, "rank 0, entry 1 (>g1.0@0): stage 1 is on rank 1"},
       {"F0.0 F1.0", good1, "rank 0, entry 1 (F1.0): stage 1 is on rank 1"},
-      {good0, "<1.0@0 F1.0 B1.0 R1.0 >g1.0@0", "rank 1, the end: there is no update"},
+      {good0, "<1.0@0 F1.0 B1.0 R1.0 >g1.0@0", "rank 1, the end: the update is missing"},
       {"F0.0 >1.0@1 F0.1 >1.1@1", "<1.0@0 F1.0", "rank 1, the end: F1.1 is missing"},
       {"F0.0 >1.0@1", "<1.0@0 F1.0 B1.0 R1.0 >g1.0@0 U", "rank 0, the end: B0.0 is missing"},
       {"F0.0 F0.1 >1.1@1 >1.0@1", "<1.0@0 F1.0 <1.1@0 F1.1",
@@ -524,12 +524,12 @@ TEST(TableCheck, JointGroupsAreTreatedAlikeByAllTheirRanks) {
     return refusal({good[0], text}, units);
   };
   EXPECT_THAT(changed("G2 G3", "G3 G2"),
-              HasSubstr("rank 0, entry 0 (G2): waits for ever for rank 1, which waits at entry 0"));
-  EXPECT_THAT(changed("G2 G3", "G3"), HasSubstr("rank 0, entry 0 (G2): waits for ever: rank 1 never gathers it"));
+              HasSubstr("rank 0, entry 0 (G2): waits forever for rank 1, which waits at entry 0"));
+  EXPECT_THAT(changed("G2 G3", "G3"), HasSubstr("rank 0, entry 0 (G2): waits forever: rank 1 never gathers it"));
   EXPECT_THAT(changed("R2.0 R3.0", "R3.0 R2.0"), HasSubstr("rank 1, entry 7 (R3.0): rank 0 has R2.0 of the joint"));
   EXPECT_THAT(changed("R2.0 R3.0", "R2.0"), HasSubstr("rank 1, entry 10 (U): group 3 (tied) has a gradient but no"));
   EXPECT_THAT(changed("X2 X3", "X2 G2 X2 X3"), HasSubstr("(G2): a joint group is gathered once a step"));
-  EXPECT_THAT(changed("G2 G3 <1.0@0", "<1.0@0 G2 G3"), HasSubstr("waits for ever"));
+  EXPECT_THAT(changed("G2 G3 <1.0@0", "<1.0@0 G2 G3"), HasSubstr("waits forever"));
   units.groups[2].is_joint = false;
   EXPECT_THAT(refusal(good, units), HasSubstr("group 2 (tied): is used on ranks 0 and 1 but is not joint"));
 }
@@ -614,7 +614,7 @@ Drawn random_tables() {
 
 constexpr int kDraws = 30;  // in each of RapidCheck's 100 runs
 
-TEST(TableCheck, AcceptsWhatTheBuildersMakeOfAnyOrder) {
+TEST(TableCheck, AcceptsBuiltTablesOfAnyOrder) {
   EXPECT_TRUE(rc::check([] {
     for (int i = 0; i < kDraws; ++i) {
       const Drawn drawn = random_tables();

@@ -46,7 +46,7 @@ void cut(const Box& box, int times, std::mt19937& random, std::vector<Box>& piec
   cut(high, times - 1, random, pieces);
 }
 
-TEST(BoxCover, IsWhatCountingElementsSays) {
+TEST(BoxCover, MatchesCountingElements) {
   std::mt19937 random(7);
   int sound = 0;
   int faulty = 0;

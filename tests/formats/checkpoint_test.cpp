@@ -151,7 +151,7 @@ std::vector<std::string> entries(const fs::path& folder) {
   return names;
 }
 
-TEST(Checkpoint, KeepsTheNewestAndClearsWhatAKilledRunLeft) {
+TEST(Checkpoint, KeepsTheNewestAndRemovesLeftoversOfAKilledRun) {
   const TemporaryFolder run;
   const Whole saved{{"w", at::ones({3})}};
   fs::create_directories(run / ".step_000009.tmp/deep");
@@ -179,7 +179,7 @@ TEST(Checkpoint, TheSameStepSavedAgainReplacesTheOldOne) {
   EXPECT_TRUE(at::equal(read_whole(reader, "v", at::empty({4})), at::full({4}, 2.0F)));
 }
 
-TEST(Checkpoint, WhatOneRankCannotWriteNoRankHasWritten) {
+TEST(Checkpoint, AFailedWriteOnOneRankFailsTheSave) {
   for (const int failing : {0, 1, 2}) {
     const TemporaryFolder run;
     const Whole saved{{"a", at::ones({64})}, {"b", at::ones({64})}, {"c", at::ones({64})}};
@@ -239,7 +239,7 @@ TEST(Checkpoint, WrittenInTheBackgroundIsTheSame) {
   }
 }
 
-TEST(Checkpoint, WhatCannotBeWrittenInTheBackgroundIsAnErrorOnEveryRank) {
+TEST(Checkpoint, AFailedBackgroundWriteIsAnErrorOnEveryRank) {
   const TemporaryFolder run;
   const Whole saved{{"a", at::ones({64})}, {"b", at::ones({64})}};
   save(run.path(), 4, saved, 2);
@@ -261,7 +261,7 @@ TEST(Checkpoint, WhatCannotBeWrittenInTheBackgroundIsAnErrorOnEveryRank) {
   EXPECT_EQ(entries(run.path()), std::vector<std::string>{"step_000004"});
 }
 
-TEST(Checkpoint, ASaveThatIsGivenUpLeavesNothing) {
+TEST(Checkpoint, AnAbandonedSaveLeavesNothing) {
   const TemporaryFolder run;
   on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
     BackgroundSave background(mesh.world());
@@ -270,7 +270,7 @@ TEST(Checkpoint, ASaveThatIsGivenUpLeavesNothing) {
   EXPECT_THAT(entries(run.path()), ::testing::IsEmpty());
 }
 
-TEST(Checkpoint, AFolderThatCannotBeMadeIsAnErrorOnEveryRank) {
+TEST(Checkpoint, AFolderThatCannotBeCreatedIsAnErrorOnEveryRank) {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
   std::vector<std::string> messages(3);

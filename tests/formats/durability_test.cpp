@@ -164,7 +164,7 @@ TEST(Durability, EverythingIsOnDiskBeforeTheNameAppears) {
   EXPECT_EQ(entries(run.path()), std::vector<std::string>{"step_000005"});
 }
 
-TEST(Durability, TheSameStepIsReplacedInOneStepWhereNamesCanBeExchanged) {
+TEST(Durability, TheSameStepIsReplacedAtomicallyIfNamesCanBeExchanged) {
   const TemporaryFolder run;
   save(run.path(), 5, 0);
   const auto made = calls_of(run.path(), [&] { save(run.path(), 5, 0); });
@@ -172,7 +172,7 @@ TEST(Durability, TheSameStepIsReplacedInOneStepWhereNamesCanBeExchanged) {
                       "unlink .step_000005.tmp/manifest.json"});
 }
 
-TEST(Durability, WhereNamesCannotBeExchangedTheOldOneStepsAsideFirst) {
+TEST(Durability, WithoutExchangeOfNamesTheOldOneIsRenamedFirst) {
   const TemporaryFolder run;
   save(run.path(), 5, 0);
   calls().can_exchange = false;
@@ -211,7 +211,7 @@ void end_everywhere(int64_t step, bool can_exchange, bool in_background,
   }
 }
 
-TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoRemains) {
+TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoLeftovers) {
   for (const auto& [step, can_exchange, in_background] : {std::tuple{7, true, false}, std::tuple{6, true, false},
                                                           std::tuple{6, false, false}, std::tuple{7, true, true}}) {
     end_everywhere(step, can_exchange, in_background, [&, last = step](const fs::path& run) {
@@ -230,7 +230,7 @@ TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoRemains) {
   }
 }
 
-TEST(Durability, WhatCannotBePrunedIsAWarningAndPrunedByTheNextSave) {
+TEST(Durability, AFailedPruneIsAWarningAndRepeatedByTheNextSave) {
   const TemporaryFolder run;
   EXPECT_EQ(save(run.path(), 5, 1, 2), "");
   calls().can_prune = false;

@@ -55,7 +55,7 @@ ModelConfig qwen2_moe() {
   return config;
 }
 
-TEST(HuggingfaceConfig, thereAndBackIsTheSame) {
+TEST(HuggingfaceConfig, roundTrips) {
   ModelConfig gpt2 = kGpt2;
   gpt2.kv_heads = 0;
   ModelConfig other_qwen2_moe = qwen2_moe();
@@ -285,7 +285,7 @@ struct Refusal {
   std::string fact;
 };
 
-TEST(HuggingfaceConfig, whatNoModelHereComputesIsRefusedByKey) {
+TEST(HuggingfaceConfig, unsupportedSettingsAreRefusedByKey) {
   const std::vector<Refusal> refusals{
       {kGpt2, "activation_function", "relu", "is 'relu'"},
       {kGpt2, "activation_function", "gelu", "is 'gelu'"},
@@ -295,7 +295,7 @@ TEST(HuggingfaceConfig, whatNoModelHereComputesIsRefusedByKey) {
       {kGpt2, "resid_pdrop", 0.5, "attn_pdrop is 0.25"},
       {kGpt2, "quantization_config", {{"bits", 4}}, "quantized"},
       {kGpt2, "model_type", "bloom", "is 'bloom'; the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe"},
-      {mixtral(), "model_type", "qwen3_moe", "norms of their own"},
+      {mixtral(), "model_type", "qwen3_moe", "separate norms"},
       {kGpt2, "n_layer", nullptr, "is missing"},
       {kGpt2, "n_layer", "3", "not a count"},
       {kGpt2, "n_layer", 1.5, "not a count"},

@@ -43,7 +43,7 @@ class HuggingfaceNames : public ::testing::TestWithParam<NamedConfig> {
   NamedTensors ours_ = parameters_of(config_);
 };
 
-TEST_P(HuggingfaceNames, thereAndBackIsTheSame) {
+TEST_P(HuggingfaceNames, roundTrips) {
   const NamedTensors back = from_huggingface(config_, to_huggingface(config_, ours_));
   ASSERT_EQ(back.size(), ours_.size());
   for (size_t i = 0; i < back.size(); ++i) {

@@ -52,7 +52,7 @@ class FolderInMemory {
   fs::path path_;
 };
 
-TEST(ManyRanks, WhatTheyWriteTwoRanksRead) {
+TEST(ManyRanks, TheirCheckpointIsReadByTwoRanks) {
   const FolderInMemory run;
   const fs::path folder = run / "step_000005";
   fs::create_directories(folder);

@@ -125,7 +125,7 @@ TEST_F(Peft, TheFirstPatternCounts) {
   EXPECT_EQ(alpha_of(R"({")" + name + R"(":5,"q_proj":3})"), 5);
 }
 
-TEST_F(Peft, NumbersThatAreNoneAreRefused) {
+TEST_F(Peft, InvalidNumbersAreRefused) {
   for (const json& alpha : {json(0), json(-1), json(1e39), json("8"), json(), json(true), json::array({8})}) {
     EXPECT_THAT(refusal("lora_alpha", alpha), HasSubstr("lora_alpha is not a number above 0")) << alpha;
     EXPECT_NE(refusal("alpha_pattern", {{"q_proj", alpha}}), "") << alpha;

@@ -134,7 +134,7 @@ TEST_F(Safetensors, TheWriterKnowsTheHashOfTheFile) {
   EXPECT_THROW(writer.hash(), UsageError) << "in another order";
 }
 
-TEST_F(Safetensors, NoTensorsAreAFile) {
+TEST_F(Safetensors, AFileMayHaveNoTensors) {
   OutputFile out(path, "test");
   SafetensorsWriter writer(out, {});
   writer.finish();
@@ -166,7 +166,7 @@ TEST_F(Safetensors, NamesTheNearestTensor) {
   EXPECT_NE(message.find("the nearest name is bf16"), std::string::npos) << message;
 }
 
-TEST_F(Safetensors, RefusesFilesThatAreNone) {
+TEST_F(Safetensors, RefusesOtherFiles) {
   EXPECT_NE(refusal("").find("has 0 bytes"), std::string::npos);
   EXPECT_NE(refusal("1234567").find("has 7 bytes"), std::string::npos);
   refusal(std::string(8, '\0'));

@@ -70,7 +70,7 @@ std::vector<int32_t> by_full_forwards(Model& model, std::vector<int32_t> ids, in
   return made;
 }
 
-TEST_P(Generate, WithTheCacheIsStepByStepWithoutAlsoBeyondTheContext) {
+TEST_P(Generate, WithTheCacheMatchesWithoutAlsoBeyondTheContext) {
   const Tokenizer bytes = Tokenizer::bytes();
   for (const int64_t context : {24, 7, 1}) {
     auto made = model(256, context);

@@ -38,14 +38,14 @@ class CachedModel : public ::testing::TestWithParam<ModelKind> {
   std::optional<KvCache> cache_{std::in_place, *model_, config_.context};
 };
 
-TEST_P(CachedModel, oneTokenAtATimeIsTheFullForward) {
+TEST_P(CachedModel, oneTokenAtATimeMatchesTheFullForward) {
   for (int64_t t = 0; t < config_.context; ++t) {
     EXPECT_LT(distance(next_logits(ids_.narrow(1, t, 1)), expected(t)), kTolerance) << t;
     EXPECT_EQ(cache_->length(), t + 1);
   }
 }
 
-TEST_P(CachedModel, piecesOfAnyLengthAreTheFullForward) {
+TEST_P(CachedModel, piecesOfAnyLengthMatchTheFullForward) {
   int64_t first = 0;
   for (const int64_t count : {4, 1, 3, 5}) {
     const at::Tensor logits = run(ids_.narrow(1, first, count));
@@ -60,7 +60,7 @@ TEST_P(CachedModel, withoutACacheNextLogitsAreTheLastOnes) {
   EXPECT_LT(distance(logits, expected(5)), kTolerance);
 }
 
-TEST_P(CachedModel, goesOnFromWhereItWasCutBack) {
+TEST_P(CachedModel, continuesFromWhereItWasTruncated) {
   run(ids_.narrow(1, 0, 5));
   run(ids_.narrow(1, 0, 3));  // a rejected continuation
   cache_->truncate(5);
@@ -94,7 +94,7 @@ TEST_P(CachedModel, aSmallOneSaysThatItIsFull) {
               HasSubstr("5 positions, but the cache holds 4"));
 }
 
-TEST_P(CachedModel, hooksOnTheModelStandAroundBothStages) {
+TEST_P(CachedModel, hooksOnTheModelEncloseBothStages) {
   std::vector<at::Tensor> outputs;
   const Hook hook = model_->add_hook([&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
     outputs.push_back(next(std::move(inputs), context).front());

@@ -108,7 +108,7 @@ TEST(Sampling, IsAFunctionOfSeedAndPlace) {
   EXPECT_EQ(sample_token(logits().to(at::kBFloat16), {.temperature = 0}, 0), 1);
 }
 
-TEST(Sampling, TheRepetitionPenaltyIsThatOfTransformers) {
+TEST(Sampling, TheRepetitionPenaltyMatchesTransformers) {
   std::vector<float> few{2, -1, 0, 4, -8};
   apply_repetition_penalty(few, std::vector<int64_t>{1, 0, 1, 2, 4}, 2);
   EXPECT_EQ(few, (std::vector<float>{1, -2, 0, 4, -16})) << "once for an id that occurs twice";
@@ -132,7 +132,7 @@ TEST(Sampling, ThePenaltyComesBeforeTheTemperature) {
   EXPECT_EQ(sample_token(at::tensor({-4.0, -2.0, -5.0}), greedy, 0, text), 0);
 }
 
-TEST(Sampling, RefusesOptionsAndLogitsThatMeanNothing) {
+TEST(Sampling, RefusesInvalidOptionsAndLogits) {
   const auto refusal = [](const SamplingOptions& options) {
     return message_of<UsageError>([&] { options.validate(); });
   };

@@ -40,7 +40,7 @@ std::string all_shown(const std::vector<std::string>& strings, const std::string
   return all + stop.finish();
 }
 
-TEST(StopStrings, ThePiecesDoNotMatter) {
+TEST(StopStrings, AreIndependentOfThePieces) {
   const std::string text = "xaababcabcabcd";
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"abcd"}, "xaababcabc"}, {{"abcd", "bc"}, "xaaba"}, {{"bc", "abc"}, "xaab"},
@@ -53,7 +53,7 @@ TEST(StopStrings, ThePiecesDoNotMatter) {
   }
 }
 
-TEST(StopStrings, RefuseWhatMeansNothing) {
+TEST(StopStrings, RefuseInvalidStrings) {
   EXPECT_THAT(message_of<UsageError>([] { StopStrings({"a", ""}); }), HasSubstr("stop string: is empty"));
   EXPECT_THAT(message_of<UsageError>([] { StopStrings({"\xff"}); }), HasSubstr("stop string: is not UTF-8"));
 }

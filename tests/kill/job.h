@@ -12,7 +12,7 @@ namespace caravan::kill {
 using Clock = std::chrono::steady_clock;
 
 struct End {
-  int exit_code = -1;  ///< -1: by a signal
+  int exit_code = -1;  ///< -1: ended by a signal
   int signal = 0;
   Clock::time_point when{};
   std::string output;

@@ -60,7 +60,7 @@ TEST(Stop, AStoppedRankIsStalledNotLost) {
 }
 
 /// Each rank in turn is stopped in the middle of large operations and continued before the time-out.
-TEST(Stop, ARankThatGoesOnInTimeIsForgiven) {
+TEST(Stop, ARankThatContinuesInTimeIsNotAnError) {
   run_process_ranks(
       3,
       [](const std::shared_ptr<Communicator>& world) {

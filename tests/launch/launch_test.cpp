@@ -98,7 +98,7 @@ TEST_F(LaunchTest, RankZeroOwnsTheTerminalAndTheOthersHaveLogs) {
 }
 
 /// Only the environment of the ranks has the secret of a job. A client without it is refused, and the job continues.
-TEST_F(LaunchTest, AStrangerIsRefusedWithALine) {
+TEST_F(LaunchTest, AForeignConnectionIsRefusedWithALine) {
   Child child(job(2, {"0=stranger,meet,hang", "1=meet,hang"}));
   child.expect_soon("met");
   EXPECT_THAT(child.out(), AllOf(HasSubstr("the store there requires the secret of its job"), HasSubstr("all 2 met")));
@@ -309,7 +309,7 @@ TEST_F(LaunchTest, ChildrenOfRanksEndBeforeTheLauncher) {
 }
 
 /// The launcher adopts orphans: they must not stay zombies, hide the end of a rank or keep the launcher.
-TEST_F(LaunchTest, OrphansAreReapedOrLiveOn) {
+TEST_F(LaunchTest, OrphansAreReapedOrContinue) {
   Child child(job(2, {"0=orphan:0,meet,hang", "1=meet,hang"}));
   child.expect_soon("met");
   int pid = 0;
@@ -405,7 +405,7 @@ TEST_F(LaunchTest, ATerminalsControlCReachesEachRankOnce) {
   EXPECT_EQ(child.wait(), 130);
 }
 
-TEST_F(LaunchTest, NohupStaysInForce) {
+TEST_F(LaunchTest, NohupIsRespected) {
   Child child(job(2, {"*=meet,sleep:300,say:end"}), {.ignores_hang_up = true});
   child.expect_soon("met");
   child.signal(SIGHUP);
@@ -413,7 +413,7 @@ TEST_F(LaunchTest, NohupStaysInForce) {
   EXPECT_THAT(child.out(), HasSubstr("end"));
 }
 
-TEST_F(LaunchTest, RefusesWhatCannotWork) {
+TEST_F(LaunchTest, RefusesImpossibleOptions) {
   for (const int ranks : {0, -1}) {
     try {
       launch({.num_ranks = ranks, .program = CARAVAN_TEST_RANK, .arguments = {}, .log_dir = ""});

@@ -79,7 +79,7 @@ TEST(GlobalShape, IsTheInverse) {
   }
 }
 
-TEST(GlobalShape, AnOwnerAloneDoesNotSayHowMany) {
+TEST(GlobalShape, AnOwnerAloneDoesNotGiveTheNumberOfRows) {
   const Layout layout{{"pp", Shard{.dim = 0, .owner = 1}}};
   EXPECT_EQ(global_shape({6, 2}, layout, mesh_of(1, {{"pp", 2}})), (std::vector<int64_t>{6, 2}));
   EXPECT_THAT(refusal<ShapeError>([&] {
@@ -93,7 +93,7 @@ TEST(GlobalShape, AnOwnerAloneDoesNotSayHowMany) {
               HasSubstr("w [4, 2]: dim 0 has 4 rows here; S(0; 2 4) on axis pp gives coordinate 0 2 rows"));
 }
 
-TEST(LocalBox, RefusesOnEveryRankAlike) {
+TEST(LocalBox, RefusesOnEveryRank) {
   for (int rank = 0; rank < 12; ++rank) {
     const Mesh mesh = mesh_of(rank, {{"dp", 4}, {"tp", 3}});
     const std::string text = refusal<ShapeError>([&] {

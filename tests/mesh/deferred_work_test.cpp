@@ -12,7 +12,7 @@
 namespace caravan::testing::deferred_work_test {
 namespace {
 
-TEST(DeferredWork, RunsInOrderAlsoWhatIsPushedMeanwhile) {
+TEST(DeferredWork, RunsInOrderIncludingWorkPushedMeanwhile) {
   DeferredWork deferred;
   std::vector<int> ran;
   deferred.run_all();  // nothing
@@ -44,7 +44,7 @@ TEST(DeferredWork, WorkMayRunTheRestAndMayDropIt) {
   EXPECT_EQ(ran.size(), 2U);
 }
 
-TEST(DeferredWork, AnExceptionLeavesWhatFollowsQueued) {
+TEST(DeferredWork, AnExceptionLeavesLaterWorkQueued) {
   DeferredWork deferred;
   std::vector<int> ran;
   deferred.push([] { throw std::runtime_error("work failed"); });
@@ -55,7 +55,7 @@ TEST(DeferredWork, AnExceptionLeavesWhatFollowsQueued) {
   EXPECT_EQ(ran, std::vector<int>{2});
 }
 
-TEST(DeferredWork, LetsGoOfWhatHasRunOrIsCleared) {
+TEST(DeferredWork, ReleasesWorkThatHasRunOrIsCleared) {
   DeferredWork deferred;
   const auto held = std::make_shared<int>(1);
   deferred.push([held] {});

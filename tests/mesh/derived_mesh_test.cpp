@@ -101,7 +101,7 @@ TEST(Join, OfTwoAxesThatAreNotAdjacent) {
   });
 }
 
-TEST(Part, HasItsMembersAndOnlyThem) {
+TEST(Part, HasExactlyItsMembers) {
   on_thread_ranks({{"pp", 4}, {"dp", 2}}, [](const Mesh& mesh) {
     const Mesh tied = mesh.part("pp", {0, 3});
     const int64_t dp = mesh.rank() % 2;
@@ -166,7 +166,7 @@ TEST(DerivedMesh, OfOneRank) {
   EXPECT_EQ(Layout({{"dp", Replicate{}}}).completed(derived, Invariant{}).to_string(), "dp=R cp=I");
 }
 
-TEST(DerivedMesh, RefusesWhatCannotBeOnEveryRank) {
+TEST(DerivedMesh, RefusesInvalidArgumentsOnEveryRank) {
   for (const int rank : {0, 7}) {
     const Mesh mesh = Mesh::create(make_record_world(rank, 12), {{"dp", 6}, {"tp", 2}});
     const Mesh derived = mesh.factor("dp", {{"replicate", 2}, {"shard", 3}}).part("dp", {0, 1});

@@ -23,7 +23,7 @@ TEST(Placement, DualSwapsValueAndGradient) {
     EXPECT_EQ(dual(dual(p)), p);
 }
 
-TEST(Placement, TextIsThatOfTheDesign) {
+TEST(Placement, TextMatchesTheDesign) {
   EXPECT_EQ(Placement(Replicate{}).to_string(), "R");
   EXPECT_EQ(Placement(Invariant{}).to_string(), "I");
   EXPECT_EQ(Placement(Partial{}).to_string(), "P");
@@ -61,7 +61,7 @@ TEST(Placement, RefusesWhatDoesNotFitNamingTheChoices) {
   EXPECT_THAT(refusal<LayoutError>([] { Placement(Replicate{}).split(4, 2); }), HasSubstr("R does not split a dim"));
 }
 
-TEST(Placement, RefusesShardsThatAreNone) {
+TEST(Placement, RefusesInvalidShards) {
   const auto make = [](Shard shard) { return refusal<LayoutError>([&] { Placement{std::move(shard)}; }); };
   EXPECT_THAT(make(Shard{-1}), HasSubstr("[placement] S(-1): dim -1 is negative"));
   EXPECT_THAT(make(Shard{-1}), HasSubstr("count dims from 0"));

@@ -67,7 +67,7 @@ TEST(LayoutTable, CountsIntegersAsConstants) {
   EXPECT_EQ(table.of(y, "test"), tp(Replicate{}));
 }
 
-TEST(LayoutTable, GoesByTheTensorObject) {
+TEST(LayoutTable, IsKeyedByTheTensorObject) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   table.set(x, tp(Invariant{}));
@@ -80,7 +80,7 @@ TEST(LayoutTable, GoesByTheTensorObject) {
   EXPECT_EQ(table.of(view, "test"), tp(Replicate{}));
 }
 
-TEST(LayoutTable, NamesWhoMadeATensor) {
+TEST(LayoutTable, NamesTheOriginOfATensor) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   const at::Tensor y = meta({2, 4, 8});
@@ -118,7 +118,7 @@ TEST(LayoutTable, RefusesWithTheNamesOfBothSidesAndWhatThePlanShouldSay) {
                     HasSubstr("redistribute the output of embedding I -> R first"), HasSubstr("`inputs`")));
 }
 
-TEST(LayoutTable, SaysWhichLevelOfAParameterToChange) {
+TEST(LayoutTable, NamesTheLevelOfAParameterToChange) {
   LayoutTable table;
   const at::Tensor x = meta({2, 4, 8});
   const auto weight = parameter("norm.weight", {8}, tp(Invariant{}));
@@ -126,7 +126,7 @@ TEST(LayoutTable, SaysWhichLevelOfAParameterToChange) {
     return message_of<LayoutError>([&] { table.infer(op, meta({2, 4, 8}), {x, *weight}, "norm"); });
   };
   table.set(x, tp(Shard{1}));
-  EXPECT_THAT(refusal(kScale), AllOf(HasSubstr("redistribute parameter norm.weight I -> R"), HasSubstr("leaf R")));
+  EXPECT_THAT(refusal(kScale), AllOf(HasSubstr("redistribute parameter norm.weight I -> R"), HasSubstr("unsharded R")));
   table.set(x, tp(Partial{}));
   EXPECT_THAT(refusal(kAddBias), AllOf(HasSubstr("redistribute parameter norm.weight I -> P"), HasSubstr("compute P")));
 }

@@ -121,7 +121,7 @@ struct Hooks : ::testing::Test {
   std::vector<std::string> order;
 };
 
-TEST_F(Hooks, StandInsideThoseBeforeThemOrOutsideOfAll) {
+TEST_F(Hooks, AreInsideEarlierOnesOrOutermost) {
   const Hook a = first.add_hook(noting(order, "a"));
   const Hook b = first.add_hook(noting(order, "b"));
   const Hook scale = tree.find("first.scale").add_hook(noting(order, "scale"));
@@ -166,7 +166,7 @@ TEST_F(Hooks, MayChangeInputsOutputsAndContext) {
   EXPECT_EQ(seen, 0) << "without next nothing inside runs";
 }
 
-TEST_F(Hooks, AreThereAsLongAsTheirHandle) {
+TEST_F(Hooks, LiveAsLongAsTheirHandle) {
   const at::Tensor plain = run();
   {
     Hook a = first.add_hook(times(2));
@@ -241,7 +241,7 @@ TEST_F(Hooks, MayKeepNextAndCallItAgain) {
   EXPECT_THAT(order, ElementsAre("inner(", ")", "inner(", ")")) << "those inside run again";
 }
 
-TEST(Module, BlocksOneAfterTheOtherAreTheModule) {
+TEST(Module, RunningTheBlocksRunsTheModule) {
   Tree tree;
   tree.materialise(lone_mesh(), {}, {});
   const at::Tensor x = at::ones({2, 4});
@@ -252,7 +252,7 @@ TEST(Module, BlocksOneAfterTheOtherAreTheModule) {
 }
 
 /// A stage of a pipeline is the same module, with its hooks around fewer blocks.
-TEST_F(Hooks, OfAModuleStandAroundAStageOfIt) {
+TEST_F(Hooks, OfAModuleEncloseAStageOfIt) {
   const Hook outer = tree.add_hook(noting(order, "tree"));
   const Hook of_first = first.add_hook(noting(order, "first"));
   const Hook of_second = tree.find("second").add_hook(noting(order, "second"));

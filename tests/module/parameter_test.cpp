@@ -57,7 +57,7 @@ struct Slots : ::testing::Test {
 
 // ---- levels ----
 
-TEST_F(Slots, LeafAndComputeAreWhatRestsUnlessToldOtherwise) {
+TEST_F(Slots, UnshardedAndComputeDefaultToSharded) {
   EXPECT_TRUE(a.unsharded().is_same(a.sharded()) && a.compute().is_same(a.sharded()));
   const at::Tensor copy = a.sharded().detach().to(at::kFloat).requires_grad_();
   a.set_unsharded(copy, {{"dp", Replicate{}}});
@@ -75,7 +75,7 @@ TEST(Parameter, WithoutMemoryIsNamedWhenItIsUsed) {
               HasSubstr("blocks.3.weight: used before it has memory"));
 }
 
-TEST_F(Slots, ADerivedTensorIsMadeAtItsFirstUseAndOnceUntilTheLeafChanges) {
+TEST_F(Slots, ADerivedTensorIsComputedOnceUntilTheParameterChanges) {
   int num_derivations = 0;
   a.set_derivation(
       [&](const at::Tensor& leaf) {
@@ -100,7 +100,7 @@ TEST_F(Slots, ADerivedTensorIsMadeAtItsFirstUseAndOnceUntilTheLeafChanges) {
   EXPECT_EQ(num_derivations, 2);
 }
 
-TEST_F(Slots, DerivationsStandOnTopOfEachOther) {
+TEST_F(Slots, DerivationsCompose) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf + 1; }, {});
   EXPECT_TRUE(at::equal(a.compute(), a.unsharded() + 1));
   a.set_derivation([](const at::Tensor& derived) { return derived * 10; }, {});
@@ -112,7 +112,7 @@ TEST_F(Slots, DerivationsStandOnTopOfEachOther) {
 
 // ---- deposits without a sink: as autograd ----
 
-TEST_F(Slots, WithoutASinkDepositsAddToTheLeafsGrad) {
+TEST_F(Slots, WithoutASinkGradientsAccumulateInGrad) {
   const at::Tensor summand = at::ones({3, 2}, at::kDouble);
   a.accumulate_grad(summand);
   a.accumulate_grad([](at::Tensor& sum, bool is_empty) {
@@ -127,7 +127,7 @@ TEST_F(Slots, WithoutASinkDepositsAddToTheLeafsGrad) {
   EXPECT_EQ(summand.max().item<double>(), 1) << "a summand is not kept";
 }
 
-TEST_F(Slots, WithoutASinkDepositsGoThroughTheDerivation) {
+TEST_F(Slots, WithoutASinkGradientsGoThroughTheDerivation) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
   a.accumulate_grad(at::full({3}, 2, at::kDouble));
   a.accumulate_grad(at::full({3}, 3, at::kFloat));
@@ -136,7 +136,7 @@ TEST_F(Slots, WithoutASinkDepositsGoThroughTheDerivation) {
 
 // ---- with one ----
 
-TEST_F(Slots, ASinkGetsEachSummandOnceAndTheLeafKeepsNone) {
+TEST_F(Slots, ASinkGetsEachSummandOnceAndGradStaysEmpty) {
   for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
   loss().backward();
   EXPECT_EQ(sums.num_deposits["a"], 1) << "two uses, one deposit of what autograd has added up";
@@ -154,7 +154,7 @@ TEST_F(Slots, ASinkGetsEachSummandOnceAndTheLeafKeepsNone) {
   EXPECT_EQ(sums.num_deposits["a"], 4);
 }
 
-TEST_F(Slots, ASinkDecidesWhenWorkIsDone) {
+TEST_F(Slots, ASinkDecidesWhenWorkRuns) {
   a.set_sink(&sums);
   a.accumulate_grad_later([this] { a.accumulate_grad(at::ones({3, 2})); });
   EXPECT_EQ(sums.num_deposits["a"], 0);
@@ -163,7 +163,7 @@ TEST_F(Slots, ASinkDecidesWhenWorkIsDone) {
   EXPECT_TRUE(at::equal(sums.of["a"], at::ones({3, 2}, at::kDouble)));
 }
 
-TEST_F(Slots, AutogradsGradientsOfADerivedTensorAreDepositedToo) {
+TEST_F(Slots, AutogradsGradientsOfADerivedTensorAreAccumulatedToo) {
   a.set_derivation([](const at::Tensor& leaf) { return leaf.square().sum(1); }, {});
   a.set_sink(&sums);
   (a.compute() * at::arange(3)).sum().backward();
@@ -178,7 +178,7 @@ TEST_F(Slots, AutogradsGradientsOfADerivedTensorAreDepositedToo) {
   EXPECT_TRUE(is_close(a.unsharded_gradient(sums.of["a"]), (2 * a.unsharded() * of_compute.unsqueeze(1)).detach()));
 }
 
-TEST_F(Slots, TheGradientOfALeafHasItsDtype) {
+TEST_F(Slots, TheUnshardedGradientHasTheUnshardedDtype) {
   a.set_unsharded(a.sharded().detach().to(at::kBFloat16).requires_grad_(), {});
   EXPECT_EQ(a.unsharded_gradient(at::ones({3, 2})).scalar_type(), at::kBFloat16);
   a.set_derivation([](const at::Tensor& leaf) { return leaf.to(at::kFloat) * 3; }, {});
@@ -187,7 +187,7 @@ TEST_F(Slots, TheGradientOfALeafHasItsDtype) {
   EXPECT_TRUE(at::equal(gradient, at::full({3, 2}, 3, at::kBFloat16)));
 }
 
-TEST_F(Slots, WhatIsFrozenIsNotAsked) {
+TEST_F(Slots, FrozenParametersAreNotAccumulated) {
   b.set_requires_grad(false);
   for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
   loss().backward();
@@ -195,7 +195,7 @@ TEST_F(Slots, WhatIsFrozenIsNotAsked) {
   EXPECT_FALSE(sums.num_deposits.contains("b"));
 }
 
-TEST_F(Slots, NothingIsDepositedByGrad) {
+TEST_F(Slots, GradAccumulatesNothing) {
   for (Parameter* parameter : {&a, &b}) parameter->set_sink(&sums);
   torch::autograd::grad({loss()}, {a.sharded()});
   EXPECT_TRUE(sums.num_deposits.empty());
@@ -233,7 +233,7 @@ TEST_F(Slots, WhatASinkThrowsReachesTheCallerOfBackward) {
   EXPECT_THROW(loss().backward(), NumericsError);
 }
 
-TEST_F(Slots, ANewLeafTakesTheHookWithIt) {
+TEST_F(Slots, ANewUnshardedTensorTakesTheHook) {
   a.set_sink(&sums);
   const at::Tensor before = a.unsharded();
   a.set_unsharded(at::ones({3, 2}, at::kDouble).requires_grad_(), {});

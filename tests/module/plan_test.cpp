@@ -207,7 +207,7 @@ struct PlanCase {
 class PlanOnRanks : public ::testing::TestWithParam<PlanCase> {};
 
 /// fp64 sums in another order: 1e-12 is far above their rounding.
-TEST_P(PlanOnRanks, ComputesWhatOneProcessDoes) {
+TEST_P(PlanOnRanks, MatchesOneProcess) {
   Batch batch;
   const at::Tensor shifted = at::arange(kSequence) * 2 + 3;
   const at::Tensor packed = at::stack({at::arange(kSequence), at::arange(kSequence).flip(0)});
@@ -274,7 +274,7 @@ TEST(Plan, LaysOutEveryParameterOnItsAxesOnly) {
   }
 }
 
-TEST(Plan, SaysWhatItDoes) {
+TEST(Plan, PrintsItsRedistributions) {
   SmallModel model;
   const AppliedPlan applied = apply(column_row(), model, recorded(), kShapes);
   const std::string text = applied.to_string();
@@ -339,7 +339,7 @@ TEST(Plan, NamesTheNearestModuleAndParameter) {
                                                HasSubstr("the nearest is 'weight'")));
 }
 
-TEST(Plan, RefusesRowsThatCannotBe) {
+TEST(Plan, RefusesInvalidRows) {
   const auto with = [](const Plan::Row& row) {
     Plan plan = column_row();
     plan.rows.push_back(row);
@@ -355,8 +355,9 @@ TEST(Plan, RefusesRowsThatCannotBe) {
               HasSubstr("lays out input 1 of first.mlp, but the forward pass has none"));
   EXPECT_THAT(refusal<UsageError>(with(scale({"weight", {{"dp", shard(0)}}}))),
               AllOf(HasSubstr("first.norm.weight is laid out on dp"), HasSubstr("its axes are tp")));
-  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kR)}))), HasSubstr("rests R on tp"));
-  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kI), tp(kP)}))), HasSubstr("its leaf is P on tp"));
+  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kR)}))), HasSubstr("is sharded R on tp"));
+  EXPECT_THAT(refusal<LayoutError>(with(scale({"weight", tp(kI), tp(kP)}))),
+              HasSubstr("its unsharded layout is P on tp"));
   Plan plan = column_row();
   plan.axes = {"cp"};
   EXPECT_THAT(refusal<UsageError>(plan), HasSubstr("cp"));
@@ -405,7 +406,7 @@ TEST(Plan, RefusesAnInvariantNormWeightOnAShardedStream) {
   plan.rows.push_back({.pattern = "*.norm", .parameters = {{"weight", tp(kI)}}});
   EXPECT_THAT(refusal<LayoutError>(plan),
               AllOf(HasSubstr("first.norm"), HasSubstr("redistribute parameter first.norm.weight I -> R"),
-                    HasSubstr("in the plan: leaf R")));
+                    HasSubstr("in the plan: unsharded R")));
 }
 
 TEST(Plan, RefusesAnInvariantBiasOnAPartialSum) {
@@ -565,7 +566,7 @@ Plan sequence_parallel_of(ModelKind kind) {
 class PlanOfModel : public ::testing::TestWithParam<ModelKind> {};
 
 /// With dropout, so that random numbers count too. fp64: 1e-10 as for all sums in another order.
-TEST_P(PlanOfModel, ComputesWhatOneProcessDoes) {
+TEST_P(PlanOfModel, MatchesOneProcess) {
   const ModelConfig config{.kind = GetParam(),
                            .layers = 2,
                            .width = 16,

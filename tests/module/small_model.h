@@ -10,8 +10,8 @@
 
 namespace caravan::testing {
 
-/// A small model of typed layers, for tests of plans: residual blocks with an MLP, whose random factors go by global
-/// index and position.
+/// A small model of typed layers, for tests of plans: residual blocks with an MLP, whose random factors depend on
+/// global index and position.
 
 inline constexpr int64_t kBatch = 2;
 inline constexpr int64_t kSequence = 4;
@@ -77,7 +77,7 @@ class Scale final : public Layer {
   Parameter& weight_;
 };
 
-/// x times a factor that depends on the global index and the position of each element: what dropout and RoPE go by.
+/// x times a factor that depends on the global index and the position of each element, like dropout and RoPE.
 class Noise final : public Layer {
  protected:
   at::Tensor forward(const at::Tensor& x, const ForwardContext& context) override {

@@ -86,7 +86,7 @@ TEST(Accumulations, ofALinearLayerWaitAndTheInputsGradientDoesNot) {
   EXPECT_FALSE(weight.unsharded().grad().defined() || bias.unsharded().grad().defined());
 }
 
-TEST(Accumulations, areMadeOnlyWhereBackwardIsAskedForThem) {
+TEST(Accumulations, areMadeOnlyWhereBackwardNeedsThem) {
   Slots slots;
   Parameter& weight = slots.of(normal({6}, 2).requires_grad_(true), "norm");
   Parameter& bias = slots.of(normal({6}, 3).requires_grad_(true), "bias");

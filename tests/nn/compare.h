@@ -13,7 +13,7 @@ namespace caravan::testing {
 
 using Op = std::function<at::Tensor(const Tensors&)>;
 
-/// Makes parameters of tensors, whose .grad is then the sum of what was accumulated.
+/// Makes parameters from tensors; their .grad is then the sum of the accumulated gradients.
 class Slots {
  public:
   Parameter& of(const at::Tensor& value, const std::string& name = "weight") {

@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(, CrossEntropyValues,
                                                               std::vector<int64_t>{1, 601}),
                                             ::testing::Values<int64_t>(2, 16, 37, 4099)));
 
-TEST(CrossEntropyEdges, allIgnoredIsNothing) {
+TEST(CrossEntropyEdges, allIgnoredIsZero) {
   Problem p = problem({2, 3}, 4, 5, at::kFloat);
   p.labels.fill_(kIgnoredLabel);
   const Result result = fused(p, 1);
@@ -117,7 +117,7 @@ TEST(CrossEntropyEdges, allIgnoredIsNothing) {
   EXPECT_EQ(result.weight.abs().sum().item<float>(), 0);
 }
 
-TEST(CrossEntropyEdges, noTokensIsNothing) {
+TEST(CrossEntropyEdges, noTokensIsZero) {
   const Problem p = problem({0, 3}, 4, 5, at::kFloat);
   const Result result = fused(p, 1);
   EXPECT_EQ(result.loss.item<float>(), 0);
@@ -211,7 +211,7 @@ class CrossEntropyInFlight : public ::testing::Test {
   CrossEntropy cross_entropy_{slots_.of(weight_)};
 };
 
-TEST_F(CrossEntropyInFlight, theLastBackwardDepositsTheSumOfAll) {
+TEST_F(CrossEntropyInFlight, theLastBackwardAccumulatesTheSumOfAll) {
   const at::Tensor want = expected({1, 2, 3});
   std::vector<at::Tensor> losses{forward(1), forward(2), forward(3)};
   losses[1].backward();
@@ -221,7 +221,7 @@ TEST_F(CrossEntropyInFlight, theLastBackwardDepositsTheSumOfAll) {
   EXPECT_LT(distance(weight_.grad(), want), 1e-14);
 }
 
-TEST_F(CrossEntropyInFlight, aPipelineThatIsNeverEmptyDepositsAtItsEnd) {
+TEST_F(CrossEntropyInFlight, aPipelineThatIsNeverEmptyAccumulatesAtItsEnd) {
   const at::Tensor want = expected({1, 2, 3});
   const at::Tensor first = forward(1);
   const at::Tensor second = forward(2);
@@ -286,7 +286,7 @@ TEST_F(CrossEntropyInFlight, withoutGradientsNothingIsPending) {
   EXPECT_LT(distance(weight_.grad(), want), 1e-14);
 }
 
-TEST_F(CrossEntropyInFlight, aGradientOfHiddenAloneDepositsNothing) {
+TEST_F(CrossEntropyInFlight, aGradientOfHiddenAloneAccumulatesNothing) {
   const at::Tensor hidden = normal({3, 5, 8}, 1).to(at::kDouble).requires_grad_(true);
   const at::Tensor loss = cross_entropy_.run({hidden, testing::tokens(3, 5, 11, 1)}, {}).front();
   EXPECT_TRUE(torch::autograd::grad({loss}, {hidden}, {}, /*retain_graph=*/true).front().defined());

@@ -86,7 +86,7 @@ TEST(CounterDropout, everyPieceIsAPieceOfTheWhole) {
   }
 }
 
-TEST(CounterDropout, largeTensorsAreSplitWithoutTrace) {
+TEST(CounterDropout, largeTensorsAreSplitInvisibly) {
   const std::vector<int64_t> whole{3, 100, 331};
   const at::Tensor x = normal(whole, 2);
   const at::Tensor all = dropped(x, 0.4);

@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MoeConfig{.experts = 1, .top_k = 1, .balance_loss = 0, .z_loss = 0.2}));
 
 /// Gates, and the gradients of x and the weight for a loss of the gates plus those of the router.
-TEST_P(RouterKinds, IsThatOfAutograd) {
+TEST_P(RouterKinds, MatchesAutograd) {
   const MoeConfig moe = GetParam();
   const auto router = make<Router>(config_of(ModelKind::llama, moe));
   const at::Tensor x = input(), weight = value(*router, "weight"), want_x = x.detach().clone().requires_grad_();

@@ -120,7 +120,7 @@ TEST(Rope, turnsPairsByTheirPosition) {
   }
 }
 
-TEST(Rope, aLaterPositionIsTheSameHoweverItIsReached) {
+TEST(Rope, aLaterPositionIsIndependentOfHowItIsReached) {
   RopeTable whole(6, 100);
   RopeTable stepwise(6, 100);
   const at::Tensor x = normal({1, 9, 2, 6}, 3);
@@ -132,7 +132,7 @@ TEST(Rope, aLaterPositionIsTheSameHoweverItIsReached) {
   EXPECT_THROW(rope_at(x, whole, at::arange(4, at::kLong)), ShapeError);
 }
 
-TEST(OwnOps, refuseWhatTheyHaveNoKernelFor) {
+TEST(OwnOps, refuseUnsupportedInputs) {
   EXPECT_THROW(gelu_of(at::ones({4}, at::kInt)), UsageError);
   Slots slots;
   Parameter& four = slots.of(at::ones({4}));

@@ -61,7 +61,7 @@ TEST(ProductChoice, unknownWordsAndMissingLibrariesAreRefused) {
   EXPECT_THAT(message, HasSubstr("onednn, blas, forward=onednn, forward=blas"));
 }
 
-TEST(ProductRule, isThatOfTheMeasurements) {
+TEST(ProductRule, matchesTheMeasurements) {
   const std::pair<const char*, const char*> rules[] = {
       {"amd avx2", "mkl bf16=fp32 attention=fp32"},
       {"amd avx512", "onednn bf16=fp32 attention=fp32"},
@@ -74,7 +74,7 @@ TEST(ProductRule, isThatOfTheMeasurements) {
   for (const auto& [processor, text] : rules) EXPECT_EQ(to_text(product_rule(processor, kBoth)), text) << processor;
 }
 
-TEST(ProductRule, takesWhatThereIs) {
+TEST(ProductRule, usesAvailableLibraries) {
   EXPECT_EQ(product_rule("amd avx2", {onednn, blas}).dw, onednn);
   EXPECT_EQ(product_rule("amd avx512", {mkl}).dw, mkl);
   EXPECT_EQ(product_rule("intel avx2", {blas}).forward, blas);

@@ -46,7 +46,7 @@ std::vector<std::string> all_libraries() {
 
 class Products : public ::testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
 
-TEST_P(Products, areAtensWhoeverComputesThem) {
+TEST_P(Products, matchAtenWithEveryLibrary) {
   const auto [rows, in, out] = GetParam();
   const Op reference = [](const Tensors& x) {
     return at::linear(x[0], x[1], x.size() > 2 ? std::optional(x[2]) : std::nullopt);
@@ -139,7 +139,7 @@ TEST(ProductsEdges, othersAreAtensBitForBit) {
   }
 }
 
-TEST(ProductsEdges, noRowsOrColumnsAreNothing) {
+TEST(ProductsEdges, noRowsOrColumnsAreEmpty) {
   Slots slots;
   Parameter& no_rows = slots.of(at::empty({0, 6}).requires_grad_(true));
   Parameter& no_columns = slots.of(at::empty({4, 0}).requires_grad_(true));
@@ -151,7 +151,7 @@ TEST(ProductsEdges, noRowsOrColumnsAreNothing) {
   EXPECT_TRUE(linear(at::empty({2, 20, 0}), no_columns).equal(at::zeros({2, 20, 4})));
 }
 
-TEST(ProductsInUse, areWhatWasAskedFor) {
+TEST(ProductsInUse, areTheRequestedOnes) {
   const std::string own = chosen_products();
   EXPECT_EQ(chosen_products(), own);
   const std::string library(name(available_product_libraries().front()));

@@ -16,12 +16,12 @@ namespace caravan::testing {
 /// A world of one rank.
 Mesh one_rank();
 
-/// The whole model on one rank, with starting values.
+/// The whole model on one rank, with initial values.
 std::unique_ptr<Model> whole_model(const ModelConfig& config, uint64_t seed = 1);
 
-/// Sets the leaves of the model's parameters by name. The model computes in the dtype of the values from then on.
+/// Sets the unsharded parameters of the model by name. The model computes in the dtype of the values from then on.
 void set_parameters(Model& model, const NamedTensors& values);
-/// The gradients of the leaves by name. Fails the test for a parameter without a gradient.
+/// The unsharded gradients by name. Fails the test for a parameter without a gradient.
 NamedTensors gradients(Model& model);
 
 /// Sizes that are not multiples of any vector width.
@@ -44,7 +44,7 @@ struct Fixture {
   std::map<std::string, at::Tensor> tensors;
 
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
-  /// Those whose name begins with `prefix`, without it, as fp64 or another dtype.
+  /// The tensors whose name begins with `prefix`, without it, as fp64 or another dtype.
   NamedTensors below(const std::string& prefix, at::ScalarType type) const;
 };
 Fixture read_fixture(const std::string& name);

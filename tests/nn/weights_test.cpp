@@ -36,7 +36,7 @@ at::Tensor slice(const at::Tensor& whole, const Box& box) {
 
 class StartingValues : public ::testing::TestWithParam<ModelKind> {};
 
-TEST_P(StartingValues, arePiecesOfTheSameWholeOnEveryLayout) {
+TEST_P(StartingValues, arePiecesOfTheSameWholeInEveryLayout) {
   ModelConfig config = tiny_config(GetParam(), false);
   config.vocabulary = 24;
   config.context = 12;

@@ -17,7 +17,7 @@ inline std::vector<double> course(const LearningRate& rate) {
   return all;
 }
 
-/// Of a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
+/// Checks a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
 inline void expect_course(const std::string& name, const std::vector<double>& want) {
   Setting schedule("learning_rate", name);
   if (schedule.reads("final_lr_fraction")) schedule.set("final_lr_fraction", 0.2);

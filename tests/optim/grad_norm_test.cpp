@@ -67,7 +67,7 @@ std::vector<Layout> every_rest_layout() {
 
 /// fp64 sums of fp32 dot products of at most 72 terms: 1e-6 is above their rounding, and a term that is counted twice
 /// changes the norm by more than 1e-3.
-TEST(GradNorm, IsThatOfTheWholeModelForEveryRestLayout) {
+TEST(GradNorm, MatchesTheWholeModelForEveryShardedLayout) {
   const Axes axes{{"a", 2}, {"b", 3}};
   const Norms mixed = norms(axes, every_rest_layout());
   for (const double norm : mixed.found) {
@@ -87,7 +87,7 @@ TEST(GradNorm, SendsOneExactSum) {
 }
 
 /// The sums of unlike processors differ in their last bits; here rank 1 has another gradient in their stead.
-TEST(GradNorm, IsRank0sWhereEveryRankCouldComputeIt) {
+TEST(GradNorm, IsRank0sIfEveryRankCouldComputeIt) {
   std::vector<double> found(3);
   on_mesh({{"a", 3}}, [&](const Mesh& mesh) {
     Parameters model{{"w", {4}}};
@@ -100,7 +100,7 @@ TEST(GradNorm, IsRank0sWhereEveryRankCouldComputeIt) {
 }
 
 /// Shards of every size, with scalars that every rank has, count each element once.
-TEST(GradNorm, IsThatOfTheWholeModelWhereParametersAreCutAtRows) {
+TEST(GradNorm, MatchesTheWholeModelIfParametersAreCutAtRows) {
   const std::vector<Parameters::Spec> specs{{"odd", {7, 3}}, {"row", {1, 5}}, {"bias", {3}, false}, {"scalar", {}}};
   double squares = 0;
   for (const Parameters::Spec& spec : specs) squares += Parameters::weights(spec.shape).square().sum().item<double>();
@@ -122,7 +122,7 @@ TEST(GradNorm, IsThatOfTheWholeModelWhereParametersAreCutAtRows) {
 }
 
 /// Ranks of another coordinate of `apart` have gradients of their own, and take no part.
-TEST(GradNorm, IsThatOfTheRanksWhichStepTogether) {
+TEST(GradNorm, MatchesTheRanksThatStepTogether) {
   std::vector<double> found(4);
   on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
     Parameters model{{"w", {4}}};

@@ -22,7 +22,7 @@ TEST(LossScale, IsHalvedByAnOverflowAndDoubledAfter2000Steps) {
   EXPECT_EQ(scale.value(), 32768);
 }
 
-TEST(LossScale, GivesUpWhereNoSmallerOneHelps) {
+TEST(LossScale, StopsIfNoSmallerOneHelps) {
   LossScale scale;
   int num_skipped = 0;
   while (!scale.update(false) && scale.has_backed_off()) ++num_skipped;
@@ -35,7 +35,7 @@ TEST(LossScale, GivesUpWhereNoSmallerOneHelps) {
   EXPECT_EQ(fixed.value(), 128);
 }
 
-TEST(LossScale, GoesOnFromItsState) {
+TEST(LossScale, ContinuesFromItsState) {
   LossScale one;
   one.update(false);
   for (int step = 0; step < 1500; ++step) one.update(true);

@@ -74,7 +74,7 @@ void set_lr(torch::optim::Optimizer& optimizer, double lr) {
 /// for values of about 1.
 constexpr double kTolerance = 2e-6;
 
-TEST(Optimizer, AdamWIsTorchs) {
+TEST(Optimizer, AdamWMatchesTorch) {
   for (const double weight_decay : {0.0, 0.1}) {
     Pair pair;
     AdamW ours(pair.state, {.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-7, .weight_decay = weight_decay});
@@ -92,7 +92,7 @@ TEST(Optimizer, AdamWIsTorchs) {
   }
 }
 
-TEST(Optimizer, SgdIsTorchs) {
+TEST(Optimizer, SgdMatchesTorch) {
   for (const double momentum : {0.0, 0.9}) {
     for (const double weight_decay : {0.0, 0.1}) {
       Pair pair;
@@ -127,7 +127,7 @@ TEST(Optimizer, GapsStayZero) {
 }
 
 /// A checkpoint stores everything: a new optimizer with the same state and number of steps continues bit for bit.
-TEST(Optimizer, GoesOnFromItsState) {
+TEST(Optimizer, ContinuesFromItsState) {
   const auto make = [](Pair& pair, bool adamw) -> std::unique_ptr<Optimizer> {
     if (adamw) return std::make_unique<AdamW>(pair.state, AdamWOptions{});
     return std::make_unique<Sgd>(pair.state, SgdOptions{.momentum = 0.9});
@@ -172,7 +172,7 @@ TEST(Optimizer, OneGroupMayBeEmpty) {
 }
 
 /// Every rank updates what it holds: together the same bits as one, whatever the ranges are.
-TEST(Optimizer, OfShardsIsThatOfTheWhole) {
+TEST(Optimizer, OfShardsMatchesTheWhole) {
   const auto train = [](Engine& engine, const Mesh& mesh, bool adamw) {
     FlatState& state = engine.state();
     std::unique_ptr<Optimizer> optimizer;

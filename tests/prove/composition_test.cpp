@@ -150,7 +150,7 @@ std::vector<Values> cover_of_pairs(uint32_t seed) {
   return cover;
 }
 
-TEST(Compositions, AreOneProcess) {
+TEST(Compositions, MatchOneProcess) {
   const std::vector<Values> cover = cover_of_pairs(1);
   for (const Values& values : cover) expect_holds(to_prove(case_of(values)));
   RecordProperty("cases", static_cast<int>(cover.size()));
@@ -163,7 +163,7 @@ TEST(Compositions, DISABLED_AreOneProcessInMoreCases) {
 }
 
 /// Every ring beside nothing else, with its messages beside the computation and between turns.
-TEST(Compositions, RingsAreOneProcess) {
+TEST(Compositions, RingsMatchOneProcess) {
   for (const Split& context : contexts()) {
     for (const bool overlaps : {true, false}) {
       for (const bool has_documents : {false, true}) {

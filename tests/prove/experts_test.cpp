@@ -108,7 +108,7 @@ class ProveExperts : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Axes, ProveExperts, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(ProveExperts, IsOneProcess) {
+TEST_P(ProveExperts, MatchesOneProcess) {
   GetParam().needs.check();
   for (const auto& [kind, dtype] : {std::pair(ModelKind::llama, at::kDouble), std::pair(ModelKind::gpt2, at::kFloat)}) {
     const ProveCase what = case_of(GetParam(), kind, dtype);

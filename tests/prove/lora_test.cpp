@@ -80,7 +80,7 @@ TEST(AdapterRules, TrainNothingElse) {
   EXPECT_EQ(names.front(), "blocks.0.attention.query.lora.a.weight");
 }
 
-TEST(AdapterRules, ThatCannotBeAreRefused) {
+TEST(AdapterRules, InvalidOnesAreRefused) {
   needs({"1d", "2d", "3d"});
   const auto refusal = [](const std::string& keys) {
     return error_of<UsageError>([&] {

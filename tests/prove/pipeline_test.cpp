@@ -91,7 +91,7 @@ std::vector<Case> product() {
   return all;
 }
 
-TEST(FlushSchedules, AreOneProcess) { expect_every(product(), 11); }
+TEST(FlushSchedules, MatchOneProcess) { expect_every(product(), 11); }
 TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) { expect_every(product(), 1); }
 
 std::vector<Case> beside_data() {
@@ -128,7 +128,7 @@ std::vector<Case> beside_data() {
   return all;
 }
 
-TEST(PipelineBesideData, IsOneProcess) { expect_every(beside_data(), 11); }
+TEST(PipelineBesideData, MatchesOneProcess) { expect_every(beside_data(), 11); }
 TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_data(), 1); }
 
 struct SplitCase {
@@ -180,11 +180,11 @@ std::vector<Case> beside_splits() {
   return all;
 }
 
-TEST(PipelineBesideSplits, IsOneProcess) { expect_every(beside_splits(), 17); }
+TEST(PipelineBesideSplits, MatchesOneProcess) { expect_every(beside_splits(), 17); }
 TEST(PipelineBesideSplits, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_splits(), 1); }
 
 /// What reaches a rank in bf16 is rounded as in one process that takes the same micro-batches.
-TEST(FlushSchedules, RoundAsOneProcess) {
+TEST(FlushSchedules, RoundLikeOneProcess) {
   for (const std::string& schedule : flush_schedules()) {
     ProveCase what = to_prove({.choice = {.pipeline = pipeline_of(schedule, 2)}, .dtype = at::kFloat});
     what.compute_dtype = at::kBFloat16;

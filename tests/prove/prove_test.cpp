@@ -66,7 +66,7 @@ TEST_P(ProveDdp, Holds) {
   }
 }
 
-TEST(Prove, ReadsAsWhatItHasCompared) {
+TEST(Prove, PrintsWhatItHasCompared) {
   const ProveCase what = case_of(ModelKind::gpt2, 2);
   EXPECT_EQ(what.to_string(),
             "ddp on dp=2: gpt2 with tied embeddings, 2 layers of width 16, fp64, 1 micro-batch, 3 clipped SGD steps");
@@ -252,7 +252,7 @@ TEST(ProveFinds, AReductionThatIsMissing) {
   }
 }
 
-TEST(ProveFinds, AMeanInPlaceOfASum) {
+TEST(ProveFinds, AMeanInsteadOfASum) {
   ProveCase what = case_of(ModelKind::llama, 2);
   what.arrange = [](Model& model, Mesh& mesh) {
     const auto mean = [ranks = mesh.size()](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
@@ -303,7 +303,7 @@ TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
               AllOf(HasSubstr("tolerance 0.06"), HasSubstr("less than ten times")));
 }
 
-TEST(Prove, RefusesACaseThatCannotBe) {
+TEST(Prove, RefusesAnImpossibleCase) {
   const auto refusal_of = [](const ProveCase& what) { return refusal<UsageError>([&] { (void)prove(what); }); };
   ProveCase what = case_of(ModelKind::gpt2, 2);
   what.num_steps = 0;
@@ -313,7 +313,7 @@ TEST(Prove, RefusesACaseThatCannotBe) {
   EXPECT_THAT(refusal_of(what), HasSubstr("use fp64 or fp32"));
   what.dtype = at::kDouble;
   what.compute_dtype = at::kBFloat16;
-  EXPECT_THAT(refusal_of(what), HasSubstr("let parameters rest in fp32"));
+  EXPECT_THAT(refusal_of(what), HasSubstr("use fp32 parameters"));
   what = case_of(ModelKind::gpt2, 2);
   what.rows = 7;
   EXPECT_THAT(refusal_of(what), HasSubstr("batch"));

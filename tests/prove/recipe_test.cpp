@@ -128,7 +128,7 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
 }
 
 /// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
-TEST(ProveRecipe, TakesTheTableOfAPipelineAsItIs) {
+TEST(ProveRecipe, UsesTheTableOfAPipelineUnchanged) {
   Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
   recipe.pipeline.table = to_text(order_of("gpipe", 2, 4));  // as load_recipe reads it
   const RecipeProof proof = proof_of(recipe);
@@ -220,7 +220,7 @@ TEST(ProveRecipe, ProvesOneMicroBatchAndManyForAuto) {
   ASSERT_EQ(proof.own_steps.size(), 2U);
   EXPECT_EQ(proof.own_steps[0].num_micro_batches, 1);
   EXPECT_EQ(proof.own_steps[1].num_micro_batches, 2);
-  for (const char* path : {"gradients written at rest", "gradients added at rest"}) {
+  for (const char* path : {"gradients written to shards", "gradients added to shards"}) {
     EXPECT_THAT(proof.own_paths, Contains(Key(path)));
     EXPECT_THAT(proof.paths(), Contains(Key(path)));
   }
@@ -234,12 +234,12 @@ TEST(ProveRecipe, KnowsTheGroupsOfItsOwnRanks) {
 }
 
 /// The sizes of kernels depend on it.
-TEST(ProveRecipe, TakesTheVocabularyOfATokenizerThatIsHere) {
+TEST(ProveRecipe, TakesTheVocabularyOfAnExistingTokenizer) {
   Recipe recipe = recipe_of({"data.tokenizer=none/tokenizer.json"});
   std::string note;
   take_vocabulary(recipe, {}, note);
   EXPECT_EQ(recipe.model.vocabulary, 0);
-  EXPECT_THAT(note, HasSubstr("none/tokenizer.json is not here: its vocabulary is taken to be 1100"));
+  EXPECT_THAT(note, HasSubstr("none/tokenizer.json is missing: its vocabulary is assumed to be 1100"));
   const auto file = std::filesystem::path(::testing::TempDir()) / "prove_tokenizer.json";
   const std::vector<std::string_view> text{"some words of a text"};
   const Tokenizer tokenizer = train_bpe(text, 262);

@@ -66,7 +66,7 @@ class Tensor1d : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Axes, Tensor1d, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(Tensor1d, IsOneProcess) {
+TEST_P(Tensor1d, MatchesOneProcess) {
   const Variant& variant = GetParam();
   variant.needs.check();
   size_t which = 0;

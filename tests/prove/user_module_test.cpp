@@ -55,7 +55,7 @@ void expect_holds(const UserRun& run) {
 }
 
 /// Seven is not a divisor of the number of values of any setting, so every pair of them occurs.
-TEST(UserModule, TrainsAsOneProcess) {
+TEST(UserModule, TrainsLikeOneProcess) {
   const std::vector<UserRun> all = product();
   for (size_t i = 0; i < all.size(); i += 7) expect_holds(all[i]);
 }

@@ -6,8 +6,8 @@
 
 namespace caravan::testing {
 
-/// The environment of rank `rank` of `ranks` on one host, with the store at `port` of the loopback interface: that of
-/// this process, plus `more`, names and values.
+/// The environment of rank `rank` of `ranks` on one host, with the store at `port` of the loopback interface: the
+/// environment of this process plus `more`, names and values.
 std::vector<std::string> rank_environment(int rank, int ranks, int port,
                                           const std::vector<std::pair<std::string, std::string>>& more);
 

@@ -42,7 +42,7 @@ at::Tensor try_to_global(const Pieces& pieces);
 
 /// The gradients of the pieces, laid out dually. A missing gradient is a zero summand.
 Pieces gradients(const Pieces& pieces);
-/// Fresh leaves that require grad.
+/// Fresh autograd leaves that require grad.
 Pieces leaves(const Pieces& pieces);
 
 /// <x, g>. Counts one rank of an I axis (one computation done n times) and all ranks of other axes.

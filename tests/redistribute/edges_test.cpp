@@ -147,7 +147,7 @@ TEST_F(Refused, SizesThatDoNotFit) {
               HasSubstr("give the number in the layout: Shard{.dim, .owner, .rows}"));
 }
 
-TEST_F(Refused, DimsThatAreNotThere) {
+TEST_F(Refused, MissingDims) {
   EXPECT_THAT(message<LayoutError>(at::ones({6, 6}), {{"tp", kR}}, Shard{2}), HasSubstr("choose a dim from 0 to 1"));
   EXPECT_THAT(message<LayoutError>(at::ones({6, 6}), {{"tp", Shard{2}}}, kR),
               HasSubstr("S(2) on axis tp, but there are 2 dims"));
@@ -164,7 +164,7 @@ TEST_F(Refused, AnAxisThatIsNotMinorOrNotPlaced) {
   EXPECT_TRUE(is_refused([&] { redistribute(at::ones({6}), {{"tp", Shard{0}}, {"dp", Shard{0}}}, one["tp"], kR); }));
 }
 
-TEST_F(Refused, ALossThatIsNone) {
+TEST_F(Refused, AnInvalidLoss) {
   EXPECT_THAT(message_of<ShapeError>([] {
                 backward(at::ones({2}).requires_grad_(), {{"tp", kI}});
               }),

@@ -138,7 +138,7 @@ int num_misjudged(const InferFn& rule, int* num_legal = nullptr) {
   return misjudged;
 }
 
-TEST(Infer, SaysExactlyWhatIsNumericallyRight) {
+TEST(Infer, AcceptsExactlyWhatIsNumericallyCorrect) {
   int num_legal = 0;
   EXPECT_EQ(num_misjudged([](const OpType& op, std::span<const Operand> operands) { return infer(op, operands); },
                           &num_legal),
@@ -203,7 +203,7 @@ std::string mend(const OpType& op, const std::vector<Operand>& operands) {
   return "nothing was refused";
 }
 
-TEST(Infer, SaysWhichRedistributionMendsIt) {
+TEST(Infer, NamesTheRedistributionThatFixesIt) {
   const OpType product{"ij,j->ij", "", kProduct};
   const OpType sum{"ij,j->ij", "", kSum};
   EXPECT_THAT(mend(product, {{shard(0)}, {kI}}), HasSubstr("redistribute operand 1 I -> R first"));
@@ -221,7 +221,7 @@ TEST(Infer, SaysWhichRedistributionMendsIt) {
   EXPECT_THAT(mend(product, {{kR}, {shard(1)}}), HasSubstr("shard a dim that is there"));
 }
 
-TEST(Infer, TheMendsDoMend) {
+TEST(Infer, TheFixesWork) {
   const OpType sum{"ij,j->ij", "", kSum};
   EXPECT_EQ(infer(sum, std::vector<Operand>{{kP}, {kP}}), kP);
   EXPECT_EQ(infer({"ij,j->ij", "", kProduct}, std::vector<Operand>{{shard(0)}, {kR}}), shard(0));
@@ -270,7 +270,7 @@ TEST(Infer, OnlineSoftmaxNeedsNoFurtherPlacement) {
   EXPECT_TRUE(is_refused([&] { one({"bqhd,bqh->bqhd", "", {{0}}}, {{values}, {sum}}); }));
 }
 
-TEST(Infer, RefusesLabelsThatAreNoOp) {
+TEST(Infer, RefusesInvalidLabels) {
   const auto fact = [](std::string_view labels, std::vector<Operand> operands) {
     return message_of<UsageError>([&] { infer({labels}, operands); });
   };

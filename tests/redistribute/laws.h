@@ -11,8 +11,8 @@ using LawFn = std::function<at::Tensor(const at::Tensor&, const Layout&, const M
 
 /// The library's own law.
 LawFn library_law();
-/// The library's forward under a backward of the test's own: redistribute(dual(to) -> dual(from)) for any `dual`, so
-/// that the checks can be shown to fail when the law is wrong.
+/// The library's forward with a custom backward: redistribute(dual(to) -> dual(from)) for any `dual`, so that the
+/// checks can be shown to fail when the law is wrong.
 LawFn law_with_dual(Placement (*dual)(const Placement&));
 
 /// Placements to try on an axis of `n`, for a tensor whose dims the axis finds with `rows` rows each: R, I, P, even

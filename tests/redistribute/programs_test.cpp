@@ -202,7 +202,7 @@ TEST(Layouts, EveryLayoutReachesEveryOther) {
   }
 }
 
-TEST(Layouts, WhatShrinksThePieceGoesFirst) {
+TEST(Layouts, StepsThatShrinkThePieceComeFirst) {
   const Axes axes{{"rep", 2}, {"shard", 4}};
   on_mesh(axes, [](const Mesh& mesh) {
     const at::Tensor g = at::ones({8, 8}, at::kDouble);

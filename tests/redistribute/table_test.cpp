@@ -85,7 +85,7 @@ TEST(Mutant, TheTestsOwnLawPasses) {
   expect_no_fault(check_paths(2, law_with_dual(&dual)), 500);
 }
 
-TEST(Mutant, IdentityInPlaceOfTheDualIsCaught) {
+TEST(Mutant, IdentityInsteadOfTheDualIsCaught) {
   const LawFn law = law_with_dual([](const Placement& p) { return p; });
   EXPECT_GT(check_cells({{"t", 3}}, law).wrong.size(), 20U);
   EXPECT_GT(check_cells({{"o", 2}, {"t", 2}}, law).wrong.size(), 200U);

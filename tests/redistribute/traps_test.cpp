@@ -110,7 +110,7 @@ TEST(Trap, AccumulatingOnWhatIsAlreadyReduced) {
   EXPECT_TRUE(refuses({"nk,nk->nk", "", kSum}, {{kI}, {kP}}));
 }
 
-TEST(Trap, ReducingAgainWhatTheLawHasPaid) {
+TEST(Trap, ReducingAgainWhatTheLawHasReduced) {
   const at::Tensor want = gradient_of(kW, [](const auto& w) { return kX.matmul(w.t()).square().sum(); });
   const Pieces w = leaf(kW, kI);
   const Pieces x = place(kX, shard(0));

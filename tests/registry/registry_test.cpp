@@ -29,7 +29,7 @@ std::string error_of(const std::function<void()>& run) {
   return "";
 }
 
-TEST(Registry, EveryEntryIsWhole) {
+TEST(Registry, EveryEntryIsComplete) {
   std::set<std::string> bodies;
   for (const Family& family : families()) {
     std::set<std::string> names;
@@ -63,7 +63,7 @@ TEST(Registry, EntriesAgreeOnSharedKeys) {
   }
 }
 
-TEST(Setting, IsCheckedAsItIsMade) {
+TEST(Setting, IsCheckedAtConstruction) {
   needs({"zero3", "zero1", "ddp", "param_server"});
   const Setting setting("data_parallel", "zero3", {{"prefetch", 2}, {"units", "blocks.*.mlp"}});
   EXPECT_EQ(setting.whole("prefetch"), 2);
@@ -143,7 +143,7 @@ TEST(Composition, DoesNotDependOnTheOrder) {
 }
 
 /// A mode is named where another mode helps, and else another technique.
-TEST(Composition, NamesAWayOutThatHelps) {
+TEST(Composition, SuggestsAWorkingChange) {
   needs({"param_server", "ddp", "hsdp", "topk"});
   const Setting async("data_parallel", "param_server", {{"mode", "async"}});
   const Demand lead{Trait::bounded_lead, "data.streaming", "the text is tokenized ahead", "use false"};

@@ -53,7 +53,7 @@ TEST(ChartText, DrawsDots) {
             "   0  step   1\n");
 }
 
-TEST(ChartText, LettersTellCurvesApart) {
+TEST(ChartText, LettersDistinguishCurves) {
   Chart chart = chart_of({0, 9}, {1, 1});
   chart.curves.push_back({"b run", {{0, 9}, {0, 0}}});
   const std::string text = to_text(chart, 14, 3);
@@ -67,7 +67,7 @@ TEST(ChartText, OfNothingAndOfWhatIsNotFinite) {
   EXPECT_THAT(to_text(chart_of({5}, {7}), 40, 4), HasSubstr("\xe2")) << "one point is a dot";
 }
 
-TEST(ChartSvg, HasEachCurveAndNothingThatIsNoNumber) {
+TEST(ChartSvg, HasEachCurveAndOnlyFiniteNumbers) {
   Chart chart = chart_of({1, 2, 3}, {4, std::numeric_limits<double>::infinity(), 6});
   chart.title = "a < b & c";
   chart.curves.push_back({"b", {{2}, {5}}});

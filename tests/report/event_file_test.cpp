@@ -37,7 +37,7 @@ std::vector<std::string> records(const std::string& file) {
   return all;
 }
 
-TEST(Crc32c, IsCastagnolis) {
+TEST(Crc32c, IsCastagnoli) {
   EXPECT_EQ(crc32c(""), 0U);
   EXPECT_EQ(crc32c("123456789"), 0xe3069283U);  // the check value of RFC 3720
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aaU);
@@ -63,7 +63,7 @@ TEST(EventFile, HasTheBytesOfTheFormat) {
   EXPECT_EQ(found[1], want);
 }
 
-TEST(EventFile, ReplacesThoseOfEarlierParts) {
+TEST(EventFile, ReplacesFilesOfEarlierParts) {
   const TemporaryFolder folder;
   { const EventFile first(folder.path(), 5, "host"); }
   write_file(folder / "notes.txt", "of the user");

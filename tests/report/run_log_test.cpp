@@ -45,7 +45,7 @@ TEST(RunLog, HasTheNumbersOfWholeLines) {
   EXPECT_EQ(log.lines().back().host, "a");
 }
 
-TEST(RunLog, NamesWhatIsWrong) {
+TEST(RunLog, NamesErrors) {
   const TemporaryFolder run;
   const auto read = [&] { RunLog::read(run.path()); };
   EXPECT_THAT(message_of<DataError>(read), HasSubstr("has no train.log"));
@@ -60,7 +60,7 @@ TEST(RunLog, NamesWhatIsWrong) {
   EXPECT_THAT(message_of<UsageError>([&] { log.series("loss", "time"); }), HasSubstr("step 1 has no time"));
 }
 
-TEST(MetricFiles, AreMadeAgainFromTheLog) {
+TEST(MetricFiles, AreRebuiltFromTheLog) {
   const TemporaryFolder run;
   write_file(run / "train.log", kLog);
   write_file(run / "metrics.csv", "of an earlier part that went further\n");
@@ -77,7 +77,7 @@ TEST(MetricFiles, AreMadeAgainFromTheLog) {
   EXPECT_EQ(commas % lines, 0) << "as many columns in each line";
 }
 
-TEST(MetricFiles, OfNoFormAreNone) {
+TEST(MetricFiles, WithoutFormatsAreNotWritten) {
   const TemporaryFolder run;
   write_file(run / "train.log", kLog);
   const MetricFiles files(run.path(), {});

@@ -104,7 +104,7 @@ TEST(PipelineDrawing, HasEveryPassAndMessage) {
 }
 
 /// docs/pipeline_schedules.md shows each schedule as it is.
-TEST(PipelineText, IsThatOfTheDocuments) {
+TEST(PipelineText, MatchesTheDocuments) {
   std::ostringstream page;
   page << std::ifstream(CARAVAN_SOURCE_DIR "/docs/pipeline_schedules.md").rdbuf();
   for (const std::string& schedule : names_of("pipeline")) {

@@ -38,7 +38,7 @@ TEST(PipelineChoice, EveryScheduleHasAnOrder) {
   }
 }
 
-TEST(PipelineChoice, StagesAreInTurnOrInAV) {
+TEST(PipelineChoice, StagesAreRoundRobinOrAV) {
   EXPECT_THAT(ranks_of_stages(pipeline_of("interleaved", 2, 3)), ElementsAre(0, 1, 0, 1, 0, 1));
   EXPECT_THAT(ranks_of_stages(pipeline_of("zb-v", 3, 2)), ElementsAre(0, 1, 2, 2, 1, 0));
 }

@@ -64,7 +64,7 @@ void check_with_updates(const PipelineOrder& order) {
 }
 
 /// Every dependency is met, messages of two ranks come in their order, one of each kind may be on its way to a rank,
-/// and no rank waits for ever: check(), for every schedule.
+/// and no rank waits forever: check(), for every schedule.
 TEST(Schedules, KeepTheRules) {
   for_each_order([](const PipelineOrder& order, const PipelineChoice& choice, int) {
     if (choice.is_asynchronous()) {
@@ -97,7 +97,7 @@ TEST(Schedules, DeferWeightGradientsOfAllOrNone) {
 }
 
 /// The bounds of pipeline_schedule.h, for every size.
-TEST(Schedules, HoldNoMoreThanTheySay) {
+TEST(Schedules, HoldNoMoreThanDocumented) {
   for_each_order([](const PipelineOrder& order, const PipelineChoice& choice, int m) {
     const auto p = static_cast<int64_t>(choice.degree);
     const int64_t v = order.num_stages() / p;
@@ -114,7 +114,7 @@ TEST(Schedules, HoldNoMoreThanTheySay) {
 }
 
 /// The file of a schedule is the schedule.
-TEST(PipelineTable, IsReadAsItIsWritten) {
+TEST(PipelineTable, RoundTrips) {
   for (const PipelineOrder& order : {order_of("1f1b", 3, 4), order_of("interleaved", 2, 4, 2), order_of("zb-v", 2, 3),
                                      with_recompute(order_of("gpipe", 2, 2))}) {
     const PipelineOrder read = parse_pipeline_table("# a comment\n\n" + to_text(order), "table.txt");
@@ -142,7 +142,7 @@ TEST(PipelineTable, OfADeadlockIsRefusedWithTheCycle) {
       error_of([] { parse_pipeline_table("rank 0: F0.0 B0.0 F0.1 B0.1\nrank 1: F1.0 F1.1 B1.0 B1.1\n", "t.txt"); });
   EXPECT_THAT(error, HasSubstr("rank 0, entry 2 (<g1.0@1)"));
   EXPECT_THAT(error, AllOf(HasSubstr("where: t.txt"), HasSubstr("<g1.0@1 its gradient")));
-  EXPECT_THAT(error, HasSubstr("waits for ever for rank 1, which waits at entry 2 (<1.1@0) for rank 0"));
+  EXPECT_THAT(error, HasSubstr("waits forever for rank 1, which waits at entry 2 (<1.1@0) for rank 0"));
 }
 
 /// Two ranks with two stages each send all inputs before they receive any: with one on its way, both are stuck.
@@ -161,7 +161,7 @@ TEST(PipelineTable, OfRanksThatSendTooMuchIsRefusedWithTheCycle) {
   EXPECT_NO_THROW(check(tables, units, rank_of_stage, /*capacity=*/2));
   const std::string error = error_of([&] { check(tables, units, rank_of_stage, /*capacity=*/1); });
   EXPECT_THAT(error, HasSubstr("rank 0, entry 7 (>1.3@1)"));
-  EXPECT_THAT(error, HasSubstr("waits for ever for rank 1, which waits at entry 5 (>2.1@2) for rank 0"));
+  EXPECT_THAT(error, HasSubstr("waits forever for rank 1, which waits at entry 5 (>2.1@2) for rank 0"));
 }
 
 /// Of tables with updates in the middle: each needs a backward of its own, with its gradient reduced.
@@ -182,7 +182,7 @@ TEST(Asynchronous, UpdatesFollowWholeGradients) {
               HasSubstr("no backward comes before it, after the last update"));
   EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, update_1, {reduce, 0, 1}}),
               HasSubstr("in micro-batch 1 is not reduced yet"));
-  EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, {reduce, 0, 1}}), HasSubstr("there is no update"));
+  EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, {reduce, 0, 1}}), HasSubstr("the update is missing"));
 }
 
 /// The check of so many micro-batches takes a second, unless its time grows with their square: then hours.
@@ -198,7 +198,7 @@ TEST(Interleaved, NeedsAMultipleOfTheRanks) {
   EXPECT_THAT(error_of([] { order_of("interleaved", 4, 6, 2); }), HasSubstr("use 8"));
 }
 
-TEST(Schedules, ThatDoNotExistNameTheNearest) {
+TEST(Schedules, UnknownOnesNameTheNearest) {
   const std::string& name = first_of("pipeline").name;
   EXPECT_THAT(error_of([&] { Setting("pipeline", name.substr(0, name.size() - 1)); }),
               HasSubstr("the nearest is '" + name + "'"));

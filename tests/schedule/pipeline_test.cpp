@@ -44,7 +44,7 @@ Timeline simulated(const PipelineChoice& choice, int micro_batches, const StageC
 }
 
 /// Idle over the whole step is what the formulas count; zb-h2 and zb-v leave the ranks skewed and wait nowhere inside.
-TEST(Bubble, IsThatOfTheFormula) {
+TEST(Bubble, MatchesTheFormula) {
   const std::vector<StageCost> costs{
       {}, {.forward = 1, .backward = 1.5, .weight = 1}, {.forward = 2, .backward = 3, .weight = 1.5}};
   for (const std::string& schedule : names_of("pipeline")) {
@@ -78,7 +78,7 @@ TEST(Bubble, OfInterleavedStagesIsSmallerByTheirNumber) {
 }
 
 /// In micro-batches of a stage; of interleaved ones 1 + (p-1)/(pv) times as many as 1F1B has, of zb-v as many.
-TEST(HeldActivations, AreThoseOfTheTable) {
+TEST(HeldActivations, MatchTheTable) {
   const auto held = [](const PipelineChoice& choice, int m) {
     std::vector<int64_t> all;
     for (const HeldActivations& rank : held_activations(pipeline_order(choice, m))) all.push_back(rank.activations);

@@ -34,7 +34,7 @@ std::string error_of(const PipelineChoice& choice, const ModelConfig& model) {
   return "";
 }
 
-TEST(UnitFlops, AddUpToThoseOfTheModel) {
+TEST(UnitFlops, AddUpToTheModel) {
   ModelConfig model = model_of(5);
   const std::vector<double> flops = unit_flops(model);
   ASSERT_EQ(flops.size(), 7U);

@@ -105,7 +105,7 @@ Tensors Diloco::simulate(int replicas, int64_t local_steps, int64_t steps, doubl
   return result;
 }
 
-TEST_F(Diloco, MeansOfStepsOfSgdAreTheStepOfOneProcess) {
+TEST_F(Diloco, MeansOfSgdStepsMatchOneProcess) {
   needs({"linear"});  // the tolerance is that of a falling learning rate
   train_as("one", 1, kSgd);
   for (const int ranks : {1, 2, 3, 4}) {
@@ -119,7 +119,7 @@ TEST_F(Diloco, MeansOfStepsOfSgdAreTheStepOfOneProcess) {
   }
 }
 
-TEST_F(Diloco, RoundsAreThoseOfReplicasThatRunOneAfterAnother) {
+TEST_F(Diloco, RoundsMatchReplicasRunOneAfterAnother) {
   const Keys keys = kDiloco + Keys{"train.steps=7", "data_parallel.local_steps=3", "data_parallel.outer_lr=0.6",
                                    "data_parallel.outer_momentum=0.8", "train.micro_batch=0"};
   for (const int replicas : {2, 3}) {
@@ -161,7 +161,7 @@ TEST_F(Diloco, SendsNothingInARound) {
   EXPECT_EQ(own.back(), (ddp.back() - 16 - 560 + 24) / 3);
 }
 
-TEST_F(Diloco, GoesOnBitByBitFromACheckpoint) {
+TEST_F(Diloco, ContinuesBitwiseFromACheckpoint) {
   needs({"adamw"});
   const Keys keys = kDiloco + Keys{"train.steps=8", "data_parallel.local_steps=2", "checkpoint.every=4"};
   train_as("whole", 3, keys);
@@ -202,12 +202,11 @@ TEST_F(Diloco, RefusesWhatNeedsTheGradientOfAWholeStep) {
     }
     return std::string("no error");
   };
-  EXPECT_THAT(refusal({"precision.compute=fp16"}),
-              ::testing::HasSubstr("replicas of diloco have gradients of their own"));
+  EXPECT_THAT(refusal({"precision.compute=fp16"}), ::testing::HasSubstr("replicas of diloco have different gradients"));
   EXPECT_THAT(refusal({"data_parallel.hook=topk"}), ::testing::HasSubstr("use data_parallel.technique = \"ddp\""));
   EXPECT_THAT(
       refusal({"mesh.pp=2", "pipeline.schedule=pipedream", "optimizer.clip_norm=0", "model.tie_embeddings=false"}),
-      ::testing::AllOf(::testing::HasSubstr("\"diloco\" does not fit: pipedream steps on its own"),
+      ::testing::AllOf(::testing::HasSubstr("\"diloco\" does not fit: pipedream steps independently"),
                        ::testing::HasSubstr("use data_parallel.technique = \"ddp\", or")));
   EXPECT_THAT(refusal({"data_parallel.local_steps=0"}), ::testing::HasSubstr("data_parallel.local_steps"));
   EXPECT_THAT(refusal({"data_parallel.outer_momentum=1"}), ::testing::HasSubstr("data_parallel.outer_momentum"));

@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Striped, DealsOutTokensInTurn) {
+TEST(Striped, DealsOutTokensRoundRobin) {
   const std::vector<DimIndex::Run> runs{{0, 1}, {3, 1}, {1, 1}, {4, 1}, {2, 1}, {5, 1}};
   EXPECT_EQ(striped().tokens(6, 3), DimIndex(runs, 6));
   EXPECT_EQ(striped().tokens(5, 1), DimIndex(0, 5, 5));
@@ -94,7 +94,7 @@ ProveCase to_prove(const Case& of) {
 }
 
 /// Losses, gradients, norm and updates in fp32 to 1e-5.
-TEST(Striped, IsOneProcess) {
+TEST(Striped, MatchesOneProcess) {
   for (const int64_t cp : {2, 3, 4}) {
     for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
       for (const bool has_documents : {false, true}) {
@@ -107,7 +107,7 @@ TEST(Striped, IsOneProcess) {
   }
 }
 
-TEST(Striped, IsOneProcessInFp64WithDropoutAndBesideTensorParallelism) {
+TEST(Striped, MatchesOneProcessInFp64WithDropoutAndTensorParallelism) {
   expect_holds(to_prove({.cp = 3, .kind = ModelKind::llama, .has_documents = true, .dtype = at::kDouble}));
   expect_holds(to_prove({.has_documents = true, .dropout = 0.1, .dtype = at::kDouble}));
   expect_holds(to_prove({.kind = ModelKind::llama, .tp = 2, .dtype = at::kDouble}));

@@ -75,7 +75,7 @@ TEST(Agreement, AnyDifferenceInRecipeOrOptionsEndsAllRanksBeforeTheFirstStep) {
   EXPECT_FALSE(fs::exists(runs / "other"));
 }
 
-TEST(Agreement, AnotherTextOrTokenizerIsADataErrorAndAnotherPathIsNone) {
+TEST(Agreement, AnotherTextOrTokenizerIsADataErrorButAnotherPathIsNot) {
   const TinyRuns runs;
   const auto options = [&](const std::string& text, const std::vector<std::string>& more = {}) {
     std::vector<std::string> set{"data.text=" + (runs / text).string(), "train.steps=1", "model.vocabulary=300"};
@@ -106,7 +106,7 @@ TEST(Agreement, AnotherTextOrTokenizerIsADataErrorAndAnotherPathIsNone) {
   EXPECT_EQ(losses(runs / "run").size(), 1U);
 }
 
-TEST(Disagreement, NamesTheFirstFactThatDiffersWhateverTheLists) {
+TEST(Disagreement, NamesTheFirstFactThatDiffersForAnyLists) {
   using Facts = std::vector<SharedFact>;
   const Facts facts{{"a", "1"}, {"b", "2"}};
   const auto with = [&](const Facts& last) {

@@ -8,7 +8,7 @@ namespace caravan::default_recipe_test {
 namespace {
 
 /// The file documents the defaults: all of them, with the right values.
-TEST(DefaultRecipe, FileSaysTheDefaultsOfTheCode) {
+TEST(DefaultRecipe, FileMatchesTheDefaultsOfTheCode) {
   testing::needs_chosen_in(read_file("recipes/default.toml"));
   const Recipe file = load_recipe("recipes/default.toml", {});
   EXPECT_EQ(to_toml(file), to_toml(Recipe()));

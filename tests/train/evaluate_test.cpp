@@ -153,7 +153,7 @@ TEST_F(Evaluate, OfAnEngineIsSplitOverItsDataAxesOnly) {
 }
 
 /// Of a whole model on every rank, with windows that overlap: as one target at a time, from the inputs of its window.
-TEST_F(Evaluate, OfAWholeModelIsThatOfEachTargetAlone) {
+TEST_F(Evaluate, OfAWholeModelMatchesEachTargetAlone) {
   constexpr int64_t kWidth = 8, kStride = 3;
   const ModelConfig config{.layers = 1, .width = 16, .heads = 2, .context = kWidth, .vocabulary = 41};
   const TokenFile tokens = TokenFile::open(folder / "t.tokens");

@@ -60,7 +60,7 @@ TEST(MetricsLog, EachLineIsThereWhenWritten) {
   EXPECT_EQ(read_file(run / "train.log"), line(1) + line(2));
 }
 
-TEST(MetricsLog, ResumeDropsWhatIsBehindTheCheckpointAndAHalfLine) {
+TEST(MetricsLog, ResumeDropsLinesAfterTheCheckpointAndAPartialLine) {
   const TemporaryFolder run;
   write_file(run / "train.log", line(1) + line(2) + "not JSON\n" + line(3) + line(4).substr(0, 20));
   {
@@ -76,7 +76,7 @@ TEST(MetricsLog, ResumeDropsWhatIsBehindTheCheckpointAndAHalfLine) {
   EXPECT_EQ(read_file(run / "train.log"), line(1) + line(2));
 }
 
-TEST(MetricsLog, NoFolderIsAnError) {
+TEST(MetricsLog, AMissingFolderIsAnError) {
   const TemporaryFolder run;
   EXPECT_NE(message_of<Error>([&] { MetricsLog(run / "none", 0); }), "");
 }

@@ -49,7 +49,7 @@ TEST(MicroBatch, AutoIsTheLargestThatFits) {
   EXPECT_EQ(plan_of(recipe, 0).micro_batch, 12) << "no limit is known";
 }
 
-TEST(MicroBatch, FewPeaksAreAskedFor) {
+TEST(MicroBatch, FewPeaksAreEvaluated) {
   const Recipe recipe = with({"train.global_batch=7200"});
   int asked = 0;
   const auto peak_of = [&](int64_t micro_batch) {
@@ -78,7 +78,7 @@ TEST(MicroBatch, RecomputeLetsMoreFit) {
   EXPECT_EQ(chosen("[\"blocks.*\"]", 0).peak_bytes(), chosen("full", 0).peak_bytes());
 }
 
-TEST(MicroBatch, ANumberIsTakenAsItIsIfAnyCanFit) {
+TEST(MicroBatch, ANumberIsUsedIfAnyCanFit) {
   const Recipe recipe = with({"train.global_batch=24", "train.micro_batch=6"});
   const int64_t states = plan_of(recipe, 0).fullest.peak.state();
   const MemoryPlan plan = plan_of(recipe, states);
@@ -126,7 +126,7 @@ TEST(MicroBatch, AutoKeepsTheNumberOfTheCheckpointIfItFits) {
   EXPECT_EQ(plan_of(with({"train.micro_batch=3"}), roomy, 2).micro_batch, 3) << "not \"auto\"";
 }
 
-TEST(MicroBatch, WhatFitsInNoWayIsRefusedWithWhatToLower) {
+TEST(MicroBatch, AModelThatCannotFitIsRefusedWithWhatToLower) {
   needs({"adamw"});
   const auto refusal = [](const Recipe& recipe, int64_t limit) {
     return message_of<ResourceError>([&] { plan_of(recipe, limit); });
@@ -170,7 +170,7 @@ TEST(MicroBatch, RanksOfAHostShareItsMemory) {
   EXPECT_GT(memory_share(1000, 4), 0) << "0 would mean that the memory is unknown";
 }
 
-TEST(MicroBatch, OneRankTellsTheOthersTheNumberOfTheCheckpoint) {
+TEST(MicroBatch, OneRankSendsTheNumberOfTheCheckpoint) {
   run_thread_ranks(3, [](const std::shared_ptr<Communicator>& world) {
     Recipe recipe = with({});
     resolve_micro_batch(recipe, kVocabulary, *world, world->rank() == 0 ? 2 : 0);

@@ -59,7 +59,7 @@ TEST(EncodeContinuation, DropsTheBeginOfWhatIsTooLong) {
 }
 
 /// The ids of "ab" are not those of "a" and of "b": the harness takes the whole text's, after as many as the context's.
-TEST(EncodeContinuation, TokensOfTheWholeTextStandAfterThoseOfTheContext) {
+TEST(EncodeContinuation, TokensOfTheWholeTextFollowThoseOfTheContext) {
   const std::string_view text = "ab ab ab ab ab ab ab ab";
   const Tokenizer pairs = train_bpe(std::vector<std::string_view>{text}, 258);
   ASSERT_EQ(pairs.encode("ab").size(), 1U);

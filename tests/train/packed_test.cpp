@@ -57,7 +57,7 @@ struct Apart {
 };
 
 /// Documents that share a row give the loss and the gradients of documents that are alone.
-TEST_P(Packed, DocumentsAreThoseThatAreAlone) {
+TEST_P(Packed, DocumentsMatchSeparateOnes) {
   const Recipe made = recipe("none", {"model.dropout=0"});
   const Dataset data = open_dataset(made.data, runs_.folders());
   const TrainWindows windows = data.train_windows(8, 3);
@@ -95,7 +95,7 @@ TEST_P(Packed, DocumentsAreThoseThatAreAlone) {
 }
 
 /// Rows, labels, positions, documents and the count of targets are those of one rank, for every split.
-TEST_P(Packed, RowsOfTheBatchAreThoseOfOneRank) {
+TEST_P(Packed, RowsOfTheBatchMatchOneRank) {
   for (const char* positions : {"restart", "continue"}) {
     const Recipe made = recipe("none", {std::string("data.positions=") + positions});
     const Dataset data = open_dataset(made.data, runs_.folders());

@@ -31,7 +31,7 @@ struct Split {
 const std::vector<Split> kSplits{{1, 1}, {1, 3}, {2, 1}, {2, 3}, {3, 1}, {3, 3}, {4, 1}, {4, 3}};
 
 /// A rank trains on its rows of the batch of a single rank, for every split.
-TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
+TEST_P(Parity, RowsOfTheBatchMatchOneRank) {
   const Recipe recipe = runs_.recipe(GetParam(), "run");
   const Dataset data = open_dataset(recipe.data, runs_.folders());
   const TrainWindows windows = data.train_windows(8, 3);
@@ -50,7 +50,7 @@ TEST_P(Parity, RowsOfTheBatchAreThoseOfOneRank) {
 /// Weights and batches are bit-equal; gradients, norm and loss agree within 1e-5, since fp32 sums have another order.
 /// The second step starts from weights updated by SGD: AdamW would turn a gradient of pure rounding error into a full
 /// step.
-TEST_P(Parity, TwoStepsAreThoseOfOneRank) {
+TEST_P(Parity, TwoStepsMatchOneRank) {
   const auto dump = [&](const Split& split) {
     const fs::path folder = runs_ / ("dump" + split.text());
     train_on(split.ranks,
@@ -85,7 +85,7 @@ TEST_P(Parity, TwoStepsAreThoseOfOneRank) {
 }
 
 /// Within 1e-4 at every step: rounding errors grow over 50 steps.
-TEST_P(Parity, FiftyStepsOfSgdAreThoseOfOneRank) {
+TEST_P(Parity, FiftyStepsOfSgdMatchOneRank) {
   const auto run = [&](const Split& split) {
     train_on(split.ranks, {.recipe = runs_.recipe(GetParam(), "sgd" + split.text(),
                                                   {"train.steps=50", "optimizer.kind=sgd", "optimizer.momentum=0.9",

@@ -32,7 +32,7 @@ void work_for(std::chrono::milliseconds duration, DataObserver& observer) {
   }
 }
 
-TEST(WorkJointly, NobodyTimesOutWhileARankWorks) {
+TEST(WorkJointly, NoRankTimesOutWhileAnotherWorks) {
   std::atomic<int> num_done{0};
   std::vector<DataProgress> seen;
   on_ranks(3, [&](Communicator& world) {
@@ -256,7 +256,7 @@ TEST_F(PrepareDataset, FilesAreFoundWithAbsolutePaths) {
   EXPECT_EQ(relative.tokenizer, "bytes");
 }
 
-TEST_F(PrepareDataset, APathThatNoRecipeCanHoldIsRefused) {
+TEST_F(PrepareDataset, APathThatIsNotUtf8IsRefused) {
   const std::string name = "caf\xe9";
   std::filesystem::create_directory(folder / name);
   write_file(folder / name / "text.txt", "text");

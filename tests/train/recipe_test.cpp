@@ -138,7 +138,7 @@ TEST(Recipe, RecomputeIsAKindOrAListOfModules) {
   EXPECT_THAT(join(recipe_notes(parse_recipe("", "r", {"memory.recompute=selective"}))), HasSubstr("model.dropout"));
 }
 
-TEST(Recipe, WhatIsUnknownIsNamedWithItsLineAndTheNearest) {
+TEST(Recipe, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
   EXPECT_THAT(refusal("[train]\nsteps = 3\nstep = 4"), AllOf(HasSubstr("train.step:"), HasSubstr("no such key"),
                                                              HasSubstr("r.toml:3"), HasSubstr("train.steps")));
   EXPECT_THAT(refusal("\n[trian]\nsteps = 3"),
@@ -395,7 +395,7 @@ Recipe any_recipe() {
   return recipe;
 }
 
-TEST(Recipe, WhatIsPrintedReadsBackTheSame) {
+TEST(Recipe, RoundTrips) {
   const bool holds = rc::check([] {
     const Recipe recipe = any_recipe();
     const std::string text = to_toml(recipe);

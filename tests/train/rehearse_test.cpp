@@ -127,7 +127,7 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
 }
 
 /// The last stage has the tied embedding, and none of it at rest.
-TEST(Rehearse, AHookIsNotAskedForNothing) {
+TEST(Rehearse, AHookIsNotCalledForEmptyRanges) {
   for (const char* hook : {"topk", "powersgd"}) {
     const Recipe recipe = small({"mesh.pp=2", "model.tie_embeddings=true", std::string("data_parallel.hook=") + hook});
     for (const int rank : {0, 2}) EXPECT_GT(rehearse(recipe, kVocabulary, 4, rank).bytes_sent("dp"), 0) << hook;
@@ -154,7 +154,7 @@ TEST(Rehearse, CopiesTheStateOfTheStepper) {
 }
 
 /// Workers without a barrier: all gradients of a step, and a push and all values for each other worker of a server.
-TEST(Rehearse, HoldsWhatServersWithoutABarrierMaySend) {
+TEST(Rehearse, HoldsTheMessagesOfServersWithoutABarrier) {
   const auto peak = [](const char* mode, int rank) {
     return rehearse(small({"data_parallel.technique=param_server", "data_parallel.servers=1", "optimizer.clip_norm=0",
                            std::string("data_parallel.mode=") + mode}),
@@ -211,7 +211,7 @@ TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
   EXPECT_EQ(peak(40) - peak(8), 32 * batch);
 }
 
-TEST(Rehearse, ACopyOfTheCheckpointIsThere) {
+TEST(Rehearse, IncludesACopyOfTheCheckpoint) {
   needs({"adamw"});
   const auto peak = [](const char* copies, const char* every = "100") {
     return rehearse(small({std::string("checkpoint.async=") + copies, std::string("checkpoint.every=") + every}),

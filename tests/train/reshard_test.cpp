@@ -55,7 +55,7 @@ std::map<std::string, at::Tensor> common(std::map<std::string, at::Tensor> all) 
 }
 
 /// Every ordered pair of techniques, and of numbers of ranks.
-TEST(Reshard, EveryTechniqueLoadsWhatEveryOtherHasSaved) {
+TEST(Reshard, EveryTechniqueLoadsCheckpointsOfEveryOther) {
   const TinyRuns runs;
   const std::vector<std::string> techniques = names_of("data_parallel");
   const auto ranks_of = [](const std::string& technique, size_t i) {

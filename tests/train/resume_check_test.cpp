@@ -101,7 +101,7 @@ TEST(ResumeCheck, ATokenizerTrainedOnAnotherTextIsBlamedOnTheText) {
                     HasSubstr("--set data.text=new.txt"), HasSubstr("do: use the same data.text")));
 }
 
-TEST(ResumeCheck, WhatMayChangeIsListed) {
+TEST(ResumeCheck, PermittedChangesAreListed) {
   const Checkpointed before = checkpoint_of({}, 5);
   const auto changed =
       resume(before, recipe_of({"optimizer.lr=0.5", "train.steps=900", "comm.timeout_s=7", "checkpoint.dir=elsewhere",
@@ -115,7 +115,7 @@ TEST(ResumeCheck, WhatMayChangeIsListed) {
 }
 
 /// 0 stands for the default of the architecture; giving that number explicitly is not a change.
-TEST(ResumeCheck, ANumberThatTheModelWouldTakeAnywayIsTheSame) {
+TEST(ResumeCheck, AnExplicitDefaultIsNotAChange) {
   const Checkpointed before = checkpoint_of({"model.width=64", "model.heads=4"}, 5, "gpt2");
   EXPECT_TRUE(
       resume(before, recipe_of({"model.width=64", "model.heads=4", "model.hidden=256", "model.vocabulary=512"}, "gpt2"))

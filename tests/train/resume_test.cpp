@@ -43,7 +43,7 @@ class Resume : public ::testing::TestWithParam<ModelKind> {
 INSTANTIATE_TEST_SUITE_P(Models, Resume, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-TEST_P(Resume, IsBitForBitTheRunThatDidNotStop) {
+TEST_P(Resume, IsBitwiseEqualToAnUninterruptedRun) {
   for (const int ranks : {1, 2, 3}) {
     const std::string n = std::to_string(ranks);
     train_on(ranks, options("whole" + n));
@@ -63,7 +63,7 @@ TEST_P(Resume, IsBitForBitTheRunThatDidNotStop) {
   }
 }
 
-TEST(ResumeExperts, ARunOfAModelThatTransformersLacksGoesOn) {
+TEST(ResumeExperts, ARunOfAModelThatTransformersLacksContinues) {
   const TinyRuns runs;
   TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=3"}), .folders = runs.folders()};
   options.recipe.model.moe = {.experts = 4, .gates = Gates::sigmoid, .capacity = 1.5};
@@ -78,7 +78,7 @@ TEST(ResumeExperts, ARunOfAModelThatTransformersLacksGoesOn) {
 }
 
 /// A run killed between two checkpoints repeats the steps since the last one, with the same log and weights.
-TEST_P(Resume, LinesBehindTheLastCheckpointAreWrittenAgain) {
+TEST_P(Resume, LinesAfterTheLastCheckpointAreRewritten) {
   train_on(2, options("whole"));
   TrainOptions first = options("killed");
   first.stop_after = 13;
@@ -141,7 +141,7 @@ TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
   }
 }
 
-TEST(Resuming, WithAnotherHookBeginsItAnew) {
+TEST(Resuming, WithAnotherHookStartsItAnew) {
   const TinyRuns runs;
   const auto train_until = [&](int64_t stop_after, bool resume, const std::string& hook) {
     train_on(2, {.recipe = runs.recipe(ModelKind::gpt2, "run", {"data_parallel.hook=" + hook}),
@@ -242,7 +242,7 @@ TEST(Resuming, WithOtherDataOrAnotherFunctionIsRefusedAndOtherRatesAreListed) {
   EXPECT_EQ(lines[2], R"({"step":2,"resumed":true,"changed":{"optimizer.lr":{"before":"0.01","now":"0.02"}}})");
 }
 
-TEST(Resuming, ARunOfNoStepsGoesOnAsTheRunThatDidNotStop) {
+TEST(Resuming, ARunOfNoStepsContinuesLikeAnUninterruptedRun) {
   const TinyRuns runs;
   const auto options = [&](const std::string& dir, const std::string& steps, bool resume) {
     return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir, {"train.steps=" + steps}),
@@ -359,7 +359,7 @@ TEST(RunFiles, LeadBackToTheRun) {
   }
 }
 
-TEST(Import, IsARunThatTrainsOn) {
+TEST(Import, IsARunThatContinues) {
   const TinyRuns runs;
   train_on(1, {.recipe = runs.recipe(ModelKind::llama, "run", {"train.steps=2"}), .folders = runs.folders()});
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});

@@ -122,7 +122,7 @@ TEST_F(RunFolderTest, AFolderThatCannotBeMadeIsAnError) {
   EXPECT_THAT(message_of<Error>([] { open_run_folder(recipe("file"), false); }), HasSubstr("file"));
 }
 
-TEST_F(RunFolderTest, TwoAtOnceGetFoldersOfTheirOwn) {
+TEST_F(RunFolderTest, TwoAtOnceGetDifferentFolders) {
   constexpr int kRuns = 24;
   std::vector<fs::path> paths(kRuns);
   {

@@ -136,7 +136,7 @@ const std::vector<std::string> kEvaluated{"train.steps=10",     "train.eval_ever
                                           "checkpoint.every=4", "checkpoint.keep_best=true",
                                           "checkpoint.keep=0",  "log.csv=true"};
 
-TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForOnResume) {
+TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnResume) {
   for (const int ranks : {1, 2, 3}) {
     const std::string n = std::to_string(ranks);
     train_on(ranks, options("whole" + n, kEvaluated));
@@ -159,7 +159,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForOnResume) {
   }
 }
 
-TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForOnOtherRanks) {
+TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnOtherRanks) {
   train_on(2, options("whole", kEvaluated));
   const std::vector<double> want = validations(runs_ / "whole");
   for (const auto& [ranks, later] : std::vector<std::pair<int, int>>{{2, 1}, {2, 3}, {1, 2}}) {
@@ -173,7 +173,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForOnOtherRanks) {
 }
 
 /// Under every way to step: what an evaluation reads must be there before the first step.
-TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForUnderEveryTechnique) {
+TEST_F(Saves, AnInterruptedEvaluationIsRepeatedUnderEveryTechnique) {
   const std::vector<std::vector<std::string>> techniques{
       {"data_parallel.technique=zero3"},
       {"mesh.tp=2"},
@@ -199,7 +199,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsMadeUpForUnderEveryTechnique) {
   }
 }
 
-TEST_F(Saves, ASampleThatWasCutShortIsMadeUpForOnResume) {
+TEST_F(Saves, AnInterruptedSampleIsRepeatedOnResume) {
   const std::vector<std::string> set{"train.steps=6", "train.log_every=1", "sample.every=4", "sample.tokens=40",
                                      "sample.prompt=call"};
   train_on(2, options("whole", set));
@@ -216,7 +216,7 @@ TEST_F(Saves, ASampleThatWasCutShortIsMadeUpForOnResume) {
 }
 
 /// What rank 0 finds wrong with the run folder, every rank throws.
-TEST_F(Saves, AFolderThatDoesNotFitIsTheErrorOfEveryRank) {
+TEST_F(Saves, AnUnsuitableFolderIsAnErrorOnEveryRank) {
   train_on(2, options("run", {"train.steps=1"}));
   write_file(runs_ / "run/plain", "a file");
   std::vector<std::pair<TrainOptions, std::string>> cases{

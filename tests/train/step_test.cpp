@@ -117,7 +117,7 @@ TEST(TrainStep, RowsThatDoNotSplitAreRefused) {
   });
 }
 
-TEST(TrainStep, AWishToStopIsAgreedOn) {
+TEST(TrainStep, AStopRequestIsAgreedOn) {
   const TinyRuns runs;
   on_steps(3, runs, [&](TrainStep& step, RunState&, const TrainBatch& batch, const Mesh& mesh) {
     EXPECT_FALSE(step.run(batch, 0, 0.01, false).stop);
@@ -127,7 +127,7 @@ TEST(TrainStep, AWishToStopIsAgreedOn) {
 }
 
 /// In the whole loop, a learning rate that overflows the weights ends the run on every rank; checkpoints stay.
-TEST(Train, NumbersThatGoBadLeaveTheLastCheckpoint) {
+TEST(Train, NonFiniteNumbersLeaveTheLastCheckpoint) {
   const TinyRuns runs;
   const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
                                     {"optimizer.kind=sgd", "optimizer.lr=1e6", "optimizer.clip_norm=0",
@@ -189,7 +189,7 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
 }
 
 /// What becomes of a recipe's settings that change no number.
-TEST(RunStateTest, OverlapAndPrefetchAreTheRecipes) {
+TEST(RunStateTest, OverlapAndPrefetchComeFromTheRecipe) {
   const TinyRuns runs;
   for (const bool overlaps : {true, false}) {
     const std::string prefetch = overlaps ? "data_parallel.prefetch=2" : "data_parallel.prefetch=0";

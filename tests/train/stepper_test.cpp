@@ -103,7 +103,7 @@ TEST_F(Steppers, StopAtBoundaries) {
   });
 }
 
-TEST_F(Steppers, ShowTheGradientOfAWholeStepWhereThereIsOne) {
+TEST_F(Steppers, ExposeTheGradientOfAWholeStepIfThereIsOne) {
   on_ranks(kSync, "", [](Rank& rank) {
     double seen = 0;
     rank.stepper.set_inspect([&](const StepResult& result) { seen = result.grad_norm; });

@@ -36,7 +36,7 @@ class Streaming : public ::testing::Test {
   const TinyRuns runs_;
 };
 
-TEST_F(Streaming, LossesDoNotDependOnRanksAndAccumulation) {
+TEST_F(Streaming, LossesAreIndependentOfRanksAndAccumulation) {
   train_on(1, options("one"));
   for (const auto& [ranks, accumulation] : {std::pair{1, 4}, {2, 3}, {3, 1}}) {
     const std::string dir = "run" + std::to_string(ranks);
@@ -60,7 +60,7 @@ TEST_F(Streaming, WorkersAreAheadOfADrainOnly) {
   EXPECT_EQ(step_of(find_checkpoint(runs_ / "bounded")), 20);
 }
 
-TEST_F(Streaming, AResumedRunGoesOnWhereItStopped) {
+TEST_F(Streaming, AResumedRunContinuesWhereItStopped) {
   write_file(runs_ / "more.txt", read_file(runs_ / "text.txt").substr(1000, 2000));
   const std::vector<DataSource> sources{{.path = "text.txt", .weight = 2}, {.path = "more.txt"}};
   for (const std::string dir : {"text", "mixture"}) {
@@ -124,7 +124,7 @@ TEST_F(Streaming, ABadLineLeavesACheckpointOfTheStepBefore) {
   EXPECT_EQ(step_of(find_checkpoint(runs_ / "bad")), steps);
 }
 
-TEST_F(Streaming, HostsWithDifferentTextsAreTold) {
+TEST_F(Streaming, HostsWithDifferentTextsGetAnError) {
   // Beginning, end and size are the same; only what lies between tells them apart.
   std::string text;
   for (int line = 0; line < 400; ++line) text += std::string(99, 'a') + '\n';

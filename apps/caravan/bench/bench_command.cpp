@@ -60,7 +60,7 @@ class Bench {
     return memory_.emplace(bytes, measure::measure_memory(world_, bytes)).first->second;
   }
 
-  /// The time of a wrong result means nothing.
+  /// Wrong results are not timed.
   void refuse_wrong(measure::Exercise& exercise) {
     const std::string wrong = exercise.check();
     double is_wrong = wrong.empty() ? 0 : 1;

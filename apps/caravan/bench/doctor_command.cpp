@@ -91,7 +91,7 @@ class Doctor {
   }
 
  private:
-  /// The value of each rank for `topic`; nothing for a rank that gives none within kPatience.
+  /// The value of each rank for `topic`; nothing for a rank that sends none within kPatience.
   std::vector<std::optional<std::string>> exchange(const std::string& topic, const std::string& own) {
     const auto key = [&](int rank) { return fmt::format("doctor/{}/{}", topic, rank); };
     store_->set(key(info_.rank), own);

@@ -26,7 +26,7 @@ struct HostFinding {
   measure::HostFacts facts;
   std::vector<int> ranks{};
   std::vector<std::string> limits{};             ///< see limit_warnings
-  std::optional<measure::MemoryRates> memory{};  ///< of all its ranks together
+  std::optional<measure::MemoryRates> memory{};  ///< for all its ranks together
 };
 
 struct Diagnosis {

@@ -30,7 +30,7 @@ Recipe recipe_of(const DataArguments& arguments) {
   return recipe;
 }
 
-/// The bytes of a token in quotes: what is not a printable character as an escape.
+/// The bytes of a token in quotes, with unprintable characters escaped.
 std::string quoted(std::string_view bytes) {
   std::string out = "\"";
   while (!bytes.empty()) {
@@ -77,7 +77,7 @@ void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& 
              end ? fmt::format("end of text {} ({})", *end, token_text(data.tokenizer, *end)) : "no end of text");
 }
 
-/// A token a line: its position and document, its id and text, and what the model is to say next.
+/// One token per line: its position and document, its id and text, and its target.
 void print_sample(const Dataset& data, const TrainWindows& windows, int64_t sample) {
   const auto count = static_cast<size_t>(windows.context());
   std::vector<int64_t> ids(count), labels(count), documents(count), positions(count);

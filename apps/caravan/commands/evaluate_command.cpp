@@ -78,7 +78,7 @@ TokenFile tokens_of(const EvaluateArguments& arguments, const Tokenizer& tokeniz
   return tokens;
 }
 
-/// The newest checkpoint of a run that goes on may be another one for each rank.
+/// The newest checkpoint of a run in progress may differ between ranks.
 void check_same(Communicator& world, const LoadedModel& loaded, std::vector<SharedFact> facts) {
   facts.push_back({"the model", fs::path(loaded.origin).filename().string()});
   facts.push_back({"the tokenizer", loaded.tokenizer.hash().hex()});
@@ -98,7 +98,7 @@ void evaluate_texts(const EvaluateArguments& arguments, LoadedModel& loaded, Com
               {"--context", std::to_string(context)},
               {"--stride", std::to_string(stride)},
               {"--batch", std::to_string(arguments.batch)}});
-  // A window of a shorter text would be padding for the most part.
+  // A window of a shorter text would be mostly padding.
   const int64_t width = std::min(context, tokens.size() - 1);
   const ValidationWindows windows(tokens, width, nullptr, std::min(stride, width));
   const RoundCounter counter(world);

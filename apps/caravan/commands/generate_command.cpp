@@ -18,8 +18,8 @@
 namespace caravan::app {
 namespace {
 
-/// The command line first, then the model's generation_config.json, then the defaults: transformers' where the file
-/// asks for sampling, else those of a recipe's sample.
+/// The command line first, then the model's generation_config.json, then the defaults: those of transformers if the
+/// file asks for sampling, else those of a recipe's sample.
 SamplingOptions sampling_options(const GenerateArguments& arguments, const GenerationConfig& model) {
   const Recipe::Sample ours;
   const bool model_samples = model.do_sample.value_or(false);
@@ -38,7 +38,7 @@ SamplingOptions sampling_options(const GenerateArguments& arguments, const Gener
   return sampling;
 }
 
-/// What the model's folder cannot change is refused before the model is loaded.
+/// Refuses what the model's folder cannot change before the model is loaded.
 void check(const GenerateArguments& arguments) {
   sampling_options(arguments, {}).validate();
   const StopStrings are_valid(arguments.stop);

@@ -36,7 +36,7 @@ fs::path source_or_newest(const std::string& source, const char* command) {
 
 namespace {
 
-/// In a run or checkpoint folder: export's own.
+/// The folder of exports in a run or checkpoint folder.
 const char* const kExportFolder = "huggingface";
 const char* const kAdapterFolder = "adapter";
 
@@ -45,7 +45,7 @@ bool is_run_or_checkpoint(const fs::path& folder) {
   return !list_checkpoints(folder).empty() || fs::exists(folder / "manifest.json", error);
 }
 
-/// "config.json, model.safetensors and 2 more" of what `folder` holds; "" if that is nothing, or it is not a folder.
+/// "config.json, model.safetensors and 2 more": the contents of `folder`; "" if it is empty or not a folder.
 std::string some_contents(const fs::path& folder) {
   constexpr size_t kMostNames = 4;
   std::vector<std::string> names;
@@ -56,7 +56,7 @@ std::string some_contents(const fs::path& folder) {
   return fmt::format("{} and {} more", join(std::span(names).first(kMostNames)), names.size() - kMostNames);
 }
 
-/// Refuses a folder that holds anything, unless an earlier export into a run made it.
+/// Refuses a folder with contents, unless an earlier export into a run created it.
 void refuse_to_overwrite(const fs::path& target) {
   const fs::path folder = fs::absolute(target / "").lexically_normal().parent_path();
   const bool is_own = folder.filename() == kExportFolder || folder.filename() == kAdapterFolder;
@@ -72,7 +72,7 @@ void refuse_to_overwrite(const fs::path& target) {
        "", "name a new folder to write to: caravan export RUN --out NEW_FOLDER; or remove this one"});
 }
 
-/// Where the model of `source` goes. Throws UsageError if `source` has no model.
+/// The destination of the model of `source`. Throws UsageError if `source` has no model.
 fs::path export_target(const ExportArguments& arguments, const fs::path& source) {
   const bool is_run = is_run_or_checkpoint(source);
   std::error_code error;

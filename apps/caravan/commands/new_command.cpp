@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 /// How to find the installed package from here.
 struct Package {
-  std::string install;    ///< a command that must come first; "": it is installed
+  std::string install;    ///< a command that must come first; "": already installed
   std::string configure;  ///< options of cmake
 };
 
@@ -32,7 +32,7 @@ std::string replaced(std::string text, std::string_view word, const std::string&
   return text;
 }
 
-/// For a shell.
+/// Quotes a path for a shell.
 std::string quoted(const std::string& path) {
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("/._-+,=@").find(c) != std::string_view::npos;
@@ -40,7 +40,7 @@ std::string quoted(const std::string& path) {
   return std::ranges::all_of(path, is_plain) ? path : "'" + replaced(path, "'", "'\\''") + "'";
 }
 
-/// A name that CMake takes for a target.
+/// A name that is valid as a CMake target.
 std::string target_name(const fs::path& folder) {
   std::string name = folder.filename().string();
   for (char& c : name) {

@@ -24,7 +24,7 @@ std::string clock_text(double seconds) {
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
-/// `threads` is 0 if ranks have different numbers.
+/// `threads` is 0 if it differs between ranks.
 std::string threads_text(int64_t threads) {
   if (threads == 0) return "different numbers of threads";
   return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
@@ -118,7 +118,7 @@ void Progress::planned(const TrainPlan& plan) {
                    plan.vocabulary));
   line(plan.train_tokens > 0
            ? fmt::format("data      {} training tokens", format_count(static_cast<double>(plan.train_tokens)))
-           : "data      streamed: tokenized while training goes on");
+           : "data      streamed: tokenized during training");
   line(fmt::format("batch     {} over {}", plan.batch.to_string(), plan.backend));
   if (!plan.mesh.empty()) line("mesh      " + plan.mesh);
   if (!plan.order.empty()) line("ranks     " + plan.order);

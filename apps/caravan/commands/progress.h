@@ -45,7 +45,7 @@ class Progress final : public TrainObserver {
   int64_t step_ = 0;
   StalenessCounts staleness_;  ///< since the start
   std::chrono::steady_clock::time_point begin_;
-  std::chrono::steady_clock::time_point next_line_;  ///< of the preparation, where there is no terminal
+  std::chrono::steady_clock::time_point next_line_;  ///< during preparation, if there is no terminal
   std::chrono::steady_clock::time_point next_draw_;
 };
 

@@ -27,8 +27,8 @@ bool is_pipe_with_data() {
          (entry.revents & POLLIN) != 0;
 }
 
-/// Standard input is read only on request: in a loop of a shell script, or under a service manager, it is not meant for
-/// this program and may never end.
+/// Standard input is read only on request: in a shell loop or under a service manager it is not meant for this program
+/// and may never end.
 std::string one_prompt(const GenerateArguments& arguments) {
   if (arguments.prompt == "-") {
     std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};

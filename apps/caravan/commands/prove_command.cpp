@@ -76,7 +76,7 @@ void check(const RecipeProof& proof, bool has_planted) {
   if (proof.missing.empty()) return;
   throw NumericsError({.op = "prove",
                        .subject = proof.missing.front(),
-                       .fact = fmt::format("is taken by a step of the recipe at its own sizes, and by no proof{}",
+                       .fact = fmt::format("is taken by a step of the recipe at its own sizes, but by no proof{}",
                                            proof.missing.size() == 1
                                                ? ""
                                                : "; so are " + join(std::vector<std::string>(proof.missing.begin() + 1,
@@ -85,7 +85,7 @@ void check(const RecipeProof& proof, bool has_planted) {
                        .action = "do not rely on this proof for it; report the recipe"});
 }
 
-/// The techniques of the recipe under which ranks do not step together, which no one process does; "": none.
+/// The techniques of the recipe under which ranks do not step together, unlike one process; "": none.
 std::string techniques_apart(const Recipe& recipe) {
   std::vector<std::string> names;
   for (const Setting& technique : techniques_of(recipe)) {
@@ -98,7 +98,7 @@ void prove_on(const Recipe& recipe, const std::map<std::string, double, std::les
               const std::shared_ptr<Communicator>& world) {
   const bool speaks = world->rank() == 0;
   if (speaks && !note.empty()) fmt::print("note      {}\n", note);
-  std::vector<std::string> notes;  // on what a resume changes: there is none
+  std::vector<std::string> notes;  // no notes about changes of a resume
   agree_on_numerics(*world, recipe.comm.threads_per_rank, /*resumed=*/std::nullopt, notes);
   RecipeProofOptions options{.planted = planted, .memory_bytes = usable_memory_bytes() / 2};
   if (speaks) options.observe = print_part;

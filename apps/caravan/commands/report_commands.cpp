@@ -68,7 +68,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Of a number in a log, which may be anything.
+/// Formats a number of a log, which may be anything.
 std::string bytes_text(double bytes) {
   constexpr double kMost = 9e18;
   return format_bytes(static_cast<int64_t>(std::clamp(bytes, 0.0, kMost)));
@@ -141,7 +141,7 @@ std::vector<std::pair<int64_t, std::string>> samples_of(const RunLog& log) {
   return samples;
 }
 
-/// What was rehearsed of rank 0, by kind, beside what was measured.
+/// The rehearsed memory of rank 0 by kind, and the measured memory.
 std::vector<std::pair<std::string, double>> memory_by_kind(const RunLog& log) {
   std::vector<std::pair<std::string, double>> kinds;
   for (const std::string_view kind : kMemoryKindNames) {

@@ -38,8 +38,8 @@ bool is_program(const fs::path& path) {
          fmt::format("chmod +x {0}, or name its interpreter: caravan run sh {0}", file.string()));
 }
 
-/// As a shell does: a name without a slash is in one of the folders of PATH, of which an empty one is the current
-/// folder.
+/// Searches as a shell does: a name without a slash is in one of the folders of PATH, in which an empty entry is the
+/// current folder.
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     if (!is_program(name)) refuse_file(name);
@@ -63,7 +63,7 @@ int run_program(const RunArguments& arguments) {
   const int num_ranks = arguments.ranks.value_or(std::min(num_usable_cores(), 2));
   check_local_ranks({.num_ranks = num_ranks, .is_one_host = true}, "run");
   const std::string program = find_program(arguments.words.front());
-  // Otherwise each rank takes all cores for itself. A program that asks for threads gets them.
+  // Otherwise each rank uses all cores. A program that sets a number of threads gets it.
   const int threads = std::max(1, num_usable_cores() / std::max(1, num_ranks));
   ::setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);
   return launch({.num_ranks = num_ranks,

@@ -14,7 +14,7 @@ struct TaskFile {
 };
 
 /// Reads multiple-choice questions, one JSON object a line: "context" (or "query"), "choices", "gold" (or "answer", or
-/// "label"); other fields are not used. `encode` may throw DataError. A line that is no such question is skipped and
+/// "label"); other fields are ignored. `encode` may throw DataError. A line that is not such a question is skipped and
 /// counted if `skip_bad`, else it is a DataError naming file, line and field. Throws DataError if no question is left.
 TaskFile read_tasks(const std::filesystem::path& path, bool skip_bad,
                     const std::function<EncodedQuestion(const Question&)>& encode);

@@ -36,7 +36,7 @@ int train(const TrainArguments& arguments) {
                              .trace_steps = arguments.trace_steps,
                              .stop_requested = [&signal] { return signal->requested(); }};
   run_recipe_ranks(recipe, plan, start_facts(recipe, options), [&](const std::shared_ptr<Communicator>& world) {
-    // On a second signal a launcher kills its ranks itself.
+    // On a second signal the launcher itself kills its ranks.
     if (!signal) signal.emplace(StopSignal::Second::is_ignored);
     std::unique_ptr<Progress> progress;
     if (world->rank() == 0) progress = std::make_unique<Progress>();

@@ -15,7 +15,7 @@
 namespace caravan::app {
 namespace {
 
-/// `train` opens the texts, so a text that it refuses is refused here.
+/// `train` opens the texts, so a text that it would refuse is refused here.
 void check_text(const Recipe& recipe) {
   const DataFolders folders = data_folders(recipe.folder);
   std::vector<std::string> paths = text_paths(recipe.data);

@@ -34,9 +34,9 @@ void print_aligned(const std::vector<Line>& lines) {
 
 std::string shape_of(const std::vector<int64_t>& sizes) { return "[" + join(sizes) + "]"; }
 
-/// A line for each parameter; the bytes are those of fp32 at rest.
+/// A line for each parameter, with the bytes of the sharded parameter in fp32.
 std::vector<Line> parameter_lines(const Module& model, const Strategy& strategy, const Mesh& mesh) {
-  std::vector<Line> lines{{"parameter", "global shape", "at rest", "as a leaf", "local shape", "bytes"}};
+  std::vector<Line> lines{{"parameter", "global shape", "sharded", "unsharded", "local shape", "bytes"}};
   int64_t total = 0;
   for (const Parameter* parameter : model.parameters()) {
     const auto& [rest, leaf] = strategy.layouts.at(parameter->name());

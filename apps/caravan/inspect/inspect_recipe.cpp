@@ -47,7 +47,7 @@ std::vector<Rehearsal> rehearsals_of(const Inspected& of, const Recipe& recipe) 
 }
 
 /// Ranks that can be started here share this host's memory; that of other hosts is unknown. Ranks that share cores are
-/// planned for other hosts if they do not fit this one. `rehearsed` gets what was rehearsed, by micro-batch.
+/// planned for other hosts if they do not fit this one. `rehearsed` receives the rehearsals, by micro-batch.
 MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsal>>& rehearsed) {
   const auto peak_of = [&](int64_t micro_batch) {
     const Recipe recipe = with_micro_batch(of.recipe, micro_batch);
@@ -59,7 +59,7 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
   if (of.memory_bytes > 0) {
     try {
       return plan(of.memory_bytes);
-    } catch (const ResourceError&) {  // the verdict says so, of as few sequences at a time as can be
+    } catch (const ResourceError&) {  // the verdict reports it for the smallest possible number of sequences
       const bool is_auto = of.recipe.train.micro_batch == kAutoMicroBatch;
       const Recipe some = is_auto ? with_micro_batch(of.recipe, row_parts(of.recipe)) : of.recipe;
       MemoryPlan needs = plan_memory(some, of.num_ranks, 0, 0, peak_of);
@@ -77,7 +77,7 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
   }
 }
 
-/// How many neighbouring ranks share memory.
+/// The number of neighbouring ranks that share memory.
 int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
   const std::string& backend = recipe.comm.backend;
   const bool has_shared =
@@ -140,7 +140,7 @@ std::string places_of(const std::vector<SentCalls>& calls, double num_bytes, dou
   return text;
 }
 
-/// Whether all ranks that these send to over the axis are on their hosts.
+/// Whether all ranks to which these send over the axis are on their hosts.
 bool is_on_one_host(const Inspected& of, std::span<const Rehearsal> rehearsals, const std::string& axis) {
   if (of.ranks_per_host == 0) return false;
   const auto host = [&](int rank) { return rank / of.ranks_per_host; };
@@ -151,7 +151,7 @@ bool is_on_one_host(const Inspected& of, std::span<const Rehearsal> rehearsals, 
   });
 }
 
-/// How long the busiest rank sends over each axis that leaves a host. All of its bytes are taken to leave it.
+/// How long the busiest rank sends over each axis that crosses hosts, assuming that all of its bytes do.
 std::map<std::string, double> link_seconds(const Inspected& of, std::span<const Rehearsal> all,
                                            const Rehearsal& busiest) {
   std::map<std::string, double> seconds;
@@ -205,7 +205,7 @@ const Rehearsal& busiest_of(std::span<const Rehearsal> all) {
   return *std::ranges::max_element(all, {}, [](const Rehearsal& one) { return one.bytes_sent(); });
 }
 
-/// Of the rank that needs the most and of the one that sends the most.
+/// The price of the rank that needs the most and of the one that sends the most.
 Price price_of(const Inspected& of, std::span<const Rehearsal> all) {
   Price price;
   if (all.empty()) return price;
@@ -225,7 +225,7 @@ void print_neighbours(const Inspected& of, const Price& own, bool is_auto) {
   const std::string at = of.recipe.pipeline.is_used()
                              ? ""
                              : fmt::format(", at train.micro_batch {} where that divides", of.recipe.train.micro_batch);
-  fmt::print("\nwhat one other choice would cost{}: memory of the fullest rank, bytes of the busiest in a step{}\n", at,
+  fmt::print("\ncost of changing one choice{}: memory of the fullest rank, bytes of the busiest in a step{}\n", at,
              of.link_gbit_s > 0 ? ", and the time they take" : "");
   line("this recipe", own);
   const std::clock_t end = std::clock() + kForNeighbours;
@@ -240,7 +240,7 @@ void print_neighbours(const Inspected& of, const Price& own, bool is_auto) {
     }
   }
   if (shown == all.size()) return;
-  fmt::print("  and, not rehearsed in the time that there is:");
+  fmt::print("  and, not rehearsed for lack of time:");
   for (size_t i = shown; i < all.size(); ++i) fmt::print("{} {}", i == shown ? "" : ",", all[i].choice);
   fmt::print("\n");
 }
@@ -253,7 +253,7 @@ void print_notes(const Inspected& of, const MemoryPlan& memory) {
     const ExpertLoadScope load(moe.capacity > 0 ? moe.capacity : std::numeric_limits<double>::infinity());
     const RankPeak worst = fullest_of([&] { return rehearsals_of(of, of.recipe); });
     notes.push_back(
-        fmt::format("experts are rehearsed as if all were chosen alike, {:g} of {} on each rank; if tokens choose "
+        fmt::format("experts are rehearsed with equal loads, {:g} of {} on each rank; if tokens choose "
                     "those of one rank as often as they can, it needs {} bytes ({})",
                     static_cast<double>(moe.experts) / static_cast<double>(of.recipe.expert_parallel.degree),
                     moe.experts, worst.peak.total(), format_bytes(worst.peak.total())));

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 void print_fact(const std::string& name, const std::string& value) { fmt::print("{:<12}{}\n", name, value); }
 
-/// The last whole line of train.log: a running run may be writing the next one.
+/// The last complete line of train.log: a run in progress may be writing the next one.
 nlohmann::json last_metrics(const fs::path& log) {
   std::ifstream file(log);
   nlohmann::json last;
@@ -50,7 +50,7 @@ std::string contents(const fs::path& checkpoint) {
                      manifest.info.optimizer_steps == 0 ? ", weights only" : "");
 }
 
-/// Of a program of one's own, which has no recipe and a model that is not known here.
+/// Prints the counters of a user's program, which has no recipe and a model that is not known here.
 void print_counters(const CheckpointInfo& info) {
   std::string text;
   for (const auto& [name, count] : info.counters) text += fmt::format(" {}={}", name, count);
@@ -89,8 +89,8 @@ void print_steps(const fs::path& folder, const std::string& recipe) {
   print_fact("steps", line);
 }
 
-/// The bubble of each rank of the pipeline as its schedule has it, by the last checkpoint that can be read: it has the
-/// vocabulary and the number of ranks. "" if there is none.
+/// The bubble of each rank of the pipeline by its schedule, from the last readable checkpoint, which has the vocabulary
+/// and the number of ranks. "" if there is none.
 std::string predicted_bubble(const std::vector<fs::path>& checkpoints) {
   for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
     try {
@@ -105,13 +105,13 @@ std::string predicted_bubble(const std::vector<fs::path>& checkpoints) {
       }
       return parts;
     } catch (const DataError&) {
-      continue;  // damaged: the list of checkpoints says so
+      continue;  // damaged: reported by the list of checkpoints
     }
   }
   return "";
 }
 
-/// The part of the last step in which the rank of each stage has waited for others.
+/// The fraction of the last step in which the rank of each stage waited for others.
 void print_bubble(const fs::path& log, const std::vector<fs::path>& checkpoints) {
   const nlohmann::json last = last_metrics(log);
   if (!last.is_object() || !last.contains("bubble") || !last["bubble"].is_array()) return;
@@ -133,7 +133,7 @@ double number_of(const JsonReader& value) {
   return value.value().get<double>();
 }
 
-/// Throws DataError if the line is not one of ours.
+/// Throws DataError if the line is not a log line.
 ExpertLoad load_of(const nlohmann::json& line, const fs::path& log) {
   const std::string file = log.string();
   const JsonReader experts = JsonReader(line, "", file, "inspect")["experts"];
@@ -149,7 +149,7 @@ ExpertLoad load_of(const nlohmann::json& line, const fs::path& log) {
   return load;
 }
 
-/// Which part of the copies each expert of a layer took, in the steps of the last line.
+/// The fraction of the copies that each expert of a layer took, in the steps of the last line.
 void print_experts(const fs::path& log) {
   const nlohmann::json last = last_metrics(log);
   if (!last.is_object() || !last.contains("experts")) return;

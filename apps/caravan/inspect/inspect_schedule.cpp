@@ -38,7 +38,7 @@ std::string layers_text(const PlannedSchedule& plan, size_t rank) {
   return text;
 }
 
-/// The memory and what is sent, of the first rank of each place in the pipeline, by rehearsals.
+/// Memory and traffic of the first rank of each position in the pipeline, by rehearsals.
 void print_ranks(const PlannedSchedule& plan, const Recipe& recipe, int num_ranks) {
   const std::vector<HeldActivations> held = held_activations(plan.order);
   const auto numbers = std::make_shared<RecordedNumbers>();
@@ -88,7 +88,7 @@ int inspect_schedule(const InspectArguments& arguments) {
       fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.name(), choice.degree,
                   plan.order.num_stages(), micro_batches, micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
   Timeline drawn = plan.timeline;
-  // Of a window only as much as fills the pipeline twice: more would be too small to read.
+  // Of a window only enough to fill the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);
   if (const int steps = (2 * degree + micro_batches - 1) / micro_batches; steps < plan.steps) {
     const bool recomputes = recipe.memory.recompute.entry().repeats_stages;
@@ -101,7 +101,7 @@ int inspect_schedule(const InspectArguments& arguments) {
       "FLOPs\n",
       defers_weights(plan.order) ? "" : " with weight gradients");
   print_ranks(plan, recipe, ranks.num_ranks);
-  if (recipe.model.tie_embeddings) fmt::print("beside it, the last stage shares the tied embedding with the first\n");
+  if (recipe.model.tie_embeddings) fmt::print("in addition, the last stage shares the tied embedding with the first\n");
   print_bubble(plan);
   if (!arguments.svg.empty()) {
     write_file_durably(arguments.svg, to_svg(drawn, plan.order.rank_of_stage, title), "inspect");

@@ -18,10 +18,10 @@ struct Change {
     return fmt::format("{}={}", key, name != nullptr ? *name : to_toml(value));
   }
 };
-/// Of one choice, with what that needs.
+/// The changes of one choice, including keys that it needs.
 using Changes = std::vector<Change>;
 
-/// Legal or not.
+/// All changes, legal or not.
 std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   std::vector<Changes> all;
   const auto add = [&](const std::string& key, const auto& values) {
@@ -43,7 +43,7 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   };
   add_entries("data_parallel", plan.dp);
   for (const SettingKey& key : recipe.data_parallel.entry().keys) {
-    if (key.initial == RecipeValue("auto")) continue;  // the best that there is
+    if (key.initial == RecipeValue("auto")) continue;  // already the best choice
     add(recipe.data_parallel.full_name(key.name), key.kind.choices);
   }
   const auto add_degree = [&](const std::string& axis, int64_t degree) {
@@ -70,7 +70,8 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   return all;
 }
 
-/// The recipe on that many ranks, if it is legal and another. Keys that the other choice does not read are left out.
+/// The recipe on this number of ranks, if it is legal and different. Keys that the other choice does not read are left
+/// out.
 std::optional<Recipe> changed(Recipe recipe, const Changes& changes, bool is_auto, int num_ranks) {
   const int64_t micro_batch = plan_batch(recipe, num_ranks).micro_batch;
   const RecipeValue before = recipe_key(changes.front().key).get(recipe);

@@ -13,9 +13,9 @@ struct Neighbour {
   Recipe recipe;       ///< with a number of sequences in a micro-batch: those of the first, if they divide its rows
 };
 
-/// The legal ones of the recipe on `num_ranks` ranks: other techniques, other values of their keys with few choices,
-/// twice and half the ranks of an axis that splits the model, other kinds of splitting, what is recomputed, twice and
-/// half the micro-batch. `is_auto`: its micro-batch was "auto".
+/// The legal neighbours of the recipe on `num_ranks` ranks: other techniques, other values of their keys with few
+/// choices, twice and half the ranks of an axis that splits the model, other kinds of splitting, what is recomputed,
+/// twice and half the micro-batch. `is_auto`: its micro-batch was "auto".
 std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto);
 
 }  // namespace caravan::app

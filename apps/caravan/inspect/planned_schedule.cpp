@@ -8,7 +8,7 @@
 namespace caravan::app {
 namespace {
 
-/// The sum of what the units of each stage cost: forward, the gradients of inputs and those of weights each a third.
+/// The total cost of the units of each stage: forward, input gradients and weight gradients each a third.
 std::vector<StageCost> costs_of(const std::vector<int>& stages, const std::vector<double>& unit_costs) {
   std::vector<StageCost> costs(static_cast<size_t>(stages.back()) + 1, {0, 0, 0, 0, 0});
   for (size_t unit = 0; unit < stages.size(); ++unit) {

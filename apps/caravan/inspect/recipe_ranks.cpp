@@ -17,7 +17,7 @@
 namespace caravan::app {
 namespace {
 
-/// The table that comm.algorithms names; null: the built-in one.
+/// The table given by comm.algorithms; null: the built-in one.
 std::shared_ptr<const algorithms::SelectionTable> selected_algorithms(const Recipe& recipe) {
   const std::string& table = recipe.comm.algorithms;
   if (table.empty()) return nullptr;

@@ -16,8 +16,8 @@ struct CheckedRun {
 };
 
 /// Loads a recipe and checks what can be checked without libtorch and without reading data: `train` and `inspect`
-/// refuse the same recipes. Of ranks that another launcher started only the recipe itself is checked: they compare what
-/// each of them was given first, and name what differs. Throws UsageError or DataError.
+/// refuse the same recipes. For ranks started by another launcher only the recipe itself is checked: they first compare
+/// their inputs, and name what differs. Throws UsageError or DataError.
 CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& overrides,
                      std::optional<int> num_ranks);
 

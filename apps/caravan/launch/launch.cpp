@@ -151,7 +151,7 @@ void Job::on_signal(int number) {
   }
 }
 
-/// A stopped rank looks like a hang to the user, so it is reported at once.
+/// A stopped rank looks like a hang, so it is reported at once.
 void Job::report_stopped() {
   for (const RankProcess& process : processes_) {
     siginfo_t event{};
@@ -187,7 +187,7 @@ void Job::kill_all() {
   for (RankProcess& process : processes_) kill_rank(process);
 }
 
-/// The ranks share arenas and the pages of libraries. These count once: in the peak of the victim.
+/// The ranks share arenas and library pages, which count once: in the peak of the victim.
 int64_t Job::memory_at_end_of(const RankProcess& victim) const {
   int64_t used = victim.peak_resident_bytes;
   for (const RankProcess& process : processes_) {
@@ -211,7 +211,7 @@ int Job::verdict() const {
                        .is_estimated = !are_counted};
   const auto stopped = std::ranges::find_if(
       processes_, [&](const RankProcess& process) { return ending_of(process, facts) == Ending::stopped; });
-  // A request to stop ends a rank that waits for others, and these may have met all but that one.
+  // A request to stop ends a rank that waits for others, and all the others may have joined by then.
   const auto is_lost_peer = [&](const RankProcess* process) { return ending_of(*process, facts) == Ending::lost_peer; };
   if (failures_.empty() || (stopped != processes_.end() && std::ranges::all_of(failures_, is_lost_peer))) {
     if (stopped == processes_.end()) return 0;
@@ -220,7 +220,7 @@ int Job::verdict() const {
   }
   const auto cause = std::ranges::find_if_not(failures_, is_lost_peer);
   const RankProcess* culprit = cause != failures_.end() ? *cause : failures_.front();
-  // Where all ranks throw the same error, rank 0 speaks for them.
+  // If all ranks throw the same error, rank 0 reports it.
   const RankProcess& first = processes_.front();
   if (!culprit->error().empty() && is_same_error(culprit->error(), first.error())) culprit = &first;
   // A rank 0 that was killed may leave the cursor at the end of a progress bar.
@@ -229,8 +229,8 @@ int Job::verdict() const {
   return job_code_of(*culprit, facts);
 }
 
-/// A free port, bound so that nobody else is given it. It is not listened on: then a rank may bind it, too, if it sets
-/// SO_REUSEADDR, as servers do.
+/// A free port, bound so that no other process gets it. It is not listened on, so that a rank may bind it, too, if it
+/// sets SO_REUSEADDR, as servers do.
 Fd reserve_port() {
   Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;

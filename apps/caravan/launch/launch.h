@@ -10,7 +10,7 @@ struct LaunchOptions {
   std::string program;                 ///< path of the executable that every rank runs; PATH is not searched
   std::vector<std::string> arguments;  ///< without argv[0]
   std::string log_dir;                 ///< for rank_N.log of every rank but 0; empty: unnamed files
-  bool is_caravan = true;              ///< its exit codes and advice are Caravan's; false: of somebody's own program
+  bool is_caravan = true;              ///< its exit codes and advice are Caravan's; false: a user's program
 };
 
 /// Runs `num_ranks` processes of `program` on this host and returns the exit code of the job when all have ended:
@@ -31,12 +31,12 @@ struct LaunchOptions {
 /// peer; among equals the earliest. If the launcher dies, the kernel kills the ranks. A rank that is stopped (SIGSTOP)
 /// is reported on stderr at once, and again when it continues.
 ///
-/// What a rank leaves in its process group when it ends is killed, and has ended too when this returns (unless it takes
-/// more than 5 s). What has left the group lives on, as a child of the launcher (PR_SET_CHILD_SUBREAPER), then of init.
+/// Processes that a rank leaves in its process group are killed, and have ended when this returns (unless that takes
+/// more than 5 s). Processes that have left the group continue, as children of the launcher (PR_SET_CHILD_SUBREAPER),
+/// then of init.
 ///
-/// Ranks are process groups of their own, so a terminal's Ctrl-C reaches the launcher alone. It passes the first
-/// SIGINT, SIGTERM or SIGHUP on to every rank, once, as SIGTERM or SIGHUP: a request to stop. The second one kills all
-/// ranks.
+/// Each rank is a separate process group, so a terminal's Ctrl-C reaches only the launcher. It passes the first SIGINT,
+/// SIGTERM or SIGHUP on to every rank, once, as SIGTERM or SIGHUP: a request to stop. The second one kills all ranks.
 ///
 /// Throws UsageError if num_ranks < 1 or the program cannot be run, ResourceError if logs or processes cannot be
 /// created.

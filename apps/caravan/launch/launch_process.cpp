@@ -255,7 +255,7 @@ void kill_rank(RankProcess& process) noexcept {
 
 bool reap_rank(RankProcess& process) noexcept {
   siginfo_t ended{};
-  // WNOWAIT: while the rank is a zombie its number is not given to another group.
+  // WNOWAIT: while the rank is a zombie its process id is not reused for another group.
   if (waitid(P_PID, process.pid, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return false;
   kill(-process.pid, SIGKILL);
   rusage usage{};

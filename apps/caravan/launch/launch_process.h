@@ -36,8 +36,8 @@ struct ServedStoreInfo {
   JobKey key;           ///< passed in the environment, which only the user's own processes can read
 };
 
-/// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws. From
-/// now on this process adopts what ranks leave behind, which init would reap otherwise: see reap_orphans.
+/// Starts all ranks of a job with the signal mask `mask`. If one cannot be started, kills the others and throws.
+/// Afterwards this process adopts orphans of ranks, which init would reap otherwise: see reap_orphans.
 std::vector<RankProcess> start_ranks(const LaunchOptions& options, const ServedStoreInfo& store, const sigset_t& mask);
 
 /// Kills a rank and its process group.
@@ -46,12 +46,13 @@ void kill_rank(RankProcess& process) noexcept;
 /// If the rank has ended, kills the rest of its process group, reaps it and returns true.
 bool reap_rank(RankProcess& process) noexcept;
 
-/// Reaps the adopted processes that have ended, so that a long job gathers no zombies.
+/// Reaps the adopted processes that have ended, so that a long job does not accumulate zombies.
 void reap_orphans(const std::vector<RankProcess>& processes) noexcept;
 
 /// After all ranks have ended: waits until the rest of their process groups, which was killed with them, has ended too.
-/// What has left its group lives on. Returns false if a process is still there after kGroupPatience: the kernel ends
-/// one that waits for a device only when that answers. SIGCHLD must be blocked, and may be taken from the queue.
+/// Processes that have left their group continue. Returns false if a process still exists after kGroupPatience: the
+/// kernel cannot end one that waits for a device before the device answers. SIGCHLD must be blocked, and may be taken
+/// from the queue.
 bool wait_for_groups(const std::vector<RankProcess>& processes) noexcept;
 
 inline constexpr std::chrono::seconds kGroupPatience{5};

@@ -98,7 +98,7 @@ std::string without_place(const std::string& error) {
   return error.substr(0, begin) + (end == std::string::npos ? "" : error.substr(end));
 }
 
-/// A line for each other rank. One that only lost the culprit, or that has the same error, adds nothing.
+/// A line for each other rank, except those that only lost the culprit or have the same error.
 std::string others(const RankProcess& culprit, const std::string& error,
                    const std::vector<const RankProcess*>& failures, const JobFacts& facts) {
   std::string out;

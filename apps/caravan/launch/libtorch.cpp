@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kLibrary = "libtorch_cpu.so";
 constexpr uint64_t kBeside = uint64_t{64} << 20;  // its constructors, the other libraries, stacks
 
-/// Otherwise the linker ends a rank, or a constructor of libtorch does before main().
+/// Otherwise the linker, or a constructor of libtorch before main(), would end the rank.
 void check_address_space(uint64_t library_bytes) {
   const int64_t limit = address_space_limit();
   if (limit < 0 || static_cast<uint64_t>(limit) >= library_bytes + kBeside) return;

@@ -26,13 +26,13 @@ RankPlan plan_proof(const Recipe& recipe);
 /// The same for a command without a recipe over back-end `backend`.
 RankPlan plan_ranks(std::optional<int> asked, const std::string& backend, int default_ranks = 2);
 
-/// The largest number of ranks that may be started on this host: more is a typing error that would bring it down.
+/// The largest number of ranks that may be started on this host: more would be a typing error that could bring it down.
 int most_local_ranks();
 
 /// Compute threads of each of `ranks_on_host` ranks: the recipe's number, else an equal share of the cores.
 int threads_per_rank(const Recipe& recipe, int ranks_on_host);
-/// Ranks of a host that is planned for: `per_host`, or where that is 0 all of them, if so many can be started here.
-/// Else 0: each has a host of its own.
+/// Ranks per host in a plan: `per_host`, or if that is 0 all of them, if that many can be started here. Else 0: each
+/// has its own host.
 int planned_ranks_per_host(int num_ranks, int per_host = 0);
 
 /// CARAVAN_HOME, and the cache: CARAVAN_CACHE, else caravan/ in XDG_CACHE_HOME or ~/.cache, else a folder of this user

@@ -47,7 +47,7 @@ bool can_get_memory() {
 
 std::terminate_handler abort_with_message = nullptr;
 
-/// For exceptions that no function can catch: in a thread of a library, say.
+/// For exceptions that cannot be caught, such as in a thread of a library.
 [[noreturn]] void on_terminate() {
   try {
     if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
@@ -55,13 +55,13 @@ std::terminate_handler abort_with_message = nullptr;
     report_error(out_of_memory(""));
     _exit(kExitNoResource);
   } catch (...) {
-    // The handler of the standard library names it.
+    // The handler of the standard library prints it.
   }
   abort_with_message();
   std::abort();
 }
 
-/// `code`, or that of a lost output if stdout could not be written.
+/// `code`, or the code of a lost output if stdout could not be written.
 int code_of_output(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   report_error(std::string("[caravan] standard output: cannot be written: ") + std::strerror(errno));

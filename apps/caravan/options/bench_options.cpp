@@ -33,7 +33,7 @@ const char* const kCommHelp =
     "many consecutive calls as take 20 us (at least one); samples are taken in 3 or more blocks of 0.4 s. Rank r is\n"
     "pinned to the r-th usable core. 'size' is the full buffer: the output of all_gather, the input of reduce_scatter\n"
     "and all_to_all. send: each rank sends to the next one. recv: half a round trip between ranks 2i and 2i+1.\n"
-    "'bus GB/s': bus bandwidth as nccl-tests defines it. 'of limit': the time that the memory needs at least (bytes\n"
+    "'bus GB/s': bus bandwidth as nccl-tests defines it. 'of limit': the least time that the memory needs (bytes\n"
     "read and written, at the rate at which as many threads copy or add buffers of this size) over the median time.\n"
     "'ping ns': a cache line from the core of rank 0 to that of rank 1, one way, measured between the blocks.";
 

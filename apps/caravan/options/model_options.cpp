@@ -73,7 +73,7 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
       ->add_option("--delimiter", evaluate.delimiter,
                    "text between the context and each choice of --tasks; default: a space, where there is none")
       ->needs(tasks);
-  command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are no questions")
+  command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are not questions")
       ->needs(tasks);
   command->add_option("--ranks", evaluate.ranks, "number of processes; default: 1");
   command->add_flag("--json", evaluate.json, "print one JSON object");

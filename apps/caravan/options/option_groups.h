@@ -12,7 +12,8 @@ class Validator;
 
 namespace caravan::app {
 
-// Each adds one command, or a few. When its command is parsed, it sets line.command. `line` outlives the parsing.
+// Each function adds one or several commands. When its command is parsed, it sets line.command. `line` outlives the
+// parsing.
 
 void add_train(CLI::App& app, CommandLine& line);
 void add_run(CLI::App& app, CommandLine& line);
@@ -33,8 +34,8 @@ void add_about(CLI::App& app, CommandLine& line);
 /// --set
 void add_set(CLI::App& command, std::vector<std::string>& overrides);
 
-/// Of the words of `caravan run`, moves the program and its arguments into `run` before the others are parsed: what
-/// looks like an option among them is the program's. --ranks N stays, unless it stands behind --.
+/// Moves the program and its arguments from the words of `caravan run` into `run` before the others are parsed, since
+/// its options look alike. --ranks N stays, unless it comes after --.
 void split_run(std::vector<std::string>& words, RunArguments& run);
 
 /// For options that take text: an unset variable of a script must not change what the command does.

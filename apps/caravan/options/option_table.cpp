@@ -21,7 +21,7 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// What may stand at the place of the cursor behind the words of a command.
+/// The possible completions after the words of a command.
 std::vector<std::string> choices(const CommandEntry& command) {
   std::vector<std::string> all = command.commands;
   for (const OptionEntry& option : command.options) {
@@ -30,7 +30,7 @@ std::vector<std::string> choices(const CommandEntry& command) {
   return all;
 }
 
-/// What a recipe chooses by name, as --set takes it: "data_parallel.technique=NAME".
+/// The entries that a recipe chooses by name, as --set takes them: "data_parallel.technique=NAME".
 std::vector<std::string> choices_by_name() {
   std::vector<std::string> all;
   for (const Family& family : families()) {
@@ -42,7 +42,7 @@ std::vector<std::string> choices_by_name() {
   return all;
 }
 
-/// Of what follows --set: a key, or behind its = one of the names that it takes. bash makes = a word of its own.
+/// Completes the word after --set: a key, or after its = one of its names. bash makes = a separate word.
 constexpr const char* kBashSet = R"(  local at=$COMP_CWORD pair values=
   if [[ $current == = ]]; then at=$((at + 1)) current=; fi
   if [[ ${COMP_WORDS[at-1]} == --set ]]; then
@@ -141,7 +141,7 @@ std::string completion_script(const std::string& shell, const std::vector<Comman
 
 namespace {
 
-/// What a recipe chooses by name, in roff.
+/// The entries that a recipe chooses by name, in roff.
 std::string choices_of_recipes() {
   std::string out;
   for (const Family& family : families()) {

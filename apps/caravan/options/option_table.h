@@ -5,7 +5,7 @@
 
 namespace caravan::app {
 
-/// An option of a command, or one of the words that it takes.
+/// An option of a command, or one of its positional words.
 struct OptionEntry {
   std::string name;  ///< "--ranks"; of a word without dashes: "recipe"
   std::string help;
@@ -13,12 +13,12 @@ struct OptionEntry {
   bool is_word = false;      ///< a word without dashes
 };
 
-/// A command with its options; of one with commands of its own, such as `bench`, these are entries, too.
+/// A command with its options; for one with subcommands, such as `bench`, these are entries, too.
 struct CommandEntry {
   std::string name;  ///< "train", "bench comm"
   std::string help;
   std::vector<OptionEntry> options;
-  std::vector<std::string> commands;  ///< its own, by their last word
+  std::vector<std::string> commands;  ///< its subcommands, by their last word
 };
 
 /// The command line as its parser knows it. The first entry, "", is the program.

@@ -69,7 +69,7 @@ struct ExportArguments {
   std::string source;    ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::string out;       ///< folder to write to; "": <source>/huggingface or <source>/adapter
   bool adapter = false;  ///< the adapters alone
-  std::string base;      ///< of the adapters, as they name it
+  std::string base;      ///< of the adapters, by its name in them
 };
 
 struct ImportArguments {
@@ -204,7 +204,7 @@ struct CommandLine {
 };
 
 /// Parses the command line. Returns nothing for --help and --version; `text` is then what to print. Throws UsageError
-/// for what it does not understand, naming the nearest valid choice.
+/// for invalid arguments, naming the nearest valid choice.
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv, std::string& text);
 
 }  // namespace caravan::app

@@ -83,7 +83,7 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
   overrides.pop_back();
 }
 
-/// From 0.001 to 1000000. `unit` is that of the number.
+/// From 0.001 to 1000000. `unit` is the unit of the number.
 CLI::Validator positive_number(const std::string& unit) {
   return {[unit](const std::string& text) {
             char* end = nullptr;

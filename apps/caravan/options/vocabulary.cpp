@@ -9,7 +9,7 @@
 namespace caravan::app {
 namespace {
 
-/// Of the tokenizer.
+/// The vocabulary of the tokenizer.
 Vocabulary tokens_of(const Recipe& recipe) {
   if (recipe.data.tokenizer.empty())
     return {recipe.data.trained_vocabulary, " (at most: the tokenizer is trained first)"};

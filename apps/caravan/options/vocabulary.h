@@ -10,11 +10,11 @@ namespace caravan::app {
 /// Rows of a model's embedding, known before its tokenizer is trained.
 struct Vocabulary {
   int64_t size;
-  std::string note;  ///< where the number comes from
+  std::string note;  ///< source of the number
 };
 
-/// Of the model of a recipe. Throws UsageError for one that is smaller than its tokenizer, DataError for a tokenizer
-/// that cannot be read.
+/// The vocabulary of the model of a recipe. Throws UsageError if it is smaller than its tokenizer, DataError for a
+/// tokenizer that cannot be read.
 Vocabulary vocabulary_of(const Recipe& recipe);
 
 }  // namespace caravan::app

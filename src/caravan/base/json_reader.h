@@ -11,25 +11,25 @@
 namespace caravan {
 
 /// Throws DataError naming `file` if arrays and objects of this JSON text are nested more than 100 deep: code that
-/// walks such a value by recursion would overflow its stack. Call it before parsing. Says nothing about other faults.
+/// walks such a value by recursion would overflow its stack. Call it before parsing. Does not check anything else.
 void check_json_depth(std::string_view text, std::string_view file, std::string_view op);
 
 /// Why a JSON text cannot be parsed.
 struct JsonFault {
   std::string fact;       ///< "has a number that is too large: 1e999"
-  bool is_syntax = true;  ///< else the text is JSON, but has a number that no double holds
-  size_t byte = 0;        ///< of a fault of syntax, from 1
+  bool is_syntax = true;  ///< false: the text is valid JSON, but has a number that no double holds
+  size_t byte = 0;        ///< of a syntax error, from 1
 };
 
-/// Parses `text` into `value`. Returns false, and the reason in `fault`, if it cannot be parsed: every input of a user
-/// goes through here, because the parser throws more than one kind of exception.
+/// Parses `text` into `value`. Returns false, and the reason in `fault`, if it cannot be parsed. Every user input is
+/// parsed here, because the parser throws more than one kind of exception.
 bool parse_json(std::string_view text, nlohmann::json& value, JsonFault& fault);
 
 /// A value of a JSON file together with its path in the file, for error messages. Keeps references: the document must
 /// outlive it.
 class JsonReader {
  public:
-  /// `op` is the first part of every error message: what the file is read for.
+  /// `op` is the first part of every error message: the purpose of reading the file.
   JsonReader(const nlohmann::json& value, std::string path, std::string_view file, std::string_view op)
       : value_(&value), path_(std::move(path)), file_(file), op_(op) {}
 

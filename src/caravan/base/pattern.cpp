@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-/// The end of `name` from its dot number `num_dots`, counted from the end; from behind its last one for 0.
+/// The end of `name` after its dot number `num_dots`, counted from the end; after the last dot for 0.
 std::string_view ending(std::string_view name, int64_t num_dots) {
   size_t dot = name.size();
   for (int64_t i = 0; i < std::max<int64_t>(num_dots, 1); ++i) {

@@ -6,11 +6,11 @@
 
 namespace caravan {
 
-/// Whether a dotted name fits: * stands for any characters, also dots, or for none.
+/// Whether a dotted name matches: * stands for any characters, including dots, or for none.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
-/// The pattern that was meant by one that no name matches: what follows its last star is compared with the ends of the
-/// names.
+/// The pattern that was probably meant by one without a match: compares the text after its last star with the ends of
+/// the names.
 std::string nearest_pattern(const std::string& pattern, std::span<const std::string> names);
 
 }  // namespace caravan

@@ -17,7 +17,7 @@
 namespace caravan {
 namespace {
 
-/// The 64 bytes before every block: what it was charged to, and its size in the cache.
+/// The 64 bytes before every block: what it is charged to, and its size in the cache.
 struct alignas(64) Header {
   MemoryCharge charge;
   size_t rounded_bytes;
@@ -40,7 +40,7 @@ void free_block(void* data) {
 struct Stop {
   int64_t bytes;
 };
-thread_local int until_stop = 0;  ///< allocations of this thread, the one that is stopped among them; 0: none is
+thread_local int until_stop = 0;  ///< allocations of this thread up to the stopped one, inclusive; 0: none is stopped
 
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -68,7 +68,7 @@ class CountingAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
-/// For tensors on the meta device: blocks that are counted, have no memory and are null, as ATen's own are.
+/// For meta tensors: blocks that are counted, have no memory and are null, as ATen's own are.
 class CountingMetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -109,7 +109,7 @@ Runtime::Runtime(const RuntimeOptions& options) {
     static CountingAllocator allocator;
     static CountingMetaAllocator meta_allocator;
     c10::SetCPUAllocator(&allocator, kPriority);
-    default_meta_allocator();  // noted before it is replaced
+    default_meta_allocator();  // stored before it is replaced
     c10::SetAllocator(c10::DeviceType::Meta, &meta_allocator, kPriority);
     runtime_counts = true;
   }

@@ -5,7 +5,7 @@
 
 namespace caravan::svg {
 
-/// `text` without the characters that XML and HTML read as their own.
+/// `text` with the special characters of XML and HTML escaped.
 std::string escaped(std::string_view text);
 
 /// The document around `body`, with a view of `width` x `height` and a sans-serif font.

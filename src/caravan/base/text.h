@@ -10,10 +10,11 @@ namespace caravan {
 /// Joins with a separator: "a, b, c".
 std::string join(std::span<const std::string> parts, std::string_view separator = ", ");
 std::string join(std::span<const int64_t> numbers, std::string_view separator = ", ");
-/// "a, b, c and 9 more": `most` of them.
+/// Lists at most `most` names: "a, b, c and 9 more".
 std::string some_of(std::span<const std::string> names, size_t most);
 
-/// The closest candidate by edit distance, those that begin with `word` first; the first on a tie, "" without any.
+/// The closest candidate by edit distance, preferring those that begin with `word`; the first on a tie, "" if there are
+/// none.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// For error messages: "'fp17' is not one of fp32, bf16, fp16; the nearest is 'fp16'".

@@ -12,15 +12,15 @@ namespace caravan {
 inline constexpr std::array<std::string_view, 9> kBackends{"auto",         "thread",   "shm",     "gloo", "mpi",
                                                            "hierarchical", "shm+gloo", "shm+mpi", "nccl"};
 
-/// Those of kBackends that this build has.
+/// Those in kBackends that this build has.
 std::vector<std::string> built_backends();
 
-/// What to say of a back-end that this build does not have.
+/// The message for a back-end that this build does not have.
 struct MissingBackend {
   std::string fact;    ///< "not built; there are auto, thread .."
   std::string action;  ///< "choose gloo, or configure with .."
 };
-/// Nothing if `backend` is built, or no back-end.
+/// Nothing if `backend` is built, or is not a back-end.
 std::optional<MissingBackend> missing_backend(std::string_view backend);
 
 }  // namespace caravan

@@ -171,7 +171,7 @@ void Communicator::count_traffic(const Operation& operation) {
   traffic_.bytes[verb] += sent_bytes(operation);
 }
 
-/// A communicator that is built on others has the row of its name and its own back-end, and they have theirs.
+/// A communicator that is built on others has a row with its name and own back-end, and they have theirs.
 void Communicator::begin_span(Operation& operation, TraceLog& trace) const {
   TraceLog::Args args{{"bytes", describe(operation).count * size_bytes(operation.dtype)},
                       {"sent_bytes", sent_bytes(operation)}};
@@ -243,7 +243,7 @@ void Communicator::run(Operation operation) {
 void Communicator::execute(Operation& operation) {
   const auto shared = std::make_shared<Operation>(operation);
   start(shared);
-  operation.complete = true;  // from here on it is the shared one that ends
+  operation.complete = true;  // the shared one ends from here on
   wait(*shared);
 }
 

@@ -18,7 +18,7 @@ namespace algorithms {
 class SelectionTable;
 }
 
-/// What a communicator inherits from the one it was split from. A world inherits nothing and makes its own recorder.
+/// What a communicator inherits from its parent. A world inherits nothing and creates its own recorder.
 struct Lineage {
   uint64_t identity = 0;  ///< see FlightGroup
   std::shared_ptr<FlightRecorder> recorder;
@@ -29,7 +29,7 @@ struct Lineage {
 /// Every verb comes blocking and as `*_async`, which returns a handle. For all of them:
 ///   - Order: the n-th collective that a rank issues on a communicator matches the n-th of every other rank; the n-th
 ///     send to a peer matches the peer's n-th recv. Collectives and the two directions of each pair are independent.
-///   - Progress: waiting on any handle drives everything that this rank has outstanding, on all communicators split
+///   - Progress: waiting on any handle progresses everything outstanding on this rank, on all communicators split
 ///     from one world. A handle may be dropped; later calls complete its operation, at the latest the communicator's
 ///     destructor.
 ///   - Buffers: contiguous; `in` is not written; in and out are the same memory or do not overlap (where stated, `in`
@@ -64,7 +64,7 @@ class Communicator {
   /// CommOptions. Communicators that are split from this one later inherit them. Every rank calls it, in the order of
   /// its collectives, with equal tables. Returns false, and is a no-op, in other back-ends.
   virtual bool select(std::shared_ptr<const algorithms::SelectionTable>) { return false; }
-  /// The table that it goes by; null in other back-ends.
+  /// The table in use; null in other back-ends.
   virtual const algorithms::SelectionTable* selection() const noexcept { return nullptr; }
 
   /// out[i] = op over ranks of in[i]. `in` and `out` have the same count and dtype and may be the same memory. Sends
@@ -108,8 +108,8 @@ class Communicator {
   void recv(Buffer out, int peer, const Call& call = {}, Stream stream = {});
   Work recv_async(Buffer out, int peer, const Call& call = {}, Stream stream = {});
 
-  /// Whether the next message of `peer` has come and no recv of this rank is issued for it; no value where the back-end
-  /// cannot tell. Makes progress; throws the error that the communicator died of, and CommError if the peer is lost.
+  /// Whether the next message of `peer` has arrived and this rank has issued no recv for it; no value if the back-end
+  /// cannot tell. Makes progress; throws the error of a dead communicator, and CommError if the peer is lost.
   virtual std::optional<bool> has_message(int /*peer*/) { return std::nullopt; }
 
   void barrier(const Call& call = {});
@@ -143,9 +143,8 @@ class Communicator {
   /// Makes some progress on everything outstanding, without waiting. Call it between pieces of computation.
   virtual void progress() = 0;
 
-  /// Tells the other ranks that this one gives up, and why: their current or next call throws a CommError that names
-  /// this rank and `reason`. Idempotent, never throws, does not wait for any peer. Over shared memory another thread
-  /// may call it.
+  /// Tells the other ranks that this one aborts: their current or next call throws a CommError that names this rank and
+  /// `reason`. Idempotent, never throws, does not wait for any peer. Over shared memory another thread may call it.
   virtual void abort(std::string_view reason) noexcept = 0;
 
  protected:

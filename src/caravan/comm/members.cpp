@@ -68,7 +68,7 @@ int check_members(std::span<const int> members, const Communicator& parent, std:
   for (size_t i = 0; i < members.size(); ++i) {
     const int member = members[i];
     if (member < 0 || member >= parent.size()) refuse(fmt::format("there is no rank {}", member));
-    if (seen[static_cast<size_t>(member)]) refuse(fmt::format("rank {} stands twice", member));
+    if (seen[static_cast<size_t>(member)]) refuse(fmt::format("rank {} is listed twice", member));
     seen[static_cast<size_t>(member)] = true;
     if (member == parent.rank()) place = static_cast<int>(i);
   }

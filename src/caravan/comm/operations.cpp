@@ -12,8 +12,8 @@
 namespace caravan {
 namespace {
 
-/// Cut to the size of Operation::what. The labels of the two sides of a message are compared, so one that is too long
-/// ends with a hash of the whole: "gradient of keys, turn 2, decoder.lay~1f09ac35".
+/// A label cut to the size of Operation::what. The labels of the two sides of a message are compared, so one that is
+/// too long ends with a hash of the whole: "gradient of keys, turn 2, decoder.lay~1f09ac35".
 std::string message_label(std::string_view label) {
   constexpr size_t kMost = std::tuple_size_v<decltype(Operation::what)> - 1;
   if (label.size() <= kMost) return std::string(label);

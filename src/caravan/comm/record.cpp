@@ -36,7 +36,7 @@ class RecordCommunicator final : public Communicator {
                                                 child_lineage(take_sequence(), members.front()));
   }
 
-  /// Address space, which costs memory only where it is touched: such a world may be larger than any machine.
+  /// Address space, which costs memory only if it is touched, so such a world may be larger than any machine.
   std::shared_ptr<void> allocate(size_t bytes) override;
   bool shares_memory() const noexcept override {
     const int of_host = options_.ranks_per_host;
@@ -49,12 +49,12 @@ class RecordCommunicator final : public Communicator {
 
  protected:
   bool takes(const Device&, const Stream&) const noexcept override { return true; }
-  /// It is complete when somebody waits for it: buffers are held for as long as those of a slow network at most.
+  /// It completes when it is waited for, so buffers are held as long as on a slow network, at most.
   void start(const std::shared_ptr<Operation>& operation) override { carry(*operation); }
   void finish(Operation& operation) override { operation.set_complete(); }
 
  private:
-  /// The numbers of a message between ranks.
+  /// Passes on the numbers of a message between ranks.
   void carry(const Operation& operation) const {
     if (options_.numbers == nullptr || operation.dtype != Dtype::int64) return;
     if (operation.verb == Verb::send && operation.in.data != nullptr) {

@@ -120,7 +120,7 @@ Work recv_async(Communicator& comm, const at::Tensor& out, int peer, const Call&
 
 namespace {
 
-/// On the meta device; `bytes` are charged to this rank.
+/// A meta tensor; `bytes` are charged to this rank.
 at::Tensor without_memory(int64_t count, at::ScalarType type, int64_t bytes) {
   const auto release = [charge = MemoryCharge::take(bytes)](void*) { charge.release(); };
   return at::from_blob(nullptr, {count}, release, at::TensorOptions(type).device(at::kMeta), at::kMeta);

@@ -30,7 +30,7 @@ std::string_view name(ReduceOp op) noexcept;
 std::string_view name(Verb verb) noexcept;
 
 /// The table of reductions: every numeric dtype takes sum, max and min (uint8, int32 and int64 wrap around); boolean
-/// takes max (or) and min (and), and no sum. bf16 and fp16 are accumulated in fp32 and rounded once.
+/// takes max (or) and min (and), but no sum. bf16 and fp16 are accumulated in fp32 and rounded once.
 bool reduces(ReduceOp op, Dtype dtype) noexcept;
 
 enum class DeviceKind : uint8_t { cpu, cuda };
@@ -66,8 +66,9 @@ struct Stream {
   void* handle = nullptr;
 };
 
-/// Who calls and for what: `what` names the tensor ("gradient bucket 3"), the location is the caller's line. Errors
-/// have both. Ranks may differ in them, except in the label of a message that both sides give: CommOptions::check.
+/// The purpose and origin of a call: `what` names the tensor ("gradient bucket 3"), the location is the caller's line.
+/// Errors contain both. They may differ between ranks, except the label of a message that both sides give:
+/// CommOptions::check.
 struct Call {
   Call(std::source_location location = std::source_location::current())
       : where(location) {}  // NOLINT: default argument

@@ -12,7 +12,7 @@
 namespace caravan {
 namespace {
 
-/// Multiplies floating-point elements in host memory; integers stay as they are.
+/// Multiplies floating-point elements in host memory; leaves integers unchanged.
 void multiply(const Buffer& buffer, double factor) noexcept {
   if (buffer.data == nullptr || buffer.device.kind != DeviceKind::cpu) return;
   const auto each = [&](auto tag, const auto& product) {

@@ -16,7 +16,7 @@ class Communicator;
 class FlightLog;
 class TraceLog;
 
-/// One issued call: what a back-end executes. Its counts are complete, and when a back-end gets it, it is checked.
+/// One issued call, which a back-end executes. Its counts are complete, and it is checked before a back-end gets it.
 struct Operation {
   Verb verb = Verb::barrier;
   ReduceOp op = ReduceOp::sum;
@@ -34,7 +34,7 @@ struct Operation {
 
   FlightLog* flight = nullptr;  ///< the log that records it; outlives it
   uint64_t flight_number = 0;
-  std::shared_ptr<TraceLog> trace;  ///< that has a span from the issue to the completion; null: none
+  std::shared_ptr<TraceLog> trace;  ///< records a span from issue to completion; null: none
   size_t trace_span = 0;
 
   double planted = 1;  ///< a fault for tests of proofs (PathLog): completion multiplies `out` by it
@@ -58,7 +58,7 @@ class Work {
   /// Returns when the operation is complete; throws its error, on every call.
   void wait();
   /// Waits for at most `timeout`. Returns true if the operation is complete, and throws its error; returns false if it
-  /// is still in flight: it goes on, and may be waited for again. Only the communicator's own time-out ends it.
+  /// is still in flight: it continues, and may be waited for again. Only the communicator's own time-out ends it.
   bool wait_for(std::chrono::milliseconds timeout);
   /// True if complete, with or without error. Makes progress.
   bool done();

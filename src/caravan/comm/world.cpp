@@ -28,7 +28,7 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-/// One rank: whatever the back-end, nothing is moved.
+/// One rank: nothing is moved, for any back-end.
 std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
   const auto segment = shared::Segment::create_private(1);
   return shared::SharedCommunicator::make_world(
@@ -44,7 +44,7 @@ std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
                     .action = std::move(action)});
 }
 
-/// The ranks tell each other where they are: what one host's launcher says of its own ranks is not known on others.
+/// The ranks exchange their hosts, since a host's launcher knows only its own ranks.
 std::shared_ptr<Communicator> make_best_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                               const CommOptions& options) {
   if (info.world_size == 1) return make_world_of_one(options);
@@ -71,7 +71,7 @@ std::shared_ptr<Store> open_store(const RankInfo& info, const CommOptions& optio
     auto client = connect_store(info.master_addr, info.master_port, options.timeout, info.key, info.rank);
     return make_served_store(nullptr, std::move(client), info.world_size);
   }
-  // A name of this host may stand for 127.0.1.1 in its own hosts file: other hosts could not reach that.
+  // A name of this host may resolve to 127.0.1.1 in its hosts file, which other hosts could not reach.
   const std::string bound = is_loopback(info.master_addr) ? info.master_addr : store_socket::kAnyAddress;
   auto server = std::make_unique<StoreServer>(bound, info.master_port, StoreServerOptions{.key = info.key, .log = log});
   if (log && info.key.secret.empty() && !is_loopback(bound)) {

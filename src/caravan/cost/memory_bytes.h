@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-/// In the order of MemoryKind; activations are all else: with the batch, and workspace.
+/// In the order of MemoryKind; activations are everything else, including the batch and workspace.
 inline constexpr std::array<std::string_view, kNumMemoryKinds> kMemoryKindNames{"activations", "parameters",
                                                                                 "gradients", "optimizer", "buffers"};
 
@@ -21,7 +21,7 @@ struct MemoryBytes {
   int64_t& operator[](MemoryKind kind) noexcept { return of[static_cast<size_t>(kind)]; }
   int64_t operator[](MemoryKind kind) const noexcept { return of[static_cast<size_t>(kind)]; }
   int64_t total() const noexcept { return std::accumulate(of.begin(), of.end(), int64_t{0}); }
-  /// Parameters, gradients and what the optimizer keeps.
+  /// Parameters, gradients and optimizer state.
   int64_t state() const noexcept { return total() - (*this)[MemoryKind::other] - (*this)[MemoryKind::buffers]; }
 };
 

@@ -37,7 +37,7 @@ std::vector<SentCalls> values(const Sums& sums) {
   return all;
 }
 
-/// The verb that a span is named after: "all_gather blocks.0".
+/// The verb in the name of a span: "all_gather blocks.0".
 Verb verb_of(std::string_view span) {
   span = span.substr(0, span.find(' '));
   for (int verb = 0; verb < kNumVerbs; ++verb) {
@@ -51,12 +51,12 @@ int64_t number_of(const TraceLog::Args& args, std::string_view name) {
   return found == args.end() ? -1 : found->second;
 }
 
-/// Sees where a step is by the spans of its trace, and reads the counter of memory wherever one begins or ends.
+/// Follows a step by the spans of its trace, and reads the memory counter at the begin and end of each.
 class Watch final : public TraceLog {
  public:
   explicit Watch(MemoryCounter& memory) : memory_(memory) { restart("making the model"); }
 
-  /// From here on events are those of `what`, until a span says more.
+  /// From here on events belong to `what`, until a span says otherwise.
   void restart(const std::string& what) {
     look();
     events_.clear();
@@ -68,7 +68,7 @@ class Watch final : public TraceLog {
   size_t begin(std::string_view row, std::string span, Args args) override;
   void end(size_t number) noexcept override;
 
-  /// The last look at the counter, which `rehearsal` gets with what was seen since restart().
+  /// Reads the counter a last time, and adds what was seen since restart() to `rehearsal`.
   void finish(Rehearsal& rehearsal);
   const Sums& sums() const noexcept { return sums_; }
 
@@ -77,7 +77,7 @@ class Watch final : public TraceLog {
     size_t number;
     size_t event;
     size_t num_events;              ///< that had begun
-    std::optional<SentCalls> call;  ///< absent: the span of an event
+    std::optional<SentCalls> call;  ///< absent: the span is an event
     std::string name;
   };
   void look() noexcept;
@@ -92,7 +92,7 @@ class Watch final : public TraceLog {
   std::string peak_event_;
 };
 
-/// What has come since the last look belongs to the event that was open meanwhile.
+/// Charges what has changed since the last call to the event that was open meanwhile.
 void Watch::look() noexcept {
   if (events_.empty()) return;
   RehearsedEvent& event = events_[current_];
@@ -110,7 +110,7 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
   look();
   const size_t number = next_++;
   if (row == kWait) {
-    // Of the first call of this name that is still on its way. Nothing is computed meanwhile if no event has begun.
+    // For the first call of this name that is still in flight. Nothing is computed meanwhile if no event has begun.
     const auto waited = std::ranges::find_if(open_, [&](const Open& open) { return open.call && open.name == span; });
     if (waited != open_.end() && waited->num_events == events_.size())
       waited->call->exposed_bytes = waited->call->bytes;
@@ -118,7 +118,7 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
   }
   if (row == kCompute) {
     const int64_t micro_batch = number_of(args, "micro_batch");
-    // A pass is told by its units.
+    // The units of a pass are events already.
     const bool is_pass = number_of(args, "stage") >= 0;
     if (is_pass) return number;
     events_.push_back({.what = micro_batch < 0 ? span : fmt::format("{} of micro-batch {}", span, micro_batch)});

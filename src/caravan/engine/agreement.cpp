@@ -14,7 +14,7 @@ Schedule with_actions(const Schedule& events, const Units& units, const Strategy
   return has_update ? table : with_update(std::move(table));
 }
 
-/// A table as a fact: short, but the first entries help to see what differs.
+/// A table as a fact: short, but with its first entries, which help to see the difference.
 std::string text_of(const Schedule& table) {
   constexpr size_t kShown = 60;
   const std::string text = to_string(table);

@@ -5,7 +5,7 @@
 
 namespace caravan {
 
-/// The table of strategy.passes for this rank, checked with those of the other stages. Throws UsageError as check(),
+/// The table of strategy.passes for this rank, checked against those of the other stages. Throws UsageError as check(),
 /// and on every rank if two ranks have different tables. Every rank of `mesh` calls it.
 Schedule agreed_table(const Strategy& strategy, const Units& units, int num_micro_batches, const Mesh& mesh);
 

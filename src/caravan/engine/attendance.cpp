@@ -33,8 +33,8 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
   int coord = 0;
   for (const MeshAxis& axis : axes) coord = coord * axis.size() + axis.coord();
 
-  // Maxima of: the distance of the first rank from the end, micro-batches, their negative; then of each coordinate
-  // whether one of its ranks has the batch, and whether one has not.
+  // Maxima of: the distance of the first rank from the end, micro-batches, their negative; then for each coordinate
+  // whether one of its ranks has the batch, and whether one does not.
   constexpr size_t kHas = 3;
   const auto num_coords = static_cast<size_t>(result.num_coords);
   std::vector<int64_t> facts(kHas + 2 * num_coords, 0);
@@ -56,7 +56,7 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
     const bool is_here = facts[kHas + c] == 1;
     if (is_here && facts[kHas + num_coords + c] == 1) {
       throw UsageError({strategy.name, "begin_joint_step",
-                        fmt::format("of the ranks that share part {} of the batch, some have it and some have not", c),
+                        fmt::format("some of the ranks that share part {} of the batch have it, and some do not", c),
                         mesh.where(), "give ranks that differ on other than data axes the same batches"});
     }
     if (is_here && first < 0) first = static_cast<int>(c);
@@ -65,7 +65,7 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
   if (result.num_here > 0 && facts[1] != -facts[2]) {
     throw UsageError({strategy.name, "begin_joint_step",
                       fmt::format("ranks announce from {} to {} micro-batches", -facts[2], facts[1]), mesh.where(),
-                      "let all ranks that have a batch cut it into as many micro-batches"});
+                      "cut the batch into the same number of micro-batches on all ranks that have one"});
   }
   for (size_t i = axes.size(); i-- > 0;) {
     result.first[i] = first < 0 ? 0 : first % axes[i].size();

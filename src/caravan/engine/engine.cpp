@@ -11,14 +11,14 @@
 namespace caravan {
 namespace {
 
-/// The .grad of a user's tensor that no optimizer may update, because what rests is elsewhere. Without it, an optimizer
-/// that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
+/// The .grad of a user's tensor that an optimizer must not update, because the sharded parameter is a separate tensor.
+/// Without it, an optimizer that has the tensor would find no gradient, skip it and train nothing. Reading it throws.
 at::Tensor no_gradient(const Parameter& parameter) {
   if (!parameter.is_external() || parameter.unsharded().is_same(parameter.sharded()) || parameter.unsharded().is_meta())
     return {};
   at::Tensor none =
       without_memory(parameter.unsharded().sizes().vec(), parameter.unsharded().options().requires_grad(false));
-  take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of what rests elsewhere. "
+  take_away(none, fmt::format("[gradient] {}: is not here: the module computes with copies of the sharded parameters. "
                               "do: give the optimizer engine.parameters() instead of module->parameters()",
                               parameter.name()));
   return none;
@@ -65,7 +65,7 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   for (const Slot& slot : state_.layout.slots()) {
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
-    // Detached: torch's zero_grad refuses views that autograd knows of.
+    // Detached: torch's zero_grad refuses views that autograd tracks.
     sharded_gradients_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
                                             : at::Tensor());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
@@ -91,8 +91,8 @@ std::vector<at::Tensor> Engine::parameters() const {
 
 const Schedule& Engine::table(int num_micro_batches) {
   if (!strategy_.static_graph) {
-    throw UsageError({strategy_.name, "is_static", "there is no table of steps that may differ", mesh_.where(),
-                      "use begin_step() and finish_step(), or set is_static"});
+    throw UsageError({strategy_.name, "static_graph", "there is no table of steps that may differ", mesh_.where(),
+                      "use begin_step() and finish_step(), or set static_graph"});
   }
   auto found = strategy_tables_.find(num_micro_batches);
   if (found == strategy_tables_.end()) {
@@ -128,7 +128,7 @@ void Engine::start(int num_micro_batches) {
   }
   num_micro_batches_ = num_micro_batches;
   attendance_ = full_attendance(strategy_, mesh_);
-  running_.clear();  // of a forward that threw
+  running_.clear();  // left by a forward that threw
   unsharded_->check_memory();
   free_all();
   ++num_steps_;
@@ -184,7 +184,7 @@ void Engine::end_step() {
   TraceLog::end_lap();
   gradients_->finish();
   end_reading();
-  if (mode_ == Mode::recording) pool_->trim();  // it has held the gradients of all units at once
+  if (mode_ == Mode::recording) pool_->trim();  // the pool held the gradients of all units at once
   mode_ = Mode::idle;
   last_alone_ = -1;
   for (size_t i = 0; i < sharded_gradients_.size(); ++i) {
@@ -195,7 +195,7 @@ void Engine::end_step() {
   }
 }
 
-/// Between steps again, also if a pass throws.
+/// Returns to the state between steps, also if a pass throws.
 struct Engine::Reset {
   Engine& engine;
   ~Reset() {
@@ -215,8 +215,9 @@ void Engine::set_exchange(StepExchange* exchange) noexcept {
 void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* exchange) {
   if (exchange != nullptr &&
       (strategy_.unsharded_memory != UnshardedMemory::versions || strategy_.reduces_each_micro_batch)) {
-    throw InternalError({strategy_.name, "run_step", "an exchange needs leaves that are versions, reduced once a step",
-                         mesh_.where(), ""});
+    throw InternalError({strategy_.name, "run_step",
+                         "an exchange needs unsharded parameters that are versions, reduced once a step", mesh_.where(),
+                         ""});
   }
   start(num_micro_batches);
   begin_table(table(num_micro_batches));
@@ -248,7 +249,7 @@ void Engine::follow(Passes& passes) {
   passes_ = nullptr;
 }
 
-/// The pass that begins with `first`, which reaches its other events.
+/// Runs the pass that begins with `first`, which reaches its other events.
 void Engine::run_pass(const Action& first, Passes& passes) {
   const int stage = state_.layout.units().units[static_cast<size_t>(first.unit)].stage;
   const TraceSpan span(TraceLog::kCompute, pass_name(first.kind), std::to_string(first.micro_batch),
@@ -265,8 +266,8 @@ void Engine::run_pass(const Action& first, Passes& passes) {
   if (versions_ != nullptr) versions_->release(first.micro_batch);
 }
 
-/// After a backward. Whether the gradient reaches a frozen unit inside another depends on what that one computes first:
-/// the table assumes that it does.
+/// Called after a backward. Whether the gradient reaches a frozen unit inside another depends on what that one computes
+/// first: the table assumes that it does.
 void Engine::check_skipped(const Action& first) const {
   if (first.kind != Action::Kind::backward) return;
   const Action* next = cursor_.next_event();
@@ -274,7 +275,7 @@ void Engine::check_skipped(const Action& first) const {
   const auto& units = state_.layout.units().units;
   if (units[static_cast<size_t>(next->unit)].stage != units[static_cast<size_t>(first.unit)].stage) return;
   throw UsageError({strategy_.name, name_of(state_.layout.units(), next->unit),
-                    "no gradient reaches it: neither it nor what is computed before it is trained", mesh_.where(),
+                    "no gradient reaches it: neither it nor any unit before it is trained", mesh_.where(),
                     "leave it out of the units (data_parallel.units), or train something in it"});
 }
 
@@ -325,7 +326,7 @@ void Engine::perform(const Action& entry) {
   }
 }
 
-/// A step ends with an update, with which whoever runs it follows. Stages that step on their own have more of them.
+/// A step ends with an update, which the caller performs. Stages that step on their own have further updates.
 void Engine::update(const Action& entry) {
   if (versions_ == nullptr) return;
   gradients_->finish();

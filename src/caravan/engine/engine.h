@@ -17,32 +17,32 @@
 
 namespace caravan {
 
-/// Runs a model by a strategy: owns the memory of parameters and gradients, and performs the actions of the table when
-/// the model reaches their positions.
+/// Runs a model under a strategy: owns the memory of parameters and gradients, and performs the actions of the table
+/// when the model reaches their positions.
 ///
 /// Two ways to run a step, on every rank:
-///   begin_step(m); m forwards and backwards of the caller's own; finish_step(). The first such step gathers and
-///     reduces without overlap and records the order of events; the ranks compare it, and later steps follow the
-///     schedule made of it.
+///   begin_step(m); m forwards and backwards by the caller; finish_step(). The first such step gathers and reduces
+///     without overlap and records the order of events; the ranks compare it, and later steps follow a schedule built
+///     from it.
 ///   run_step(m, passes): follows the table of strategy.passes.
-/// Then every parameter's gradient, summed over ranks and micro-batches, is in state().gradients, in the layout of the
-/// parameter at rest, and is the .grad of parameters(). A sum, not a mean: divide the loss by the global count
+/// Afterwards every parameter's gradient, summed over ranks and micro-batches, is in state().gradients, in the layout
+/// of the sharded parameter, and is the .grad of parameters(). A sum, not a mean: divide the loss by the global count
 /// (ForwardContext::loss_scale).
 ///
 /// Forward passes outside of a step, or with Phase::evaluate, gather what they need and free it.
 class Engine : private GradientSink {
  public:
   struct Options {
-    uint64_t seed = 0;  ///< of the starting values of parameters that have no memory yet
+    uint64_t seed = 0;  ///< seed of initial values, for parameters that have no memory yet
     at::Device device = at::kCPU;
-    at::ScalarType dtype = at::kFloat;  ///< at rest, of parameters that have no memory yet
-    bool initialise = true;             ///< false: their values are left to the caller
+    at::ScalarType dtype = at::kFloat;  ///< dtype of sharded parameters that have no memory yet
+    bool initialise = true;             ///< false: the caller sets their values
   };
 
   /// Every rank of `mesh` calls it with the same model and strategy. Parameters and buffers that have values become
   /// those of coordinate 0 of the data axes. `model` outlives this.
-  /// Throws UsageError on every rank if names, shapes, dtypes, options or tables differ between ranks, or for a
-  /// strategy that does not work.
+  /// Throws UsageError on every rank if names, shapes, dtypes, options or tables differ between ranks, or for an
+  /// invalid strategy.
   Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options& options);
   Engine(Module& model, const Mesh& mesh, Strategy strategy) : Engine(model, mesh, std::move(strategy), Options{}) {}
   ~Engine() override;
@@ -53,30 +53,30 @@ class Engine : private GradientSink {
   void finish_step();
   /// begin_step() for ranks that run out of batches at different times:
   ///   while (engine.begin_join_step(has_batch)) { if (has_batch) forwards and backwards; finish_step(); update; }
-  /// Returns false, on every rank, when no rank has a batch: then no step has begun. A rank without one runs no unit;
-  /// it takes part in gathers and reductions, with gradients of zero, and its `num_micro_batches` does not matter.
-  /// Divide the loss by the count over the ranks that have a batch (num_joined()), not over all. Sends an all-reduce
-  /// of 24 + 16 x (data-parallel ranks) bytes a step; the first step, if a rank has no batch in it, gathers all units
-  /// at once. (As torch.distributed.algorithms.join.)
-  /// Throws UsageError on every rank if those with a batch announce different numbers of micro-batches, or ranks that
-  /// share one batch differ.
+  /// Returns false, on every rank, when no rank has a batch: then no step has begun. A rank without a batch runs no
+  /// unit; it takes part in gathers and reductions with zero gradients, and its `num_micro_batches` is ignored. Divide
+  /// the loss by the count over the ranks that have a batch (num_joined()), not over all ranks. Sends an all-reduce of
+  /// 24 + 16 x (data-parallel ranks) bytes a step; the first step, if a rank has no batch in it, gathers all units at
+  /// once. (As torch.distributed.algorithms.join.) Throws UsageError on every rank if those with a batch announce
+  /// different numbers of micro-batches, or ranks that share one batch differ.
   bool begin_join_step(bool has_batch, int num_micro_batches = 1);
-  /// In a step: how many parts of the batch there are, one for each data-parallel rank that has one.
+  /// Number of parts of the batch of this step: one for each data-parallel rank that has a batch.
   int num_joined() const noexcept { return attendance_.num_here; }
-  /// With `exchange`, for a strategy that keeps versions, nothing is gathered or reduced by collectives: `exchange`
-  /// moves gradients and values, and no gradient is at rest afterwards. Then the step is this rank's own; it must
-  /// reduce each group once.
+  /// With `exchange`, for a strategy that keeps versions, collectives neither gather nor reduce: `exchange` moves
+  /// gradients and values, and state().gradients is not set. Then ranks step independently; each step must reduce each
+  /// group once.
   void run_step(int num_micro_batches, Passes& passes, StepExchange* exchange = nullptr);
   /// The same passes without any reduction: local_gradient() is this rank's summand until the next step begins.
   void run_local_step(int num_micro_batches, Passes& passes);
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
-  /// Fills the leaves that keep their memory with the values of all ranks. Every rank calls it, between steps.
+  /// Fills the unsharded parameters that keep their memory with the values of all ranks. Every rank calls it, between
+  /// steps.
   void unshard();
 
-  /// Around forward passes that all ranks take part in: parameters that several stages of a pipeline share are there in
-  /// between, and leaves that keep their memory (UnshardedMemory) are gathered once: parameters must not change.
-  /// Every rank calls both. The error of a lost peer in end_evaluation() is that of the next call.
+  /// Encloses forward passes of all ranks. In between, parameters shared by several pipeline stages are available, and
+  /// unsharded parameters that keep their memory (UnshardedMemory) are gathered once: parameters must not change. Every
+  /// rank calls both. An error of a lost peer in end_evaluation() is thrown by the next call.
   void begin_evaluation();
   void end_evaluation() noexcept;
 
@@ -85,21 +85,21 @@ class Engine : private GradientSink {
   const FlatState& state() const noexcept { return state_; }
   const Strategy& strategy() const noexcept { return strategy_; }
   const Mesh& mesh() const noexcept { return mesh_; }
-  /// What an optimizer updates: the trained parameters at rest, with .grad after a step. An element-wise optimizer
-  /// only, where they are shards.
+  /// The trained sharded parameters, with .grad after a step, for an optimizer. If they are shards, the optimizer must
+  /// be element-wise.
   std::vector<at::Tensor> parameters() const;
-  /// The schedule of this rank in run_step with so many micro-batches: the strategy's. Collective when first asked for.
+  /// The strategy's schedule of this rank in run_step with this number of micro-batches. The first call is collective.
   const Schedule& table(int num_micro_batches);
-  /// What begin_step and finish_step follow with so many micro-batches, recorded in the first such step; null before.
+  /// The schedule recorded in the first begin_step and finish_step with this number of micro-batches; null before.
   const Schedule* recorded(int num_micro_batches) const;
 
   const WeightVersions* versions() const noexcept { return versions_.get(); }  ///< null unless stages step on their own
-  /// In which gradients are reduced.
+  /// Dtype in which gradients are reduced.
   at::ScalarType reduce_dtype() const noexcept { return gradients_->reduce_dtype(); }
 
-  /// Bytes of parameters, gradients and leaves that this rank has allocated so far, without activations.
+  /// Bytes of sharded and unsharded parameters and gradients that this rank has allocated so far, without activations.
   int64_t bytes_per_rank() const noexcept;
-  /// Of them, those of buffers that come and go within a step.
+  /// Bytes of transient buffers of a step, included in bytes_per_rank().
   int64_t buffer_bytes() const noexcept { return pool_->bytes() + (versions_ == nullptr ? 0 : versions_->bytes()); }
 
  private:
@@ -114,7 +114,7 @@ class Engine : private GradientSink {
   void withdrawn(Parameter& parameter) override { gradients_->withdrawn(parameter); }
   void defer(Parameter& parameter, std::function<void()> work) override;
 
-  // Setting up (engine_setup.cpp).
+  // Setup (engine_setup.cpp).
   void check_agreement() const;
   void check_dtypes() const;
   void take_parameters();
@@ -131,7 +131,8 @@ class Engine : private GradientSink {
   /// Gathers what `unit` reads and frees what no unit that is running reads.
   void gather_for(int unit);
   void free_all();
-  /// After the last read of leaves that other ranks read in place too: returns when these have been read by all.
+  /// After the last read of unsharded parameters that other ranks read in place too: returns when all ranks have read
+  /// them.
   void end_reading();
 
   void start(int num_micro_batches);
@@ -141,7 +142,7 @@ class Engine : private GradientSink {
   void perform_until_event() {
     cursor_.perform_until_event([this](const Action& entry) { perform(entry); });
   }
-  /// The execution has come to `event`: performs what stands before it.
+  /// The execution has reached `event`: performs the actions that precede it.
   void reach(const Action& event);
   void perform(const Action& entry);
   void update(const Action& entry);
@@ -170,9 +171,10 @@ class Engine : private GradientSink {
   std::unique_ptr<GradientSums> gradients_;
   std::unique_ptr<ModelBuffers> buffers_;
   std::unique_ptr<WeightVersions> versions_;
-  std::vector<Parameter*> trained_;            ///< whose sink this is
-  std::vector<at::Tensor> sharded_gradients_;  ///< by slot; what becomes .grad
-  std::vector<at::Tensor> no_gradients_;       ///< by slot; the .grad of leaves of outside code that do not rest
+  std::vector<Parameter*> trained_;            ///< parameters whose sink this is
+  std::vector<at::Tensor> sharded_gradients_;  ///< by slot; become .grad
+  std::vector<at::Tensor> no_gradients_;       ///< by slot; .grad of unsharded parameters of user code that have no
+                                               ///< sharded one
   std::vector<Hook> hooks_;
   std::map<int, Schedule> strategy_tables_;  ///< by number of micro-batches
   std::map<int, Schedule> recorded_;
@@ -180,17 +182,17 @@ class Engine : private GradientSink {
   Mode mode_ = Mode::idle;
   Attendance attendance_;
   bool is_evaluating_ = false;
-  int num_exceptions_ = 0;  ///< in flight when the evaluation began
+  int num_exceptions_ = 0;  ///< exceptions in flight when the evaluation began
   int num_micro_batches_ = 0;
   StepRecorder recorder_;
   TableCursor cursor_;
   Passes* passes_ = nullptr;
   StepExchange* exchange_ = nullptr;
-  std::vector<int> num_forwards_;                                  ///< of the step, by unit
+  std::vector<int> num_forwards_;                                  ///< forwards in this step, by unit
   std::vector<int> running_;                                       ///< units whose forward runs, outermost first
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step
   std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);  ///< for hooks in graphs that outlive this
-  int64_t num_steps_ = 0;                                          ///< begun
+  int64_t num_steps_ = 0;                                          ///< number of steps begun
 };
 
 }  // namespace caravan

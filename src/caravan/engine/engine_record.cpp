@@ -13,7 +13,7 @@ bool Engine::begin_join_step(bool has_batch, int num_micro_batches) {
   begin_step(attendance.num_micro_batches);
   attendance_ = attendance;
   if (!holds_all()) return true;
-  // A rank that runs no unit cannot know when the others gather: all do so now.
+  // A rank that runs no unit cannot know when the others gather, so all ranks gather now.
   const auto num_groups = static_cast<int>(state_.layout.units().groups.size());
   for (int group = 0; group < num_groups; ++group) {
     if (!unsharded_->is_gathered(group)) continue;
@@ -43,7 +43,7 @@ void Engine::finish_recording() {
                         mesh_.where(), "give begin_step the number of backward passes of the step"});
     }
   }
-  // In the order of the buckets, alike on every rank, so that neighbours go out together.
+  // In the order of the buckets, equal on every rank, so that neighbouring reductions are combined.
   std::vector<bool> is_reduced(units.groups.size(), false);
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (is_reduced[static_cast<size_t>(bucket.group)]) continue;
@@ -62,7 +62,7 @@ void Engine::agree_on_used() {
   gradients_->set_used(used);
 }
 
-/// The table without its events. Waits stand where they do on the other ranks: they start transfers.
+/// The table without its events. Waits are at the same positions as on the other ranks: they start transfers.
 void Engine::follow_absent() {
   for (perform_until_event(); !cursor_.is_at_end(); perform_until_event()) {
     const int unit = cursor_.entry().unit;

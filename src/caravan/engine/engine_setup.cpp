@@ -30,7 +30,7 @@ std::string kinds_of(const Layout& layout) {
   return kinds;
 }
 
-/// Axes over which this parameter's gradient is reduced: before, the ranks may have had different values.
+/// Axes over which this parameter's gradient is reduced: on these the ranks may have had different values before.
 std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
   std::vector<std::string> axes;
   for (const AxisMove& move : reduce_moves(layouts, mesh)) axes.push_back(move.axis);
@@ -58,8 +58,8 @@ void Engine::check_agreement() const {
       {"gradient_dtype", c10::toString(strategy_.gradient_dtype)},
       {"reduce_dtype", strategy_.reduce_dtype ? c10::toString(*strategy_.reduce_dtype) : "as kept"},
       {"hook", strategy_.hook == nullptr ? "none" : strategy_.hook->name() + " on " + strategy_.hook_axis},
-      {"allow_unused", strategy_.find_unused_parameters ? "true" : "false"},
-      {"is_static", strategy_.static_graph ? "true" : "false"},
+      {"find_unused_parameters", strategy_.find_unused_parameters ? "true" : "false"},
+      {"static_graph", strategy_.static_graph ? "true" : "false"},
       {"buffers", std::to_string(static_cast<int>(strategy_.buffers))},
       {"gathers",
        fmt::format("{} {} {} {} {}", memory == UnshardedMemory::shared, strategy_.gathers.free_after_forward,
@@ -78,7 +78,7 @@ void Engine::check_agreement() const {
   for (const Parameter* parameter : model_.parameters()) {
     facts.push_back({parameter->name(), describe(parameter->sharded(), parameter->global_shape()) +
                                             (parameter->requires_grad() ? "" : ", frozen")});
-    facts.push_back({parameter->name() + " at rest", kinds_of(layouts_of(strategy_, *parameter).sharded) +
+    facts.push_back({parameter->name() + " sharded", kinds_of(layouts_of(strategy_, *parameter).sharded) +
                                                          (parameter->spec().decays ? "" : ", without decay")});
   }
   for (const auto& [name, buffer] : model_.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
@@ -89,14 +89,15 @@ void Engine::check_agreement() const {
   for (const auto& [name, bytes] : {std::pair("bucket_bytes", strategy_.bucket_bytes),
                                     std::pair("first_bucket_bytes", strategy_.first_bucket_bytes)}) {
     if (bytes >= 1) continue;
-    throw UsageError({strategy_.name, name, fmt::format("{} bytes hold no gradient", bytes), "", "use 1 or more"});
+    throw UsageError(
+        {strategy_.name, name, fmt::format("{} bytes cannot hold a gradient", bytes), "", "use 1 or more"});
   }
   for (const Units::Group& group : state_.layout.units().groups) {
     if (strategy_.static_graph || !group.is_gathered) continue;
-    throw UsageError({strategy_.name, "is_static",
+    throw UsageError({strategy_.name, "static_graph",
                       "every rank takes part in the gathers of '" + group.name +
                           "', so all run the units in one order, which may not change",
-                      "", "leave is_static true, or use ddp, which gathers nothing"});
+                      "", "leave static_graph true, or use ddp, which gathers nothing"});
   }
   check_dtypes();
   for (const Bucket& bucket : state_.layout.buckets()) {
@@ -129,7 +130,7 @@ void Engine::check_dtypes() const {
   check("reduce_dtype", strategy_.reduce_dtype.value_or(at::kFloat), true, "use fp32, bf16 or fp16");
 }
 
-/// Moves the parameters into flat buffers, or makes them there.
+/// Moves the parameters into flat buffers, or creates them there.
 void Engine::take_parameters() {
   const at::NoGradGuard no_grad;
   at::ScalarType dtype = options_.dtype;
@@ -145,17 +146,17 @@ void Engine::take_parameters() {
     }
     if (rest.scalar_type() == dtype && rest.device() == device) continue;
     throw UsageError({strategy_.name, slot.parameter->name(),
-                      fmt::format("rests as {} on {}, but {} as {} on {}", c10::toString(rest.scalar_type()),
+                      fmt::format("is {} on {}, but {} is {} on {}", c10::toString(rest.scalar_type()),
                                   rest.device().str(), first->name(), c10::toString(dtype), device.str()),
-                      "", "let all parameters rest in one dtype on one device"});
+                      "", "give all sharded parameters one dtype on one device"});
   }
   if (dtype == at::kDouble && (strategy_.compute_dtype != at::kFloat || strategy_.gradient_dtype != at::kFloat)) {
     const bool is_leaf = strategy_.compute_dtype != at::kFloat;
     throw UsageError({strategy_.name, is_leaf ? "compute_dtype" : "gradient_dtype",
-                      fmt::format("parameters rest in fp64, but {} {}",
-                                  is_leaf ? "are computed with in" : "their gradients are kept in",
+                      fmt::format("sharded parameters are fp64, but {} {}",
+                                  is_leaf ? "layers compute in" : "their gradients are kept in",
                                   c10::toString(is_leaf ? strategy_.compute_dtype : strategy_.gradient_dtype)),
-                      "", "let them rest in fp32"});
+                      "", "make them fp32"});
   }
   if (strategy_.hook != nullptr) {
     const at::ScalarType kept = strategy_.gradient_dtype == at::kFloat ? dtype : strategy_.gradient_dtype;
@@ -187,12 +188,12 @@ void Engine::take_values(const Slot& slot) {
     return;
   }
   std::vector<std::string> axes = debt_axes(layouts, mesh_);
-  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // of an earlier engine
+  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // left by an earlier engine
   share(rest, axes, mesh_, parameter.name());
   piece.copy_(redistribute(rest, before, layouts.sharded, mesh_, parameter.name()));
 }
 
-/// What rests invariant on data axes becomes what coordinate 0 has, and so do the buffers.
+/// Sharded parameters that are I on data axes, and buffers, take the values of coordinate 0.
 void Engine::share_values() {
   std::set<std::string> all;
   for (const Bucket& bucket : state_.layout.buckets()) {

@@ -52,7 +52,7 @@ Tensors Engine::run_unit(int unit, Module& module, Tensors inputs, const Forward
     own.micro_batch = micro_batch;
     outputs = next(std::move(inputs), own);
   }
-  for (at::Tensor& output : outputs) {  // of a unit that passes it on: the hook must be this unit's
+  for (at::Tensor& output : outputs) {  // if a unit passes an output on: the hook must be this unit's
     if (std::find(given.begin(), given.end(), output.unsafeGetTensorImpl()) == given.end()) continue;
     if (at::GradMode::is_enabled() && output.requires_grad()) output = output.view_as(output);
   }
@@ -60,7 +60,7 @@ Tensors Engine::run_unit(int unit, Module& module, Tensors inputs, const Forward
   return outputs;
 }
 
-/// Outside of a step: whoever runs next gathers what it needs and frees the rest.
+/// Outside of a step: the next unit gathers what it needs and frees the rest.
 Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
   if (running_.size() == 1 && !is_evaluating_) gather_for(-1);  // what a forward that threw has left
   // Where nobody tells of updates, once for each forward.
@@ -77,7 +77,7 @@ Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& contex
   return outputs;
 }
 
-/// An evaluation within a step: what the schedule has gathered stays.
+/// An evaluation within a step: keeps what the schedule has gathered.
 Tensors Engine::run_aside(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
   std::vector<int> borrowed;
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) {
@@ -90,7 +90,7 @@ Tensors Engine::run_aside(int unit, Tensors inputs, const ForwardContext& contex
   return outputs;
 }
 
-/// The gradient of the first output that has one comes after everything that used the unit's outputs.
+/// The gradient of the first output that requires one comes after everything that used the unit's outputs.
 void Engine::announce_backward(int unit, int micro_batch, const Tensors& outputs) {
   auto is_announced = std::make_shared<bool>(false);
   for (const at::Tensor& output : outputs) {
@@ -155,12 +155,12 @@ void Engine::end_evaluation() noexcept {
   is_evaluating_ = false;
   try {
     free_all();
-    if (std::uncaught_exceptions() == num_exceptions_) end_reading();  // else the peers may be elsewhere
-  } catch (const std::exception&) {  // a peer is lost: the next collective throws the same
+    if (std::uncaught_exceptions() == num_exceptions_) end_reading();  // else the peers may have continued
+  } catch (const std::exception&) {  // a peer is lost: the next collective throws the same error
   }
 }
 
-/// Joint groups are moved over the axis of the stages that share them, which the other stages do not have.
+/// Joint groups are moved over the axis of the stages that share them; other stages are not on that axis.
 bool Engine::is_on_this_stage(int group) const {
   if (strategy_.pipeline_axis.empty()) return true;
   const Units& units = state_.layout.units();

@@ -43,7 +43,7 @@ std::vector<std::pair<Parameter*, std::set<int>>> users_of_parameters(const std:
   return users;
 }
 
-/// `layout` with the axes that `leaf` names instead of the axes they are part of.
+/// `layout` with the axes that `leaf` names instead of the axes that they are part of.
 Layout on_axes_of(const Layout& leaf, const Layout& layout, const Mesh& mesh) {
   std::vector<Layout::Entry> entries;
   for (const auto& [name, placement] : layout.entries()) {
@@ -144,14 +144,14 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     about.is_joint = coords.size() > 1;
     about.is_gathered = about.is_gathered || about.is_joint;  // also on ranks that hold none of these stages
   }
-  bool is_reached = false;  // backward goes down to the first unit that is trained
+  bool is_reached = false;  // backward reaches the first trained unit
   for (Units::Unit& unit : groups.units.units) {
     std::sort(unit.groups.begin(), unit.groups.end());
     for (const int group : unit.groups) is_reached |= groups.units.groups[static_cast<size_t>(group)].is_trained;
     unit.has_backward = is_reached;
   }
   auto& units = groups.units.units;
-  for (size_t u = units.size(); u-- > 0;) {  // a parent's output has the gradient of its children's
+  for (size_t u = units.size(); u-- > 0;) {  // a parent's output has a gradient if its children's outputs have
     if (units[u].has_backward && units[u].parent >= 0) units[static_cast<size_t>(units[u].parent)].has_backward = true;
   }
   return groups;

@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// The parameters of a strategy by group: those that exactly the same units use. One group for each unit, in their
-/// order (it may be empty); then one for each set of units that shares parameters.
+/// The parameters of a strategy by group: those used by exactly the same units. One group for each unit, in order (it
+/// may be empty), then one for each set of units that shares parameters.
 struct Groups {
   Units units;
   std::vector<std::vector<Parameter*>> parameters;  ///< by group, in model order
@@ -17,21 +17,21 @@ struct Groups {
 /// Throws UsageError for a parameter that belongs to no unit, and for a unit that is not in the strategy's order.
 Groups groups_of(const Strategy& strategy, const Mesh& mesh);
 
-/// The parameters of a group cut into sets that take the same way between rest and leaf, in the order in which they lie
-/// in the flat buffers: trained before frozen ones; within a set those that decay first, and those that forward uses
-/// last first.
+/// The parameters of a group divided into sets with the same moves between sharded and unsharded parameter, in the
+/// order of the flat buffers: trained before frozen ones; within a set parameters with weight decay first, and those
+/// that forward uses last first.
 std::vector<std::vector<Parameter*>> by_way(const std::vector<Parameter*>& group, const Strategy& strategy,
                                             const Mesh& mesh);
 
-/// The layouts of a parameter. Throws LayoutError if the strategy has none, or one that cannot be.
+/// The layouts of a parameter. Throws LayoutError if the strategy has none, or an invalid one.
 const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& parameter);
 
-/// `layout` on every axis of `mesh`: invariant on those that it does not place. One that is invariant on an axis that
-/// `mesh` has factored is invariant on its parts.
+/// `layout` on every axis of `mesh`, I on those that it does not place. A layout that is I on an axis that `mesh` has
+/// factored is I on its parts.
 Layout on_listed_axes(const Layout& layout, const Mesh& mesh);
 
-/// The moves that fill the leaf from rest, and those that take the leaf's gradient to rest; without those that move
-/// nothing. An axis of the leaf's layout that is part of one at rest ("pp{0,3}") stands for it.
+/// The moves from sharded to unsharded parameter, and from unsharded to sharded gradient, without moves that are
+/// no-ops. An unsharded axis that is part of a sharded one ("pp{0,3}") stands for it.
 std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh);
 std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& mesh);
 

@@ -9,26 +9,27 @@
 
 namespace caravan {
 
-/// Keeps the buffers of a model equal on the ranks of the data axes, where each forward changes them by other rows, at
-/// the end of every step. So evaluation and checkpoints see the same on every rank.
+/// At the end of every step, makes the buffers of a model equal on the ranks of the data axes, where each forward
+/// updates them from other rows. So evaluation and checkpoints see the same on every rank.
 ///
-///   Buffers::broadcast  they become those of coordinate 0 (the first that has a batch). PyTorch's broadcast_buffers
-///                       does this before the next forward, which trains alike
+///   Buffers::broadcast  buffers become those of coordinate 0 (the first that has a batch). PyTorch's broadcast_buffers
+///                       does this before the next forward, with the same training
 ///   Buffers::average    floating-point ones become their mean over the ranks that have a batch, others as above
-///   Buffers::local      they stay as they are
+///   Buffers::local      buffers stay unchanged
 ///
 /// One collective for each dtype and data axis: a step sends their bytes once, except on the last rank of a broadcast
 /// (average: 2(n-1)/n times). Holds a copy of the buffers.
 class ModelBuffers {
  public:
-  /// The buffers that `model` has now; those without elements do not count.
+  /// Takes the present buffers of `model`; those without elements are ignored.
   ModelBuffers(Module& model, const Strategy& strategy, const Mesh& mesh);
 
-  /// Starts it: the buffers have their new values when `transfers` are complete. Every rank of the mesh calls it.
+  /// Starts the collectives: the buffers have their new values when `transfers` are complete. Every rank of the mesh
+  /// calls it.
   void start(TransferQueue& transfers, const Attendance& attendance);
 
  private:
-  /// Of one dtype.
+  /// Buffers of one dtype.
   struct Set {
     at::Tensor flat;
     std::vector<at::Tensor> buffers;

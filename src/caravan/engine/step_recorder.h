@@ -6,15 +6,15 @@
 
 namespace caravan {
 
-/// The events of a step without a table, in the order in which they come.
+/// Records the events of a step without a table, in order.
 class StepRecorder {
  public:
   void begin() { events_.clear(); }
   void add(const Action& event) { events_.push_back(event); }
   const Schedule& events() const noexcept { return events_; }
-  /// The most backward passes of a unit.
+  /// The largest number of backward passes of any unit.
   int num_backwards() const;
-  /// Ranks without a batch have recorded nothing: they take over what the first rank with one has. Every rank of
+  /// Ranks without a batch have recorded nothing: they take the record of the first rank with a batch. Every rank of
   /// `world` calls it.
   void share(Communicator& world, const Attendance& attendance);
 

@@ -16,7 +16,7 @@
 namespace caravan {
 namespace {
 
-/// `layout` with the placements of `plan` on the axes that it names: these are major to all others.
+/// `layout` with the placements of `plan` on the axes that it names, which are major to all others.
 Layout planned(const Layout& plan, const Layout& layout) {
   std::vector<Layout::Entry> entries = plan.entries();
   for (const auto& entry : layout.entries()) {
@@ -25,13 +25,13 @@ Layout planned(const Layout& plan, const Layout& layout) {
   return Layout(std::move(entries));
 }
 
-/// Rows of dim 0 that this rank holds at rest.
+/// Rows of dim 0 that this rank holds of the sharded parameter.
 int64_t sharded_rows(const Parameter& parameter, const ParameterLayouts& layouts, const Mesh& mesh) {
   return local_box(parameter.global_shape(), layouts.sharded, mesh, parameter.name()).size.front();
 }
 
-/// Cuts the parameters, which follow each other in a buffer, into n parts that are equal up to a row. Returns the rows
-/// of each part for each parameter.
+/// Cuts consecutive parameters of a buffer into n parts that are equal up to a row. Returns the rows of each part for
+/// each parameter.
 std::vector<std::vector<int64_t>> equal_parts(const std::vector<std::pair<int64_t, int64_t>>& rows_and_row, int n) {
   int64_t total = 0;
   for (const auto& [rows, row] : rows_and_row) total += FlatLayout::aligned(rows * row);
@@ -80,7 +80,7 @@ void check_stages(const std::vector<int>& stages, size_t num_units, const std::v
   }
 }
 
-/// The coordinates of the pipeline whose units use each parameter, that of its first stage in front.
+/// The coordinates of the pipeline whose units use each parameter, that of its first stage first.
 std::map<std::string, std::vector<int>> users_of_parameters(const Strategy& strategy, const Mesh& mesh) {
   std::map<std::string, std::vector<int>> users;
   const Groups groups = groups_of(strategy, mesh);
@@ -131,7 +131,7 @@ void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan) {
 }
 
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis) {
-  (void)mesh[axis];  // throws for an axis that is not there
+  (void)mesh[axis];  // throws for an axis that does not exist
   for (auto& [name, layouts] : strategy.layouts) layouts.unsharded = layouts.unsharded.moved(axis, Replicate{});
   strategy.loss_layout = strategy.loss_layout.moved(axis, Partial{});
   strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
@@ -144,10 +144,10 @@ void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory) {
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis,
                      const std::string& technique) {
   for (const auto& [name, layouts] : strategy.layouts) {
-    // A shard of another wrapping is gathered and cut again; one that is computed with belongs to a plan.
+    // A shard from another wrapping is gathered and cut again; one that is computed with belongs to a plan.
     if (mesh[axis].size() == 1 || layouts.sharded[axis].is_invariant() || layouts.unsharded[axis].is_replicate())
       continue;
-    throw LayoutError({technique, name, "does not rest invariant on axis " + axis,
+    throw LayoutError({technique, name, "is not invariant on axis " + axis,
                        mesh.where() + ", layout " + layouts.sharded.to_string(),
                        "leave axis " + axis + " out of its layout"});
   }
@@ -155,7 +155,7 @@ void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::stri
 
 void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
   std::set<std::string> unused(patterns.begin(), patterns.end());
-  std::set<std::string> idle = unused;  // fit nothing but units that there are
+  std::set<std::string> idle = unused;  // those that match nothing but units
   const auto fits = [&](const Module& module, bool is_unit) {
     bool is_match = false;
     for (const std::string& pattern : patterns) {
@@ -251,10 +251,10 @@ void add_stages(Strategy& strategy, Mesh& mesh, const std::string& axis, const s
     for (const Parameter* parameter : unit.module->parameters()) {
       const std::vector<int>& coords = users.at(parameter->name());
       ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
-      if (layouts.sharded[axis].is_shard()) continue;  // another unit of the same stages has it
+      if (layouts.sharded[axis].is_shard()) continue;  // another unit of the same stages has changed it
       if (parameter->global_shape().empty()) {
-        throw LayoutError(
-            {"pipeline", parameter->name(), "a scalar cannot rest on a stage", mesh.where(), "give it the shape [1]"});
+        throw LayoutError({"pipeline", parameter->name(), "a scalar cannot be stored on a stage", mesh.where(),
+                           "give it the shape [1]"});
       }
       const Shard on_stage{.dim = 0, .owner = coords.front(), .rows = sharded_rows(*parameter, layouts, mesh)};
       layouts.sharded = layouts.sharded.moved(axis, on_stage);

@@ -9,10 +9,10 @@
 
 namespace caravan {
 
-/// Where the execution of a step stands in its table.
+/// The position of the execution of a step in its table.
 class TableCursor {
  public:
-  /// The execution comes to it by itself, as a unit runs; all other entries are performed on the way.
+  /// Whether the execution reaches the entry by itself, as a unit runs; all other entries are performed in between.
   static bool is_reached(const Action& entry) { return entry.is_event() && entry.kind != Action::Kind::weight; }
 
   /// `table` outlives its execution.
@@ -31,11 +31,11 @@ class TableCursor {
   }
   /// The next event; null at the end.
   const Action* next_event() const;
-  /// Of a reduction that stands here: see ends_reductions.
+  /// For a reduction at this position: see ends_reductions.
   bool ends_reductions() const;
   /// Another entry follows this one.
   bool has_more() const noexcept { return position_ + 1 < table_->size(); }
-  /// The weight gradients of a backward have an entry of their own.
+  /// Whether the weight gradients of a backward have a separate entry.
   bool has_weight_entry(const Action& backward) const {
     return with_weight_.contains({backward.unit, backward.micro_batch});
   }

@@ -77,8 +77,8 @@ class HookState final : public StateOwner {
     }
   }
 
-  /// Ranks that differ on other axes than that of the hook reduce other pieces, and share other tensors: each of these
-  /// places has names of its own.
+  /// Ranks that differ on axes other than the hook's reduce other pieces and share other tensors, so each of these
+  /// places uses separate names.
   std::string shared_prefix() const {
     int index = 0;
     int count = 1;

@@ -15,55 +15,54 @@ namespace caravan {
 
 class Engine;
 
-/// How the names of tensors begin that a checkpoint has beside the parameters: state of training, which a model that is
-/// only run does not need.
+/// Prefixes of the names of checkpoint tensors other than parameters: training state, which inference does not need.
 inline constexpr const char* kOptimizerTensors = "optimizer.";
 inline constexpr const char* kHookTensors = "hook.";
 inline constexpr const char* kStepperTensors = "stepper.";
 inline constexpr const char* kLossScaleTensor = "loss_scale";
 bool is_training_state(const std::string& name);
 
-/// A tensor that one step hands on to the next, as this rank has it.
+/// A tensor kept across steps, as this rank has it.
 struct StatePiece {
   enum class Kind : uint8_t {
     parameter,
     buffer,    ///< of a module
-    moment,    ///< what an optimizer, or a way of stepping, keeps for each parameter
-    count,     ///< steps
-    scale,     ///< of the loss
+    moment,    ///< of each parameter, kept by an optimizer or a stepper
+    count,     ///< number of steps
+    scale,     ///< scale of the loss
     residual,  ///< of a communication hook: what this rank has not sent
-    shared     ///< of a communication hook: what its ranks have in common
+    shared     ///< of a communication hook: equal on its ranks
   };
-  /// Which ranks have which part of it.
+  /// Which ranks have which part.
   enum class Spread : uint8_t {
-    like_parameter,  ///< cut as `parameter` at rest
-    per_coordinate,  ///< so too, but each coordinate of `axis`, on which `parameter` rests invariant, has one of its
-                     ///< own: in checkpoints, a tensor with a dim 0 more, of the size of the axis. Without that dim, it
-                     ///< is one for all
-    on_axis,         ///< whole, and equal on the ranks of `axis`; ranks that differ elsewhere use other names
+    like_parameter,  ///< cut as the sharded `parameter`
+    per_coordinate,  ///< the same, but each coordinate of `axis`, on which the sharded `parameter` is I, has its own:
+                     ///< in checkpoints, a tensor with an additional dim 0 of the size of the axis. Without that dim,
+                     ///< it is common to all
+    on_axis,         ///< whole, and equal on the ranks of `axis`; ranks that differ on other axes use other names
     everywhere,      ///< whole, and equal on all ranks
     on_rank_0        ///< whole; that of rank 0 is saved, others may differ
   };
-  /// What a checkpoint with another number of coordinates means.
+  /// How to read a checkpoint with another number of coordinates.
   enum class Combine : uint8_t {
-    sum,  ///< the sum counts: coordinate 0 gets it, the others zeros; without such a tensor, all get zeros
+    sum,  ///< only the sum matters: coordinate 0 gets it, the others zeros; without such a tensor, all get zeros
     mean  ///< all get the mean
   };
 
   Kind kind;
-  std::string name;  ///< in checkpoints: of a parameter or a buffer its own, else one of those above
+  std::string name;  ///< in checkpoints: the name of a parameter or buffer, else one of those above
   at::Tensor tensor;
   const Parameter* parameter = nullptr;
   Spread spread = Spread::like_parameter;
   std::string axis{};
   Combine combine = Combine::sum;
-  /// A load calls it when it has written `tensor`, if that is a copy of what the owner keeps.
+  /// A load calls it after it has written `tensor`, if that is a copy of what the owner keeps.
   std::function<void()> loaded{};
 };
 
-/// Who keeps tensors from step to step: a model, an optimizer, a hook, or a stepper, for example outer momentum and
-/// anchors of local steps. To give each replica an optimizer of its own, an owner walks another and changes the spread
-/// of its pieces.
+/// An owner of tensors that are kept across steps: a model, an optimizer, a hook, or a stepper, for example outer
+/// momentum and anchors of local steps. To give each replica its own optimizer, an owner walks another and changes the
+/// spread of its pieces.
 class StateOwner {
  public:
   using Visit = std::function<void(StatePiece piece)>;
@@ -75,25 +74,25 @@ class StateOwner {
   StateOwner(const StateOwner&) = delete;
   StateOwner& operator=(const StateOwner&) = delete;
 
-  /// Visits what there is, between steps, in the same order on every rank: the tensors themselves, or copies with
+  /// Visits the present pieces, between steps, in the same order on every rank: the tensors themselves, or copies with
   /// `loaded`. Does not communicate.
   virtual void walk(const Visit& visit) = 0;
-  /// For tensors that come into being with the first steps. A load calls it: makes those of the checkpoint that this
-  /// owner can use, and visits them. Does not communicate. StateReader::Options must let their names be unknown.
+  /// For tensors that are created in the first steps. A load calls it: creates those tensors of the checkpoint that
+  /// this owner can use, and visits them. Does not communicate. StateReader::Options must allow unknown names for them.
   virtual void walk_saved(const Saved& saved, const Visit& visit) { (void)saved, (void)visit; }
 };
 
-/// All that a training hands on from step to step. Checkpoints are written and read by this walk
-/// (formats/checkpoint/state_checkpoint.h), and reports of memory go by it. Who keeps further tensors adds itself.
+/// All training state kept across steps. Checkpoints are written and read by this walk
+/// (formats/checkpoint/state_checkpoint.h), and memory reports use it. Owners of further tensors are added.
 class TrainingState {
  public:
-  /// `owner` outlives this. Owners are walked in the order in which they were added.
+  /// `owner` outlives this. Owners are walked in the order of addition.
   void add(StateOwner& owner) { owners_.push_back(&owner); }
   void add(std::unique_ptr<StateOwner> owner);
 
   void walk(const StateOwner::Visit& visit) const;
   void walk_saved(const StateOwner::Saved& saved, const StateOwner::Visit& visit) const;
-  /// What the tensors of each kind take in the memory of this rank, with the gaps of flat buffers.
+  /// Bytes of the tensors of each kind on this rank, with the gaps of flat buffers.
   std::map<StatePiece::Kind, int64_t> bytes() const;
 
  private:
@@ -101,9 +100,9 @@ class TrainingState {
   std::vector<std::unique_ptr<StateOwner>> own_;
 };
 
-/// Parameters at rest and buffers of the model. `engine` outlives it.
+/// Sharded parameters and buffers of the model. `engine` outlives it.
 std::unique_ptr<StateOwner> state_of_model(Engine& engine);
-/// What the communication hook of `engine`, which outlives it, hands on; nothing without a hook.
+/// State of the communication hook of `engine`, which outlives it; empty without a hook.
 std::unique_ptr<StateOwner> state_of_hook(Engine& engine);
 
 }  // namespace caravan

@@ -39,7 +39,7 @@ bool WeightWork::run(const Action& weight) {
   const auto is_its = [&](const auto& backward) {
     return backward.first.unit == weight.unit && backward.first.micro_batch == weight.micro_batch;
   };
-  // From the end: the backward was a few micro-batches ago, however many a step has.
+  // Searched from the end: the backward was a few micro-batches ago, however many a step has.
   const auto found = std::find_if(backwards_.rbegin(), backwards_.rend(), is_its);
   if (found == backwards_.rend()) return false;
   const size_t until = found == backwards_.rbegin() ? num_pushed_ : std::prev(found)->second;

@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// The weight gradients of a step that backward puts off, until the entry of the table that is theirs or until nothing
-/// else is to be computed.
+/// The weight gradients of a step that backward defers, until their entry of the table or until nothing else is left to
+/// compute.
 class WeightWork {
  public:
   /// `queue` outlives this.
@@ -19,23 +19,25 @@ class WeightWork {
   WeightWork(const WeightWork&) = delete;
   WeightWork& operator=(const WeightWork&) = delete;
 
-  /// Forgets what an earlier step has left.
+  /// Discards what an earlier step has left.
   void begin_step();
-  /// A unit is reached: what has no entry of its own runs before.
+  /// A unit is reached: runs work without a separate entry.
   void reach();
-  /// A backward begins, `waits`: whose work waits for its entry.
+  /// A backward begins. `waits`: its work waits for its entry.
   void begin(const Action& backward, bool waits);
   void push(std::function<void()> work);
   /// A backward has ended.
   void end();
-  /// Runs what the backward of that unit and micro-batch has put off, and what came before. False: it did not begin.
+  /// Runs the work deferred by the backward of that unit and micro-batch, and what came before. False: that backward
+  /// did not begin.
   bool run(const Action& weight);
   void run_all() { queue_.run_all(); }
 
  private:
   DeferredWork& queue_;
-  std::vector<std::pair<Action, size_t>> backwards_;  ///< of the step, with the work that was pushed before each
-  bool waits_ = false;                                ///< the last backward does
+  std::vector<std::pair<Action, size_t>> backwards_;  ///< backwards of the step, with the work that was pushed before
+                                                      ///< each
+  bool waits_ = false;                                ///< the last backward waits
   size_t num_pushed_ = 0;
   size_t num_run_ = 0;
 };

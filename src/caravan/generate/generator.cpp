@@ -74,7 +74,7 @@ Continuation Generator::run(const ContinuationOptions& options, const Show& show
   return made;
 }
 
-/// Back to the end of the prompt, or to its begin if the cache no longer holds all of it.
+/// Returns to the end of the prompt, or to its beginning if the cache no longer holds all of it.
 void Generator::rewind() {
   const auto length = static_cast<size_t>(cache_.context());
   const size_t begin = prompt_.size() > length ? prompt_.size() - length : 0;
@@ -105,7 +105,7 @@ at::Tensor Generator::next_logits() {
   return logits;
 }
 
-/// What all ranks choose as the next token, and whether any of them stops.
+/// The common choice of all ranks for the next token, and whether any of them stops.
 TextModel::Choice Generator::choose(const SamplingOptions& sampling, bool stops) {
   const at::Tensor logits = next_logits();
   TextModel::Choice choice{.stops = stops};

@@ -32,13 +32,13 @@ enum class Ending : uint8_t {
 };
 
 struct Continuation {
-  int64_t num_tokens = 0;  ///< generated, with those of a stop string, without the end token
+  int64_t num_tokens = 0;  ///< generated, including those of a stop string, without the end token
   Ending ending = Ending::length;
 };
 
 /// Continues one prompt, any number of times; its keys and values are computed in the first run and kept for the
 /// others. An empty prompt begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's end-of-text
-/// token. While it lives, the model may not be run otherwise.
+/// token. While it lives, nothing else may run the model.
 class Generator {
  public:
   /// Receives the text as it is generated, in well-formed UTF-8; returns false to stop.
@@ -63,10 +63,10 @@ class Generator {
   Tokenizer tokenizer_;
   SpecialTokens special_;
   std::vector<int64_t> prompt_;
-  std::vector<int64_t> ids_;  ///< the prompt and what was generated
+  std::vector<int64_t> ids_;  ///< the prompt and the generated ids
   KvCache cache_;
-  size_t first_ = 0;          ///< of the ids that the cache holds
-  size_t seen_ = 0;           ///< the model has seen the ids before
+  size_t first_ = 0;          ///< index of the first id in the cache
+  size_t seen_ = 0;           ///< the model has seen the ids before this index
   at::Tensor prompt_logits_;  ///< after the prompt; undefined on a rank that does not hold them
 };
 

@@ -16,7 +16,7 @@ namespace caravan {
 KvCache::KvCache(Module& model, int64_t context) : context_(context) {
   for (Module* module : model.modules()) {
     if (dynamic_cast<AttentionCore*>(module) == nullptr) continue;
-    // Inside all other hooks: it remembers what the core is given.
+    // Inside all other hooks, so that it caches the actual inputs of the core.
     hooks_.push_back(module->add_hook([this](Module& core, Tensors inputs, const ForwardContext& of_core,
                                              const Next& next) { return next(append(core.name(), inputs), of_core); }));
   }

@@ -12,7 +12,7 @@
 namespace caravan {
 
 /// Keys and values of earlier positions, for generation. While it lives, every AttentionCore of the model appends those
-/// of the new positions and reads all of them; ForwardContext::positions says which the new ones are. The first forward
+/// of the new positions and reads all of them; ForwardContext::positions gives the new ones. The first forward
 /// allocates the whole context. Use it under no_grad, with a batch size that stays the same until clear(). A forward
 /// that throws leaves the layers at different lengths: call truncate() or clear().
 class KvCache {
@@ -25,7 +25,7 @@ class KvCache {
   int64_t context() const noexcept { return context_; }
   /// Number of positions that every layer has cached.
   int64_t length() const noexcept;
-  /// Those of the next `count` tokens, for ForwardContext::positions.
+  /// The positions of the next `count` tokens, for ForwardContext::positions.
   at::Tensor positions(int64_t count) const;
   /// truncate drops all positions from `length` on (a rejected draft, another continuation); clear drops all.
   void truncate(int64_t length);

@@ -22,13 +22,13 @@ struct SamplingOptions {
 /// The seed of another sample of the same text: a function of both numbers, `seed` itself for sample 0.
 uint64_t sample_seed(uint64_t seed, int64_t sample);
 
-/// Makes the tokens of `ids` less likely: each of their logits is divided by `penalty` if it is positive, else
-/// multiplied by it, once however often the id occurs (Keskar et al., "CTRL: a conditional transformer language model
-/// for controllable generation", 2019; the signs as in transformers, whose results have the same bits).
+/// Makes the tokens of `ids` less likely: each of their logits is divided by `penalty` if positive, else multiplied by
+/// it, once even if the id occurs several times (Keskar et al., "CTRL: a conditional transformer language model for
+/// controllable generation", 2019; as in transformers, with the same bits).
 void apply_repetition_penalty(std::span<float> logits, std::span<const int64_t> ids, double penalty);
 
-/// Samples a token from `logits` ([vocabulary], any float dtype) for position `index` of the text. `text_ids` are
-/// those of the text so far, which the repetition penalty applies to. Depends only on the arguments. Ties go to the
+/// Samples a token from `logits` ([vocabulary], any float dtype) for position `index` of the text. `text_ids` are the
+/// ids of the text so far, to which the repetition penalty applies. Depends only on the arguments. Ties go to the
 /// smaller id. Throws NumericsError if the largest logit is not finite.
 int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index,
                      std::span<const int64_t> text_ids = {});

@@ -16,7 +16,7 @@ Model& model_of(Engine& engine) {
   return *model;
 }
 
-/// The head computes the last position alone.
+/// The head computes only the last position.
 Tensors at_last_position(Module& /*head*/, Tensors inputs, const ForwardContext& context, const Next& next) {
   inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - 1, 1);
   return next(std::move(inputs), context);

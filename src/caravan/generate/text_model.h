@@ -10,11 +10,11 @@
 
 namespace caravan {
 
-/// A model as generation sees it: on one rank, or on many that run it together.
+/// A model for generation: on one rank, or on many that run it together.
 struct TextModel {
   /// The model on this rank alone.
   TextModel(Model& model);  // NOLINT: a model is a text model
-  /// The model as the engine runs it: every rank generates, with the same arguments, and all get the same tokens.
+  /// The model as run by the engine: every rank generates, with the same arguments, and all get the same tokens.
   explicit TextModel(Engine& engine);
 
   Model& model;
@@ -28,7 +28,7 @@ struct TextModel {
   std::function<Choice(Choice own)> agree;
 
  private:
-  std::shared_ptr<void> evaluation_;  ///< the engine's, as long as this lives
+  std::shared_ptr<void> evaluation_;  ///< of the engine, as long as this lives
   std::shared_ptr<Hook> last_position_;
 };
 

@@ -33,7 +33,7 @@ struct Query {
   void check_axes() const {
     std::map<std::string, std::string> placed_by;
     for (const auto& [axis, placement] : layout.entries()) {
-      if (!mesh.has(axis)) continue;  // of another mesh; it is looked up if it cuts a dim
+      if (!mesh.has(axis)) continue;  // of another mesh; looked up if it cuts a dim
       for (const std::string& listed : mesh.made_of(axis)) {
         const auto [other, is_new] = placed_by.emplace(listed, axis);
         if (is_new) continue;
@@ -56,9 +56,9 @@ struct Query {
   }
 };
 
-/// Splits one dim by the axes that shard it, major first. Sets `offset` and `size` to this rank's.
+/// Splits one dim by the axes that shard it, major first. Sets `offset` and `size` to this rank's part.
 void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
-  std::set<int64_t> extents{size};  // of all coordinates, so that every rank throws if one of them does not fit
+  std::set<int64_t> extents{size};  // of all coordinates, so that every rank throws if one does not fit
   for (const auto& [name, placement] : query.layout.entries()) {
     if (!placement.is_shard(dim)) continue;
     const MeshAxis& axis = query.mesh[name];
@@ -79,7 +79,7 @@ void cut(const Query& query, int dim, int64_t& offset, int64_t& size) {
   }
 }
 
-/// The rows of the whole dim, of which this rank holds `local`.
+/// The number of rows of the whole dim, of which this rank holds `local`.
 int64_t whole_rows(const Query& query, const MeshAxis& axis, const Placement& placement, int64_t local) {
   if (placement.is_even()) return local * axis.size();
   const bool is_owner = placement.owner() == axis.coord();

@@ -1,4 +1,4 @@
-// The meshes that know more axes of the same ranks: factor, join, part.
+// Meshes with further axes of the same ranks: factor, join, part.
 #include <algorithm>
 #include <map>
 
@@ -80,7 +80,7 @@ Mesh Mesh::factor(std::string_view axis, std::vector<AxisSize> parts) const {
   after.insert(after.erase(after.begin() + index), parts.begin(), parts.end());
   state->set_sizes(std::move(after));
 
-  // Whatever was made of the axis is now made of its parts: the axis itself, joined axes, sub-axes.
+  // What was made of the axis is now made of its parts: the axis itself, joined axes, sub-axes.
   for (State::Known& known : state->known) {
     const auto old = std::find(known.made_of.begin(), known.made_of.end(), axis);
     if (old == known.made_of.end()) continue;
@@ -147,7 +147,7 @@ Mesh Mesh::part(std::string_view axis, std::vector<int> coords) const {
     made.axis = state->split_off(name, members, whole.name, std::move(coords));
   } else {
     const int self = rank();
-    world().split({&self, 1}, name);  // a part of its own: every rank takes part in a split
+    world().split({&self, 1}, name);  // a separate part, since every rank takes part in a split
   }
   state->known.push_back(std::move(made));
   Mesh mesh;

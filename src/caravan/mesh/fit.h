@@ -12,7 +12,7 @@
 namespace caravan {
 
 /// Checks that an axis of `n` coordinates named `axis` ("" if unnamed) can split `rows` rows of shard.dim(). Texts are
-/// built only when they do not fit.
+/// built only if they do not fit.
 std::optional<Misfit> misfit(const Placement& shard, int64_t rows, int n, std::string_view axis);
 
 /// Rows of each coordinate. misfit() must have returned nothing.

@@ -54,7 +54,7 @@ Layout Layout::moved(std::string_view axis, const Placement& to) const {
   Layout result = *this;
   auto entry = result.entries_.begin() + (find(entries_, axis) - entries_.begin());
   entry->second = to;
-  // An axis that arrives on a dim becomes its minor axis, so it moves behind the axes that already shard the dim.
+  // An axis that starts to shard a dim becomes its minor axis, so it moves behind the axes that already shard the dim.
   const bool must_move_back = to.is_shard() && std::any_of(entry + 1, result.entries_.end(), [&](const Entry& later) {
                                 return later.second.is_shard(to.dim());
                               });
@@ -63,7 +63,7 @@ Layout Layout::moved(std::string_view axis, const Placement& to) const {
 }
 
 Layout Layout::completed(const Mesh& mesh, const Placement& placement) const {
-  std::set<std::string> placed;  // of the axes that the mesh lists: a layout may name others, which are made of them
+  std::set<std::string> placed;  // of the axes listed by the mesh: a layout may name others that are made of them
   for (const auto& [axis, its_placement] : entries_) {
     placed.insert(axis);
     if (!mesh.has(axis)) continue;

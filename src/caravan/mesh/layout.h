@@ -13,9 +13,9 @@
 namespace caravan {
 
 /// How a tensor is laid out: a placement for each axis of the mesh, in order. If two axes shard one dim, the earlier
-/// one is the major axis and splits the dim first. Only the minor axis may leave a dim, and an axis that arrives on a
-/// dim becomes its minor axis. Of a mesh with derived axes (Mesh::factor, join, part), a layout names an axis or axes
-/// that it is made of, never both: local_box and global_shape refuse that.
+/// one is the major axis and splits the dim first. Only the minor axis may stop sharding a dim, and an axis that starts
+/// to shard a dim becomes its minor axis. On a mesh with derived axes (Mesh::factor, join, part), a layout names either
+/// an axis or the axes that it is made of, never both: local_box and global_shape refuse that.
 class Layout {
  public:
   using Entry = std::pair<std::string, Placement>;
@@ -38,8 +38,8 @@ class Layout {
   /// This layout after a redistribution that places `axis` as `to`, as the minor axis if it shards. Unchanged if the
   /// placement is the same. Throws LayoutError if the layout does not name the axis.
   Layout moved(std::string_view axis, const Placement& to) const;
-  /// This layout plus `placement` on those of mesh.axes() that it does not name, neither themselves nor as what another
-  /// axis is made of.
+  /// This layout plus `placement` on those of mesh.axes() that it does not name, either directly or as part of another
+  /// axis.
   Layout completed(const Mesh& mesh, const Placement& placement) const;
   /// The layout of the gradient.
   Layout dual() const;
@@ -62,15 +62,15 @@ struct Box {
   bool operator==(const Box&) const noexcept = default;
 };
 
-/// What this rank of `mesh` holds of a tensor of `global_shape`. On R, I and P axes, and on axes that the layout does
-/// not name, every rank holds everything. Throws ShapeError naming `what` if a dim does not divide on any coordinate,
-/// so all ranks throw together, and LayoutError if a shard names a dim that does not exist, or if two axes of the
-/// layout are made of the same axis.
+/// The piece of a tensor of `global_shape` that this rank of `mesh` holds. On R, I and P axes, and on axes that the
+/// layout does not name, every rank holds everything. Throws ShapeError naming `what` if a dim does not divide on any
+/// coordinate, so all ranks throw together, and LayoutError if a shard names a dim that does not exist, or if two axes
+/// of the layout share an axis that they are made of.
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
               std::string_view what = {});
 
 /// The shape of the global tensor of which this rank holds `local_shape`: the inverse of local_box. Throws ShapeError
-/// naming `what` if the piece does not have the rows that its coordinate should have, or if another coordinate owns all
+/// naming `what` if the piece does not have the number of rows of its coordinate, or if another coordinate owns all
 /// rows and the placement does not say how many.
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,
                                   std::string_view what = {});

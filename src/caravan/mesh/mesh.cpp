@@ -57,7 +57,7 @@ int64_t product_of(const std::vector<AxisSize>& axes) {
   int64_t product = 1;
   for (const AxisSize& axis : axes) {
     product *= axis.size;
-    if (product > INT32_MAX) break;  // larger than any world; going on could overflow
+    if (product > INT32_MAX) break;  // larger than any world; the product could overflow
   }
   return product;
 }

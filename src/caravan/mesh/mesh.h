@@ -20,7 +20,8 @@ std::string to_string(const std::vector<AxisSize>& axes);
 
 class Mesh;
 
-/// One named axis of a mesh, seen from this rank: the ranks that differ from it only in this coordinate. Cheap to copy.
+/// One named axis of a mesh as seen from this rank: the ranks that differ from it only in this coordinate. Cheap to
+/// copy.
 class MeshAxis {
  public:
   const std::string& name() const noexcept;
@@ -29,9 +30,9 @@ class MeshAxis {
   int coord() const noexcept;
   /// The communicator of the axis; its rank is coord(). On an axis of size 1 it has one rank and its verbs are no-ops.
   Communicator& comm() const noexcept;
-  /// Mesh::where of the mesh that it was made in.
+  /// Mesh::where of the mesh in which it was created.
   const std::string& where() const noexcept;
-  /// Of a sub-axis (Mesh::part), the name of the axis that it is part of; "" for all other axes.
+  /// For a sub-axis (Mesh::part), the name of the axis that it is part of; "" for all other axes.
   const std::string& parent() const noexcept;
   /// The coordinate on parent() of coordinate `coord` of this axis; `coord` itself for an axis without a parent. Throws
   /// UsageError if `coord` is not from 0 to size()-1.
@@ -60,15 +61,14 @@ class Mesh {
   /// twice, or if a size is below 1.
   static Mesh create(std::shared_ptr<Communicator> world, std::vector<AxisSize> axes);
 
-  /// Splits an axis into several, the first the slowest: dp=6 into replicate=2 and shard=3 gives the rank at dp=4
+  /// Splits an axis into several, the slowest first: dp=6 into replicate=2 and shard=3 gives the rank at dp=4
   /// replicate=1 and shard=1. axes() lists the parts in place of `axis`, which operator[] still finds, so that a layout
-  /// may speak of either; but it must not name both an axis and a part of it. Splits off one communicator per part.
-  /// Throws UsageError if axes() does not list `axis`, or if the sizes do not multiply to its size, naming sizes that
-  /// do.
+  /// may name either, but not both an axis and a part of it. Splits off one communicator per part. Throws UsageError if
+  /// axes() does not list `axis`, or if the sizes do not multiply to its size, naming sizes that do.
   Mesh factor(std::string_view axis, std::vector<AxisSize> parts) const;
 
-  /// Adds one axis made of several, the first the slowest: the ranks that differ only in these coordinates, such as dp
-  /// and cp for the reduction of a gradient. operator[] finds it, axes() does not list it. Splits off one communicator.
+  /// Adds one axis made of several, the slowest first: the ranks that differ only in these coordinates, such as dp and
+  /// cp for the reduction of a gradient. operator[] finds it, axes() does not list it. Splits off one communicator.
   /// Throws UsageError if two of `axes` share a coordinate (dp and a part of dp), or if one is a sub-axis.
   Mesh join(std::string_view name, std::vector<std::string> axes) const;
 
@@ -78,20 +78,21 @@ class Mesh {
   /// `coords` are coordinates of `axis` in increasing order, at least one, or if `axis` is itself a sub-axis.
   Mesh part(std::string_view axis, std::vector<int> coords) const;
 
-  /// Throws UsageError that lists the mesh's axes if there is none of this name, and that names the coordinates if it
-  /// is a sub-axis that this rank is not on.
+  /// Throws UsageError if the mesh has no axis of this name, listing its axes, or if it is a sub-axis that this rank is
+  /// not on, naming its coordinates.
   const MeshAxis& operator[](std::string_view name) const;
   /// Whether operator[] finds the axis on this rank.
   bool has(std::string_view name) const noexcept;
   /// The axes that span the mesh: each rank has its own combination of their coordinates.
   const std::vector<MeshAxis>& axes() const noexcept;
-  /// Those of axes() whose coordinates determine the coordinate on axis `name`, the slowest first: of a listed axis,
-  /// itself; of one that was factored, its parts. Two axes that share one of them must not be in one layout. Throws
-  /// UsageError if the mesh has no such axis; knows sub-axes on every rank.
+  /// The axes of axes() whose coordinates determine the coordinate on axis `name`, the slowest first: a listed axis
+  /// itself, or the parts of a factored axis. Two axes that share one of them must not be in one layout. Finds sub-axes
+  /// on every rank. Throws UsageError if the mesh has no such axis.
   const std::vector<std::string>& made_of(std::string_view name) const;
-  /// The axis that is made of exactly these listed axes, in this order (of one: itself); null if the mesh has none.
+  /// The axis that is made of exactly these listed axes, in this order (for a single axis: itself); null if the mesh
+  /// has none.
   const MeshAxis* joined(const std::vector<std::string>& axes) const noexcept;
-  /// Of all axes that it knows, sub-axes too.
+  /// Names of all axes, including derived axes and sub-axes.
   std::vector<std::string> names() const;
   Communicator& world() const noexcept;
   int rank() const noexcept;
@@ -99,11 +100,11 @@ class Mesh {
 
   /// "rank 5 of 12 (dp=1 tp=2)": the `where` of errors.
   const std::string& where() const noexcept;
-  /// Bytes this rank has sent on its world and on the axes of this mesh, of the mesh it is derived from, and of all
-  /// others derived from that one.
+  /// Bytes that this rank has sent on its world and on the axes of this mesh, of its parent mesh, and of all other
+  /// meshes derived from that parent.
   int64_t bytes_sent() const noexcept;
   double wait_ms() const noexcept;  ///< on the same communicators
-  /// What this rank has put off. Shared by the same meshes.
+  /// Work that this rank has deferred. Shared by the same meshes.
   DeferredWork& deferred() const noexcept;
 
  private:

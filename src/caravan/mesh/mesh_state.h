@@ -21,7 +21,7 @@ struct MeshAxis::State {
   std::vector<int> parent_coords{};
 };
 
-/// What all meshes share that are derived from one.
+/// State shared by all meshes that are derived from one.
 struct Mesh::Family {
   std::shared_ptr<Communicator> world;
   std::vector<std::shared_ptr<Communicator>> axis_comms{};  ///< each once
@@ -33,7 +33,7 @@ struct Mesh::State {
   struct Known {
     std::string name;
     std::vector<std::string> made_of;  ///< see Mesh::made_of
-    std::optional<MeshAxis> axis;      ///< none on a rank that a sub-axis does not have
+    std::optional<MeshAxis> axis;      ///< none on a rank that is not on a sub-axis
     std::string parent{};              ///< of a sub-axis
   };
 
@@ -49,20 +49,20 @@ struct Mesh::State {
   /// Throws UsageError if there is no such axis.
   const Known& at(std::string_view name) const;
   std::vector<std::string> names() const;
-  /// The ranks of the world that differ from this one only in these of the listed axes, the first the slowest.
+  /// The ranks of the world that differ from this one only in these listed axes, the slowest first.
   std::vector<int> ranks_along(const std::vector<std::string>& axes) const;
-  /// Collective: the axis of `members`, ranks of the world with this one among them, on a communicator of its own.
+  /// Collective: the axis of `members`, ranks of the world including this one, on a new communicator.
   MeshAxis split_off(std::string name, const std::vector<int>& members, std::string parent = {},
                      std::vector<int> parent_coords = {}) const;
 };
 
-/// Throws UsageError about `subject` at `where` for an axis without a name or a size, and for a name that comes twice.
+/// Throws UsageError about `subject` at `where` for an axis without a name or a size, and for a repeated name.
 void check_axes(const std::vector<AxisSize>& axes, const std::string& subject, const std::string& where);
 
-/// The product of the sizes; some larger number than any world has ranks if it does not fit.
+/// The product of the sizes; if it overflows, a number larger than any world size.
 int64_t product_of(const std::vector<AxisSize>& axes);
 
-/// How to change sizes of this product to make it `wanted`: by one axis, "make dp 4, or tp 2", if that is possible.
+/// How to change sizes with this product to make it `wanted`: by one axis, "make dp 4, or tp 2", if that is possible.
 std::string how_to_fill(const std::vector<AxisSize>& axes, int64_t product, int wanted);
 
 }  // namespace caravan

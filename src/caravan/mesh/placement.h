@@ -6,7 +6,7 @@
 
 namespace caravan {
 
-/// What one mesh axis does to a tensor; a pair value/gradient.
+/// What one mesh axis does to a tensor, as a pair value/gradient.
 struct Replicate {};  ///< R  replicate/partial: equal copies, used in n different ways; their gradients need a sum
 struct Invariant {};  ///< I  replicate/replicate: equal copies, used n times in the same way
 struct Partial {};    ///< P  partial/replicate: summands; the sum over the axis is pending
@@ -33,7 +33,7 @@ class Placement {
   bool is_shard() const noexcept { return kind_ == Kind::shard; }
   bool is_shard(int dim) const noexcept { return kind_ == Kind::shard && shard_.dim == dim; }
   bool is_partial() const noexcept { return kind_ == Kind::partial; }
-  /// R or I: every rank holds all the rows.
+  /// Whether it is R or I: every rank holds all the rows.
   bool is_whole() const noexcept { return is_replicate() || is_invariant(); }
 
   /// Valid only if is_shard().
@@ -43,7 +43,8 @@ class Placement {
   int64_t owner_rows() const noexcept { return shard_.rows; }
   bool is_even() const noexcept { return shard_.sizes.empty() && shard_.owner < 0; }
 
-  /// Rows of each of `n` coordinates when the axis splits `rows`. Throws ShapeError naming `what` if they do not fit.
+  /// The number of rows of each of `n` coordinates when the axis splits `rows`. Throws ShapeError naming `what` if they
+  /// do not fit.
   std::vector<int64_t> split(int64_t rows, int n, const std::string& what = {}) const;
 
   /// "R", "I", "P", "S(0)", "S(0; 3 1 2)", "S(0; on 1)".

@@ -19,10 +19,10 @@ class Logits final : public Layer {
 };
 
 /// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]},
-/// those of the child "logits"; {stream, labels} -> {loss}, a scalar: that of the child "loss". Both have one weight.
+/// from the child "logits"; {stream, labels} -> {loss}, a scalar, from the child "loss". Both share one weight.
 class Head final : public Module {
  public:
-  /// `tied`: the token embedding's weight, or null for a weight of its own.
+  /// `tied`: the token embedding's weight, or null for a separate weight.
   Head(const ModelConfig& config, Parameter* tied);
 
  protected:

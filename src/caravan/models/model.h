@@ -24,7 +24,7 @@ class BlockList final : public Module {
 };
 
 /// GPT-2 or Llama: a decoder for next-token prediction. run({ids}) -> {logits [batch, sequence, vocabulary]};
-/// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel none.
+/// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel for none.
 ///
 /// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them in order runs the model (labels pass
 /// through to the head, or are given only to it). Not thread-safe.

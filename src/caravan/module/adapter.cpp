@@ -15,7 +15,7 @@ std::vector<ModuleAdapter::Unit> units_of_sequential(const std::shared_ptr<torch
   const auto* sequential = module == nullptr ? nullptr : module->as<torch::nn::SequentialImpl>();
   if (sequential == nullptr) {
     throw UsageError({"adapter", module == nullptr ? "" : module->name(),
-                      "is not a torch::nn::Sequential, and torch::nn::Module has no forward of its own", "",
+                      "is not a torch::nn::Sequential, and torch::nn::Module itself has no forward", "",
                       "pass a function that runs the module, or a list of units"});
   }
   std::vector<ModuleAdapter::Unit> units;

@@ -14,24 +14,24 @@ class Module;
 
 namespace caravan {
 
-/// A user's own torch::nn::Module behind the seam: its parameters become slots under their own dotted names (they rest
-/// invariant, with the values and memory they have; the tensors of the module are the leaves), its buffers are
-/// buffers().
+/// Adapts a user's torch::nn::Module to Module. Its parameters become slots under their own dotted names: the sharded
+/// parameters are I, with their present values and memory, and the module's tensors are the unsharded parameters. Its
+/// buffers are buffers().
 ///
-/// It runs as units, one after another: the parts of the model that a technique gathers, frees and reduces on their
-/// own. torch::nn::Module has no hooks, so a unit is a function. One function for the whole module is one unit: all its
-/// parameters are then gathered together, and reduced when backward has ended.
+/// It runs as units, one after another: the parts of the model that a technique gathers, frees and reduces separately.
+/// torch::nn::Module has no hooks, so a unit is a function. One function for the whole module is one unit: all its
+/// parameters are gathered together, and reduced when backward ends.
 ///
-/// A parameter that is registered twice is one slot. A forward throws UsageError, naming it, for a parameter that was
-/// added to the module afterwards: no technique would know of it.
+/// A parameter that is registered twice is one slot. A forward throws UsageError naming a parameter that was added to
+/// the module afterwards, since no technique knows it.
 class ModuleAdapter final : public Module {
  public:
   using Forward = std::function<Tensors(Tensors inputs)>;
   struct Unit {
     std::string name;
-    /// Their parameters are those of the unit.
+    /// Modules whose parameters belong to the unit.
     std::vector<std::shared_ptr<torch::nn::Module>> modules;
-    Forward forward;  ///< from the outputs of the unit before to the inputs of the next
+    Forward forward;  ///< maps the outputs of the previous unit to the inputs of the next
   };
 
   /// `forward` runs the whole module. Throws UsageError if the module has no parameters, or `forward` is empty.
@@ -40,7 +40,7 @@ class ModuleAdapter final : public Module {
   /// a unit without forward.
   ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh);
   /// A torch::nn::Sequential of layers that take one tensor and return one: a unit for each child. Throws UsageError
-  /// for any other module, which has no forward of its own.
+  /// for any other module, since it has no forward.
   ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
 
   std::vector<Module*> blocks() override;
@@ -54,7 +54,7 @@ class ModuleAdapter final : public Module {
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
   std::shared_ptr<torch::nn::Module> module_;
-  std::vector<const c10::TensorImpl*> tensors_;  ///< of its parameters, when this was made
+  std::vector<const c10::TensorImpl*> tensors_;  ///< tensors of its parameters at construction
   Forward forward_;
   std::vector<Module*> units_;
 };

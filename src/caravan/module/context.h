@@ -15,40 +15,41 @@ class LayoutTable;
 enum class Dim : uint8_t { batch, sequence, feature, head, hidden };
 inline constexpr int kNumDims = 5;
 
-/// Why a forward pass runs.
+/// The purpose of a forward pass.
 enum class Phase : uint8_t {
-  forward,    ///< of training
-  recompute,  ///< of training, again, in backward
+  forward,    ///< for training
+  recompute,  ///< a repeated forward, in backward
   evaluate,   ///< no dropout
-  generate,   ///< the same, of a text that grows: techniques that split sequences leave them whole
+  generate,   ///< the same, for a growing text: techniques that split sequences leave them whole
 };
 
-/// What a forward pass knows beyond its tensors. Layers take global indices and positions from here, never from local
+/// What a forward pass knows besides its tensors. Layers take global indices and positions from here, never from local
 /// indices, so the same model computes the same numbers under every layout.
 struct ForwardContext {
-  uint64_t seed = 0;  ///< of the run; with `step` it keys every random number (base/numeric/random.h)
+  uint64_t seed = 0;  ///< seed of the run; with `step` it keys every random number (base/numeric/random.h)
   int64_t step = 0;
   int micro_batch = 0;
   Phase phase = Phase::forward;
-  /// The loss is the sum over target tokens times this: 1 / (target tokens of the whole global batch of the step). The
-  /// one owner of the loss's normalisation.
+  /// The loss is the sum over target tokens times this: 1 / (target tokens of the whole global batch of the step).
+  /// Nothing else normalises the loss.
   double loss_scale = 1;
-  /// What all gradients of the step are multiplied by (fp16); loss_scale has it.
+  /// Factor of all gradients of the step (fp16); included in loss_scale.
   double gradient_scale = 1;
 
-  /// Token positions, int64 [sequence] or [batch, sequence], of the tokens that the activations here stand for. They
-  /// come with the data. Undefined: 0, 1, .. along the sequence. For RoPE and positional embeddings.
+  /// Positions, int64 [sequence] or [batch, sequence], of the tokens of the local activations. They come with the data.
+  /// Undefined: 0, 1, .. along the sequence. For RoPE and positional embeddings.
   at::Tensor positions{};
-  /// Document ids of a packed batch, int64 [batch, sequence]: attention stays within a document. Undefined: one each.
+  /// Document ids of a packed batch, int64 [batch, sequence]: attention stays within a document. Undefined: each row is
+  /// one document.
   at::Tensor documents{};
 
-  /// Which elements of the global activations the local ones are; for random numbers only. `data`: as the batch is
-  /// split over data axes; `index`: of the activations of the module at hand, which a tensor technique may have split
-  /// further or gathered.
+  /// The global elements that the local activations are; for random numbers only. `data`: as the batch is split over
+  /// data axes; `index`: for the activations of the current module, which a tensor technique may have split further or
+  /// gathered.
   std::array<DimIndex, kNumDims> data{};
   std::array<DimIndex, kNumDims> index{};
 
-  /// Of a dry run: layers record the layouts of their results here (module/plan/layout_table.h).
+  /// In a dry run, layers record the layouts of their results here (module/plan/layout_table.h).
   LayoutTable* layouts = nullptr;
 
   bool is_training() const noexcept { return phase == Phase::forward || phase == Phase::recompute; }

@@ -9,7 +9,7 @@
 namespace caravan {
 
 /// Fills `piece` (contiguous, any floating dtype, on the CPU) with the elements of `box` of the global parameter's
-/// starting values: element i (row-major in the global tensor) depends on (seed, name, i) alone.
+/// initial values: element i (row-major in the global tensor) depends only on (seed, name, i).
 void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed);
 
 }  // namespace caravan

@@ -5,8 +5,8 @@
 
 namespace caravan {
 
-/// sum += summand, of any two floating-point dtypes, with the bits of torch's add_. That converts what is of the
-/// narrower dtype too, on the CPU into memory of its own, but on the meta device into none.
+/// sum += summand, of any two floating-point dtypes, with the bits of torch's add_. add_ converts the narrower operand
+/// too, into temporary memory on the CPU, but without memory on the meta device.
 inline void add_mixed(const at::Tensor& sum, const at::Tensor& summand) {
   const at::ScalarType type = c10::promoteTypes(sum.scalar_type(), summand.scalar_type());
   if (type == sum.scalar_type()) {

@@ -19,7 +19,7 @@ namespace {
 
 }  // namespace
 
-/// The hooks of a module, outermost first. Replaced, never changed: a run goes on with those it began with.
+/// The hooks of a module, outermost first. Replaced, never changed: a run continues with those that it began with.
 struct Hook::List {
   std::shared_ptr<const std::vector<std::shared_ptr<const Around>>> hooks;
 };

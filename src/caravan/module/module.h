@@ -20,12 +20,12 @@ using Tensors = std::vector<at::Tensor>;
 class Module;
 class Next;
 
-/// Stands around a module's forward: may change its inputs, context and outputs, call `next` once, again later, or not
-/// at all. Recomputation, ring attention, a redistribution, quantization: all of them are such hooks.
+/// A hook around a module's forward: may change its inputs, context and outputs, and call `next` once, several times,
+/// later, or never. Recomputation, ring attention, redistribution and quantization are such hooks.
 using Around = std::function<Tensors(Module& module, Tensors inputs, const ForwardContext& context, const Next& next)>;
 
-/// What a hook runs in its turn: the hooks inside it, then the module's forward. It may be kept and called again as
-/// long as the module lives.
+/// What a hook calls: the hooks inside it, then the module's forward. It may be kept and called again as long as the
+/// module lives.
 class Next {
  public:
   Tensors operator()(Tensors inputs, const ForwardContext& context) const;
@@ -37,7 +37,7 @@ class Next {
   std::shared_ptr<const Hooks> hooks_;
   size_t index_ = 0;  ///< of the next hook
   size_t first_ = 0;  ///< the blocks to run
-  size_t last_ = 0;   ///< 0: not some blocks, but the module's forward
+  size_t last_ = 0;   ///< 0: the module's forward instead of blocks
 };
 
 /// Keeps a hook in place; removes it when destroyed. May outlive the module.
@@ -56,12 +56,11 @@ class [[nodiscard]] Hook {
   std::shared_ptr<const Around> hook_;
 };
 
-/// A part of a model: named parameter slots, children in order, and a forward function over tensors. The seam of every
-/// technique: whoever splits, gathers, frees or moves parameters and activations does it through slots and hooks, from
-/// outside.
+/// A part of a model: named parameter slots, children in order, and a forward function over tensors. The interface of
+/// every technique: all splitting, gathering, freeing and moving of parameters and activations goes through slots and
+/// hooks, from outside.
 ///
-/// Construction makes shapes only; materialise makes memory. Modules are made once, owned by their parent and never
-/// copied.
+/// Construction creates shapes only; materialise allocates memory. A module is owned by its parent and never copied.
 class Module {
  public:
   Module();
@@ -77,39 +76,39 @@ class Module {
   Tensors run_blocks(size_t first, size_t last, Tensors inputs, const ForwardContext& context);
 
   enum class Place : uint8_t { innermost, outermost };
-  /// The hook stands inside all others, or outside of them.
+  /// Adds a hook, innermost (inside all others) or outermost.
   Hook add_hook(Around hook, Place place = Place::innermost);
 
   /// Dotted name from the root: "blocks.3.attention". "" for the root.
   const std::string& name() const noexcept { return name_; }
-  /// The slots of this module alone, and those of the whole tree in forward order (a tied weight once, where it first
+  /// The slots of this module alone, and of the whole tree in forward order (a tied weight once, where it first
   /// occurs).
   const std::vector<Parameter*>& own_parameters() const noexcept { return own_; }
   std::vector<Parameter*> parameters() const;
   std::vector<Module*> children() const;
   /// This module and everything below it, parents first, in order.
   std::vector<Module*> modules();
-  /// The module of that dotted name below this one. Throws UsageError naming the nearest that exists.
+  /// The module of this dotted name below this one. Throws UsageError naming the nearest one that exists.
   Module& find(const std::string& name);
 
-  /// Tensors that are state but no parameters (running statistics), by dotted name.
+  /// Tensors that are state but not parameters (running statistics), by dotted name.
   virtual std::vector<std::pair<std::string, at::Tensor>> buffers() { return {}; }
 
-  /// The ordered list a pipeline cuts: running them one after the other is running the module. Default: the module
-  /// itself.
+  /// The ordered list that a pipeline cuts: running the blocks in order runs the module. Default: the module itself.
   virtual std::vector<Module*> blocks() { return {this}; }
 
   struct MaterialiseOptions {
     uint64_t seed = 0;
     at::Device device = at::kCPU;
-    /// Where each piece goes: a tensor of `size` elements of fp32, e.g. a view of a flat buffer. Default: a tensor of
-    /// its own.
+    /// Where to allocate each piece: returns an fp32 tensor of `size` elements, e.g. a view of a flat buffer. Default:
+    /// a separate tensor.
     std::function<at::Tensor(const Parameter&, const std::vector<int64_t>& local_shape)> allocate = {};
     /// false leaves the values to the caller (a checkpoint is to be loaded).
     bool initialise = true;
   };
-  /// Gives every slot of the tree its piece at rest: parameter `name` laid out as layouts[name], else `all I`, with the
-  /// starting values of its Init. Throws UsageError for a layout whose name no parameter has, ShapeError as local_box.
+  /// Allocates the sharded parameter of every slot of the tree: parameter `name` laid out as layouts[name], else `all
+  /// I`, with the initial values of its Init. Throws UsageError for a layout whose name no parameter has, ShapeError as
+  /// local_box.
   void materialise(const Mesh& mesh, const std::map<std::string, Layout>& layouts, const MaterialiseOptions& options);
 
  protected:
@@ -118,7 +117,7 @@ class Module {
   Parameter& register_parameter(std::string name, ParameterSpec spec);
   /// Shares a slot that another module of the tree owns.
   Parameter& share_parameter(Parameter& parameter);
-  /// Makes a child. Names of slots and children are unique within a module and hold no dot.
+  /// Creates a child. Names of slots and children are unique within a module and contain no dot.
   template <typename M, typename... Args>
   M& register_module(const std::string& name, Args&&... args) {
     auto child = std::make_unique<M>(std::forward<Args>(args)...);

@@ -18,7 +18,7 @@ namespace {
 
 namespace impl = torch::autograd::impl;
 
-/// Deposits what autograd accumulates, so that no rank holds a second full gradient.
+/// Accumulates autograd's gradients in the sink, so that no rank holds a second full gradient.
 class AccumulateGradHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AccumulateGradHook(Parameter& parameter) : parameter_(parameter) {}
@@ -110,7 +110,7 @@ void Parameter::accumulate_grad(const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   if (sink_ != nullptr) {
     const GradientSink::Sum sum = sink_->sum_of(*this);
-    // Autograd adds in place where a leaf's .grad is this very memory (a user's zero_grad that keeps the tensor).
+    // Autograd adds in place if the tensor's .grad is this very memory (a user's zero_grad that keeps the tensor).
     const bool is_in_place = !gradient.is_meta() && gradient.data_ptr() == sum.tensor.data_ptr();
     if (!is_in_place && sum.is_empty) sum.tensor.copy_(gradient);
     if (!is_in_place && !sum.is_empty) add_mixed(sum.tensor, gradient);
@@ -147,7 +147,7 @@ void Parameter::accumulate_grad_later(std::function<void()> work) {
 
 at::Tensor Parameter::unsharded_gradient(const at::Tensor& gradient) {
   if (!derivation_) return gradient.to(unsharded_.scalar_type());
-  compute();  // derives again if the leaf has changed meanwhile
+  compute();  // derives again if the unsharded parameter has changed meanwhile
   const at::AutoGradMode grad(true);
   return torch::autograd::grad({derived_}, {unsharded_}, {gradient.to(derived_.scalar_type())}, /*retain_graph=*/true)
       .front();

@@ -13,8 +13,8 @@
 
 namespace caravan {
 
-/// How a parameter starts. Element i of the global tensor depends on (seed, name, i) alone (see base/numeric/random.h), so
-/// every layout of it starts from the same values.
+/// The initial values of a parameter. Element i of the global tensor depends only on (seed, name, i) (see
+/// base/numeric/random.h), so every layout starts from the same values.
 struct Init {
   enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;
   double std = 0;  ///< of normal
@@ -28,18 +28,18 @@ struct ParameterSpec {
 
 /// A slot for one weight, on three levels, each with a layout:
 ///
-///   sharded    the piece that this rank owns and its optimizer updates (fp32). "At rest" in comments. All of the
-///              parameter where nothing is sharded
+///   sharded    the piece that this rank owns and its optimizer updates (fp32); the whole parameter if nothing is
+///              sharded
 ///   unsharded  the autograd leaf, in the dtype of the arithmetic. Data parallelism fills it from the sharded
-///              parameter: a gather, a cast, or nothing where both are one tensor. Its identity is fixed; its memory
-///              may come and go. "The leaf" in comments
-///   compute    what layers read: a differentiable function of the leaf (a tensor technique's redistribute, a
-///              quantization, a mask); by default the leaf itself
+///              parameter: a gather, a cast, or nothing if both are one tensor. Its identity is fixed; its
+///              memory may be freed and reallocated
+///   compute    what layers read: a differentiable function of the unsharded parameter (a tensor technique's
+///              redistribute, a quantization, a mask); by default the unsharded parameter itself
 ///
-/// The gradient takes the way back: layers accumulate gradients of compute (accumulate_grad); once they are complete,
-/// the owner of the gradients takes the sum through the derivation to the leaf, and from the leaf's layout to that of
-/// the sharded parameter. An axis on which the leaf is R and the sharded parameter is I or S is an axis on which that
-/// reduction is due; nothing else decides it.
+/// The gradient goes the other way: layers accumulate gradients of compute (accumulate_grad); once they are complete,
+/// the owner of the gradients takes the sum through the derivation to the unsharded parameter, and from its layout to
+/// that of the sharded parameter. The gradient is reduced over exactly those axes on which the unsharded parameter is R
+/// and the sharded one is I or S.
 ///
 /// A weight used in two places (a tied head) is one Parameter in both. Not thread-safe.
 class Parameter {
@@ -58,7 +58,7 @@ class Parameter {
   bool requires_grad() const noexcept { return requires_grad_; }
   void set_requires_grad(bool requires_grad);
 
-  /// True if code outside of this library holds the leaf and its values: a user's own module.
+  /// Whether code outside this library, such as a user's module, holds the unsharded parameter and its values.
   bool is_external() const noexcept { return is_external_; }
   void set_external() noexcept { is_external_ = true; }
 
@@ -74,25 +74,25 @@ class Parameter {
   const Layout& unsharded_layout() const noexcept { return unsharded_layout_; }
   void set_unsharded(at::Tensor unsharded, Layout layout);
 
-  /// What layers read; a leaf of autograd. A derived one is computed at its first use after the leaf has changed.
-  /// Throws InternalError naming the parameter if there is no memory yet.
+  /// What layers read; an autograd leaf unless derived. A derived one is computed at its first use after the unsharded
+  /// parameter has changed. Throws InternalError naming the parameter if there is no memory yet.
   const at::Tensor& compute() const;
-  /// Its shape; also while the leaf has no memory, if the parameter was used before.
+  /// Its shape; also while the unsharded parameter has no memory, if the parameter was used before.
   at::IntArrayRef compute_shape() const;
   const Layout& compute_layout() const noexcept { return derivation_ ? compute_layout_ : unsharded_layout_; }
   /// A differentiable function; called with gradients enabled. It must not return a tensor that does not depend on its
   /// argument. Collective if it communicates: then every rank uses the parameter, in the same order.
   using Derivation = std::function<at::Tensor(const at::Tensor& leaf)>;
-  /// Empty: compute() is the leaf. On top of an earlier derivation: applied to its result.
+  /// Empty: compute() is the unsharded parameter. After an earlier derivation: applied to its result.
   void set_derivation(Derivation derivation, Layout layout);
   bool is_derived() const noexcept { return static_cast<bool>(derivation_); }
-  /// The leaf has other values, or none: a derived tensor is dropped.
+  /// Call it when the unsharded parameter has other values, or none: drops a derived tensor.
   void unsharded_changed() noexcept;
 
   // ---- gradients ----
 
-  /// Adds a summand of the gradient of compute(): of its shape, any floating dtype; it is not kept. Without a sink it
-  /// is added to the leaf's .grad, as autograd does.
+  /// Adds a summand of the gradient of compute(): of its shape, any floating dtype; keeps no reference to it. Without a
+  /// sink it is added to the unsharded parameter's .grad, as autograd does.
   void accumulate_grad(const at::Tensor& gradient);
   /// The same for a summand that can be added in place: `add` gets the sum and whether to overwrite it.
   void accumulate_grad(const std::function<void(at::Tensor& sum, bool is_empty)>& add);
@@ -101,17 +101,18 @@ class Parameter {
   void added_early() { sink_->added_early(*this); }
   void confirmed() { sink_->confirmed(*this); }
   void withdrawn() { sink_->withdrawn(*this); }
-  /// The step of the sink that is under way; 0: none, or no sink.
+  /// The current step of the sink; 0: none, or no sink.
   int64_t open_step() const noexcept { return sink_ == nullptr ? 0 : sink_->open_step(); }
-  /// Runs `work`, which deposits, now or when the sink finds time for it.
+  /// Runs `work`, which accumulates a gradient, now or when the sink chooses.
   void accumulate_grad_later(std::function<void()> work);
-  /// The gradient of the leaf for a gradient of compute(): the backward of the derivation, in the leaf's dtype.
+  /// The gradient of the unsharded parameter for a gradient of compute(): the backward of the derivation, in the
+  /// unsharded dtype.
   at::Tensor unsharded_gradient(const at::Tensor& gradient);
 
-  /// Throws UsageError if a sink has the gradients, or the leaf's hook is taken.
+  /// Throws UsageError if a sink already takes the gradients, or the unsharded parameter's hook is in use.
   void check_no_sink() const;
-  /// Takes the gradients, also those that autograd computes for compute(). Null: gives them up. Throws as
-  /// check_no_sink().
+  /// Makes `sink` the destination of all gradients, including those that autograd computes for compute(). Null: none.
+  /// Throws as check_no_sink().
   void set_sink(GradientSink* sink);
 
  private:
@@ -131,7 +132,7 @@ class Parameter {
   Layout compute_layout_;
   mutable at::Tensor derived_;  ///< derivation_(unsharded_), with its graph
   mutable std::optional<std::vector<int64_t>> derived_shape_;
-  mutable at::Tensor cut_;  ///< the same without: a leaf of its own
+  mutable at::Tensor cut_;  ///< the same without its graph: a separate autograd leaf
   GradientSink* sink_ = nullptr;
 };
 

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// Counts one execution of `path`; multiplies `result` in place by the planted factor, if there is one. For results
+/// Counts one execution of `path`, and multiplies `result` in place by the planted factor, if there is one. For results
 /// that autograd does not record.
 inline void take_path(std::string_view path, const at::Tensor& result) {
   const double factor = take_path(path);

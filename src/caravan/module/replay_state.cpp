@@ -21,7 +21,7 @@ ReplayState::ReplayState(Module& module, bool draws) {
   for (Module* part : module.modules()) {
     for (const auto& [name, buffer] : part->buffers()) {
       if (buffer.is_meta()) continue;
-      // Without the buffer's version counter: the graph of a batch norm has saved the buffer, and does not read it.
+      // Without the buffer's version counter: the graph of a batch norm has saved the buffer, but does not read it.
       const at::Tensor data = buffer.variable_data();
       buffers_.push_back({data, data.clone()});
     }

@@ -6,15 +6,15 @@
 
 namespace caravan {
 
-/// Copies of what a module's forward may read and change besides its inputs: the buffers of the module and those in it,
-/// and torch's default generator of the CPU.
+/// Copies of the state that a module's forward may read and change besides its inputs: the buffers of the module and
+/// its submodules, and torch's default CPU generator.
 class ReplayState {
  public:
-  /// As they are. `draws`: the forward may draw from the generator.
+  /// Copies the present state. `draws`: the forward may draw from the generator.
   ReplayState(Module& module, bool draws);
-  /// Forgets what has not changed since.
+  /// Drops what has not changed since.
   void keep_changed();
-  /// What is remembered here, as it is now.
+  /// The present values of what this object keeps.
   ReplayState now() const;
   void restore() const;
 
@@ -24,10 +24,10 @@ class ReplayState {
     at::Tensor values;
   };
   std::vector<Buffer> buffers_;
-  at::Tensor generator_;  ///< its state; undefined: not remembered
+  at::Tensor generator_;  ///< its state; undefined: not kept
 };
 
-/// Brings back a state, and then the state there was before.
+/// Restores a state during its lifetime, then the previous state.
 class Rewound {
  public:
   explicit Rewound(const ReplayState& state) : before_(state.now()) { state.restore(); }

@@ -10,17 +10,20 @@
 
 namespace caravan {
 
-/// For autograd functions that hand the gradients of parameters to Parameter::deposit instead of returning them.
+/// For autograd functions that pass the gradients of parameters to Parameter::accumulate_grad instead of returning
+/// them.
 ///
 /// Such a function takes parameter.compute() as an input, so that there is a graph and needs_input_grad is right; saves
-/// compute().detach(); and returns an undefined gradient for it. Hand a gradient that can wait over in
-/// Parameter::accumulate_grad_later, capturing detached tensors only: what is deferred must not keep the graph alive.
+/// compute().detach(); and returns an undefined gradient for it. A gradient that can wait goes to
+/// Parameter::accumulate_grad_later, which must capture detached tensors only: deferred work must not keep the graph
+/// alive.
 struct Accumulations : torch::CustomClassHolder {
   explicit Accumulations(std::initializer_list<Parameter*> parameters_) : parameters(parameters_) {}
   std::vector<Parameter*> parameters;
 };
 
-/// In forward: backward deposits into `parameters`, which outlive the graph, and sees undefined gradients as they are.
+/// In forward: backward accumulates gradients of `parameters`, which outlive the graph, and gets undefined gradients as
+/// such.
 inline void will_accumulate(torch::autograd::AutogradContext* ctx, std::initializer_list<Parameter*> parameters) {
   ctx->set_materialize_grads(false);
   ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Accumulations>(parameters));
@@ -31,8 +34,8 @@ inline const std::vector<Parameter*>& accumulations_of(torch::autograd::Autograd
   return static_cast<const Accumulations&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
 }
 
-/// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as will_deposit has them: `add_*`
-/// get the sum of each that needs a gradient and whether to overwrite it, when it is their turn. They capture detached
+/// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as in will_accumulate: `add_*` are
+/// called later, for each that needs a gradient, with its sum and whether to overwrite it. They capture detached
 /// tensors.
 template <class AddWeight, class AddBias>
 void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight,

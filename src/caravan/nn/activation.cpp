@@ -15,7 +15,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Calls `kernel` with pointers to the same stretch of all tensors, which are contiguous and of one size and dtype, and
+/// Calls `kernel` with pointers to the same range of all tensors, which are contiguous and of equal size and dtype, and
 /// with its length.
 template <class Kernel, class... Others>
 void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Others&... others) {

@@ -86,7 +86,7 @@ void check_experts(const ModelConfig& c) {
   }
   const auto check = [&](std::string_view key, double value, const char* usual) {
     if (!std::isfinite(value) || value < 0) {
-      refuse_moe(key, fmt::format("{} is below 0, or no number", value), fmt::format("a usual value is {}", usual));
+      refuse_moe(key, fmt::format("{} is below 0 or not a number", value), fmt::format("a usual value is {}", usual));
     }
   };
   check("capacity", moe.capacity, "0 or 1.25");
@@ -143,7 +143,7 @@ int64_t mlp_parameters(const ModelConfig& c, int64_t hidden) {
   return 3 * c.width * hidden;
 }
 
-/// Parameters of what stands in its place.
+/// Parameters of the MLP, or of the mixture of experts in its place.
 int64_t feed_parameters(const ModelConfig& c) {
   const MoeConfig& moe = c.moe;
   if (!moe.is_used()) return mlp_parameters(c, c.hidden_width());
@@ -173,7 +173,7 @@ double ModelConfig::flops_per_token(int64_t length) const noexcept {
   const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(passed) +
                        2 * h * scores + 4 * static_cast<double>(length) * h;
   const double forward = static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary);
-  // A frozen weight has no gradient: a third of its products is left out.
+  // A frozen weight has no gradient, which saves a third of its products.
   return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
 }
 

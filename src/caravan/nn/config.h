@@ -10,45 +10,46 @@ namespace caravan {
 enum class ModelKind : uint8_t { gpt2, llama };
 
 std::string_view name(ModelKind kind) noexcept;
-/// The kind of that name. Throws UsageError with the nearest valid name.
+/// The kind of this name. Throws UsageError with the nearest valid name.
 ModelKind model_kind(std::string_view name);
 
 /// How a router turns its scores into gates.
 enum class Gates : uint8_t { softmax, sigmoid };
-/// Over what the balance of experts is counted.
+/// The scope over which the balance of experts is counted.
 enum class BalanceScope : uint8_t { sequence, batch };
 
-/// A mixture of experts in place of each layer's MLP: every token goes through the top_k experts that its router
-/// scores highest, and their outputs are added up, times their gates. (Shazeer et al., arXiv 1701.06538.)
+/// A mixture of experts instead of each layer's MLP: every token goes through the top_k experts with the highest router
+/// scores, and their outputs are summed, weighted by its gates. (Shazeer et al., arXiv 1701.06538.)
 struct MoeConfig {
   int64_t experts = 0;  ///< of a layer, each an MLP of ModelConfig::hidden_width(); 0: none, a layer has one MLP
   int64_t top_k = 2;
   Gates gates = Gates::softmax;
   bool normalize = true;      ///< the gates of a token are divided by their sum
-  int64_t shared_hidden = 0;  ///< width of an expert that every token goes through beside its own; 0: none
-  bool shared_gate = false;   ///< its output is multiplied by a gate of its own, sigmoid(w x)
+  int64_t shared_hidden = 0;  ///< width of an expert that every token goes through in addition; 0: none
+  bool shared_gate = false;   ///< its output is multiplied by a separate gate, sigmoid(w x)
   /// An expert takes at most capacity x top_k x tokens / experts copies of the tokens of a sequence, first choices
-  /// first, then in the order of the sequence; it drops the others. 0: all.
+  /// first, then in sequence order; it drops the others. 0: all.
   double capacity = 0;
-  /// Of the balance loss, E sum over experts of (share of the copies) x (mean probability), added to the gradients
-  /// times balance_loss (Fedus et al., arXiv 2101.03961): the mean over sequences, or that of the step's whole batch.
+  /// Scope of the balance loss, E sum over experts of (share of the copies) x (mean probability), whose gradient is
+  /// added times balance_loss (Fedus et al., arXiv 2101.03961): the mean over sequences, or over the step's whole
+  /// batch.
   BalanceScope balance = BalanceScope::sequence;
   double balance_loss = 0.01;
   double z_loss = 0;  ///< of the mean square of the scores' log-sum-exp (Zoph et al., arXiv 2202.08906)
 
   bool is_used() const noexcept { return experts > 0; }
-  /// The whole step is routed once before its gradients are computed.
+  /// Whether the whole step is routed once before its gradients are computed.
   bool balances_batch() const noexcept { return is_used() && balance == BalanceScope::batch && balance_loss > 0; }
   bool has_shared() const noexcept { return shared_hidden > 0; }
   bool operator==(const MoeConfig&) const noexcept = default;
 };
 
-/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights are frozen, and each linear layer that is chosen
-/// computes W x + alpha / rank B A x, of which A [rank, in] and B [out, rank] are trained. B starts at zero.
+/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights are frozen, and each chosen linear layer computes W x +
+/// alpha / rank B A x, in which A [rank, in] and B [out, rank] are trained. B starts at zero.
 struct LoraConfig {
   int64_t rank = 0;  ///< 0: no adapters, all weights are trained
   double alpha = 16;
-  /// Linear layers by name or pattern, the names of their parents may be left out: "query", "mlp.*", "blocks.3.*".
+  /// Linear layers by name or pattern; the names of their parents may be omitted: "query", "mlp.*", "blocks.3.*".
   std::vector<std::string> targets = default_targets();
 
   static std::vector<std::string> default_targets() { return {"query", "value"}; }
@@ -64,21 +65,21 @@ struct ModelConfig {
   int64_t layers = 4;
   int64_t width = 192;
   int64_t heads = 6;
-  int64_t kv_heads = 0;    ///< of grouped-query attention (Llama); 0: as many as heads
-  int64_t context = 128;   ///< longest sequence; GPT-2 learns this many positions
+  int64_t kv_heads = 0;    ///< for grouped-query attention (Llama); 0: as many as heads
+  int64_t context = 128;   ///< longest sequence; also the number of positions that GPT-2 learns
   int64_t vocabulary = 0;  ///< set once the tokenizer is known
   int64_t hidden = 0;      ///< MLP width; 0: 4 width (GPT-2), 8/3 width rounded up to a multiple of 64 (Llama)
   bool tie_embeddings = true;
   double dropout = 0;  ///< GPT-2: embedding, attention weights, both residual branches; Llama: attention weights
   double norm_epsilon = 1e-5;
   double rope_theta = 10000;  ///< Llama: base of the rotary frequencies
-  bool qkv_bias = false;      ///< Llama: queries, keys and values have biases; those of GPT-2 always do
+  bool qkv_bias = false;      ///< Llama: queries, keys and values have biases; in GPT-2 they always do
   MoeConfig moe{};
   LoraConfig lora{};
 
   int64_t num_kv_heads() const noexcept { return kv_heads == 0 ? heads : kv_heads; }
   int64_t head_width() const noexcept { return width / heads; }
-  int64_t hidden_width() const noexcept;  ///< of the MLP, or of an expert
+  int64_t hidden_width() const noexcept;  ///< width of the MLP, or of an expert
   bool has_qkv_bias() const noexcept { return kind == ModelKind::gpt2 || qkv_bias; }
 
   /// Throws UsageError on the first impossible value. Its subject is the key ("model.heads"), its action the nearest
@@ -88,8 +89,8 @@ struct ModelConfig {
   /// Number of parameters, adapters included; tied weights count once.
   int64_t num_parameters() const noexcept;
   /// Model FLOPs of training on one token of a sequence of `length`, forward and backward (3 x forward; 2 x where only
-  /// adapters are trained). Counts matrix products only, attention without its causal mask, the head also if it is
-  /// tied, and no recomputation; of experts those that a token goes through.
+  /// adapters are trained). Counts matrix products only, attention without its causal mask, the head even if it is
+  /// tied, the experts that a token goes through, and no recomputation.
   double flops_per_token(int64_t length) const noexcept;
 
   bool operator==(const ModelConfig&) const noexcept = default;

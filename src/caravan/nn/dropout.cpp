@@ -22,7 +22,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The numbers of one tensor.
+/// The random numbers of one tensor.
 struct DropoutPlan : torch::CustomClassHolder {
   DropoutPlan(double dropout, const DropoutKey& key, at::IntArrayRef size)
       : keep(static_cast<float>(1 - dropout)), stream(key.seed, key.name, key.step) {
@@ -49,7 +49,7 @@ struct DropoutPlan : torch::CustomClassHolder {
   std::vector<std::vector<int64_t>> indices;     ///< else: global index of each element of each dim but the last
 };
 
-/// Visits the elements [begin, end) of a tensor of `size` as for_each_run does, where a dim may have several runs.
+/// Visits the elements [begin, end) of a tensor of `size` like for_each_run, with several runs in a dim.
 template <class Visit>
 void for_each_run_of(const DropoutPlan& plan, const std::vector<int64_t>& size, int64_t begin, int64_t end,
                      Visit visit) {

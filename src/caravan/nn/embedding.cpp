@@ -27,7 +27,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The tokens, those of one id after another, each in order; and where each id begins.
+/// The tokens sorted by id, in order within an id; and where each id begins.
 struct TokensById {
   explicit TokensById(const at::Tensor& ids) : tokens(static_cast<size_t>(ids.numel())) {
     const int64_t* id = ids.const_data_ptr<int64_t>();
@@ -42,7 +42,7 @@ struct TokensById {
   std::vector<int64_t> begins;
 };
 
-/// sum[id] += sum of the rows of dy whose id it is: the same for any number of threads.
+/// sum[id] += the sum of the rows of dy with this id; independent of the number of threads.
 void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
   const at::ScalarType type = dy.scalar_type();
   if (!sum.is_contiguous() || sum.scalar_type() != compute_type(type)) {
@@ -68,10 +68,10 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
   });
 }
 
-/// The tokens whose rows are among `rows`, from `first_row` of the table on; undefined: all are.
+/// The tokens whose rows are among `rows`, from `first_row` of the table on; undefined: all tokens.
 at::Tensor tokens_here(const at::Tensor& flat_ids, int64_t first_row, int64_t rows, int64_t rows_of_table) {
   if (rows == rows_of_table) return {};
-  if (flat_ids.is_meta()) return at::empty_like(flat_ids);  // all of them at most
+  if (flat_ids.is_meta()) return at::empty_like(flat_ids);  // at most all of them
   return flat_ids.ge(first_row).logical_and_(flat_ids.lt(first_row + rows)).nonzero().squeeze(1);
 }
 

@@ -8,9 +8,9 @@
 
 namespace caravan {
 
-/// Rows of a table [rows, width] by id. ids: int64, any shape. The rows that occur are accumulated, as sums in fp32 (fp64
-/// for fp64). Where weight.compute() is a piece of the table, from row `first_row` on, ids of other rows give zeros.
-/// Throws DataError naming `what` with the first id out of range.
+/// Rows of a table [rows, width] by id. ids: int64, any shape. Gradients of the rows that occur are accumulated, as
+/// sums in fp32 (fp64 for fp64). If weight.compute() is a piece of the table, from row `first_row` on, ids of other
+/// rows give zeros. Throws DataError naming `what` with the first id out of range.
 at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row = 0);
 
 /// embedding of ids [batch, sequence].
@@ -18,7 +18,7 @@ class Embedding final : public Layer {
  public:
   Embedding(int64_t rows, int64_t width);
   Parameter& weight() noexcept { return weight_; }
-  /// The table is split over ranks, of which this one has the rows from `first_row` on.
+  /// The table is split over ranks, and this rank has the rows from `first_row` on.
   void set_first_row(int64_t first_row) noexcept { first_row_ = first_row; }
 
  protected:
@@ -43,7 +43,7 @@ class PositionEmbedding final : public Layer {
 };
 
 /// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows,
-/// learned positions (GPT-2), dropout. Throws UsageError if a position is outside of the model's context.
+/// learned positions (GPT-2), dropout. Throws UsageError if a position is outside the model's context.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);

@@ -36,7 +36,7 @@ at::Tensor Linear::with_adapter(const at::Tensor& y, const at::Tensor& input, co
   return adapter_ == nullptr ? y : add(y, (*adapter_)(input, context), context, name());
 }
 
-/// A starts as in PEFT, whose uniform distribution has this deviation, B at zero: so does the sum.
+/// A starts as in PEFT, whose uniform distribution has this deviation, and B at zero, so the output starts at zero.
 Adapter::Adapter(const Linear::Options& of, int64_t rank, double scale)
     : scale_(scale),
       a_(register_module<Linear>(

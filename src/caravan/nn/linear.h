@@ -24,9 +24,9 @@ class Linear final : public Layer {
   Parameter& weight() noexcept { return weight_; }
   Parameter* bias() noexcept { return bias_; }
 
-  /// Makes the child "lora". Before the layer has memory.
+  /// Creates the child "lora", before the layer has memory.
   void add_adapter(int64_t rank, double scale);
-  /// `y` plus what the adapter, if there is one, computes of the layer's input: of the layout of y.
+  /// `y` plus the output of the adapter, if any, for the layer's input: with the layout of y.
   at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context);
 
  protected:

@@ -28,7 +28,7 @@ void add_mlp(std::vector<LinearShape>& layers, const ModelConfig& config, const 
   layers.push_back({name + ".down", hidden, config.width});
 }
 
-/// Of one block.
+/// The linear layers of one block.
 std::vector<LinearShape> layers_of_block(const ModelConfig& config) {
   const int64_t kv_width = config.num_kv_heads() * config.head_width();
   std::vector<LinearShape> layers{{"attention.query", config.width, config.width},

@@ -17,17 +17,17 @@ struct LinearShape {
   int64_t out = 0;
 };
 
-/// The linear layers of all blocks, in forward order. Experts, embedding and head are none.
+/// The linear layers of all blocks, in forward order, without experts, embedding and head.
 std::vector<LinearShape> linear_layers(const ModelConfig& config);
 
-/// Those that config.lora chooses; none without adapters.
+/// The layers chosen by config.lora; none without adapters.
 std::vector<LinearShape> adapted_layers(const ModelConfig& config);
 /// Whether the layer `name` within a block, "attention.query", has an adapter in any of the blocks.
 bool has_adapter(const ModelConfig& config, std::string_view name);
 
-/// Of all adapters.
+/// Number of parameters of all adapters.
 int64_t adapter_parameters(const ModelConfig& config);
-/// Whether a parameter of that name belongs to an adapter.
+/// Whether a parameter of this name belongs to an adapter.
 bool is_of_adapter(std::string_view parameter);
 
 /// Throws UsageError for an impossible rank or alpha, and for a target that no linear layer matches, naming the

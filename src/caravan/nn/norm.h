@@ -15,8 +15,8 @@ at::Tensor layer_norm(const at::Tensor& x, Parameter& weight, Parameter& bias, d
 /// fp32. The gradient of weight is accumulated.
 at::Tensor rms_norm(const at::Tensor& x, Parameter& weight, double epsilon);
 
-/// The same two (rms_norm without a bias) of rows that are split over ranks: x and the parameters hold a piece of each.
-/// Forward and backward each reduce two sums a row, in one call.
+/// The same two (rms_norm without a bias) for rows that are split over ranks: x and the parameters hold a piece of
+/// each. Forward and backward each reduce two sums a row, in one call.
 at::Tensor split_norm(const at::Tensor& x, Parameter& weight, Parameter* bias, double epsilon,
                       const std::shared_ptr<RowReduction>& reduction);
 
@@ -24,7 +24,7 @@ at::Tensor split_norm(const at::Tensor& x, Parameter& weight, Parameter* bias, d
 class LayerNorm final : public Layer {
  public:
   LayerNorm(int64_t width, double epsilon);
-  /// The features are split over ranks: their statistics are summed by `reduction`. Null: they are whole.
+  /// The features are split over ranks: `reduction` sums their statistics. Null: they are whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction) { reduction_ = std::move(reduction); }
 
  protected:

@@ -11,7 +11,7 @@
 namespace caravan {
 namespace {
 
-/// `layout` with the sizes of uneven shards of dim 2 times `to` / `from`: a shard counts heads, or elements.
+/// `layout` with the sizes of uneven shards of dim 2 multiplied by `to` / `from`: a shard counts heads, or elements.
 Layout scaled(const Layout& layout, int64_t from, int64_t to) {
   std::vector<Layout::Entry> entries = layout.entries();
   for (auto& [axis, placement] : entries) {
@@ -47,7 +47,7 @@ at::Tensor split_heads(const at::Tensor& x, int64_t head_width, const ForwardCon
                       "split it by a degree that divides the number of heads"});
   }
   at::Tensor heads = x.unflatten(-1, {width / head_width, head_width});
-  if (context.layouts != nullptr) {  // every layout stays what it is
+  if (context.layouts != nullptr) {  // all layouts stay the same
     context.layouts->set(heads, scaled(context.layouts->of(x, what), head_width, 1), output_of(what));
   }
   return heads;

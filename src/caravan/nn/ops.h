@@ -10,10 +10,10 @@
 
 namespace caravan {
 
-/// What stands between layers. Every function takes the context, which knows whether this is a dry run, and `what`: the
-/// name of the module that calls it, for messages. Activations are [batch, sequence, feature].
+/// Operations between layers. Every function takes the context, which tells whether this is a dry run, and `what`, the
+/// name of the calling module, for messages. Activations are [batch, sequence, feature].
 
-/// In a dry run: `result` is what `op` computes from the operands.
+/// In a dry run: records that `op` computes `result` from the operands.
 inline void record_layout(const ForwardContext& context, const OpType& op, const at::Tensor& result,
                           std::initializer_list<LayoutTable::Operand> operands, std::string_view what) {
   if (context.layouts != nullptr) context.layouts->infer(op, result, operands, what);
@@ -27,18 +27,19 @@ at::Tensor tanh_gelu(const at::Tensor& x, const ForwardContext& context, std::st
 /// gate * sigmoid(gate) * up, elementwise on two tensors of the same shape; saves only its inputs for backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context, std::string_view what);
 
-/// [batch, sequence, feature] -> [batch, sequence, heads here, head_width]: a shard of the features is one of the
+/// [batch, sequence, feature] -> [batch, sequence, local heads, head_width]: a shard of the features is a shard of the
 /// heads. Throws ShapeError naming `what` for a shard that is not whole heads.
 at::Tensor split_heads(const at::Tensor& x, int64_t head_width, const ForwardContext& context, std::string_view what);
 /// The inverse.
 at::Tensor merge_heads(const at::Tensor& x, const ForwardContext& context, std::string_view what);
 
 /// The context's positions of the tokens of x [batch, sequence, ..], int64 [sequence] or [batch, sequence]; undefined
-/// means 0, 1, .. Throws ShapeError naming `what` if they are those of other tokens, or missing for a piece of a
+/// means 0, 1, .. Throws ShapeError naming `what` if they do not match the tokens, or are missing for a piece of a
 /// sequence.
 at::Tensor token_positions(const at::Tensor& x, const ForwardContext& context, std::string_view what);
 
-/// context[dim] of a tensor that has `local` elements along `dim`. Throws ShapeError naming `what` if it has not.
+/// context[dim] of a tensor that has `local` elements along `dim`. Throws ShapeError naming `what` if the numbers
+/// differ.
 const DimIndex& checked_index(const ForwardContext& context, Dim dim, int64_t local, std::string_view what);
 
 }  // namespace caravan

@@ -11,13 +11,13 @@
 
 namespace caravan {
 
-/// Of forwards outside of a step.
+/// The sum of forwards outside of a step.
 struct PendingGradient::Sum {
   at::Tensor tensor;        ///< fp32 (fp64 for fp64); undefined: no summand yet
   int64_t num_waiting = 0;  ///< forwards that wait for their backward
   int64_t num_accumulated = 0;
   bool is_spoilt = false;  ///< a share that is mixed with others was dropped
-  uint64_t epoch = 0;      ///< counts the sums: a share of an earlier one has no part in this
+  uint64_t epoch = 0;      ///< counts the sums: a share of an earlier sum does not count
   bool has_parameter = true;
 
   void restart() {
@@ -78,7 +78,7 @@ void PendingGradient::Share::accumulate_grad() {
                       "back-propagate it before finish_step()"});
   }
   is_accumulated_ = true;
-  if (is_empty_) {  // no token at all
+  if (is_empty_) {  // no tokens at all
     parameter_.accumulate_grad(at::zeros_like(parameter_.compute()));
   } else {
     parameter_.confirmed();

@@ -10,9 +10,9 @@
 
 namespace caravan {
 
-/// The gradient of a parameter that forward passes compute, until their backward deposits it. In a step of an engine it
-/// is added to the sum of the step itself, and nothing is copied. Outside of one, forwards that are in flight at the
-/// same time add to one sum, so that m of them do not hold m gradients; the last backward among them deposits it.
+/// The gradient of a parameter that forward passes compute, until their backward accumulates it. In a step of an engine
+/// it is added directly to the sum of the step, without a copy. Otherwise forwards in flight at the same time add to
+/// one sum, so that m of them do not hold m gradients; the last backward among them accumulates it.
 class PendingGradient {
  public:
   explicit PendingGradient(Parameter& parameter);
@@ -20,8 +20,8 @@ class PendingGradient {
   PendingGradient(const PendingGradient&) = delete;
   PendingGradient& operator=(const PendingGradient&) = delete;
 
-  /// The share of one forward. Its graph owns it; one that is destroyed without backward takes its summands out if they
-  /// are alone in the sum, else the next deposit, or the end of the step, throws. May outlive the PendingGradient.
+  /// The share of one forward, owned by its graph. If it is destroyed without backward, it removes its summands if they
+  /// are alone in the sum; else the next accumulation, or the end of the step, throws. May outlive the PendingGradient.
   class Share;
   using SharePtr = c10::intrusive_ptr<Share>;
   SharePtr begin();
@@ -50,7 +50,7 @@ class PendingGradient::Share final : public torch::CustomClassHolder {
   Parameter& parameter_;
   std::shared_ptr<Sum> sum_;
   uint64_t epoch_;
-  int64_t step_;  ///< of the engine, to whose sum it adds; 0: to sum_
+  int64_t step_;  ///< step of the engine to whose sum it adds; 0: to sum_
   bool is_empty_ = true;
   bool is_accumulated_ = false;
 };

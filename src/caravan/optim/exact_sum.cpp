@@ -34,7 +34,7 @@ void ExactSum::add(double value) noexcept {
 double ExactSum::value() const noexcept {
   if (words_[kLimbs + 1] > 0) return std::numeric_limits<double>::quiet_NaN();
   if (words_[kLimbs] > 0) return std::numeric_limits<double>::infinity();
-  // Carries first: then limbs are below 2^32, and the number does not depend on how the sum was cut.
+  // Carries first, so that limbs are below 2^32, and the value does not depend on how the sum was cut.
   std::array<int64_t, kLimbs> limbs{};
   int64_t carry = 0;
   for (size_t i = 0; i < kLimbs; ++i) {

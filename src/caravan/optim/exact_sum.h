@@ -11,10 +11,10 @@ class ExactSum {
  public:
   /// Adds a number of at least 0; infinities and NaN are counted.
   void add(double value) noexcept;
-  /// Rounded, always in the same way. Infinity or NaN if one was added.
+  /// Rounded deterministically. Infinity or NaN if one was added.
   double value() const noexcept;
 
-  /// All of it, as integers: sums of ranks are sums of these, element by element. At most 2^30 numbers in all.
+  /// The whole state as integers, which are summed over ranks element by element. At most 2^30 numbers in total.
   static constexpr int kLimbs = 68;
   std::array<int64_t, kLimbs + 2>& words() noexcept { return words_; }
 

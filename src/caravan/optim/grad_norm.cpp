@@ -14,7 +14,7 @@
 namespace caravan {
 namespace {
 
-/// The squares of `rows` rows from row `first` on.
+/// Adds the squares of `rows` rows from row `first` on.
 void sum_rows(const at::Tensor& gradient, int64_t first, int64_t rows, int64_t row, double* sums) {
   const auto of = [&](const auto* x) { kernels::sums_of_squares(x + first * row, rows, row, sums); };
   switch (gradient.scalar_type()) {
@@ -43,9 +43,9 @@ void add_squares(ExactSum& sum, const at::Tensor& gradient) {
   });
 }
 
-/// True if this rank counts a gradient of that layout: each element counts once, where an axis is invariant on
-/// coordinate 0. The other ranks have the same gradient, but on another processor they would sum it to other last bits,
-/// clip by another factor and drift apart.
+/// Whether this rank counts a gradient of that layout: each element counts once; on an axis that is I, coordinate 0
+/// counts. The other ranks have the same gradient, but on another processor their sums could differ in the last bits,
+/// so that they would clip by another factor and drift apart.
 bool counts_here(const Layout& rest, const Mesh& mesh, std::string_view apart) {
   return std::ranges::all_of(mesh.axes(), [&](const MeshAxis& axis) {
     const bool is_common = axis.size() > 1 && axis.name() != apart && rest.has(axis.name());

@@ -12,19 +12,18 @@ namespace caravan {
 /// and rows add up without rounding (ExactSum): every rank gets the same bits, and the same as with any other number of
 /// ranks or data-parallel technique that has the same gradients, because these cut parameters at rows.
 ///
-/// Every rank of `mesh` calls it. `state.gradients` are laid out as the parameters at rest. All-reduces 560 bytes.
+/// Every rank of `mesh` calls it. `state.gradients` are laid out as the sharded parameters. All-reduces 560 bytes.
 double grad_norm(const FlatState& state, const Mesh& mesh);
-/// The same where each coordinate of the axis `apart` has a gradient of its own: of the ranks that share this one's
-/// coordinate, whose communicator is `comm`.
+/// The same where each coordinate of the axis `apart` has its own gradient: the norm over the ranks that share this
+/// rank's coordinate, whose communicator is `comm`.
 double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apart, Communicator& comm);
 
-/// The sum of squares of this rank's `flat`, without exactness: partial sums in its dtype, these in fp64.
+/// The sum of squares of this rank's `flat`, not exact: partial sums in its dtype, their sum in fp64.
 double sum_of_squares(const at::Tensor& flat);
 
-/// What the gradients must be multiplied by so that their norm is at most `max_norm`: Optimizer::step takes it. `norm`
-/// is their grad_norm. 1 if max_norm <= 0.
+/// The factor that reduces `norm`, a grad_norm, to at most `max_norm`; Optimizer::step takes it. 1 if max_norm <= 0.
 double clip_scale(double norm, double max_norm);
-/// The same in place, for an optimizer that takes no scale.
+/// Scales the gradients in place by clip_scale, for an optimizer that takes no scale.
 void clip_grad_norm(FlatState& state, double norm, double max_norm);
 
 }  // namespace caravan

@@ -8,7 +8,7 @@
 namespace caravan::kernels {
 namespace {
 
-/// As torch's fused kernel, operation by operation.
+/// The same operations as torch's fused kernel.
 template <class T, class G, bool kCopies>
 struct AdamW {
   CARAVAN_INLINE void run(T* __restrict values, const G* __restrict gradients, T* __restrict exp_avg,

@@ -8,7 +8,7 @@ namespace caravan::kernels {
 
 /// The numbers of one AdamW step, the same for every element.
 struct AdamWStep {
-  double gradient_scale = 1;  ///< of clipping
+  double gradient_scale = 1;  ///< for clipping
   double decay = 1;           ///< 1 - lr * weight decay
   double beta1 = 0;
   double beta2 = 0;

@@ -6,7 +6,7 @@
 
 namespace caravan {
 
-/// The learning rate over a run of `total_steps`: rises linearly over `warmup_steps`, then goes by a schedule of the
+/// The learning rate over a run of `total_steps`: rises linearly over `warmup_steps`, then follows a schedule of the
 /// registry: {"learning_rate", "cosine", {{"final_lr_fraction", 0.1}}}.
 struct LearningRate {
   Setting schedule{"learning_rate"};  ///< the default of the registry: linear, to 0.02 of lr

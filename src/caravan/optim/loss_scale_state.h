@@ -7,8 +7,7 @@
 
 namespace caravan {
 
-/// The state of `scale`, which outlives it, as a tensor in fp32. A load changes a dynamic scale only: a fixed one is as
-/// it was made.
+/// The state of `scale`, which outlives it, as a tensor in fp32. A load changes only a dynamic scale.
 std::unique_ptr<StateOwner> state_of(LossScale& scale);
 
 }  // namespace caravan

@@ -7,7 +7,7 @@
 
 namespace caravan {
 
-/// The optimizer that is chosen, of the parameters of `state`, which outlives it.
+/// The chosen optimizer for the parameters of `state`, which outlives it.
 std::unique_ptr<Optimizer> make_optimizer(const Setting& setting, FlatState& state);
 
 }  // namespace caravan

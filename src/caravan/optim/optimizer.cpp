@@ -23,7 +23,7 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// Calls f(range) for each stretch of `part` that is treated alike.
+/// Calls f(range) for each range of `part` that is treated alike.
 template <class Part, class F>
 void for_each_range(const FlatState& state, const Part& part, const F& f) {
   for (const FlatLayout::Range& range : state.layout.ranges()) {
@@ -61,7 +61,7 @@ void Optimizer::step(double lr, double gradient_scale) {
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
   if (!bucket.is_apart()) {
-    throw InternalError({"optimizer", "step", "a bucket that lies among others cannot be updated alone", "", ""});
+    throw InternalError({"optimizer", "step", "a bucket between others cannot be updated separately", "", ""});
   }
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
   update({.offset = bucket.sharded_offset, .count = bucket.sharded_count, .number = number}, lr, gradient_scale);

@@ -12,39 +12,39 @@
 
 namespace caravan {
 
-/// Updates flat values from flat gradients. Local: parameters at rest and their gradients have the same layout, so
+/// Updates flat values from flat gradients. Local: sharded parameters and their gradients have the same layout, so
 /// every rank updates what it holds and sends nothing. The state is flat like the values, in fp32 or the values' dtype
 /// if that is wider.
 class Optimizer : public StateOwner {
  public:
-  /// One step with learning rate `lr`, of the gradients times `gradient_scale` (of clipping). Reads the gradients and
+  /// One step with learning rate `lr` and the gradients times `gradient_scale` (for clipping). Reads the gradients and
   /// keeps no reference to them.
   void step(double lr, double gradient_scale = 1);
-  /// Step number `number`, from 1, of the elements of one bucket that rest here. num_steps() stays: who updates buckets
-  /// one by one sets it.
+  /// Step `number`, from 1, of the elements of one bucket that this rank holds. Does not change num_steps(): a caller
+  /// that updates bucket by bucket sets it.
   void step(const Bucket& bucket, int64_t number, double lr, double gradient_scale = 1);
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
-  /// The flat state tensors themselves, to be read and written, under their names in a checkpoint: {"exp_avg", ..},
-  /// {"exp_avg_sq", ..}; {"momentum", ..}.
+  /// The flat state tensors, readable and writable, under their names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq",
+  /// ..}; {"momentum", ..}.
   virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
-  /// The pieces of state() of each trained parameter. num_steps() is not among them.
+  /// Visits the pieces of state() of each trained parameter. num_steps() is not among them.
   void walk(const Visit& visit) override;
 
  protected:
-  /// `state` must outlive the optimizer, whose updates are seen by torch's version counters.
+  /// `state` must outlive the optimizer. torch's version counters see its updates.
   explicit Optimizer(FlatState& state) : state_(state) { state.is_versioned = true; }
-  /// What one update covers: elements of the flat state. No range of the layout lies partly inside.
+  /// The elements of the flat state that one update covers. No range of the layout lies partly inside.
   struct Part {
     int64_t offset = 0;
     int64_t count = 0;
-    int64_t number = 1;  ///< of the step, from 1
+    int64_t number = 1;  ///< step number, from 1
     bool covers(const FlatLayout::Range& range) const noexcept {
       return range.offset >= offset && range.offset + range.count <= offset + count;
     }
   };
-  /// True if it has written state.copies of this part too, wherever they have memory.
+  /// Returns whether it has also written this part of state.copies, wherever they have memory.
   virtual bool update(const Part& part, double lr, double gradient_scale) = 0;
 
   FlatState& state_;
@@ -55,20 +55,20 @@ struct AdamWOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  ///< for parameters that decay
+  double weight_decay = 0.1;  ///< of parameters that decay
 };
 
-/// Flat tensors of equal size: a stretch of the state.
+/// Flat tensors of equal size: a contiguous part of the state.
 struct AdamWPart {
   at::Tensor values;
   at::Tensor gradients;  ///< of the dtype of the values, or bf16
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
-  at::Tensor copies{};  ///< of the values, bf16; undefined: none
+  at::Tensor copies{};  ///< copies of the values, bf16; undefined: none
 };
 
-/// Step number `step`, from 1, of one stretch: one sweep, the same bits however the state is cut. For optimizers whose
-/// state lies elsewhere.
+/// Step number `step`, from 1, of one part in one sweep; bitwise independent of how the state is cut. For optimizers
+/// whose state is stored elsewhere.
 void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
                 const AdamWPart& part);
 

@@ -14,18 +14,18 @@
 namespace caravan {
 namespace {
 
-/// Part of the largest gradient that is added to the norm of each.
+/// Fraction of the largest gradient that is added to the norm of each gradient.
 constexpr double kFloor = 1e-2;
 
 double rounding_sharded(const ProveCase& what) {
   return what.dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
 
-/// Of bf16, or fp16.
+/// Relative rounding error of bf16, or fp16.
 double rounding_of_layers(const ProveCase& what) { return std::ldexp(1, what.compute_dtype == at::kHalf ? -11 : -8); }
 
-/// Gradients below this part of the largest are zero but for rounding, as those of key biases are: adding the same to
-/// every key changes no attention weight. In the models of shrunken() all others are above 1/20.
+/// Gradients below this fraction of the largest are zero except for rounding, such as those of key biases: adding the
+/// same to every key changes no attention weight. In the models of shrunken() all others are above 1/20.
 double zero_part(const ProveCase& what) {
   return rounds_to_16_bits(what) ? rounding_of_layers(what) : 8 * rounding_sharded(what);
 }
@@ -64,7 +64,7 @@ Verdict judge(const at::Tensor& got, const at::Tensor& want, double floor, doubl
   return verdict;
 }
 
-/// Goes through the steps in the order of the comparison, up to the first difference.
+/// Compares the steps in order, up to the first difference.
 class Comparison {
  public:
   Comparison(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what)
@@ -81,7 +81,7 @@ class Comparison {
   }
 
  private:
-  /// What is compared of a step.
+  /// The quantity of a step that is compared.
   using Part = std::function<at::Tensor(const StepTrace& step)>;
 
   void compare_step() {
@@ -92,7 +92,8 @@ class Comparison {
         [&] { compare_number("gradient norm", &StepTrace::grad_norm); }, [&] { compare_updates(); }};
     for (const auto& compare_part : parts) {
       compare_part();
-      // What follows from it differs too. A loss says little of where the fault is: gradients are compared with it.
+      // Everything that follows from it differs too. A loss says little about the location of the fault, so gradients
+      // are compared with it.
       if (!proof_.holds() && proof_.first->what != "loss") return;
       if (!proof_.holds() && !proof_.first->tensor.empty()) return;
     }
@@ -101,7 +102,7 @@ class Comparison {
   void compare_start() {
     for (size_t i = 0; step_ == 0 && i < one_.names.size(); ++i) {
       compare(
-          "starting value of " + one_.names[i], [=](const StepTrace& step) { return step.before[i]; }, 0, 0);
+          "initial value of " + one_.names[i], [=](const StepTrace& step) { return step.before[i]; }, 0, 0);
     }
   }
 
@@ -125,7 +126,7 @@ class Comparison {
     std::vector<at::Tensor> updates;
     for (size_t i = 0; i < want.after.size(); ++i) updates.push_back(want.after[i] - want.before[i]);
     for (size_t i = 0; i < updates.size(); ++i) {
-      // Where the update is small, the parameter's own rounding is no error.
+      // If the update is small, the rounding of the parameter itself is not an error.
       const double floor = floor_of(updates, i, zero_) + rounding_ / tolerance_ * length_of(want.after[i]);
       compare(
           "update of " + one_.names[i], [=](const StepTrace& step) { return step.after[i] - step.before[i]; }, floor,
@@ -172,7 +173,7 @@ double default_tolerance(const ProveCase& what, bool splits_products) {
   if (!rounds_to_16_bits(what)) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
   if (!splits_products) return 2e-5;
   // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8
-  // (2^-11 in fp16), in directions that do not depend on each other.
+  // (2^-11 in fp16), in independent directions.
   const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
   return rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
 }

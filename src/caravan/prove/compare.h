@@ -7,7 +7,7 @@
 
 namespace caravan {
 
-/// Largest relative error that is a matter of rounding.
+/// The largest relative error that rounding explains.
 double default_tolerance(const ProveCase& what, bool splits_products);
 
 /// Throws UsageError, naming the first gradient, if a factor of 1/2 or a missing summand would not exceed the tolerance

@@ -17,7 +17,7 @@ constexpr int64_t kUsualTokens = 32;      ///< of a micro-batch of a rank
 constexpr int64_t kTokensOfExperts = 64;  ///< some experts get fewer than kFewRows, some more
 constexpr int64_t kChunkedTokens = 272;   ///< more than one chunk of the loss, with kChunkedVocabulary
 constexpr int64_t kChunkedVocabulary = 1031;
-constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as the gradients of any model of use
+constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as in any useful model
 constexpr int64_t kOwnTokens = 1280;    ///< of a micro-batch at own sizes: more than one chunk for any vocabulary
 
 int64_t ranks_of(const Recipe& recipe) {
@@ -37,7 +37,7 @@ int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
   return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
 }
 
-/// The vocabulary is known once there is a tokenizer, which a proof does without.
+/// The vocabulary is known once there is a tokenizer, which a proof does not need.
 int64_t own_vocabulary(const Recipe& recipe) {
   if (recipe.model.vocabulary > 0) return recipe.model.vocabulary;
   if (recipe.data.tokenizer == "bytes") return 257;
@@ -73,8 +73,8 @@ int64_t fit_pipeline(Recipe& recipe) {
   return static_cast<int64_t>(ranks_of_stages(pipeline).size());
 }
 
-/// What the degrees divide: sizes of a model as small as it can be. Heads of keys and values go into the ranks as those
-/// of `original` do into the ranks of its recipe.
+/// Sizes of the smallest model that the degrees divide. Heads of keys and values are to the ranks as those of
+/// `original` are to the ranks of its recipe.
 void fit_model(Recipe& recipe, const Recipe& original) {
   ModelConfig& model = recipe.model;
   const Split& tensor = recipe.tensor_parallel;
@@ -97,7 +97,7 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   if (model.context % pieces != 0) model.context = 2 * pieces;
 }
 
-/// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes take.
+/// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes use.
 int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_batch) {
   const int64_t own_tokens = tokens_of_rank(original, own_micro_batch);
   if (own_tokens < kFewRows) return own_tokens;
@@ -108,7 +108,8 @@ int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_bat
   return kChunkedTokens;
 }
 
-/// Sequences of a micro-batch of about as many tokens on each rank: at least as many from kFewRows on, else at most.
+/// Sequences of a micro-batch with about this number of tokens on each rank: at least as many from kFewRows on, else at
+/// most.
 int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
   const int64_t of_sequence = recipe.model.context / recipe.context_parallel.degree;
   const int64_t sequences = tokens < kFewRows ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
@@ -122,7 +123,7 @@ int64_t fit_accumulation(const Recipe& recipe, const BatchPlan& own, int64_t mos
   return recipe.pipeline.is_file() ? own.accumulation : recipe.pipeline.micro_batches();
 }
 
-/// As many sequences and micro-batches of them.
+/// Sets the number of sequences and of micro-batches.
 void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
   recipe.train.micro_batch = micro_batch;
   if (recipe.pipeline.is_used()) recipe.pipeline.schedule.set("micro_batches", accumulation);
@@ -130,7 +131,7 @@ void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
   plan_batch(recipe, static_cast<int>(recipe.mesh.dp * ranks_per_replica(recipe)));
 }
 
-/// Half the heads, and a model as much narrower. False if the degrees do not divide them any more.
+/// Halves the heads, and narrows the model accordingly. Returns false if the degrees do not divide them any more.
 bool halve_heads(Recipe& recipe) {
   ModelConfig model = recipe.model;
   if (model.heads % 2 != 0 || model.kv_heads % 2 != 0) return false;
@@ -144,7 +145,8 @@ bool halve_heads(Recipe& recipe) {
   return fits;
 }
 
-/// Half the context, which still has enough tokens for what depends on their number. False if that cannot be.
+/// Halves the context, which must still have enough tokens for what depends on their number. Returns false if that is
+/// not possible.
 bool halve_context(Recipe& recipe) {
   ModelConfig& model = recipe.model;
   const bool fits = model.context % (2 * recipe.tensor_parallel.degree * recipe.context_parallel.parts().pieces) == 0 &&
@@ -156,7 +158,7 @@ bool halve_context(Recipe& recipe) {
 void check_provable(const Recipe& recipe) {
   if (!recipe.pipeline.has_windows()) return;
   recipe.refuse("pipeline.schedule",
-                recipe.pipeline.name() + " computes with the weights of earlier steps, as no one process does",
+                recipe.pipeline.name() + " computes with the weights of earlier steps, which one process does not do",
                 fmt::format("prove the recipe with {}; the page of the schedule in docs/ says what is computed",
                             first_of("pipeline").name));
 }
@@ -181,9 +183,9 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
     for (const auto& without : {without_model, without_adapter, without_both}) {
       try {
         Recipe recipe = load(without);
-        note = "what it starts from is not here, and its own sizes are those of the recipe: " + why;
+        note = "the weights that it starts from are missing, so the recipe's own sizes are used: " + why;
         return recipe;
-      } catch (const Error&) {  // the first error says it best
+      } catch (const Error&) {  // the first error is the best description
       }
     }
     throw;
@@ -199,7 +201,7 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.kv_heads = is_grouped ? 2 : 0;
   small.hidden = 0;
   small.context = 8;
-  small.vocabulary = 23;  // divides by nothing
+  small.vocabulary = 23;  // prime: no degree divides it
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
   if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
     small.lora.rank = 4;
@@ -214,7 +216,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   Recipe small = recipe;
   fit_mesh(small);
   small.model = shrunken(recipe.model);
-  if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" is there
+  if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" must exist
   small.model.layers = std::max(small.model.layers, fit_pipeline(small));
   fit_model(small, recipe);
   if (small.data_parallel.reads("bucket_bytes")) {
@@ -276,7 +278,7 @@ void take_vocabulary(Recipe& recipe, const DataFolders& folders, std::string& no
   try {
     recipe.model.vocabulary = Tokenizer::load(find_file(tokenizer, folders)).vocab_size();
   } catch (const DataError&) {
-    note += fmt::format("{}{} is not here: its vocabulary is taken to be {}", note.empty() ? "" : "; ", tokenizer,
+    note += fmt::format("{}{} is missing: its vocabulary is assumed to be {}", note.empty() ? "" : "; ", tokenizer,
                         own_vocabulary(recipe));
   }
 }

@@ -33,17 +33,17 @@ void check_case(const ProveCase& what) {
            "use 1 or more of both");
   }
   if (rounds_to_16_bits(what) && what.dtype != at::kFloat) {
-    refuse("dtype", "is fp64, and 16 bits are computed with", "let parameters rest in fp32");
+    refuse("dtype", "is fp64, but layers compute in 16 bits", "use fp32 parameters");
   }
   if (what.tolerance && !(*what.tolerance > 0)) {
     refuse("tolerance", fmt::format("{} is not above 0", *what.tolerance), "leave it out");
   }
   if (what.dtype != at::kDouble && what.dtype != at::kFloat) {
-    refuse("dtype", fmt::format("parameters do not rest as {}", c10::toString(what.dtype)), "use fp64 or fp32");
+    refuse("dtype", fmt::format("sharded parameters cannot be {}", c10::toString(what.dtype)), "use fp64 or fp32");
   }
 }
 
-/// What rank 0 finds, for all ranks.
+/// The result of rank 0, for all ranks.
 nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) {
   Trace one;
   run_thread_ranks(1,

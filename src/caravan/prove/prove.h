@@ -20,7 +20,7 @@ namespace caravan {
 
 struct Recipe;
 
-/// A strategy, and what it has put on the model (hooks, an AppliedPlan), which is kept as long as the model runs.
+/// A strategy, and what it installed on the model (hooks, an AppliedPlan), which is kept as long as the model runs.
 struct Arrangement {
   Arrangement(Strategy of, std::shared_ptr<void> kept = {})  // NOLINT: most strategies need nothing else
       : strategy(std::move(of)), keep(std::move(kept)) {}
@@ -28,42 +28,42 @@ struct Arrangement {
   std::shared_ptr<void> keep;
 };
 
-/// What prove compares with one process.
+/// A case that prove compares with one process.
 struct ProveCase {
-  std::string name{};   ///< of the arrangement, for to_string()
-  ModelConfig model{};  ///< a small one: every element of every tensor is compared
+  std::string name{};   ///< name of the arrangement, for to_string()
+  ModelConfig model{};  ///< a small model: every element of every tensor is compared
   std::vector<AxisSize> axes{};
-  /// Of a model without memory, on every rank of a mesh of these axes, to which it may add others. The strategy's
+  /// Arranges a model without memory, on every rank of a mesh of these axes, to which it may add others. The strategy's
   /// compute_dtype becomes compute_dtype.
   std::function<Arrangement(Model& model, Mesh& mesh)> arrange{};
   int num_micro_batches = 1;
-  int64_t rows = 0;                           ///< sequences of a step, over all ranks; 0: 2 a rank and micro-batch
-  bool has_documents = false;                 ///< a sequence is packed of documents of 1 to 5 tokens
-  at::ScalarType dtype = at::kDouble;         ///< of parameters at rest: fp64; fp32, also for bf16
-  at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::compute_dtype: kFloat is that at rest, whatever it is
-  std::optional<double> tolerance{};          ///< largest relative error; nothing: by the dtypes
+  int64_t rows = 0;                           ///< sequences in a step, over all ranks; 0: 2 per rank and micro-batch
+  bool has_documents = false;                 ///< a sequence is packed from documents of 1 to 5 tokens
+  at::ScalarType dtype = at::kDouble;         ///< dtype of sharded parameters: fp64; fp32, also for bf16
+  at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::compute_dtype; kFloat: that of the sharded parameters
+  std::optional<double> tolerance{};          ///< largest relative error; nothing: depends on the dtypes
   int num_steps = 3;
   double lr = 0.5;
   double clip_norm = 0.5;  ///< below the norms of the models of shrunken(), so that every step clips
   uint64_t seed = 1;
-  /// False: only factors are to be found, not missing summands, because another case with the same arrangement finds
-  /// these. In 16 bits roundings hide one summand of many.
+  /// False: find only wrong factors, not missing summands, because another case with the same arrangement finds these.
+  /// In 16 bits rounding hides one summand of many.
   bool finds_summands = true;
-  /// A fault: the ranks multiply what these paths compute by these factors (PathLog). A proof that still holds is blind
-  /// there.
+  /// A fault: the ranks multiply what these paths compute by these factors (PathLog). A proof that still holds does not
+  /// cover these paths.
   std::map<std::string, double, std::less<>> planted{};
 
   /// "ddp on dp=2: gpt2 with tied embeddings, .."
   std::string to_string() const;
 };
 
-/// What prove found.
+/// The result of prove.
 struct Proof {
   struct Step {
-    double loss = 0;  ///< of one process
+    double loss = 0;  ///< loss of one process
     double grad_norm = 0;
     double largest_error = 0;
-    std::string worst{};  ///< where that is: "gradient of head.norm.weight"
+    std::string worst{};  ///< where the largest error is: "gradient of head.norm.weight"
     std::string to_string() const;
   };
   struct Difference {
@@ -72,11 +72,12 @@ struct Proof {
     std::string where{};  ///< "rank 1 of 2 (dp=1)"
     double error = 0;
     std::optional<double> factor{};  ///< k, if it is k times that of one process
-    int num_others = 0;              ///< more tensors that differ in the same step: gradients, if it is one or the loss
+    int num_others = 0;              ///< number of further tensors that differ in the same step: gradients, if it is
+                                     ///< one or the loss
     std::string tensor{};            ///< the first of these: "gradient of blocks.1.mlp.up.weight"
     /// "is 2.000 times that of one process", "differs from that of one process by 34 % of its norm".
     std::string fact() const;
-    /// ", and 12 more differ"; of a loss also which gradient is the first.
+    /// ", and 12 more differ"; for a loss also which gradient is the first.
     std::string others() const;
   };
 
@@ -84,7 +85,7 @@ struct Proof {
   int num_parameters = 0;
   double tolerance = 0;
   std::vector<Step> steps{};          ///< up to the first difference
-  PathCounts paths{};                 ///< what all ranks together have executed
+  PathCounts paths{};                 ///< what all ranks together executed
   std::optional<Difference> first{};  ///< in the order of the comparison
 
   bool holds() const noexcept { return !first.has_value(); }
@@ -94,13 +95,13 @@ struct Proof {
 };
 
 /// Trains a model for some steps of clipped SGD as `what` arranges it, on ranks that are threads of this process, and
-/// on one rank without a technique, and compares everything. For tests of techniques, and for whoever writes one.
+/// on one rank without a technique, and compares everything. For tests and authors of techniques.
 ///
 /// All parameters start from random values, biases too, since zeros hide faults; row r of the batch has r % 5 tokens
-/// without a target. Compared are, on every rank, tensor by tensor in model order: the starting values, bit by bit;
-/// then of each step the loss, the gradients before clipping, their norm, and the parameters' updates. The error is
-/// |a - b| / (|b| + floor) in 2-norms, with b of one process. The floor is 1 % of the largest gradient (by the mean of
-/// its elements), and all of it for a gradient that is zero but for rounding; the same for updates.
+/// without a target. Compares on every rank, tensor by tensor in model order: the initial values, bitwise; then for
+/// each step the loss, the gradients before clipping, their norm, and the parameter updates. The error is |a - b| /
+/// (|b| + floor) in 2-norms, with b of one process. The floor is 1 % of the largest gradient (by the mean of its
+/// elements), and 100 % of it for a gradient that is zero except for rounding; the same for updates.
 ///
 /// Tolerances:
 ///   fp64  1e-10
@@ -111,25 +112,24 @@ struct Proof {
 ///         2^-8 times the square root of their count, 4e-2. Measured: up to 4e-2. That stands for few summands only:
 ///         prove such an arrangement in fp64 and fp32
 ///   fp16  as bf16, with roundings of 2^-11 and a loss scale of 1024
-/// One stands only if a factor of 1/2 in any gradient (2 is a larger error), and a missing summand (a micro-batch of a
-/// rank), exceed it tenfold; without summands (finds_summands), if a factor of 1/2 exceeds it fivefold.
+/// A tolerance is valid only if a factor of 1/2 in any gradient (2 is a larger error) and a missing summand (a
+/// micro-batch of a rank) exceed it tenfold; without finds_summands, if a factor of 1/2 exceeds it fivefold.
 ///
-/// Throws UsageError for a case that cannot be, and for a tolerance that does not stand; what the arrangement throws;
-/// CommError if a rank waits for 60 s.
+/// Throws UsageError for an impossible case and for an invalid tolerance; what the arrangement throws; CommError if a
+/// rank waits for 60 s.
 Proof prove(const ProveCase& what);
 
-/// The same on the ranks of `world`, whatever its back-end, which are as many as the axes multiply to. Every rank calls
-/// it and gets the same proof; rank 0 compares.
+/// The same on the ranks of `world`, of any back-end, as many as the product of the axes. Every rank calls it and gets
+/// the same proof; rank 0 compares.
 Proof prove(const ProveCase& what, const std::shared_ptr<Communicator>& world);
 
-/// What one step of the case executes, on all ranks together, with the starting values of a new model. Every rank of
-/// `world` calls it.
+/// What one step of the case executes on all ranks together, starting from a new model. Every rank of `world` calls it.
 PathCounts paths_of_step(const ProveCase& what, const std::shared_ptr<Communicator>& world);
 
-/// A recipe whose sizes fit (proof_recipe, own_step_recipe) as a case, without what left_out_of_proof names.
+/// Makes a case of a recipe whose sizes fit (proof_recipe, own_step_recipe), without what left_out_of_proof names.
 ProveCase case_of_recipe(const Recipe& recipe);
 
-/// Any recipe as a case: case_of_recipe of its proof_recipe.
+/// Makes a case of any recipe: case_of_recipe of its proof_recipe.
 ProveCase prove_case(const Recipe& recipe);
 
 }  // namespace caravan

@@ -10,7 +10,7 @@
 namespace caravan {
 namespace {
 
-/// One process has no gradients that are rounded or compressed on their way: their layout is proved, in fp32.
+/// One process has no gradients that are rounded or compressed when sent: their layout is proved, in fp32.
 void leave_out_roundings(StrategyChoice& choice) {
   choice.gradient_dtype = at::kFloat;
   choice.reduce_dtype = std::nullopt;
@@ -22,7 +22,7 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   for (const Split* split : {&choice.tensor_parallel, &choice.context_parallel}) {
     if (split->is_used() && !split->kind.is_first()) name += " with " + split->kind.name();
   }
-  // Without a barrier no step is that of one process; what each rank holds and sums is checked.
+  // Without a barrier no step equals that of one process; the proof checks what each rank holds and sums.
   if (!choice.data_parallel.has(Trait::whole_gradient)) name += " run synchronously";
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
   if (!left_out.empty()) name += " without " + join(left_out);

@@ -71,7 +71,7 @@ class RecipeProver {
     return names;
   }
 
-  /// False if it does not hold.
+  /// Returns false if the proof does not hold.
   bool add(const std::string& why, const Recipe& recipe) {
     RecipeProof::Part part{.why = why, .what = case_of_recipe(recipe)};
     part.what.finds_summands = !rounds_to_16_bits(part.what);
@@ -103,7 +103,7 @@ class RecipeProver {
     return true;
   }
 
-  /// A run has more ranks and other sizes than its proof, by which a table chooses.
+  /// A run has more ranks and other sizes than its proof, and a table chooses by these.
   void find_algorithms() {
     const algorithms::SelectionTable* table = world_->selection();
     if (table == nullptr) return;

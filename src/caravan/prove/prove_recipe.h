@@ -13,7 +13,7 @@
 
 namespace caravan {
 
-/// What prove_recipe found.
+/// The result of prove_recipe.
 struct RecipeProof {
   struct Part {
     std::string why{};  ///< "as the recipe says", "at dropout 0, as evaluations run", "all_reduce by ring"
@@ -23,7 +23,7 @@ struct RecipeProof {
   /// The steps that the paths are compared with: one, or with train.micro_batch = "auto" those with the largest and
   /// with the smallest micro-batches that it may choose.
   std::vector<ProveCase> own_steps{};
-  PathCounts own_paths{};  ///< what they have executed, on all ranks together
+  PathCounts own_paths{};  ///< the paths that they executed, on all ranks together
   /// Algorithms of their collectives that the recipe may take on its own axes, at other sizes: "gloo all_reduce by
   /// ring".
   std::vector<std::string> algorithms{};
@@ -40,19 +40,19 @@ struct RecipeProof {
 std::vector<std::string> missing_paths(const PathCounts& own, const PathCounts& proved);
 
 struct RecipeProofOptions {
-  /// Faults: see ProveCase.
+  /// Planted faults: see ProveCase.
   std::map<std::string, double, std::less<>> planted{};
-  /// Of all ranks together, for the step at the recipe's own sizes.
+  /// Memory of all ranks together, for the step at the recipe's own sizes.
   int64_t memory_bytes = int64_t{4} << 30;
   /// Called on every rank after each part.
   std::function<void(const RecipeProof::Part& part)> observe{};
 };
 
-/// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and where it has
-/// some at 0.1 and at 0 as well, where it computes in 16 bits first in fp32; then runs one step at its own sizes with
-/// random tokens and weights and counts the paths that it takes (own_step_recipe). If these are paths that no proof has
-/// taken, it proves the recipe again so that they are taken; so also for each algorithm of a collective that the table
-/// may choose on the recipe's own axes. What is still missing is in `missing`, and then the proof does not hold.
+/// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and if it has
+/// dropout also at 0.1 and at 0, and if it computes in 16 bits first in fp32; then runs one step at its own sizes with
+/// random tokens and weights and counts the paths that it takes (own_step_recipe). If no proof has taken some of these
+/// paths, it proves the recipe again so that they are taken; likewise for each algorithm of a collective that the table
+/// may choose on the recipe's own axes. `missing` lists what is still not taken, and then the proof does not hold.
 ///
 /// Every rank of `world` calls it, which has as many ranks as proof_recipe(recipe), and gets the same result. Needs
 /// neither data nor the weights that the recipe starts from. Throws as prove.

@@ -18,8 +18,8 @@
 namespace caravan {
 namespace {
 
-/// Of the starting values. Gradients of all parameters then have about the same size; with the 0.02 that models start
-/// from, those of queries and keys are hardly there.
+/// Of the initial values. Gradients of all parameters then have similar sizes; with the usual 0.02, those of queries
+/// and keys nearly vanish.
 constexpr double kStd = 0.25;
 
 /// In fp16: large enough that few gradients are rounded to 0, small enough that none overflows.
@@ -30,9 +30,9 @@ Arrangement computing_in(at::ScalarType compute_dtype, Arrangement arrangement) 
   return arrangement;
 }
 
-/// True if a rank multiplies with a part of a weight, or knows a part of a sequence.
+/// Whether a rank multiplies with a part of a weight, or has a part of a sequence.
 bool splits_products(const Strategy& strategy) {
-  // A plan cuts whole rows further: each rank has a summand of their loss.
+  // A plan cuts whole rows further, so that each rank has a summand of their loss.
   for (const auto& [axis, placement] : strategy.batch_layout.entries()) {
     const bool is_cut = axis != strategy.pipeline_axis && placement.is_whole() && strategy.loss_layout.has(axis) &&
                         strategy.loss_layout[axis].is_partial();
@@ -45,7 +45,7 @@ bool splits_products(const Strategy& strategy) {
   return std::ranges::any_of(strategy.layouts, is_cut_leaf) || !strategy.batch_layout.sharding(1).empty();
 }
 
-/// Documents of 1 to 5 tokens, others in each row and step; the first token of each is nobody's target.
+/// Documents of 1 to 5 tokens, different in each row and step; the first token of each is not a target.
 void pack_documents(TrainBatch& batch, uint64_t seed, int64_t step) {
   batch.documents = at::empty_like(batch.ids);
   batch.positions = at::empty_like(batch.ids);
@@ -69,11 +69,11 @@ class CaseRun {
  public:
   using Arrange = std::function<Arrangement(Model& model, Mesh& mesh)>;
 
-  /// `is_new`: with the starting values of a new model, not those of a proof.
+  /// `is_new`: with the initial values of a new model instead of a proof.
   CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
           const Arrange& arrange, bool is_new = false);
-  /// `paths` counts what the steps execute, not what a proof does beside them; null in one process. Ranks stop after a
-  /// step whose loss or norm is not finite, which differs from one process; there it is an error.
+  /// `paths` counts what the steps execute, not what a proof does besides; null in one process. Ranks stop after a step
+  /// whose loss or norm is not finite, which differs from one process; there it is an error.
   Trace steps(int num_micro_batches, PathLog* paths);
   void step(PathLog& paths);
   std::vector<std::vector<at::Tensor>> summands(int64_t slice_rows);
@@ -120,7 +120,7 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
   for (const AxisSize& axis : what.axes) rows_ *= axis.size;
 }
 
-/// Element i of a parameter depends on (seed, name, i) alone, wherever it rests. Norms start around 1.
+/// Element i of a parameter depends only on (seed, name, i), for any layout. Norms start around 1.
 void CaseRun::fill(uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : model_.parameters()) {
@@ -135,7 +135,7 @@ void CaseRun::fill(uint64_t seed) {
   }
 }
 
-/// The global tensor of what lies in a flat buffer, by the law and not by the engine.
+/// The global tensor of a parameter in a flat buffer, by the law instead of the engine.
 at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) const {
   const at::Tensor all = whole_tensor(engine_.state().layout.view(flat, parameter), parameter.sharded_layout(),
                                       engine_.mesh(), parameter.name());
@@ -159,7 +159,7 @@ std::vector<at::Tensor> CaseRun::gradients() const {
   return all;
 }
 
-/// The global batch of a step: random tokens, each the target of the one before; in row r the first r % 5 have none.
+/// The global batch of a step: random tokens, each the target of the previous one; in row r the first r % 5 have none.
 TrainBatch CaseRun::batch(int64_t step) const {
   const int64_t length = what_.model.context;
   const at::Tensor tokens = at::empty({rows_, length + 1}, at::kLong);
@@ -224,7 +224,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   return all;
 }
 
-/// A step as a run does it.
+/// Runs a step as a run does.
 void CaseRun::step(PathLog& paths) {
   TrainStep train_step(engine_, optimizer_, options(what_.num_micro_batches));
   const PathScope counted(&paths);

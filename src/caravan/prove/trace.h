@@ -22,15 +22,15 @@ struct StepTrace {
   std::vector<at::Tensor> after;      ///< parameters
 };
 
-/// What one rank saw of a case.
+/// What one rank recorded of a case.
 struct Trace {
   std::string where;
   std::vector<std::string> names{};  ///< of the parameters
   std::vector<StepTrace> steps{};
   int64_t slice_rows = 0;        ///< of a micro-batch of this rank
-  PathCounts paths{};            ///< what its steps have executed
-  bool splits_products = false;  ///< its arithmetic is not that of one process on the same rows
-  /// Of one process: the gradients of the first step, of each slice of the batch alone.
+  PathCounts paths{};            ///< what its steps executed
+  bool splits_products = false;  ///< its arithmetic differs from that of one process on the same rows
+  /// For one process: the gradients of the first step for each slice of the batch alone.
   std::vector<std::vector<at::Tensor>> summands{};
 };
 
@@ -46,7 +46,7 @@ PathCounts gather_paths(const PathCounts& own, const std::shared_ptr<Communicato
 /// The traces of all ranks on rank 0, in rank order; nothing on the others. Every rank of `world` calls it.
 std::vector<Trace> gather_traces(Trace own, const std::shared_ptr<Communicator>& world);
 
-/// Runs the case on one rank, whose `world` this is, without its arrangement. `arranged`: of a rank.
+/// Runs the case on one rank, with the communicator `world`, without its arrangement. `arranged`: the trace of a rank.
 Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged);
 
 }  // namespace caravan

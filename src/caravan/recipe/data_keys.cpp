@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-// Gives a field of the recipe, for reading and writing.
+// Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 
@@ -93,10 +93,10 @@ std::vector<RecipeKey> data_keys() {
       data_sources(),
       only_with(
           boolean({"data.streaming", OnResume::history},
-                  "tokenize the text while training goes on: for texts larger than memory", FIELD(data.streaming)),
+                  "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
           [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
       choice({"data.format", OnResume::content},
-             "what a line of JSON lines holds: a text, or a chat, of which the assistant's messages alone are learned",
+             "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are learned",
              FIELD(data.format), {"text", "chat"}),
       only_with(
           text({"data.chat_template", OnResume::content, AcrossRanks::differ},
@@ -109,13 +109,13 @@ std::vector<RecipeKey> data_keys() {
               "leave out JSON lines that lack the field or are not JSON; else they are errors",
               FIELD(data.skip_bad_lines)),
       paths({"data.validation", OnResume::content, AcrossRanks::differ},
-            "text of its own for validation; \"\": a part of each file", FIELD(data.validation), true),
+            "separate text for validation; \"\": a part of each file", FIELD(data.validation), true),
       only_with(
           real({"data.validation_fraction", OnResume::content},
-               "the part of each file, its end, that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
+               "fraction at the end of each file that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
           [](const Recipe& recipe) { return recipe.data.validation.empty(); }, "is not used with data.validation"),
       data_tokenizer(),
-      choice({"data.pack", OnResume::history}, "documents that share a sequence see each other, or each only itself",
+      choice({"data.pack", OnResume::history}, "documents in one sequence see each other, or each only itself",
              FIELD(data.pack), {"none", "documents"}),
       only_with(
           choice({"data.positions", OnResume::history},

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether a model with other values of this key can take the same weights and computes the same function of a text.
+/// Whether a model with another value of this key can take the same weights and computes the same function of a text.
 bool may_differ(const RecipeKey& key) {
   const OnResume role = key.on_resume;
   return key.name == "model.context" || (role != OnResume::shape && role != OnResume::function);
@@ -29,7 +29,7 @@ void check_context(const Recipe& recipe, const InitSource& source) {
                 fmt::format("use at most {}", source.model.context));
 }
 
-/// In the current folder, then beside the recipe; absolute.
+/// Looks in the current folder, then beside the recipe; returns an absolute path.
 fs::path find_source(const std::string& name, const fs::path& recipe_folder) {
   std::error_code error;
   fs::path path = fs::absolute(name, error).lexically_normal();
@@ -46,7 +46,7 @@ bool is_default_of_kind(const std::string& key, const RecipeValue& given) {
          (key == "model.kv_heads" || key == "model.hidden" || key == "model.vocabulary");
 }
 
-/// Takes the keys `prefix`.. from the source; throws UsageError for one that the recipe gives another value.
+/// Takes the keys `prefix`.. from the source; throws UsageError for one to which the recipe gives another value.
 void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, const std::string& key_of_source,
                const fs::path& source) {
   for (const RecipeKey& key : recipe_keys()) {

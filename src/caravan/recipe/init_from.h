@@ -14,19 +14,19 @@ struct InitSource {
   ModelConfig model;
   SpecialTokens tokens;
   std::filesystem::path text;       ///< the folder with its tokenizer.json and text settings
-  std::filesystem::path adapter{};  ///< a folder with adapters of its own, in PEFT's format; "": none
+  std::filesystem::path adapter{};  ///< a folder with separate adapters, in PEFT's format; "": none
 };
 
 /// Reads the config of a run's newest checkpoint, a checkpoint, or a Hugging Face folder. Throws DataError for what is
 /// missing, damaged or not supported.
 InitSource read_init_source(const std::filesystem::path& path);
 
-/// Of train.init_from and lora.adapter.
+/// The source given by train.init_from and lora.adapter.
 InitSource init_source(const Recipe& recipe);
 
-/// Looks train.init_from up in the current folder and then beside the recipe, and takes from there what the recipe does
+/// Looks train.init_from up in the current folder and then beside the recipe, and takes from it what the recipe does
 /// not give: the model's keys and the tokenizer. The key becomes the absolute path. Throws UsageError for a key that
-/// the weights contradict, naming both values; the context, dropout and losses of experts may differ, and adapters may
+/// contradicts the weights, naming both values; the context, dropout and losses of experts may differ, and adapters may
 /// be added. lora.adapter is looked up in the same way, and gives the rank, alpha and targets of the adapters.
 void apply_init_from(Recipe& recipe, const std::filesystem::path& recipe_folder);
 

@@ -14,7 +14,7 @@ T read(const Field<T>& field, const Recipe& recipe) {
   return field(const_cast<Recipe&>(recipe));  // NOLINT: only read
 }
 
-/// Takes a name, or a list where an entry of the family is chosen by one. What is wrong with it; "" if nothing.
+/// Takes a name, or a list if an entry of the family is chosen by one. Returns what is wrong with it, or "".
 std::string choose(Setting& setting, const RecipeValue& value) {
   const std::string_view family = setting.family().name;
   const std::vector<std::string> names = names_of(family);

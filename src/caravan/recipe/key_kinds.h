@@ -11,7 +11,7 @@ namespace caravan {
 
 // The kinds of keys that a recipe has (recipe_keys.cpp).
 
-/// Gives a field of a recipe, for reading and writing.
+/// Accesses a field of a recipe, for reading and writing.
 template <typename T>
 using Field = std::function<T&(Recipe&)>;
 
@@ -22,31 +22,31 @@ RecipeKey text(KeyName name, std::string help, Field<std::string> field);
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
 RecipeKey integer_or(KeyName name, std::string help, Field<int64_t> field, Range range, std::string word,
                      int64_t value_of_word);
-/// A list of texts, none of them empty; one text is a list of one.
+/// A list of non-empty texts; a single text is a list of one.
 RecipeKey texts(KeyName name, std::string help, Field<std::vector<std::string>> field);
 /// A text that is one of `choices`.
 RecipeKey choice(KeyName name, std::string help, Field<std::string> field, std::vector<std::string> choices);
 
-/// `key`, which is used where `condition` holds; else giving it is an error with this reason.
+/// `key`, which is used only if `condition` holds; otherwise giving it is an error with this reason.
 RecipeKey only_with(RecipeKey key, std::function<bool(const Recipe&)> condition, std::string reason);
 
-/// The key by which an entry of a family is chosen, and those that its entries read. `setting` is of that family.
+/// The key that chooses an entry of a family, and the keys that its entries read. `setting` is of that family.
 std::vector<RecipeKey> family_keys(std::string_view family, const Field<Setting>& setting);
 
-/// `keys`, which are used where the axis has several ranks.
+/// `keys`, which are used if the axis has several ranks.
 std::vector<RecipeKey> on_axis(std::vector<RecipeKey> keys, const std::string& axis,
                                const std::function<bool(const Recipe&)>& is_used);
 
 /// The keys of a family that splits layers or sequences.
 std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split);
 
-/// The keys of the data; of dtypes; of the mesh, data parallelism and memory; of pipelines; of a mixture of experts.
+/// The keys of data, dtypes, mesh, data parallelism and memory, pipelines, and mixture of experts.
 std::vector<RecipeKey> data_keys();
 std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
 std::vector<RecipeKey> pipeline_keys();
 std::vector<RecipeKey> moe_keys();
-/// Of adapters.
+/// The keys of adapters.
 std::vector<RecipeKey> lora_keys();
 
 }  // namespace caravan

@@ -11,7 +11,7 @@ RecipeKey with_adapters(RecipeKey key) {
       "is used with lora.rank above 0, or with lora.adapter, only");
 }
 
-// Gives a field of the adapters, for reading and writing.
+// Accesses a field of the adapters, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.model.lora.member; }
 
@@ -20,10 +20,10 @@ RecipeKey with_adapters(RecipeKey key) {
 std::vector<RecipeKey> lora_keys() {
   return {
       integer({"lora.rank", OnResume::shape},
-              "rank of the adapters, which then alone are trained; 0: none, all weights are trained", FIELD(rank),
+              "rank of the adapters, which alone are trained; 0: none, all weights are trained", FIELD(rank),
               {0, 1 << 16}),
       with_adapters(
-          real({"lora.alpha", OnResume::function}, "adapters count alpha / rank times", FIELD(alpha), {1e-6, 1e6})),
+          real({"lora.alpha", OnResume::function}, "the scale of adapters is alpha / rank", FIELD(alpha), {1e-6, 1e6})),
       with_adapters(texts({"lora.targets", OnResume::shape},
                           "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
       text(

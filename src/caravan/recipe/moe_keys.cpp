@@ -40,7 +40,7 @@ RecipeKey named(KeyName name, const std::string& help, Field<Enum> field, std::v
           }};
 }
 
-// Gives a field of the mixture of experts, for reading and writing.
+// Accesses a field of the mixture of experts, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.model.moe.member; }
 
@@ -61,7 +61,7 @@ std::vector<RecipeKey> moe_keys() {
                            "features of an expert that every token goes to as well; 0: none", FIELD(shared_hidden),
                            {0, 1 << 22})),
       with_shared(boolean({"moe.shared_gate", OnResume::shape},
-                          "the shared expert has a gate, the sigmoid of a score of its own", FIELD(shared_gate))),
+                          "the shared expert has a gate, the sigmoid of a separate score", FIELD(shared_gate))),
       with_experts(real({"moe.capacity", OnResume::history},
                         "copies of a sequence's tokens that an expert takes in training, as a multiple of an even "
                         "share; 0: all",

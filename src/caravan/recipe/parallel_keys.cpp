@@ -10,7 +10,7 @@ namespace {
 
 RecipeKey loss_scale() {
   RecipeKey key{{"precision.loss_scale", OnResume::listed},
-                "what the loss is multiplied by: a number, or \"dynamic\": adapted to the gradients",
+                "factor of the loss: a number, or \"dynamic\": adapted to the gradients",
                 [](const Recipe& recipe) -> RecipeValue {
                   if (recipe.precision.loss_scale == 0) return std::string("dynamic");
                   return recipe.precision.loss_scale;
@@ -32,7 +32,7 @@ RecipeKey loss_scale() {
       "is used with precision.compute = \"fp16\" only");
 }
 
-// Gives a field of the recipe, for reading and writing.
+// Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 
@@ -56,7 +56,7 @@ namespace {
 
 std::vector<RecipeKey> mesh_keys() {
   return {
-      integer({"mesh.dp", OnResume::free}, "data-parallel ranks; 0: all that are left", FIELD(mesh.dp), {0, 1 << 20}),
+      integer({"mesh.dp", OnResume::free}, "data-parallel ranks; 0: all remaining ranks", FIELD(mesh.dp), {0, 1 << 20}),
       integer({"mesh.tp", OnResume::free}, "ranks that split each layer", FIELD(tensor_parallel.degree), {1, 1 << 20}),
       integer({"mesh.pp", OnResume::free}, "ranks that hold stages of a pipeline", FIELD(pipeline.degree),
               {1, 1 << 20}),

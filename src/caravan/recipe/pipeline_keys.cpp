@@ -10,7 +10,7 @@ namespace {
 
 /// A word that looks like a path is one: load_recipe reads the file.
 void take_paths(RecipeKey& key) {
-  key.help += ", or a file with a table of its own";
+  key.help += ", or a file with a custom table";
   key.get = [](const Recipe& recipe) -> RecipeValue { return recipe.pipeline.name(); };
   key.set = [](Recipe& recipe, const RecipeValue& value) -> std::string {
     const auto* name = std::get_if<std::string>(&value);

@@ -27,17 +27,17 @@ struct Recipe {
   struct Data {
     std::vector<std::string> text{"data/moby_dick.txt"};  ///< files, folders, patterns: see text_files
     std::vector<DataSource> sources{};                    ///< a mixture of texts, in place of `text`
-    std::vector<std::string> validation{};                ///< a text of its own; empty: a part of each file
+    std::vector<std::string> validation{};                ///< a separate text; empty: a part of each file
     double validation_fraction = 0.1;                     ///< of each file
-    bool streaming = false;                               ///< the text is tokenized while training goes on
-    std::string field{};                                  ///< of JSON lines; "": "text", of chats "messages"
-    bool skip_bad_lines = false;                          ///< of JSON lines; else they are errors
+    bool streaming = false;                               ///< tokenize the text during training
+    std::string field{};                                  ///< of JSON lines; "": "text", for chats "messages"
+    bool skip_bad_lines = false;                          ///< skip bad JSON lines instead of failing
     std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one
     int64_t trained_vocabulary = 2048;                    ///< of the tokenizer trained on the text
     std::string format = "text";                          ///< or "chat": the field has messages
-    std::string chat_template{};                          ///< a file; "": that beside the tokenizer
+    std::string chat_template{};                          ///< a file; "": the one beside the tokenizer
     bool has_chats() const { return format == "chat"; }
-    std::string pack = "none";          ///< or "documents": those of a sequence do not see each other
+    std::string pack = "none";          ///< or "documents": documents in one sequence do not see each other
     std::string positions = "restart";  ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
   } data;
@@ -47,7 +47,7 @@ struct Recipe {
     std::string adapter;    ///< adapters to start with, a folder in PEFT's format; "": new ones
     int64_t steps = 800;
     int64_t global_batch = 12;              ///< sequences per step, over all ranks
-    int64_t micro_batch = kAutoMicroBatch;  ///< sequences a rank computes at once; 0: all of its share
+    int64_t micro_batch = kAutoMicroBatch;  ///< sequences that a rank computes at once; 0: all of its share
     int64_t seed = 1;
     int64_t eval_every = 200;    ///< steps; 0: only at the end
     int64_t eval_batches = 100;  ///< of global_batch sequences, spread over the validation text; 0: all of it
@@ -95,8 +95,8 @@ struct Recipe {
     std::string dir;         ///< "": runs/<recipe name>-N, a new N each time
     int64_t every = 200;     ///< steps; 0: only at the end
     int64_t keep = 2;        ///< newest checkpoints to keep; 0: all
-    bool async = false;      ///< writes a copy while training goes on
-    bool keep_best = false;  ///< saves and keeps that of the lowest validation loss, too
+    bool async = false;      ///< write a copy in the background during training
+    bool keep_best = false;  ///< also keep the checkpoint of the lowest validation loss
   } checkpoint;
 
   struct Sample {
@@ -114,7 +114,7 @@ struct Recipe {
   /// Where each key was given: "recipe.toml:12", "--set train.steps=3". Other keys have their default.
   std::map<std::string, std::string> locations;
   std::string where(const std::string& key) const;
-  /// Or else where another key of its section was: one of two conflicting keys may be a default.
+  /// The same, or else where another key of its section was given: one of two conflicting keys may be a default.
   std::string where_given(const std::string& key) const;
   /// Throws UsageError about the value of `key`.
   [[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& action) const;
@@ -131,15 +131,15 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
 /// The same from text, such as that in a checkpoint's manifest. `source` names it in errors.
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides = {});
 
-/// The recipe as TOML: every key that is used in it, in the order of recipe_keys().
+/// The recipe as TOML: every key in use, in the order of recipe_keys().
 std::string to_toml(const Recipe& recipe);
 
-/// What the user should know about a recipe that works, a line each.
+/// Notes for the user about a valid recipe, a line each.
 std::vector<std::string> recipe_notes(const Recipe& recipe);
 
 /// How the global batch is split: global_batch = dp x micro_batch x accumulation. Until "auto" is resolved
-/// (resolve_micro_batch), a micro-batch is all of a rank's share; in a pipeline, there are at least two for each rank
-/// of it, if the batch has as many.
+/// (resolve_micro_batch), a micro-batch is all of a rank's share; a pipeline has at least two micro-batches per stage
+/// rank if the batch is large enough.
 struct BatchPlan {
   int64_t dp = 1;
   int64_t micro_batch = 1;
@@ -151,24 +151,24 @@ struct BatchPlan {
 /// The settings of the techniques that the recipe uses, of families of the registry.
 std::vector<Setting> techniques_of(const Recipe& recipe);
 
-/// The next step after `step` that an evaluation, a checkpoint or a sample follows; `end` at the latest.
+/// The next step after `step` that is followed by an evaluation, a checkpoint or a sample; at most `end`.
 int64_t next_due(const Recipe& recipe, int64_t step, int64_t end);
 
-/// The mesh of the recipe over `num_ranks` ranks: pp, dp, ep, cp, tp, without the axes of one rank but dp. Neighbouring
-/// ranks, of one host, are on the last axis: the one that sends most, and waits for it, goes there. Layers split by tp
-/// send several times a layer, stages once a micro-batch. And the split of its batch. Throw UsageError with the
-/// equation and the nearest values that work.
+/// The mesh of the recipe over `num_ranks` ranks (pp, dp, ep, cp, tp, without axes of one rank other than dp), and the
+/// split of its batch. The last axis has neighbouring ranks of one host, so the axis that sends most goes there: layers
+/// split by tp send several times a layer, stages once a micro-batch. Both throw UsageError with the equation and the
+/// nearest values that work.
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks);
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
-/// Sequences of a micro-batch of a data-parallel rank are a multiple of this: layers and experts split them.
+/// The sequences of a micro-batch of a data-parallel rank are a multiple of this, since layers and experts split them.
 int64_t row_parts(const Recipe& recipe);
 
-/// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" where no axis splits the model.
+/// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" if no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);
 
-/// How mesh_axes lays out the ranks, and why, a word for each axis of more than one rank from neighbours outward: "tp
-/// (sends several times a layer), dp (gradients, during backward)"; "" for fewer than two of them.
+/// How mesh_axes orders the ranks and why, from neighbours outward, for each axis of more than one rank: "tp (sends
+/// several times a layer), dp (gradients, during backward)"; "" for fewer than two such axes.
 std::string order_text(const Recipe& recipe, int64_t dp);
 
 /// The number of ranks that the recipe sets: the product of its mesh, in which a mesh.dp of 0 counts as 1; 0 if it sets

@@ -89,7 +89,7 @@ std::string line_of(const std::string& text, size_t number) {
   return line;
 }
 
-/// The word after '=' if it is nothing but a word, which TOML takes for a broken number or boolean.
+/// The word after '=' if it is a single word, which TOML takes for a broken number or boolean.
 std::string bare_word(const std::string& line) {
   const size_t equals = line.find('=');
   if (equals == std::string::npos) return "";
@@ -143,8 +143,8 @@ std::set<std::string> used_keys(const Recipe& recipe) {
   return names;
 }
 
-/// What a file says of something that an override switches off goes with it, such as the schedule of a run's pipeline
-/// when it is resumed on one rank.
+/// Drops what a file says about something that an override switches off, such as the schedule of a run's pipeline when
+/// it is resumed on one rank.
 void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
   const Recipe defaults;
   for (const RecipeKey& key : recipe_keys()) {
@@ -198,7 +198,7 @@ void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
   if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
 }
 
-/// Nothing if it cannot be read. Throws UsageError for a file, which may be a device without an end, that is too long.
+/// Nothing if it cannot be read. Throws UsageError if the file is too long; it may be a device without an end.
 std::optional<std::string> text_of_file(const std::filesystem::path& file) {
   constexpr size_t kLongest = size_t{4} << 20;
   std::ifstream in(file);
@@ -211,7 +211,7 @@ std::optional<std::string> text_of_file(const std::filesystem::path& file) {
   return text;
 }
 
-/// A schedule that is none of ours is a file, in the current folder or beside the recipe.
+/// An unknown schedule is a file, in the current folder or beside the recipe.
 void read_table(Recipe& recipe) {
   PipelineChoice& pipeline = recipe.pipeline;
   if (!pipeline.is_used() || !pipeline.is_file()) return;

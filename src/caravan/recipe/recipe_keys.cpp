@@ -35,7 +35,7 @@ RecipeKey model_kind() {
           }};
 }
 
-// Gives a field of the recipe, for reading and writing.
+// Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
 
@@ -116,7 +116,7 @@ std::vector<RecipeKey> comm_keys() {
               FIELD(comm.check)),
       only_with(
           boolean({"comm.overlap", OnResume::free},
-                  "what split layers send travels while others compute; false: one after another", FIELD(comm.overlap)),
+                  "communication of split layers overlaps computation; false: one after another", FIELD(comm.overlap)),
           [](const Recipe& recipe) { return recipe.tensor_parallel.is_used() || recipe.context_parallel.is_used(); },
           "is used with mesh.tp or mesh.cp above 1 only"),
       text({"comm.algorithms", OnResume::listed, AcrossRanks::differ},
@@ -133,8 +133,8 @@ std::vector<RecipeKey> output_keys() {
       integer({"checkpoint.every", OnResume::listed}, "steps between checkpoints; 0: only at the end",
               FIELD(checkpoint.every), {0}),
       integer({"checkpoint.keep", OnResume::listed}, "newest checkpoints to keep; 0: all", FIELD(checkpoint.keep), {0}),
-      boolean({"checkpoint.async", OnResume::free},
-              "write a copy while training goes on; the run waits only for the copy", FIELD(checkpoint.async)),
+      boolean({"checkpoint.async", OnResume::free}, "write a copy during training; the run waits only for the copy",
+              FIELD(checkpoint.async)),
       boolean({"checkpoint.keep_best", OnResume::listed},
               "also save and keep the checkpoint of the lowest validation loss: best in the run",
               FIELD(checkpoint.keep_best)),

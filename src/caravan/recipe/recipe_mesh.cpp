@@ -33,7 +33,7 @@ std::string mesh_text(const Recipe& recipe, const std::string& dp) {
   return text;
 }
 
-/// Data-parallel ranks of `num_ranks`.
+/// The number of data-parallel ranks among `num_ranks`.
 int64_t dp_of(const Recipe& recipe, int num_ranks) {
   const int64_t others = ranks_per_replica(recipe);
   if (recipe.mesh.dp > 0 && recipe.mesh.dp * others != num_ranks) {
@@ -61,9 +61,9 @@ int64_t dp_of(const Recipe& recipe, int num_ranks) {
   return num_ranks / others;
 }
 
-constexpr int64_t kLookedAt = 256;  ///< numbers of rows, for advice
+constexpr int64_t kLookedAt = 256;  ///< numbers of rows to try, for advice
 
-/// What the run asks of its techniques.
+/// The demands of the run on its techniques.
 std::vector<Demand> demands_of(const Recipe& recipe) {
   std::vector<Demand> demands =
       demands_of(RunProperties{.tp = recipe.tensor_parallel.degree,
@@ -95,7 +95,7 @@ void refuse(const Recipe& recipe, const std::optional<Misfit>& misfit) {
   if (misfit) recipe.refuse(misfit->key, misfit->fact, misfit->action);
 }
 
-/// What no split of the layers can be.
+/// Refuses splits of the layers that are impossible.
 void check_split(const Recipe& recipe) {
   const Split& tensor = recipe.tensor_parallel;
   const Split& context = recipe.context_parallel;
@@ -140,7 +140,7 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
   const std::string choices =
       possible.empty() ? more_rows() : fmt::format("use pipeline.micro_batches from {{{}}}", join(possible));
   const auto check = [&](const char* key, int64_t count) {
-    if (rows % count != 0 && pipeline.is_file()) {  // which says how many there are
+    if (rows % count != 0 && pipeline.is_file()) {  // the file gives the number
       recipe.refuse("train.global_batch",
                     fmt::format("{} sequences of a data-parallel rank do not split into {} micro-batches", rows, count),
                     fmt::format("use train.global_batch = {}",
@@ -170,7 +170,7 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
   if (micro_batch >= 0) {
     return check("train.micro_batch", micro_batch == 0 ? 1 : rows / micro_batch);
   }
-  const int64_t wanted = pipeline.is_asynchronous() ? 1 : 2 * pipeline.degree;  // that flush: a bubble of a third
+  const int64_t wanted = pipeline.is_asynchronous() ? 1 : 2 * pipeline.degree;  // with a flush: a bubble of a third
   const auto enough = std::ranges::find_if(possible, [&](int64_t count) { return count >= wanted; });
   if (enough != possible.end()) return *enough;
   return possible.empty() ? check("train.global_batch", rows) : possible.back();

@@ -3,7 +3,7 @@
 namespace caravan {
 namespace {
 
-/// The entry of data.sources that a table is; nothing if it is none.
+/// The entry of data.sources in a table; nothing if the table is not one.
 std::optional<DataSource> source_of(const toml::table& table) {
   const auto* path = table.get_as<std::string>("path");
   if (path == nullptr) return std::nullopt;

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// The value of a node of TOML. Nothing for one that no key takes; `wrong` then says why.
+/// The value of a TOML node. Nothing if no key takes such a value; `wrong` then says why.
 std::optional<RecipeValue> read_value(const toml::node& node, std::string& wrong);
 
 }  // namespace caravan

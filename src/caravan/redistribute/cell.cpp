@@ -19,7 +19,7 @@ ShapeError shape_error(const CallSite& site, const Misfit& wrong) {
 int64_t whole_rows(const Placement& from, int64_t local, const CallSite& site) {
   if (from.is_even()) return local * site.axis.size();
   if (from.owner() >= 0 && from.owner_rows() < 0) {
-    // The owner does know, but all ranks must fail together.
+    // The owner knows the rows, but all ranks must fail together.
     throw shape_error(site, {"",
                              fmt::format("axis {} leaves {}, but only coordinate {} knows how many rows there are",
                                          site.axis.name(), from.to_string(), from.owner()),

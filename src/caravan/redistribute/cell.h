@@ -17,7 +17,7 @@ struct Cell {
   std::vector<int64_t> from_rows;  ///< of each coordinate, before; empty unless `from` is a shard
   std::vector<int64_t> to_rows;    ///< of each coordinate, after; empty unless `to` is a shard
 
-  /// True if no rank's data changes. The backward may still have to move something.
+  /// Whether no rank's data changes. The backward may still have to move data.
   bool is_same_data() const {
     return (from.is_whole() && to.is_whole()) || (from.is_partial() && to.is_partial()) ||
            (from.is_shard() && to.is_shard(from.dim()) && from_rows == to_rows);

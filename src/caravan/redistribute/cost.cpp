@@ -9,8 +9,8 @@ namespace {
 /// The collective of a cell from one rank's view: the arguments of wire_bytes.
 struct Sent {
   Verb verb;
-  int64_t in;       ///< elements that this rank puts in
-  int64_t own = 0;  ///< those of them that stay here
+  int64_t in;       ///< elements of this rank's input
+  int64_t own = 0;  ///< those of them that stay on this rank
   int root = -1;
 };
 

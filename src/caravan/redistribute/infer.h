@@ -9,9 +9,9 @@
 
 namespace caravan {
 
-/// What a local op does with its operands, in einsum-like labels: "bsk,nk->bsn" is a linear layer. The op acts
-/// independently along each label of the output and sums over every other label, except for those in `whole`, along
-/// which it needs all elements (softmax, the keys of an attention).
+/// The structure of a local op, in einsum-like labels: "bsk,nk->bsn" is a linear layer. The op acts independently along
+/// each label of the output and sums over every other label, except for those in `whole`, along which it needs all
+/// elements (softmax, the keys of an attention).
 struct OpType {
   std::string_view labels;
   std::string_view whole = {};

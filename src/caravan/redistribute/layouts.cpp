@@ -79,7 +79,7 @@ void check_same_axes(const Layout& layout, const Layout& to, const Mesh& mesh, c
   }
 }
 
-/// The axes of some moves, as an axis that is made of them would have them: the major one first.
+/// The axes of some moves in the order of an axis that is made of them: the major one first.
 std::vector<std::string> in_order(std::span<const AxisMove> moves, const Layout& now, const Mesh& mesh) {
   std::vector<std::string> names;
   for (const AxisMove& move : moves) names.push_back(move.axis);
@@ -94,7 +94,7 @@ std::vector<std::string> in_order(std::span<const AxisMove> moves, const Layout&
   return all;
 }
 
-/// The first of `moves`, or as many as are the same move of axes that one axis of the mesh is made of: one collective
+/// The first of `moves`, or several that are the same move of axes that one axis of the mesh is made of: one collective
 /// then sends less than one for each.
 std::pair<const MeshAxis*, size_t> joint_move(std::span<const AxisMove> moves, const Layout& now, const Mesh& mesh) {
   const AxisMove& first = moves.front();
@@ -108,7 +108,7 @@ std::pair<const MeshAxis*, size_t> joint_move(std::span<const AxisMove> moves, c
   return {&mesh[first.axis], 1};
 }
 
-/// `now` with `axis`, which is made of those of the moves, in their place.
+/// `now` with `axis`, made of the axes of the moves, in their place.
 Layout with_axis(const Layout& now, std::span<const AxisMove> moves, const MeshAxis& axis) {
   if (moves.size() == 1) return now;
   std::vector<Layout::Entry> entries = now.entries();

@@ -110,7 +110,7 @@ void run(const Move& move, Operation operation) {
   } catch (...) {
     try {
       work.wait();   // the operation still uses the caller's buffers
-    } catch (...) {  // NOLINT(bugprone-empty-catch): what was thrown first is the cause
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the first exception is the cause
     }
     throw;
   }
@@ -203,8 +203,8 @@ at::Tensor pad(const at::Tensor& x, const Move& move) {  // S -> P
   return out;
 }
 
-/// It is coordinate 0 for every coordinate of the other axes. If it depended on them, the product of two such tensors
-/// would lose its gradient.
+/// Coordinate 0 for every coordinate of the other axes. If it depended on them, the product of two such tensors would
+/// lose its gradient.
 at::Tensor keep_on_0(const at::Tensor& x, const Move& move) { return move.coord() == 0 ? x : at::zeros_like(x); }
 
 // ---- the table ----
@@ -273,7 +273,7 @@ at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const MeshAxi
   }
   const Placement& from = layout[axis.name()];
   if (from == to) return x;
-  // Checked before sizes are looked at: whether a program is well typed must not depend on the size of its axes.
+  // Checked before sizes: whether a program is well typed must not depend on the size of its axes.
   check_dim(from, x.sizes().size(), site);
   check_dim(to, x.sizes().size(), site);
   if (from.is_shard()) check_minor(from, site);

@@ -7,8 +7,9 @@
 
 namespace caravan {
 
-/// Changes the placement of `x` on one mesh axis from that in `layout` to `to`. The global tensor stays the same. The
-/// one law of the library: with the dual R <-> P, I <-> I, S <-> S, the backward of (a -> b) is (dual(b) -> dual(a)).
+/// Changes the placement of `x` on one mesh axis from the one in `layout` to `to`. The global tensor stays the same.
+/// The one law of the library: with the dual R <-> P, I <-> I, S <-> S, the backward of (a -> b) is (dual(b) ->
+/// dual(a)).
 ///
 /// Collective: every rank of `axis` calls it, in the same order, with the same dtype and layout. The result has the
 /// layout layout.moved(axis, to).
@@ -31,8 +32,8 @@ at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const MeshAxi
                         const Call& call = {});
 
 /// Redistributes one axis after another from `layout` to `to`: steps that shrink the piece first, steps that grow it
-/// last. Where two dims swap axes, one axis goes through R. Works between any two layouts. Throws LayoutError if they
-/// do not name the same axes.
+/// last. If two dims swap axes, one axis goes through R. Works between any two layouts. Throws LayoutError if they do
+/// not name the same axes.
 at::Tensor redistribute(const at::Tensor& x, const Layout& layout, const Layout& to, const Mesh& mesh,
                         const Call& call = {});
 

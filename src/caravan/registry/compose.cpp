@@ -11,11 +11,11 @@
 namespace caravan {
 namespace {
 
-/// A change of a setting after which it has a trait, and whatever else is asked of it.
+/// A change of a setting after which it has a trait and meets all other requirements.
 struct WayOut {
   std::string key;    ///< "data_parallel.mode"
-  std::string value;  ///< what it is now
-  std::string text;   ///< "data_parallel.mode = \"sync\""; "": nothing of the family has the trait
+  std::string value;  ///< its present value
+  std::string text;   ///< "data_parallel.mode = \"sync\""; "": no entry of the family has the trait
 };
 
 WayOut way_out(const Setting& setting, const Traits& traits, const std::set<Trait>& asked) {
@@ -39,7 +39,7 @@ WayOut way_out(const Setting& setting, const Traits& traits, const std::set<Trai
   return {setting.full_name(), setting.name(), text};
 }
 
-/// "use a, or b", of those that are there.
+/// "use a, or b", of those that exist.
 std::string either(const std::string& first, const std::string& second) {
   return first + (first.empty() || second.empty() ? "" : ", or ") + second;
 }

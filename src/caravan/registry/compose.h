@@ -10,16 +10,16 @@
 
 namespace caravan {
 
-/// What a run asks of each of its techniques.
+/// A requirement of a run for each of its techniques.
 struct Demand {
   Trait trait;
-  std::string key;     ///< of the recipe, by which it asks: "optimizer.clip_norm"
+  std::string key;     ///< key of the recipe that requires it: "optimizer.clip_norm"
   std::string why;     ///< "needs the norm of the whole gradient"
-  std::string action;  ///< what takes it back: "use optimizer.clip_norm = 0"
+  std::string action;  ///< what removes the requirement: "use optimizer.clip_norm = 0"
 };
 
-/// Whether techniques can stand beside each other and meet the demands of a run: the one place where compositions are
-/// refused, by traits and never by name. Returns the first that does not fit.
+/// Whether techniques can be combined and meet the demands of a run. Compositions are refused only here, by traits and
+/// never by name. Returns the first misfit.
 std::optional<Misfit> find_misfit(std::span<const Setting> techniques, std::span<const Demand> demands);
 
 }  // namespace caravan

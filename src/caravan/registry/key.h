@@ -12,18 +12,18 @@ class Setting;
 
 /// Whether the ranks of a run may have different values of a key.
 enum class AcrossRanks : uint8_t {
-  equal,   ///< no: the numbers or the collectives go by it
-  differ,  ///< yes: each host's own affair, or a path whose content is compared instead
+  equal,   ///< no: numbers or collectives depend on it
+  differ,  ///< yes: it concerns only the host, or is a path whose content is compared instead
 };
 
 /// What a resumed run may do with a key.
 enum class OnResume : uint8_t {
   shape,     ///< fixed; compared as the model's config, in which 0 is already replaced by the model's own rule
   function,  ///< fixed: the weights mean something else with another value
-  history,   ///< fixed once the run has done a step: what went before was computed with it
+  history,   ///< fixed once the run has done a step: earlier steps were computed with it
   content,   ///< a path: may change, its content may not
-  listed,    ///< may change; the user is told, since the results differ from those of a run that never stopped
-  free,      ///< may change: no result depends on it, except for rounding, or it has a check of its own
+  listed,    ///< may change; the user is told, since the results differ from those of an uninterrupted run
+  free,      ///< may change: no result depends on it, except for rounding, or it is checked separately
 };
 
 /// The name of a key and its role.
@@ -39,7 +39,8 @@ struct SettingKey : KeyName {
   std::string help;
   RecipeValue initial;
   ValueKind kind;
-  /// Why the key is not used beside the values of the others, though the chosen entry lists it; "" if it is used.
+  /// Why the key is not used with the present values of the others, although the chosen entry lists it; "" if it is
+  /// used.
   std::function<std::string(const Setting&)> idle = [](const Setting&) { return std::string(); };
 };
 

@@ -20,7 +20,7 @@ struct Registered {
 
 void add(std::map<std::string, Registered, std::less<>>& all, const char* body, Entry entry) {
   entry.body = body;
-  family_of(entry.family);  // throws for one that is not there
+  family_of(entry.family);  // throws for an unknown family
   Registered& family = all[entry.family];
   for (const SettingKey& key : entry.keys) {
     const bool is_known =
@@ -30,7 +30,7 @@ void add(std::map<std::string, Registered, std::less<>>& all, const char* body, 
   family.entries.push_back(std::move(entry));
 }
 
-/// By family. Made once: settings point to the entries.
+/// By family. Created once, since settings point to the entries.
 const std::map<std::string, Registered, std::less<>>& registered() {
   static const auto all = [] {
     std::map<std::string, Registered, std::less<>> made;
@@ -47,7 +47,7 @@ const Registered& registered(std::string_view family) {
   return found == registered().end() ? none : found->second;
 }
 
-/// The key of that name that the entry lists; null if it lists none.
+/// The key of this name that the entry lists; null if it lists none.
 const SettingKey* listed(const Entry& entry, std::string_view key) {
   const auto found = std::ranges::find(entry.keys, key, &SettingKey::name);
   return found == entry.keys.end() ? nullptr : &*found;
@@ -88,7 +88,7 @@ const Family& family_of(std::string_view name) {
 std::span<const Entry> entries_of(std::string_view family) { return registered(family).entries; }
 
 const Entry& first_of(std::string_view family) {
-  // A build without any entry of the family refuses what would need one.
+  // A build without an entry of the family refuses everything that needs one.
   static const Entry absent{.family = "",
                             .name = "none",
                             .summary = "",

@@ -15,18 +15,18 @@ namespace caravan {
 struct Entry;
 struct Family;
 
-/// An entry of a family that is chosen, and the values of the keys of the family. Values have been checked, one by one,
-/// by the kinds of their keys; whether they fit each other and the run, Entry::check says.
+/// A chosen entry of a family, and the values of the keys of the family. The kinds of keys have checked the values one
+/// by one; Entry::check tells whether they fit each other and the run.
 class Setting {
  public:
   /// The first entry of `family`, with the initial values.
   explicit Setting(std::string_view family);
-  /// The entry of that name. Throws UsageError, naming the nearest valid choice, for a name, a key or a value that is
-  /// not one, and for a key that is not used.
+  /// The entry of this name. Throws UsageError, naming the nearest valid choice, for an invalid name, key or value, and
+  /// for a key that is not used.
   Setting(std::string_view family, std::string_view name,
           const std::vector<std::pair<std::string, RecipeValue>>& values = {});
 
-  // Not inlined: users make structs of settings, and g++ 12 warns of their members as not initialized.
+  // Not inlined: users make structs of settings, and g++ 12 warns that their members are not initialized.
   Setting(const Setting&);
   Setting(Setting&&) noexcept;
   Setting& operator=(const Setting&);
@@ -36,18 +36,18 @@ class Setting {
   const Family& family() const noexcept { return *family_; }
   const Entry& entry() const noexcept { return *entry_; }
   const std::string& name() const noexcept;
-  /// It is the first of its family: the default.
+  /// Whether it is the first of its family: the default.
   bool is_first() const;
   /// Whether the entry is the family's choice of doing nothing (Entry::is_none).
   bool is_none() const noexcept;
-  /// The entry lists the key.
+  /// Whether the entry lists the key.
   bool reads(std::string_view key) const;
-  /// Another entry of the family; the values stay.
+  /// Chooses another entry of the family; keeps the values.
   void choose(std::string_view name);
 
-  // `key` is one of the family, without its section; another one is an InternalError.
+  // `key` is a key of the family, without its section; any other is an InternalError.
 
-  /// What is wrong with `value` for the key, "" if nothing; then it is set.
+  /// Sets the key. Returns what is wrong with `value`, and leaves the key unchanged, or "".
   std::string set(std::string_view key, const RecipeValue& value);
   const RecipeValue& value(std::string_view key) const;
   bool flag(std::string_view key) const { return std::get<bool>(value(key)); }

@@ -15,9 +15,9 @@ struct Split {
   Setting kind;
   int64_t degree = 1;
   bool is_used() const { return degree > 1; }
-  /// One of each if it is not used.
+  /// One part of each kind if it is not used.
   SplitParts parts() const;
-  /// Why it cannot split that model, which others split too.
+  /// Why it cannot split this model, which others split too.
   std::optional<Misfit> misfit(const ModelConfig& model, const SplitParts& others = {}) const;
 };
 

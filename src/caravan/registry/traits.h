@@ -11,40 +11,40 @@ namespace caravan {
 
 class Setting;
 
-/// What a technique can do beside others: facts, which other techniques and the settings of a run ask for. All are
-/// positive statements, so that a technique that says nothing is refused and never assumed to work.
+/// Properties of a technique that other techniques and the settings of a run require. All are positive, so that a
+/// technique without a statement is refused instead of assumed to work.
 enum class Trait : uint8_t {
   whole_gradient,      ///< each step has one gradient of the whole model and of all ranks
-  clips_norm,          ///< knows the norm that a gradient is clipped by
-  scales_loss,         ///< one loss scale for all ranks, and steps that are skipped
+  clips_norm,          ///< knows the norm by which a gradient is clipped
+  scales_loss,         ///< one loss scale for all ranks, and skipped steps
   rounds_gradients,    ///< gradients are kept in 16 bits
   rounds_reductions,   ///< gradients are reduced in 16 bits
-  bounded_lead,        ///< no rank is ahead of another by more steps than are known beforehand
-  ties_weights,        ///< a weight that the first and the last layer share is updated at once
+  bounded_lead,        ///< no rank is ahead of another by more than a number of steps known in advance
+  ties_weights,        ///< updates a weight shared by the first and the last layer at once
   splits_layers,       ///< runs models whose layers or sequences are split over ranks
-  splits_stages,       ///< runs models that are cut into stages
+  splits_stages,       ///< runs models that are cut into pipeline stages
   runs_processes,      ///< ranks may be processes
   whole_weights,       ///< every rank holds whole weights, between steps too
   all_reduces,         ///< gradients are summed by all-reduces
   rehearses,           ///< what it sends does not depend on what it receives
   many_reductions,     ///< gradients may be reduced more than once in a step
-  threads_may_differ,  ///< gives the same bits on ranks that use other numbers of threads
+  threads_may_differ,  ///< gives the same bits on ranks with other numbers of threads
 };
 
 /// The traits of a setting.
 struct Traits {
   std::set<Trait> has;
-  /// What it asks of the other techniques, and why: {whole_weights, "pipedream keeps versions of whole weights"}.
+  /// What it requires of the other techniques, and why: {whole_weights, "pipedream keeps versions of whole weights"}.
   std::map<Trait, std::string> needs{};
   std::string because{};  ///< why it lacks the others: "workers do not wait for each other"
-  /// Values of its own keys with which it has more, the nearest first: {{"mode", "bounded"}, {"mode", "sync"}}.
+  /// Values of its own keys with which it has more traits, the nearest first: {{"mode", "bounded"}, {"mode", "sync"}}.
   std::vector<std::pair<std::string, std::string>> instead{};
 };
 
-/// Those of ranks that step together and hold whole weights, as under DDP. A new trait joins them once all entries that
-/// take them are known to have it.
+/// The traits of ranks that step together and hold whole weights, as under DDP. A new trait is added here once all
+/// entries that use this set are known to have it.
 std::set<Trait> usual_traits();
-/// Of an entry that has these and asks for nothing.
+/// The traits of an entry that has these and requires nothing.
 Traits usual_traits_of(const Setting& setting);
 
 }  // namespace caravan

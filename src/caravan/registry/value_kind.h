@@ -11,13 +11,13 @@
 
 namespace caravan {
 
-/// The values that a key takes.
+/// The values that a key accepts.
 struct ValueKind {
-  /// What is wrong with `given`, "" if nothing; then `taken` is the value to keep.
+  /// Returns what is wrong with `given`, or "" and the value to store in `taken`.
   std::function<std::string(const RecipeValue& given, RecipeValue& taken)> take;
-  /// A kept value, as it is written.
+  /// How a stored value is written.
   std::function<RecipeValue(const RecipeValue& kept)> show = [](const RecipeValue& kept) { return kept; };
-  std::vector<RecipeValue> choices{};  ///< every value, where they can be listed; else empty
+  std::vector<RecipeValue> choices{};  ///< every value, if they can be listed; else empty
 };
 
 struct Range {
@@ -30,14 +30,14 @@ std::string out_of(const Range& range, double value);
 /// "3 is not a string"
 std::string is_not(const RecipeValue& value, std::string_view kind);
 
-// The kept value is a bool, an int64_t, a double, a std::string or a std::vector of these.
+// The stored value is a bool, an int64_t, a double, a std::string or a std::vector of these.
 ValueKind whole_number(Range range);
 ValueKind real_number(Range range);
 ValueKind true_or_false();
 ValueKind any_text();
 /// A text that is one of `choices`.
 ValueKind one_of(std::vector<std::string> choices);
-/// A list of texts, none of them empty; one text is a list of one.
+/// A list of non-empty texts; a single text is a list of one.
 ValueKind list_of_texts();
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
 ValueKind whole_number_or(Range range, std::string word, int64_t value_of_word);

@@ -26,7 +26,7 @@ struct Range {
   double part(double value) const { return (value - low) / (high - low); }
 };
 
-/// The difference of two numbers that are drawn, and its tenth, are finite and not 0.
+/// Differences of two drawn numbers, and their tenths, are finite and not 0.
 constexpr double kLargest = 1e300;
 constexpr double kSmallestRange = 1e-280;
 
@@ -34,7 +34,7 @@ bool is_drawn(const Series& points, size_t i) {
   return std::abs(points.x[i]) <= kLargest && std::abs(points.y[i]) <= kLargest;  // false for NaN
 }
 
-/// Of all points; never empty, so that a single point is drawn in the middle.
+/// The ranges of all points; never empty, so that a single point is drawn in the middle.
 std::pair<Range, Range> ranges_of(const Chart& chart) {
   Range x;
   Range y;
@@ -54,7 +54,7 @@ std::pair<Range, Range> ranges_of(const Chart& chart) {
   return {x, y};
 }
 
-/// UTF-8 of a code point of three bytes, as those of Braille are.
+/// UTF-8 of a code point of three bytes, such as Braille.
 std::string utf8(uint32_t code) {
   return {static_cast<char>(0xe0 | (code >> 12)), static_cast<char>(0x80 | (code >> 6 & 0x3f)),
           static_cast<char>(0x80 | (code & 0x3f))};

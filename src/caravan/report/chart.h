@@ -19,7 +19,7 @@ struct Chart {
 };
 
 /// The numbers at which an axis from `low` to `high` is labelled: multiples of 1, 2 or 5 times a power of ten, about
-/// `count` of them, inside of the range.
+/// `count` of them, inside the range.
 std::vector<double> axis_ticks(double low, double high, int count);
 
 /// "1.5 k", "0.00012", "3.2 M": a number of an axis or a table.

@@ -46,7 +46,7 @@ std::string tag_of(std::string_view name) {
   return (is_speed ? "speed/" : "train/") + std::string(name);
 }
 
-/// A number for each expert of each layer is a table, no curve.
+/// A number for each expert of each layer is a table, not a curve.
 bool is_curve(std::string_view name) {
   return name != "step" && !name.starts_with("experts.copies") && !name.starts_with("staleness.") &&
          !name.starts_with("clocks.") && !name.starts_with("predicted.");

@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// The lines of train.log in further forms, for other programs: metrics.csv, and event files for TensorBoard in the
-/// folder tensorboard. Both are made again from train.log when a run goes on, so they never have what it has not.
+/// The lines of train.log in other formats for other programs: metrics.csv, and event files for TensorBoard in the
+/// folder tensorboard. Both are rebuilt from train.log when a run continues, so they never contain more than it.
 class MetricFiles {
  public:
   struct Options {
@@ -18,7 +18,7 @@ class MetricFiles {
     bool tensorboard = false;
     bool any() const noexcept { return csv || tensorboard; }
   };
-  /// After the MetricsLog of this part of the run is made: writes what train.log has. Throws ResourceError.
+  /// Created after the MetricsLog of this part of the run: writes the contents of train.log. Throws ResourceError.
   MetricFiles(const std::filesystem::path& run, const Options& options);
   void write(const MetricsLine& line);
 

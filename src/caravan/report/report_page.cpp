@@ -11,7 +11,7 @@
 namespace caravan {
 namespace {
 
-/// Charts that a report has, with the quantities of each.
+/// The charts of a report, with the quantities of each.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& report_charts() {
   static const std::vector<std::pair<std::string, std::vector<std::string>>> charts{
       {"loss, nats per token", {"loss", "val_loss"}},

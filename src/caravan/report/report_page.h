@@ -12,12 +12,12 @@ namespace caravan {
 /// rate, speed, waiting, memory, bubbles. `axis` as RunLog::series.
 std::vector<Chart> charts_of(const RunLog& log, const std::string& axis = "step");
 
-/// The same of several runs: one chart for each quantity, with a curve for each run that has it. Throws UsageError for
+/// The same for several runs: one chart for each quantity, with a curve for each run that has it. Throws UsageError for
 /// a quantity that no run has, naming the nearest.
 std::vector<Chart> charts_of(const std::vector<RunLog>& logs, const std::vector<std::string>& quantities,
                              const std::string& axis);
 
-/// What a page says about a run beside its curves.
+/// What a page says about a run besides its curves.
 struct ReportFacts {
   std::vector<std::pair<std::string, std::string>> facts{};  ///< names and values, in order
   std::string recipe{};                                      ///< TOML
@@ -27,7 +27,7 @@ struct ReportFacts {
   std::vector<std::pair<int64_t, std::string>> samples{};    ///< texts, by step
 };
 
-/// One HTML file, without scripts and without anything from elsewhere.
+/// One HTML file, without scripts or external resources.
 std::string report_page(const RunLog& log, const ReportFacts& facts);
 
 }  // namespace caravan

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Puts the numbers of `value` under `name`, those of lists under name.0, name.1. See check_json_depth.
+/// Adds the numbers of `value` under `name`, those of lists under name.0, name.1. See check_json_depth.
 void take_numbers(std::map<std::string, double>& numbers, const std::string& name, const nlohmann::json& value) {
   if (value.is_number()) {
     numbers[name] = value.get<double>();

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// One line of train.log: what it has as numbers. Of a list, such as the bubble of each rank, "bubble.0", "bubble.1".
+/// The numbers in one line of train.log. For a list, such as the bubble of each rank: "bubble.0", "bubble.1".
 struct MetricsLine {
   int64_t step = 0;
   double seconds = -1;  ///< since 1970; -1: the line has no time
@@ -26,22 +26,22 @@ struct Series {
   std::vector<double> y{};
 };
 
-/// train.log of a run, read back: of a run that goes on, what there is so far.
+/// train.log of a run; for a run in progress, what exists so far.
 class RunLog {
  public:
-  /// `run`: a run folder. Throws DataError, naming file and line, if it has no log, or a line that is none of ours. A
-  /// last line that is not whole yet is left out.
+  /// `run`: a run folder. Throws DataError, naming file and line, if it has no log, or a line that is not a log line.
+  /// An incomplete last line is left out.
   static RunLog read(const std::filesystem::path& run);
 
   const std::filesystem::path& run() const noexcept { return run_; }
   std::string name() const;
   const std::vector<MetricsLine>& lines() const noexcept { return lines_; }
-  /// The names of all numbers, in the order of the alphabet.
+  /// The names of all numbers, in alphabetical order.
   std::vector<std::string> quantities() const;
 
   /// A quantity over "step", "tokens", or "time" (hours since the first line, pauses between parts of a run included);
   /// lines without it, or without tokens, are left out. Throws UsageError for another axis, for a quantity that no line
-  /// has, naming the nearest, and for "time" where lines have none.
+  /// has, naming the nearest, and for "time" if the lines have no time.
   Series series(const std::string& quantity, const std::string& axis = "step") const;
   /// The last line's value; throws as series().
   double last(const std::string& quantity) const { return series(quantity).y.back(); }

@@ -28,7 +28,7 @@ struct DrawnSpan {
   double end_us;
 };
 
-/// Of one rank: its name, and its rows in order.
+/// A rank: its name, and its rows in order.
 struct RankRows {
   std::string name;
   std::map<int, std::pair<std::string, std::vector<DrawnSpan>>> rows;
@@ -65,7 +65,7 @@ std::map<int, RankRows> read_spans(const std::filesystem::path& file) {
   return ranks;
 }
 
-/// The last one of rank 0.
+/// The last step of rank 0.
 DrawnSpan last_step(const std::map<int, RankRows>& ranks, const std::filesystem::path& file) {
   const DrawnSpan* last = nullptr;
   if (ranks.contains(0)) {
@@ -91,7 +91,7 @@ const char* color_of(const std::string& row, const std::string& name) {
 std::string draw_row(const std::string& row, const std::vector<DrawnSpan>& spans, const DrawnSpan& step, double y) {
   const double scale = (kTimelineWidth - kSpansLeft - 10) / (step.end_us - step.begin_us);
   std::string body = svg::words(kSpansLeft - 8, y + kRowHeight - 8, 11, row, "end");
-  std::vector<double> open;  // ends of the spans that hold this one
+  std::vector<double> open;  // ends of the enclosing spans
   for (const DrawnSpan& span : spans) {
     if (span.end_us <= step.begin_us || span.begin_us >= step.end_us) continue;
     while (!open.empty() && open.back() <= span.begin_us) open.pop_back();

@@ -19,7 +19,7 @@ void check_micro_batches(const char* op, int num_micro_batches) {
                     .action = "use 1 or more"});
 }
 
-/// `table` with `before[i]` in front of entry i and `after[i]` behind it.
+/// `table` with `before[i]` inserted before entry i and `after[i]` after it.
 Schedule insert_around(const Schedule& table, const std::vector<Schedule>& before, const std::vector<Schedule>& after) {
   Schedule result;
   for (size_t i = 0; i < table.size(); ++i) {
@@ -30,18 +30,18 @@ Schedule insert_around(const Schedule& table, const std::vector<Schedule>& befor
   return result;
 }
 
-/// Entries first..last, between which the leaves of a group are there.
+/// Entries first..last during which the unsharded parameters of a group exist.
 struct Stay {
   size_t first;
   size_t last;
   int group;
 };
 
-/// `num_events[i]`: the events before entry i. By their first entry, then by group.
+/// `num_events[i]`: the number of events before entry i. Sorted by first entry, then by group.
 std::vector<Stay> stays_of(const Schedule& table, const Units& units, const GatherOptions& options,
                            const std::vector<size_t>& num_events) {
   std::vector<Stay> stays;
-  std::map<int, size_t> now;  // the latest stay of each group
+  std::map<int, size_t> now;  // the latest range of each group
   for (size_t i = 0; i < table.size(); ++i) {
     std::vector<int> used;
     if (table[i].is_event()) used = units.groups_of(table[i]);
@@ -64,7 +64,7 @@ std::vector<Stay> stays_of(const Schedule& table, const Units& units, const Gath
   return stays;
 }
 
-/// Gathers of joint groups in front, frees behind.
+/// Adds gathers of joint groups at the front, frees at the end.
 void add_joint_gathers(Schedule& table, const Units& units) {
   std::set<int> used;
   for (const Action& entry : table) {
@@ -81,12 +81,13 @@ void add_joint_gathers(Schedule& table, const Units& units) {
   table.insert(table.begin(), gathers.begin(), gathers.end());
 }
 
-/// Changes receives so that those from each rank come in the order of its sends.
+/// Reorders receives so that those from each rank are in the order of its sends.
 void receive_in_order(std::vector<Schedule>& tables, const Units& units, std::span<const int> rank_of_stage) {
   const auto rank_of = [&](int stage) { return rank_of_stage.empty() ? stage : rank_of_stage[stage]; };
   struct Route {
-    Schedule sent;                                    // as the receives of it
-    std::map<std::tuple<int, int, bool>, size_t> at;  // position in `sent`, by unit, micro-batch and whether a gradient
+    Schedule sent;                                    // written as the matching receives
+    std::map<std::tuple<int, int, bool>, size_t> at;  // position in `sent`, by unit, micro-batch and whether it is a
+                                                      // gradient
     size_t num_received = 0;
   };
   const auto key = [](const Action& entry) { return std::tuple(entry.unit, entry.micro_batch, entry.is_gradient); };
@@ -112,7 +113,7 @@ void receive_in_order(std::vector<Schedule>& tables, const Units& units, std::sp
       Route& route = routes[{rank_of(entry.peer), static_cast<int>(rank)}];
       const auto found = route.at.find(key(entry));
       if (found == route.at.end()) {
-        table.push_back(entry);  // check() names it
+        table.push_back(entry);  // check() reports it
         continue;
       }
       for (; route.num_received <= found->second; ++route.num_received) table.push_back(route.sent[route.num_received]);
@@ -161,7 +162,7 @@ Schedule expand(const PassOrder& order, const Units& units, std::span<const int>
            .action = "give each rank its order, or set rank_of_stage"});
     }
     const bool backward = pass.kind == Pass::Kind::backward;
-    // Input of the pass from stage `from`; what it makes goes to stage `to`.
+    // The input of the pass comes from stage `from`; its output goes to stage `to`.
     const int from = pass.stage + (backward ? 1 : -1);
     const int to = pass.stage + (backward ? -1 : 1);
     const auto crosses = [&](int other) {

@@ -78,7 +78,7 @@ void ScheduleRun::place_stages(std::span<const int> rank_of_stage) {
   }
 }
 
-/// What is said in terms of indices only, so that nothing else has to look.
+/// Checks all indices, so that nothing else has to.
 void ScheduleRun::validate_entry(size_t rank, const Action& entry) {
   const auto is_index = [](int i, size_t size) { return i >= 0 && static_cast<size_t>(i) < size; };
   const bool names_group =
@@ -124,7 +124,7 @@ bool ScheduleRun::awaits(const Action& next, size_t other) const {
   return rank_of_stage_[next.peer] == static_cast<int>(other);  // to send it, or to receive what was sent before
 }
 
-/// Whether the rest of that rank's table has what ends the wait.
+/// Whether the rest of that rank's table has the entry that ends the wait.
 bool ScheduleRun::will_give(const Action& next, size_t other) const {
   const auto gives = [&](const Action& given) {
     if (next.kind == Action::Kind::gather) return given == next;
@@ -162,11 +162,11 @@ void ScheduleRun::refuse_waiting() const {
       const char* never = next.kind == Action::Kind::gather ? "gathers"
                           : next.kind == Action::Kind::recv ? "sends"
                                                             : "receives";
-      refuse(rank, fmt::format("waits for ever: rank {} never {} it", other, never));
+      refuse(rank, fmt::format("waits forever: rank {} never {} it", other, never));
     }
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].at < tables_[rank].size()) refuse(rank, "waits for ever for " + text_of_cycle(rank));
+    if (ranks_[rank].at < tables_[rank].size()) refuse(rank, "waits forever for " + text_of_cycle(rank));
   }
 }
 
@@ -187,10 +187,10 @@ void ScheduleRun::finish(size_t rank) const {
     if (state.is_there[group]) refuse(rank, fmt::format("{} is still gathered", group_text(static_cast<int>(group))));
   }
   const bool has_update = !state.table->empty() && state.table->back().kind == Action::Kind::update;
-  if (trains_ && !has_update) refuse(rank, "there is no update");
+  if (trains_ && !has_update) refuse(rank, "the update is missing");
 }
 
-/// That no rank lacks one has been found by then: a gather waits, and the update refuses a missing reduction.
+/// No rank lacks one at this point: a gather waits, and the update refuses a missing reduction.
 void ScheduleRun::compare_joint() const {
   for (size_t b = 1; b < ranks_.size(); ++b) {
     for (size_t a = 0; a < b; ++a) {

@@ -24,7 +24,7 @@ struct Look {
   const char* letter;
   const char* name;
   const char* color;
-  const char* later;  ///< of the later stages of a rank
+  const char* later;  ///< for the later stages of a rank
 };
 
 Look look_of(Pass::Kind kind) {
@@ -74,7 +74,7 @@ class Drawing {
     return out;
   }
 
-  /// To the passes of a rank, from those of others.
+  /// The messages to the passes of a rank from other ranks.
   std::string messages(size_t rank) const {
     std::string out;
     for (const PassSpan& span : timeline_.ranks[rank].spans) {

@@ -37,7 +37,7 @@ class Simulation {
     for (size_t rank = 0; rank < next.size(); ++rank) {
       if (next[rank] < order_.ranks[rank].size()) {
         throw UsageError(
-            {.op = "pipeline", .subject = "schedule", .fact = "waits for ever", .action = "check() names the cycle"});
+            {.op = "pipeline", .subject = "schedule", .fact = "waits forever", .action = "check() names the cycle"});
       }
     }
     return std::move(timeline_);
@@ -59,7 +59,7 @@ class Simulation {
     return 0;
   }
 
-  /// When what the pass needs of another stage is there; nothing if that has not run.
+  /// When the input of the pass from another stage is available; nothing if that stage has not run.
   std::optional<double> input_of(const Pass& pass) const {
     const int from = pass.kind == forward ? pass.stage - 1 : pass.kind == backward ? pass.stage + 1 : -1;
     if (!is_stage(from)) return 0;

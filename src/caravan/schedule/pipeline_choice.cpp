@@ -12,7 +12,7 @@
 namespace caravan {
 namespace {
 
-/// Why a table of its own does not fit.
+/// Why a custom table does not fit.
 std::optional<Misfit> misfit_of_table(const PipelineOrder& order, int64_t degree, int64_t num_micro_batches) {
   if (static_cast<int64_t>(order.ranks.size()) != degree) {
     return Misfit{"pipeline.schedule", fmt::format("the table has {} ranks, mesh.pp is {}", order.ranks.size(), degree),
@@ -26,7 +26,7 @@ std::optional<Misfit> misfit_of_table(const PipelineOrder& order, int64_t degree
                 fmt::format("use pipeline.micro_batches = {}", count)};
 }
 
-/// What has as many stages on each rank.
+/// The schedules with this number of stages on each rank.
 std::string schedules_of(int64_t stages) {
   std::vector<std::string> names;
   for (const Entry& entry : entries_of("pipeline")) {
@@ -50,7 +50,7 @@ std::optional<Misfit> misfit_of_stages(const PipelineChoice& choice) {
       has_one ? schedules_of(chunks) : fmt::format("use pipeline.stages_per_rank = {}", schedule.least_stages)};
 }
 
-/// What has at most as many stages as there are layers.
+/// Choices with at most as many stages as layers.
 std::string fewer_stages(const PipelineChoice& choice, int64_t layers) {
   const int64_t fewer_each = layers / choice.degree;
   const bool has_any = !choice.is_file() && schedule_of(choice).most_stages == kAnyStages;

@@ -28,7 +28,7 @@ struct Line {
   }
 };
 
-/// "12" from the front of `text`, which it leaves; nothing if there is no number.
+/// Takes a number, such as "12", from the front of `text`; nothing if there is none.
 std::optional<int> take_number(std::string_view& text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -99,7 +99,7 @@ PipelineOrder parse_pipeline_table(const std::string& text, const std::string& s
   if (order.ranks.empty()) line.refuse("there is no rank", "begin with 'rank 0: F0.0 ..'");
   try {
     check(order);
-  } catch (const UsageError& error) {  // which speaks of a table without knowing where it is from
+  } catch (const UsageError& error) {  // its message does not know where the table is from
     ErrorText text = error.text();
     text.where = source;
     text.action =

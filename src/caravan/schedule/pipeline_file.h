@@ -16,7 +16,7 @@ namespace caravan {
 /// was expected, for another text, and as check() for a table that breaks a rule.
 PipelineOrder parse_pipeline_table(const std::string& text, const std::string& source);
 
-/// The same text of a schedule.
+/// The schedule as text in this format.
 std::string to_text(const PipelineOrder& order);
 
 /// Checks the tables of a schedule, with a unit for each stage (schedule/schedule.h). Throws as check().

@@ -30,7 +30,7 @@ PipelineOrder pipeline_order(const PipelineChoice& choice, int num_micro_batches
 }
 
 std::vector<int> ranks_of_stages(const PipelineChoice& choice) {
-  // Every schedule has a table for as many micro-batches as ranks.
+  // Every schedule has a table with as many micro-batches as ranks.
   return pipeline_order(choice, static_cast<int>(choice.degree)).rank_of_stage;
 }
 

@@ -18,7 +18,7 @@ namespace {
                     .action = std::move(action)});
 }
 
-/// Whether `ancestor` is `unit` or a unit around it.
+/// Whether `ancestor` is `unit` or encloses it.
 bool is_around(const Units& units, int ancestor, int unit) {
   while (unit > ancestor) unit = units.units[unit].parent;
   return unit == ancestor;

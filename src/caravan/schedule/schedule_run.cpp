@@ -31,7 +31,7 @@ void ScheduleRun::run() {
     }
   }
   refuse_waiting();
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) finish(rank);  // with all inputs: nothing is left on its way
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) finish(rank);  // with all inputs: nothing is left in flight
   compare_joint();
 }
 
@@ -49,7 +49,7 @@ bool ScheduleRun::step(size_t rank) {
     case Kind::recv: return recv(rank, next);
     case Kind::update: update(rank); return true;
   }
-  refuse(rank, "is of no known kind");
+  refuse(rank, "is of an unknown kind");
 }
 
 void ScheduleRun::begin_pass(size_t rank, const Action& event) {
@@ -223,7 +223,7 @@ void ScheduleRun::update(size_t rank) {
       refuse(rank, fmt::format("{} has a gradient but no reduction", group_text(group)));
     }
   }
-  // Stages that step on their own do so after whole backwards and their reductions.
+  // Stages that step on their own do so after complete backwards and their reductions.
   if (state.at + 1 == state.table->size() || state.unreduced.empty()) return;
   const auto [group, m] = *state.unreduced.begin();
   refuse(rank, fmt::format("the gradient of {} in micro-batch {} is not reduced yet", group_text(group), m));

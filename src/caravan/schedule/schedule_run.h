@@ -13,30 +13,31 @@
 
 namespace caravan {
 
-/// Executes the tables of all ranks symbolically: check(). The constructor refuses what can be refused before.
+/// Executes the tables of all ranks symbolically: check(). The constructor refuses what can be detected without
+/// execution.
 class ScheduleRun {
  public:
   ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity);
   void run();
 
  private:
-  /// What one rank has done so far.
+  /// The state of one rank.
   struct Rank {
     const Schedule* table = nullptr;
-    size_t at = 0;                          // of the next entry
-    Schedule pass;                          // events of the pass it is in
-    size_t num_done = 0;                    // of them
+    size_t at = 0;                          // position of the next entry
+    Schedule pass;                          // events of the current pass
+    size_t num_done = 0;                    // number of them that are done
     std::vector<std::vector<int>> changed;  // additions() of the table
     std::vector<bool> holds;                // groups that its units use
-    std::vector<bool> is_there;             // leaves of gathered groups
+    std::vector<bool> is_there;             // whether gathered groups have unsharded parameters
     std::vector<bool> has_gathered;         // joint groups
-    bool has_backward = false;              // since the last update
+    bool has_backward = false;              // a backward since the last update
     int num_updates = 0;
     bool waits = false;                         // in a joint gather, for other ranks
-    std::map<int, std::map<int, int>> to_add;   // by group and micro-batch: additions that are still to come
+    std::map<int, std::map<int, int>> to_add;   // by group and micro-batch: additions still to come
     std::map<int, int> num_reductions;          // of each group, in the whole table
     std::set<std::pair<int, int>> has_reduced;  // group and micro-batch
-    std::set<std::pair<int, int>> unreduced;    // the same: something has been added, and is not reduced
+    std::set<std::pair<int, int>> unreduced;    // the same: something was added and is not reduced yet
     std::vector<size_t> of_joint;               // positions of gathers and reductions of joint groups
   };
   using Done = std::vector<std::set<int>>;  // micro-batches, by stage
@@ -76,7 +77,7 @@ class ScheduleRun {
   std::array<Done, 5> done_;      // by kind of pass
   std::array<Done, 2> sent_;      // inputs of a stage; gradients for a stage
   std::array<Done, 2> received_;  // the same
-  std::map<std::pair<size_t, size_t>, std::deque<std::pair<Action, size_t>>> sends_;  // on their way; with position
+  std::map<std::pair<size_t, size_t>, std::deque<std::pair<Action, size_t>>> sends_;  // in flight; with position
 };
 
 }  // namespace caravan

@@ -43,7 +43,8 @@ std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stag
                       .fact = fmt::format("{} stages for {} layers: each has one at least", stages, layers),
                       .action = fmt::format("use {} or fewer", std::max<int64_t>(layers, 1))});
   }
-  // least[k][n]: the cost of the most expensive of k stages that have the first n layers; from[k][n] of them in k - 1.
+  // least[k][n]: the cost of the most expensive of k stages for the first n layers; from[k][n]: how many of these are
+  // in the first k - 1.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   const auto rows = static_cast<size_t>(stages) + 1;
   const auto columns = static_cast<size_t>(layers) + 1;

@@ -9,15 +9,15 @@
 namespace caravan {
 
 /// FLOPs of a token, forward and backward, of the units that a pipeline cuts: embedding, each layer, head with loss.
-/// Matrix products; of experts those that a token takes. The embedding only looks up.
+/// Counts matrix products; for experts those that a token uses. The embedding only looks up.
 std::vector<double> unit_flops(const ModelConfig& model);
 
-/// The stage of each unit, so that the most expensive stage costs the least: neighbours stay together, and each stage
-/// has at least one unit of those that are layers (all but the first and the last). By dynamic programming, exact.
+/// The stage of each unit that minimises the cost of the most expensive stage: stages are contiguous, and each has at
+/// least one layer (a unit other than the first and the last). By dynamic programming, exact.
 std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stages);
 
-/// The stage of embedding, layers and head by pipeline.cut: by cost; as many layers in each, the first and the last,
-/// which have embedding and head, the fewest; or by hand. Throws UsageError as PipelineChoice::misfit.
+/// The stage of embedding, layers and head by pipeline.cut: by cost; with equal numbers of layers, fewest in the first
+/// and the last stage, which also have embedding and head; or as given. Throws UsageError as PipelineChoice::misfit.
 std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig& model,
                                 const std::vector<double>& unit_costs);
 

@@ -9,10 +9,10 @@
 namespace caravan {
 
 /// How stale gradients were when they were applied: the updates of a shard between the values that a worker computed
-/// with and its own update. n workers in lock step have 0 to n-1.
+/// with and its own update. With n workers in lock step it is 0 to n-1.
 class StalenessCounts {
  public:
-  static constexpr size_t kBins = 65;  ///< the last one counts all that is staler
+  static constexpr size_t kBins = 65;  ///< the last bin counts everything staler
 
   void add(int64_t staleness) noexcept;
   /// For sums over ranks.

@@ -37,7 +37,7 @@ void Stepper::start_at(int64_t step, const std::vector<int64_t>&) { step_ = step
 
 void Stepper::set_inspect(Inspect) {
   throw UsageError({"train", "step", "none has a gradient of the whole model", in_.engine.mesh().where(),
-                    "inspect steps after which all ranks go on together"});
+                    "inspect steps after which all ranks continue together"});
 }
 
 std::unique_ptr<Stepper> make_sync_stepper(const StepperInputs& inputs) {

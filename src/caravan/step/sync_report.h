@@ -9,13 +9,13 @@
 
 namespace caravan {
 
-/// What happened between two drains, the same on every rank.
+/// The result of the steps between two drains, the same on every rank.
 struct SyncReport {
   std::vector<int64_t> clocks{};  ///< steps that each worker has done, since the start of the run
   double loss = 0;                ///< the mean over the targets of these steps of all workers
   double grad_norm = 0;           ///< mean norm of the workers' own gradients, before clipping
-  int64_t largest_lead = 0;       ///< the most steps that a worker was ahead of the slowest when it began one
-  StalenessCounts staleness{};    ///< of all shards of all servers
+  int64_t largest_lead = 0;       ///< the most steps that a worker was ahead of the slowest when it began a step
+  StalenessCounts staleness{};    ///< over all shards of all servers
   bool stop = false;              ///< some worker asked to stop
   int64_t slowest() const { return *std::min_element(clocks.begin(), clocks.end()); }
   /// Steps of all workers, since the start of the run.

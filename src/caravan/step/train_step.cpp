@@ -14,7 +14,7 @@
 namespace caravan {
 namespace {
 
-/// With the digits of the log; "nan" and "inf" without a sign, which says nothing.
+/// With the digits of the log; "nan" and "inf" without a sign, which is meaningless.
 std::string number_text(double value, int digits) {
   if (std::isfinite(value)) return fmt::format("{:.{}f}", value, digits);
   return std::isnan(value) ? "nan" : "inf";
@@ -74,7 +74,7 @@ void TrainStep::count_experts(const StageRunner::Source& source) {
   std::vector<double> counts;
   for (Router* router : routers_) {
     router->set_shares({});
-    router->take_counted();  // of a pass that failed
+    router->take_counted();  // left by a failed pass
   }
   {
     const EvaluationScope scope(engine_);
@@ -112,7 +112,7 @@ void TrainStep::agree(double local_loss, StepResult& result) const {
   result.waits_ms.assign(all + 2, all + sums.numel());
 }
 
-/// The index of the first parameter whose gradient is not finite; their number if there is none.
+/// The index of the first parameter whose gradient is not finite; the number of parameters if there is none.
 int64_t TrainStep::first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const {
   const std::vector<Parameter*> parameters = engine_.model().parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -123,7 +123,7 @@ int64_t TrainStep::first_bad_gradient(const std::function<at::Tensor(const Param
   return static_cast<int64_t>(parameters.size());
 }
 
-/// The sum hides whose summand was bad: every rank computes its own again, without reducing it, and they compare.
+/// The sum hides whose summand was bad: every rank recomputes its own without reducing it, and the ranks compare.
 void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step, const StepResult& result) {
   const std::vector<Parameter*> parameters = engine_.model().parameters();
   const auto count = static_cast<int64_t>(parameters.size());

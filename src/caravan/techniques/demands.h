@@ -18,7 +18,7 @@ struct RunProperties {
 
 std::vector<Demand> demands_of(const RunProperties& run);
 
-/// The settings of the techniques of a run, of families of the registry. A pipeline by a table of its own has none.
+/// The settings of the techniques of a run, of families of the registry. A pipeline with its own table has none.
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
                                    const PipelineChoice& pipeline);
 

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// `rows` split among n ranks, in parts that differ by one at most; the first ones are the larger ones.
+/// `rows` split among n ranks in parts that differ by at most one; the first parts are the larger ones.
 std::vector<int64_t> parts_of(int64_t rows, int64_t n);
 
 /// Why the layers of a model cannot be split in `degree` parts.

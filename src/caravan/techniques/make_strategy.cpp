@@ -42,8 +42,8 @@ void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
   if (const auto misfit = find_misfit(techniques, demands_of(run))) refuse(*misfit, mesh);
 }
 
-/// Errors of what a technique is made of, about a key of its setting or (`is_whole`) about anything, name the key of
-/// the recipe.
+/// Adds the key of the recipe to errors of a technique that are about a key of its setting or (`is_whole`) about
+/// anything.
 template <class Function>
 void in_words_of(const Setting& setting, bool is_whole, Function apply) {
   try {
@@ -62,7 +62,7 @@ void in_words_of(const Setting& setting, bool is_whole, Function apply) {
   }
 }
 
-/// Checks the setting against its axis, and factors that as the technique asks.
+/// Checks the setting against its axis, and factors the axis for the technique.
 void lay_out_axis(const Setting& technique, Mesh& mesh) {
   const int64_t ranks = mesh[kAxis].size();
   const Entry& entry = technique.entry();

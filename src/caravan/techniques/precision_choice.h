@@ -5,12 +5,12 @@
 
 namespace caravan {
 
-/// The section precision of a recipe: names of dtypes, known without libtorch. Parameters and moments rest in fp32.
+/// The section precision of a recipe: names of dtypes, known without libtorch. Sharded parameters and moments are fp32.
 struct PrecisionChoice {
-  std::string compute = "fp32";    ///< of the layers' arithmetic: fp32, bf16, fp16
-  std::string gradients = "fp32";  ///< in which gradients are kept: fp32, bf16
-  std::string reduce = "auto";     ///< in which they are reduced: fp32, bf16, fp16; auto: as they are kept
-  /// fp16: what the loss is multiplied by, so that small gradients are not rounded to 0; 0: adapted as training goes.
+  std::string compute = "fp32";    ///< dtype of the layers' arithmetic: fp32, bf16, fp16
+  std::string gradients = "fp32";  ///< dtype in which gradients are kept: fp32, bf16
+  std::string reduce = "auto";     ///< dtype in which they are reduced: fp32, bf16, fp16; auto: as they are kept
+  /// fp16: factor of the loss that keeps small gradients from being rounded to 0; 0: adapted during training.
   double loss_scale = 0;
 
   bool scales_loss() const { return compute == "fp16"; }

@@ -13,13 +13,13 @@
 namespace caravan {
 namespace {
 
-/// A split, and in how many parts those before it have cut the model.
+/// A split, and the number of parts into which earlier splits have cut the model.
 struct Part {
   const Split& split;
   SplitParts others;
 };
 
-/// Those that come later split sequences and experts first.
+/// Later entries split sequences and experts first.
 std::vector<Part> splits_of(const StrategyChoice& choice) {
   std::vector<Part> parts;
   SplitParts others;
@@ -54,7 +54,7 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
                       mesh.where(), "write a Plan for it (module/plan/plan.h)"});
   }
   const ModelConfig& config = model->config();
-  // All axes are there before a plan keeps the mesh.
+  // All axes must exist before a plan keeps the mesh.
   for (const Part& part : parts) lay_out_axis(part, config, mesh);
   Plan plan;
   for (const Part& part : parts) {

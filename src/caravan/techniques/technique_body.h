@@ -24,8 +24,8 @@ struct StrategyDtypes {
   std::optional<at::ScalarType> reduce{};
 };
 
-/// What the body of a data-parallel technique changes, and what it is told beside its setting. Its axis is dp, factored
-/// as its entry says.
+/// What the body of a data-parallel technique changes, and its inputs besides its setting. Its axis is dp, factored as
+/// its entry says.
 struct Arranging {
   Strategy& strategy;
   const Mesh& mesh;
@@ -33,33 +33,34 @@ struct Arranging {
   std::shared_ptr<CommHook> hook{};  ///< null: none
 };
 
-/// The part of a technique that needs libtorch, beside its entry in the registry.
+/// The part of a technique that needs libtorch, in addition to its entry in the registry.
 struct TechniqueBody {
-  std::function<void(const Arranging&, const Setting&)> apply{};  ///< of data parallelism
-  /// A way of stepping of its own (step/stepper.h); null: steps after which all ranks go on together. `timeout`: how
-  /// long it waits for a peer.
+  std::function<void(const Arranging&, const Setting&)> apply{};  ///< for data parallelism
+  /// Its own stepper (step/stepper.h); null: steps after which all ranks continue together. `timeout`: how long it
+  /// waits for a peer.
   std::function<std::unique_ptr<Stepper>(StepperInputs inputs, const Setting&, std::chrono::milliseconds timeout)>
       make_stepper =
           [](StepperInputs, const Setting&, std::chrono::milliseconds) { return std::unique_ptr<Stepper>(); };
-  /// Of a way of stepping that is not rehearsed (Trait::rehearses): bytes that a rank may hold beside what a step with
-  /// a barrier does.
+  /// For a stepper that is not rehearsed (Trait::rehearses): bytes that a rank may hold beyond those of a step with a
+  /// barrier.
   std::function<int64_t(const Engine&)> most_in_flight = [](const Engine&) { return int64_t{0}; };
 };
 
-/// What the plan of a split goes by, beside its setting. Its axis is factored as its entry says.
+/// The inputs of a split's plan besides its setting. Its axis is factored as its entry says.
 struct Splitting {
   const ModelConfig& model;
   Mesh& mesh;         ///< may get further axes
-  SplitParts others;  ///< of the splits whose plans it is joined with
+  SplitParts others;  ///< the splits whose plans it is joined with
 };
-/// Of the entry that is chosen.
+/// The plan of the chosen entry.
 Plan plan_of(const Setting& split, const Splitting& to);
 
-/// Of the entry that is chosen; without any function if it has none.
+/// The body of the chosen entry; without functions if it has none.
 const TechniqueBody& body_of(const Setting& technique);
-/// What the entry that is chosen puts around the forward of modules. After everything else (techniques/recompute/recompute.h).
+/// Adds the hooks of the chosen entry around the forward of modules. Call it after everything else
+/// (techniques/recompute/recompute.h).
 void add_around(const Setting& setting, Strategy& strategy, Module& model);
-/// The hook that is chosen; null for none.
+/// The chosen hook; null for none.
 std::shared_ptr<CommHook> make_hook(const Setting& hook);
 
 /// Sets the dtypes in the options of a technique.
@@ -71,7 +72,7 @@ Options with_dtypes(Options options, const StrategyDtypes& dtypes) {
   return options;
 }
 
-/// What zero3 and hsdp say alike.
+/// The common options of zero3 and hsdp.
 FsdpOptions fsdp_options(const Setting& setting);
 /// The values of the keys share and accumulate.
 Share share_of(const Setting& setting);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kDiffers = "the last bits of the results differ from those of an uninterrupted run";
 
-/// Rank 0's choice: what the checkpoint was computed with, unless the user asks for another or it is not there.
+/// Rank 0's choice: that of the checkpoint, unless the user asks for another or it is not available.
 std::string choose_products(const std::optional<Numerics>& resumed, std::vector<std::string>& notes) {
   const std::string own = chosen_products();
   if (!resumed || resumed->products.empty() || resumed->products == own) return own;

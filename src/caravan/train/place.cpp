@@ -31,7 +31,7 @@ fs::path chosen_checkpoint(const TrainOptions& options, const fs::path& run) {
                     run.string(), "choose from " + join(names)});
 }
 
-/// On rank 0.
+/// Called on rank 0.
 Place open_place(const TrainOptions& options) {
   Place place;
   RunFolder opened = open_run_folder(options.recipe, options.resumes());
@@ -72,7 +72,7 @@ Recipe recipe_to_keep(const TrainOptions& options) {
   };
   if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
   make_absolute(recipe.comm.algorithms);
-  recipe.train.init_from.clear();  // the run has its own checkpoints to go on from
+  recipe.train.init_from.clear();  // the run continues from its own checkpoints
   recipe.train.adapter.clear();
   if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {
     throw UsageError({"train", "recipe", "names a file whose path is not UTF-8", "from " + fs::current_path().string(),

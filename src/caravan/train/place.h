@@ -28,11 +28,11 @@ struct Place {
 /// UsageError for one that does not exist.
 Place share_place(const TrainOptions& options, Communicator& world);
 
-/// The recipe as the run keeps it: with absolute paths, so that it means the same from every folder. Throws UsageError
-/// for a path that is not UTF-8.
+/// The recipe as the run keeps it: with absolute paths, so that it is independent of the current folder. Throws
+/// UsageError for a path that is not UTF-8.
 Recipe recipe_to_keep(const TrainOptions& options);
 
-/// `path` as a user would write it: relative to the current folder if it lies below it.
+/// `path` relative to the current folder if it is below it, for messages.
 std::filesystem::path shown(const std::filesystem::path& path);
 
 }  // namespace caravan

@@ -8,12 +8,13 @@
 
 namespace caravan {
 
-// What would end a run later ends it before its first step. All throw UsageError naming the key or the option.
+// Checks before the first step for problems that would end a run later. All throw UsageError naming the key or the
+// option.
 
-/// Where ranks compute the same thing each for itself and have to agree on it, they use the same number of threads.
+/// Requires the same number of threads on ranks that compute the same values independently and must agree.
 void check_threads(const Recipe& recipe, const Numerics& numerics);
 
-/// The step at which a run that has done `step` stops. Throws for one that is done already.
+/// The step at which a run that has done `step` stops. Throws for a run that is already done.
 int64_t checked_end(const TrainOptions& options, const Recipe& recipe, int64_t step,
                     const std::filesystem::path& folder);
 
@@ -21,11 +22,11 @@ struct Steps {
   int64_t first;
   int64_t end;
 };
-/// Of --dump: steps of this run, of a technique that has whole gradients and a model that transformers has.
+/// For --dump: requires steps of this run, a technique with whole gradients and a model that transformers has.
 void check_dump(const TrainOptions& options, const Recipe& recipe, const ModelConfig& model, int num_ranks,
                 const Steps& steps);
 
-/// The sample after training has something to begin with.
+/// Requires that the sample after training has a prompt or token to begin with.
 void check_sample(const Recipe& recipe, const Tokenizer& tokenizer);
 
 }  // namespace caravan

@@ -11,7 +11,7 @@
 namespace caravan {
 
 JointWork joint_work(const TrainOptions& options) {
-  // Several beats fit into the time that a rank waits for its peers.
+  // A rank that waits for its peers must see several beats before its time-out.
   const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
   JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
                  .stop_requested = options.stop_requested};
@@ -55,7 +55,7 @@ std::vector<std::string> start_notes(const NoteSources& of) {
   const int64_t steps = of.recipe.train.steps;
   if (of.options.resumes() && of.step == steps) {
     notes.push_back(
-        fmt::format("the run is complete (step {} of {}); to go on: --resume --set train.steps=M with M above {}",
+        fmt::format("the run is complete (step {} of {}); to continue: --resume --set  train.steps=M with M above {}",
                     steps, steps, steps));
   }
   return notes;

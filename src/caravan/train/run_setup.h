@@ -17,14 +17,15 @@ namespace caravan {
 /// How ranks wait for each other's data.
 JointWork joint_work(const TrainOptions& options);
 
-/// The mesh of ranks that were all given the same: everything after this may rely on it. Every rank calls it. Throws as
-/// refuse_different_start.
+/// The mesh of the ranks, after checking that all have the same inputs, on which everything later relies. Every rank
+/// calls it. Throws as refuse_different_start.
 Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator>& world);
 
-/// The data, which is the same on every rank. Every rank calls it. Throws as prepare_dataset and refuse_different_data.
+/// The data, checked to be the same on every rank. Every rank calls it. Throws as prepare_dataset and
+/// refuse_different_data.
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh);
 
-/// make_stepper from where `state` is; its checkpoint is loaded. The state outlives the stepper.
+/// make_stepper for the present `state`, with its checkpoint loaded. The state outlives the stepper.
 std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int64_t num_micro_batches);
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics);
@@ -35,9 +36,9 @@ struct NoteSources {
   const Mesh& mesh;
   const Dataset& dataset;
   const TrainWindows& windows;
-  int64_t step;  ///< after which it begins
+  int64_t step;  ///< the first step follows this one
 };
-/// What the user should know of recipe and data before the first step, a line each.
+/// Notes for the user about recipe and data before the first step, a line each.
 std::vector<std::string> start_notes(const NoteSources& of);
 
 }  // namespace caravan

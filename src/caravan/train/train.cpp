@@ -92,7 +92,7 @@ class Run {
   std::unique_ptr<RunSaves> saves_;
   int64_t end_ = 0;
   bool is_stopped_ = false;     ///< on request, in an evaluation or a sample
-  bool has_predicted_ = false;  ///< a line of the log has the kinds of what is predicted
+  bool has_predicted_ = false;  ///< a log line already has the predicted kinds
 };
 
 Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world)
@@ -111,7 +111,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       plan_(plan_batch(recipe_, world->size())) {
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
   check_targets(windows_, recipe_.train.eval_batches * recipe_.train.global_batch);
-  // A new folder only now: what fails above leaves none.
+  // Creates a new folder only now: a failure above leaves none.
   if (!options.resumes()) {
     Place place = share_place(options, *world);
     place.notes.insert(place.notes.end(), place_.notes.begin(), place_.notes.end());
@@ -205,7 +205,7 @@ void Run::dump(const StepResult& result) {
   dump_step(options_.dump_dir, state_->step, *state_, make_batch(train_windows_, state_->step * rows, rows), result);
 }
 
-/// Takes the next steps, up to where all ranks have done the same. Returns their line of the log.
+/// Takes the next steps, up to where all ranks have done the same. Returns their log line.
 StepMetrics Run::advance() {
   const auto begin = Clock::now();
   const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
@@ -243,13 +243,13 @@ StepMetrics Run::advance() {
   return metrics;
 }
 
-/// The run ends after this step; what is still due is made up for when it is resumed.
+/// Ends the run after this step; what is still due is done when it is resumed.
 void Run::stop() {
   is_stopped_ = true;
   end_ = state_->step;
 }
 
-/// Stopped on request: the metrics get no validation loss.
+/// If stopped on request, the metrics get no validation loss.
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_->step);
   const std::optional<Evaluation> result =
@@ -263,8 +263,8 @@ void Run::evaluate_into(StepMetrics& metrics) {
   metrics.val_bits_per_byte = result->bits_per_byte;
 }
 
-/// With data.streaming: waits for the text of the steps that begin in the next advance(). If there is none, or a stop
-/// is requested meanwhile, the steps since the last checkpoint are saved first: nothing is wrong with them.
+/// With data.streaming: waits for the text of the steps that begin in the next advance(). If the text is bad, or a stop
+/// is requested meanwhile, the steps since the last checkpoint, which are valid, are saved first.
 void Run::await_data() {
   const int64_t rows = recipe_.train.global_batch;
   const int64_t end = stepper_->end_of_begun(next_due(recipe_, state_->step, end_));
@@ -301,8 +301,8 @@ bool Run::has_sample(int64_t step) const {
   return recipe_.sample.tokens > 0 && (step == recipe_.train.steps || is_due(step, every));
 }
 
-/// Every rank takes part in the forward passes. The first that holds the logits samples, and tells the others; rank 0
-/// shows the text. A text that a stop cuts short is not logged.
+/// Every rank takes part in the forward passes. The first that holds the logits samples, and sends the token to the
+/// others; rank 0 shows the text. An interrupted text is not logged.
 void Run::sample() {
   std::string sampled = recipe_.sample.prompt;
   if (is_first()) observer().sampled(sampled);
@@ -321,8 +321,8 @@ void Run::sample() {
   alone([&] { log_->write_sample(state_->step, sampled); });
 }
 
-/// An evaluation or a sample that was due after the last step, and which a stop has cut short: then the log is that of
-/// a run that was not stopped. A rank that was killed after its last save may not have marked it as the best.
+/// Repeats an evaluation or a sample of the last step that a stop interrupted, so that the log is that of an
+/// uninterrupted run. A rank that was killed after its last save may not have marked it as the best.
 void Run::make_up() {
   if (state_->step == 0) return;
   std::array<double, 3> known{0, 0, 0};  // whether the log has a validation loss, its value, whether it has the sample
@@ -352,7 +352,7 @@ void Run::make_up() {
 void Run::go() {
   try {
     go_on();
-  } catch (const NumericsError&) {  // nothing is wrong with what is being saved
+  } catch (const NumericsError&) {  // the state being saved is valid
     if (stepper_->fails_together()) saves_->finish();
     throw;
   }
@@ -370,7 +370,7 @@ void Run::go_on() {
   while (state_->step < end_) step_on();
   if (saves_->saved_step() != state_->step) saves_->save();
   saves_->finish();
-  write_trace();  // of a run that has stopped before
+  write_trace();  // of an earlier stopped run
   const bool is_complete = state_->step == recipe_.train.steps;
   const bool is_new = state_->step > first || !options_.resumes();
   if (is_complete && !is_stopped_ && is_new && has_sample(state_->step)) sample();

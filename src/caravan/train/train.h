@@ -21,7 +21,8 @@
 
 namespace caravan {
 
-/// What a run will be, before the memory of its model is allocated: a rank that is killed for it has told its size.
+/// The plan of a run, reported before the memory of its model is allocated, so that a rank killed for lack of memory
+/// has reported its size.
 struct TrainPlan {
   std::filesystem::path run;
   BatchPlan batch;
@@ -36,36 +37,36 @@ struct TrainPlan {
   Numerics numerics{};
 };
 
-/// Where a run begins and ends, once everything is loaded.
+/// The begin and end of a run, once everything is loaded.
 struct TrainStart {
   int64_t first_step = 0;            ///< steps done before; 0 unless resumed
   int64_t last_step = 0;             ///< steps done when it ends
-  std::vector<std::string> notes{};  ///< what the user should know before it starts, a line each
-  std::string dtypes{};              ///< of what is there: RunState::dtypes
+  std::vector<std::string> notes{};  ///< notes for the user, a line each
+  std::string dtypes{};              ///< dtypes in use: RunState::dtypes
   std::string stages{};              ///< of a pipeline: see RunState::stages
-  MemoryBytes state{};               ///< what this rank has allocated, by kind
+  MemoryBytes state{};               ///< memory that this rank has allocated, by kind
 };
 
-/// Sees a run as it goes. One rank has one; nothing it does changes the run.
+/// Observes a run. One rank has one; it does not affect the run.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
-  /// A few times a second while the data is prepared, before planned().
+  /// Called a few times a second while the data is prepared, before planned().
   virtual void preparing(const DataProgress&) {}
   virtual void planned(const TrainPlan&) {}
   virtual void started(const TrainStart&) {}
-  /// After every step; `is_logged` if train.log has the line.
+  /// Called after every step; `is_logged` if train.log has the line.
   virtual void stepped(const StepMetrics&, bool is_logged) { (void)is_logged; }
-  /// At the start of a run that goes on: the evaluation of its last step, which was interrupted, is now in train.log.
+  /// At the start of a continued run: the interrupted evaluation of its last step is now in train.log.
   virtual void made_up(const StepMetrics& metrics) { (void)metrics; }
   virtual void evaluating(int64_t step) { (void)step; }
-  /// Before each of the `total` rounds of forward passes of an evaluation.
+  /// Called before each of the `total` rounds of forward passes of an evaluation.
   virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
   virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
   virtual void traced(const std::filesystem::path& file) { (void)file; }
   /// Something went wrong that does not stop the run.
   virtual void warned(std::string_view text) { (void)text; }
-  /// A text generated during or after training, as it comes: first the prompt.
+  /// A piece of a text generated during or after training; the first piece is the prompt.
   virtual void sampled(std::string_view text) { (void)text; }
 };
 
@@ -88,14 +89,14 @@ struct TrainOptions {
 /// A training run from start (or a checkpoint) to end: every rank of `world` calls it with the same options
 /// (stop_requested and observer are the rank's own). Writes train.log and checkpoints into the run folder.
 ///
-/// Before the first step the ranks compare what they were given (see start_facts), their data and the checkpoint; if
-/// anything differs, all of them throw UsageError or DataError naming it with the values of two ranks.
+/// Before the first step the ranks compare their inputs (see start_facts), their data and the checkpoint; if anything
+/// differs, all of them throw UsageError or DataError naming it with the values of two ranks.
 ///
-/// A resumed run first makes up for an evaluation or a sample that was due after its last step and that a stop has cut
-/// short. A state with a number or a validation loss that is not finite is not saved: NumericsError.
+/// A resumed run first repeats an evaluation or a sample of its last step that a stop interrupted. A state or a
+/// validation loss that is not finite is not saved: NumericsError.
 ///
 /// Throws Interrupted after a requested stop, when the checkpoint is written; UsageError, DataError, ResourceError,
-/// CommError and NumericsError as the parts do. Whatever is thrown, the last complete checkpoint is untouched.
+/// CommError and NumericsError as the parts do. No error affects the last complete checkpoint.
 void train(const TrainOptions& options, const std::shared_ptr<Communicator>& world);
 
 }  // namespace caravan

@@ -11,8 +11,8 @@
 
 namespace caravan::testing {
 
-/// Test-only technique: AdamW whose moments lie in a file of this rank and go through a small buffer piece by piece.
-/// (Rajbhandari et al., "ZeRO-Infinity", SC 2021.)
+/// Test-only technique: AdamW whose moments are stored in a file of this rank and pass through a small buffer piece by
+/// piece. (Rajbhandari et al., "ZeRO-Infinity", SC 2021.)
 class OffloadedAdamW final : public Optimizer {
  public:
   OffloadedAdamW(FlatState& state, const AdamWOptions& options, std::filesystem::path file, int64_t buffer_elems)
@@ -22,7 +22,7 @@ class OffloadedAdamW final : public Optimizer {
     if (!file_ || ::ftruncate(file_.get(), 2 * bytes(state.layout.trained_count())) != 0) refuse("cannot be made");
   }
 
-  /// The file, mapped: what is written to these tensors, from a checkpoint, is in the file.
+  /// The mapped file: writes to these tensors, from a checkpoint, go to the file.
   std::vector<std::pair<std::string, at::Tensor>> state() const override {
     const int64_t count = state_.layout.trained_count();
     const at::Tensor both = at::from_file(path_.string(), /*shared=*/true, 2 * count, state_.gradients.options());

@@ -183,7 +183,7 @@ void check_all_to_all(Caller& caller, int64_t scale) {
 
 }  // namespace
 
-TEST_P(Algorithms, ReductionsAreRightWithEveryAlgorithm) {
+TEST_P(Algorithms, ReductionsAreCorrectWithEveryAlgorithm) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     each_way(*world, [](Caller& caller) {
       const int n = caller.comm.size();
@@ -202,7 +202,7 @@ TEST_P(Algorithms, ReductionsAreRightWithEveryAlgorithm) {
   });
 }
 
-TEST_P(Algorithms, MovesAreRightWithEveryAlgorithm) {
+TEST_P(Algorithms, MovesAreCorrectWithEveryAlgorithm) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     each_way(*world, [](Caller& caller) {
       const int n = caller.comm.size();
@@ -278,7 +278,7 @@ TEST_P(Algorithms, TablesThatDifferAreNamed) {
   });
 }
 
-TEST_P(Algorithms, AsynchronousOnesGoOnWhenAsked) {
+TEST_P(Algorithms, AsynchronousOnesProgressWhenPolled) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const std::vector<Data> inputs = inputs_of(world->size(), 5000, Dtype::fp32);
     for (const Algorithm algorithm : algorithms_for(Verb::all_reduce)) {

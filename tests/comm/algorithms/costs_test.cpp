@@ -168,7 +168,7 @@ std::vector<int> some_ranks(int size) {
 
 class Costs : public ::testing::TestWithParam<int> {};
 
-TEST_P(Costs, MessagesAndBytesAreThoseOfTheFormulas) {
+TEST_P(Costs, MessagesAndBytesFollowTheFormulas) {
   for (Case one : every_algorithm()) {
     one.size = GetParam();
     one.root = one.size / 3;
@@ -183,7 +183,7 @@ TEST_P(Costs, MessagesAndBytesAreThoseOfTheFormulas) {
   }
 }
 
-TEST_P(Costs, UnfinishedSumsOf16BitFloatsTakeTwiceTheBytes) {
+TEST_P(Costs, PartialSumsOf16BitFloatsTakeTwiceTheBytes) {
   for (Case one : every_algorithm()) {
     one.size = GetParam();
     one.count = 1001;

@@ -30,7 +30,7 @@ RC_GTEST_PROP(MessagePlans, AreRightForAnyRanksSizesAndRoots, ()) {
   validate(problems_of(one), plans_of(one));
 }
 
-TEST(MessagePlans, AreRightForEveryNumberOfRanks) {
+TEST(MessagePlans, AreCorrectForEveryNumberOfRanks) {
   for (Case one : every_algorithm()) {
     for (one.size = 1; one.size <= 17; ++one.size) {
       for (const int64_t count : {0, 1, 2, 16, 37}) {
@@ -100,7 +100,7 @@ TEST(MessagePlans, ComplaintsNameStepRankAndElements) {
 }
 
 /// The columns "steps" of the headers and the page.
-TEST(MessagePlans, TakeTheStepsThatTheirHeadersSay) {
+TEST(MessagePlans, TakeTheDocumentedNumberOfSteps) {
   for (const int n : {1, 2, 3, 4, 5, 7, 8, 9, 16, 31}) {
     const int64_t floor_log = std::bit_width(static_cast<unsigned>(n)) - 1;
     const int64_t ceil_log = std::bit_width(static_cast<unsigned>(n - 1));
@@ -133,7 +133,7 @@ TEST(MessagePlans, TakeTheStepsThatTheirHeadersSay) {
   }
 }
 
-TEST(Algorithms, OneThatDoesNotServeNamesThoseThatDo) {
+TEST(Algorithms, UnsupportedOneNamesTheSupportedOnes) {
   try {
     make_plan(Algorithm::binomial, {.verb = Verb::all_reduce, .size = 2, .count = 5});
     FAIL() << "accepted";

@@ -17,7 +17,7 @@ std::string page() {
 }
 
 /// The tables of docs/design/collectives.md are those of the code.
-TEST(Page, ShowsTheSchedulesAsTheyAre) {
+TEST(Page, ShowsTheActualSchedules) {
   const std::string text = page();
   for (const Case& one :
        {Case{Verb::all_reduce, Algorithm::direct}, Case{Verb::all_reduce, Algorithm::ring},
@@ -34,7 +34,7 @@ TEST(Page, ShowsTheSchedulesAsTheyAre) {
   }
 }
 
-TEST(Page, ShowsTheBuiltInTableAsItIs) {
+TEST(Page, ShowsTheActualBuiltInTable) {
   const std::string table = SelectionTable().to_string();
   EXPECT_NE(page().find("```text\n" + table + "```"), std::string::npos) << "the page lacks this table:\n" << table;
 }

@@ -7,7 +7,7 @@
 
 namespace caravan::algorithms::testing {
 
-/// One collective: of `verb`, `size` ranks and about `count` elements, with uneven parts where the verb takes them.
+/// One collective: of `verb`, `size` ranks and about `count` elements, with uneven parts if the verb supports them.
 struct Case {
   Verb verb = Verb::all_reduce;
   Algorithm algorithm = Algorithm::direct;

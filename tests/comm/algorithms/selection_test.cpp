@@ -41,7 +41,7 @@ TEST(Selection, BuiltInTableTakesDirectOnFewRanks) {
   EXPECT_THROW(table.choose("gloo", Verb::barrier, 2, 0), UsageError);
 }
 
-TEST(Selection, TheFirstRuleThatFitsDecides) {
+TEST(Selection, TheFirstMatchingRuleDecides) {
   const SelectionTable table =
       read(R"({"backend": "gloo", "verb": "all_reduce", "max_ranks": 4, "max_bytes": 100, "algorithm": "ring"},
     {"verb": "all_reduce", "max_bytes": 1000, "algorithm": "rabenseifner"},
@@ -57,7 +57,7 @@ TEST(Selection, TheFirstRuleThatFitsDecides) {
   EXPECT_EQ(table.choose("mpi", Verb::broadcast, 2, 4), (Choice{Algorithm::chain, 512}));
 }
 
-TEST(Selection, SurvivesAFile) {
+TEST(Selection, RoundTripsThroughAFile) {
   const auto path = std::filesystem::temp_directory_path() / ("caravan_selection_" + std::to_string(getpid()));
   const SelectionTable table =
       SelectionTable().with({{"gloo", Verb::reduce, 3, 4096, {Algorithm::binomial}},

@@ -28,7 +28,7 @@ bool is_zero(const std::shared_ptr<void>& memory, size_t bytes) {
 
 }  // namespace
 
-TEST(Arena, MemoryIsAlignedAndZeroedEachTime) {
+TEST(Arena, MemoryIsAlignedAndZeroed) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const void* first = nullptr;
     for (int i = 0; i < 3; ++i) {
@@ -50,7 +50,7 @@ TEST(Arena, CountsItsMemory) {
   });
 }
 
-TEST(Arena, WhatPeersStillReadIsNotGivenOutAgain) {
+TEST(Arena, MemoryThatPeersStillReadIsNotReused) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     std::shared_ptr<void> memory = world->allocate(kBytes);
     const void* const place = memory.get();
@@ -72,7 +72,7 @@ TEST(Arena, FreesOnAnotherThread) {
   });
 }
 
-TEST(Arena, TooMuchIsAnError) {
+TEST(Arena, AllocatingTooMuchIsAnError) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const std::string text = error_of<ResourceError>([&] { world->allocate(size_t{1} << 62); });
     EXPECT_THAT(text, HasSubstr("no room for"));
@@ -102,7 +102,7 @@ TEST(SharedBuffer, IsOneMemoryAndItsGatherIsAView) {
   });
 }
 
-TEST(SharedBuffer, GoesWithItsLastUser) {
+TEST(SharedBuffer, IsFreedByItsLastUser) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     std::shared_ptr<void> memory = world->allocate_shared(kBytes);
     const void* const place = memory.get();
@@ -118,7 +118,7 @@ TEST(SharedBuffer, GoesWithItsLastUser) {
   });
 }
 
-TEST(SharedBuffer, SizesThatDifferAreAnErrorOnEveryRank) {
+TEST(SharedBuffer, DifferentSizesAreAnErrorOnEveryRank) {
   run_thread_ranks(3, [](const std::shared_ptr<Communicator>& world) {
     const std::string text =
         error_of<CommError>([&] { world->allocate_shared(world->rank() == 1 ? kBytes : 2 * kBytes); });
@@ -127,7 +127,7 @@ TEST(SharedBuffer, SizesThatDifferAreAnErrorOnEveryRank) {
   });
 }
 
-TEST(SharedBuffer, TooMuchIsAnErrorOnEveryRank) {
+TEST(SharedBuffer, AllocatingTooMuchIsAnErrorOnEveryRank) {
   run_thread_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     EXPECT_THAT(error_of<ResourceError>([&] { world->allocate_shared(size_t{1} << 62); }),
                 HasSubstr(world->rank() == 0 ? "no room for" : "rank 0 of the communicator could not allocate"));

@@ -4,7 +4,7 @@
 
 namespace caravan::testing {
 
-/// Runs `body` on `num_ranks` threads, each with a gloo world of its own connections over loopback, and throws the
+/// Runs `body` on `num_ranks` threads, each with a gloo world with separate connections over loopback, and throws the
 /// exception of the rank that failed first by cause.
 void run_gloo_ranks(int num_ranks, const RankBody& body, const CommOptions& options);
 

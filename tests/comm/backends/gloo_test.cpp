@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Gloo, RanksThatDoNotComeToTheWorldAreNamed) {
+TEST(Gloo, RanksThatDoNotJoinAreNamed) {
   RankInfo info;
   info.world_size = info.local_world_size = 3;
   const CommOptions options{.timeout = std::chrono::milliseconds(100)};

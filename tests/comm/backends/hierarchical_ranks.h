@@ -11,8 +11,8 @@ namespace caravan::testing {
 /// name of its host.
 MakeWorld hierarchical_world(const std::vector<int>& hosts);
 
-/// Runs `body` on threads over a hierarchical_world. Each has connections and a mapping of the shared memory of its
-/// own, as processes have, which take a second to start.
+/// Runs `body` on threads over a hierarchical_world. Each has separate connections and a separate mapping of the shared
+/// memory, like processes, which take a second to start.
 void run_hierarchical_threads(const std::vector<int>& hosts, const RankBody& body, const CommOptions& options);
 
 /// The same on processes.

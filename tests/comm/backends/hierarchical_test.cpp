@@ -41,7 +41,7 @@ TEST(Topology, LocalRanksOfUniformHosts) {
   EXPECT_EQ(topology.by_local_rank(), (Ints{0, 2, 1, 3}));
 }
 
-TEST(HierarchicalParts, ComeBackFromAnyOrder) {
+TEST(HierarchicalParts, RoundTripInAnyOrder) {
   const std::vector<int64_t> counts{2, 0, 3, 1};
   const Ints order{3, 1, 0, 2};
   const Data in = input_of(0, 6, Dtype::int64);

@@ -4,13 +4,13 @@
 
 namespace caravan::testing {
 
-/// How many ranks mpirun has started; 1 without it.
+/// The number of ranks that mpirun has started; 1 without it.
 int num_mpi_ranks();
 
-/// Runs `body` as this rank of the world that mpirun has started: each rank is in a process of its own and runs the
-/// same tests in the same order. What `body` throws is a failure of this rank's test.
+/// Runs `body` as this rank of the world that mpirun has started: each rank is a separate process and runs the same
+/// tests in the same order. An exception of `body` is a failure of this rank's test.
 void run_mpi_ranks(int num_ranks, const RankBody& body, const CommOptions& options);
-/// The same over the world that `make` makes.
+/// The same over the world created by `make`.
 void run_mpi_ranks(int num_ranks, const RankBody& body, const CommOptions& options, const MakeWorld& make);
 
 /// The same without the descriptor check.

@@ -27,7 +27,7 @@ TEST(MpiLibrary, IsTheLaunchersUnlessOneIsRequested) {
   EXPECT_EQ(mpi::choose("/opt/x.so", "openmpi", built), "/opt/x.so");
 }
 
-TEST(MpiLibrary, NotBuiltNamesWhatIs) {
+TEST(MpiLibrary, MissingOneNamesThoseThatAreBuilt) {
   EXPECT_THAT(refusal("", "mpich", {"openmpi"}),
               AllOf(HasSubstr("the launcher is that of mpich, and it was built only for openmpi"),
                     HasSubstr("-DCARAVAN_MPI=mpich")));

@@ -36,7 +36,7 @@ TEST(Notices, ALateTextIsReadLater) {
   EXPECT_EQ(notices.failure(Notices::kWorld), "the disk is full");
 }
 
-TEST(Notices, TheFirstTextStands) {
+TEST(Notices, TheFirstTextWins) {
   const auto store = local_store();
   Notices first(store);
   Notices second(store);

@@ -76,7 +76,7 @@ TEST(Shm, KilledRankIsNamedByPollingAnAsynchronousCall) {
 }
 
 /// The victim is killed at an arbitrary moment, in the middle of many rounds.
-TEST(Shm, KilledInTheMiddleOfALargeOperation) {
+TEST(Shm, RankKilledDuringALargeOperationIsNamed) {
   const auto ends = run_processes(
       4,
       [](const std::shared_ptr<Communicator>& world) {
@@ -130,7 +130,7 @@ TEST(Shm, RankThatExitsIsNamed) {
   EXPECT_EQ(ends[1].exit_code, 3);
 }
 
-TEST(Shm, LeavesNothingNamed) {
+TEST(Shm, LeavesNoNamedObjects) {
   const int before = num_named_segments();
   const auto ends = run_processes(
       2,
@@ -161,7 +161,7 @@ TEST(Shm, SeveralWorldsOverOneStore) {
       kPatient);
 }
 
-TEST(Shm, RankThatDoesNotComeIsNamed) {
+TEST(Shm, RankThatDoesNotJoinIsNamed) {
   const auto store = local_store();
   RankInfo info;
   info.world_size = 3;
@@ -171,7 +171,7 @@ TEST(Shm, RankThatDoesNotComeIsNamed) {
               AllOf(HasSubstr("rank 1 of 3 did not join within 0.1 s"), HasSubstr("rank 0")));
 }
 
-TEST(Shm, NoSuchRank) {
+TEST(Shm, AnInvalidRankIsRefused) {
   RankInfo info;
   info.rank = 2;
   info.world_size = 2;

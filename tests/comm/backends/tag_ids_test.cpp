@@ -11,7 +11,7 @@ int choose(const std::vector<const TagIds*>& ranks, size_t words) {
   return TagIds::choose(std::vector<std::span<const int64_t>>(proposals.begin(), proposals.end()));
 }
 
-TEST(TagIds, TheLeastThatAllRanksHaveFreeIsChosen) {
+TEST(TagIds, ChoosesTheLeastIdFreeOnAllRanks) {
   TagIds a;
   TagIds b;
   EXPECT_EQ(choose({&a, &b}, 2), 1) << "0 is the world's";
@@ -23,7 +23,7 @@ TEST(TagIds, TheLeastThatAllRanksHaveFreeIsChosen) {
   EXPECT_EQ(choose({&a, &b}, 2), 1);
 }
 
-TEST(TagIds, MoreThanTheProposalHoldsGoOnAboveAll) {
+TEST(TagIds, IdsBeyondTheProposalContinueAboveAll) {
   TagIds a;
   TagIds b;
   for (int id = 1; id < 100; ++id) a.take(id);

@@ -27,7 +27,7 @@ TEST(ThreadRanks, ThrowTheFirstCause) {
   }
 }
 
-TEST(ThreadRanks, ThrowWhateverABodyThrows) {
+TEST(ThreadRanks, RethrowAnyExceptionOfABody) {
   const auto body = [](const std::shared_ptr<Communicator>& world) {
     if (world->rank() == 1) throw 7;
     world->barrier();
@@ -72,7 +72,7 @@ TEST(ThreadRanks, AllocatedMemoryOutlivesTheWorld) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(static_cast<const char*>(kept.get())[i], 0);
 }
 
-TEST(ThreadRanks, AtLeastOne) {
+TEST(ThreadRanks, RefuseFewerThanOne) {
   const auto nothing = [](const std::shared_ptr<Communicator>&) {};
   EXPECT_THAT(error_of<UsageError>([&] { run_thread_ranks(0, nothing); }), ::testing::HasSubstr("0 ranks"));
   EXPECT_THAT(error_of<UsageError>([&] { run_thread_ranks(-1, nothing); }), ::testing::HasSubstr("-1 ranks"));

@@ -279,7 +279,7 @@ TEST_P(C10d, CompletesFuturesThatAreWaitedFor) {
 }
 
 /// Ranks wait for the works of two groups in opposite orders.
-TEST_P(C10d, GroupsOfARankDriveEachOther) {
+TEST_P(C10d, GroupsOfARankProgressEachOther) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     C10dOptions options;
     options.progress = std::make_shared<C10dProgress>();

@@ -72,7 +72,7 @@ TEST_P(C10dFaults, AShortWaitDoesNotEndTheOperation) {
 }
 
 /// A group that is shut down with outstanding operations tells the peers that wait for it.
-TEST_P(C10dFaults, AShutDownWithOutstandingWorkIsAnErrorOnPeers) {
+TEST_P(C10dFaults, ShutdownWithOutstandingWorkIsAnErrorOnPeers) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     auto group = make_group(world);
     if (world->rank() == 0) {

@@ -163,15 +163,16 @@ TEST(C10dQueue, AReceiveFromAnySourceTimesOut) {
                      if (world->rank() == 0) {
                        Tensors buffer{at::zeros({2})};
                        EXPECT_THAT(error_of<CommError>([&] { group->recvAnysource(buffer, 0)->wait(); }),
-                                   AllOf(HasSubstr("recvAnysource"), HasSubstr("no message came within 0.3 s")));
+                                   AllOf(HasSubstr("recvAnysource"), HasSubstr("no message arrived within 0.3 s")));
                        return;
                      }
-                     EXPECT_THAT(error_of<CommError>([&] { group->barrier()->wait(); }), HasSubstr("no message came"));
+                     EXPECT_THAT(error_of<CommError>([&] { group->barrier()->wait(); }),
+                                 HasSubstr("no message arrived"));
                    },
                    {.timeout = std::chrono::seconds(20)});
 }
 
-TEST(C10dQueue, AMonitoredBarrierNamesWhoIsMissing) {
+TEST(C10dQueue, AMonitoredBarrierNamesMissingRanks) {
   run_thread_ranks(3,
                    [](const std::shared_ptr<Communicator>& world) {
                      const auto group = make_group(world);

@@ -60,7 +60,7 @@ TEST(FlightCompare, KnowsWhatMayDiffer) {
   EXPECT_TRUE(differ({.verb = Verb::barrier}, {.verb = static_cast<Verb>(kSplitCall)}));
 }
 
-TEST(FlightCompare, WhoHasNotBegunAndWhatItDoesInstead) {
+TEST(FlightCompare, NamesRanksThatHaveNotBegunAndWhatTheyDoInstead) {
   FlightJob job(3);
   const FlightJob::Group pair{77, "pp", {1, 2}};
   job.add_all(job.world(), 6, {.begin_ms = 1000});
@@ -80,7 +80,7 @@ TEST(FlightCompare, WhoHasNotBegunAndWhatItDoesInstead) {
   EXPECT_EQ(findings[1].group, "pp");
 }
 
-TEST(FlightCompare, ARankThatComputesOrWasKilled) {
+TEST(FlightCompare, NamesARankThatComputesOrWasKilled) {
   FlightJob job(2);
   job.add_all(job.world(), 0, {.begin_ms = 7499});
   job.add(0, job.world(), 1, {.state = failed, .begin_ms = 8000});
@@ -94,7 +94,7 @@ TEST(FlightCompare, ARankThatComputesOrWasKilled) {
   EXPECT_THAT(compare_flights(silent.reports)[0].text, HasSubstr("not by rank 1; rank 1 has called nothing"));
 }
 
-TEST(FlightCompare, BegunByAllWithoutAResult) {
+TEST(FlightCompare, NamesOperationsBegunByAllWithoutAResult) {
   FlightJob job(3);
   job.add(0, job.world(), 0, {.begin_ms = 9000});
   job.add(1, job.world(), 0, {.state = failed, .begin_ms = 9000});
@@ -162,7 +162,7 @@ TEST(FlightCompare, FindsTheSilentRankOfAPart) {
   EXPECT_THAT(findings[0].ranks, ElementsAre(3));
 }
 
-TEST(FlightCompare, WhatWasForgottenIsTakenForRight) {
+TEST(FlightCompare, OverwrittenOperationsAreAssumedToAgree) {
   FlightJob job(2);
   for (uint64_t i = 0; i < 6; ++i) job.add_all(job.world(), i, {});
   job.add_all(job.world(), 6, {.count = 20});

@@ -116,7 +116,7 @@ TEST_F(FlightDump, OtherRanksLogsAreWrittenForThem) {
 }
 
 /// A folder that is gone by then: the failure is told all the same.
-TEST_F(FlightDump, WhatCannotBeWrittenHidesNothing) {
+TEST_F(FlightDump, AFailedWriteDoesNotHideTheError) {
   fail_on_all([&](Communicator& world) {
     all_reduce(world, 10, "both");
     if (world.rank() == 0) fs::remove_all(folder_);

@@ -32,7 +32,7 @@ class FlightJob {
   Group world() const;
   /// `rank` calls `op` as number `sequence` of its kind on `group`.
   void add(int rank, const Group& group, uint64_t sequence, const Op& op);
-  /// All ranks of the group do, with the same result.
+  /// The same for all ranks of the group, with the same result.
   void add_all(const Group& group, uint64_t sequence, const Op& op);
 
   std::vector<FlightReport> reports;  ///< by rank

@@ -64,7 +64,7 @@ void expect_equal(const FlightReport& a, const FlightReport& b) {
   }
 }
 
-TEST_F(FlightFolder, HoldsWhatWasWritten) {
+TEST_F(FlightFolder, ReadsBackWhatWasWritten) {
   FlightJob job = job_of_three();
   job.reports[0].entries[0].group.identity = 0xfedcba9876543210;
   write(job);
@@ -85,7 +85,7 @@ TEST_F(FlightFolder, HoldsEveryKindOfCall) {
   EXPECT_THAT(flight_report_from_json(to_json(job.reports[0]), "file").entries[0].call.what.data(), HasSubstr("caf"));
 }
 
-TEST_F(FlightFolder, ARanksOwnWordCountsMoreThanAnothers) {
+TEST_F(FlightFolder, ARanksOwnReportReplacesAnothers) {
   FlightJob job = job_of_three();
   FlightReport& dead = job.reports[2];
   dead.written_by = 0;
@@ -168,7 +168,7 @@ TEST_F(FlightFolder, CannotBeWritten) {
   EXPECT_THROW(write_flight_report(folder_ / "none", job_of_three().reports[0]), ResourceError);
 }
 
-TEST(FlightReport, IsOfALog) {
+TEST(FlightReport, DescribesALog) {
   const auto log = std::make_unique<FlightLog>();
   Descriptor call;
   call.count = 5;

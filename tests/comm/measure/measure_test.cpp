@@ -64,7 +64,7 @@ TEST(Statistics, QuantilesInterpolate) {
   EXPECT_EQ(quantile({5, 7}, 1), 7);
 }
 
-TEST(Rates, AreThoseOfNcclTests) {
+TEST(Rates, MatchNcclTests) {
   EXPECT_DOUBLE_EQ(bus_factor(Verb::all_reduce, 2), 1);
   EXPECT_DOUBLE_EQ(bus_factor(Verb::all_reduce, 8), 1.75);
   for (const Verb verb : {Verb::all_gather, Verb::reduce_scatter, Verb::all_to_all}) {
@@ -135,7 +135,7 @@ TEST(PatternTest, RandomNumbersUseAllBitsAndDifferByRank) {
   EXPECT_EQ(set & 0x807fffff, 0x807fffff) << "sign and mantissa";
 }
 
-TEST(ExerciseTest, EveryVerbAndDtypeIsRight) {
+TEST(ExerciseTest, EveryVerbAndDtypeIsCorrect) {
   for (const int ranks : {2, 3}) {
     run_thread_ranks(
         ranks,
@@ -166,7 +166,7 @@ TEST(ExerciseTest, FewerElementsThanRanks) {
       kSoon);
 }
 
-TEST(ExerciseTest, RefusesWhatCannotBe) {
+TEST(ExerciseTest, RefusesImpossibleCases) {
   run_thread_ranks(1, [](const std::shared_ptr<Communicator>& world) {
     EXPECT_THROW(Exercise(*world, {.verb = Verb::all_reduce, .dtype = Dtype::fp32, .bytes = 8}), UsageError);
   });
@@ -294,7 +294,7 @@ TEST(Links, EachOrderedPair) {
       kSoon);
 }
 
-TEST(Host, LimitsThatBite) {
+TEST(Host, WarnsOfLimits) {
   HostFacts facts{.cores = {0, 1, 2, 3}, .num_cores_of_host = 4};
   EXPECT_THAT(limit_warnings(facts, 4), ::testing::IsEmpty());
   EXPECT_THAT(limit_warnings(facts, 5), ::testing::ElementsAre(HasSubstr("5 ranks share 4 cores")));
@@ -312,7 +312,7 @@ TEST(Host, LimitsThatBite) {
                                               HasSubstr("/dev/shm has 64.0 MiB"), HasSubstr("1.0 GiB of 8.0 GiB")));
 }
 
-TEST(Host, FactsOfThisOne) {
+TEST(Host, ReadsTheFactsOfThisHost) {
   const HostFacts facts = read_host_facts();
   EXPECT_FALSE(facts.name.empty());
   EXPECT_EQ(facts.cores, usable_cores());

@@ -12,7 +12,7 @@
 
 namespace caravan::testing {
 
-/// A local store that knows its keys, counts its calls, and can be lost.
+/// A local store that lists its keys, counts its calls, and can be lost.
 class CountingStore final : public Store {
  public:
   void set(std::string_view key, std::string_view value) override {

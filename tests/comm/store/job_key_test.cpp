@@ -25,7 +25,7 @@ class JobKeyTest : public ::testing::Test {
   static void set(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 };
 
-TEST_F(JobKeyTest, OfRanksIsWhatTheEnvironmentSays) {
+TEST_F(JobKeyTest, OfRanksComesFromTheEnvironment) {
   const JobKey open = JobKey::from_environment(4);
   EXPECT_EQ(open.id, "");
   EXPECT_EQ(open.secret, "");
@@ -38,7 +38,7 @@ TEST_F(JobKeyTest, OfRanksIsWhatTheEnvironmentSays) {
   EXPECT_EQ(JobKey::from_environment(4).id, "own");
 }
 
-TEST_F(JobKeyTest, OfALaunchIsDrawnAnewUnlessGiven) {
+TEST_F(JobKeyTest, OfALaunchIsRandomUnlessGiven) {
   const JobKey one = JobKey::for_launch(2);
   const JobKey two = JobKey::for_launch(2);
   EXPECT_EQ(one.secret.size(), 64U);
@@ -50,7 +50,7 @@ TEST_F(JobKeyTest, OfALaunchIsDrawnAnewUnlessGiven) {
   EXPECT_EQ(JobKey::for_launch(2).id, "two hosts");
 }
 
-TEST_F(JobKeyTest, RefusesWhatIsTooShortOrTooLongWithoutTellingIt) {
+TEST_F(JobKeyTest, RefusesBadLengthsWithoutPrintingTheSecret) {
   for (const std::string& secret : {std::string("fifteen bytes!!"), std::string(1025, 'z')}) {
     set("CARAVAN_SECRET", secret);
     EXPECT_THAT(error_of<UsageError>([] { JobKey::from_environment(2); }),

@@ -68,7 +68,7 @@ TEST(RankInfo, ReadsEveryVariable) {
   EXPECT_EQ(info.master_port, 4000);
 }
 
-TEST(RankInfo, ReadsWhatMpirunSays) {
+TEST(RankInfo, ReadsTheVariablesOfMpirun) {
   const std::map<std::string, std::string> openmpi = {{"OMPI_COMM_WORLD_RANK", "5"},
                                                       {"OMPI_COMM_WORLD_SIZE", "8"},
                                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
@@ -113,7 +113,7 @@ TEST(RankInfo, NamesTheMissingVariable) {
   }
 }
 
-TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
+TEST(RankInfo, NamesTheVariableThatIsNotANumberOrOutOfRange) {
   const struct {
     const char* name;
     const char* value;
@@ -144,7 +144,7 @@ TEST(RankInfo, NamesTheVariableThatIsNoNumberOrOutOfRange) {
   }
 }
 
-TEST(RankInfo, TwoLaunchersAreOneTooMany) {
+TEST(RankInfo, TwoLaunchersAreRefused) {
   auto variables = kComplete;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "1";
   variables["CARAVAN_STORE_PORT"] = "4000";

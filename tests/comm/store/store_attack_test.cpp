@@ -169,7 +169,7 @@ TEST_F(StoreAttack, ASecondJobOnTheSamePort) {
   const JobKey same_secret{"dull-rock", kKey.secret, 3};
   EXPECT_THAT(error_of<UsageError>([&] { connect_store("127.0.0.1", port(), kTimeout, same_secret, 0); }),
               AllOf(HasSubstr("the store there belongs to job \"bright-comet\", not to \"dull-rock\""),
-                    HasSubstr("MASTER_PORT of its own")));
+                    HasSubstr("its own MASTER_PORT")));
   expect_line({"rank 0 of 3, job \"dull-rock\"", "this is job \"bright-comet\""});
 }
 

@@ -82,7 +82,7 @@ TEST(StoreServer, ClientsMayComeFirst) {
   early.join();
 }
 
-TEST(StoreServer, NobodyThereIsAnErrorThatSaysWhere) {
+TEST(StoreServer, AMissingServerIsAnErrorWithItsAddress) {
   int port = 0;
   { port = StoreServer("127.0.0.1", 0).port(); }
   EXPECT_THAT([&] { connect_store("127.0.0.1", port, milliseconds(60)); },
@@ -100,7 +100,7 @@ TEST(StoreServer, AUsedPortIsNamed) {
   expect_alive(first.port());
 }
 
-TEST(StoreServer, RefusesAddressesThatAreNotHere) {
+TEST(StoreServer, RefusesAddressesOfOtherHosts) {
   EXPECT_THAT([] { StoreServer("192.0.2.1", 0); }, ThrowsMessage<UsageError>(HasSubstr("not an address of this host")));
   EXPECT_THROW(StoreServer("127.0.0.1", 65536), UsageError);
   EXPECT_THROW(StoreServer("127.0.0.1", -1), UsageError);
@@ -242,7 +242,7 @@ TEST(StoreServer, ClientRefusesWhatTheServerWould) {
   EXPECT_THROW(store->has(std::string(store_protocol::kMaxKeyBytes + 1, 'k')), UsageError);
 }
 
-TEST(StoreServer, HalfOpenConnectionsDelayNoOne) {
+TEST(StoreServer, HalfOpenConnectionsDoNotDelayOthers) {
   const StoreServer server("127.0.0.1", 0);
   std::vector<Fd> silent;
   for (int i = 0; i < 30; ++i) {
@@ -287,7 +287,7 @@ TEST(StoreServer, SlowReadersAreServedPieceByPiece) {
   }
 }
 
-TEST(StoreServer, ItsEndIsALostStore) {
+TEST(StoreServer, ItsDestructionIsALostStore) {
   auto server = std::make_unique<StoreServer>("127.0.0.1", 0);
   const auto store = connect_store("127.0.0.1", server->port(), kTimeout);
   const auto waiting = connect_store("127.0.0.1", server->port(), kTimeout);

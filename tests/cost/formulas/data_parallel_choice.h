@@ -35,15 +35,15 @@ struct DataParallelChoice {
   bool has_servers() const { return technique == "param_server"; }
   bool is_asynchronous() const { return has_servers() && mode != "sync"; }
   bool is_replicated() const { return technique == "replicas"; }
-  /// Some ranks may hold no shard.
+  /// Whether some ranks may hold no shard.
   bool has_holders() const { return has_servers() || is_replicated(); }
-  /// Ranks that hold shards, of the `ranks` that gather them.
+  /// The number of ranks that hold shards, among the `ranks` that gather them.
   int64_t holders(int64_t ranks) const {
     return is_replicated() ? 1 : servers == 0 || !has_servers() ? ranks : servers;
   }
   bool frees_parameters() const { return technique == "zero3" || technique == "hsdp"; }
   bool has_groups() const { return technique == "hsdp"; }
-  /// The hook keeps what it leaves out for the next step, 4 bytes a parameter.
+  /// Whether the hook keeps a residual for the next step, 4 bytes a parameter.
   bool has_residual() const { return hook == "powersgd" || hook == "topk"; }
 };
 

@@ -8,8 +8,8 @@
 
 namespace caravan {
 
-/// The weights of a layer beside attention and norms, in elements: of one MLP, or of a mixture of experts. Tensor
-/// parallelism 1d splits some of them; every rank of it has the others.
+/// The weights of a layer except attention and norms, in elements: one MLP, or a mixture of experts. Tensor parallelism
+/// 1d splits some of them; all its ranks have the others.
 struct FeedElements {
   double split_matrices = 0;  ///< of the MLP, or of experts and the shared expert
   double whole_matrices = 0;  ///< of the router, and the gate of the shared expert
@@ -22,10 +22,10 @@ struct FeedElements {
 ///   a mixture    (u+1) h (E f + r), E h of the router, h of the shared gate;  biases E (f + h) and r + h
 FeedElements feed_elements(const ModelConfig& model);
 
-/// The elements of all experts of a layer, biases among them; 0 without a mixture.
+/// The elements of all experts of a layer, including biases; 0 without a mixture.
 double expert_elements(const ModelConfig& model);
 
-/// The part of the copies of tokens that experts take: all of them, or less with a capacity below 1.
+/// The fraction of the copies of tokens that experts take: all of them, or less with a capacity below 1.
 double taken_share(const MoeConfig& moe);
 
 /// Elements of the arithmetic's dtype that autograd keeps of it for each token; `parts` ranks split it as 1d does.
@@ -34,8 +34,8 @@ double taken_share(const MoeConfig& moe);
 ///                share above, h + (u+1) f each; of the shared expert (u+1) r / parts, and h + 1 if it has a gate
 double feed_activation_elements(const ModelConfig& model, double parts);
 
-/// The experts of the layers of a model, over some ranks. Every expert is assumed to be chosen by as many tokens as any
-/// other: then all ranks send, receive, keep and compute the same. Real loads differ; train.log has them.
+/// The experts of the layers of a model, over some ranks. All experts are assumed to be chosen by equally many tokens,
+/// so that all ranks send, receive, keep and compute the same. Real loads differ; train.log has them.
 struct ExpertShape {
   ModelConfig model;
   int64_t ranks = 1;                    ///< among which tokens and experts are split: mesh.ep
@@ -43,15 +43,15 @@ struct ExpertShape {
   std::vector<int64_t> context_axes{};  ///< degrees of the axes that split sequences
   int64_t sequences = 1;                ///< of a micro-batch, over all these ranks; each of model.context tokens
   int64_t element_bytes = 2;            ///< of the arithmetic: fp32 4, bf16 2
-  bool recompute = false;               ///< layers are run again in backward
+  bool recompute = false;               ///< layers are recomputed in backward
 
   double tokens() const noexcept;   ///< of a rank in a micro-batch
-  double experts() const noexcept;  ///< of a layer, that a rank has
-  /// Copies of tokens that an expert gets in a micro-batch: T k / E of T tokens that reach it.
+  double experts() const noexcept;  ///< number of experts of a layer on a rank
+  /// Copies of tokens for an expert in a micro-batch: T k / E for the T tokens that reach it.
   double copies_per_expert() const noexcept;
 };
 
-/// Elements of the experts of one layer that a rank has: 1 / (ranks x tensor_ranks) of them.
+/// Elements of the experts of one layer on a rank: 1 / (ranks x tensor_ranks) of them.
 double expert_weight_elements(const ExpertShape& shape);
 
 /// Bytes that a layer keeps for routing beside feed_activation_elements, in fp32 and int64. For a token with k copies:

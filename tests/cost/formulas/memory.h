@@ -23,10 +23,10 @@ struct MemoryShape {
   Split expert_parallel{Setting("expert_parallel")};
   PipelineChoice pipeline{};
   ModelPart part{};      ///< that this rank of a pipeline has
-  double in_flight = 1;  ///< micro-batches whose activations of all of it are there at once
+  double in_flight = 1;  ///< micro-batches in flight with all activations
   bool recomputes_stages = false;
   int64_t num_versions = 0;    ///< see StateShape
-  int64_t stage_inputs = 0;    ///< of stages that keep their inputs alone: micro-batches whose input is there
+  int64_t stage_inputs = 0;    ///< micro-batches in flight of stages that keep only their input
   int64_t compute_bytes = 4;   ///< of an element of the layers' arithmetic: fp32 4, bf16 2
   int64_t gradient_bytes = 4;  ///< see StateShape
   int64_t reduce_bytes = 4;
@@ -35,10 +35,10 @@ struct MemoryShape {
   int64_t ranks = 1;                 ///< data-parallel
   bool shares_memory = false;        ///< see StateShape
   bool copies_checkpoint = false;    ///< checkpoint.async
-  int64_t num_recomputed = 0;        ///< layers that keep their input alone (techniques/recompute/recompute.h)
-  int64_t num_recomputed_cores = 0;  ///< other layers, of which the core of attention keeps its inputs alone
+  int64_t num_recomputed = 0;        ///< layers that keep only their input (techniques/recompute/recompute.h)
+  int64_t num_recomputed_cores = 0;  ///< other layers whose attention core keeps only its inputs
 
-  /// The parts in which ranks split the sequences of a micro-batch: a multiple of this.
+  /// The number of parts into which ranks split the sequences of a micro-batch.
   int64_t row_parts() const { return tensor_parallel.parts().rows * expert_parallel.parts().rows; }
   double tokens() const noexcept { return static_cast<double>(sequences) * static_cast<double>(model.context); }
 };
@@ -51,7 +51,7 @@ struct MemoryShape {
 /// and ranks of Ulysses inside of each.
 TensorShape tensor_shape(const MemoryShape& shape);
 std::vector<TensorShape> context_shapes(const MemoryShape& shape);
-/// And those that split experts, as experts.h counts them.
+/// The ranks that split experts, as experts.h counts them.
 ExpertShape expert_shape(const MemoryShape& shape);
 
 /// The ranks of a pipeline: which layers each has, by FLOPs if they are cut by cost, and how many micro-batches and
@@ -69,12 +69,12 @@ double state_bytes(const MemoryShape& shape);
 /// T 3 f: experts are assumed to be chosen evenly.
 double layer_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// The same of a layer whose attention core is recomputed: no attention weights and no log-sum-exp, but queries, keys
+/// The same for a layer whose attention core is recomputed: no attention weights and no log-sum-exp, but queries, keys
 /// and values as the core gets them. And of a layer that is recomputed as a whole: its input, T h.
 double selective_activation_bytes(const MemoryShape& shape) noexcept;
 double full_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// What all layers of a rank keep, some of them recomputed, of the micro-batches in flight.
+/// What all layers of a rank keep, some of them recomputed, for the micro-batches in flight.
 double kept_activation_bytes(const MemoryShape& shape) noexcept;
 
 /// Counts the layers of `shape.model` that "full" or "selective" recomputes.

@@ -22,7 +22,7 @@ struct ModelPart {
   bool has_embedding = true;
   bool has_head = true;
   int64_t layers_of(const ModelConfig& model) const noexcept { return layers < 0 ? model.layers : layers; }
-  /// Another rank has the head or the embedding that this one's weight is tied to: both gather it in a step.
+  /// Whether another rank has the head or embedding to which this rank's weight is tied: both gather it in a step.
   bool shares_words(const ModelConfig& model) const noexcept {
     return model.tie_embeddings && has_embedding != has_head;
   }
@@ -37,23 +37,23 @@ struct StateShape {
   std::vector<int64_t> copies{};
   int64_t dense_copies = 1;
   double shared_words = 0;     ///< elements of a weight that stages of a pipeline share
-  double experts = 0;          ///< elements of `parameters` of which there are no dense_copies
+  double experts = 0;          ///< elements of `parameters` without dense_copies
   bool is_server = true;       ///< with servers: it is one
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
-  double frozen = 0;           ///< of them: those without gradient and moments
+  double frozen = 0;           ///< frozen ones among them, without gradient and moments
   double largest_unit = 0;     ///< elements of the unit with the most
-  int64_t compute_bytes = 4;   ///< of an element that layers compute with: fp32 4, bf16 and fp16 2
-  int64_t gradient_bytes = 4;  ///< of an element of the gradients that are kept, and that are reduced
+  int64_t compute_bytes = 4;   ///< of an element in the layers' dtype: fp32 4, bf16 and fp16 2
+  int64_t gradient_bytes = 4;  ///< of an element of the kept and reduced gradients
   int64_t reduce_bytes = 4;
   std::vector<HookMatrix> matrices{};  ///< with the hook powersgd
   int64_t num_moments = 2;             ///< fp32 values the optimizer keeps for each parameter
   int64_t num_micro_batches = 1;
-  /// Copies of all leaves, of a stage that updates its weights while micro-batches are in flight; 0: leaves are not
-  /// copied, or as the technique says.
+  /// Copies of all unsharded parameters, for a stage that updates its weights while micro-batches are in flight; 0:
+  /// none, or as the technique says.
   int64_t num_versions = 0;
 
-  /// Ranks that gather parameters from each other, and those of them that hold a shard.
+  /// The number of ranks that gather parameters from each other, and of those among them that hold a shard.
   int64_t members() const noexcept { return !choice.is_sharded() ? 1 : choice.has_groups() ? choice.shard : ranks; }
   int64_t shards() const { return choice.holders(members()); }
   /// Sets parameters, largest_unit and matrices: the units are the embedding, each layer, the head, and a weight that
@@ -63,12 +63,12 @@ struct StateShape {
     return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";
   }
   double trained() const noexcept { return parameters - frozen; }
-  /// Gradients are reduced once for each micro-batch.
+  /// Whether gradients are reduced once for each micro-batch.
   bool reduces_each() const noexcept;
 };
 
-/// Bytes of one rank between steps, and the buffers that come and go in a step. Reals, because products of legal sizes
-/// exceed 63 bits. With p parameters, n shards, k = 4 or 2 bytes to compute with, m moments:
+/// Bytes of one rank between steps, and the transient buffers of a step. Reals, because products of legal sizes exceed
+/// 63 bits. With p parameters, n shards, k = 4 or 2 bytes to compute with, m moments:
 ///
 ///              parameters (fp32 | bf16)    gradients (g bytes)    optimizer
 ///   ddp        4p | 6p                     gp                     4mp
@@ -77,14 +77,14 @@ struct StateShape {
 ///   zero3      4p/n                        gp/n                   4mp/n
 ///   in memory that the n ranks share: zero1 to zero3: 4p/n | 2p/n + 4p/n
 ///   param_server: zero2 with k servers in place of n on a server; 4p | 2p, 0, 0 on a worker, nothing in shared memory
-///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its leaves are a version of their own
+///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its unsharded parameters are a separate version
 ///   replicas: param_server with one server, never in shared memory
 ///
-/// Of adapters, p is all parameters in the first column, and those that are trained in the others.
+/// With adapters, p is all parameters in the first column, and the trained ones in the others.
 ///
-/// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all that add
-/// up in full; zero3 the leaves of 2 + prefetch units (all without reshard_after_forward). async and bounded: all
-/// gradients that are pushed, and on a server the values and gradients on their way from and to n-1 workers.
+/// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all if they
+/// accumulate in full; zero3 the unsharded parameters of 2 + prefetch units (all without reshard_after_forward). async
+/// and bounded: all pushed gradients, and on a server the values and gradients in flight from and to n-1 workers.
 /// Gradients that are kept or reduced in another dtype than fp32 take buffers of a unit, or of a bucket, in both. A
 /// hook with error feedback keeps 4p/n, and its factors. (Rajbhandari et al., arXiv 1910.02054, section 3.)
 struct StateBytes {
@@ -98,13 +98,13 @@ struct StateBytes {
 };
 StateBytes state_bytes(const StateShape& shape);
 
-/// What one of the ranks writes into a checkpoint: its part of parameters and moments, which replicas share out, and
+/// What one rank writes into a checkpoint: its part of parameters and moments, which replicas divide among them, and
 /// its own residuals.
 double checkpoint_bytes(const StateShape& shape);
 
 /// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
-/// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes count as sent
-/// over shared memory too, where the other ranks read them in place.
+/// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes also count as
+/// sent over shared memory, where the other ranks read them in place.
 struct StateTraffic {
   double gathered = 0;  ///< elements of whole parameters that are gathered
   double reduced = 0;   ///< elements of whole gradients that are reduced

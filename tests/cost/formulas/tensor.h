@@ -8,14 +8,14 @@
 
 namespace caravan {
 
-/// A model whose layers are split over some ranks, which work on one micro-batch together.
+/// A model whose layers are split over several ranks that work on one micro-batch together.
 struct TensorShape {
   ModelConfig model;             ///< with its vocabulary
   std::string kind = "1d";       ///< "1d", "2d", "2.5d", "3d"; "ring", "ulysses": the sequence is split, no weight is
   int64_t ranks = 1;             ///< 1D t, 2D q^2, 2.5D d q^2, 3D q^3
   int64_t depth = 1;             ///< of 2.5D: d
   bool sequence = false;         ///< 1D: the stream is split over the sequence
-  bool recompute = false;        ///< layers are run again in backward
+  bool recompute = false;        ///< layers are recomputed in backward
   int64_t sequences = 1;         ///< of a micro-batch, over all these ranks; each of model.context tokens
   int64_t element_bytes = 2;     ///< of the arithmetic: fp32 4, bf16 2
   int64_t statistics_bytes = 4;  ///< of statistics of rows: 4, of fp64 8
@@ -46,7 +46,7 @@ struct TensorTraffic {
 ///   2.5d     (q-1)/q^2 (X/d + W), twice that backward (Tesseract, arXiv 2105.14500)
 ///   3d       (q-1)/q^3 (X + W + Y) forward, (q-1)/q^3 (2X + 2W + Y) backward: a gradient of an output serves both
 ///            products (arXiv 2105.14450)
-///   ring     2 (c-1)/c bsv forward; backward the same, and 2 bsv of gradients, which come home (arXiv 2310.01889)
+///   ring     2 (c-1)/c bsv forward; backward the same, and 2 bsv of gradients, which return (arXiv 2310.01889)
 ///   ulysses  (c-1)/c^2 bs (2h + 2v) forward and backward: 4 all-to-alls each (arXiv 2309.14509); keys and values whose
 ///            heads do not divide are gathered, c times their 2v
 /// With recompute backward sends what forward does once more.
@@ -64,9 +64,10 @@ TensorTraffic embedding_bytes(const TensorShape& shape);
 /// token.
 TensorTraffic head_bytes(const TensorShape& shape);
 
-/// Elements that are sent once a step, whatever its micro-batches: embedding and head are gathered over the axes that
-/// split their columns, and their gradients scattered. 2d, 2.5d (q-1)/q^2 Vh each; 3d (q-1)/q^3 Vh for an embedding of
-/// its own, (q^2-1)/q^3 Vh for the head. Gradients that are summed over data axes (depth, a sequence) are not counted.
+/// Elements that are sent once a step, for any number of micro-batches: embedding and head are gathered over the axes
+/// that split their columns, and their gradients scattered. 2d, 2.5d (q-1)/q^2 Vh each; 3d (q-1)/q^3 Vh for a separate
+/// embedding, (q^2-1)/q^3 Vh for the head. Gradients that are summed over data axes (depth, a sequence) are not
+/// counted.
 double words_elements_per_step(const TensorShape& shape);
 
 /// Elements sent once a step to sum the gradients of one layer over `depth`, or the axis of the sequence:
@@ -78,11 +79,11 @@ double data_elements_per_step(const TensorShape& shape);
 /// the whole router.
 double layer_weight_elements(const TensorShape& shape);
 
-/// Elements of embedding and head (once if they are tied) that a rank holds at rest: 1/t, 1/q^2, 1/q^2, 1/q^3; and of
-/// the gathered ones that it computes with: none in 1d, else 1/q, of an embedding of its own in 3d 1/q^2.
+/// Elements of embedding and head (once if they are tied) in the shards of a rank: 1/t, 1/q^2, 1/q^2, 1/q^3; and of the
+/// gathered ones: none in 1d, else 1/q, for a separate embedding in 3d 1/q^2.
 double words_weight_elements(const TensorShape& shape);
 double gathered_words_elements(const TensorShape& shape);
-/// Elements that a rank holds at rest of everything but the layers: these words, positions (GPT-2) and the final norm,
+/// Elements in the shards of a rank of everything but the layers: these words, positions (GPT-2) and the final norm,
 /// which are whole, on grids 1/q.
 double outer_weight_elements(const TensorShape& shape);
 
@@ -91,7 +92,7 @@ double outer_weight_elements(const TensorShape& shape);
 /// of experts, feed_activation_elements (experts.h) in place of what an MLP keeps.
 double layer_activation_elements(const TensorShape& shape);
 
-/// Why tensor parallelism cannot split a model so: "144 ranks are not a cube: use 125 or 216"; "" if it can.
+/// Why tensor parallelism cannot split this model: "144 ranks are not a cube: use 125 or 216"; "" if it can.
 std::string misfit_of(const TensorShape& shape);
 
 /// A kind of tensor parallelism for a number of ranks.

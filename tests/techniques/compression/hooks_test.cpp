@@ -69,12 +69,12 @@ void expect_nothing_is_lost(const MakeHook& make, int num_ranks, int num_micro_b
   });
 }
 
-TEST(TopKHook, SendsLaterWhatItLeavesOut) {
+TEST(TopKHook, KeepsTheRestForLater) {
   for (const int ranks : {2, 3, 4}) expect_nothing_is_lost([] { return std::make_shared<TopKHook>(0.05); }, ranks, 1);
   expect_nothing_is_lost([] { return std::make_shared<TopKHook>(0.05); }, 2, 3);
 }
 
-TEST(PowerSgdHook, SendsLaterWhatItLeavesOut) {
+TEST(PowerSgdHook, KeepsTheErrorForLater) {
   for (const int ranks : {2, 3, 4}) {
     expect_nothing_is_lost([] { return std::make_shared<PowerSgdHook>(1); }, ranks, 1);
     expect_nothing_is_lost([] { return std::make_shared<PowerSgdHook>(3); }, ranks, 3);
@@ -121,7 +121,7 @@ at::Tensor reduced_by(CommHook& hook, const MeshAxis& axis, at::Tensor flat, at:
 }
 
 /// Columns that are equal, or 0, leave room for others: what the first step does not find, later ones do.
-TEST(PowerSgdHook, FindsWhatComesAfterNothing) {
+TEST(PowerSgdHook, RecoversFromAZeroGradient) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     PowerSgdHook hook(3);
     hook.prepare(40 * 30, at::kFloat);
@@ -257,7 +257,7 @@ TEST(CompressHook, ThatChangesAShapeIsNamedWithAParameter) {
   });
 }
 
-TEST(CommunicationHooks, RefuseWhatMakesNoSense) {
+TEST(CommunicationHooks, RefuseInvalidOptions) {
   needs({"ddp"});
   EXPECT_THAT(message_of<UsageError>([] { TopKHook hook(0); }), HasSubstr("(0, 1]"));
   EXPECT_THAT(message_of<UsageError>([] { PowerSgdHook hook(0); }), HasSubstr("use 1 or more"));

@@ -106,7 +106,7 @@ class ContextParallel : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Axes, ContextParallel, ::testing::ValuesIn(variants()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(ContextParallel, IsOneProcess) {
+TEST_P(ContextParallel, MatchesOneProcess) {
   const Variant& variant = GetParam();
   variant.needs.check();
   size_t which = 0;
@@ -196,7 +196,7 @@ int64_t forward_bytes(const Axes& axes, const ModelConfig& config) {
   return mesh.bytes_sent() - before;
 }
 
-TEST(ContextParallelBytes, AreThoseOfTheDocs) {
+TEST(ContextParallelBytes, MatchTheDocs) {
   ModelConfig config = shrunken({.kind = ModelKind::llama, .heads = 4, .kv_heads = 2});
   config.dropout = 0;
   config.layers = 1;

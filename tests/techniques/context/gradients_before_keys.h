@@ -7,7 +7,7 @@
 namespace caravan::testing {
 
 /// A wrong RingSchedule: without overlap, a rank sends the gradients of a turn before it passes keys on, and receives
-/// them after. Messages match in order, so every rank takes gradients for keys. Forward passes are right.
+/// them after. Messages match in order, so every rank takes gradients for keys. Forward passes are correct.
 inline std::vector<RingStep> gradients_before_keys(int n, bool is_backward, bool overlaps) {
   if (!is_backward || overlaps) return ring_schedule(n, is_backward, overlaps);
   using enum RingStep::Kind;

@@ -143,7 +143,7 @@ void expect_one_process(const Case& what, double tolerance) {
   });
 }
 
-TEST(RingAttention, IsOneProcess) {
+TEST(RingAttention, MatchesOneProcess) {
   for (const int n : {1, 2, 3, 4}) {
     for (const int64_t kv_heads : {kHeads, int64_t{2}}) {
       for (const bool has_documents : {false, true}) {
@@ -154,7 +154,7 @@ TEST(RingAttention, IsOneProcess) {
 }
 
 /// Messages travel between turns, in the same order on all ranks; long ones wait for their receiver.
-TEST(RingAttention, IsOneProcessWithoutOverlap) {
+TEST(RingAttention, MatchesOneProcessWithoutOverlap) {
   for (const int n : {2, 3, 4}) {
     for (const bool has_documents : {false, true}) {
       expect_one_process({.n = n, .kv_heads = 2, .has_documents = has_documents, .overlaps = false}, 1e-12);
@@ -175,7 +175,7 @@ TEST(RingAttention, LabelsCatchMessagesInAnotherOrder) {
 }
 
 /// Queries of a document see nothing of the blocks without it; a document may be one token.
-TEST(RingAttention, IsOneProcessInEveryDtype) {
+TEST(RingAttention, MatchesOneProcessInEveryDtype) {
   expect_one_process({.n = 3, .kv_heads = 2, .has_documents = true, .type = at::kFloat}, 2e-6);
   expect_one_process({.n = 3, .kv_heads = 2, .type = at::kFloat}, 2e-6);
   // Rounding inputs, out and gradients to 8 bits, relative to the largest element.
@@ -215,7 +215,7 @@ std::pair<int64_t, int64_t> bytes_of(const Mesh& mesh, const at::TensorOptions& 
   return {forward, mesh.bytes_sent() - before};
 }
 
-TEST(RingAttention, SendsWhatItSays) {
+TEST(RingAttention, SendsTheDocumentedBytes) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     for (const bool has_documents : {false, true}) {
       const int64_t tokens = kRows * kLength / 4, elements = 2 * tokens * 2 * kWidth;

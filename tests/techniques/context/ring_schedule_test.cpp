@@ -125,14 +125,14 @@ TEST(RingCheck, RefusesRanksThatWaitForEachOther) {
   const Table first{
       {Kind::compute, 0}, {Kind::recv_keys, 1}, {Kind::wait_keys, 1}, {Kind::send_keys, 1}, {Kind::compute, 1}};
   EXPECT_THAT(refusal({first, first, first}, false),
-              HasSubstr("(wait for keys of turn 1): waits for ever for rank 2 to send it, which waits in its step 2"));
+              HasSubstr("(wait for keys of turn 1): waits forever for rank 2 to send it, which waits in its step 2"));
   const Table silent{{Kind::compute, 0}};
   EXPECT_THAT(refusal({ring_schedule(2, false), silent}, false),
-              HasSubstr("(wait for keys of turn 1): waits for ever: rank 1 does not send it"));
+              HasSubstr("(wait for keys of turn 1): waits forever: rank 1 does not send it"));
 }
 
 /// What is computed with, added or sent is there.
-TEST(RingCheck, NamesWhatIsNotThere) {
+TEST(RingCheck, NamesWhatIsMissing) {
   const auto backward = [](auto change) {
     std::vector<Table> tables(2, ring_schedule(2, true, /*overlaps=*/false));
     for (Table& table : tables) change(table);
@@ -157,7 +157,7 @@ TEST(RingCheck, NamesWhatIsNotThere) {
                 swap(t, {Kind::add, 1}, {Kind::recv_sums, 2});
               }),
               HasSubstr("the gradients of this rank are not added"));
-  EXPECT_THAT(backward([](Table& t) { t.pop_back(); }), HasSubstr("sums are still on their way"));
+  EXPECT_THAT(backward([](Table& t) { t.pop_back(); }), HasSubstr("sums are still in flight"));
   EXPECT_THAT(refusal(std::vector<Table>(2, ring_schedule(2, true)), false),
               HasSubstr("a forward pass has no gradients"));
 }

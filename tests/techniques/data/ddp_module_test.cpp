@@ -73,7 +73,7 @@ TEST_P(DdpOwnModule, StartsFromTheParametersAndBuffersOfCoordinate0) {
 }
 
 /// The user's training loop is unchanged: .grad of their module, and a torch optimizer on their parameters.
-TEST_P(DdpOwnModule, TrainsAsOneProcessUnderTheUsersOptimizer) {
+TEST_P(DdpOwnModule, TrainsLikeOneProcessUnderTheUsersOptimizer) {
   const auto train = [](Net& net, const auto& backward) {
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     for (int step = 0; step < 5; ++step) {
@@ -276,7 +276,7 @@ void train_and_compare(Engine& engine, const std::vector<at::Tensor>& want) {
   }
 }
 
-TEST(DdpOwnModule, WithBatchNormTrainsAsOneProcessOnTheSameSlices) {
+TEST(DdpOwnModule, WithBatchNormTrainsLikeOneProcessOnTheSameSlices) {
   for (const bool has_units : {false, true}) {
     ConvNet reference;
     const std::vector<at::Tensor> want = trained_on_slices(reference, 2);
@@ -294,7 +294,7 @@ TEST(DdpOwnModule, WithBatchNormTrainsAsOneProcessOnTheSameSlices) {
 }
 
 /// The tensors of the module are leaves that come and go; shards rest, and the optimizer updates them.
-TEST(DdpOwnModule, InShardsTrainsAsOneProcessOnTheSameSlices) {
+TEST(DdpOwnModule, InShardsTrainsLikeOneProcessOnTheSameSlices) {
   for (const int n : {2, 3}) {
     ConvNet reference;
     const std::vector<at::Tensor> want = trained_on_slices(reference, n);

@@ -63,7 +63,7 @@ class DdpRanks : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Thread, DdpRanks, ::testing::Values(1, 2, 3, 4));
 
 /// fp32 sums of the same terms in another order: within 1e-5 of the norm of a gradient.
-TEST_P(DdpRanks, GradientsLossAndNormAreThoseOfOneProcess) {
+TEST_P(DdpRanks, GradientsLossAndNormMatchOneProcess) {
   const int n = GetParam();
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     const Problem problem(kind);
@@ -107,7 +107,7 @@ TEST_P(DdpRanks, GradientsLossAndNormAreThoseOfOneProcess) {
 }
 
 /// 30 steps of SGD, within 1e-4 at every step.
-TEST_P(DdpRanks, TrainingIsThatOfOneProcess) {
+TEST_P(DdpRanks, TrainingMatchesOneProcess) {
   const Problem problem(ModelKind::gpt2);
   const auto train = [&](int n, int micros) {
     std::vector<std::vector<double>> summands(n);
@@ -237,7 +237,7 @@ TEST_P(DdpRanks, AnUnusedParameterIsNamedOnTheRankThatDidNotUseIt) {
   EXPECT_THAT(messages, ::testing::Each(""));
 }
 
-TEST_P(DdpRanks, AToleratedOneCountsAsZero) {
+TEST_P(DdpRanks, AToleratedUnusedParameterCountsAsZero) {
   const int n = GetParam();
   on_mesh(axes(), [&](const Mesh& mesh) {
     Choice model({true, mesh.rank() != n - 1, false});
@@ -252,7 +252,7 @@ TEST_P(DdpRanks, AToleratedOneCountsAsZero) {
   });
 }
 
-TEST_P(DdpRanks, AFrozenOneIsBroadcastAndNothingElse) {
+TEST_P(DdpRanks, AFrozenParameterIsOnlyBroadcast) {
   on_mesh(axes(), [&](const Mesh& mesh) {
     Choice model({true, true});
     model.parameters()[1]->set_requires_grad(false);
@@ -283,7 +283,7 @@ TEST(Ddp, RefusesWhatItCannotDo) {
               HasSubstr("gradient_dtype: Half is not supported\n  do: use fp32 or bf16"));
   EXPECT_THAT(message_of<UsageError>(refusal({}, {.bucket_bytes = 0})), HasSubstr("bucket_bytes"));
   EXPECT_THAT(message_of<LayoutError>(refusal({{"w0", {{"dp", Shard{0, {1, 2}}}}}}, {})),
-              HasSubstr("w0: does not rest invariant on axis dp"));
+              HasSubstr("w0: is not invariant on axis dp"));
   on_mesh({{"dp", 1}}, [](const Mesh& mesh) {
     Choice model({true});
     EXPECT_THROW(Ddp(model, mesh, {.axis = "data"}), UsageError);
@@ -301,7 +301,7 @@ class OneParameter final : public Module {
   Tensors forward(Tensors inputs, const ForwardContext&) override { return inputs; }
 };
 
-TEST(Ddp, RanksWithAnotherModelOrOtherOptionsAreAllToldWhatDiffers) {
+TEST(Ddp, DifferentModelsOrOptionsAreNamedOnAllRanks) {
   const auto told = [](const std::function<void(const Mesh&)>& body) {
     std::vector<std::string> messages(3);
     on_mesh({{"dp", 3}},

@@ -45,8 +45,9 @@ TEST(UnusedParameters, AreAnErrorThatNamesThem) {
       net->takes_branch = false;
       ddp.begin_step();
       model(at::ones({2, 2, 5, 5}), {}).sum().backward();
-      EXPECT_THAT(message_of<UsageError>([&] { ddp.finish_step(); }),
-                  AllOf(HasSubstr("branch."), HasSubstr("got no gradient in this step"), HasSubstr("allow_unused")));
+      EXPECT_THAT(
+          message_of<UsageError>([&] { ddp.finish_step(); }),
+          AllOf(HasSubstr("branch."), HasSubstr("got no gradient in this step"), HasSubstr("find_unused_parameters")));
     });
   }
 }
@@ -155,7 +156,7 @@ std::vector<std::string> reduced(const Engine& engine) {
   return names;
 }
 
-TEST(OrderOfReductions, IsThatInWhichBackwardEnds) {
+TEST(OrderOfReductions, IsTheOrderOfBackward) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
     chain.order = {1, 2, 0};
@@ -177,7 +178,7 @@ TEST(OrderOfReductions, IsThatInWhichBackwardEnds) {
   });
 }
 
-TEST(OrderOfReductions, IsThatOfTheModelsOfThisLibrary) {
+TEST(OrderOfReductions, IsTheOrderOfBackwardInModels) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     const Problem problem(kind);
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
@@ -218,11 +219,11 @@ TEST(FirstBucket, StartsBeforeBackwardEnds) {
   }
 }
 
-TEST(FirstBucket, HoldsSomething) {
+TEST(FirstBucket, IsNotEmpty) {
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);
     EXPECT_THAT(message_of<UsageError>([&] { Ddp(chain, mesh, {.first_bucket_bytes = 0}); }),
-                HasSubstr("first_bucket_bytes: 0 bytes hold no gradient"));
+                HasSubstr("first_bucket_bytes: 0 bytes cannot hold a gradient"));
   });
 }
 

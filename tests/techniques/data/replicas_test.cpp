@@ -14,7 +14,7 @@ namespace caravan::testing::replicas_test {
 namespace {
 
 /// A batch that the controller alone has, and logits that it alone gets; gradients of one process.
-TEST(Replicas, AreOneProcess) {
+TEST(Replicas, MatchOneProcess) {
   const Problem problem(ModelKind::llama);
   const Problem::Batch batch = problem.batch();
   Named want;

@@ -50,7 +50,7 @@ Outcome run(const at::Tensor& x, const at::Tensor& weights, const std::function<
   return outcome;
 }
 
-TEST(SyncBatchNorm, IsThatOfOneProcessOnAllRows) {
+TEST(SyncBatchNorm, MatchesOneProcessOnAllRows) {
   constexpr int64_t kRows = 7;
   const at::Tensor x = rows_of(kRows);
   const at::Tensor weights = at::arange(x.numel(), at::kDouble).cos().view(x.sizes());

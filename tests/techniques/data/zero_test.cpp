@@ -76,7 +76,7 @@ class SameBits : public ::testing::TestWithParam<int> {};
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SameBits, ::testing::Values(1, 2, 3, 4));
 
-TEST_P(SameBits, AsDdp) {
+TEST_P(SameBits, MatchDdp) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
     for (const int micros : {1, 3}) {
       const double clip = micros == 3 ? 0.05 : 0;
@@ -278,7 +278,7 @@ TEST(BytesOfAStep, OfAThousandRanks) {
 }
 
 /// 65e9 parameters, one micro-batch: 3 x 65e9 elements a rank, in fp16 390 GB.
-TEST(BytesOfAStep, AWellKnownSum) {
+TEST(BytesOfAStep, MatchAPublishedExample) {
   const StateTraffic traffic = state_traffic(
       {.choice = {technique_of("zero3"), Setting("hook")}, .ranks = 1 << 20, .parameters = 65e9, .compute_bytes = 2});
   EXPECT_NEAR(traffic.gathered + traffic.reduced, 195e9, 1);
@@ -287,7 +287,7 @@ TEST(BytesOfAStep, AWellKnownSum) {
 
 // ---- what is refused ----
 
-TEST(ShardingRefuses, WhatIsImpossible) {
+TEST(ShardingRefuses, ImpossibleOptions) {
   needs({"zero1", "zero2", "zero3", "hsdp", "param_server"});
   on_mesh({{"dp", 2}}, [](const Mesh& world) {
     const Problem problem(ModelKind::gpt2);

@@ -143,7 +143,7 @@ std::vector<MemoryShape> shapes() {
   return all;
 }
 
-TEST(ExpertCosts, AreThoseOfTheFormulas) {
+TEST(ExpertCosts, MatchTheFormulas) {
   needs({"experts", "1d", "ring", "both"});
   for (const MemoryShape& shape : shapes()) {
     SCOPED_TRACE(::testing::Message() << name(shape.model.kind) << ", ep " << shape.expert_parallel.degree << ", cp "

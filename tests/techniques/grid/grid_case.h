@@ -57,13 +57,13 @@ inline Arrangement arrange(const GridCase& grid, Model& model, Mesh& mesh) {
   return Arrangement(std::move(strategy));
 }
 
-/// Loss, every gradient, norm and updates of both models, embeddings tied and not, are those of one process. In bf16 a
-/// grid rounds other numbers than one process: 4.5 %, measured up to 4.2 %. prove tells that from a missing summand
-/// where there are few: one layer, one micro-batch, one copy of the model.
+/// Checks that loss, every gradient, norm and updates of both models, embeddings tied and not, match one process. In
+/// bf16 a grid rounds other numbers than one process: 4.5 %, measured up to 4.2 %. prove distinguishes that from a
+/// missing summand if there are few: one layer, one micro-batch, one copy of the model.
 inline void expect_one_process(const GridCase& grid) {
   grid.needs.check();
   constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
-      {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};  // at rest, arithmetic
+      {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};  // sharded, arithmetic
   const size_t num_dtypes = grid.dp() > 1 ? 2 : 3;
   size_t which = 0;
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {

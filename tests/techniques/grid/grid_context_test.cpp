@@ -27,7 +27,7 @@ Plan ring_and_3d(const ModelConfig& config, const Mesh& mesh) {
 
 class GridContext : public ::testing::TestWithParam<GridCase> {};
 
-TEST_P(GridContext, IsOneProcess) { expect_one_process(GetParam()); }
+TEST_P(GridContext, MatchesOneProcess) { expect_one_process(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Grids, GridContext,
                          ::testing::Values(GridCase{"ring_2d", {{"cp", 2}, {"row", 2}, {"col", 2}}, ring_and_2d},

@@ -113,7 +113,7 @@ std::vector<TensorShape> large_shapes() {
 }
 
 /// Every rank sends the same: the first, the last and one between are looked at.
-TEST(GridCosts, BytesAreThoseOfTheFormulas) {
+TEST(GridCosts, BytesMatchTheFormulas) {
   for (const TensorShape& shape : large_shapes()) {
     TensorShape deeper = shape;
     ++deeper.model.layers;
@@ -135,7 +135,7 @@ TEST(GridCosts, BytesAreThoseOfTheFormulas) {
 }
 
 /// The same kinds of model over more ranks than there are heads of keys and values.
-TEST(SplitCosts, BytesAreThoseOfTheFormulas) {
+TEST(SplitCosts, BytesMatchTheFormulas) {
   for (const TensorShape& grid : large_shapes()) {
     for (const char* kind : {"1d", "1d with sequence", "ring", "ulysses"}) {
       for (const int64_t ranks : {2, 8, 32}) {
@@ -185,7 +185,7 @@ std::pair<double, double> weight_elements(const TensorShape& shape, const std::v
 }
 
 /// Activations fall with the number of ranks, weights with the grid.
-TEST(GridCosts, MemoryIsThatOfTheFormulas) {
+TEST(GridCosts, MemoryMatchesTheFormulas) {
   // What a record world does not receive is NaN, not whatever lay there: a huge number would be an error of torch.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   const ModelConfig gpt{.layers = 1, .width = 256, .heads = 8, .context = 64, .vocabulary = 64};

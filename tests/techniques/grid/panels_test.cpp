@@ -44,7 +44,7 @@ TEST(PanelCheck, RefusesAnotherOrderOfCollectives) {
               HasSubstr("rank 2, the end: collective 1 is reduce 0, that of rank 0 is gather 1"));
 }
 
-TEST(PanelCheck, NamesWhatIsNotThere) {
+TEST(PanelCheck, NamesWhatIsMissing) {
   const auto alone = [](const Table& table, bool reduces) { return refusal({table}, 1, reduces); };
   EXPECT_THAT(alone({{multiply, 0}, {gather, 0}, {free, 0}}, false),
               HasSubstr("action 0 (multiply 0): its panel is not gathered"));

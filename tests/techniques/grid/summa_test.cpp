@@ -95,7 +95,7 @@ struct Plain {
 };
 
 /// Three weights of two heights that share their panels of x, as grouped queries, keys and values do.
-TEST(Summa, IsTheLawBitForBit) {
+TEST(Summa, MatchesTheLawBitForBit) {
   for (const int side : {1, 2, 3}) {
     for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
       on_mesh({{"row", side}, {"col", side}}, [&](const Mesh& mesh) {
@@ -130,7 +130,7 @@ TEST(Summa, IsTheLawBitForBit) {
 }
 
 /// The same bytes on every rank: (q-1)/q^2 of x and W forward, twice that backward; what is not needed is not sent.
-TEST(Summa, Sends) {
+TEST(Summa, SendsTheExpectedBytes) {
   constexpr int kSide = 4;
   for (const int rank : {0, 5, 15}) {
     const Mesh mesh = Mesh::create(make_record_world(rank, kSide * kSide), {{"row", kSide}, {"col", kSide}});

@@ -13,7 +13,7 @@ Plan with_depth(const ModelConfig& config, const Mesh& mesh) {
 
 class Tensor25d : public ::testing::TestWithParam<GridCase> {};
 
-TEST_P(Tensor25d, IsOneProcess) { expect_one_process(GetParam()); }
+TEST_P(Tensor25d, MatchesOneProcess) { expect_one_process(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Grids, Tensor25d,

@@ -12,7 +12,7 @@ Plan panels(const ModelConfig& config, const Mesh& mesh) { return tensor_2d(conf
 
 class Tensor2d : public ::testing::TestWithParam<GridCase> {};
 
-TEST_P(Tensor2d, IsOneProcess) { expect_one_process(GetParam()); }
+TEST_P(Tensor2d, MatchesOneProcess) { expect_one_process(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Grids, Tensor2d,

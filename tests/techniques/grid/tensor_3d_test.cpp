@@ -12,7 +12,7 @@ Plan cube(const ModelConfig& config, const Mesh& mesh) { return tensor_3d(config
 
 class Tensor3d : public ::testing::TestWithParam<GridCase> {};
 
-TEST_P(Tensor3d, IsOneProcess) { expect_one_process(GetParam()); }
+TEST_P(Tensor3d, MatchesOneProcess) { expect_one_process(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Grids, Tensor3d,

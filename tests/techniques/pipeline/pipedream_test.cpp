@@ -177,7 +177,7 @@ void expect_equal(const Window& run) {
   }
 }
 
-TEST(PipeDream, IsItsSerialSimulation) {
+TEST(PipeDream, MatchesItsSerialSimulation) {
   for (const int stages : {2, 3, 4}) {
     for (const int steps : {1, 3, 8}) {
       expect_equal({.schedule = "pipedream", .stages = stages, .steps = steps});
@@ -188,7 +188,7 @@ TEST(PipeDream, IsItsSerialSimulation) {
   expect_equal({.schedule = "pipedream", .stages = 3, .recompute = true});
 }
 
-TEST(PipeDream2BW, IsItsSerialSimulation) {
+TEST(PipeDream2BW, MatchesItsSerialSimulation) {
   for (const int stages : {2, 3, 4}) {
     for (const int steps : {1, 3, 6}) {
       expect_equal({.schedule = "pipedream-2bw", .stages = stages, .micro_batches = stages, .steps = steps});
@@ -203,7 +203,7 @@ TEST(PipeDream2BW, IsItsSerialSimulation) {
 }
 
 /// A pipeline with a flush has other weights after the second step: the test can fail.
-TEST(PipeDream, IsNotTheStepWithAFlush) {
+TEST(PipeDream, DiffersFromAStepWithAFlush) {
   const Values got = pipelined({.schedule = "pipedream", .stages = 2, .steps = 3});
   const Values other = simulated({.schedule = "pipedream", .stages = 1, .steps = 3});
   EXPECT_FALSE(got.at("embedding.token.weight").equal(other.at("embedding.token.weight")));
@@ -211,7 +211,7 @@ TEST(PipeDream, IsNotTheStepWithAFlush) {
 
 /// The hash of the leaves in the backward of a micro-batch is that in its forward, and the number of updates before is
 /// what the paper says: step t of stage s has max(0, t - (p-1-s)).
-TEST(PipeDream, BackwardHasTheWeightsOfItsForward) {
+TEST(PipeDream, BackwardUsesTheWeightsOfItsForward) {
   const Window run{.schedule = "pipedream", .stages = 3, .steps = 6};
   on_mesh({{"pp", run.stages}, {"dp", 1}}, [&](const Mesh& given) {
     Mesh mesh = given;
@@ -246,7 +246,7 @@ TEST(PipeDream, BackwardHasTheWeightsOfItsForward) {
 }
 
 /// Versions are of whole weights: without one, updates between passes would be left out in silence.
-TEST(PipeDream, RefusesGatheredLeaves) {
+TEST(PipeDream, RefusesGatheredParameters) {
   const Window run{.schedule = "pipedream", .stages = 2};
   for (const int stage : {1, 2, 3}) {
     on_mesh({{"pp", run.stages}, {"dp", 2}}, [&](const Mesh& given) {

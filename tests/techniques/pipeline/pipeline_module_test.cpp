@@ -89,7 +89,7 @@ void expect_equal(const Found& got, const Found& want) {
     EXPECT_TRUE(is_close(got.gradients.at(name), gradient, 1e-12)) << name;
 }
 
-TEST(OwnModuleInStages, IsOneProcess) {
+TEST(OwnModuleInStages, MatchesOneProcess) {
   const std::vector<int64_t> rows{3, 3, 3, 3};
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
     for (const bool recompute : {false, true}) {
@@ -158,7 +158,7 @@ TEST(OwnModuleInStages, AMessageArrivesWhileItsSenderComputes) {
       });
 }
 
-TEST(OwnModuleInStages, MoreTensorsThanAMessageTellsAreRefused) {
+TEST(OwnModuleInStages, MoreTensorsThanAHeaderHoldsAreRefused) {
   const auto evaluate = [](Engine& engine) {
     const EvaluationScope scope(engine);
     StageRunner(engine).evaluate({at::ones({2, 2}), at::ones({2, 1})});

@@ -94,7 +94,7 @@ void expect_same_bits(const Found& got, const Found& want) {
   EXPECT_TRUE(at::equal(got.drawn, want.drawn)) << "the generator goes on as if nothing had been drawn twice";
 }
 
-TEST(RecomputeOwnModule, StatisticsMoveOnceAndDropoutDrawsAlike) {
+TEST(RecomputeOwnModule, StatisticsAreUpdatedOnceAndDropoutDrawsTheSame) {
   for (const bool has_units : {true, false}) {
     SCOPED_TRACE(has_units ? "two units" : "one function");
     expect_same_bits(train(recompute_of("full"), has_units), train(recompute_of("none"), has_units));

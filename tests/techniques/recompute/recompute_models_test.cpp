@@ -189,13 +189,13 @@ void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
   }
 }
 
-TEST(RecomputeModel, KeepsWhatTheFormulaSays) {
+TEST(RecomputeModel, KeepsTheBytesOfTheFormula) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     keeps_what_the_formula_says(kind, {});
   }
 }
 
-TEST(RecomputeModel, KeepsWhatTheFormulaSaysOfExperts) {
+TEST(RecomputeModel, KeepsTheBytesOfTheFormulaForExperts) {
   keeps_what_the_formula_says(ModelKind::gpt2, {.experts = 4, .top_k = 1, .shared_hidden = 64});
   keeps_what_the_formula_says(ModelKind::llama, {.experts = 8, .top_k = 3, .shared_hidden = 32, .shared_gate = true});
 }

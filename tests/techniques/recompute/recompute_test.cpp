@@ -215,7 +215,7 @@ TEST(Recompute, RefusesOtherGradientsThanThoseOfBackward) {
   const at::Tensor loss = chain.run(inputs, {})[0].sum();
   for (const bool create_graph : {false, true}) {
     const auto of_input = [&] { torch::autograd::grad({loss}, {inputs[0]}, {}, /*retain_graph=*/true, create_graph); };
-    EXPECT_THAT(message_of<UsageError>(of_input), HasSubstr("no gradients of gradients or of chosen tensors"));
+    EXPECT_THAT(message_of<UsageError>(of_input), HasSubstr("neither gradients of gradients nor of chosen tensors"));
   }
   at::autocast::set_autocast_enabled(at::kCPU, true);
   EXPECT_THAT(message_of<UsageError>([&] { chain.run(inputs, {}); }), HasSubstr("autocast"));

@@ -272,11 +272,11 @@ int64_t lead_with_a_slow_worker(int64_t staleness, int64_t lead) {
   return largest;
 }
 
-TEST(AsyncTrainer, ABoundHoldsBesideASlowWorker) {
+TEST(AsyncTrainer, ABoundHoldsWithASlowWorker) {
   for (const int64_t staleness : {0, 1, 3}) EXPECT_EQ(lead_with_a_slow_worker(staleness, staleness), staleness);
 }
 
-TEST(AsyncTrainer, WithoutABoundAFastWorkerWalksOn) { EXPECT_GE(lead_with_a_slow_worker(kUnbounded, 7), 7); }
+TEST(AsyncTrainer, WithoutABoundAFastWorkerContinues) { EXPECT_GE(lead_with_a_slow_worker(kUnbounded, 7), 7); }
 
 TEST(AsyncTrainer, TheLossIsTheMeanOverTheTargetsOfAllWorkers) {
   double want = 0;  // by the only worker that has targets
@@ -398,7 +398,7 @@ TEST(AsyncTrainer, NamesTheWorkerWhoseLossIsNotFinite) {
 
 // ---- what is refused ----
 
-TEST(AsyncTrainer, RefusesWhatCannotBe) {
+TEST(AsyncTrainer, RefusesInvalidOptions) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     const auto message = [&](const Strategy& strategy, Model& model) {
       return message_of<UsageError>([&] {

@@ -26,7 +26,7 @@ class BuffersOf : public ::testing::TestWithParam<const char*> {};
 
 INSTANTIATE_TEST_SUITE_P(Techniques, BuffersOf, ::testing::Values("ddp", "zero1", "zero2", "zero3", "hsdp"));
 
-TEST_P(BuffersOf, EveryRankAreThoseOfOneProcess) {
+TEST_P(BuffersOf, EveryRankMatchOneProcess) {
   for (const Buffers buffers : {Buffers::broadcast, Buffers::average}) {
     for (const int ranks : {2, 3, 4}) {
       if (GetParam() == std::string("hsdp") && ranks != 4) continue;

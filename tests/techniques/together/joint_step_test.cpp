@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Techniques, JointStep,
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// Also ranks that never have a batch, and coordinate 0 among those that run out.
-TEST_P(JointStep, IsThatOfOneProcessOnTheBatchesThereAre) {
+TEST_P(JointStep, MatchesOneProcessOnTheExistingBatches) {
   GetParam().needs.check();
   for (const std::vector<int>& batches :
        {std::vector{3, 1}, {0, 2}, {1, 3, 2}, {0, 3, 1}, {1, 4, 2, 3}, {2, 0, 3, 0}}) {
@@ -57,7 +57,7 @@ TEST_P(JointStep, IsThatOfOneProcessOnTheBatchesThereAre) {
 }
 
 /// A step of all ranks, as begin_step has it, and one without rank 1, whose number of micro-batches is new.
-TEST(JointStep, StandsBesideOrdinarySteps) {
+TEST(JointStep, MixesWithOrdinarySteps) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     const auto net = std::make_shared<UserNet>();
     ModuleAdapter model(net, UserNet::units(net), mesh);
@@ -84,7 +84,7 @@ TEST(JointStep, RefusesWhatWouldHang) {
     ModuleAdapter model(net, UserNet::units(net), mesh);
     Ddp engine(model, mesh);
     EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(mesh["tp"].coord() == 0); }),
-                HasSubstr("some have it and some have not"));
+                HasSubstr("have it, and some do not"));
     EXPECT_THAT(message_of<UsageError>([&] { engine.begin_join_step(true, 1 + mesh["dp"].coord()); }),
                 HasSubstr("from 1 to 2 micro-batches"));
     ASSERT_TRUE(engine.begin_join_step(mesh["dp"].coord() == 0));

@@ -121,7 +121,7 @@ TEST(Reductions, SendTheBytesOfTheirDtype) {
 }
 
 /// Several micro-batches that add up in full are reduced once, whatever gradients are kept in.
-TEST(Reductions, OfFullAccumulationHappenOnceAStep) {
+TEST(Reductions, WithFullAccumulationHappenOnceAStep) {
   for (const std::string technique : {"zero2", "zero3", "param_server"}) {
     for (const at::ScalarType kept : {at::kFloat, at::kBFloat16}) {
       StrategyChoice choice = choice_of(technique, "off", "full");

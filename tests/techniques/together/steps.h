@@ -12,7 +12,7 @@
 
 namespace caravan::testing {
 
-/// The whole tensor of a piece that is laid out like `parameter` at rest. Collective.
+/// The whole tensor of a piece that is laid out like the sharded `parameter`. Collective.
 inline at::Tensor whole_of(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
   const Layout& rest = parameter.sharded_layout();
@@ -41,7 +41,7 @@ inline void run_passes(Engine& engine, Model& model, const Problem& problem, int
   engine.finish_step();
 }
 
-/// On every rank of `num_ranks`, an engine of the choice; `body` sees it.
+/// Calls `body` with an engine of the choice on every one of `num_ranks` ranks.
 inline void with_engine(const StrategyChoice& choice, const Problem& problem, int num_ranks,
                         const std::function<void(Engine&, Model&)>& body) {
   on_mesh({{"dp", num_ranks}}, [&](const Mesh& world) {
@@ -64,7 +64,7 @@ inline Named first_gradients(const StrategyChoice& choice, const Problem& proble
   return result;
 }
 
-/// Large enough that alignment and cuts at rows do not show.
+/// Large enough to make alignment and cuts at rows negligible.
 inline const ModelConfig kLargerLlama{.kind = ModelKind::llama,
                                       .layers = 6,
                                       .width = 256,
@@ -73,8 +73,8 @@ inline const ModelConfig kLargerLlama{.kind = ModelKind::llama,
                                       .vocabulary = 1000,
                                       .tie_embeddings = false};
 
-/// What a step sends, by the back-end that records, with meta tensors: less the sums of the loss and the norm. `see` is
-/// called with the engine after it.
+/// What a step sends, by the record back-end with meta tensors, except for the sums of the loss and the norm.
+/// Afterwards `see` is called with the engine.
 inline double sent_by_recording(const StrategyChoice& choice, const ModelConfig& config, int rank, int num_ranks,
                                 int num_micro_batches = 1, const std::function<void(Engine&)>& see = {}) {
   Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), {{"dp", num_ranks}});

@@ -19,7 +19,7 @@ inline Setting technique_of(const std::string& name, const Values& values = {}) 
 
 inline Setting hook_of(const std::string& name, const Values& values = {}) { return setting_of("hook", name, values); }
 
-/// Layers or sequences split over `degree` ranks. One rank splits nothing, whichever entry it is.
+/// Layers or sequences split over `degree` ranks. One rank splits nothing, for any entry.
 inline Split split_of(std::string_view family, const std::string& kind, int64_t degree, const Values& values) {
   const bool is_nothing = degree == 1 && find_entry(family, kind) == nullptr;
   return {is_nothing ? Setting(family) : setting_of(family, kind, values), degree};
@@ -36,13 +36,13 @@ inline Split tensor_of(int64_t degree, const std::string& kind = "1d", const Val
 }
 inline Split experts_of(int64_t degree) { return split_of("expert_parallel", "experts", degree, {}); }
 
-/// What is computed again in backward: by name, or modules by patterns.
+/// What is recomputed in backward: by name, or modules by patterns.
 inline Setting recompute_of(const std::string& name) { return setting_of("recompute", name); }
 inline Setting recompute_of(const std::vector<std::string>& modules) {
   return setting_of("recompute", "modules", {{"modules", modules}});
 }
 
-/// Of stages on `degree` ranks. Numbers of 0 are left to the schedule.
+/// Stages on `degree` ranks. Numbers of 0 are left to the schedule.
 inline PipelineChoice pipeline_of(const std::string& schedule, int64_t degree = 1, int64_t stages_per_rank = 0,
                                   int64_t micro_batches = 0) {
   PipelineChoice choice{.degree = degree, .schedule = setting_of("pipeline", schedule)};
@@ -51,7 +51,7 @@ inline PipelineChoice pipeline_of(const std::string& schedule, int64_t degree = 
   return choice;
 }
 
-/// The same setting with other values, also of keys that it does not read.
+/// The same setting with other values, also for keys that it does not read.
 inline Setting with(Setting setting, const Values& values) {
   for (const auto& [key, value] : values) setting.set(key, value);
   return setting;

@@ -60,10 +60,11 @@ struct UserStep {
   Named buffers;  ///< after the step
 };
 
-/// On thread ranks; of rank 0, whole. Fails the test if ranks end a step with different buffers, unless they are local.
+/// Runs it on thread ranks; returns the steps of rank 0, whole. Fails the test if ranks end a step with different
+/// buffers, unless they are local.
 std::vector<UserStep> on_ranks(const UserRun& run);
 
-/// In one process: the same slices one after another, each from the buffers at the start of the step.
+/// Runs it in one process: the same slices one after another, each from the buffers at the start of the step.
 std::vector<UserStep> in_one_process(const UserRun& run);
 
 /// Fails the test if losses, gradients, norms or buffers of a step are further apart than `tolerance` (see distance).

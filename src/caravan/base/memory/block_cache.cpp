@@ -89,8 +89,8 @@ void BlockCache::release_all() {
 }
 
 void* BlockCache::fresh(size_t rounded_bytes) {
-  // A training step allocates the same sizes again and again. A program whose sizes change (generation with a growing
-  // cache) must not keep blocks of every size it ever used, so the total stays within 5/4 of the peak.
+  // A training step allocates the same sizes repeatedly. A program whose sizes change (generation with a growing cache)
+  // must not keep blocks of every size that it ever used, so the total stays within 5/4 of the peak.
   const size_t limit = std::max(peak_bytes_, live_bytes_ + rounded_bytes) * 5 / 4 + kCacheSlack;
   const size_t wanted = live_bytes_ + rounded_bytes;
   if (wanted + cached_bytes_ > limit) release_down_to(limit - wanted);

@@ -11,7 +11,7 @@ namespace caravan {
 /// Freed blocks by size class, eight classes per power of two (at most 1/8 of a block is unused). Thread-safe.
 class BlockCache {
  public:
-  /// A dry one has no memory: its blocks are any address but null.
+  /// A dry cache has no memory: its blocks have arbitrary non-null addresses.
   explicit BlockCache(bool is_dry = false) noexcept : is_dry_(is_dry) {}
 
   /// The size of the class that holds `bytes`. `take` and `put` expect such a size.
@@ -20,11 +20,11 @@ class BlockCache {
   /// A block of `rounded_bytes`, 64-byte aligned, from the cache or newly allocated; nullptr if out of
   /// memory.
   void* take(size_t rounded_bytes);
-  /// Keeps a block for the next `take` of its class.
+  /// Caches a block for the next `take` of its class.
   void put(void* block, size_t rounded_bytes);
   /// Returns every cached block to the system.
   void release_all();
-  /// The most that the system has given at once: blocks in use, and those that are kept.
+  /// The most that the system has provided at once: blocks in use, and cached blocks.
   int64_t peak_held_bytes();
 
  private:

@@ -10,9 +10,9 @@ namespace caravan {
 
 struct HeldBlocks;
 
-/// During its lifetime the meta tensors of this thread take blocks as tensors with memory do, which tells how much a
-/// process holds for them: blocks are larger than what is asked for, and kept when they are free. If it `ignores` them,
-/// nobody asks for their memory, nor libraries for theirs.
+/// During its lifetime the meta tensors of this thread take blocks as tensors with memory do, which shows how much a
+/// process holds for them: blocks are larger than requested, and cached when they are free. If it `ignores` them, the
+/// memory of meta tensors and of libraries is not counted.
 class HeldBlocksScope {
  public:
   explicit HeldBlocksScope(bool ignores = false);
@@ -20,9 +20,9 @@ class HeldBlocksScope {
   HeldBlocksScope(const HeldBlocksScope&) = delete;
   HeldBlocksScope& operator=(const HeldBlocksScope&) = delete;
 
-  /// In the innermost scope of this thread, if there is one: so much is held for good for what has this key.
+  /// In the innermost scope of this thread, if any: holds `bytes` permanently, once for each key.
   static void hold_once(size_t key, int64_t bytes);
-  /// In the innermost scope: so much is held from here on, or no longer if it is negative.
+  /// In the innermost scope: holds `bytes` from here on, or releases them if negative.
   static void hold(int64_t bytes);
   int64_t peak_bytes() const;
   static bool is_ignored() noexcept;
@@ -31,8 +31,8 @@ class HeldBlocksScope {
   std::shared_ptr<HeldBlocks> blocks_, outer_;
 };
 
-/// A block that is charged, without memory, to the counter and the innermost HeldBlocksScope of the thread that makes
-/// it: `header_bytes` are in the block too.
+/// A block without memory that is charged to the counter and the innermost HeldBlocksScope of the thread that makes it,
+/// including its `header_bytes`.
 class DryBlock {
  public:
   DryBlock(size_t bytes, size_t header_bytes);
@@ -42,7 +42,7 @@ class DryBlock {
 
  private:
   MemoryCharge charge_;
-  std::shared_ptr<HeldBlocks> held_;  ///< null: nobody asks
+  std::shared_ptr<HeldBlocks> held_;  ///< null: not counted
   size_t rounded_bytes_ = 0;
   void* block_ = nullptr;
 };

@@ -7,21 +7,21 @@
 
 namespace caravan {
 
-/// What tensor memory is for. Who allocates says so (MemoryKindScope):
-///   parameters  flat values, their copies in another dtype, leaves that are kept
-///   gradients   flat gradients, sums that are kept
-///   optimizer   moments, and what a communication hook or another StateOwner keeps from step to step
-///   buffers     memory that comes and goes with units in flight: gathered leaves, sums of gradients, messages,
+/// What tensor memory is for, as set by the innermost MemoryKindScope:
+///   parameters  flat values, their copies in another dtype, persistent unsharded parameters
+///   gradients   flat gradients, persistent gradient sums
+///   optimizer   moments, and state that a communication hook or another StateOwner keeps across steps
+///   buffers     transient memory of units in flight: gathered parameters, gradient sums, messages,
 ///               versions of weights
-///   other       all else: activations, the batch, workspace
+///   other       everything else: activations, the batch, workspace
 enum class MemoryKind : uint8_t { other, parameters, gradients, optimizer, buffers };
 inline constexpr size_t kNumMemoryKinds = 5;
 
-/// Current and peak bytes of tensor memory of one rank, in host memory and (without memory) on the meta device. Bytes
-/// are those that were asked for, not those of pages or of the classes of a cache. Counted is what torch allocates and
-/// what Communicator::allocate returns; of memory that several ranks share, each counts an equal part. Not counted:
-/// segments and staging buffers inside of communicators, workspaces of the libraries that multiply, freed blocks in
-/// caches. Thread-safe: a block may be freed on another thread.
+/// Current and peak bytes of tensor memory of one rank, in host memory and (without memory) on the meta device. Counts
+/// requested bytes, not pages or cache size classes. Counts what torch allocates and what Communicator::allocate
+/// returns; each rank counts an equal part of shared memory. Not counted: segments and staging buffers inside
+/// communicators, workspaces of BLAS libraries, freed blocks in caches. Thread-safe: a block may be freed on another
+/// thread.
 class MemoryCounter {
  public:
   void add(int64_t bytes, MemoryKind kind = MemoryKind::other) noexcept;
@@ -65,7 +65,7 @@ class MemoryScope {
   MemoryCounter* outer_;
 };
 
-/// What this thread allocates during its lifetime is of this kind; the innermost counts.
+/// Sets the kind of what this thread allocates during its lifetime; the innermost scope wins.
 class MemoryKindScope {
  public:
   explicit MemoryKindScope(MemoryKind kind) noexcept;
@@ -77,8 +77,8 @@ class MemoryKindScope {
   MemoryKind outer_;
 };
 
-/// A block that is charged to the counter and the kind of the thread that makes it, for who allocates memory. It is
-/// released once, on any thread.
+/// A block charged to the counter and kind of the thread that creates it, for code that allocates memory itself.
+/// Released once, on any thread.
 struct MemoryCharge {
   MemoryCounter* counter = nullptr;
   int64_t bytes = 0;

@@ -65,7 +65,7 @@ uint64_t RandomPermutation::operator()(uint64_t i) const noexcept {
     uint64_t left = i >> half_bits_;
     uint64_t right = i & mask;
     for (int round = 0; round < kRounds; ++round) {
-      // Every round and half uses another number: rounds are 2^half_bits apart in the stream.
+      // Every round and half uses a different number: rounds are 2^half_bits apart in the stream.
       const uint64_t mixed =
           left ^ (stream_.bits((uint64_t{static_cast<unsigned>(round)} << half_bits_) + right) & mask);
       left = right;

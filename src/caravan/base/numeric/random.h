@@ -7,9 +7,9 @@
 namespace caravan {
 
 /// Counter-based random numbers (Philox 4x32-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11):
-/// number i of a stream is a function of (seed, name, step, i) only. It does not matter which rank draws it, in what
-/// order, or how many at a time. The loops are vectorised by run-time dispatch and give the same bits on every machine:
-/// no fused multiply-add, own polynomials for log, sin and cos, the same arithmetic for tails.
+/// number i of a stream is a function of (seed, name, step, i) only. It does not depend on the rank that draws it, the
+/// order, or how many are drawn at a time. The loops are vectorised by run-time dispatch and give the same bits on
+/// every machine: no fused multiply-add, own polynomials for log, sin and cos, the same arithmetic for tails.
 class RandomStream {
  public:
   RandomStream(uint64_t seed, std::string_view name, int64_t step = 0);

@@ -10,14 +10,14 @@ enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 std::string_view name(Isa isa) noexcept;
 
-/// The best one this processor supports.
+/// The best instruction set that this processor supports.
 Isa detected_isa() noexcept;
 
-/// What CARAVAN_SIMD, the value of that environment variable, asks for; the detected one if it is empty. Throws
-/// UsageError for an unknown name and for one that the processor does not support.
+/// The instruction set requested by `caravan_simd`, the value of the environment variable CARAVAN_SIMD; the detected
+/// one if it is empty. Throws UsageError for an unknown name and for one that the processor does not support.
 Isa requested_isa(std::string_view caravan_simd, Isa detected);
 
-/// The one the whole library uses: requested_isa of the environment variable CARAVAN_SIMD, read once.
+/// The instruction set of the whole library: requested_isa of the environment variable CARAVAN_SIMD, read once.
 Isa isa();
 
 #if defined(__x86_64__)

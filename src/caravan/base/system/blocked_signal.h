@@ -8,7 +8,7 @@
 namespace caravan {
 
 /// Blocks `signal` on this thread and on threads it starts, while it lives, so that the system call that would raise it
-/// returns an error instead. Discards what was raised meanwhile. For signals that are raised on the calling thread:
+/// returns an error instead. Discards signals raised meanwhile. For signals that are raised on the calling thread:
 /// SIGPIPE, SIGXFSZ.
 class BlockedSignal {
  public:

@@ -15,8 +15,7 @@ std::filesystem::path environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// A folder below that for temporary files, which everybody may write to: only one that nobody else can have put files
-/// into.
+/// A folder inside the world-writable folder for temporary files, if nobody else can have put files into it.
 std::filesystem::path temporary_cache() {
   std::filesystem::path folder = std::filesystem::temp_directory_path() / ("caravan-" + std::to_string(::getuid()));
   ::mkdir(folder.c_str(), 0700);

@@ -5,10 +5,10 @@
 namespace caravan {
 
 /// The cores the calling thread may run on, ascending: fewer than the host's in a container or under taskset. Empty if
-/// the kernel does not tell.
+/// the kernel does not report them.
 std::vector<int> usable_cores();
 
-/// Their number; the host's if the kernel does not tell. At least 1.
+/// Their number; the host's if the kernel does not report them. At least 1.
 int num_usable_cores();
 
 }  // namespace caravan

@@ -14,7 +14,7 @@ namespace caravan {
 [[noreturn]] void throw_file_error(std::string_view op, const std::filesystem::path& path, std::string_view fact,
                                    int error);
 
-/// Creates `folder` and those around it that are missing. Throws as throw_file_error, with `fact`.
+/// Creates `folder` and its missing parents. Throws as throw_file_error, with `fact`.
 void create_folders(std::string_view op, const std::filesystem::path& folder,
                     std::string_view fact = "cannot be created");
 
@@ -46,8 +46,8 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// Allocates the space of a file of `bytes`, so that a full disk is found before the work. A no-op where the file
-  /// system cannot.
+  /// Allocates the space of a file of `bytes`, so that a full disk is found before the work. A no-op if the file system
+  /// does not support it.
   void reserve(int64_t bytes);
   /// Writes after the bytes that this function wrote before.
   void append(std::span<const std::byte> bytes);

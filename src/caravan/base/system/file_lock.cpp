@@ -12,7 +12,7 @@ namespace caravan {
 namespace {
 
 /// A lock of the open file rather than of the process (F_SETLK): closing another descriptor of the same file does not
-/// release it, and two locks of one process exclude each other. NFS has both.
+/// release it, and two locks of one process exclude each other. NFS supports both.
 int try_lock(int descriptor) {
   struct flock whole {};
   whole.l_type = F_WRLCK;
@@ -43,7 +43,7 @@ FileLock::FileLock(const std::filesystem::path& path, std::string_view note, std
     return;
   }
   descriptor_ = descriptor;
-  // The note only helps to word a message: a full disk must not keep a run from starting here.
+  // The note is only for messages: a full disk must not keep a run from starting here.
   if (::ftruncate(descriptor, 0) == 0) {
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor, note.data(), note.size(), 0);
   }

@@ -35,7 +35,7 @@ int64_t installed_memory(const fs::path& root) {
 }  // namespace
 
 int64_t control_group_memory_limit(const fs::path& root) {
-  constexpr int64_t kNoLimit = int64_t{1} << 60;  // version 1 shows a number near 2^63 where there is no limit
+  constexpr int64_t kNoLimit = int64_t{1} << 60;  // version 1 shows a number near 2^63 if there is no limit
   int64_t smallest = -1;
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // ID:CONTROLLERS:PATH
@@ -47,7 +47,7 @@ int64_t control_group_memory_limit(const fs::path& root) {
     if (!version_1 && controllers != ",,") continue;
     const fs::path mount = root / (version_1 ? "sys/fs/cgroup/memory" : "sys/fs/cgroup");
     const char* file = version_1 ? "memory.limit_in_bytes" : "memory.max";
-    // Every ancestor's limit holds. In a container the path may be the host's, and only the root is there.
+    // The limits of all ancestors apply. In a container the path may be the host's, and only the root exists.
     for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
       const int64_t limit = number_in(mount / group.relative_path() / file);
       if (limit >= 0 && limit < kNoLimit && (smallest < 0 || limit < smallest)) smallest = limit;

@@ -10,7 +10,7 @@ namespace caravan {
 namespace {
 
 #if defined(__x86_64__)
-/// By CPUID, since compilers differ in which names __builtin_cpu_supports knows.
+/// By CPUID, since compilers differ in the names that __builtin_cpu_supports knows.
 bool has_amx_bf16() {
   unsigned eax = 0;
   unsigned ebx = 0;

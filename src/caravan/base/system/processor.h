@@ -4,7 +4,7 @@
 
 namespace caravan {
 
-/// The class of this processor: its vendor and the best instruction set that CARAVAN_SIMD leaves, such as "amd avx2",
+/// The class of this processor: its vendor and the best instruction set that CARAVAN_SIMD allows, such as "amd avx2",
 /// "intel avx512_bf16" or "intel amx"; "arm", or "other" on other architectures. Which library multiplies fastest
 /// depends on it, so rules and figures are given per class.
 std::string processor_class();

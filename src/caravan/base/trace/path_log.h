@@ -16,14 +16,14 @@ inline void add_paths(PathCounts& sum, const PathCounts& more) {
   for (const auto& [path, count] : more) sum[path] += count;
 }
 
-/// The path that a planted fault counts as.
+/// The path as which a planted fault is counted.
 std::string fault_in(std::string_view path);
 
-/// Counts the paths that code takes while a PathScope makes this the log of its thread. A proof that runs other code
-/// than the run proves nothing about the run, so `prove` compares these counts (prove/prove_recipe.h).
+/// Counts the paths that code takes while a PathScope makes this the log of its thread. A proof that executes other
+/// code than the run proves nothing about the run, so `prove` compares these counts (prove/prove_recipe.h).
 ///
 /// A log can also plant a fault: the result of a path with a planted factor is multiplied by it. That tests whether a
-/// proof would notice. Paths without a floating-point result are counted alone.
+/// proof would notice. Paths without a floating-point result are only counted.
 ///
 /// Thread-safe.
 class PathLog {
@@ -36,7 +36,7 @@ class PathLog {
   void count(std::string_view path);
 
   PathCounts counts() const;
-  /// Forgets the counts, not the planted factors.
+  /// Clears the counts, not the planted factors.
   void clear();
 
   /// The log of this thread, or null.

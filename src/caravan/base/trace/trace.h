@@ -13,13 +13,13 @@
 
 namespace caravan {
 
-/// What one rank does over a stretch of time: spans in named rows. Thread-safe: an operation may complete on another
-/// thread than the one that issued it. Made by std::make_shared, since such an operation may outlive its owner.
+/// What one rank does over a period of time: spans in named rows. Thread-safe: an operation may complete on another
+/// thread than the one that issued it. Created by std::make_shared, since such an operation may outlive its owner.
 class TraceLog : public std::enable_shared_from_this<TraceLog> {
  public:
   virtual ~TraceLog() = default;
 
-  /// Numbers beside a span: {"bytes", 4096}.
+  /// Numbers attached to a span: {"bytes", 4096}.
   using Args = std::vector<std::pair<const char*, int64_t>>;
   struct Span {
     std::string row;
@@ -29,7 +29,7 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
     int64_t end_ns = 0;    ///< 0 until it ends
   };
 
-  /// The row of what the rank computes, and that of its waits for operations.
+  /// The rows of the rank's computation, and of its waits for operations.
   static constexpr std::string_view kCompute = "compute";
   static constexpr std::string_view kWait = "wait";
 
@@ -38,8 +38,8 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
   static int64_t now_ns() noexcept;
 
   using ArgList = std::initializer_list<Args::value_type>;
-  /// In the trace of this thread, if it has one: a span that lasts until the next lap begins, or end_lap(). For what
-  /// tells when it begins, but not when it ends.
+  /// In the trace of this thread, if any: a span that lasts until the next lap begins, or end_lap(). For callers that
+  /// know when something begins, but not when it ends.
   static void begin_lap(std::string_view row, std::string_view kind, std::string_view what, ArgList args) {
     if (innermost != nullptr) innermost->start_lap(row, kind, what, args);
   }
@@ -66,7 +66,7 @@ class TraceLog : public std::enable_shared_from_this<TraceLog> {
   std::optional<size_t> lap_;  ///< of the rank's thread
 };
 
-/// Makes `trace` that of this thread during its lifetime; ranks that are threads make one each. Null: no trace.
+/// Makes `trace` the trace of this thread during its lifetime; each rank that is a thread makes one. Null: no trace.
 class TraceScope {
  public:
   explicit TraceScope(std::shared_ptr<TraceLog> trace) noexcept;

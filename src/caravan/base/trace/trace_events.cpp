@@ -11,10 +11,10 @@ namespace {
 
 using Spans = std::vector<TraceLog::Span>;
 
-/// Spans of one row that a viewer draws above each other: of any two, one holds the other or they are apart.
+/// Spans of one row that a viewer draws nested: any two are nested or disjoint.
 class Lane {
  public:
-  /// Whether `span` fits, which begins no earlier than those before it.
+  /// Returns whether `span`, which begins no earlier than the previous ones, fits.
   bool add(const TraceLog::Span& span) {
     while (!open_ends_.empty() && open_ends_.back() <= span.begin_ns) open_ends_.pop_back();
     if (!open_ends_.empty() && open_ends_.back() < span.end_ns) return false;
@@ -23,7 +23,7 @@ class Lane {
   }
 
  private:
-  std::vector<int64_t> open_ends_;  ///< of the spans that hold each other, outermost first
+  std::vector<int64_t> open_ends_;  ///< of the nested spans, outermost first
 };
 
 /// Strings that are not UTF-8 would make the file unreadable.
@@ -40,7 +40,7 @@ std::string event_text(const TraceLog::Span& span, const TraceProcess& process, 
                      args);
 }
 
-/// The names of a process or thread, and its place among the others.
+/// The names of a process or thread, and its position among the others.
 std::string place_text(const char* what, int rank, int thread, const std::string& name, int index) {
   return fmt::format(R"({{"ph":"M","pid":{0},"tid":{1},"name":"{2}_name","args":{{"name":{3}}}}},)"
                      "\n"
@@ -55,7 +55,7 @@ std::string clock_text(const TraceProcess& process) {
       process.rank, static_cast<double>(process.origin_error_ns) / 1e3);
 }
 
-/// The rows: what is computed, the waits, then the communicators by name.
+/// The rows: computation, waits, then the communicators by name.
 std::vector<std::pair<std::string, Spans>> rows_of(const Spans& spans) {
   std::map<std::string, Spans> by_name;
   for (const TraceLog::Span& span : spans) by_name[span.row].push_back(span);

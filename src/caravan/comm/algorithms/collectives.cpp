@@ -18,7 +18,7 @@ class CommunicatorPort final : public Port {
         what_(operation.what[0] != '\0' ? operation.what.data() : caravan::name(operation.verb)),
         where_(operation.where) {}
 
-  /// What messages in flight keep alive.
+  /// Owner that messages in flight keep alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
 
   void send(int peer, ConstBuffer data) override { add(comm_.send_async(data, peer, Call(what_, where_))); }
@@ -63,7 +63,7 @@ Pending::~Pending() {
   if (state_ == nullptr || is_unwinding_) return;
   try {
     state_->run.finish(state_->port);
-  } catch (...) {  // the communicator is dead, and its next call says why
+  } catch (...) {  // the communicator is dead, and its next call reports why
   }
 }
 

@@ -39,7 +39,7 @@ Run::Run(MessagePlan plan, const Operation& operation, int rank, int size, bool 
     : plan_(std::move(plan)), out_(operation.out), op_(operation.op), rank_(rank), touches_memory_(touches_memory) {
   const Frame frame = frame_of(problem_of(operation, rank, size));
   ConstBuffer in = operation.in;
-  in.dtype = operation.dtype;  // that of an empty buffer may be different
+  in.dtype = operation.dtype;  // that of an empty buffer may differ
   result_ = frame.result;
   std::span<const Step> steps = plan_.steps;
   const Dtype partial = partial_dtype(in.dtype, op_);

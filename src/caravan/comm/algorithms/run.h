@@ -40,7 +40,7 @@ class Run {
 
   /// Runs to the end, and waits for messages.
   void finish(Port& port);
-  /// Runs as far as it can without waiting. Returns true at the end.
+  /// Runs as far as possible without waiting. Returns true at the end.
   bool advance(Port& port);
 
  private:

@@ -45,7 +45,7 @@ void BackendCommunicator::shut_down() noexcept {
 void BackendCommunicator::abort(std::string_view reason) noexcept {
   std::string text;
   try {
-    text = fmt::format("rank {} of the world gave up: {}", world_rank_, reason);
+    text = fmt::format("rank {} of the world aborted: {}", world_rank_, reason);
   } catch (const std::exception&) {  // no memory for a longer text
   }
   end_world(text.empty() ? reason : text);

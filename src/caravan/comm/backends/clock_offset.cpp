@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kRounds = 16;
 
-/// Between rank 0 and `leader`. Returns {what rank 0's clock shows when that of `leader` shows 0, error} on `leader`.
+/// Compares the clocks of rank 0 and `leader`. Returns on `leader`: the time on rank 0's clock when that of `leader` is
+/// 0, and its error.
 std::array<int64_t, 2> compare_clocks(Communicator& comm, int leader, const std::function<int64_t()>& now_ns) {
   std::array<int64_t, 2> best{0, std::numeric_limits<int64_t>::max()};
   int64_t theirs = 0;

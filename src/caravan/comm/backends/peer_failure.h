@@ -9,7 +9,7 @@ namespace caravan {
 /// What a failure ends.
 enum class FailureScope { communicator, world };
 
-/// A CommError caused by the failure of another rank: an echo, not the first cause.
+/// A CommError caused by the failure of another rank, so not the root cause.
 class PeerFailure final : public CommError {
  public:
   PeerFailure(ErrorText text, FailureScope scope) : CommError(std::move(text)), scope_(scope) {}

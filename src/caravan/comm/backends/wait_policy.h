@@ -8,8 +8,8 @@
 
 namespace caravan {
 
-/// How ranks wait. Every wait polls; between two polls it backs off, it looks at the health of its peers now and then,
-/// and it times out when nothing has moved for the communicator's time-out.
+/// How ranks wait. Every wait polls, backs off between polls, checks the health of its peers from time to time, and
+/// times out if nothing has moved for the communicator's time-out.
 
 /// Asks the kernel whether the peers' processes still run: cheap.
 inline constexpr std::chrono::milliseconds kProcessCheckInterval{50};

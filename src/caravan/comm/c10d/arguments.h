@@ -11,7 +11,7 @@ namespace caravan::c10d_arguments {
 [[noreturn]] void refuse(const char* op, std::string fact, std::string action);
 [[noreturn]] void refuse_count(const char* op, size_t count);
 
-/// The only entry of a list. c10d's lists have an entry for each device of a rank, which here has one.
+/// The only entry of a list. c10d's lists have an entry for each device of a rank, of which there is one here.
 template <class T>
 const T& only(const std::vector<T>& list, const char* op) {
   if (list.size() != 1) refuse_count(op, list.size());

@@ -62,7 +62,7 @@ class C10dBackend final : public c10d::Backend {
     return reduce_all(methods::kAllReduceCoalesced, tensors, options);
   }
 
-  /// Blocks while the ranks tell each other how much they have.
+  /// Blocks while the ranks exchange their numbers of entries.
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const C10dMethod& method = methods::kAllReduceSparse;
     const at::Tensor tensor = only(tensors, method.name);

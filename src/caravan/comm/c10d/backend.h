@@ -14,12 +14,12 @@
 namespace caravan {
 
 struct C10dOptions {
-  std::string name = "caravan";                ///< what getBackendName() answers
-  std::chrono::milliseconds timeout{300'000};  ///< that of the communicator, which c10d asks for
-  /// Shared by the process groups of one rank, so that waiting in one drives all of them; null: one of its own.
+  std::string name = "caravan";                ///< result of getBackendName()
+  std::chrono::milliseconds timeout{300'000};  ///< that of the communicator, reported to c10d
+  /// Shared by the process groups of one rank, so that waiting in one progresses all of them; null: a separate one.
   std::shared_ptr<C10dProgress> progress{};
-  /// Makes the communicator of a group that is split off this one, or merged: its ranks meet in `store`. Null: split()
-  /// and merge() are refused.
+  /// Creates the communicator of a group split from this one, or merged; its ranks meet in `store`. Null: split() and
+  /// merge() are refused.
   std::function<std::shared_ptr<Communicator>(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                               std::chrono::milliseconds timeout)>
       connect{};
@@ -37,7 +37,7 @@ struct C10dOptions {
 ///   refuses   anything else by UsageError, before anything is sent. If the size or dtype of a recv is not that of the
 ///             send, both ranks get an error (gloo accepts a shorter message)
 ///   work      wait(timeout) and the `timeout` of options count if shorter than the communicator's; then CommError, and
-///             the operation goes on. Every other CommError is the end of the communicator, as in communicator.h.
+///             the operation continues. Every other CommError ends the communicator, as in communicator.h.
 ///   profiler  every call is an event, "caravan:all_reduce", with the shapes of its inputs
 ///   memory    allocateTensor gives Communicator::allocate's. c10d's Reducer takes it for its buckets if the
 ///             environment has DDP_DISABLE_COMM_MEM=0 (torch 2.13), FSDP2 for its buffers after

@@ -41,7 +41,7 @@ void C10dMessages::receive(const c10::intrusive_ptr<C10dWork>& work, int from, i
     if (rank == comm_.rank() || (from != kAnySource && from != rank)) continue;
     if (from == kAnySource && !comm_.has_message(rank).has_value()) {
       throw UsageError({.op = work->name(),
-                        .fact = fmt::format("the back-end {} does not show whose message has come", comm_.backend()),
+                        .fact = fmt::format("the back-end {} does not show whose message has arrived", comm_.backend()),
                         .action = "name the source rank"});
     }
     if (take_stored(rank, pending)) return;
@@ -63,7 +63,7 @@ bool C10dMessages::needs_envelope(int rank) const {
   return takes_any && comm_.has_message(rank).value_or(false);
 }
 
-/// True if an envelope of `rank` has come.
+/// Returns true if an envelope of `rank` has arrived.
 bool C10dMessages::advance(int rank) {
   Peer& peer = peers_[static_cast<size_t>(rank)];
   try {
@@ -92,7 +92,7 @@ void C10dMessages::accept(int rank, const Envelope& envelope) {
   if (found != pending_.end()) {
     const Pending pending = *found;
     pending_.erase(found);
-    try {  // another size is an error of the communicator's, which names both calls
+    try {  // a size mismatch is an error of the communicator, which names both calls
       Work payload = comm_.recv_async(movable_buffer(pending.tensor, "recv").buffer, rank, kPayload);
       payload.keep(std::make_shared<at::Tensor>(pending.tensor));
       start(pending, rank, {std::move(payload)}, nullptr);
@@ -174,7 +174,7 @@ void C10dMessages::wait_for_envelope(const C10dWork& work) {
   if (found == pending_.end() || found->from == kAnySource) return;
   try {
     peers_[static_cast<size_t>(found->from)].receive.wait();
-  } catch (const std::exception&) {  // advance() finds it
+  } catch (const std::exception&) {  // advance() reports it
   }
 }
 

@@ -13,13 +13,12 @@
 namespace caravan {
 
 /// Point-to-point messages of c10d, which have tags and may be received from any rank, over those of a communicator,
-/// which come in the order sent. Each message is two of the communicator's: an envelope that says tag and size, and the
-/// payload.
+/// which arrive in the order sent. Each message is sent as two: an envelope with tag and size, and the payload.
 ///
 /// Matching is MPI's: a recv takes the first message, in the order sent, of its source (or of any) and its tag; of two
 /// recvs that fit a message, the one issued first takes it. A message that fits no recv is stored. An envelope is
-/// received only where a recv names its sender, or where a message is known to be there, so a recv from any source
-/// leaves no receive behind at the ranks whose message it did not take.
+/// received only if a recv names its sender, or if a message is known to have arrived, so a recv from any source leaves
+/// no pending receive for ranks whose message it did not take.
 ///
 /// Used under the lock of a C10dQueue.
 class C10dMessages {
@@ -30,21 +29,21 @@ class C10dMessages {
 
   /// The operations of a send.
   std::vector<Work> send(const at::Tensor& tensor, int to, int tag);
-  /// Begins `work` once a message from `from` with this tag has come for `tensor`, which is contiguous. Throws
-  /// UsageError for kAnySource over a back-end that cannot see what has come.
+  /// Begins `work` once a message from `from` with this tag has arrived for `tensor`, which is contiguous. Throws
+  /// UsageError for kAnySource over a back-end that cannot see what has arrived.
   void receive(const c10::intrusive_ptr<C10dWork>& work, int from, int tag, const at::Tensor& tensor);
 
-  /// Begins the receives whose messages have come. Makes progress; errors go to the works.
+  /// Begins the receives whose messages have arrived. Makes progress; errors go to the works.
   void advance();
-  /// Whether the communicator may be left alone until `work` is complete: nothing but perhaps `work` itself waits for a
-  /// message, and that for one rank's. Otherwise advance() is to be called again and again, since a sender may wait for
-  /// a receive that begins there.
+  /// Whether the caller may block in the communicator until `work` is complete: nothing except perhaps `work` itself
+  /// waits for a message, and only from one rank. Otherwise advance() must be called repeatedly, since a sender may
+  /// wait for a receive that begins there.
   bool can_block_for(const C10dWork& work) const;
-  /// Whether `work` is a receive from any source whose message has not come.
+  /// Whether `work` is a receive from any source whose message has not arrived.
   bool takes_any(const C10dWork& work) const;
-  /// Waits until a message of the rank that `work` receives from has come, whatever its tag.
+  /// Waits until a message with any tag has arrived from the rank that `work` receives from.
   void wait_for_envelope(const C10dWork& work);
-  /// Ends a receive whose message has not come.
+  /// Ends a receive whose message has not arrived.
   void fail(const C10dWork& work, const std::exception_ptr& error);
 
  private:
@@ -59,7 +58,7 @@ class C10dMessages {
     int tag = 0;
     at::Tensor tensor;
   };
-  /// A message that came before a recv that fits it.
+  /// A message that arrived before a recv that matches it.
   struct Stored {
     Envelope envelope;
     std::shared_ptr<std::vector<std::byte>> bytes;

@@ -2,7 +2,7 @@
 
 #include "caravan/comm/c10d/work.h"
 
-/// The methods of the back-end, with the names that the profiler shows, which are gloo's but for the prefix.
+/// The methods of the back-end, with the names that the profiler shows: gloo's, with another prefix.
 namespace caravan::c10d_methods {
 
 using c10d::OpType;

@@ -32,7 +32,7 @@ void monitored_barrier(C10dQueue& queue, int rank, int size, milliseconds timeou
     try {
       work->wait(std::max(left, milliseconds(1)));
     } catch (const CommError&) {
-      if (steady_clock::now() < deadline) throw;  // a failure; at the deadline, others may have given up as well
+      if (steady_clock::now() < deadline) throw;  // a failure; at the deadline, others may have timed out as well
       missing.push_back(peer);
     }
   }

@@ -27,8 +27,8 @@ void pause(int idle) {
   }
 }
 
-/// One for all communicators split from one world, which have its recorder in common: any of them advances what is
-/// outstanding on the others.
+/// One for all communicators split from one world, which share its recorder: any of them progresses what is outstanding
+/// on the others.
 std::shared_ptr<std::mutex> mutex_of_world(const Communicator& communicator) {
   static std::mutex guard;
   static std::map<const FlightRecorder*, std::weak_ptr<std::mutex>> mutexes;
@@ -165,7 +165,7 @@ void C10dQueue::poll_until_done(C10dWork& work, milliseconds limit, Lock& lock) 
                        .fact = fmt::format("not complete within the {} s given to wait()",
                                            std::chrono::duration<double>(limit).count()),
                        .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
-                       .action = "wait again; the operation goes on"});
+                       .action = "wait again; the operation continues"});
     }
     lock.unlock();
     progress_->drive_others(*this);
@@ -179,7 +179,7 @@ void C10dQueue::fail_late(C10dWork& work) {
   if (!messages_->takes_any(work)) return;
   const CommError error(
       {.op = work.name(),
-       .fact = fmt::format("no message came within {} s", std::chrono::duration<double>(timeout_).count()),
+       .fact = fmt::format("no message arrived within {} s", std::chrono::duration<double>(timeout_).count()),
        .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
        .action = "send one, or raise the time-out of the process group"});
   messages_->fail(work, std::make_exception_ptr(error));

@@ -16,8 +16,8 @@ namespace caravan {
 
 /// The works of one communicator that are not complete. Any thread may call it, one at a time for all communicators of
 /// one world, which advance each other's operations. Operations advance when they are issued and while a thread waits.
-/// A wait may keep the world to itself until it ends: two threads whose waits depend on each other need process groups
-/// of two worlds, as Python's are.
+/// A wait may hold the world exclusively until it ends: two threads whose waits depend on each other need process
+/// groups of two worlds, as Python's are.
 class C10dQueue : public std::enable_shared_from_this<C10dQueue> {
  public:
   using Start = std::function<std::vector<Work>(Communicator&)>;

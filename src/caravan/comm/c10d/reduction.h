@@ -10,8 +10,8 @@
 
 namespace caravan {
 
-/// A reduction of c10d: one of the communicator's with what comes before and after it, or one that this rank does
-/// itself on the inputs of all ranks.
+/// A reduction of c10d: either a communicator's reduction with work before and after it, or one that this rank computes
+/// from the inputs of all ranks.
 ///
 ///   communicator's   SUM, MAX, MIN of its dtypes (types.h); AVG (a sum, then one division by the number of ranks, as
 ///                    in gloo) and PREMUL_SUM (of a scaled copy) of floating point; SUM of bool is its MAX

@@ -25,7 +25,7 @@ Work with(Work work, Tensors tensors) {
   return work;
 }
 
-/// Folds what all ranks gave, where no communicator has the op: `counts[r]` elements of `in` go to rank r, which gets
+/// Folds the inputs of all ranks, if no communicator has the op: `counts[r]` elements of `in` go to rank r, which gets
 /// as many from each rank as `out` has; an undefined `out` gets none.
 Step fold(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const Counts& counts,
           const at::Tensor& out, std::function<void()> after) {
@@ -43,8 +43,8 @@ Step fold(const Group& group, const C10dReduction& reduction, const at::Tensor& 
           }};
 }
 
-/// A reduction of `in` into `out` by the communicator: `start` is given it and the buffers of both. `has_result`: on
-/// this rank.
+/// A reduction of `in` into `out` by the communicator: `start` gets the communicator and the buffers of both.
+/// `has_result`: on this rank.
 template <class Start>
 Step reduce_natively(const Group& group, const C10dReduction& reduction, const at::Tensor& in, const at::Tensor& out,
                      bool has_result, const Start& start, const std::function<void()>& after) {

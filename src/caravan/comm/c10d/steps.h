@@ -12,8 +12,8 @@ namespace caravan::c10d_steps {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// One operation of a communicator for one tensor or list of c10d: how it starts, and what is left when it is complete.
-/// It holds the tensors. Those that are not contiguous go through copies.
+/// One operation of a communicator for one tensor or list of c10d: how it starts, and the work left when it is
+/// complete. It keeps the tensors alive. Non-contiguous ones go through copies.
 ///
 /// The functions throw UsageError and ShapeError, naming `name`, before anything is sent.
 struct Step {

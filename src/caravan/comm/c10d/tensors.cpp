@@ -15,7 +15,7 @@ namespace caravan {
 namespace {
 
 void check_device(const at::Tensor& tensor, std::string_view op) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided) buffer_of(tensor, op);  // says what is wrong
+  if (!tensor.defined() || tensor.layout() != at::kStrided) buffer_of(tensor, op);  // reports what is wrong
   if (tensor.is_cpu()) return;
   throw UsageError(
       {.op = std::string(op),

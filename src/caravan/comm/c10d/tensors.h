@@ -10,11 +10,11 @@
 
 namespace caravan {
 
-/// The dtype of ours that `type` is, if it is one.
+/// Our dtype for `type`, if there is one.
 std::optional<Dtype> find_dtype(at::ScalarType type) noexcept;
 
-/// A tensor as c10d's verbs give it to a communicator. Verbs that only move data take any dtype: what no communicator
-/// knows travels as bytes, `scale` of them an element.
+/// A tensor as c10d's verbs give it to a communicator. Verbs that only move data support any dtype: those unknown to
+/// communicators are sent as bytes, `scale` bytes an element.
 struct C10dBuffer {
   Buffer buffer;
   int64_t scale = 1;
@@ -25,14 +25,14 @@ C10dBuffer movable_buffer(const at::Tensor& tensor, std::string_view op);
 
 /// `tensor`, or a contiguous copy of one that is not contiguous. Throws as movable_buffer does for other tensors.
 at::Tensor contiguous_of(const at::Tensor& tensor, std::string_view op);
-/// Copies `memory` into `tensor` unless it is the same one. Not Tensor::copy_, which autograd would see: it may be a
-/// leaf.
+/// Copies `memory` into `tensor` unless it is the same one. Not Tensor::copy_, which autograd would see: it may be an
+/// autograd leaf.
 void copy_to(const at::Tensor& tensor, const at::Tensor& memory);
 
 /// Sizes of the tensors, in elements. Throws ShapeError unless all have one dtype.
 std::vector<int64_t> counts_of(const std::vector<at::Tensor>& list, std::string_view op);
 
-/// The tensors of a list, one after the other, as one flat tensor: their own memory where they lie so, else new memory.
+/// The tensors of a list, concatenated as one flat tensor: their own memory if it is contiguous, else new memory.
 struct FlatList {
   at::Tensor flat;
   bool is_copy = false;

@@ -81,7 +81,7 @@ void C10dWork::settle() {
     }
   }
   try {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // the outputs may be leaves
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // the outputs may be autograd leaves
     if (error == nullptr && call_.finish) call_.finish();
   } catch (...) {
     error = std::current_exception();

@@ -33,12 +33,12 @@ class C10dWork final : public c10d::Work {
   C10dWork(std::shared_ptr<C10dQueue> queue, int rank, uint64_t sequence, Call call);
 
   bool isCompleted() override;
-  /// Throws the operation's error; CommError if `timeout` passes, and then the operation goes on.
+  /// Throws the operation's error. Throws CommError if `timeout` passes; the operation continues.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override;
-  /// Completed by wait() of any work of this rank, at the end of a backward it was asked for in, or by a thread.
+  /// Completed by wait() of any work of this rank, at the end of a backward in which it was requested, or by a thread.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// Of a recv: who sent the message, -1 until it is known.
+  /// For a recv: the sender of the message, -1 until it is known.
   int sourceRank() const override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -50,13 +50,13 @@ class C10dWork final : public c10d::Work {
 
   std::shared_ptr<C10dQueue> queue();
   bool expects_future();
-  /// Starts with `parts`; no part and an error: it has failed before it could start.
+  /// Starts with `parts`; if `parts` is empty and there is an error, it failed before it could start.
   void begin(std::vector<caravan::Work> parts, std::exception_ptr error = nullptr);
-  /// Whether nothing more is to be waited for. Makes progress.
+  /// Whether there is nothing left to wait for. Makes progress.
   bool is_done();
-  /// Ends the work; with the queue's lock held.
+  /// Ends the work. The caller holds the queue's lock.
   void settle();
-  /// Completes the future, if one was asked for. Without any lock: it runs its callbacks.
+  /// Completes the future, if one was requested. Call it without any lock: it runs callbacks.
   void mark_future();
 
   const uint64_t sequence_;

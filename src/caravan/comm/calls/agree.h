@@ -20,19 +20,20 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::string& tex
 /// root alone, and 8 bytes to all.
 std::vector<std::string> gather_texts_to(Communicator& comm, const std::string& text, int root, const Call& call = {});
 
-/// Each value becomes the largest that any rank has. Every rank calls it with as many. Sends one all-reduce of them.
+/// Replaces each value by the maximum over all ranks. Every rank calls it with the same number of values. Sends one
+/// all-reduce of them.
 void take_maxima(Communicator& comm, std::span<int64_t> values, const Call& call = {});
 
-/// Every rank calls it with the error that it caught, or null. If any rank has one, all ranks throw that of the lowest
-/// such rank: the class follows its exit code, and `where` names the rank. Other exceptions become ResourceError if
-/// memory or the system failed, else InternalError. A CommError is rethrown at once, because the peers cannot be
-/// reached. Sends 8 bytes, and the text of the error if there is one.
+/// Every rank calls it with the error that it caught, or null. If any rank has one, all ranks throw the error of the
+/// lowest such rank, with the class of its exit code, and `where` naming the rank. Other exceptions become
+/// ResourceError if memory or the system failed, else InternalError. A CommError is rethrown at once, because the peers
+/// cannot be reached. Sends 8 bytes, and the text of the error if there is one.
 void throw_on_all_ranks(Communicator& comm, const std::exception_ptr& mine, const Call& call = {});
 
 /// Runs `work`, then throw_on_all_ranks with what it threw. `work` must not call `comm`.
 void all_or_none(Communicator& comm, const std::function<void()>& work, const Call& call = {});
 
-/// The same for work that rank 0 does for all, such as that in the run folder. Every rank calls it.
+/// The same for work that rank 0 does for all, such as in the run folder. Every rank calls it.
 void on_rank_0(Communicator& comm, const std::function<void()>& work, const Call& call = {});
 
 /// The same for work with a result, which every rank gets.

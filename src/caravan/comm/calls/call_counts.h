@@ -9,8 +9,8 @@
 
 namespace caravan {
 
-/// How many collectives a rank has issued on a communicator, and how many sends to and recvs from each peer. It tells
-/// its peers when it destroys the communicator, and when one of them asks who is late.
+/// The number of collectives that a rank has issued on a communicator, and of sends to and recvs from each peer. The
+/// rank sends it to its peers when it destroys the communicator, and when one of them asks who is late.
 class CallCounts {
  public:
   explicit CallCounts(int size) : size_(static_cast<size_t>(size)), counts_(1 + 2 * size_) {}

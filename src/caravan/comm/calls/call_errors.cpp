@@ -79,15 +79,14 @@ std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, st
   ErrorText text = error_text(group, call,
                               fmt::format("{} of {} did not join within {} s", ranks_text(group, ranks), group.size,
                                           std::chrono::duration<double>(timeout).count()),
-                              "find out what keeps the missing ranks, or raise the time-out of the communicator");
+                              "find out what delays the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
     const LateRank late = look(ranks[i]);
     text.where += "; world " + late.last_call;
     if (late.stopped_process == 0) continue;
     text.fact += fmt::format("; rank {} is stalled: its process {} is stopped", rank_text(group, ranks[i]),
                              late.stopped_process);
-    text.action =
-        fmt::format("let the stopped process go on before the time-out (kill -CONT {})", late.stopped_process);
+    text.action = fmt::format("continue the stopped process before the time-out (kill -CONT {})", late.stopped_process);
   }
   return std::make_exception_ptr(CommError(std::move(text)));
 }

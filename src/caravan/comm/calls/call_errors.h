@@ -26,19 +26,19 @@ std::exception_ptr message_error(const GroupInfo& group, const Descriptor& sent,
 std::exception_ptr peer_failure_error(const GroupInfo& group, const Descriptor& call, std::string fact,
                                       FailureScope scope);
 
-/// What `rank` publishes about the error that it failed with: "rank 2 failed first: ...".
+/// What `rank` publishes about its error: "rank 2 failed first: ...".
 std::string failed_first_text(int rank, const std::exception_ptr& error);
 
 /// `ranks` have destroyed the communicator without issuing `call`.
 std::exception_ptr left_error(const GroupInfo& group, const Descriptor& call, std::span<const int> ranks);
 
-/// What is known of a rank that is late.
+/// What is known about a late rank.
 struct LateRank {
   std::string last_call;    ///< a description of what it was last doing
   int stopped_process = 0;  ///< the id of its process if that is stopped (SIGSTOP, a debugger) and may continue
 };
 
-/// `ranks` did not issue `call` within `timeout`. `look`, which may be empty, says what is known of a rank.
+/// `ranks` did not issue `call` within `timeout`. `look`, which may be empty, returns what is known about a rank.
 std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, const std::function<LateRank(int rank)>& look);
 

@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-/// What a rank tells the others about its call: plain bytes without pointers, for shared memory and sockets.
+/// What a rank sends the others about its call: plain bytes without pointers, for shared memory and sockets.
 struct Descriptor {
   uint8_t verb = 0;  ///< Verb, kSplitCall or kAllocateCall
   uint8_t op = 0;

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kNone = "not given";
 
-/// "4:name5:value", so that no value can be taken for the next name.
+/// "4:name5:value", so that no value can be mistaken for the next name.
 std::string encode(const std::vector<SharedFact>& facts) {
   std::string text;
   for (const SharedFact& fact : facts) {
@@ -50,8 +50,8 @@ const std::string* value_of(const std::vector<SharedFact>& facts, const std::str
   return found == facts.end() ? nullptr : &found->value;
 }
 
-/// Where the two lists differ: first a fact that both have, then one that only one of them has (comm.overlap, which is
-/// used only with mesh.tp, comes after mesh.tp), then their order.
+/// The first difference of the two lists: a fact that both have, else one that only one of them has (comm.overlap,
+/// which is used only with mesh.tp, comes after mesh.tp), else their order.
 Disagreement first_difference(const std::vector<SharedFact>& first, const std::vector<SharedFact>& other) {
   for (const SharedFact& fact : first) {
     const std::string* theirs = value_of(other, fact.name);
@@ -116,7 +116,7 @@ int compare_in_store(Store& store, const RankInfo& info, milliseconds timeout) {
       different = rank;
     }
   }
-  // Ranks that differ end the job whether or not others are missing.
+  // Differing ranks end the job whether or not others are missing.
   if (!missing.empty() && different == 0) {
     const std::string text = missing_ranks_text(missing, info.world_size, store, timeout);
     store.set("verdict", "missing " + text);

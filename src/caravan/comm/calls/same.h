@@ -37,8 +37,8 @@ std::optional<Disagreement> find_disagreement(Store& store, const RankInfo& info
                                               std::chrono::milliseconds timeout);
 
 /// Throws UsageError on every rank, naming the first fact that differs and the values of two ranks, unless all ranks of
-/// `comm` give the same facts. `op` stands first in the message. For every technique that calls collectives of sizes
-/// it takes from its arguments: call it before the first of them.
+/// `comm` give the same facts. `op` begins the message. A technique whose collectives have sizes from its arguments
+/// calls it before the first of them.
 void check_same_on_all_ranks(Communicator& comm, std::string_view op, const std::vector<SharedFact>& facts,
                              const Call& call = {});
 

@@ -9,8 +9,8 @@
 
 namespace caravan::algorithms {
 
-/// How a collective is built from sends and recvs. The header of each has its steps, its bytes and when it is best;
-/// docs/design/collectives.md compares them.
+/// How a collective is built from sends and recvs. The header of each algorithm gives its steps, its bytes and when it
+/// is best; docs/design/collectives.md compares them.
 enum class Algorithm : uint8_t { direct, ring, recursive_doubling, rabenseifner, binomial, chain };
 inline constexpr int kNumAlgorithms = 6;
 
@@ -22,7 +22,7 @@ std::string_view name(Algorithm algorithm) noexcept;
 /// The algorithms that serve `verb`, direct first; none for send, recv and barrier.
 std::span<const Algorithm> algorithms_for(Verb verb) noexcept;
 bool serves(Algorithm algorithm, Verb verb) noexcept;
-/// As which PathLog counts it: "gloo all_reduce by ring".
+/// Its path for PathLog: "gloo all_reduce by ring".
 std::string path_of(std::string_view backend, Verb verb, Algorithm algorithm);
 /// Throws UsageError naming the algorithms that serve `verb` if this one does not.
 void check_serves(Algorithm algorithm, Verb verb);

@@ -31,7 +31,7 @@ std::string text(const Rule& rule) {
                      rule.max_bytes == Rule::kAnyBytes ? "any" : fmt::to_string(rule.max_bytes));
 }
 
-// docs/design/collectives.md says why these.
+// docs/design/collectives.md explains the choices.
 std::vector<Rule> built_in() {
   using enum Algorithm;
   constexpr int kFew = 8;

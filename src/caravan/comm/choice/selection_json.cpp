@@ -39,7 +39,7 @@ std::vector<std::string> names_of_algorithms(Verb verb) {
   return names;
 }
 
-/// The place in `names` of the string `value`.
+/// The index of the string `value` in `names`.
 size_t one_of(const JsonReader& value, const std::vector<std::string>& names) {
   const auto found = std::ranges::find(names, value.string());
   if (found == names.end()) {
@@ -51,7 +51,7 @@ size_t one_of(const JsonReader& value, const std::vector<std::string>& names) {
 
 Rule read_rule(const JsonReader& json) {
   Rule rule;
-  const JsonReader backend = json["backend"];  // also refuses what is not an object
+  const JsonReader backend = json["backend"];  // also refuses a value that is not an object
   json.allow_only({"backend", "verb", "max_ranks", "max_bytes", "algorithm", "segment_bytes"});
   if (!backend.is_null()) rule.backend = backend.string();
   rule.verb = kVerbs[one_of(json["verb"], names_of_verbs())];

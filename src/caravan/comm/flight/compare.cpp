@@ -107,7 +107,7 @@ std::optional<FlightFinding> Step::different() const {
   for (const auto& [entry, ranks] : sides) {
     text += fmt::format("{}{} called {}", text.empty() ? "" : "; ", list(ranks), to_string(entry->call));
   }
-  std::ranges::reverse(sides);  // of sides of equal size, the one of later ranks
+  std::ranges::reverse(sides);  // among sides of equal size, the one with later ranks
   const auto fewest = std::ranges::min_element(sides, {}, [](const auto& side) { return side.second.size(); });
   return finding(Divergence::different_calls, fewest->second, std::move(text));
 }

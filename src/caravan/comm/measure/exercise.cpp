@@ -43,7 +43,7 @@ bool works_in_place(Verb verb) noexcept {
 
 Exercise::Exercise(Communicator& world, const BenchCase& bench_case)
     : world_(world), case_(bench_case), count_(bench_case.bytes / size_bytes(bench_case.dtype)) {
-  if (world.size() < 2) throw refuse(bench_case, "one rank has nobody to talk to", "use 2 or more ranks");
+  if (world.size() < 2) throw refuse(bench_case, "one rank has no peer", "use 2 or more ranks");
   const bool has_buffer = bench_case.verb != Verb::barrier;
   const int64_t size = size_bytes(bench_case.dtype);
   if (has_buffer && (count_ < 1 || bench_case.bytes % size != 0)) {

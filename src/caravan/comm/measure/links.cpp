@@ -57,7 +57,7 @@ class Line {
       const auto start = Clock::now();
       round_trip(bytes);
       taken.push_back(elapsed_s(start));
-      // The sender decides, and says so before the next: both must do as many.
+      // The sender decides, and sends its decision, since both must do the same number.
       int64_t goes_on = i < 2 || elapsed_s(begin) < kBudget_s ? 1 : 0;
       const Buffer word{&goes_on, 1, Dtype::int64};
       if (sends()) world_.send(word, to_, "link");

@@ -24,7 +24,7 @@ void wait_for_ranks(std::string_view backend, const RankInfo& info, Store& store
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   store.set(fmt::format("here/{}", info.rank), "");
   std::vector<int64_t> missing;
-  bool has_lost_one = false;  // then there is no point in waiting for others
+  bool has_lost_one = false;  // then waiting for others is pointless
   for (int rank = 0; rank < info.world_size; ++rank) {
     const auto until = has_lost_one ? deadline - timeout : deadline;
     if (get_from(store, fmt::format("here/{}", rank), rank, until)) continue;

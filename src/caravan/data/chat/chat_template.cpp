@@ -48,7 +48,7 @@ void check_messages(const json& messages, const std::string& where) {
 
 }  // namespace
 
-/// What the process of the template says of a chat.
+/// The answer of the template process for a chat.
 struct ChatTemplate::Answer {
   json said;
   std::string text;

@@ -10,14 +10,14 @@
 
 namespace caravan {
 
-/// A chat as a model's own template writes it.
+/// A chat rendered by a model's own template.
 struct RenderedChat {
   std::string text;
-  /// Bytes [begin, end) of what the assistant says: from the end of the prompt that the template writes for a reply to
-  /// the end of what it writes for the message.
+  /// Bytes [begin, end) of the assistant's text: from the end of the prompt that the template writes for a reply to the
+  /// end of what it writes for the message.
   std::vector<std::pair<size_t, size_t>> answers;
 
-  /// A JSON text, and back.
+  /// Converts to and from JSON text.
   std::string to_json() const;
   static RenderedChat from_json(std::string_view json);
 };
@@ -25,13 +25,14 @@ struct RenderedChat {
 class TemplateProcess;
 
 /// The chat template of a model: Jinja, as Hugging Face's transformers keep it in chat_template.jinja or
-/// tokenizer_config.json, with trim_blocks and lstrip_blocks. Rendered by Google's minja, in a process of its own: a
-/// template is a program, which may be anybody's. It has budgets of processor time, memory, stack and output; one that
-/// exceeds them is an error of type UsageError that names `file` and the budget. Threads take turns.
+/// tokenizer_config.json, with trim_blocks and lstrip_blocks. Rendered by Google's minja, in a separate process, since
+/// a template is an untrusted program. It has budgets of processor time, memory, stack and output; exceeding one throws
+/// UsageError naming `file` and the budget. Threads take turns.
 class ChatTemplate {
  public:
   /// `bos` and `eos` are the texts of the special tokens that templates name. Throws DataError naming `file` for a
-  /// template that minja cannot parse, UsageError for one that exceeds a budget there or with a chat of two messages.
+  /// template that minja cannot parse, UsageError for one that exceeds a budget in parsing or in rendering a chat of
+  /// two messages.
   ChatTemplate(std::string source, std::string file, std::string bos, std::string eos);
   ~ChatTemplate();
 
@@ -39,10 +40,10 @@ class ChatTemplate {
   const std::string& bos() const noexcept { return bos_; }
   const std::string& eos() const noexcept { return eos_; }
 
-  /// `messages`: [{"role": "user", "content": "Hi"}, ..]; other members are handed on. `tools`: null, or a list for the
-  /// template. Throws DataError naming `where` ("chats.jsonl:3") for messages of another form, none of the assistant,
-  /// those that the template refuses or cannot render, and a template that changes earlier messages when one is added:
-  /// then nothing says which part of the text is whose.
+  /// `messages`: [{"role": "user", "content": "Hi"}, ..]; other members are passed on. `tools`: null, or a list for the
+  /// template. Throws DataError naming `where` ("chats.jsonl:3") for messages of another form, without an assistant's
+  /// message, or that the template refuses or cannot render, and for a template that changes earlier messages when one
+  /// is added: then the author of each part of the text is unknown.
   RenderedChat render(const nlohmann::json& messages, const nlohmann::json& tools, const std::string& where) const;
 
  private:

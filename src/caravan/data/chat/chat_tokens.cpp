@@ -19,7 +19,7 @@
 namespace caravan {
 namespace {
 
-constexpr uint64_t kMarking = 1;  ///< raise it when the same chats give other ids or marks
+constexpr uint64_t kMarking = 1;  ///< increment when the same chats give other ids or marks
 constexpr int64_t kNumMarks = 4;
 
 struct MarkedChat {
@@ -37,11 +37,12 @@ std::string spelling_of(std::span<const int32_t> ids, const Tokenizer& tokenizer
   return bytes;
 }
 
-/// The answers of a chat in `spelled`, what its tokens spell: its text as the tokenizer's normalizer changes it.
+/// The answers of a chat in `spelled`, the text of its tokens, which is the chat's text after normalization.
 ///
-/// The text is cut where answers begin and end, and each part is normalized alone. That is its part of the whole unless
-/// the normalizer composes across the cut: an answer that begins with a combining accent. Then the cut moves on by a
-/// character, because the composed one begins in the text before. Throws DataError if no such cut is found.
+/// The text is cut where answers begin and end, and each part is normalized separately. The result is its part of the
+/// whole unless the normalizer composes across the cut: an answer that begins with a combining accent. Then the cut
+/// moves by a character, because the composed one begins in the previous text. Throws DataError if no such cut is
+/// found.
 class SpelledAnswers {
  public:
   SpelledAnswers(const RenderedChat& chat, const std::string& spelled, const Tokenizer& tokenizer)
@@ -77,7 +78,7 @@ class SpelledAnswers {
     size_t shown = std::min<size_t>(60, chat_.text.size());
     while (shown > 0 && shown < chat_.text.size() && is_utf8_tail(chat_.text[shown])) --shown;
     throw DataError({"data", "data.tokenizer",
-                     "changes the text of a chat, so that nothing says which tokens are the assistant's",
+                     "changes the text of a chat, so that the assistant's tokens cannot be determined",
                      fmt::format("the chat that begins with \"{}\"", chat_.text.substr(0, shown)),
                      "use a tokenizer whose normalizer is NFC, or one without"});
   }
@@ -85,7 +86,7 @@ class SpelledAnswers {
   const RenderedChat& chat_;
   const std::string& spelled_;
   const Tokenizer& tokenizer_;
-  size_t in_text_ = 0;  ///< the cut before
+  size_t in_text_ = 0;  ///< the previous cut
   size_t in_spelled_ = 0;
 };
 
@@ -94,7 +95,7 @@ MarkedChat marked(const RenderedChat& chat, const Tokenizer& tokenizer) {
   const std::string spelled = spelling_of(result.ids, tokenizer);
   const Answers answers = spelled == chat.text ? chat.answers : SpelledAnswers(chat, spelled, tokenizer).find();
   size_t at = 0;
-  size_t answer = 0;  // the first that does not end before
+  size_t answer = 0;  // the first answer that does not end before
   for (const int32_t id : result.ids) {
     while (answer < answers.size() && answers[answer].second <= at) ++answer;
     const bool is_answer = answer < answers.size() && answers[answer].first <= at;
@@ -160,9 +161,9 @@ AnswerCounts::AnswerCounts(const TokenFile& marks, bool packed) : marks_(&marks)
   }
 }
 
-/// Of the tokens [first, first + count), at most a block.
+/// Counts the targets in [first, first + count), at most a block.
 int64_t AnswerCounts::scan(int64_t first, int64_t count) const {
-  std::array<int64_t, kBlock + 1> marks{};  // that of the token before comes first
+  std::array<int64_t, kBlock + 1> marks{};  // the mark of the previous token comes first
   const int64_t before = std::min<int64_t>(first, 1);
   marks_->read(first - before,
                std::span(marks).subspan(static_cast<size_t>(1 - before), static_cast<size_t>(count + before)));

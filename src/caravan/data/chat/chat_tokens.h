@@ -10,30 +10,30 @@
 
 namespace caravan {
 
-/// Chats as ids, and for each id its mark, in files of the cache.
+/// Token ids of chats, and a mark for each, in files of the cache.
 struct ChatTokens {
   TokenFile tokens;
   TokenFile marks;
 };
 
 /// Bits of a mark.
-inline constexpr int32_t kIsAnswer = 1;  ///< the assistant's: a target
+inline constexpr int32_t kIsAnswer = 1;  ///< a token of the assistant: a target
 inline constexpr int32_t kEndsChat = 2;  ///< the last token of its chat
 
-/// As open_or_build, for documents of RenderedChat::to_json: one after the other, without a token between them. A token
-/// is the assistant's if it begins within an answer. The tokens' text_bytes are those of answers. Throws DataError,
-/// too, for a tokenizer whose tokens do not spell the text byte for byte: then nothing says which are the assistant's.
+/// As open_or_build, for documents of RenderedChat::to_json, without a token between them. A token is the assistant's
+/// if it begins within an answer. The tokens' text_bytes are those of answers. Also throws DataError for a tokenizer
+/// whose tokens do not spell the text byte for byte: then the assistant's tokens cannot be determined.
 ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
                                const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
 
-/// Counts the targets of windows of chats from sums over blocks of tokens: each count looks at two blocks, however long
-/// the window is.
+/// Counts the targets of windows of chats from sums over blocks of tokens: each count reads two blocks, for any window
+/// length.
 class AnswerCounts {
  public:
   /// Reads the marks once; they outlive this. `packed`: the first token of a chat is not a target.
   AnswerCounts(const TokenFile& marks, bool packed);
 
-  /// Of the window with the input tokens [first, first + count).
+  /// Number of targets of the window with the input tokens [first, first + count).
   int64_t num_targets(int64_t first, int64_t count) const;
 
   static constexpr int64_t kBlock = 256;

@@ -8,21 +8,21 @@
 
 namespace caravan {
 
-// Between ChatTemplate and the program caravan-template, which runs templates: frames over a socket. A frame is its
-// length in 8 bytes, and then so many bytes.
+// The protocol between ChatTemplate and the program caravan-template, which runs templates: frames over a socket. A
+// frame is its length in 8 bytes, followed by that many bytes.
 //
 // The parent sends {"source", "bos", "eos"}, and gets one frame: {}, or {"error": why the template cannot be parsed}.
-// Then it sends chats, {"messages": [..], "tools": null or [..]}, and gets two frames for each: what follows, and the
-// text.
+// Then it sends chats, {"messages": [..], "tools": null or [..]}, and gets two frames for each: one of the following,
+// and the text.
 //   {"answers": [[begin, end], ..]}
 //   {"error": why the template refuses the messages}
 //   {"changed": index of the message that changes the text before it}
 //   {"budget": the budget that the template exceeds}
-// A template that exceeds another budget ends the program, with a signal that says which.
+// A template that exceeds another budget ends the program with a signal that identifies the budget.
 
-/// What a template may use.
+/// Budgets of a template.
 inline constexpr size_t kMostTemplateBytes = size_t{1} << 20;  ///< of its source
-inline constexpr int64_t kTemplateSeconds = 3;                 ///< of processor time, each time it is rendered
+inline constexpr int64_t kTemplateSeconds = 3;                 ///< of processor time, per rendering
 inline constexpr int64_t kChatSeconds = 12;                    ///< of processor time, for all answers of a chat
 inline constexpr size_t kMostChatBytes = size_t{64} << 20;     ///< of the messages of a chat, as JSON
 inline constexpr size_t kTemplateMemory = size_t{1} << 30;

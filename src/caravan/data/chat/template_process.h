@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// A running program caravan-template, and the socket to it: see template_channel.h. It ends with this object, or with
-/// this process, however that ends; if that is killed, after the chat that it renders.
+/// A running program caravan-template, and the socket to it: see template_channel.h. It ends with this object or with
+/// this process; if this process is killed, after the current chat.
 class TemplateProcess {
  public:
   /// Throws ResourceError if the program is missing or cannot be started.
@@ -17,10 +17,10 @@ class TemplateProcess {
   TemplateProcess(const TemplateProcess&) = delete;
   TemplateProcess& operator=(const TemplateProcess&) = delete;
 
-  /// Nothing if the program has ended meanwhile.
+  /// Returns false or nothing if the program has ended.
   bool send(std::string_view frame);
   std::optional<std::string> receive();
-  /// After the program has ended: the budget that its template has exceeded.
+  /// After the program has ended: the budget that its template exceeded.
   std::string take_end();
 
  private:

@@ -1,5 +1,5 @@
-// Runs a chat template, which may be anybody's, as a program of its own: whatever it does to its stack, its memory and
-// its time ends this process and no rank. See template_channel.h.
+// Runs a chat template, an untrusted program, in a separate process: exhausting stack, memory or time ends this process
+// and not a rank. See template_channel.h.
 #include <csignal>
 #include <ctime>
 #include <minja.hpp>
@@ -30,7 +30,7 @@ void set_limit(int resource, rlim_t value) {
   setrlimit(static_cast<__rlimit_resource>(resource), &limit);
 }
 
-/// The signals of a stop are for the parent, whose end closes the socket.
+/// Stop signals are for the parent, whose end closes the socket.
 void live_apart() {
   for (const int stop : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) std::signal(stop, SIG_IGN);
     // Sockets of the parent must not outlive it here.
@@ -42,7 +42,7 @@ void live_apart() {
   set_limit(RLIMIT_AS, kTemplateMemory);
 }
 
-/// From now on; ends the process with SIGPROF.
+/// Limits the processor time from now on; exceeding it ends the process with SIGPROF.
 void limit_time() {
   const itimerval timer{.it_interval = {}, .it_value = {.tv_sec = kTemplateSeconds, .tv_usec = 0}};
   setitimer(ITIMER_PROF, &timer, nullptr);
@@ -62,7 +62,7 @@ class Renderer {
         bos_(start.at("bos").get<std::string>()),
         eos_(start.at("eos").get<std::string>()) {}
 
-  /// The text, and what the parent is told about it.
+  /// The text, and the reply to the parent.
   std::pair<std::string, Json> render(const Json& chat) {
     chat_end_ = processor_time() + kChatSeconds;
     const Json& messages = chat.at("messages");
@@ -107,7 +107,7 @@ class Renderer {
   double chat_end_ = 0;  ///< in processor_time()
 };
 
-/// What `work` returns; its exceptions as what the parent is told.
+/// The result of `work`; an exception becomes a reply to the parent.
 std::pair<std::string, Json> guarded(const std::function<std::pair<std::string, Json>()>& work) {
   const auto memory = [] { return std::pair<std::string, Json>{"", {{"budget", "memory"}}}; };
   try {
@@ -121,7 +121,7 @@ std::pair<std::string, Json> guarded(const std::function<std::pair<std::string, 
   } catch (const std::length_error&) {
     return memory();
   } catch (const std::exception& error) {
-    if (std::string_view(error.what()).starts_with("std::bad_alloc")) return memory();  // minja adds where it was
+    if (std::string_view(error.what()).starts_with("std::bad_alloc")) return memory();  // minja appends the position
     return {"", {{"error", error.what()}}};
   }
 }

@@ -22,26 +22,26 @@ class Decompressor {
                                           std::function<void(std::string_view piece)> use);
   virtual ~Decompressor() = default;
   virtual void put(std::string_view piece) = 0;
-  /// Throws DataError if the file goes on.
+  /// Throws DataError if the file is not complete.
   void finish() const;
 
  protected:
   Decompressor(std::filesystem::path path, std::function<void(std::string_view piece)> use);
-  /// Whether the input so far is whole.
+  /// Whether the input so far is complete.
   virtual bool is_complete() const = 0;
 
   std::filesystem::path path_;
   std::function<void(std::string_view piece)> use_;
 };
 
-/// Gives `use` what the gzip or zstd file `path`, whose content is `content`, decompresses to, in pieces of at most
-/// 1 MiB. A file may be several compressed files one after the other. Uses about 1 MiB and what the format's window
-/// needs (zstd: at most 128 MiB). `observer` sees the compressed bytes go by. Throws DataError naming `path` for a file
-/// that is truncated or damaged.
+/// Decompresses the gzip or zstd file `path`, whose content is `content`, and calls `use` with pieces of at most 1 MiB.
+/// A file may be several concatenated compressed files. Uses about 1 MiB and the memory of the format's window (zstd:
+/// at most 128 MiB). `observer` is told the compressed bytes done. Throws DataError naming `path` for a file that is
+/// truncated or damaged.
 void decompress(std::string_view content, const std::filesystem::path& path,
                 const std::function<void(std::string_view piece)>& use, DataObserver& observer = DataObserver::none());
 
-/// What the first 16 KiB of such a file decompress to.
+/// Decompresses the first 16 KiB of such a file.
 std::string decompress_beginning(std::string_view content, const std::filesystem::path& path);
 
 }  // namespace caravan

@@ -56,7 +56,7 @@ Corpus::Corpus(std::span<const std::filesystem::path> files, const std::filesyst
   int64_t total = 0;
   for (const std::filesystem::path& path : files) {
     const auto bytes = std::filesystem::file_size(path, error);
-    if (!error) total += static_cast<int64_t>(bytes);  // what is wrong with the others, they say themselves
+    if (!error) total += static_cast<int64_t>(bytes);  // errors of the others are reported when they are opened
   }
   observer.begin("reading the text", total);
   for (const std::filesystem::path& path : files) {

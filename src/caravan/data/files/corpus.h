@@ -11,7 +11,7 @@
 
 namespace caravan {
 
-/// A text split in two: parts of documents, in order. The views point into the documents.
+/// A text split in two parts of documents, in order. The views point into the documents.
 struct TextSplit {
   std::vector<std::string_view> train;
   std::vector<std::string_view> validation;
@@ -36,8 +36,8 @@ class Corpus {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept;
-  /// Splits each file, so that validation has a part of every one. `keeps_documents`: validation is the last of its
-  /// documents instead, rounded up, and no document is cut.
+  /// Splits each file, so that validation has a part of every file. With `keeps_documents` no document is cut:
+  /// validation takes the file's last documents, rounded up.
   TextSplit split(double validation_fraction = kValidationFraction, bool keeps_documents = false) const;
 
  private:

@@ -10,21 +10,21 @@
 namespace caravan {
 
 /// The documents that share the windows of a text (data.pack = "documents"). A document ends with the tokenizer's
-/// end-of-text token, which belongs to it; the token after it is nobody's target.
+/// end-of-text token, which belongs to it; the token after it is not a target.
 class Documents {
  public:
   /// Reads the file once; keeps 8 bytes for each document. `restarts`: positions count from 0 in each document, else
-  /// along the window. A document that goes on from an earlier window counts from the start of this one.
+  /// along the window. A document that continues from an earlier window counts from the start of this one.
   Documents(const TokenFile& tokens, int64_t end_of_text, bool restarts);
-  /// The same for a file of other ends: `is_end` of an id, or of a mark.
+  /// The same for a file with other ends: `is_end` of an id, or of a mark.
   Documents(const TokenFile& tokens, const std::function<bool(int64_t)>& is_end, bool restarts);
 
-  /// How many of the tokens [first, first + count) end a document: as many as a window of these inputs has fewer
+  /// The number of tokens in [first, first + count) that end a document: a window of these inputs has that many fewer
   /// targets. Two binary searches.
   int64_t num_ends(int64_t first, int64_t count) const;
 
-  /// One row, of the tokens from `first` on: of each input token the index of its document in the row, and its
-  /// position; the labels of tokens that end a document become kIgnoredLabel. All of equal size.
+  /// Marks one row, of the tokens from `first` on: sets for each input token the index of its document in the row, and
+  /// its position; labels of tokens that end a document become kIgnoredLabel. All spans have equal size.
   void mark(int64_t first, std::span<int64_t> labels, std::span<int64_t> documents, std::span<int64_t> positions) const;
 
  private:

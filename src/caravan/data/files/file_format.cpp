@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-/// A format known by bytes at a fixed place.
+/// A format identified by bytes at a fixed position.
 struct Signature {
   size_t offset;
   std::string_view bytes;
@@ -51,7 +51,7 @@ constexpr std::array kSignatures{
               "ELF"sv,
               "an executable", "name a text file"},
     Signature{0, "CRVTOKEN"sv, "a token file of this program's cache", "name the text that it was made from"},
-    // UTF-32 before UTF-16, whose mark is the beginning of the other's.
+    // UTF-32 before UTF-16, whose mark is a prefix of the other's.
     Signature{0, "\xff\xfe\0\0"sv, "text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 {0} > {0}.txt"},
     Signature{0, "\xff\xfe"sv, "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 {0} > {0}.txt"},
     Signature{0, "\xfe\xff"sv, "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 {0} > {0}.txt"},
@@ -71,7 +71,7 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-/// "text in UTF-16" where every second byte of the beginning is 0, as in Western text without a mark.
+/// "text in UTF-16" if every second byte of the beginning is 0, as in Western text without a mark.
 bool is_utf16_without_mark(std::string_view text) {
   const std::string_view head = text.substr(0, 64);
   if (head.size() < 4) return false;
@@ -90,7 +90,7 @@ bool is_json_lines(std::string_view head) {
   for (int i = 0; i < kLines && !head.empty(); ++i) {
     const std::string_view line = take_line(head);
     if (line.empty() || line == "\r") continue;
-    // Not parsed into a value: a line with deep nesting must cost nothing.
+    // Not parsed into a value: deep nesting must not cost memory.
     if (!line.starts_with('{') || line.size() > kLongestLine || !nlohmann::json::accept(line)) return false;
   }
   return true;

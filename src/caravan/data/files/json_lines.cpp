@@ -21,7 +21,7 @@ std::string place(const std::filesystem::path& file, int64_t number) {
   throw DataError({.op = "data", .subject = place(file, number), .fact = std::move(fact), .action = std::move(action)});
 }
 
-/// What `value` is, as a sentence says it.
+/// The kind of `value`, for a sentence.
 std::string kind_of(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";

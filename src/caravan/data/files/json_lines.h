@@ -15,13 +15,12 @@ namespace caravan {
 /// The object in line `number` (from 1) of `file`. Throws DataError if the line is not a JSON object.
 nlohmann::json parse_json_line(std::string_view line, const std::filesystem::path& file, int64_t number);
 
-/// The value of `field` of the object in that line. Throws DataError if it is missing, naming the fields that there
-/// are.
+/// The value of `field` of the object in that line. Throws DataError if it is missing, naming the existing fields.
 const nlohmann::json& json_field(const nlohmann::json& object, const std::string& field,
                                  const std::filesystem::path& file, int64_t number);
 
 /// The text in `field` of the object in that line; "meta.text" is a member of a member. Throws DataError if it is
-/// missing or not a string, naming the fields that there are.
+/// missing or not a string, naming the existing fields.
 const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,
                               int64_t number);
 
@@ -29,8 +28,8 @@ const std::string& text_field(const nlohmann::json& object, const std::string& f
 void for_each_json_line(const std::filesystem::path& file,
                         const std::function<void(int64_t number, const nlohmann::json& object)>& take);
 
-/// Gives `take` the lines of a text that arrives in pieces, without their ends, counted from 1. Blank lines are left
-/// out.
+/// Calls `take` for the lines of a text that arrives in pieces, without line breaks, counted from 1. Blank lines are
+/// left out.
 class LineSplitter {
  public:
   explicit LineSplitter(std::function<void(int64_t number, std::string_view line)> take) : take_(std::move(take)) {}

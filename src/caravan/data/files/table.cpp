@@ -27,7 +27,7 @@ std::string object_path() {
 
 struct TableObject {
   ReadTable* read = nullptr;
-  std::string missing;  ///< why there is none
+  std::string missing;  ///< why it is missing
 };
 
 const TableObject& table_object() {

@@ -9,30 +9,29 @@
 namespace caravan {
 
 // Tables with a text in each row: Parquet files, and Arrow's files and streams, which Hugging Face's `datasets` writes.
-// Apache Arrow reads them, in an object of its own (libcaravan_tables.so), which is loaded where it is needed and need
-// not be there.
+// Apache Arrow reads them, in a separate optional library (libcaravan_tables.so) that is loaded on demand.
 
-/// Whether `content` begins as such a file does.
+/// Whether `content` begins like such a file.
 bool is_table(std::string_view content);
 /// By its name: .parquet or .arrow.
 bool has_table_name(const std::filesystem::path& path);
 
-/// Whether this build has the object, and what to do where it has none.
+/// Whether this build has the library, and what to do if it does not.
 bool reads_tables();
 inline constexpr const char* kWithoutTables =
     "write them as JSON lines: datasets.load_from_disk(FOLDER).to_json(\"data.jsonl\"), or "
     "datasets.load_dataset(FOLDER); or build with Apache Arrow: CARAVAN_DEPS=FOLDER, see HACKING.md";
 
-/// Gives `take` the text in column `field` of each row of the table `path`; "meta.text" is a member of a member. Rows
-/// without a value are left out. Uses the memory of one group of rows. Throws DataError naming `path` and the columns
-/// that there are if it has no such column of text, or is damaged, and for any table if this build reads none.
+/// Calls `take` with the text in column `field` of each row of the table `path`; "meta.text" is a member of a member.
+/// Rows without a value are left out. Uses the memory of one group of rows. Throws DataError naming `path` and its
+/// columns if it has no such text column or is damaged, and for any table if this build cannot read tables.
 void read_table(const std::filesystem::path& path, const std::string& field,
                 const std::function<void(std::string_view text)>& take);
 
-/// What the object says of a table: see caravan_read_table in table_object.cpp.
+/// The library's result for a table: see caravan_read_table in table_object.cpp.
 struct TableOutcome {
   std::string fact;                  ///< what is wrong; "": nothing
-  std::vector<std::string> columns;  ///< where there is no such column of text: those that there are
+  std::vector<std::string> columns;  ///< the existing columns, if there is no such text column
 };
 using ReadTable = void(const std::string& path, const std::string& field,
                        const std::function<void(std::string_view text)>& take, TableOutcome& outcome);

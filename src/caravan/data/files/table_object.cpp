@@ -1,4 +1,4 @@
-// The one source that includes Apache Arrow. See caravan/data/files/table.h.
+// The only source that includes Apache Arrow. See caravan/data/files/table.h.
 
 #include <arrow/array.h>
 #include <arrow/io/file.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Take = std::function<void(std::string_view text)>;
 
-/// Batches of rows, one after the other, until there is none.
+/// Returns batches of rows, one after the other, until there are none left.
 using NextBatch = std::function<arrow::Result<std::shared_ptr<arrow::RecordBatch>>()>;
 
 bool is_text(const arrow::DataType& type) {
@@ -44,7 +44,7 @@ TableOutcome missing_column(const arrow::Schema& schema, const std::string& fiel
   return outcome;
 }
 
-/// The column of a batch, or the member of one, that `field` names. Null if there is none.
+/// The column, or member of a column, of a batch that `field` names. Null if there is none.
 std::shared_ptr<arrow::Array> column_of(const arrow::RecordBatch& batch, const std::string& field) {
   if (auto column = batch.GetColumnByName(field)) return column;
   for (size_t dot = field.find('.'); dot != std::string::npos; dot = field.find('.', dot + 1)) {
@@ -65,7 +65,7 @@ void take_texts(const arrow::Array& column, const Take& take) {
   }
 }
 
-/// Returns whether the column is one of text.
+/// Returns whether it is a text column.
 bool take_column(const arrow::Array& column, const Take& take) {
   switch (column.type_id()) {
     case arrow::Type::STRING: take_texts<arrow::StringArray>(column, take); return true;
@@ -101,7 +101,7 @@ arrow::Result<TableOutcome> read_parquet(const std::shared_ptr<arrow::io::Random
   ARROW_ASSIGN_OR_RAISE(const std::unique_ptr<arrow::RecordBatchReader> batches,
                         reader->GetRecordBatchReader(groups, columns));
   ARROW_ASSIGN_OR_RAISE(const TableOutcome outcome, read_batches([&] { return batches->Next(); }, field, take));
-  // A batch has only the column that was asked for.
+  // A batch has only the requested column.
   return outcome.fact.empty() ? outcome : missing_column(*schema, field);
 }
 

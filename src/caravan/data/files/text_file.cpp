@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kDecoding = 1;  ///< raise it when the same file decodes to other documents
+constexpr uint64_t kDecoding = 1;  ///< increment when the same file decodes to other documents
 constexpr std::array<char, 8> kTextMagic{'C', 'R', 'V', 'T', 'E', 'X', 'T', 'S'};
 constexpr size_t kAlignment = sizeof(uint64_t);
 
@@ -47,14 +47,14 @@ ContentHash hash_of(const TextHeader& header, std::string_view text, std::span<c
   return hasher.value();
 }
 
-/// What a decoded text holds, as views into its file.
+/// A decoded text, as views into its file.
 struct Decoded {
   TextHeader header{};
   std::string_view text;
   std::span<const uint64_t> ends;
 };
 
-/// Nothing if the file is not whole.
+/// Nothing if the file is not complete.
 std::optional<Decoded> read_decoded(const MappedFile& file, DataObserver& observer) {
   Decoded decoded;
   const std::string_view all = file.text();
@@ -72,7 +72,7 @@ std::optional<Decoded> read_decoded(const MappedFile& file, DataObserver& observ
   return decoded;
 }
 
-/// What a file holds, compressed or not.
+/// The content of a file, compressed or not.
 enum class Content : uint64_t { text, json_lines, table };
 
 /// Writes the documents of a file into the cache.
@@ -138,7 +138,7 @@ bool has_json_lines(std::string_view content, const fs::path& path) {
   if (!is_compressed(content)) return is_json_lines(content);
   std::string beginning = decompress_beginning(content, path);
   const size_t last = beginning.rfind('\n');
-  if (last != std::string::npos) beginning.resize(last);  // the last line may go on
+  if (last != std::string::npos) beginning.resize(last);  // the last line may be incomplete
   return is_json_lines(beginning);
 }
 
@@ -150,7 +150,7 @@ Content kind_of_content(std::string_view content, const fs::path& path) {
 void decode(std::string_view content, const fs::path& path, Content kind, const std::string& field, Decoding& decoding,
             DataObserver& observer) {
   LineSplitter lines([&](int64_t number, std::string_view line) {
-    observer.advance(0);  // a chat may take its template seconds
+    observer.advance(0);  // the template of a chat may take seconds
     decoding.add_json(number, line);
   });
   const auto use = [&](std::string_view piece) {
@@ -176,7 +176,7 @@ void decode(std::string_view content, const fs::path& path, Content kind, const 
   decoding.finish();
 }
 
-/// Where the decoded text of a file lies in the cache.
+/// The path of a file's decoded text in the cache.
 fs::path decoded_path(const fs::path& cache, std::string_view content, Content kind, const TextFormat& format,
                       DataObserver& observer) {
   ContentHasher hasher;

@@ -15,22 +15,23 @@ namespace caravan {
 
 class ChatTemplate;
 
-/// How the documents of a file of JSON lines or of a table are found.
+/// How to find the documents of a JSON lines file or a table.
 struct TextFormat {
   std::string field = "text";    ///< of each line or row; "meta.text": a member of a member
-  bool skips_bad_lines = false;  ///< those that are not JSON, lack the field or have no text in it; else errors
+  bool skips_bad_lines = false;  ///< skip lines that are not JSON, lack the field or have no text in it; else they are
+                                 ///< errors
   /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
   std::shared_ptr<const ChatTemplate> chat{};
 };
 
-/// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, known by its name
-/// (.jsonl, .ndjson) or by its first lines, has one a line; lines with an empty text have none. Either may be
-/// compressed with gzip or zstd, known by the first bytes. A table has one a row: see read_table.
+/// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, detected by its
+/// name (.jsonl, .ndjson) or its first lines, has one per line; lines with an empty text have none. Either may be
+/// compressed with gzip or zstd, detected by the first bytes. A table has one per row: see read_table.
 class TextFile {
  public:
   /// JSON lines, tables and compressed files are written as plain text into `cache`, once. Throws DataError naming the
   /// file (and the line) if it is missing, empty, damaged, not UTF-8 or of another known format; ResourceError if it
-  /// cannot be read or the cache not be written to.
+  /// cannot be read or the cache cannot be written to.
   TextFile(const std::filesystem::path& path, const std::filesystem::path& cache, const TextFormat& format,
            DataObserver& observer);
 
@@ -38,7 +39,7 @@ class TextFile {
   int64_t num_skipped_lines() const noexcept { return num_skipped_lines_; }
 
  private:
-  std::shared_ptr<const CacheLock> use_;  ///< of a file in the cache
+  std::shared_ptr<const CacheLock> use_;  ///< lock on a file in the cache
   MappedFile file_;
   std::vector<std::string_view> documents_;
   int64_t num_skipped_lines_ = 0;

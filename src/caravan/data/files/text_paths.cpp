@@ -68,7 +68,7 @@ std::vector<fs::path> files_in(const fs::path& folder) {
     throw ResourceError({"data", folder.string(), "cannot be read: " + error.message(), "", "make it readable"});
   }
   if (!tables.empty() && !reads_tables()) refuse_tables(folder, tables.front());
-  if (!tables.empty()) found = std::move(tables);  // what stands beside them describes them
+  if (!tables.empty()) found = std::move(tables);  // other files beside them describe them
   if (found.empty()) {
     throw DataError({.op = "data",
                      .subject = folder.string(),

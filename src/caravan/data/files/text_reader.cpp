@@ -89,7 +89,7 @@ std::string TextReader::take(size_t bytes, size_t most) {
   while (buffer_.size() < bytes && fill()) {
   }
   size_t from = std::min(bytes, buffer_.size());
-  if (from > 0) --from;  // a line may end just there
+  if (from > 0) --from;  // a line may end exactly there
   size_t line_end = buffer_.find('\n', from);
   while (line_end == std::string::npos && buffer_.size() < most) {
     from = buffer_.size();

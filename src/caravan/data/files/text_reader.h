@@ -10,15 +10,15 @@
 
 namespace caravan {
 
-/// Reads a file from front to back without having it in memory: its bytes, or what they decompress to if it is
-/// compressed with gzip or zstd. Offsets count the bytes that come out.
+/// Reads a file from front to back without having it in memory: its bytes or, if it is compressed with gzip or zstd,
+/// the decompressed bytes. Offsets count output bytes.
 class TextReader {
  public:
   static constexpr uint64_t kWhole = std::numeric_limits<uint64_t>::max();
 
-  /// Reads the bytes [offset, end). Of a compressed file those before `offset` are decompressed, too. Throws DataError
-  /// if the file is missing, shorter than `end` (unless that is kWhole) or damaged, ResourceError if it cannot be read;
-  /// so do the functions.
+  /// Reads the bytes [offset, end). In a compressed file the bytes before `offset` are decompressed, too. Throws
+  /// DataError if the file is missing, shorter than `end` (unless that is kWhole) or damaged, ResourceError if it
+  /// cannot be read; so do the methods.
   explicit TextReader(std::filesystem::path path, uint64_t offset = 0, uint64_t end = kWhole);
   ~TextReader();
   TextReader(const TextReader&) = delete;
@@ -28,13 +28,13 @@ class TextReader {
   uint64_t offset() const noexcept { return offset_; }
   bool at_end();
 
-  /// The next `bytes` and on to the end of their line; less at the end of the text. A line that goes on past `most`
-  /// bytes is cut there, before the character. Memory: what it returns, and 1 MiB, or
-  /// what 16 KiB decompress to.
+  /// The next `bytes`, extended to the end of the line; less at the end of the text. A line that extends past `most`
+  /// bytes is cut there, before the character. Memory: the result, and 1 MiB, or the output of 16 KiB of compressed
+  /// input.
   std::string take(size_t bytes, size_t most);
 
  private:
-  /// Adds to the buffer. Returns false if there is nothing more.
+  /// Reads more into the buffer. Returns false at the end.
   bool fill();
 
   std::filesystem::path path_;

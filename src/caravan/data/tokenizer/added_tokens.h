@@ -15,7 +15,7 @@ namespace caravan {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool is_single_word = false;  ///< matches only where it has no word character next to it
+  bool is_single_word = false;  ///< matches only if no word character is next to it
   bool strips_left = false;     ///< includes the white space to its left
   bool strips_right = false;
   bool is_normalized = false;  ///< searched in the normalized text, after the others

@@ -26,7 +26,7 @@ class Tokenizer {
   /// all their flags; post-processors ByteLevel and TemplateProcessing; decoder ByteLevel. Throws DataError with the
   /// JSON path for anything else, so that ids always equal those of Python's `tokenizers`.
   static Tokenizer from_json(std::string json, std::string_view file = "tokenizer.json");
-  /// The file `path`; the tokenizer_config.json beside it, if there is one, names the end-of-text token.
+  /// Reads the file `path`; the tokenizer_config.json beside it, if any, names the end-of-text token.
   static Tokenizer load(const std::filesystem::path& path);
 
   /// Ids of `text`. Special tokens in the text become their ids. `add_special_tokens` also adds the tokens that the
@@ -34,12 +34,12 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const;
 
   using Sink = std::function<void(std::span<const int32_t> ids)>;
-  /// The same ids, without added special tokens, in pieces: the ids of a large text need not be in memory at once.
-  /// `observer` sees the bytes that are done, and may throw to cancel.
+  /// The same ids, without added special tokens, in pieces, so that the ids of a large text need not be in memory at
+  /// once. `observer` is told the number of bytes done, and may throw to cancel.
   void encode(std::string_view text, const Sink& sink, DataObserver& observer = DataObserver::none()) const;
 
-  /// The same for several texts, with the id `between` (nothing: none) between them. For many short ones: words that
-  /// were seen in one are known in the next.
+  /// The same for several texts, with the id `between` (if set) between them. For many short texts: words seen in one
+  /// text are cached for the next.
   void encode(std::span<const std::string_view> texts, std::optional<int32_t> between, const Sink& sink,
               DataObserver& observer = DataObserver::none()) const;
 
@@ -52,10 +52,10 @@ class Tokenizer {
 
   /// One past the largest id: the number of rows an embedding needs.
   int64_t vocab_size() const noexcept;
-  /// Id of a token by its text: that of an added token, or one of the vocabulary as written in the file ("Ġthe").
+  /// Id of a token by its text: of an added token, or of a token of the vocabulary as written in the file ("Ġthe").
   std::optional<int32_t> id_of(std::string_view token) const;
-  /// Ends a document: the eos_token of tokenizer_config.json, else the first of <|endoftext|>, <|end_of_text|>, </s>,
-  /// <eos> that is a special token of the file, or what `with_end_of_text` set.
+  /// The token that ends a document: the eos_token of tokenizer_config.json, else the first of <|endoftext|>,
+  /// <|end_of_text|>, </s>, <eos> that is a special token of the file, or the one set by `with_end_of_text`.
   std::optional<int32_t> end_of_text() const noexcept;
   /// The same tokenizer with another end-of-text token (a model's config may name one). Throws DataError for an id
   /// outside the vocabulary.

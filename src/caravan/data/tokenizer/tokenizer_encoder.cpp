@@ -53,7 +53,7 @@ void TokenizerEncoder::encode_between_raw_tokens(std::string_view text) {
 }
 
 void TokenizerEncoder::word(std::string_view word) {
-  // A tokenizer of bytes takes a text for one word. Its bytes are encoded on their own, so it can be split anywhere.
+  // A tokenizer of bytes takes a text for one word. Its bytes are encoded independently, so it can be split anywhere.
   if (tables_.parts.model.has_no_merges()) {
     for (; word.size() > kPiece; word.remove_prefix(kPiece)) encode_piece(word.substr(0, kPiece));
   }

@@ -32,8 +32,8 @@ bool holds(const auto& ranges, auto first, auto last, char32_t point) {
   return behind != ranges.begin() && point <= std::invoke(last, *(behind - 1));
 }
 
-/// True for a character that is unassigned in version 9.0, which `tokenizers` normalizes by: it keeps its place, and
-/// nothing moves across it or composes with it.
+/// True for a character that is unassigned in Unicode 9.0, which `tokenizers` uses to normalize: it keeps its place,
+/// and nothing moves across it or composes with it.
 bool is_inert(char32_t point) {
   using Range = std::pair<char32_t, char32_t>;
   return holds(kLateMarks, &Range::first, &Range::second, point) ||
@@ -82,8 +82,8 @@ std::string_view to_nfc(std::string_view text, std::string& scratch) {
   size_t begin = find_end(0, true);
   if (begin == text.size()) return text;
   scratch.clear();
-  // No ASCII character composes with the character before it. So each run of other characters is normalized on its own,
-  // together with the one ASCII character before it, with which it may compose.
+  // No ASCII character composes with the character before it. So each run of other characters is normalized separately,
+  // together with the ASCII character before it, with which it may compose.
   for (size_t done = 0; done < text.size();) {
     const size_t base = begin > done ? begin - 1 : begin;
     const size_t end = find_end(begin, false);

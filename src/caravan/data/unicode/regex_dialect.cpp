@@ -116,7 +116,7 @@ class Translator {
       put(escape());
       return true;
     } else {
-      if (std::string_view("*+?").find(text_[at_]) != std::string_view::npos) refuse("a quantifier of nothing");
+      if (std::string_view("*+?").find(text_[at_]) != std::string_view::npos) refuse("a quantifier without an operand");
       put({.point = next_point(), .members = {}, .complement = {}});
       return true;
     }
@@ -229,7 +229,7 @@ class Translator {
       const Item last =
           !done() && text_[at_] == '\\' ? escape() : Item{.point = next_point(), .members = {}, .complement = {}};
       if (!item.point || !last.point || *last.point < *item.point || *last.point == U'[')
-        refuse("a range without sense");
+        refuse("an empty or reversed range");
       if (fold_ && *last.point >= 0x80) refuse("a class of other than ASCII inside (?i:..)");
       members += "-" + code_point(*last.point);
     }

@@ -25,7 +25,7 @@ bool is_hex(std::string_view text, size_t length) {
   return text.size() == length && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// Whether `name` is that of a finished file of the cache.
+/// Whether `name` is the name of a finished file of the cache.
 bool is_cache_name(std::string_view name) {
   constexpr std::string_view kTokens = ".tokens";
   constexpr std::string_view kText = ".text";
@@ -40,7 +40,7 @@ bool is_cache_name(std::string_view name) {
   return is_hex(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kJson.size()), kHash);
 }
 
-/// The finished file that `name` is a half-written form of, "" if it is none: see name_aside.
+/// The finished file of which `name` is a half-written form, "" if it is not one: see name_aside.
 std::string finished_name(std::string_view name) {
   constexpr std::string_view kAside = ".tmp";
   constexpr size_t kRandom = 16;
@@ -74,7 +74,7 @@ int64_t seconds_now() {
 }
 
 /// Leftovers of killed processes: half-written files, and lock files that no process holds. On a file system without
-/// locks nothing tells whether a builder is alive: lock files stay, which are empty.
+/// locks a live builder cannot be detected, so the empty lock files stay.
 void remove_leftovers(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::path& file : files_of(folder)) {

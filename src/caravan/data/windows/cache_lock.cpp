@@ -23,7 +23,7 @@ int take_lock(int descriptor, int operation) {
   return 0;
 }
 
-/// Whether this errno says that the file system has no locks. Any other means that the lock was not taken.
+/// Whether this errno means that the file system has no locks. Any other means that the lock was not taken.
 bool has_no_locks(int error) { return error == ENOLCK || error == EOPNOTSUPP || error == ENOSYS; }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace caravan {
 
-/// Follows the preparation of data, which may take minutes. Any method may throw to cancel the work: it then leaves no
-/// file behind. Called on the thread that does the work.
+/// Follows the preparation of data, which may take minutes. Any method may throw to cancel the work, which then leaves
+/// no file behind. Called on the thread that does the work.
 class DataObserver {
  public:
   virtual ~DataObserver() = default;
@@ -23,7 +23,7 @@ class DataObserver {
   }
 };
 
-/// Passes on that work continues, but not how much is done: for a second pass over the same text.
+/// Reports that work continues, but not how much is done: for a second pass over the same text.
 class SecondPass final : public DataObserver {
  public:
   explicit SecondPass(DataObserver& outer) : outer_(outer) {}

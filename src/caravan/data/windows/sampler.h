@@ -36,20 +36,20 @@ class Sampler {
   int64_t num_phases_;
 };
 
-/// The number of rows of `context` elements that both buffers have. Throws ShapeError if they have no whole number of
-/// rows, or not the same.
+/// The number of rows of `context` elements in both buffers. Throws ShapeError if either does not hold whole rows, or
+/// if their sizes differ.
 int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels);
 std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
 
 /// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most
-/// `context` tokens before it as input. Windows begin `stride` tokens apart. Where they overlap, stride < context, the
-/// first context - stride targets of each window but the first are those of the window before, and are left out: the
+/// `context` tokens before it as input. Windows begin `stride` tokens apart. If they overlap (stride < context), the
+/// first context - stride targets of each window but the first belong to the previous window and are left out. So all
 /// others have at least context - stride tokens before them, at context / stride times the work.
 class ValidationWindows {
  public:
-  /// `documents`: those of the text, which do not see each other; null: it is one. `marks`: of chats; null: all
-  /// tokens are targets. Default stride: the context. Throws DataError for a text of fewer than 2 tokens, ShapeError
-  /// for context < 1 or a stride that is not from 1 to context. Both outlive the windows.
+  /// `documents`: the documents of the text, which do not see each other; null: the text is one document. `marks`: the
+  /// marks of chats; null: all tokens are targets. Default stride: the context. Both outlive the windows. Throws
+  /// DataError for a text of fewer than 2 tokens, ShapeError for context < 1 or a stride that is not from 1 to context.
   ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr,
                     std::optional<int64_t> stride = {}, const TokenFile* marks = nullptr);
 
@@ -62,12 +62,12 @@ class ValidationWindows {
 
   /// Fills rows as TrainWindows::fill does with the windows from `first_window` on. The last window, and rows after it,
   /// are padded with token 0 and kIgnoredLabel, so that every rank can fill the same number of rows.
-  /// `documents` and `positions`, where the windows have documents: see Documents::mark; else they are not used.
+  /// `documents` and `positions` are used only if the windows have documents: see Documents::mark.
   void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
             std::span<int64_t> documents = {}, std::span<int64_t> positions = {}) const;
 
  private:
-  int64_t last() const noexcept { return tokens_.size() - 1; }  ///< inputs of all windows
+  int64_t last() const noexcept { return tokens_.size() - 1; }  ///< number of inputs of all windows
 
   const TokenFile& tokens_;
   int64_t context_;

@@ -19,9 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kStreaming = 1;                     ///< raise it when the same files have other shards
-constexpr size_t kHead = size_t{16} << 10;             ///< what a file is known by
-constexpr size_t kLongestHeadLine = size_t{16} << 20;  ///< as is_json_lines has it
+constexpr uint64_t kStreaming = 1;                     ///< increment when the same files have other shards
+constexpr size_t kHead = size_t{16} << 10;             ///< bytes that identify a file
+constexpr size_t kLongestHeadLine = size_t{16} << 20;  ///< as in is_json_lines
 constexpr size_t kLongestTextLine = size_t{1} << 20;   ///< longer lines of plain text are cut
 
 struct stat status_of(const fs::path& path) {
@@ -33,7 +33,7 @@ struct stat status_of(const fs::path& path) {
   return status;
 }
 
-/// The beginning of a file: whole characters, and of what may be JSON the first line.
+/// The beginning of a file: whole characters, and the first line if it may be JSON.
 std::string head_of(const fs::path& path, bool& is_compressed) {
   TextReader reader(path);
   is_compressed = reader.is_compressed();
@@ -45,7 +45,8 @@ std::string head_of(const fs::path& path, bool& is_compressed) {
 bool begins_with_json_lines(std::string_view head, const fs::path& path) {
   if (has_json_lines_name(path)) return true;
   const size_t last = head.rfind('\n');
-  return is_json_lines(last == std::string_view::npos ? head : head.substr(0, last));  // the last line may go on
+  return is_json_lines(last == std::string_view::npos ? head : head.substr(0, last));  // the last line may be
+                                                                                       // incomplete
 }
 
 /// The lines that end before `offset`.
@@ -60,14 +61,14 @@ int64_t lines_before(const fs::path& path, uint64_t offset) {
   return count;
 }
 
-/// The beginning and the end of a file.
+/// Hashes the beginning and the end of a file.
 void add_ends(const fs::path& path, ContentHasher& hasher) {
   const MappedFile mapped(path, "data");
   hasher.update(mapped.text().substr(0, kHead));
   hasher.update(mapped.text().substr(mapped.text().size() - std::min(kHead, mapped.text().size())));
 }
 
-/// The first byte that is no text; kNoUtf8Error if there is none.
+/// The offset of the first byte that is not text; kNoUtf8Error if there is none.
 size_t first_bad_byte(std::string_view text) { return std::min(utf8_error(text), text.find('\0')); }
 
 }  // namespace
@@ -85,11 +86,11 @@ StreamedText::StreamedText(const std::vector<fs::path>& files, const Options& op
                        "write it as JSON lines, or use data.streaming = false"});
     }
     file.has_json_lines = begins_with_json_lines(head, path);
-    if (!file.has_json_lines) check_is_not_binary(head, path);  // where it is not UTF-8, read() finds the line
+    if (!file.has_json_lines) check_is_not_binary(head, path);  // if it is not UTF-8, read() finds the line
     if (is_compressed && options.validation_fraction > 0) {
       throw UsageError({"data", "data.validation_fraction",
                         path.string() + " is compressed: with data.streaming its end is not known when training starts",
-                        "", "name a text of its own: data.validation = \"FILE\""});
+                        "", "name a separate text: data.validation = \"FILE\""});
     }
     if (!is_compressed) file.train_end = file.bytes;
     files_.push_back(std::move(file));
@@ -105,7 +106,7 @@ void StreamedText::split_files() {
   for (File& file : files_) {
     uint64_t cut = file.bytes - static_cast<uint64_t>(std::ceil(static_cast<double>(file.bytes) * part));
     if (file.has_json_lines) {
-      // On to the next line. One that begins at the cut is for validation.
+      // Skips to the next line. A line that begins at the cut is for validation.
       TextReader reader(file.path, cut == 0 ? 0 : cut - 1, file.bytes);
       if (cut > 0) reader.take(1, TextReader::kWhole);
       cut = reader.offset();
@@ -133,7 +134,7 @@ StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes) {
   Shard shard{.documents = {}, .end = begin};
   TextPlace& place = shard.end;
   auto left = static_cast<uint64_t>(bytes);
-  bool goes_on = false;  // the last document is of this file
+  bool goes_on = false;  // the last document belongs to this file
   while (left > 0 && !is_end(place)) {
     const File& file = files_[place.file];
     TextReader& reader = reader_at(place);

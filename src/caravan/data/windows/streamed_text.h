@@ -12,7 +12,7 @@
 
 namespace caravan {
 
-/// A place between two lines of a text of several files.
+/// A position between two lines of a text of several files.
 struct TextPlace {
   uint64_t file = 0;
   uint64_t offset = 0;  ///< bytes of the (decompressed) file
@@ -22,48 +22,48 @@ struct TextPlace {
 inline constexpr int64_t kShardBytes = int64_t{16} << 20;
 inline constexpr int64_t kMostStreamedValidation = int64_t{4} << 20;  ///< it is tokenized before training starts
 
-/// The documents of some files, which are known as TextFile's are, read from front to back in shards: no more than one
-/// shard is in memory. A shard is `shard_bytes` of the files and on to the end of the line; it begins where the one
-/// before it ends, and may hold parts of several files. Where shards end depends on the files alone.
+/// The documents of some files, in the formats of TextFile, read from front to back in shards: at most one shard is in
+/// memory. A shard is `shard_bytes` of the files, extended to the end of the line; it begins where the previous one
+/// ends, and may hold parts of several files. Shard boundaries depend only on the files.
 class StreamedText {
  public:
   struct Options {
     TextFormat format{};
-    double validation_fraction = 0;  ///< the end of each file that is not for training
+    double validation_fraction = 0;  ///< fraction at the end of each file that is not for training
     int64_t most_validation_bytes = kMostStreamedValidation;
     int64_t shard_bytes = kShardBytes;
   };
-  /// Looks at the size and the beginning of each file. Throws DataError as TextFile does; UsageError for a fraction of
-  /// a compressed file, whose end is not known before all of it is decompressed.
+  /// Reads the size and the beginning of each file. Throws DataError as TextFile does; UsageError for a fraction of a
+  /// compressed file, whose end is not known before all of it is decompressed.
   StreamedText(const std::vector<std::filesystem::path>& files, const Options& options);
 
   struct Shard {
-    std::vector<std::string> documents;  ///< the first and the last may be parts of one
+    std::vector<std::string> documents;  ///< the first and the last may be partial
     TextPlace end;
   };
-  /// The shard that begins at `begin`; `bytes` instead of shard_bytes. Where the last shard ended nothing is skipped,
-  /// so that compressed files are decompressed once. Throws DataError naming file and line for text that is not UTF-8
-  /// and for bad JSON lines. One thread.
+  /// The shard that begins at `begin`, with `bytes` instead of shard_bytes. Nothing is skipped if it begins where the
+  /// last one ended, so compressed files are decompressed once. Throws DataError naming file and line for text that is
+  /// not UTF-8 and for bad JSON lines. One thread.
   Shard read(TextPlace begin, int64_t bytes);
   Shard read(TextPlace begin) { return read(begin, options_.shard_bytes); }
   bool is_end(TextPlace place) const noexcept { return place.file >= files_.size(); }
 
   /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together.
-  /// Parts of JSON lines are left to training.
+  /// Partial JSON lines are left to training.
   std::vector<std::string> validation() const;
 
-  /// Tells texts apart without reading them: sizes, beginnings and ends of the files, and the options.
+  /// Identifies the text without reading all of it: sizes, beginnings and ends of the files, and the options.
   ContentHash content() const;
   struct FileContent {
     std::filesystem::path path;
     uint64_t bytes;
     ContentHash ends;  ///< of its beginning and its end
   };
-  /// The same of each file, without the options.
+  /// The same for each file, without the options.
   std::vector<FileContent> file_contents() const;
-  /// The same with the inodes of the files and the times of their last change, for what is kept in a cache. Every write
-  /// sets these times, and no program can set them back. They change with a rename or a chmod, too: then the text is
-  /// read again, but its tokens are still found by their content.
+  /// The same with the inodes and change times of the files, as a key of the cache. Every write updates these times,
+  /// and no program can reset them. A rename or chmod changes them, too: then the text is read again, but its tokens
+  /// are still found by content.
   ContentHash identity() const;
 
  private:

@@ -15,7 +15,7 @@ StreamedWindows::StreamedWindows(TokenStreams& streams, size_t text, int64_t con
   windows_of(context + 1);  // checks it
 }
 
-/// 0 for a shard that is too short for any.
+/// 0 for a shard that is too short for a window.
 int64_t StreamedWindows::windows_of(int64_t num_tokens) const {
   if (context_ >= 1 && num_tokens <= context_) return 0;
   return Sampler(num_tokens, context_, seed_).windows_per_epoch();

@@ -13,15 +13,15 @@
 
 namespace caravan {
 
-/// How documents that share a window are told apart: see Documents.
+/// How to separate documents that share a window: see Documents.
 struct PackRule {
   int64_t end_of_text = 0;
   bool restarts = true;
 };
 
-/// The order in which training visits a streamed text: shard after shard, epoch after epoch, and inside of a shard as
-/// Sampler does. Windows do not cross shards; of each shard fewer than two windows of tokens are left out in an epoch,
-/// others in the next. Sample k depends only on (the text, context, seed, k), not on how far tokenization is.
+/// The order in which training visits a streamed text: shard after shard, epoch after epoch, and inside a shard as
+/// Sampler does. Windows do not cross shards; each epoch leaves out fewer than two windows of tokens of each shard,
+/// others in the next. Sample k depends only on (the text, context, seed, k), not on the progress of tokenization.
 class StreamedWindows {
  public:
   /// The streams outlive this. Throws ShapeError for context < 1.
@@ -37,30 +37,30 @@ class StreamedWindows {
     std::shared_ptr<const Shard> shard;
     int64_t offset;  ///< of its first token in the shard
   };
-  /// The window of sample k >= 0. Waits for its shard unless it is of a prepared sample; errors as TokenStreams::open,
-  /// and DataError if no shard of the text has context + 1 tokens.
+  /// The window of sample k >= 0. Waits for its shard unless the sample is prepared; throws as TokenStreams::open, and
+  /// DataError if no shard of the text has context + 1 tokens.
   Window window(int64_t sample);
 
   struct Seen {
     int64_t shard;
     ContentHash content;
   };
-  /// Waits for the shards of the samples [first, end), and returns them. They stay open, so that no cache removes them
-  /// and `window` does not wait, until the next call. Afterwards is_ready(end).
+  /// Waits for the shards of the samples [first, end), and returns them. Until the next call they stay open, so that
+  /// the cache keeps them and `window` does not wait. Afterwards is_ready(end).
   std::vector<Seen> prepare(int64_t first, int64_t end, DataObserver& observer = DataObserver::none());
-  /// Whether all samples before `end` are of shards that prepare() has seen.
+  /// Whether prepare() has seen the shards of all samples before `end`.
   bool is_ready(int64_t end) const;
 
   /// Windows of an epoch, once all shards are known.
   std::optional<int64_t> windows_per_epoch() const;
-  /// At most those of the prepared samples, and kMostOpen others.
+  /// Number of open shards: at most those of the prepared samples, and kMostOpen others.
   int64_t num_open() const;
   static constexpr size_t kMostOpen = 2;
 
  private:
   struct Place {
     int64_t shard;
-    int64_t index;  ///< among the samples of the shard, in all epochs
+    int64_t index;  ///< index among the samples of the shard, in all epochs
     int64_t left;   ///< samples of this epoch from here to the end of the shard
   };
   Place place_of(int64_t sample, DataObserver& observer);
@@ -77,10 +77,10 @@ class StreamedWindows {
   std::optional<PackRule> packs_;
   mutable std::mutex mutex_;
   std::vector<int64_t> ends_;  ///< windows of an epoch up to the end of each shard
-  bool is_whole_ = false;      ///< the last shard is among them
+  bool is_whole_ = false;      ///< includes the last shard
   int64_t ready_until_ = 0;
   std::map<int64_t, std::shared_ptr<const Shard>> prepared_;
-  std::list<std::shared_ptr<const Shard>> open_;  ///< others, the last used first
+  std::list<std::shared_ptr<const Shard>> open_;  ///< others, the most recently used first
 };
 
 }  // namespace caravan

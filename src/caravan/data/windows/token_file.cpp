@@ -64,7 +64,9 @@ uint64_t largest_id(const MappedFile& file, uint64_t count) {
 Header read_header(const MappedFile& file, const std::filesystem::path& path) {
   const size_t size = file.bytes().size();
   Header header{};
-  if (size > 0) std::memcpy(&header, file.bytes().data(), std::min(size, sizeof header));  // nothing is mapped of 0
+  if (size > 0)
+    std::memcpy(&header, file.bytes().data(), std::min(size, sizeof header));  // an empty file is not
+                                                                               // mapped
   if (size < sizeof kMagic || header.magic != kMagic) refuse(path, "is not a token file");
   if (size < sizeof header) refuse(path, fmt::format("is truncated: {} bytes, the header has {}", size, sizeof header));
   if (header.version != kVersion) {
@@ -179,7 +181,7 @@ std::shared_ptr<const CacheLock> TokenFileWriter::finish(int64_t text_bytes, Con
   header.hash_high = hash.high;
   header.hash_low = hash.low;
   file_.write_at(0, std::as_bytes(std::span(&header, 1)));
-  // Before the file has its name: then another process may trim the cache.
+  // Before the file gets its name, after which another process may trim the cache.
   std::shared_ptr<const CacheLock> use = use_cache_file(file_.path());
   file_.finish_as(path_);
   return use;

@@ -15,11 +15,11 @@ namespace caravan {
 
 class Tokenizer;
 
-/// What the header of a token file says.
+/// The header of a token file.
 struct TokenFileInfo {
   int64_t num_tokens = 0;
   int64_t vocab_size = 0;  ///< every id is smaller
-  int64_t text_bytes = 0;  ///< UTF-8 bytes that the ids stand for: what bits per byte divide by
+  int64_t text_bytes = 0;  ///< UTF-8 bytes of the text: the divisor of bits per byte
   ContentHash content;     ///< of the text and the tokenizer
   bool operator==(const TokenFileInfo&) const = default;
 };
@@ -32,7 +32,7 @@ class TokenFile {
   /// altered or not a token file, before anything is allocated from its numbers.
   static TokenFile open(const std::filesystem::path& path, DataObserver& observer = DataObserver::none());
 
-  /// The same, of a cache; empty if there is no such file, or none with these ids that is intact.
+  /// The same, from a cache; empty if there is no such intact file with these ids.
   static std::optional<TokenFile> find(const std::filesystem::path& path, ContentHash content, int64_t vocab_size,
                                        DataObserver& observer);
 
@@ -56,14 +56,14 @@ class TokenFile {
 };
 
 /// Writes a token file under a temporary name and then renames it to `path`. Several writers of one path do not disturb
-/// each other. Without `finish` nothing is left. Throws ResourceError.
+/// each other. Without `finish` no file is left. Throws ResourceError.
 class TokenFileWriter {
  public:
   TokenFileWriter(std::filesystem::path path, int64_t vocab_size);
   /// Throws UsageError for an id outside the vocabulary.
   void append(std::span<const int32_t> ids);
-  /// Calls fsync and renames. Nothing may be appended after it. The cache does not remove the file while the result
-  /// lives, from the moment it has its name.
+  /// Calls fsync and renames. Nothing may be appended afterwards. The cache does not remove the renamed file while the
+  /// result lives.
   std::shared_ptr<const CacheLock> finish(int64_t text_bytes, ContentHash content);
 
  private:

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr std::chrono::milliseconds kLookAgain{20};
 constexpr const char* kRecordMagic = "caravan-shard-2";
 
-/// Ends the thread that builds, from inside. Never leaves this file.
+/// Thrown to end the building thread. Never leaves this file.
 struct StreamsCancelled {};
 
 std::string to_text(const ShardRecord& record) {
@@ -56,7 +56,7 @@ void write_record(const fs::path& path, const ShardRecord& record) {
 
 }  // namespace
 
-/// Asked by the work of the thread that builds.
+/// Passed to the work of the building thread.
 class TokenStreams::Cancel final : public DataObserver {
  public:
   explicit Cancel(const TokenStreams& streams) : streams_(streams) {}
@@ -123,8 +123,7 @@ void TokenStreams::run() {
   }
 }
 
-/// What somebody waits for, else the text that is least ahead of the run. Waits until there is some; nothing:
-/// cancelled.
+/// What a caller waits for, else the text that is least ahead of the run. Waits for work; returns nothing if cancelled.
 std::optional<TokenStreams::Work> TokenStreams::next_work() {
   std::unique_lock lock(mutex_);
   while (!is_cancelled_) {
@@ -170,14 +169,14 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
 
 void TokenStreams::build(const Work& work) {
   Progress& text = texts_[work.text];
-  const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds any
+  const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds records
   const TextPlace begin = work.shard == 0 ? TextPlace{} : text.records[static_cast<size_t>(work.shard - 1)].end;
   std::optional<ShardRecord> record;
   if (is_next) record = read_record(record_path(work));
   if (!record) record = tokenize(work, begin);
   if (!is_next && record->content != text.records[static_cast<size_t>(work.shard)].content) {
     throw DataError({"data", fmt::format("shard {} of {}", work.shard, text.name),
-                     "is another text than when the run read it first", "",
+                     "has changed since the run first read it", "",
                      "leave the texts of a run as they are, and start it again"});
   }
   const std::lock_guard lock(mutex_);
@@ -200,7 +199,7 @@ ShardRecord TokenStreams::record(size_t text, int64_t shard, DataObserver& obser
   while (static_cast<int64_t>(progress.records.size()) <= shard) {
     if (!options_.builds) {
       throw ResourceError({"data", fmt::format("shard {} of {}", shard, progress.name),
-                           "was asked for before the ranks prepared it together", "",
+                           "was requested before the ranks prepared it together", "",
                            "prepare the samples of a step before they are read"});
     }
     if (shard > progress.wanted) {
@@ -240,7 +239,7 @@ TokenFile TokenStreams::open(size_t text, int64_t shard, DataObserver& observer)
       throw ResourceError(
           {"data", fmt::format("shard {} of {}", shard, progress.name),
            "is not in the cache, although another rank of this host has tokenized it", tokens_path(known).string(),
-           "give all ranks of a host the same cache, on a file system with locks, or each one of its own"});
+           "give all ranks of a host the same cache, on a file system with locks, or each rank its own"});
     }
     progress.removed = shard;
     changed_.notify_all();

@@ -18,7 +18,7 @@
 
 namespace caravan {
 
-/// What is known of a shard once it has been tokenized.
+/// The record of a shard that has been tokenized.
 struct ShardRecord {
   ContentHash content;  ///< of its token file
   int64_t num_tokens = 0;
@@ -26,12 +26,12 @@ struct ShardRecord {
   bool is_last = false;
 };
 
-/// The texts of a run as token files in the cache, one for each shard. They are made in the background while the run
-/// goes on, a few shards ahead of those that were asked for. The record of a shard is kept in the cache, too: a resumed
-/// run does not tokenize the shards before its place again.
+/// The texts of a run as token files in the cache, one for each shard. They are built in the background during the run,
+/// a few shards ahead of the requested ones. The record of a shard is kept in the cache, too, so that a resumed run
+/// does not tokenize earlier shards again.
 ///
-/// One process of a host builds. The others with the same cache read its files: they are told the records, and never
-/// wait or look at the texts.
+/// One process of a host builds. The others with the same cache read its files: they receive the records, and never
+/// wait or read the texts.
 class TokenStreams {
  public:
   struct Text {
@@ -42,7 +42,7 @@ class TokenStreams {
     std::filesystem::path cache;
     std::optional<int64_t> cache_limit_bytes{};
     bool builds = true;
-    int64_t num_ahead = 4;  ///< shards that are built before anybody asks for them
+    int64_t num_ahead = 4;  ///< shards that are built before they are requested
   };
   TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options);
   /// Cancels what is being built.
@@ -52,27 +52,27 @@ class TokenStreams {
 
   size_t size() const noexcept { return texts_.size(); }
   const std::string& name(size_t text) const { return texts_[text].name; }
-  /// What tells the text from others: see StreamedText::content.
+  /// Identifies the text: see StreamedText::content.
   ContentHash content(size_t text) const { return texts_[text].content; }
 
-  /// What tells each file of a text from others: see StreamedText::file_contents.
+  /// Identifies each file of a text: see StreamedText::file_contents.
   std::vector<StreamedText::FileContent> file_contents(size_t text) const { return texts_[text].text.file_contents(); }
   bool builds() const noexcept { return options_.builds; }
 
   /// The record of a shard, which follows one that is not the last. Any thread. A process that builds waits until the
-  /// shard has been tokenized. It throws what that has thrown, now and in every later call, and what `observer` throws.
-  /// One that does not build throws ResourceError if it has not been told the record.
+  /// shard has been tokenized, and throws the errors of tokenization and of `observer`; later calls rethrow the error
+  /// of tokenization. One that does not build throws ResourceError if it has not received the record.
   ShardRecord record(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
-  /// The same, and its tokens. A process that builds makes them again if the cache has removed them; one that does not
-  /// throws ResourceError if they are not in its cache.
+  /// The same, and opens its tokens. A process that builds rebuilds them if the cache has removed them; one that does
+  /// not throws ResourceError if they are not in its cache.
   TokenFile open(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
 
-  /// The records that are new since the last call, for the processes that do not build.
+  /// The records added since the last call, for the processes that do not build.
   std::string take_new_records();
-  /// Adds what take_new_records() has returned in the process that is first; a process that builds keeps its own.
+  /// Adds the result of take_new_records() of the first process; a process that builds keeps its own records.
   void add_records(const std::string& records);
 
-  /// How many shards of a text are known to this process.
+  /// How many shards of a text this process knows.
   int64_t num_known(size_t text) const;
 
  private:
@@ -82,10 +82,10 @@ class TokenStreams {
     ContentHash content;
     ContentHash identity;
     std::vector<ShardRecord> records{};
-    size_t num_taken = 0;              ///< of the records, by take_new_records()
-    int64_t wanted = -1;               ///< the furthest that was asked for
-    std::optional<int64_t> removed{};  ///< asked for, but its tokens are no longer in the cache
-    /// Keeps the cache from removing what is ahead of the run, and what was built again until it is opened.
+    size_t num_taken = 0;              ///< number of records returned by take_new_records()
+    int64_t wanted = -1;               ///< the furthest requested shard
+    std::optional<int64_t> removed{};  ///< requested, but its tokens are no longer in the cache
+    /// Keeps the cache from removing shards ahead of the run, and rebuilt shards until they are opened.
     std::map<int64_t, std::vector<std::shared_ptr<const CacheLock>>> in_use{};
   };
   struct Work {
@@ -107,7 +107,7 @@ class TokenStreams {
   const Tokenizer tokenizer_;
   const Options options_;
   CacheTrimmer trimmer_;      ///< of the thread that builds
-  mutable std::mutex mutex_;  ///< of records, wanted, removed, in_use and what follows
+  mutable std::mutex mutex_;  ///< guards records, wanted, removed, in_use and what follows
   std::condition_variable changed_;
   bool is_cancelled_ = false;
   std::exception_ptr error_;

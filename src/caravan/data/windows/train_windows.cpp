@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kLongestPeriod = 10'000;
 
-/// The weights times `scale` as whole numbers; empty if they are none, or if their sum is more than a period.
+/// The weights times `scale` as whole numbers; empty if they are not whole, or if their sum is more than a period.
 std::vector<int64_t> whole_weights(const std::vector<TrainSource>& sources, double scale) {
   std::vector<int64_t> whole;
   int64_t sum = 0;
@@ -30,7 +30,7 @@ std::vector<int64_t> whole_weights(const std::vector<TrainSource>& sources, doub
   return sum <= kLongestPeriod ? whole : std::vector<int64_t>{};
 }
 
-/// Ten-thousandths of the sum; what rounding leaves over goes to the largest.
+/// Ten-thousandths of the sum; the rounding remainder goes to the largest.
 std::vector<int64_t> rounded_weights(const std::vector<TrainSource>& sources) {
   double sum = 0;
   for (const TrainSource& source : sources) sum += source.weight;
@@ -86,7 +86,7 @@ TrainWindows::TrainWindows(const std::vector<TrainSource>& sources, int64_t cont
           {.streamed = std::make_shared<StreamedWindows>(*source.streams, i, context, own, source.packs)});
     }
   }
-  // Each turn goes to the source that is furthest behind its quota; the first of equals.
+  // Each turn goes to the source that is furthest behind its quota; ties go to the first.
   const int64_t period = std::accumulate(quotas_.begin(), quotas_.end(), int64_t{0});
   std::vector<int64_t> drawn(quotas_.size());
   for (int64_t turn = 0; turn < period; ++turn) {

@@ -15,26 +15,26 @@
 
 namespace caravan {
 
-/// One of the texts that training visits: a whole one, or a streamed one.
+/// A text that training visits, whole or streamed.
 struct TrainSource {
   const TokenFile* tokens;               ///< outlives the windows, as do the documents; null: streamed
-  const Documents* documents = nullptr;  ///< those of the text, which do not see each other; null: it is one
-  const TokenFile* marks = nullptr;      ///< of chats: which tokens are targets; null: all are
+  const Documents* documents = nullptr;  ///< the documents of the text, which do not see each other; null: it is one
+  const TokenFile* marks = nullptr;      ///< marks of the targets of chats; null: all tokens are targets
   double weight = 1;                     ///< its share of the samples, relative to the others'
   std::string name{};                    ///< for errors
-  TokenStreams* streams = nullptr;       ///< in place of tokens and documents; has the text at the source's index
+  TokenStreams* streams = nullptr;       ///< instead of tokens and documents; has the text at the source's index
   std::optional<PackRule> packs{};       ///< of a streamed text
 };
 
 /// The windows of a training run. Sample k, where k = step * global_batch + row in the global batch, is the next window
-/// of one of the texts, in the order of its Sampler. Texts take turns by their weights: in a fixed period, so that any
-/// stretch of samples has close to its share of each. Everything depends only on (texts, weights, context, seed, k),
-/// not on the number of ranks, on accumulation or on restarts.
+/// of one of the texts, in the order of its Sampler. Texts take turns by their weights in a fixed period, so that any
+/// range of samples has close to its share of each. Everything depends only on (texts, weights, context, seed, k), not
+/// on the number of ranks, on accumulation or on restarts.
 class TrainWindows {
  public:
-  /// Weights count in ten-thousandths of their sum, or exactly where they are small whole numbers, or their tenths,
-  /// hundredths or thousandths. Throws DataError naming a text that is shorter than context + 1 tokens, or whose weight
-  /// is less than a ten-thousandth of the sum or not above 0; ShapeError for context < 1.
+  /// Weights are rounded to ten-thousandths of their sum; they are exact if they are small whole numbers, or tenths,
+  /// hundredths or thousandths of such. Throws DataError naming a text that is shorter than context + 1 tokens, or
+  /// whose weight is less than a ten-thousandth of the sum or not above 0; ShapeError for context < 1.
   TrainWindows(const std::vector<TrainSource>& sources, int64_t context, uint64_t seed);
 
   int64_t context() const noexcept { return context_; }
@@ -44,9 +44,9 @@ class TrainWindows {
     int64_t sample;  ///< of this source
   };
   Draw draw(int64_t sample) const;
-  /// How many of the samples before `sample` are of each source.
+  /// The number of samples of each source before `sample`.
   std::vector<int64_t> drawn(int64_t sample) const;
-  /// How often a source is visited whole in so many samples of it. Nothing for a streamed one that is not known whole.
+  /// How many epochs of a source this many of its samples are. Nothing for a streamed one that is not completely known.
   std::optional<double> epochs(size_t source, int64_t samples) const;
 
   /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before `sample`.
@@ -62,8 +62,8 @@ class TrainWindows {
     std::string name;
     ContentHash content;
   };
-  /// Waits until the samples [first, end) of streamed texts can be filled, and returns their shards. Others always can.
-  /// Errors as StreamedWindows::window.
+  /// Waits until the samples [first, end) of streamed texts can be filled, and returns their shards. Samples of other
+  /// texts always can. Throws as StreamedWindows::window.
   std::vector<SeenShard> prepare(int64_t first, int64_t end, DataObserver& observer = DataObserver::none()) const;
   /// Whether all samples before `end` have been prepared; the same on ranks that have prepared the same samples.
   bool is_ready(int64_t end) const;
@@ -76,7 +76,7 @@ class TrainWindows {
             std::span<int64_t> positions = {}) const;
 
  private:
-  /// Where a sample lies.
+  /// The location of a sample.
   struct Place {
     std::shared_ptr<const StreamedWindows::Shard> shard;  ///< holds the others, of a streamed text
     const TokenFile& tokens;
@@ -87,7 +87,7 @@ class TrainWindows {
   };
   Place place_of(int64_t sample) const;
 
-  /// How a source is visited: by one of the first two.
+  /// The order in which a source is visited, given by one of the first two.
   struct Order {
     std::optional<Sampler> sampler{};
     std::shared_ptr<StreamedWindows> streamed{};
@@ -98,8 +98,8 @@ class TrainWindows {
   std::vector<Order> orders_;
   int64_t context_;
   std::vector<int64_t> quotas_;   ///< samples of each source in a period
-  std::vector<size_t> turns_;     ///< whose turn it is, in a period
-  std::vector<int64_t> earlier_;  ///< turns before this one in the period that are of the same source
+  std::vector<size_t> turns_;     ///< source of each turn in a period
+  std::vector<int64_t> earlier_;  ///< earlier turns of the same source in the period
 };
 
 }  // namespace caravan

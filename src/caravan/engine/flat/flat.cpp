@@ -12,7 +12,7 @@
 namespace caravan {
 namespace {
 
-/// The shape of the local piece of a leaf. Its layout may name part of an axis, on which it is whole.
+/// The shape of the local piece of an unsharded parameter. Its layout may name part of an axis, on which it is whole.
 std::vector<int64_t> unsharded_shape_of(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
   std::vector<Layout::Entry> entries;
   for (const auto& [axis, placement] : leaf.entries()) {
@@ -21,14 +21,14 @@ std::vector<int64_t> unsharded_shape_of(const Parameter& parameter, const Layout
   return local_box(parameter.global_shape(), Layout(std::move(entries)), mesh, parameter.name()).size;
 }
 
-/// How one axis cuts the leaf buffer of a bucket: major axes are cut first.
+/// How one axis cuts the unsharded buffer of a bucket: major axes cut first.
 struct Level {
   MeshAxis axis;
   std::vector<int64_t> counts;  ///< elements of each coordinate
   size_t last = 0;              ///< the coordinate that holds the last row so far
 };
 
-/// One parameter's stretch of the part of a leaf buffer that this rank has left.
+/// One parameter's range in the part of an unsharded buffer that this rank keeps.
 struct Stretch {
   int64_t rows = 0;
   int64_t row = 1;  ///< elements
@@ -38,21 +38,22 @@ struct Stretch {
 
 std::vector<int64_t> rows_of_coordinates(const Placement& shard, int64_t rows, const Level& level,
                                          const Parameter& parameter) {
-  // Sizes are those at this rank's coordinates of the major axes.
+  // Sizes hold at this rank's coordinates of the major axes.
   return shard.sizes().empty() ? shard.split(rows, level.axis.size(), parameter.name()) : shard.sizes();
 }
 
-/// Cuts the stretch of `parameter` at `level`: counts what each coordinate gets, leaves what this one gets.
+/// Cuts the range of `parameter` at `level`: counts what each coordinate gets, and keeps what this one gets.
 void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter& parameter) {
   const std::vector<int64_t> rows = rows_of_coordinates(shard, stretch.rows, level, parameter);
   size_t last = level.last;
   for (size_t k = 0; k < rows.size(); ++k) {
     if (rows[k] == 0) continue;
     if (shard.dim() != 0 || k < level.last) {
-      throw LayoutError({"flat", parameter.name(),
-                         fmt::format("rests {} on axis {}: its group is not one contiguous part for each coordinate",
-                                     shard.to_string(), level.axis.name()),
-                         level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
+      throw LayoutError(
+          {"flat", parameter.name(),
+           fmt::format("is sharded {} on axis {}: its group is not one contiguous part for each coordinate",
+                       shard.to_string(), level.axis.name()),
+           level.axis.where(), "cut whole groups at rows: shard_at_rows()"});
     }
     level.counts[k] += rows[k] * stretch.row;
     last = k;
@@ -69,8 +70,8 @@ void check_rest(const Parameter& parameter, const Layout& rest, const Mesh& mesh
     if (axis.size() == 1 || !rest.has(axis.name())) continue;
     const Placement& placement = rest[axis.name()];
     if (placement.is_shard() || placement.is_invariant()) continue;
-    throw LayoutError({"flat", parameter.name(), "rests " + placement.to_string() + " on axis " + axis.name(),
-                       mesh.where(), "parameters rest in I or S"});
+    throw LayoutError({"flat", parameter.name(), "is " + placement.to_string() + " on axis " + axis.name(),
+                       mesh.where(), "sharded parameters are I or S on each axis"});
   }
 }
 
@@ -158,7 +159,7 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
         {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
   }
   count_ = bucket.sharded_offset + aligned(bucket.sharded_count);
-  if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero: no one need leave it out
+  if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero, so it may be included
     ranges_.back().count += count_ - bucket.sharded_offset - bucket.sharded_count;
   }
   buckets_.push_back(std::move(bucket));

@@ -27,7 +27,7 @@ at::Tensor FlatMemory::narrow(int64_t offset, int64_t count) const {
   const Piece* piece = find(offset);
   if (piece == nullptr || offset + count > piece->offset + piece->memory.numel()) {
     throw InternalError({"flat_memory", "narrow",
-                         fmt::format("elements {} to {} do not lie in one piece", offset, offset + count), "", ""});
+                         fmt::format("elements {} to {} are not in one piece", offset, offset + count), "", ""});
   }
   return piece->memory.narrow(0, offset - piece->offset, count);
 }

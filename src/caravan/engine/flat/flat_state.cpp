@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-/// Makes the pieces of a flat buffer: those inside other buffers, and one for each run of buckets between them.
+/// Allocates the pieces of a flat buffer: those inside other buffers, and one for each run of buckets between them.
 class Pieces {
  public:
   using Allocate = std::function<at::Tensor(int64_t count)>;

@@ -64,7 +64,7 @@ UnshardedParameters::~UnshardedParameters() {
   }
 }
 
-/// The tensor that the parameter has now is the leaf; what rests is it, or a tensor of its own.
+/// The parameter's present tensor becomes the unsharded one; the sharded one is the same or a separate tensor.
 void UnshardedParameters::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
@@ -127,7 +127,7 @@ void UnshardedParameters::refresh() {
 }
 
 TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::Tensor& buffer) {
-  // This rank's part, then one gather after another, each into the part that the axes that are still cut leave.
+  // This rank's part, then one gather after another, each into the part left by the axes that are still cut.
   std::vector<std::pair<int64_t, int64_t>> parts;  // offset and count before each cell
   int64_t offset = 0;
   for (auto cell = bucket.fill.rbegin(); cell != bucket.fill.rend(); ++cell) {
@@ -182,7 +182,7 @@ void UnshardedParameters::take_memory(const Bucket& bucket) {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
     take_away(parameter.unsharded(),
               fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
-                          "do: use it only in the forward of its unit, or read its shard at rest",
+                          "do: use it only in the forward of its unit, or read its shard",
                           parameter.name(), unit));
   }
 }

@@ -11,35 +11,36 @@
 
 namespace caravan {
 
-/// A tensor on a storage of its own that has no memory.
+/// A tensor on a separate storage that has no memory.
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
-/// Takes the memory of such a tensor away: reading it throws `reason`.
+/// Takes the memory of such a tensor away; then reading it throws `reason`.
 void take_away(const at::Tensor& tensor, const std::string& reason);
 
-/// Gives the leaves of a bucket the memory of `buffer`, in which they lie at Slot::leaf_offset.
+/// Gives the unsharded parameters of a bucket memory in `buffer`, at Slot::unsharded_offset.
 void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer);
 
-/// The leaves of a model: one tensor for each parameter, whose memory is that at rest, a copy in another dtype, or
-/// comes when its group is gathered and goes when it is freed. A leaf keeps its identity, so graphs and a user's module
-/// that hold it stay right; reading one that is freed throws an error that names parameter and unit.
+/// The unsharded parameters of a model: one tensor for each parameter. Its memory is that of the sharded parameter, a
+/// copy in another dtype, or is allocated when its group is gathered and released when it is freed. The tensor object
+/// stays the same, so graphs and a user's module that hold it stay valid; reading a freed one throws an error that
+/// names parameter and unit.
 class UnshardedParameters {
  public:
-  /// Sets rest and leaf of every parameter. A tensor that a parameter has as its leaf already keeps its identity. All
-  /// outlive this.
+  /// Sets the sharded and unsharded tensors of every parameter. An unsharded tensor that a parameter already has is
+  /// kept. All arguments outlive this.
   UnshardedParameters(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
 
   ~UnshardedParameters();
   UnshardedParameters(const UnshardedParameters&) = delete;
   UnshardedParameters& operator=(const UnshardedParameters&) = delete;
 
-  /// Kept leaves are filled by `exchange` instead of gathers; null: by gathers.
+  /// Kept buffers are filled by `exchange` instead of gathers; null: by gathers.
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
-  /// Throws UsageError if a leaf has other memory than this gave it.
+  /// Throws UsageError if an unsharded parameter has other memory than this assigned.
   void check_memory() const;
-  /// Gives the leaves at rest and in copies the values at rest, if these may have changed.
+  /// Updates ungathered parameters and copies from the sharded values, if these may have changed.
   void refresh();
-  /// Starts to fill the leaves of a group; no-op if they are there. wait() before they are used.
+  /// Starts to fill the unsharded parameters of a group; no-op if they are there. Call wait() before using them.
   void gather(int group);
   void wait(int group);
   void free(int group);
@@ -51,7 +52,7 @@ class UnshardedParameters {
   struct Group {
     bool is_gathered = false;
     bool is_there = true;
-    std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they are there
+    std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they exist
     std::vector<TransferQueue::Ticket> transfers;
   };
   void make_leaf(const Slot& slot, const Bucket& bucket);
@@ -68,7 +69,7 @@ class UnshardedParameters {
   StepExchange* exchange_ = nullptr;
   at::ScalarType dtype_;
   int64_t version_ = -1;
-  std::vector<const c10::StorageImpl*> storages_;  ///< of the leaves, by slot
+  std::vector<const c10::StorageImpl*> storages_;  ///< of the unsharded parameters, by slot
   std::vector<Group> groups_;
 };
 

@@ -55,7 +55,7 @@ void WeightVersions::point_to(int64_t number) {
 }
 
 void WeightVersions::begin_step() {
-  of_micro_batch_.clear();  // of a step that failed
+  of_micro_batch_.clear();  // left by a step that failed
   for (auto& [number, version] : versions_) version.num_users = 0;
   renew();
   first_ = newest();

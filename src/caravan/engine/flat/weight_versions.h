@@ -8,32 +8,32 @@
 
 namespace caravan {
 
-/// Weight stashing (Narayanan et al., "PipeDream", SOSP 2019): the leaves of a stage that updates its weights while
-/// micro-batches are in flight. The backward of a micro-batch reads the values that its forward has read.
+/// Weight stashing (Narayanan et al., "PipeDream", SOSP 2019): the unsharded parameters of a stage that updates its
+/// weights while micro-batches are in flight. The backward of a micro-batch reads the values that its forward read.
 ///
-/// Every version is a copy, in the dtype of the leaves, of what rested when it was made. The newest one stays; older
-/// ones are kept while a micro-batch is in flight that has read them.
+/// Every version is a copy of the sharded parameters in the unsharded dtype. The newest one stays; older ones are kept
+/// while a micro-batch that read them is in flight.
 class WeightVersions {
  public:
-  /// The leaves have no memory of their own (without_memory). `batch`: Strategy::batch_of_versions. `state` outlives
+  /// The unsharded parameters have no memory (without_memory). `batch`: Strategy::batch_of_versions. `state` outlives
   /// this.
   WeightVersions(FlatState& state, at::ScalarType dtype, int batch);
   ~WeightVersions();
   WeightVersions(const WeightVersions&) = delete;
   WeightVersions& operator=(const WeightVersions&) = delete;
 
-  /// Makes a new version of what rests, if that has changed since the last.
+  /// Makes a new version of the sharded parameters, if they have changed since the last one.
   void renew();
-  /// A step begins: its batches count the updates from here on.
+  /// Begins a step: its batches count the updates from here on.
   void begin_step();
-  /// The leaves get the version for the forward of this micro-batch.
+  /// Sets the unsharded parameters to the version for the forward of this micro-batch.
   void begin(int micro_batch);
-  /// They get the version of the forward of this micro-batch again.
+  /// Sets them again to the version that this micro-batch's forward read.
   void use(int micro_batch);
-  /// Its backward is over.
+  /// Call it when the backward of this micro-batch has ended.
   void release(int micro_batch);
 
-  /// Of the leaves as they are now: how many updates came before, and a hash of the values.
+  /// Of the current version: the number of updates before it, and a hash of its values.
   int64_t number() const noexcept { return current_; }
   uint64_t hash() const;
   int64_t num_kept() const noexcept { return static_cast<int64_t>(versions_.size()); }
@@ -52,10 +52,10 @@ class WeightVersions {
   FlatState& state_;
   at::ScalarType dtype_;
   int batch_;
-  int64_t first_ = 0;                    ///< the newest when the step began
+  int64_t first_ = 0;                    ///< the newest version when the step began
   std::map<int64_t, Version> versions_;  ///< by number
   std::map<int, int64_t> of_micro_batch_;
-  std::vector<at::Tensor> spare_;  ///< the buffers of a version that was dropped
+  std::vector<at::Tensor> spare_;  ///< the buffers of a dropped version
   int64_t current_ = -1;
   int64_t state_version_ = -1;
 };

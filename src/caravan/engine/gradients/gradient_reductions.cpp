@@ -32,13 +32,13 @@ at::Tensor GradientSums::on_wire(const at::Tensor& values) const {
 TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool is_last) {
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
   const at::Tensor sharded = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
-  // What accumulates at rest is added there; the first reduction of a step writes.
+  // With Accumulate::sharded, later reductions add to the result of the first one of a step, which overwrites.
   const bool adds = own.is_reduced;
-  count_path(adds ? "gradients added at rest" : "gradients written at rest");
+  count_path(adds ? "gradients added to shards" : "gradients written to shards");
   const bool is_apart = adds || sharded.scalar_type() != wire_dtype_;
   const at::Tensor target = is_apart ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
-  own.sums = at::Tensor();  // the transfer has it
+  own.sums = at::Tensor();  // now owned by the transfer
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   const auto is_shard = [](const FlatCell& cell) { return cell.to.is_shard(); };
   const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
@@ -46,7 +46,7 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
   int64_t begin = 0;
   for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
     if (!cell->to.is_shard()) {
-      if (cell > last && !is_last) break;  // what adds up at rest is summed over replicas once a step
+      if (cell > last && !is_last) break;  // sharded sums are reduced over replicas once a step
       if (cell < last) throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
       reduce_sharded(stages, *cell, bucket);
       continue;
@@ -78,7 +78,7 @@ void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, 
     stages.add([cell, part, &what] { return start(cell, part, part, what); });
     return;
   }
-  if (part.numel() == 0) return;  // on every rank of the axis: of another stage
+  if (part.numel() == 0) return;  // on every rank of the axis: belongs to another stage
   GradientRange range{.axis = cell.axis, .values = part, .offset = offset};
   for (const Slot& slot : state_.layout.slots()) {
     const int64_t begin = slot.sharded_offset - offset;
@@ -89,7 +89,7 @@ void GradientSums::add_all_reduce(TransferStages& stages, const FlatCell& cell, 
 }
 
 void GradientSums::add_to_run(const Bucket& bucket) {
-  // By the order of buckets, not by offsets: a rank may hold nothing of one in between.
+  // By the order of buckets, not by offsets: a rank may hold nothing of a bucket in between.
   const bool follows = run_ != nullptr && bucket.index == run_last_ + 1 && take_the_same_way(*run_, bucket);
   if (!follows) start_run();
   if (run_ == nullptr) run_ = &bucket;

@@ -10,7 +10,7 @@
 namespace caravan {
 namespace {
 
-/// At most this many reductions are in flight; with the sum that is being added up, three full buffers.
+/// The maximum number of reductions in flight; with the sum being accumulated, three full buffers.
 constexpr size_t kMostInFlight = 2;
 
 }  // namespace
@@ -85,7 +85,8 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
   if (!own.derived.defined()) {
-    const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the leaf may be gone by now
+    const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the unsharded memory may already be
+                                                              // freed
     own.derived = pool_.take(c10::multiply_integers(shape), sum_dtype_).view(shape);
   }
   return {own.derived, !own.is_written};
@@ -113,7 +114,7 @@ void GradientSums::confirmed(const Parameter& parameter) {
 void GradientSums::withdrawn(const Parameter& parameter) {
   OfSlot& own = slots_[state_.layout.index(parameter)];
   --own.num_early;
-  if (own.num_summands == 1) {  // nothing else is in the sum: the next summand overwrites it
+  if (own.num_summands == 1) {  // the sum has no other summands: the next one overwrites it
     own.is_written = false;
     own.num_summands = 0;
   } else {
@@ -134,7 +135,7 @@ void GradientSums::complete(const Slot& slot) {
   OfSlot& own = slots_[state_.layout.index(*slot.parameter)];
   at::Tensor sum = leaf_sum(slot);
   if (slot.parameter->is_derived()) {
-    // Without deposit too: the derivation may communicate, and every rank takes part.
+    // Even without a gradient: the derivation may communicate, and every rank takes part.
     const MemoryKindScope kind(MemoryKind::buffers);
     if (!own.is_written) own.derived = at::zeros(slot.parameter->compute().sizes(), sum.options());
     sum.copy_(slot.parameter->unsharded_gradient(own.derived));
@@ -155,7 +156,7 @@ void GradientSums::reduce(int group, bool is_last) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.is_trained) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    if (sums_in_place(bucket) && !is_last) continue;  // its summands stay unreduced until all are there
+    if (sums_in_place(bucket) && !is_last) continue;  // its summands stay unreduced until all have arrived
     if (!bucket.stays() && rounds_ && !is_last && !strategy_.reduces_each_micro_batch) continue;
     complete(bucket);
     if (bucket.stays() && rounds_) {
@@ -168,7 +169,7 @@ void GradientSums::reduce(int group, bool is_last) {
       exchange_->push(bucket, sums_of(bucket));
       own.sums = at::Tensor();
     } else {
-      transfers_.wait(own.last);  // of an earlier micro-batch: this one adds to its result
+      transfers_.wait(own.last);  // of an earlier micro-batch, to whose result this one adds
       if (in_flight_.size() == kMostInFlight) {
         transfers_.wait(in_flight_.front());
         in_flight_.pop_front();
@@ -189,7 +190,7 @@ void GradientSums::finish() {
     if (!slots_[i].is_written || !buckets_[static_cast<size_t>(slot.bucket)].is_reduced) continue;
     refuse_late(*slot.parameter);
   }
-  for (const Bucket& bucket : state_.layout.buckets()) {  // of units that did not run
+  for (const Bucket& bucket : state_.layout.buckets()) {  // for units that did not run
     if (!bucket.is_trained || buckets_[static_cast<size_t>(bucket.index)].is_reduced) continue;
     state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).zero_();
   }
@@ -197,7 +198,7 @@ void GradientSums::finish() {
     const Slot& slot = state_.layout.slots()[i];
     if (slots_[i].is_used || !slot.parameter->requires_grad() || slot.unsharded_count() == 0) continue;
     throw UsageError({strategy_.name, slot.parameter->name(), "got no gradient in this step", "",
-                      "use it in the forward pass, freeze it before wrapping, or set allow_unused"});
+                      "use it in the forward pass, freeze it before wrapping, or set find_unused_parameters"});
   }
   transfers_.wait_all();
 }

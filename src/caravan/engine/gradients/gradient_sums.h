@@ -13,14 +13,14 @@
 
 namespace caravan {
 
-/// The gradients of a step: sums them as layers deposit them, and reduces those of a group, once they are complete, to
-/// where its parameters rest.
+/// The gradients of a step: accumulates the gradients of layers, and reduces those of a group to its sharded gradients
+/// once they are complete.
 class GradientSums {
  public:
-  /// All outlive this.
+  /// All arguments outlive this.
   GradientSums(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
 
-  /// Sums that are not reduced in place go to `exchange` instead of reductions; null: to reductions.
+  /// Sums that are not reduced in place go to `exchange` instead of being reduced; null: are reduced.
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
   void begin_step();
@@ -30,21 +30,21 @@ class GradientSums {
   void confirmed(const Parameter& parameter);
   void withdrawn(const Parameter& parameter);
 
-  /// The gradients of this group are complete, in this step or (accumulating at rest) in this micro-batch: takes them
-  /// through derivations to the leaves, and starts their reduction. `is_last`: no other reduction of the group follows
-  /// in this step. A parameter without deposit counts as zero.
+  /// The gradients of this group are complete for this step or, with Accumulate::sharded, this micro-batch: takes them
+  /// through derivations to the unsharded parameters, and starts their reduction. `is_last`: no other reduction of the
+  /// group follows in this step. A parameter without gradient counts as zero.
   void reduce(int group, bool is_last = true);
-  /// Waits for every reduction: then state.gradients are those of the whole step, at rest. Throws UsageError for a
-  /// parameter without gradient.
+  /// Waits for every reduction: then state.gradients are the sharded gradients of the whole step. Throws UsageError for
+  /// a parameter without gradient.
   void finish();
 
   at::ScalarType reduce_dtype() const noexcept { return wire_dtype_; }
 
-  /// By slot: 1 for a parameter that got a gradient in this step; and the same of all ranks, for finish().
+  /// By slot: 1 for a parameter that got a gradient in this step. finish() takes the same of all ranks.
   std::vector<int64_t> used() const;
   void set_used(const std::vector<int64_t>& used);
 
-  /// This rank's summand of the gradient of a parameter's leaf, before it is reduced; undefined if it got none.
+  /// This rank's summand of the unsharded gradient of a parameter, before it is reduced; undefined if it got none.
   at::Tensor local(const Parameter& parameter);
 
  private:
@@ -54,16 +54,16 @@ class GradientSums {
     bool is_written = false;  ///< since the last reduction of its bucket
     bool is_used = false;     ///< in this step
     bool is_spoilt = false;   ///< has a summand that was withdrawn
-    int num_early = 0;        ///< summands that their backward has not confirmed
-    int num_summands = 0;     ///< since the last reduction
-    at::Tensor in_place;      ///< its sum, where that is reduced where it lies: made once
-    at::Tensor derived;       ///< sum in the shape of compute(), where that is not the leaf
+    int num_early = 0;        ///< summands not yet confirmed by their backward
+    int num_summands = 0;     ///< summands since the last reduction
+    at::Tensor in_place;      ///< cached view of the in-place sum
+    at::Tensor derived;       ///< sum in the shape of compute(), if that differs from the unsharded parameter
   };
   struct OfBucket {
-    at::Tensor sums;         ///< flat, in the layout of the leaves; undefined until the first deposit
-    bool is_folded = false;  ///< what is kept has summands of this step, rounded
+    at::Tensor sums;         ///< flat, in the unsharded layout; undefined until a gradient is accumulated
+    bool is_folded = false;  ///< the kept sum includes rounded summands of this step
     bool is_reduced = false;
-    TransferQueue::Ticket last{};  ///< reduction of the step
+    TransferQueue::Ticket last{};  ///< last reduction of the step
   };
 
   at::Tensor& sums_of(const Bucket& bucket);
@@ -71,21 +71,21 @@ class GradientSums {
   void check_early() const;
   void complete(const Bucket& bucket);
   void complete(const Slot& slot);
-  /// Whether sums lie where they are kept: in their dtype.
+  /// Whether sums are in the kept gradients themselves: in their dtype.
   bool sums_in_place(const Bucket& bucket) const noexcept { return bucket.stays() && !rounds_; }
   at::Tensor kept(const Bucket& bucket) const;
-  /// Rounds the sums of a micro-batch into what is kept of the step.
+  /// Rounds the sums of a micro-batch into the kept gradients of the step.
   void fold(const Bucket& bucket);
-  /// `is_last`: of the step.
+  /// `is_last`: the last of the step.
   TransferQueue::Ticket start_reduction(const Bucket& bucket, bool is_last);
-  /// Appends an all-reduce of the gradients at rest.
+  /// Appends an all-reduce of the sharded gradients.
   void reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
-  /// Appends an all-reduce of `part`, which is at `offset` of the flat gradients, by the hook if it is one of its axis.
+  /// Appends an all-reduce of `part`, at `offset` of the flat gradients, by the hook if it is for this axis.
   void add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
                       const std::string& what) const;
-  /// This rank's buffer of `values` in the dtype of reductions: they themselves where they have it.
+  /// This rank's buffer of `values` in the reduction dtype: `values` itself if it has that dtype.
   at::Tensor on_wire(const at::Tensor& values) const;
-  /// Reductions in place of neighbouring buckets go out together.
+  /// Combines in-place reductions of neighbouring buckets into one.
   void add_to_run(const Bucket& bucket);
   void start_run();
 
@@ -93,17 +93,17 @@ class GradientSums {
   const Strategy& strategy_;
   BufferPool& pool_;
   TransferQueue& transfers_;
-  at::ScalarType sum_dtype_;   ///< of sums within a micro-batch: that of the parameters at rest
-  at::ScalarType wire_dtype_;  ///< of reductions
+  at::ScalarType sum_dtype_;   ///< of sums within a micro-batch: that of the sharded parameters
+  at::ScalarType wire_dtype_;  ///< dtype of reductions
   bool rounds_;                ///< gradients are kept in another dtype
   StepExchange* exchange_ = nullptr;
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
-  std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of sums that come and go
-  const Bucket* run_ = nullptr;                  ///< the first bucket of the run that has not gone out
+  std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of transient sums
+  const Bucket* run_ = nullptr;                  ///< first bucket of the run that has not been sent
   int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements
-  bool is_first_run_ = true;                     ///< of the step
+  bool is_first_run_ = true;                     ///< first run of the step
 };
 
 }  // namespace caravan

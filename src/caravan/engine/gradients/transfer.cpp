@@ -51,7 +51,7 @@ class TransferQueue::Transfer {
   }
 
  private:
-  /// Lets go of the buffers too, whoever holds a ticket.
+  /// Releases the buffers too, even if a ticket is still held.
   void end() {
     current_ = Work();
     if (const auto finish = std::exchange(finish_, nullptr)) finish();
@@ -60,7 +60,7 @@ class TransferQueue::Transfer {
   void start_next() {
     if (!has_stages_left()) return;
     const TransferStages::Stage stage =
-        std::move(stages_[next_++]);  // it holds the buffers of its operation, which keeps them itself
+        std::move(stages_[next_++]);  // it holds the buffers of its operation, which also keeps them alive
     current_ = stage();
   }
 

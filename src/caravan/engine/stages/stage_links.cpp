@@ -17,11 +17,11 @@ namespace {
 
 constexpr int64_t kMostDims = 6;
 constexpr size_t kMostTensors = 8;
-/// What is told of a tensor: its dtype, whether it has a gradient, its number of dims, its sizes.
+/// What is sent about a tensor: its dtype, whether it has a gradient, its number of dims, its sizes.
 constexpr int64_t kOfTensor = kMostDims + 3;
 constexpr int64_t kHeader = 1 + static_cast<int64_t>(kMostTensors) * kOfTensor;
 
-/// Of a message, for its sender and its receiver: "activation of micro-batch 3 for stage 1".
+/// The label of a message for its sender and its receiver: "activation of micro-batch 3 for stage 1".
 std::string label_of(const Action& entry, int stage) {
   return fmt::format("{} of micro-batch {} for stage {}", entry.is_gradient ? "gradient" : "activation",
                      entry.micro_batch, entry.is_gradient ? stage - 1 : stage);
@@ -43,8 +43,8 @@ FlatCell StageLinks::cell(int from, int to) const {
   return {mesh_[strategy_.pipeline_axis], Shard{.dim = 0, .owner = from}, Shard{.dim = 0, .owner = to}};
 }
 
-/// A message in memory of the communicator is taken by its receiver while this rank computes. Any other goes through
-/// staging buffers, which this rank would have to fill again and again.
+/// A message in the communicator's memory is read by its receiver while this rank computes. Any other goes through
+/// staging buffers, which this rank would have to refill repeatedly.
 StageLinks::Works StageLinks::send_all(const FlatCell& cell, const Tensors& tensors, const Call& call,
                                        bool is_gradient) {
   const at::NoGradGuard no_grad;
@@ -90,7 +90,7 @@ StageLinks::Key StageLinks::key(int stage, int micro_batch) const {
   return {stage, strategy_.has_static_shapes ? 0 : micro_batch};
 }
 
-/// `shapes` are those that were agreed on.
+/// `agreed` are the shapes that were agreed on.
 void StageLinks::check_same(const Shapes& agreed, const Shapes& shapes, int stage, int micro_batch) const {
   if (agreed == shapes) return;
   const auto [was, is] = std::ranges::mismatch(agreed, shapes);
@@ -149,7 +149,7 @@ void StageLinks::wait(Works& works) {
   works.clear();
 }
 
-/// One message of a route may be on its way while the next is made.
+/// One message of a route may be in flight while the next is made.
 void StageLinks::keep_one(Route route, Sent sent) {
   std::deque<Sent>& sends = sends_[route];
   while (sends.size() > 1) {
@@ -159,7 +159,7 @@ void StageLinks::keep_one(Route route, Sent sent) {
   sends.push_back(std::move(sent));
 }
 
-/// Those of a micro-batch of which more has come, and what was sent before them on their way.
+/// Waits for the sends of a micro-batch of which more has arrived, and for earlier sends on their route.
 void StageLinks::wait_for_sends(int micro_batch) {
   for (auto& [route, sends] : sends_) {
     while (std::ranges::find(sends, micro_batch, &Sent::micro_batch) != sends.end()) {
@@ -225,7 +225,7 @@ void StageLinks::put(const Action& entry, int stage, const Tensors& tensors) {
   keep_one({there, entry.is_gradient}, {entry.micro_batch, std::move(works)});
 }
 
-/// Starts a receive whose shapes are known, or come with it.
+/// Starts a receive whose shapes are known, or are sent with it.
 StageLinks::Receipt StageLinks::post(const Action& entry, int stage) {
   const int there = strategy_.coord_of(entry.peer);
   const FlatCell route = cell(there, strategy_.coord_of(entry.is_gradient ? stage - 1 : stage));

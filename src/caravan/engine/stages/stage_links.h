@@ -13,39 +13,39 @@
 
 namespace caravan {
 
-/// What crosses between the stages of a pipeline that are on different ranks: all outputs of a stage, and the gradients
-/// of those that have one. The next receive of each peer is posted ahead, and sends are waited for when the next but
-/// one goes the same way, so both travel while the ranks compute. What is sent of a micro-batch is there, at the
-/// latest, when more of it comes back: a stage sends after it has received.
+/// Communication between pipeline stages on different ranks: all outputs of a stage, and the gradients of those that
+/// require one. The next receive from each peer is posted ahead, and a send is waited for at the second next send to
+/// the same peer, so both overlap computation. A send of a micro-batch is complete at the latest when something of it
+/// is received back, since a stage sends after it has received.
 ///
-/// Sent: the tensors. Where shapes are static, their shapes once, with the first micro-batch (Strategy), else with
+/// Sends the tensors, and their shapes: once, with the first micro-batch, if shapes are static (Strategy), else with
 /// each.
 class StageLinks {
  public:
-  /// `device`: of what is received. The others outlive this.
+  /// `device`: of received tensors. The others outlive this.
   StageLinks(const Mesh& mesh, const Strategy& strategy, at::Device device);
 
-  /// `table` is that of this rank, and outlives the step.
+  /// `table` is the table of this rank, and outlives the step.
   void begin_step(const Schedule& table, int num_micro_batches);
   /// Returns when everything is sent.
   void finish_step();
 
-  /// The outputs of the stage before `entry.unit`'s; of a gradient, those of its inputs that require one, in order.
-  /// Throws ShapeError if shapes are static and these are not those of the first micro-batch.
+  /// Sends the outputs of the stage before `entry.unit`'s or, for a gradient, the gradients of its inputs that require
+  /// one, in order. Throws ShapeError if shapes are static and these are not those of the first micro-batch.
   void put(const Action& entry, int stage, const Tensors& tensors);
-  /// The same, received; activations require gradients as they did where they come from.
+  /// Receives the same; activations require gradients as on the sender.
   Tensors get(const Action& entry, int stage);
 
-  /// Outside of a step: the outputs of the stage before `stage`, with their shapes.
+  /// Outside of a step: sends the outputs of the stage before `stage`, with their shapes.
   void put_alone(int stage, const Tensors& outputs);
   Tensors get_alone(int stage);
 
   void poll();
-  /// This rank has waited for other stages so long in the step.
+  /// Time in ms that this rank waited for other stages in this step.
   double wait_ms() const noexcept { return waited_ms_; }
 
  private:
-  /// A tensor without its numbers.
+  /// Metadata of a tensor.
   struct Shape {
     at::ScalarType dtype;
     std::vector<int64_t> sizes;
@@ -68,7 +68,7 @@ class StageLinks {
   FlatCell cell(int from, int to) const;
   Works send_all(const FlatCell& cell, const Tensors& tensors, const Call& call, bool is_gradient = false);
   Works recv_all(const FlatCell& cell, const Tensors& tensors, const Call& call) const;
-  /// Throws ShapeError for what no header has room for.
+  /// Throws ShapeError if the header has no room for it.
   Shapes describe(const Tensors& tensors, int stage) const;
   void check_same(const Shapes& agreed, const Shapes& shapes, int stage, int micro_batch) const;
   Work send_shapes(const FlatCell& cell, const Shapes& shapes) const;
@@ -78,7 +78,7 @@ class StageLinks {
   void wait_for_sends(int micro_batch);
   void wait(Works& works);
   Key key(int stage, int micro_batch) const;
-  /// Of what crosses into `stage`; null: not known yet.
+  /// Shapes of what crosses into `stage`; null: not known yet.
   const Shapes* shapes_of(int stage, int micro_batch) const;
   Shapes with_gradient(const Shapes& shapes, int stage) const;
   Receipt post(const Action& entry, int stage);
@@ -87,7 +87,7 @@ class StageLinks {
   const Mesh& mesh_;
   const Strategy& strategy_;
   at::Device device_;
-  std::optional<BufferPool> to_send_;  ///< where ranks read each other's memory: copies of what is on its way
+  std::optional<BufferPool> to_send_;  ///< if ranks read each other's memory: copies of tensors in flight
   int num_micro_batches_ = 0;
   std::map<Key, Shapes> shapes_;                           ///< of what crosses
   std::map<int, std::deque<std::pair<Action, int>>> due_;  ///< receives of the step, by peer, with their stages

@@ -11,7 +11,7 @@
 namespace caravan {
 namespace {
 
-/// The blocks of each stage: its units that stand in no other unit are blocks of the model, in their order.
+/// The blocks of each stage: its outermost units are blocks of the model, in order.
 std::vector<std::pair<size_t, size_t>> blocks_of_stages(Module& model, const Strategy& strategy, int num_stages) {
   const std::vector<Module*> blocks = model.blocks();
   std::vector<std::pair<size_t, size_t>> ranges(static_cast<size_t>(num_stages), {blocks.size(), 0});
@@ -26,7 +26,7 @@ std::vector<std::pair<size_t, size_t>> blocks_of_stages(Module& model, const Str
   return ranges;
 }
 
-/// The gradients of inputs that require one; zeros where nothing has used it.
+/// The gradients of inputs that require one; zeros if nothing has used an input.
 Tensors gradients_of(const Tensors& inputs) {
   Tensors gradients;
   for (const at::Tensor& input : inputs) {
@@ -36,7 +36,7 @@ Tensors gradients_of(const Tensors& inputs) {
   return gradients;
 }
 
-/// Of what a forward without a graph has made: outputs get gradients, unless they are inputs that have none.
+/// For the outputs of a forward without a graph: they require gradients, unless they are inputs that do not.
 void promise_gradients(Tensors& outputs, const Tensors& inputs) {
   for (at::Tensor& output : outputs) {
     const auto is_this = [&](const at::Tensor& input) { return input.is_same(output); };
@@ -117,7 +117,7 @@ Tensors StageRunner::run_stage(int stage, const Tensors& from, const MicroBatch&
   return engine_.model().run_blocks(first, last, std::move(inputs), batch.context);
 }
 
-/// Of a forward or recompute; the same tensors each time, since their gradients are asked for.
+/// The inputs of a forward or recompute; the same tensors each time, since their gradients are read later.
 Tensors StageRunner::inputs_of(const Key& key) {
   const auto [stage, micro_batch] = key;
   if (stage == 0) return {};

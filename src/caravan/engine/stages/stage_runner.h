@@ -13,14 +13,14 @@
 
 namespace caravan {
 
-/// What one micro-batch is computed from. Every stage of a pipeline is given it.
+/// The input of one micro-batch. Every stage of a pipeline is given it.
 struct MicroBatch {
   at::Tensor ids;
   at::Tensor labels{};  ///< undefined: logits instead of a loss
   ForwardContext context{};
 };
 
-/// begin_evaluation() and end_evaluation(), also if a pass between them throws.
+/// Calls begin_evaluation() and end_evaluation(), also if a pass between them throws.
 class EvaluationScope {
  public:
   explicit EvaluationScope(Engine& engine) : engine_(engine) { engine_.begin_evaluation(); }
@@ -32,8 +32,8 @@ class EvaluationScope {
   Engine& engine_;
 };
 
-/// The passes of a model through the stages that this rank holds, and what crosses between stages: all outputs of a
-/// stage, and the gradients of those that have one. What is to reach a later stage, stages in between pass on.
+/// Runs the passes of a model through the stages that this rank holds, and sends what crosses between stages: all
+/// outputs of a stage, and the gradients of those that require one. Stages in between pass on what a later stage needs.
 class StageRunner final : public Passes {
  public:
   using Source = std::function<MicroBatch(int micro_batch)>;
@@ -41,14 +41,14 @@ class StageRunner final : public Passes {
   /// `engine` outlives this.
   explicit StageRunner(Engine& engine);
 
-  /// One step of the engine; `source` is asked for each micro-batch before its forward. Returns this rank's summand of
+  /// Runs one step of the engine; asks `source` for each micro-batch before its forward. Returns this rank's summand of
   /// the loss: 0 unless it holds the last stage.
   double run_step(int num_micro_batches, Source source, StepExchange* exchange = nullptr);
   /// The same without reductions: see Engine::run_local_step.
   double run_local_step(int num_micro_batches, Source source);
 
-  /// The same where stages step on their own (UnshardedMemory::stashed): `update` steps the optimizer of this rank,
-  /// with engine.state().gradients, after the backward of `micro_batch`.
+  /// The same for stages that step on their own (UnshardedMemory::stashed): after the backward of `micro_batch`,
+  /// `update` steps this rank's optimizer with engine.state().gradients.
   using Update = std::function<void(int micro_batch)>;
   double run_updates(int num_micro_batches, Source source, Update update);
 
@@ -56,7 +56,7 @@ class StageRunner final : public Passes {
   /// Returns the output of the model on the ranks of its last stage, undefined on the others.
   at::Tensor evaluate(const MicroBatch& batch);
 
-  /// In the last step, this rank has waited for other stages so long: its bubble.
+  /// Pipeline bubble of the last step: time in ms that this rank waited for other stages.
   double wait_ms() const noexcept { return links_.wait_ms(); }
 
  private:
@@ -80,19 +80,19 @@ class StageRunner final : public Passes {
 
   Engine& engine_;
   int num_stages_ = 1;
-  std::vector<std::pair<size_t, size_t>> blocks_;  ///< of each stage
+  std::vector<std::pair<size_t, size_t>> blocks_;  ///< blocks of each stage
   bool draws_;                                     ///< a module may draw from torch's generator
   StageLinks links_;
   Source source_;
   Update update_ = [](int) {};
   double loss_ = 0;
-  std::set<Key> recomputed_;                        ///< of the step: whose forward keeps no graph
-  std::map<Key, Tensors> inputs_;                   ///< of stages but the first, until their backward
-  std::map<Key, Tensors> outputs_;                  ///< until their backward; without a graph, until they are passed on
-  std::map<Key, Tensors> gradients_;                ///< of outputs that require one, from another rank
-  std::map<Key, std::vector<bool>> promised_;       ///< which outputs of a forward without graph have a gradient
-  std::map<Key, std::vector<ReplayState>> hidden_;  ///< of the blocks before a forward that is recomputed
-  std::map<Key, std::vector<std::unique_ptr<Rewound>>> rewound_;  ///< from the recompute to its backward
+  std::set<Key> recomputed_;                        ///< forwards of this step that keep no graph
+  std::map<Key, Tensors> inputs_;                   ///< inputs of stages but the first, until their backward
+  std::map<Key, Tensors> outputs_;                  ///< until their backward; without a graph, until they are sent
+  std::map<Key, Tensors> gradients_;                ///< gradients of outputs that require one, from another rank
+  std::map<Key, std::vector<bool>> promised_;       ///< which outputs of a forward without graph require a gradient
+  std::map<Key, std::vector<ReplayState>> hidden_;  ///< state of the blocks before a forward that is recomputed
+  std::map<Key, std::vector<std::unique_ptr<Rewound>>> rewound_;  ///< kept from the recompute to its backward
 };
 
 }  // namespace caravan

@@ -44,7 +44,7 @@ int64_t BackgroundSave::bytes_of_copy(const std::vector<CheckpointPiece>& pieces
 BackgroundSave::~BackgroundSave() {
   if (running_ == nullptr) return;
   const std::filesystem::path aside = running_->aside;
-  running_.reset();  // asks the thread to stop, and waits for it
+  running_.reset();  // asks the thread to stop, and joins it
   std::error_code ignored;
   if (world_.rank() == 0) std::filesystem::remove_all(aside, ignored);
 }

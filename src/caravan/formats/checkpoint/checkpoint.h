@@ -26,9 +26,9 @@ struct CheckpointPiece {
   std::string replica_axes{};  ///< the axes that number the replicas: "dp tp"
 };
 
-/// The piece of `parameter` that this rank of `mesh` holds in the rest layout. `tensor` has the data: its values, or an
-/// optimizer moment of the same layout. With `own_axis`, an axis on which the parameter rests invariant, each of its
-/// coordinates has data of its own: they are one tensor with a dim 0 more.
+/// The piece of the sharded `parameter` that this rank of `mesh` holds. `tensor` has the data: its values, or an
+/// optimizer moment of the same layout. With `own_axis`, an axis on which the parameter is I, each coordinate has its
+/// own data: they form one tensor with an additional dim 0.
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh, const std::string& own_axis = "");
 
@@ -57,15 +57,15 @@ class CheckpointReader {
   const CheckpointInfo& info() const noexcept { return manifest_.info; }
   const Manifest& manifest() const noexcept { return manifest_; }
 
-  /// Every rank of `world` calls it, before it uses what `read` gives: compares the hash of each shard with the
-  /// manifest. Each shard is read by one rank; the ranks have about the same number of bytes to read. If a shard is
+  /// Compares the hash of each shard with the manifest. Every rank of `world` calls it before it uses the result of
+  /// `read`. Each shard is read by one rank; the ranks have about the same number of bytes to read. If a shard is
   /// altered, all ranks throw the same DataError naming it. Sends 8 bytes.
   void verify(Communicator& world) const;
-  /// Throws DataError listing the tensors that are missing, unexpected or of another shape than `wanted`, and for a
-  /// shard whose header does not match the manifest. Reads the headers of all shards and nothing else. Shapes that pass
-  /// are safe to allocate: their bytes exist.
+  /// Throws DataError for tensors that are missing, unexpected or of another shape than `wanted`, listing them, and for
+  /// a shard whose header does not match the manifest. Reads only the headers of all shards. Shapes that pass are safe
+  /// to allocate: their bytes exist.
   void check(const std::vector<std::pair<std::string, std::vector<int64_t>>>& wanted);
-  /// Fills `out` with `box` of tensor `name`, from the shards that have a part of it. `out` is contiguous, on the CPU,
+  /// Fills `out` with `box` of tensor `name` from the shards that hold parts of it. `out` is contiguous, on the CPU,
   /// and has the dtype of the tensor.
   void read(const std::string& name, const Box& box, at::Tensor out);
 

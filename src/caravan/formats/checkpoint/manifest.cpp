@@ -53,7 +53,7 @@ std::string Manifest::to_json() const {
     out["tensors"][name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", std::move(pieces)}};
   }
   out["hash"] = manifest_hash(out);
-  return out.dump() + "\n";  // without line breaks: thousands of ranks make a million pieces
+  return out.dump() + "\n";  // without line breaks: thousands of ranks have a million pieces
 }
 
 }  // namespace caravan

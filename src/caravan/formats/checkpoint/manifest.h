@@ -13,7 +13,8 @@ namespace caravan {
 /// The file that makes a folder a checkpoint.
 inline constexpr const char* kManifestName = "manifest.json";
 
-/// What the bits of a run depend on beyond its recipe: another number of threads adds up in another order.
+/// What the bits of a run depend on besides its recipe: for example, the number of threads determines the order of
+/// sums.
 struct Numerics {
   int64_t ranks = 0;             ///< 0: not known
   int64_t threads_per_rank = 0;  ///< 0: not known, or not the same on all ranks
@@ -21,7 +22,7 @@ struct Numerics {
   bool operator==(const Numerics&) const = default;
 };
 
-/// The optimizer of a program of one's own: what it is set to, and what its learning-rate schedulers have counted.
+/// The optimizer of a user's program: its options, and the counts of its learning-rate schedulers.
 struct OptimizerRecord {
   struct Group {
     std::map<std::string, double> options;  ///< by name: "lr", "weight_decay"; a flag is 0 or 1
@@ -38,10 +39,10 @@ struct OptimizerRecord {
 struct CheckpointInfo {
   int64_t step = 0;             ///< optimizer steps done
   int64_t position = 0;         ///< in the data: tokens consumed over all ranks
-  int64_t optimizer_steps = 0;  ///< the optimizer's own count
-  /// Steps that each rank has done, where ranks do not wait for each other (AsyncTrainer); `step` is the smallest.
+  int64_t optimizer_steps = 0;  ///< the optimizer's own step count
+  /// Steps that each rank has done, if ranks do not wait for each other (AsyncTrainer); `step` is the smallest.
   std::vector<int64_t> clocks{};
-  std::map<std::string, int64_t> counters{};  ///< of a program of one's own, by its names
+  std::map<std::string, int64_t> counters{};  ///< counters of a user's program, by name
   std::string recipe{};                       ///< of the run, as TOML
   std::string model{};                        ///< the model's config (formats/huggingface/config_text.h)
   std::string tokenizer_hash{};
@@ -61,7 +62,7 @@ struct ManifestPiece {
 struct ManifestTensor {
   std::vector<int64_t> shape;         ///< global
   std::string dtype;                  ///< as safetensors spells it: "F32"
-  std::vector<ManifestPiece> pieces;  ///< none of a tensor without elements
+  std::vector<ManifestPiece> pieces;  ///< empty for a tensor without elements
 };
 
 struct ManifestFile {
@@ -75,7 +76,7 @@ struct Manifest {
   std::map<std::string, ManifestTensor> tensors;
   std::map<std::string, ManifestFile> files;
 
-  /// A longer manifest is refused, when it is written and when it is read.
+  /// A longer manifest is refused, both in writing and in reading.
   static constexpr int64_t kMostBytes = int64_t{1} << 30;
 
   std::string to_json() const;

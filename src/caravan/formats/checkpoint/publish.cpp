@@ -49,20 +49,20 @@ bool is_missing(const fs::path& path) {
   return !fs::exists(fs::symlink_status(path, error));
 }
 
-/// Where the file system cannot exchange two names: for a moment neither folder has the name, and restore_checkpoints
-/// puts the old one back if the process is killed then.
+/// If the file system cannot exchange two names: for a moment neither folder has the name, and restore_checkpoints
+/// restores the old one if the process is killed then.
 void replace_in_two_steps(const fs::path& aside, const fs::path& target, const fs::path& old) {
   remove_folder(old);
   rename_durably(target, old, "checkpoint");
   rename_durably(aside, target, "checkpoint");
 }
 
-/// Of imported weights, or of a run that has done no step.
+/// For imported weights, or a run without a step.
 bool has_no_training(const fs::path& checkpoint) {
   try {
     return Manifest::read(checkpoint).info.optimizer_steps == 0;
   } catch (const DataError&) {
-    return true;  // unknown content stays
+    return true;  // unknown content is kept
   }
 }
 
@@ -113,7 +113,7 @@ void prune_checkpoints(const fs::path& run, int64_t keep) {
   const auto all = list_checkpoints(run);
   for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
     if (has_no_training(all[i]) || step_of(all[i]) == best) continue;
-    // Durable before the first file is deleted: after a power failure a checkpoint must not come back in part.
+    // Durable before the first file is deleted: after a power failure a checkpoint must not reappear in part.
     rename_durably(all[i], hidden(all[i], kPruned), "checkpoint");
     remove_folder(hidden(all[i], kPruned));
   }

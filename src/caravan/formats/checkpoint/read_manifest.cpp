@@ -61,7 +61,7 @@ class Fields {
     return name;
   }
 
-  /// Of either sign, by name.
+  /// Numbers of either sign, by name.
   std::map<std::string, int64_t> counters(const json& value, const std::string& field) const {
     if (!value.is_object()) refuse(field, "is not an object");
     std::map<std::string, int64_t> out;
@@ -126,7 +126,7 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
   if (twice != files.end()) fields.refuse(name, fmt::format("has two pieces in {}", *twice));
 }
 
-/// A piece as versions 1 and 2 have it.
+/// A piece in the format of versions 1 and 2.
 ManifestPiece read_named_piece(const Fields& fields, const std::string& name, const json& piece) {
   fields.check_keys(piece, name, {"offset", "size", "file", "key"});
   const std::string key = fields.text(piece["key"], name);
@@ -145,7 +145,7 @@ ManifestPiece read_piece(const Fields& fields, const std::string& name, const js
   return {{fields.numbers(piece[1], name), fields.numbers(piece[2], name)}, files[static_cast<size_t>(file)]};
 }
 
-/// `files`: the names in the order of the manifest; null where pieces name their file.
+/// `files`: the names in the order of the manifest; null if pieces name their file.
 ManifestTensor read_tensor(const Fields& fields, const std::string& name, const json& value,
                            const std::vector<std::string>* files) {
   fields.check_keys(value, name, {"shape", "dtype", "pieces"});
@@ -166,7 +166,7 @@ void add_file(const Fields& fields, Manifest& manifest, const std::string& name,
   if (!is_new) fields.refuse("files", "lists " + name + " twice");
 }
 
-/// As versions 1 and 2 have them.
+/// The format of versions 1 and 2.
 void read_named_files(const Fields& fields, const json& files, Manifest& manifest) {
   if (!files.is_object()) fields.refuse("files", "is not an object");
   for (const auto& [name, value] : files.items()) {

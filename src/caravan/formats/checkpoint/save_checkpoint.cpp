@@ -30,10 +30,10 @@ int64_t global_bytes(const CheckpointPiece& piece) {
 
 }  // namespace
 
-/// Of the replicas of a piece, the one with the fewest bytes so far writes it. All of them must compute the same
-/// assignment, so it depends only on what they know alike: bytes are those of the whole tensors, as ranks may hold more
-/// or less of one, and they are added up for each set of replica axes alone, as a replica of one set is a different
-/// rank than that of another.
+/// Among the replicas of a piece, the one with the fewest bytes so far writes it. All of them must compute the same
+/// assignment, so it depends only on common knowledge: bytes are those of the whole tensors, since ranks may hold more
+/// or less of one, and they are added up separately for each set of replica axes, since replica numbers of different
+/// sets mean different ranks.
 std::vector<const CheckpointPiece*> my_share(const std::vector<CheckpointPiece>& pieces) {
   std::map<std::pair<std::string, int>, std::vector<int64_t>> load;
   std::vector<const CheckpointPiece*> mine;
@@ -53,7 +53,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, const at::Tensor*> tensors;
   for (const CheckpointPiece* piece : pieces) {
-    // A piece of nothing tells nothing, unless the tensor has no elements at all.
+    // An empty piece carries no information, unless the tensor has no elements at all.
     if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
     const Dtype dtype = to_dtype(piece->tensor.scalar_type());
     report["pieces"].push_back({{"name", piece->name},
@@ -102,7 +102,7 @@ Manifest manifest_of(const CheckpointInfo& info, const std::vector<std::string>&
 
 namespace {
 
-/// What a failed save throws on every rank, because of `fact` on this one.
+/// The error of a failed save on every rank, because of `fact` on this one.
 ResourceError not_written(const Communicator& world, const std::string& fact, const std::string& action) {
   return ResourceError({"checkpoint", "", "was not written; earlier ones are untouched",
                         fmt::format("rank {}: {}", world.rank(), fact),

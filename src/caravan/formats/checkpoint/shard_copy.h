@@ -12,7 +12,7 @@ namespace caravan {
 bool overlaps(const Box& a, const Box& b) noexcept;
 
 /// Copies the intersection of two boxes of one global tensor from `source`, the row-major bytes of box `from`, to
-/// `target`, those of box `to`. The intersection may be empty.
+/// `target`, the bytes of box `to`. The intersection may be empty.
 void copy_overlap(const Box& from, std::span<const std::byte> source, const Box& to, std::span<std::byte> target,
                   int64_t element_bytes);
 

@@ -13,7 +13,7 @@ Box whole_box(const at::Tensor& tensor) {
   return {std::vector<int64_t>(static_cast<size_t>(tensor.dim()), 0), tensor.sizes().vec()};
 }
 
-/// That this rank alone writes.
+/// A piece that this rank alone writes.
 CheckpointPiece whole_piece(const StatePiece& piece) {
   return {.name = piece.name,
           .shape = piece.tensor.sizes().vec(),
@@ -29,8 +29,8 @@ std::vector<int64_t> global_shape(const StatePiece& piece, const Mesh& mesh) {
   return shape;
 }
 
-/// Of a tensor in a checkpoint, that has one for each coordinate of an axis: how many; 0 if it has one for all. Nothing
-/// if it is neither.
+/// The number of parts of a tensor in a checkpoint with a part for each coordinate of an axis; 0 if there is one for
+/// all. Nothing if it is neither.
 std::optional<int64_t> num_parts(const StatePiece& piece, const std::vector<int64_t>& saved) {
   if (piece.parameter == nullptr) return std::nullopt;
   std::vector<int64_t> shape = piece.parameter->global_shape();
@@ -109,7 +109,7 @@ void StateReader::read_piece(const StatePiece& piece) {
   const auto found = saved_.find(piece.name);
   const bool is_there = found != saved_.end();
   if (piece.spread == Spread::on_axis) {
-    if (!is_there || found->second != piece.tensor.sizes().vec()) return;  // begins anew
+    if (!is_there || found->second != piece.tensor.sizes().vec()) return;  // starts anew
     fill(piece.name, whole_box(piece.tensor), piece.tensor);
   } else if (piece.parameter != nullptr) {
     const bool sums = piece.spread == Spread::per_coordinate && piece.combine == StatePiece::Combine::sum;
@@ -122,7 +122,7 @@ void StateReader::read_piece(const StatePiece& piece) {
   if (piece.loaded) piece.loaded();
 }
 
-/// From a tensor of `parts` coordinates, or, if that is 0, of one for all.
+/// Reads from a tensor of `parts` coordinates, or, if that is 0, of one for all.
 void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_there) {
   const Parameter& parameter = *piece.parameter;
   const at::Tensor& own = piece.tensor;

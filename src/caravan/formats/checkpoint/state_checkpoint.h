@@ -10,26 +10,26 @@
 
 namespace caravan {
 
-/// What save_checkpoint writes of `state` on this rank. The tensors are those of the owners, or copies.
+/// The pieces of `state` that save_checkpoint writes on this rank. Their tensors are those of the owners, or copies.
 std::vector<CheckpointPiece> checkpoint_pieces(const TrainingState& state, const Mesh& mesh);
 
-/// Reads a checkpoint into `state`, on any number of ranks: each tensor that `state` has, by its name. Of those with a
-/// part for each coordinate of an axis, the checkpoint may have another number of parts, or one for all, and the other
-/// way round; of those that the ranks of an axis share, it may have another shape, or none: see StatePiece.
+/// Reads a checkpoint into `state`, on any number of ranks: each tensor that `state` has, by name. The checkpoint may
+/// have another number of parts of a tensor with a part for each coordinate of an axis, or a single one, and vice
+/// versa; a tensor shared by the ranks of an axis may have another shape, or be missing: see StatePiece.
 class StateReader {
  public:
   struct Options {
-    bool is_model_alone = false;  ///< parameters and buffers are there, all else that is required stays as it is
-    /// Names of the checkpoint that may be unknown here. Empty: none.
+    bool is_model_alone = false;  ///< only parameters and buffers are present; all other required state stays unchanged
+    /// Checkpoint names that may be unknown here. Empty: none.
     std::function<bool(const std::string& name)> may_leave_out{};
   };
 
   /// `state` and `reader` outlive this.
   StateReader(const TrainingState& state, const Mesh& mesh, CheckpointReader& reader, Options options);
 
-  /// Throws as CheckpointReader::check. Nothing is changed.
+  /// Throws as CheckpointReader::check. Changes nothing.
   void check();
-  /// After check(). Throws DataError for a tensor of another dtype; then some have been read.
+  /// Call check() first. Throws DataError for a tensor of another dtype, after some may have been read.
   void read();
 
  private:

@@ -18,8 +18,8 @@ void verify_file(const std::filesystem::path& folder, const std::string& name, c
 void verify_files(const std::filesystem::path& folder, const std::map<std::string, ManifestFile>& files,
                   Communicator& world);
 
-/// The files that `rank` of `num_ranks` hashes: the largest are dealt out first, each to the rank with the fewest bytes
-/// so far. All ranks compute the same deal.
+/// The files that `rank` of `num_ranks` hashes: the largest are assigned first, each to the rank with the fewest bytes
+/// so far. All ranks compute the same assignment.
 std::vector<std::string> files_of_rank(const std::map<std::string, ManifestFile>& files, int rank, int num_ranks);
 
 }  // namespace caravan

@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// The text in which a checkpoint keeps the config of its model, also of one that transformers does not have: the
-/// config.json of the same model without experts, and in a member `moe` all settings of those.
+/// The text in which a checkpoint stores the config of its model, even if transformers does not have the model: the
+/// config.json of the same model without experts, and all settings of the experts in a member `moe`.
 std::string config_text(const ModelConfig& config, const SpecialTokens& tokens = {});
 
 /// The config that config_text wrote, or a config.json. Its special tokens are those of parse_special_tokens. Throws

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What transformers takes for a missing key, where its models differ. All other defaults are those of every form.
+/// transformers' defaults of missing keys, where its models differ. All other defaults are common.
 struct FormDefaults {
   const char* architecture;
   int64_t kv_heads;  ///< 0: as many as heads
@@ -56,7 +56,7 @@ void write_gpt2(const ModelConfig& config, Json& out) {
   out["scale_attn_by_inverse_layer_idx"] = false;
 }
 
-/// What Llama, Qwen2 and their mixtures of experts share.
+/// Common part of Llama, Qwen2 and their mixtures of experts.
 void write_llama(const ModelConfig& config, Json& out) {
   out["hidden_act"] = "silu";
   out["num_hidden_layers"] = config.layers;
@@ -68,7 +68,7 @@ void write_llama(const ModelConfig& config, Json& out) {
   out["max_position_embeddings"] = config.context;
   out["rms_norm_eps"] = config.norm_epsilon;
   out["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};
-  out["rope_theta"] = config.rope_theta;  // where transformers 4 looks
+  out["rope_theta"] = config.rope_theta;  // read by transformers 4
   out["attention_dropout"] = config.dropout;
 }
 
@@ -211,8 +211,7 @@ HuggingfaceForm read_form(const ConfigReader& in) {
   constexpr std::string_view kTypes = "the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe";
   if (type == "qwen3" || type == "qwen3_moe") {
     in.refuse("model_type",
-              fmt::format("is '{}', whose queries and keys pass through norms of their own; {}", type, kTypes),
-              kAction);
+              fmt::format("is '{}', whose queries and keys pass through separate norms; {}", type, kTypes), kAction);
   }
   in.refuse("model_type", fmt::format("is '{}'; {}", type, kTypes), kAction);
 }
@@ -242,7 +241,7 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
   write_form(form, config, out);
   out["vocab_size"] = config.vocabulary;
   out["tie_word_embeddings"] = config.tie_embeddings;
-  // For a missing key transformers takes its own default, an id of another tokenizer.
+  // For a missing key transformers uses its own default, an id of another tokenizer.
   out["bos_token_id"] = tokens.begin ? Json(*tokens.begin) : Json();
   out["eos_token_id"] = tokens.end.size() > 1 ? Json(tokens.end) : tokens.end.empty() ? Json() : Json(tokens.end[0]);
   out["pad_token_id"] = tokens.pad ? Json(*tokens.pad) : Json();

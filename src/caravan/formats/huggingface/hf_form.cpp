@@ -15,7 +15,7 @@ constexpr std::array<std::string_view, 5> kModelTypes{"gpt2", "llama", "qwen2", 
   throw UsageError({"export", key, fact + ": Hugging Face's transformers has no such model", "", std::move(action)});
 }
 
-/// Of a Llama with experts.
+/// The form of a Llama with experts.
 HuggingfaceForm form_of_experts(const ModelConfig& config) {
   const MoeConfig& moe = config.moe;
   if (moe.gates != Gates::softmax) {

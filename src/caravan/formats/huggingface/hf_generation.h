@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-/// What a Hugging Face generation_config.json says; nothing for a key that is missing or null.
+/// The contents of a Hugging Face generation_config.json; nothing for a key that is missing or null.
 struct GenerationConfig {
   std::optional<int64_t> begin{};
   std::optional<std::vector<int64_t>> end{};

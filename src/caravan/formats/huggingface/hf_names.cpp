@@ -30,7 +30,7 @@ TensorShapes our_shapes(const ModelConfig& config) {
   return shapes;
 }
 
-/// Of each of the row's tensors of theirs.
+/// For each Hugging Face tensor in the row.
 std::vector<int64_t> their_shape(const HuggingfaceRow& row, const TensorShapes& ours) {
   std::vector<int64_t> shape = ours.at(row.ours.front());
   for (size_t i = 1; i < row.ours.size(); ++i) shape[0] += ours.at(row.ours[i])[0];

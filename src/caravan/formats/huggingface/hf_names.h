@@ -13,7 +13,7 @@ namespace caravan {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Converts whole tensors of a Model from our names to the names and shapes of Hugging Face's transformers (GPT-2's
-/// matrices transposed, its query, key and value fused into c_attn; each expert's matrices tensors of their own), in
+/// matrices transposed, its query, key and value fused into c_attn; each expert's matrices as separate tensors), in
 /// forward order. A tied head has no tensor. The names are those of files: transformers 5 fuses experts in memory.
 ///
 /// Works for parameters, gradients and moments, of any dtype and for meta tensors. Tensors that keep their shape, and

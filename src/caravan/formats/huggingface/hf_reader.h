@@ -13,7 +13,7 @@
 
 namespace caravan {
 
-/// Reads the members of a config.json or of an object in it. A member that is null counts as missing. Everything throws
+/// Reads the members of a config.json or of an object in it. A member that is null counts as missing. All methods throw
 /// DataError naming key and file for a value of another type.
 class ConfigReader {
  public:
@@ -42,7 +42,7 @@ class ConfigReader {
   /// One id or a list of them.
   std::vector<int64_t> tokens_or(const char* key, std::optional<int64_t> absent) const;
 
-  /// Throw for another value: no model here computes with it.
+  /// Throw for any other value, which no model here supports.
   void require(const char* key, bool is, bool absent) const;
   void require(const char* key, std::initializer_list<std::string_view> known, std::string_view absent) const;
   void require(const char* key, double is, double absent, std::string_view reason) const;
@@ -56,10 +56,10 @@ class ConfigReader {
   std::string_view file_;
 };
 
-/// The JSON object that is the text of `file`. Throws DataError if it is none.
+/// Parses the text of `file`, a JSON object. Throws DataError if it is not one.
 nlohmann::ordered_json parse_config_object(std::string_view json, std::string_view file);
 
-/// config.validate() of what `file` says: throws DataError.
+/// Calls config.validate() for the config of `file`, and throws its error as DataError.
 void validate_config(const ModelConfig& config, std::string_view file);
 
 }  // namespace caravan

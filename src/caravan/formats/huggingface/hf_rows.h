@@ -11,8 +11,8 @@ namespace caravan {
 
 using TensorShapes = std::map<std::string, std::vector<int64_t>>;  ///< by name
 
-/// Tensors of a Hugging Face file and of Model with the same numbers: theirs concatenated on dim 0 are ours
-/// concatenated on dim 0 and, where `is_transposed`, transposed. One of both lists has one name.
+/// Tensors of a Hugging Face file and of Model with the same elements: theirs concatenated on dim 0 equal ours
+/// concatenated on dim 0 and, if `is_transposed`, transposed. At least one of the lists has a single name.
 struct HuggingfaceRow {
   std::vector<std::string> theirs;  ///< all of one shape
   std::vector<std::string> ours;

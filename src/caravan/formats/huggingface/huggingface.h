@@ -17,14 +17,15 @@ struct HuggingFaceModel {
 };
 
 /// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json), tokenizer.json and the files
-/// of TextSettings, of one of the model types of HuggingfaceForm (formats/huggingface/hf_form.h). bf16 and fp16 weights become fp32.
-/// Throws DataError naming file and key for what is missing, damaged or not supported.
+/// of TextSettings, for a model type of HuggingfaceForm (formats/huggingface/hf_form.h). bf16 and fp16 weights become
+/// fp32. Throws DataError naming file and key for what is missing, damaged or not supported.
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
 /// Writes a folder that transformers loads with the same logits: config.json, model.safetensors, tokenizer.json,
 /// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder, or
-/// replaces the model in it: what it had of these files, and its shards of weights, are removed. Throws ResourceError,
-/// and UsageError before it writes anything for a model that transformers does not have (huggingface_form).
+/// replaces the model in it: its previous versions of these files and its weight shards are removed. Throws
+/// ResourceError. Throws UsageError, before it writes anything, for a model that transformers does not have
+/// (huggingface_form).
 void write_huggingface(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                        const Tokenizer& tokenizer, const TextSettings& text);
 

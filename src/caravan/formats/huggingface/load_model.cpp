@@ -38,7 +38,7 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();
   }
-  if (config.num_parameters() > stored) {  // before a damaged config makes the names of a huge model
+  if (config.num_parameters() > stored) {  // before names are created for the huge model of a damaged config
     throw DataError({"load", folder.string(),
                      fmt::format("holds {} numbers, but its model has {} parameters", stored, config.num_parameters()),
                      "", "use an older checkpoint of the same run"});
@@ -81,7 +81,7 @@ LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
     try {
       return with_finite_weights(from_checkpoint(folder, mesh));
     } catch (const DataError&) {
-      // A running job may have pruned the checkpoint meanwhile; then it has a newer one.
+      // A running job may have pruned the checkpoint meanwhile, but then it has a newer one.
       constexpr int kMostAttempts = 10;
       if (attempt == kMostAttempts || fs::exists(folder, error)) throw;
     }

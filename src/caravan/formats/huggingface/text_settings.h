@@ -10,26 +10,25 @@
 
 namespace caravan {
 
-/// The settings of a Hugging Face folder for text, apart from tokenizer.json. Import keeps them in the run folder
-/// and export writes them back.
+/// The settings of a Hugging Face folder for text, apart from tokenizer.json. Import stores them in the run folder and
+/// export writes them back.
 struct TextSettings {
   SpecialTokens tokens;                      ///< of config.json
   std::map<std::string, std::string> files;  ///< name to content, byte for byte; see read_text_files
 
-  /// What generation uses when the user does not say otherwise. Throws DataError for a damaged generation_config.json.
+  /// The settings that generation uses by default. Throws DataError for a damaged generation_config.json.
   GenerationConfig generation() const;
 };
 
-/// The special tokens of a model made here: its tokenizer's end-of-text token both begins and ends a text.
+/// The special tokens of a model trained here: its tokenizer's end-of-text token both begins and ends a text.
 SpecialTokens special_tokens(const Tokenizer& tokenizer);
 
-/// Those of generation_config.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja that
-/// `folder` holds.
+/// Reads those of generation_config.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja that
+/// exist in `folder`.
 std::map<std::string, std::string> read_text_files(const std::filesystem::path& folder);
 
 /// Writes `files` and, if it is not among them, a tokenizer_config.json that names the end-of-text token:
-/// Tokenizer::load and transformers read it there. Those of read_text_files that are not among them are removed.
-/// Throws ResourceError.
+/// Tokenizer::load and transformers read it there. Removes the other files of read_text_files. Throws ResourceError.
 void write_text_files(const std::filesystem::path& folder, const std::map<std::string, std::string>& files,
                       const Tokenizer& tokenizer, int64_t context);
 

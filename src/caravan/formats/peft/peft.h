@@ -13,17 +13,17 @@ namespace caravan {
 NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours);
 
 /// Reads a folder that PEFT wrote, whole and in fp32, under Caravan's names, in the order of Model::parameters(); for a
-/// model with the adapters of read_peft_config. A smaller rank is filled up with zeros, another scale becomes a factor
-/// of B, and a fused adapter one of its rank for each part. Throws DataError as read_peft_config, and for a shape that
-/// does not fit or a value that is not finite.
+/// model with the adapters of read_peft_config. A smaller rank is padded with zeros, another scale becomes a factor of
+/// B, and a fused adapter becomes an adapter of its rank for each part. Throws DataError as read_peft_config, and for a
+/// shape that does not fit or a value that is not finite.
 NamedTensors read_peft(const std::filesystem::path& folder, const ModelConfig& config);
 
-/// Writes a folder that PEFT loads. `base_model`: where its base is, for PEFT. Throws ResourceError, and UsageError
-/// for a model that transformers does not have.
+/// Writes a folder that PEFT loads. `base_model`: the location of the base model, for PEFT. Throws ResourceError, and
+/// UsageError for a model that transformers does not have.
 void write_peft(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                 const std::string& base_model);
 
-/// The same model without adapters, and its parameters: frozen ones as they are, or with the adapters added to them.
+/// The same model without adapters, and its parameters: frozen ones unchanged, or with the adapters merged into them.
 ModelConfig without_adapters(const ModelConfig& config);
 NamedTensors without_adapters(const NamedTensors& parameters);
 NamedTensors with_adapters_merged(const ModelConfig& config, const NamedTensors& parameters);

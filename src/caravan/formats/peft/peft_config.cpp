@@ -22,7 +22,7 @@ namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
-using PeftJson = nlohmann::ordered_json;  // of several patterns that match a layer, PEFT takes the first
+using PeftJson = nlohmann::ordered_json;  // PEFT takes the first of several patterns that match a layer
 
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
@@ -55,7 +55,7 @@ std::string shown(const PeftJson& root, const char* key) {
   return found == root.end() ? "missing" : found->dump(-1, ' ', false, PeftJson::error_handler_t::replace);
 }
 
-/// What may be set to anything: it says how the adapters were trained or which layers have one, which the tensors show.
+/// Keys with arbitrary values: they say how the adapters were trained or which layers have one, which the tensors show.
 constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
                                "target_modules", "exclude_modules", "lora_dropout", "layers_pattern",
                                "layers_to_transform", "megatron_core", "loftq_config", "eva_config", "corda_config",
@@ -63,7 +63,7 @@ constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revis
                                "ensure_weight_tying",
                                // Only says how the base stores its weights.
                                "fan_in_fan_out"};
-/// What is read below.
+/// Keys that are read below.
 constexpr std::array kRead{"peft_type",        "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
                            "init_lora_weights"};
 
@@ -73,8 +73,8 @@ bool is_set(const PeftJson& value) {
   return !value.empty() && value != "none" && value != "";
 }
 
-/// What would make the adapters compute something else than W x + scale B A x. That a key is not known is no reason to
-/// ignore it: later versions of PEFT have other methods.
+/// Refuses what would make the adapters compute anything other than W x + scale B A x. Unknown keys are refused too:
+/// later versions of PEFT have other methods.
 void refuse_other_methods(const PeftJson& root, const fs::path& file) {
   if (shown(root, "peft_type") != "\"LORA\"") {
     refuse_adapter(file, "peft_type is " + shown(root, "peft_type"), "only \"LORA\" is supported");
@@ -88,7 +88,7 @@ void refuse_other_methods(const PeftJson& root, const fs::path& file) {
   }
 }
 
-/// Some ways to start move a part of the base's weights into the adapters: they fit what remains of the base alone.
+/// Some initialisations move a part of the base's weights into the adapters, which then fit only the rest of the base.
 void refuse_other_base(const PeftJson& root, const fs::path& file) {
   const auto found = root.find("init_lora_weights");
   if (found == root.end() || found->is_boolean() || found->is_null()) return;
@@ -103,7 +103,7 @@ void refuse_other_base(const PeftJson& root, const fs::path& file) {
       "them adapters of the base as it was, or merge them into their own base");
 }
 
-/// Their layer that a tensor is the factor A or B of; nothing for another name.
+/// The layer for which a tensor is the factor A or B; nothing for another name.
 std::optional<std::pair<std::string, char>> parse_tensor(std::string_view name) {
   if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
   for (const char factor : {'A', 'B'}) {
@@ -153,7 +153,7 @@ bool flag(const PeftJson& root, const char* key, const fs::path& file) {
   return found->get<bool>();
 }
 
-/// Names of our layers, as short as they can be: "query" where all blocks have it.
+/// The shortest names of our layers: "query" if all blocks have it.
 std::vector<std::string> short_names(const std::set<std::string>& layers, const ModelConfig& model) {
   std::vector<std::string> names;
   std::set<std::string> done;
@@ -243,7 +243,7 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
     const auto parts = std::ranges::count_if(layer.ours, [&](const auto& name) { return adapted.contains(name); });
     if (parts == 0) continue;
     targets.push_back(layer.theirs);
-    if (parts == 1) continue;  // else one adapter with the ranks of all
+    if (parts == 1) continue;  // otherwise one adapter with the ranks of all
     ranks[layer.theirs] = parts * lora.rank;
     alphas[layer.theirs] = static_cast<double>(parts) * lora.alpha;
   }

@@ -13,7 +13,7 @@ namespace caravan {
 inline constexpr const char* kPeftConfig = "adapter_config.json";
 inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
 
-/// A linear layer of theirs, and those of ours that it fuses: three for GPT-2's c_attn.
+/// A linear layer of Hugging Face, and the layers of Model that it fuses: three for GPT-2's c_attn.
 struct PeftLayer {
   std::string theirs;  ///< "model.layers.0.self_attn.q_proj"
   std::vector<std::string> ours;
@@ -21,13 +21,13 @@ struct PeftLayer {
 /// All linear layers of the model, in forward order. Throws UsageError for a model that transformers does not have.
 std::vector<PeftLayer> peft_layers(const ModelConfig& config);
 
-/// Of one layer's adapter.
+/// The scale of one layer's adapter.
 struct PeftScale {
   std::string theirs;
   double scale = 1;
 };
 struct PeftConfig {
-  LoraConfig lora;  ///< the largest rank; its scale is that of the layers that adapter_config.json does not name
+  LoraConfig lora;  ///< the largest rank; its scale is that of layers not named in adapter_config.json
   std::vector<PeftScale> layers;
 };
 
@@ -37,10 +37,10 @@ struct PeftConfig {
 /// their base (PiSSA, OLoRA, CorDA, LoftQ).
 PeftConfig read_peft_config(const std::filesystem::path& folder, const ModelConfig& model);
 
-/// adapter_config.json of the adapters of `config`.
+/// The adapter_config.json of the adapters of `config`.
 std::string peft_config(const ModelConfig& config, const std::string& base_model);
 
-/// The names of their tensors A and B of a layer.
+/// The Hugging Face names of tensors A and B of a layer.
 std::string peft_tensor(const std::string& theirs, char factor);
 
 }  // namespace caravan

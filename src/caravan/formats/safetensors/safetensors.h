@@ -88,8 +88,8 @@ class SafetensorsWriter {
   void append(std::string_view name, std::span<const std::byte> bytes);
   /// Throws UsageError unless every tensor is complete. The owner of the file flushes it.
   void finish();
-  /// content_hash of the whole file, which is not read for it. Throws UsageError unless every tensor is complete and
-  /// their bytes came in the order of names().
+  /// content_hash of the whole file, computed without reading it. Throws UsageError unless every tensor is complete and
+  /// the bytes came in the order of names().
   ContentHash hash() const;
 
  private:

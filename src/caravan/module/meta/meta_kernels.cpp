@@ -45,11 +45,11 @@ at::Tensor where(const at::Tensor& condition, const at::Tensor& a, const at::Ten
   return at::empty(at::infer_size(condition.sizes(), of_values), condition.options().dtype(at::result_type(a, b)));
 }
 
-/// resize_ on the meta device goes past the allocator.
+/// resize_ on the meta device bypasses the allocator.
 at::Tensor& resized(at::Tensor& out, at::IntArrayRef shape) {
   return out.sizes() == shape ? out : out.set_(at::empty(shape, out.options()).storage(), 0, shape);
 }
-/// Of an operator on single elements.
+/// For an element-wise operator.
 at::Tensor& unary_out(const at::Tensor& x, at::Tensor& out) { return resized(out, x.sizes()); }
 at::Tensor& binary_out(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
   return resized(out, at::infer_size(a.sizes(), b.sizes()));
@@ -149,7 +149,7 @@ struct AttentionBlocks {
   int64_t queries, keys;
 };
 
-/// What a thread takes for products of blocks in 16 bits, which torch leaves to oneDNN.
+/// The memory that a thread takes for products of blocks in 16 bits, which torch leaves to oneDNN.
 at::Tensor block_workspace(const at::Tensor& q, const AttentionBlocks& block) {
   const auto call = [](const at::Tensor& a, const at::Tensor& b, const auto&) { return at::mm(a, b.t()); };
   const at::Tensor one = at::empty({block.queries, q.size(3)}, q.options());

@@ -2,10 +2,10 @@
 
 namespace caravan {
 
-/// Makes torch's operators usable on meta tensors where its libraries for C++ have no kernel for them: result shapes,
-/// and memory that is allocated and freed as the CPU kernel does it (what the libraries below it take is not counted).
-/// An operator that this torch has a kernel for keeps it. Others, and control flow that depends on data, throw an error
-/// of torch that names the operator. Called before main() by whatever links a Module; further calls do nothing.
+/// Registers meta kernels for operators of torch that its C++ libraries have none for: they give result shapes, and
+/// allocate and free memory as the CPU kernel does (except for memory taken by libraries below it). Existing kernels
+/// are kept. Other operators, and control flow that depends on data, throw torch's error that names the operator.
+/// Called before main() in every program that links Module; further calls are no-ops.
 bool register_meta_kernels();
 
 }  // namespace caravan

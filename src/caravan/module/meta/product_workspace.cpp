@@ -16,12 +16,12 @@
 namespace caravan {
 namespace {
 
-/// What oneDNN holds for good for each product: its code, and the plan of it.
+/// Memory that oneDNN holds permanently for each product: its code and primitive.
 constexpr int64_t kOfProduct = int64_t{320} << 10;
 
-/// Above this oneDNN is not asked: operands without values take addresses too.
+/// Above this, oneDNN is not asked: operands without values take address space, too.
 constexpr double kMostAsked = 1 << 28;
-/// The least round bound of what large products were measured to take, a thread, AVX-512.
+/// A rounded upper bound of the measured memory of large products per thread, with AVX-512.
 constexpr int64_t kOfLargeProduct = int64_t{2} << 20;
 
 /// Takes two operands, a bias, a result and then the scratchpad.
@@ -36,7 +36,8 @@ int64_t asked(const at::Tensor& a, const at::Tensor& b, const std::optional<at::
   });
 }
 
-/// Whether products of this type have a scratchpad: those that have none would be computed, large ones for long.
+/// Whether products of this type have a scratchpad: without one they would be computed, which takes long for large
+/// ones.
 bool has_scratchpad(const at::Tensor& a, const ProductCall& call) {
   std::vector<int64_t> sizes(static_cast<size_t>(a.dim()), 64);  // torch leaves it to oneDNN
   sizes.front() = a.dim() > 2 ? 1 : sizes.front();
@@ -69,7 +70,7 @@ at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std
   const auto result = static_cast<double>(a.numel() / of_row) * static_cast<double>(b.numel() / of_row);
   const bool is_large = std::max({static_cast<double>(a.numel()), static_cast<double>(b.numel()), result}) > kMostAsked;
   const bool is_asked = has->second > 0 && !is_large;
-  // A library that is asked holds it from then on, in this process.
+  // A library that has been asked holds this memory from then on in this process.
   if (!is_asked) HeldBlocksScope::hold_once(c10::get_hash(key), kOfProduct);
   auto found = known->find(key);
   if (found == known->end()) {

@@ -7,14 +7,14 @@
 
 namespace caravan {
 
-/// A library's a b^T + bias.
+/// A library call that computes a b^T + bias.
 using ProductCall =
     std::function<at::Tensor(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>&)>;
 
-/// What `call` takes from torch's allocator for a product of these meta tensors, beside its result: a tensor on the
-/// meta device, so that dry runs count it. oneDNN takes a scratchpad, whose size depends on shapes, strides, threads
-/// and the processor. It is asked: called once for each such product on tensors without values, and stopped at its
-/// scratchpad. Empty in a scope that nobody asks (HeldBlocksScope).
+/// The memory that `call` takes from torch's allocator for a product of these meta tensors, except for its result: a
+/// tensor on the meta device, so that dry runs count it. oneDNN takes a scratchpad, whose size depends on shapes,
+/// strides, threads and the processor. To find it, the call is made once for each such product on tensors without
+/// values, and stopped at its scratchpad. Empty in a scope that does not ask for it (HeldBlocksScope).
 at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                              const ProductCall& call);
 

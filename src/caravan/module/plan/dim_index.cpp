@@ -88,7 +88,7 @@ DimIndex DimIndex::slice(int64_t begin, int64_t count, int64_t local) const {
                       "take a piece of what is there"});
   }
   std::vector<Run> piece;
-  int64_t passed = 0;  // elements of the runs before
+  int64_t passed = 0;  // elements of the previous runs
   for (const Run& run : runs(local)) {
     const int64_t from = std::max(begin - passed, int64_t{0});
     const int64_t to = std::min(begin + count - passed, run.count);

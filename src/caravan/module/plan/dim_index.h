@@ -12,8 +12,8 @@ namespace caravan {
 /// first, first + 1, ..: int64 [count]. Torch's arange on the meta device takes memory that no allocator sees.
 at::Tensor counted_up(int64_t first, int64_t count, at::Device device);
 
-/// Which elements of a global dim a local tensor has along it, in its order: runs of consecutive global indices. Random
-/// numbers go by these indices, so that no layout changes them.
+/// The global elements of a dim that a local tensor has, in its order: runs of consecutive global indices. Random
+/// numbers depend on these indices, so layouts do not change them.
 class DimIndex {
  public:
   struct Run {
@@ -28,18 +28,18 @@ class DimIndex {
   DimIndex(int64_t first, int64_t count, int64_t global);
   /// Throws ShapeError for a run outside [0, global).
   DimIndex(std::vector<Run> runs, int64_t global);
-  /// Of an int64 tensor with the global index of each local element: tokens after their dispatch to experts.
+  /// From an int64 tensor with the global index of each local element: tokens after their dispatch to experts.
   static DimIndex of(const at::Tensor& indices, int64_t global);
-  /// What this rank holds of dim `dim` of a global tensor laid out as `layout`.
+  /// The elements of dim `dim` that this rank holds of a global tensor laid out as `layout`.
   static DimIndex of(const std::vector<int64_t>& global_shape, int dim, const Layout& layout, const Mesh& mesh);
 
   bool is_whole() const noexcept { return global_ < 0; }
-  /// Global size of a dim that is `local` here. Throws ShapeError if the index does not have `local` elements: the
-  /// tensor is not what the index says.
+  /// Global size of a dim that is `local` here. Throws ShapeError if the index does not have `local` elements, so that
+  /// it does not describe the tensor.
   int64_t global(int64_t local) const;
   /// Throws as global().
   std::vector<Run> runs(int64_t local) const;
-  /// Elements [begin, begin + count) of this one, of a dim that is `local` here.
+  /// Elements [begin, begin + count) of this index, for a dim that is `local` here.
   DimIndex slice(int64_t begin, int64_t count, int64_t local) const;
 
   /// The global index of each local element, int64 on the CPU: the inverse of of(indices, global). Throws as global().

@@ -29,10 +29,10 @@ std::vector<std::string_view> labels_of(std::string_view labels) {
   return each;
 }
 
-/// A shard is a dim's number: with a label too many it would be taken for one of another dim.
+/// A shard is a dim's number: with an extra label it would be mistaken for one of another dim.
 void check_labels(const OpType& op, const std::vector<size_t>& num_dims, std::string_view what) {
   const std::vector<std::string_view> labels = labels_of(op.labels);
-  if (labels.size() != num_dims.size()) return;  // infer() says so
+  if (labels.size() != num_dims.size()) return;  // infer() reports it
   for (size_t i = 0; i < labels.size(); ++i) {
     if (labels[i].size() == num_dims[i]) continue;
     throw InternalError({"type", module_name(what) + ", op " + std::string(op.labels),
@@ -41,7 +41,7 @@ void check_labels(const OpType& op, const std::vector<size_t>& num_dims, std::st
   }
 }
 
-/// The messages of infer() speak of "operand 1".
+/// Replaces "operand 1" in messages of infer().
 std::string with_names(std::string text, const std::vector<std::string>& names) {
   for (size_t i = names.size(); i-- > 0;) {  // operand 10 before operand 1
     const std::string number = fmt::format("operand {}", i);
@@ -52,7 +52,7 @@ std::string with_names(std::string text, const std::vector<std::string>& names) 
   return text;
 }
 
-/// How a plan says what infer() asks for: "redistribute operand 1 I -> R first".
+/// Translates an action of infer() to a plan: "redistribute operand 1 I -> R first".
 std::string in_a_plan(const std::string& action, std::initializer_list<LayoutTable::Operand> operands) {
   unsigned index = 0;
   std::array<char, 16> to{};
@@ -63,7 +63,7 @@ std::string in_a_plan(const std::string& action, std::initializer_list<LayoutTab
   if ((operands.begin() + index)->parameter == nullptr) {
     return "; in the plan: by `inputs` of the module that takes it, or `outputs` of the one that makes it";
   }
-  const char* level = to[0] == 'R' ? "leaf" : to[0] == 'S' ? "rest" : "compute";
+  const char* level = to[0] == 'R' ? "unsharded" : to[0] == 'S' ? "sharded" : "compute";
   return fmt::format("; in the plan: {} {}", level, to.data());
 }
 

@@ -48,7 +48,7 @@ at::Tensor meta(at::IntArrayRef shape, at::ScalarType type) {
   return at::empty(shape, at::TensorOptions().dtype(type).device(at::kMeta));
 }
 
-/// Gives each parameter a meta tensor in place of its compute(), for as long as it lives.
+/// Replaces each parameter's compute() by a meta tensor during its lifetime.
 class MetaParameters {
  public:
   MetaParameters(const Module& model, const PlanRows& rows, const Mesh& mesh) : parameters_(model.parameters()) {
@@ -81,14 +81,14 @@ Layout dry_run(Module& model, const PlanRows& rows, const std::vector<std::vecto
     table.set(inputs[i], generates ? in_generation(layout) : layout, fmt::format("input {} of the model", i));
   }
   const at::NoGradGuard no_grad;
-  // Block by block, as stages of a pipeline run them: a hook around a list of them would not stand around each.
+  // Block by block, as stages of a pipeline run them: a hook around a list of them would not enclose each.
   const Tensors outputs =
       model.run_blocks(0, model.blocks().size(), std::move(inputs), {.phase = phase, .layouts = &table});
   if (outputs.empty()) throw UsageError({"plan", "", "the model has no output", "", "return the loss first"});
   return table.of(outputs.front(), generates ? "generation" : "backward");
 }
 
-/// Hooks, and what modules were told: taken back unless it is kept.
+/// Hooks, and what modules were told: undone unless it is kept.
 class Installation {
  public:
   Installation() = default;
@@ -110,7 +110,7 @@ class Installation {
       if (row.around) arounds_.push_back(module.add_hook(row.around));
     }
   }
-  /// The hooks that have something to do.
+  /// The hooks that have an effect.
   std::vector<Hook> keep() {
     std::vector<Hook> hooks = std::move(arounds_);
     for (auto& [site, hook] : sites_) {
@@ -153,7 +153,7 @@ void check_is_used(const Plan& plan, const PlanSite& site) {
   check(site.training.outputs, site.generation.outputs, "output");
 }
 
-/// Into how many parts ranks split the rows of an activation of a pass of generation.
+/// The number of parts into which ranks split the rows of an activation of a generation pass.
 int64_t row_parts(const std::map<std::string, PlanSite>& sites, const Mesh& mesh) {
   int64_t most = 1;
   const auto count = [&](const PlanSite::Port& port) {
@@ -268,7 +268,7 @@ AppliedPlan apply(const Plan& plan, Module& model, const Mesh& mesh,
   for (Module* module : model.modules()) installation.add(*module, hooks, plan.rows);
   hooks->sites().at(model.name()).is_of_blocks = model.blocks().front() != &model;
   {
-    static auto* nothing = new MemoryCounter;  // what is dry takes no memory of the run
+    static auto* nothing = new MemoryCounter;  // a dry run is not charged to the run
     const MemoryScope uncharged(*nothing);
     const HeldBlocksScope unheld(/*ignores=*/true);
     const MetaParameters parameters(model, rows, record);

@@ -22,13 +22,13 @@ std::vector<PlanSite::Port> ports_of(const Wanted& wanted, bool generates) {
   return ports;
 }
 
-/// `found` with the placements of `wanted`, in whose order axes come to share a dim.
+/// `found` with the placements of `wanted`, in the order in which axes come to share a dim.
 Layout moved(Layout found, const Layout& wanted) {
   for (const auto& [axis, placement] : wanted.entries()) found = found.moved(axis, placement);
   return found;
 }
 
-/// Of positions or documents, [sequence] or [batch, sequence], of activations [batch, sequence, ..].
+/// The layout of positions or documents, [sequence] or [batch, sequence], for activations [batch, sequence, ..].
 Layout layout_of_tokens(const Layout& activations, int64_t num_dims) {
   const int missing = static_cast<int>(2 - num_dims);
   std::vector<Layout::Entry> entries;
@@ -110,7 +110,7 @@ void PlanHooks::pass(Tensors& tensors, std::vector<PlanSite::Port>& ports, const
 }
 
 at::Tensor PlanHooks::learn(const at::Tensor& x, PlanSite::Port& port, const std::string& what) {
-  if (!x.defined() || (!port.wanted && !table_->has(x))) return x;  // whoever computes with it refuses it
+  if (!x.defined() || (!port.wanted && !table_->has(x))) return x;  // the module that computes with it refuses it
   const Layout& found = table_->of(x, what);
   if (port.found && !(*port.found == found)) {
     throw LayoutError({"plan", what,
@@ -125,7 +125,7 @@ at::Tensor PlanHooks::learn(const at::Tensor& x, PlanSite::Port& port, const std
   const int64_t sent = mesh_.bytes_sent();
   at::Tensor result = redistribute(x, found, *port.target, mesh_, what);
   port.bytes += mesh_.bytes_sent() - sent;
-  if (result.is_same(x)) result = at::alias(x);  // elsewhere x keeps its layout
+  if (result.is_same(x)) result = at::alias(x);  // other users of x see its old layout
   table_->set(
       result, *port.target,
       fmt::format("{} ({} -> {} as {})", table_->origin(x), port.found->to_string(), port.target->to_string(), what));
@@ -142,7 +142,7 @@ at::Tensor PlanHooks::redistributed(const at::Tensor& x, const PlanSite::Port& p
   return redistribute(x, *port.found, *port.target, mesh_, what);
 }
 
-/// The context of the activations of the module: as its first input is laid out.
+/// The context for the activations of the module, laid out as its first input.
 ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& way, const Tensors& inputs,
                                  const ForwardContext& context) {
   ForwardContext here = context;
@@ -167,8 +167,7 @@ ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& w
   return here;
 }
 
-/// The rows of the whole positions or documents, of which `given` may be a cut, that stand for the activations in
-/// `box`.
+/// The rows of the whole positions or documents, of which `given` may be a part, for the activations in `box`.
 at::Tensor PlanHooks::rows_of_tokens(const at::Tensor& given, const Layout& layout, const Box& box) {
   if (!given.defined()) return given;
   const auto cut =
@@ -188,7 +187,7 @@ at::Tensor PlanHooks::rows_of_tokens(const at::Tensor& given, const Layout& layo
 }
 
 void PlanHooks::remember_cut(const at::Tensor& rows, const at::Tensor& whole, const Layout& layout) {
-  std::erase_if(cuts_, [](const auto& cut) { return cut.first.use_count() == 1; });  // no context has it any more
+  std::erase_if(cuts_, [](const auto& cut) { return cut.first.use_count() == 1; });  // no context uses it any more
   cuts_.emplace_back(rows, whole);
   if (table_ != nullptr) table_->set(rows, layout, "the positions or documents");
 }

@@ -13,40 +13,41 @@ namespace caravan {
 
 /// A module under a plan.
 struct PlanSite {
-  /// Where a tensor enters or leaves it.
+  /// A tensor that enters or leaves the module.
   struct Port {
-    std::optional<Layout> wanted{};  ///< by a row of the plan, on the axes that it names
-    std::optional<Layout> found{};   ///< by the dry run
-    std::optional<Layout> target{};  ///< what is wanted, on every axis
-    int64_t num_dims = 0;            ///< as found
+    std::optional<Layout> wanted{};  ///< as a row of the plan says, on the axes that it names
+    std::optional<Layout> found{};   ///< as found by the dry run
+    std::optional<Layout> target{};  ///< the wanted layout, on every axis
+    int64_t num_dims = 0;            ///< as found by the dry run
     int64_t bytes = 0;               ///< that this rank would have sent in the dry run
     bool moves() const { return target && !(*target == *found); }
-    /// As it goes on from here; null: not known.
+    /// The layout from here on; null: not known.
     const Layout* layout() const { return target ? &*target : found ? &*found : nullptr; }
   };
-  /// How it is run: with gradients, or in Phase::generate.
+  /// State of a kind of pass: with gradients, or in Phase::generate.
   struct Way {
     std::vector<Port> inputs{};
     std::vector<Port> outputs{};
-    bool sets_index = false;  ///< the index differs from that of the module around it
+    bool sets_index = false;  ///< the index differs from that of the enclosing module
     bool needs_hook() const;
   };
 
   std::string name;
   Way training{};
   Way generation{};
-  /// Its blocks set their own index: stages of a pipeline run some of them, with other inputs.
+  /// Its blocks set their own index, since stages of a pipeline run some of them with other inputs.
   bool is_of_blocks = false;
   Way& way(Phase phase) { return phase == Phase::generate ? generation : training; }
   bool needs_hook() const { return training.needs_hook() || generation.needs_hook(); }
 };
 
 /// What a plan does around each module. First in dry runs, on a mesh that sends nothing: finds the layouts, checks that
-/// they are known, and decides which sites need a hook. Then, after start(), in earnest. Not thread-safe, as Module.
+/// they are known, and decides which sites need a hook. Then, after start(), on the real mesh. Not thread-safe, as
+/// Module.
 class PlanHooks {
  public:
   PlanHooks(std::string plan, const PlanRows& rows, Mesh record);
-  /// Of the dry run that follows; lives until the next, or start().
+  /// `table` is for the dry run that follows, and lives until the next one or start().
   void begin_dry_run(LayoutTable& table) { table_ = &table; }
   void start(const Mesh& mesh);
 
@@ -64,14 +65,15 @@ class PlanHooks {
 
   std::string plan_;
   Mesh mesh_;
-  LayoutTable* table_ = nullptr;  ///< of the dry run; null after it
-  bool generates_ = false;        ///< there was a dry run of it
+  LayoutTable* table_ = nullptr;  ///< of the dry run; null afterwards
+  bool generates_ = false;        ///< there was a dry run of generation
   std::map<std::string, PlanSite> sites_;
-  /// Positions and documents that hooks have cut, and the whole of each: a module inside may need other rows of it.
+  /// Positions and documents that hooks have cut, each with its whole tensor: a module inside may need other rows of
+  /// it.
   std::vector<std::pair<at::Tensor, at::Tensor>> cuts_;
 };
 
-/// Of an activation in Phase::generate: whole sequences, no gradients.
+/// The layout of an activation in Phase::generate: whole sequences, no gradients.
 Layout in_generation(const Layout& layout);
 
 }  // namespace caravan

@@ -111,7 +111,7 @@ class Resolver {
     layout = Layout(std::move(entries));
   }
 
-  /// Adds the axes of `more`. False if one is there and placed in another way.
+  /// Adds the axes of `more`. Returns false if one exists with another placement.
   static bool merge(Layout& known, const Layout& more) {
     for (const auto& [axis, placement] : more.entries()) {
       if (known.has(axis) && !(known[axis] == placement)) return false;
@@ -148,7 +148,7 @@ class Resolver {
     }
   }
 
-  /// What no row says: I, but a leaf of a data axis is R.
+  /// The default: I, and R for the unsharded parameter on a data axis.
   void complete(PlanRows::OfParameter& layouts) const {
     for (const std::string& axis : plan_.axes) {
       const bool is_data = std::find(plan_.data_axes.begin(), plan_.data_axes.end(), axis) != plan_.data_axes.end();
@@ -162,12 +162,12 @@ class Resolver {
     const auto& [rest, leaf, compute] = result_.parameters.at(parameter.name());
     for (const std::string& axis : plan_.axes) {
       if (rest[axis].is_replicate() || rest[axis].is_partial()) {
-        throw LayoutError({"plan", parameter.name(), fmt::format("rests {} on {}", rest[axis].to_string(), axis), "",
-                           "let it rest I or S, and make it so in its leaf or compute"});
+        throw LayoutError({"plan", parameter.name(), fmt::format("is sharded {} on {}", rest[axis].to_string(), axis),
+                           "", "shard it I or S, and make it so in unsharded or compute"});
       }
       if (leaf[axis].is_partial()) {
-        throw LayoutError({"plan", parameter.name(), fmt::format("its leaf is P on {}", axis), "",
-                           "let the leaf be I, and make it P in compute"});
+        throw LayoutError({"plan", parameter.name(), fmt::format("its unsharded layout is P on {}", axis), "",
+                           "make it I there, and P in compute"});
       }
     }
     for (const Layout* layout : {&rest, &leaf, &compute}) {
@@ -185,7 +185,7 @@ class Resolver {
 
 std::string PlanRows::OfParameter::to_string() const {
   std::string text = sharded.to_string();
-  if (!(unsharded == sharded)) text += ", leaf " + unsharded.to_string();
+  if (!(unsharded == sharded)) text += ", unsharded " + unsharded.to_string();
   if (!(compute == unsharded)) text += ", compute " + compute.to_string();
   return text;
 }

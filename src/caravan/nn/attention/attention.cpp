@@ -71,7 +71,7 @@ at::Tensor visible_keys(const at::Tensor& order, int64_t keys, const at::Tensor&
   return of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).logical_and_(seen).unsqueeze(1);
 }
 
-/// That any query sees: no later ones. On meta tensors, whose order is not known: all.
+/// The number of keys that any query sees: no later ones. For meta tensors, whose order is not known: all.
 int64_t num_keys(const at::Tensor& order, int64_t all) {
   if (order.is_meta()) return all;
   return order.numel() == 0 ? 0 : order.max().item<int64_t>() + 1;
@@ -155,7 +155,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& con
   const at::Tensor v = split_heads(value_(input, context), head_width_, context, value_.name());
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
-    // The positions of meta tensors are not known: at most those of the whole sequence.
+    // The positions of meta tensors are not known: at most all positions of the sequence.
     const int64_t count = q.is_meta() ? context[Dim::sequence].global(q.size(1)) : q.size(1);
     const RopeAngles angles = context.layouts != nullptr ? RopeAngles{} : rope_->angles(positions, count, q);
     q = rope(q, angles, context, name());

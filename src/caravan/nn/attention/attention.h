@@ -12,7 +12,7 @@ namespace caravan {
 
 /// softmax(q k^T / sqrt(width), causal) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
 /// heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate module, so that hooks
-/// around it can exchange sequence for heads, gather keys, or remember earlier ones.
+/// around it can exchange sequence for heads, gather keys, or cache earlier ones.
 ///
 ///   {q, k, v}         all positions of the sequence, in order
 ///   {q, k, v, order}  other queries than keys: order[i], int64, is the index of query i's own key among the keys; it
@@ -24,7 +24,7 @@ class AttentionCore final : public Module {
  public:
   explicit AttentionCore(double dropout) : dropout_(dropout) {}
 
-  /// Whether a pass drops attention weights, which then are all in memory.
+  /// Whether a pass drops attention weights, which are then all in memory.
   bool drops(const ForwardContext& context) const noexcept { return context.is_training() && dropout_ > 0; }
 
  protected:

@@ -40,7 +40,7 @@ at::Tensor summed(const at::Tensor& dx, int64_t group) {
   return group == 1 ? dx : dx.unflatten(1, {dx.size(1) / group, group}).sum(2);
 }
 
-/// 16 bits in and out, and saved; fp32 in between.
+/// Inputs, outputs and saved tensors in 16 bits; fp32 in between.
 struct AttentionInFp32 : Function<AttentionInFp32> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::optional<at::Tensor>& bias, bool is_causal) {
@@ -89,13 +89,14 @@ struct CausalAttention : Function<CausalAttention> {
   }
 };
 
-/// torch's fused kernel takes a mask only as numbers that are added to the scores.
+/// torch's fused kernel supports a mask only as numbers that are added to the scores.
 at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type = at::kFloat) {
   const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(type));
   return bias.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
-/// What scaled_dot_product_attention chooses for such tensors on the CPU. It would choose products here.
+/// The kernel that scaled_dot_product_attention chooses for such tensors on the CPU; on meta tensors it would choose
+/// products.
 at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const std::optional<at::Tensor>& mask, bool is_causal) {
   std::optional<at::Tensor> bias;
@@ -109,8 +110,8 @@ bool attends_in_fp32(const at::Tensor& q) {
          (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
 
-/// a b, one sequence of the batch at a time: the widened operands of all would take as much memory again as attention's
-/// weights.
+/// a b, one sequence of the batch at a time: the widened operands of all would take as much additional memory as
+/// attention's weights.
 at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor out = at::empty({a.size(0), a.size(1), a.size(2), b.size(3)}, a.options());
   for (int64_t i = 0; i < a.size(0); ++i) out[i].copy_(at::bmm(to_fp32(a[i]), to_fp32(b[i])));
@@ -128,7 +129,7 @@ struct ProductInFp32 : Function<ProductInFp32> {
   }
 };
 
-/// Batched products of meta tensors, with the memory that torch's library takes for others.
+/// Batched products of meta tensors, with the memory that torch's library takes for real ones.
 struct ProductOnMeta : Function<ProductOnMeta> {
   static at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor out = at::bmm(a, b);
@@ -142,27 +143,27 @@ struct ProductOnMeta : Function<ProductOnMeta> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor of_b = multiply(saved[0].transpose(1, 2), grads[0]);  // autograd has it first
+    const at::Tensor of_b = multiply(saved[0].transpose(1, 2), grads[0]);  // autograd computes it first
     return {multiply(grads[0], saved[1].transpose(1, 2)), of_b};
   }
 };
 
-/// As at::matmul has it.
+/// As in at::matmul.
 at::Tensor product_on_meta(const at::Tensor& a, const at::Tensor& b) {
   const auto batched = [](const at::Tensor& x) { return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}); };
   return at::_unsafe_view(ProductOnMeta::apply(batched(a), batched(b)), {a.size(0), a.size(1), a.size(2), b.size(3)});
 }
 
-/// The dtype in which a block is computed, and that of its result.
+/// The dtype in which a block is computed, and of its result.
 at::ScalarType kernel_type(const at::Tensor& q) { return attends_in_fp32(q) ? at::kFloat : q.scalar_type(); }
 at::ScalarType block_type(const at::Tensor& q) { return compute_type(q.scalar_type()); }
 
-/// As the kernels take it: [batch, heads, positions, width].
+/// The layout that the kernels need: [batch, heads, positions, width].
 at::Tensor for_kernel(const at::Tensor& x, at::ScalarType type, int64_t group = 1) {
   return repeated(x.to(type).transpose(1, 2), group);
 }
 
-/// One path for each way in which a block is called.
+/// A path for each way in which a block is called.
 std::string block_path(const char* what, bool is_masked, bool is_causal) {
   return fmt::format("{} of {} block{}", what, is_causal ? "own" : "another", is_masked ? " (masked)" : "");
 }
@@ -192,7 +193,7 @@ AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const a
       for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group), 0.0, is_causal, bias_of(mask, type));
   out = out.transpose(1, 2).to(block_type(q));
   take_path(block_path("ring attention", mask.has_value(), is_causal), out);
-  if (mask.has_value()) {  // the kernel gives 0 for both where nothing is visible
+  if (mask.has_value()) {  // the kernel gives 0 for both if nothing is visible
     const at::Tensor sees_nothing = mask->any(-1).logical_not();
     log_sum_exp.masked_fill_(sees_nothing, -std::numeric_limits<double>::infinity());
     out.masked_fill_(sees_nothing.transpose(-1, -2).unsqueeze(-1), 0);

@@ -23,7 +23,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The tokens of a batch share the rows of their positions, or have one each.
+/// The tokens of a batch share the rows of their positions, or have separate ones.
 at::Tensor rotated(const at::Tensor& input, const at::Tensor& cosine, const at::Tensor& sine, int sign) {
   const at::Tensor x = input.contiguous();
   at::Tensor y = at::empty_like(x);

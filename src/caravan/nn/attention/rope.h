@@ -22,8 +22,8 @@ class RopeTable {
  public:
   RopeTable(int64_t head_width, double theta) : half_(head_width / 2), theta_(theta) {}
 
-  /// Those of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`, which also bounds positions on the
-  /// meta device. For tensors like `x`. Throws DataError for a negative position.
+  /// The angles of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`, which also bounds positions on
+  /// the meta device. For tensors like `x`. Throws DataError for a negative position.
   RopeAngles angles(const at::Tensor& positions, int64_t count, const at::Tensor& x);
 
  private:

@@ -13,8 +13,8 @@ void check_device(std::string_view op, const at::Tensor& tensor);
 
 [[noreturn]] void refuse_dtype(std::string_view op, at::ScalarType type);
 
-/// Calls f(T{}) with the C++ type for `type`: float, double, kernels::Bf16 or kernels::Fp16. Throws UsageError for
-/// any other.
+/// Calls f(T{}) with the C++ type for `type`: float, double, kernels::Bf16 or kernels::Fp16. Throws UsageError for any
+/// other type.
 template <class F>
 void with_dtype(std::string_view op, at::ScalarType type, F f) {
   switch (type) {
@@ -26,7 +26,7 @@ void with_dtype(std::string_view op, at::ScalarType type, F f) {
   }
 }
 
-/// The dtype of statistics of tensors of `type`: fp64 for fp64, else fp32.
+/// The dtype of statistics for tensors of `type`: fp64 for fp64, else fp32.
 inline at::ScalarType compute_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
 template <class T>

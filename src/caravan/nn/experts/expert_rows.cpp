@@ -31,7 +31,7 @@ at::Tensor rows_of_copies(const at::Tensor& rows, const at::Tensor& row) {
   return with_zero.index_select(0, row.where(row.ge(0), rows.size(0)));
 }
 
-/// An orthogonal map of rows, but for tokens that have several copies: each backward is the other's forward.
+/// An orthogonal map of rows, except for tokens with several copies: each backward is the other's forward.
 struct Spread : Function<Spread> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const ExpertRows& rows) {
     ctx->save_for_backward({rows.row});
@@ -148,7 +148,7 @@ ExpertRows sort_by_group(const at::Tensor& groups, int64_t num_groups, int64_t m
   const int64_t copies = groups.numel();
   ExpertRows rows{.counts = std::vector<int64_t>(static_cast<size_t>(num_groups), 0), .top_k = groups.size(-1)};
   if (groups.is_meta()) {
-    const int64_t most = copies / rows.top_k * std::min(rows.top_k, num_groups);  // of a token one for each expert
+    const int64_t most = copies / rows.top_k * std::min(rows.top_k, num_groups);  // for a token, one for each expert
     const double loaded = expert_load * static_cast<double>(copies / meta_parts);
     const auto there = static_cast<int64_t>(std::min(loaded, static_cast<double>(meta_parts == 1 ? copies : most)));
     for (int64_t g = 0; g < num_groups; ++g) {

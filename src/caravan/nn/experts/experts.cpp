@@ -14,7 +14,7 @@ ParameterSpec table_of(const ModelConfig& config, int64_t rows, int64_t columns,
   return {.shape = {config.moe.experts * rows, columns}, .init = {Init::Kind::normal, init_std}, .decays = true};
 }
 
-/// Numbers of the experts here, from 0; -1 for the others.
+/// Local numbers of the experts, from 0; -1 for experts of other ranks.
 at::Tensor here(const at::Tensor& experts, int64_t first, int64_t count) {
   const at::Tensor index = experts - first;
   return index.masked_fill(index.lt(0).logical_or_(index.ge(count)), -1);
@@ -64,7 +64,7 @@ Tensors Experts::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kGpt2{"bsh,bsk,eh,e,ef,e->bsh", "hkf"};
   const at::Tensor& x = inputs.at(0);
   const at::Tensor& gates = inputs.at(1);
-  const int64_t meta_parts = gates.defined() ? num_experts_ / count_ : 1;  // else all rows are of experts here
+  const int64_t meta_parts = gates.defined() ? num_experts_ / count_ : 1;  // else all rows belong to local experts
   const ExpertRows rows = sort_by_group(here(inputs.at(2), first_, count_), count_, meta_parts);
   const at::Tensor y = collect(through_mlps(spread(x.flatten(0, 1), rows), rows.counts, context), rows);
   const at::Tensor sum = gates.defined() ? mix(y, gates.flatten(0, 1)) : y.squeeze(1);

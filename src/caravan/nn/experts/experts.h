@@ -10,22 +10,22 @@
 
 namespace caravan {
 
-/// The MLPs of the experts, as tables that ranks split by whole experts: rows [e f, (e + 1) f) of `up` and `gate`
-/// [experts f, width], rows [e width, (e + 1) width) of `down` [experts width, f], f = ModelConfig::hidden_width().
-/// down(silu(gate x) * up x) of Llama; down(gelu(up x)) with biases of GPT-2.
+/// The MLPs of the experts, as tables that are split by whole experts over ranks: rows [e f, (e + 1) f) of `up` and
+/// `gate` [experts f, width], rows [e width, (e + 1) width) of `down` [experts width, f], f =
+/// ModelConfig::hidden_width(). down(silu(gate x) * up x) of Llama; down(gelu(up x)) with biases of GPT-2.
 ///
 /// {x [batch, sequence, width], gates and experts [batch, sequence, top_k], as Router gives them} -> {y, like x}: the
-/// sum over a token's experts that are here, times their gates. Undefined gates are 1. Experts are multiplied one after
-/// another with the rows of all their tokens; none is padded, none waits.
+/// sum over a token's experts that are here, times their gates. Undefined gates are 1. Experts are computed one after
+/// another on the rows of all their tokens, without padding or a capacity.
 class Experts final : public Module {
  public:
   explicit Experts(const ModelConfig& config);
 
   int64_t num_experts() const noexcept { return num_experts_; }
-  /// The experts of the tables here: [first, first + count).
+  /// The experts that this rank holds: [first, first + count).
   int64_t first() const noexcept { return first_; }
   int64_t count() const noexcept { return count_; }
-  /// Of those here, a rank has part `index` of `parts` equal ones. Returns what takes that back.
+  /// Keeps part `index` of `parts` equal parts of the experts held. Returns a function that undoes it.
   std::function<void()> take_part(int64_t index, int64_t parts);
 
  protected:

@@ -6,7 +6,7 @@
 namespace caravan {
 namespace {
 
-/// Of the shared expert. Dropout comes after it is added.
+/// The config of the shared expert. Dropout comes after it is added.
 ModelConfig shared_config(const ModelConfig& config) {
   ModelConfig shared = config;
   shared.hidden = config.moe.shared_hidden;

@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// A mixture of experts (MoeConfig) in place of an MLP: the experts that "router" chooses for each token, and "shared",
-/// an MLP for all of them, whose output "shared_gate" may scale. Feed: the MLP of the model's kind.
+/// A mixture of experts (MoeConfig) instead of an MLP: the experts that "router" chooses for each token, and "shared",
+/// an MLP for all tokens, whose output "shared_gate" may scale. Feed: the MLP of the model's kind.
 template <class Feed>
 class Moe final : public Layer {
  public:

@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Calls visit(token) for each, in parallel; a token costs about `work` operations.
+/// Calls visit(token) for each token, in parallel; a token costs about `work` operations.
 template <class Visit>
 void for_each_token(int64_t tokens, int64_t work, Visit visit) {
   const int64_t grain = 1 + (int64_t{1} << 14) / std::max<int64_t>(work, 1);
@@ -153,7 +153,7 @@ struct GatesFunction : Function<GatesFunction> {
     }
   }
 
-  /// Of probabilities: the scores divided by their sum.
+  /// The gradient of probabilities: the scores divided by their sum.
   template <class T>
   static void add_balance(Scores& scores, const T* of_balance, std::vector<double>& of_scores) {
     double mean = 0;

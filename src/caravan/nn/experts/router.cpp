@@ -18,7 +18,8 @@
 namespace caravan {
 namespace {
 
-/// Of [batch, length, top_k]: the first `most` copies of each expert in a sequence, first choices before second ones.
+/// For [batch, length, top_k]: keeps the first `most` copies of each expert in a sequence, first choices before second
+/// ones.
 at::Tensor kept_copies(const at::Tensor& experts, int64_t num_experts, int64_t most) {
   at::Tensor kept = experts.clone();
   if (kept.is_meta()) return kept;
@@ -77,11 +78,11 @@ Tensors Router::forward(Tensors inputs, const ForwardContext& context) {
   return {gates, experts};
 }
 
-/// The part of all copies that each expert is chosen for, [batch, experts]; undefined while they are counted.
+/// The fraction of all copies for which each expert is chosen, [batch, experts]; undefined while they are counted.
 at::Tensor Router::shares_of(const at::Tensor& chosen, int64_t length, bool is_counting) const {
   const at::ScalarType type = weight_.compute().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor copies = copies_of(chosen, config_.experts, type);
-  if (config_.balance_loss == 0) length = chosen.size(1);  // for the log alone: of the tokens here
+  if (config_.balance_loss == 0) length = chosen.size(1);  // only for the log: of the local tokens
   if (!config_.balances_batch()) {
     if (reduction_ != nullptr && config_.balance_loss > 0) reduction_->sum(copies);
     return copies.div_(static_cast<double>(length * config_.top_k));
@@ -103,8 +104,8 @@ RouterLosses Router::losses_of(const at::Tensor& shares, const ForwardContext& c
   return losses;
 }
 
-/// Which copies are beyond an expert's capacity depends on all of a sequence: where ranks split it, each learns the
-/// choices of the others.
+/// Which copies exceed an expert's capacity depends on the whole sequence: if ranks split it, each gathers the choices
+/// of the others.
 at::Tensor Router::within_capacity(const at::Tensor& chosen, const ForwardContext& context) const {
   const int64_t here = chosen.size(1);
   const DimIndex& sequence = checked_index(context, Dim::sequence, here, name());

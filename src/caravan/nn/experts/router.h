@@ -11,9 +11,9 @@
 
 namespace caravan {
 
-/// What the tokens of a router's training forwards did.
+/// Statistics of a router's training forwards.
 struct RouterLoad {
-  std::vector<double> copies;  ///< of tokens that each expert was chosen for, dropped ones too
+  std::vector<double> copies;  ///< copies of tokens that each expert was chosen for, including dropped ones
   double dropped = 0;          ///< copies beyond an expert's capacity
   double balance = 0;  ///< the balance loss of a token, summed over tokens: 1 each if all experts are chosen alike
 };
@@ -34,17 +34,17 @@ class Router final : public Module {
 
   const MoeConfig& config() const noexcept { return config_; }
 
-  /// Sequences are split over ranks: what is counted in a sequence is summed by `reduction`. Null: they are whole.
+  /// Sequences are split over ranks: `reduction` sums what is counted in a sequence. Null: sequences are whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction) { reduction_ = std::move(reduction); }
-  /// False: another rank has the same tokens and adds the gradients of the losses; those of both add up.
+  /// False: another rank has the same tokens and adds the gradients of the losses, which are then summed.
   void set_adds_losses(bool adds) noexcept { adds_losses_ = adds; }
-  /// BalanceScope::batch: of all copies of the step's batch, the part that each expert was chosen for. Empty: to be
-  /// counted by forwards without gradients, of the same tokens.
+  /// BalanceScope::batch: for each expert, its share of all copies of the step's batch. Empty: to be counted by
+  /// forwards of the same tokens without gradients.
   void set_shares(std::vector<double> shares) { shares_ = std::move(shares); }
 
-  /// Of the forwards since the last call.
+  /// Statistics of the forwards since the last call.
   RouterLoad take_load();
-  /// The same of those that counted shares: copies of each expert.
+  /// The same for the forwards that counted shares: copies for each expert.
   std::vector<double> take_counted();
 
  protected:

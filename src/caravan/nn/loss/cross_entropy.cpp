@@ -36,7 +36,7 @@ void check_labels(const at::Tensor& labels, int64_t vocabulary) {
   }
 }
 
-/// What a forward computes beside the loss, and how.
+/// What a forward computes besides the loss, and how.
 struct CrossEntropyTask {
   double scale = 1;
   bool grad_hidden = false;
@@ -48,7 +48,7 @@ struct CrossEntropyTask {
   bool has_gradient() const { return grad_hidden || share != nullptr; }
 };
 
-/// What is known of the tokens of a chunk, a row each of [3, tokens], fp64; what ranks reduce is rounded first.
+/// Statistics of the tokens of a chunk, a row each of [3, tokens], fp64; rounded before they are reduced over ranks.
 struct Statistics {
   explicit Statistics(const at::Tensor& logits)
       : all(at::empty({3, logits.size(0)}, logits.options().dtype(at::kDouble))), tokens(logits.size(0)) {}
@@ -72,7 +72,7 @@ struct Statistics {
   double& at(int64_t row, int64_t token) const { return all.mutable_data_ptr<double>()[row * tokens + token]; }
 };
 
-/// A chunk of logits, of the rows of the vocabulary that are here, from `first_row` on.
+/// A chunk of logits for the local rows of the vocabulary, from `first_row` on.
 template <class T>
 class Chunk {
  public:
@@ -199,7 +199,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);  // the same on ranks with other pieces
     double loss = 0;
     for (int64_t first = 0; first < tokens; first += chunk) {
-      // On meta tensors, of which there may be billions of rows, many chunks are like a few.
+      // On meta tensors, which may have billions of rows, a few chunks stand for many.
       const bool is_told = labels.is_meta() && task.reduction == nullptr && first == kToldChunks * chunk;
       if (is_told) first += (tokens - first - 1) / chunk * chunk;
       const int64_t count = std::min(chunk, tokens - first);

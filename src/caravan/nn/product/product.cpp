@@ -27,7 +27,7 @@
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 
-/// MKL's product of bf16 operands into fp32, which libtorch's wheels export; null where it is not there.
+/// MKL's product of bf16 operands into fp32, exported by libtorch's wheels; null if it is missing.
 extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
                                                      float alpha, const void* a, int lda, const void* b, int ldb,
                                                      float beta, float* c, int ldc);
@@ -39,7 +39,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// torch's entry to oneDNN's dense product. It is not among torch's C++ functions, only behind its dispatcher.
+/// torch's entry to oneDNN's dense product. It is not among torch's C++ functions, and only reachable through its
+/// dispatcher.
 using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                              c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
 using OnednnProduct = c10::TypedOperatorHandle<Signature>;
@@ -89,7 +90,7 @@ const Choices::Entry& in_use() {
   return *choices().in_use();
 }
 
-/// Whether the choice decides about a product of these operands on `rows` tokens.
+/// Whether the choice applies to a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (a.is_cuda() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
   const at::ScalarType type = a.scalar_type();
@@ -108,7 +109,7 @@ at::Tensor multiply_by_onednn(const at::Tensor& a, const at::Tensor& b, const st
   return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-/// As torch copies a matrix: what is transposed goes through a square of 60 columns.
+/// As torch copies a matrix: transposed ones go through a square of 60 columns.
 at::Tensor contiguous_on_meta(const at::Tensor& x) {
   constexpr int64_t kSquare = 60;
   const at::Tensor copy = x.contiguous();
@@ -116,7 +117,7 @@ at::Tensor contiguous_on_meta(const at::Tensor& x) {
   return copy;
 }
 
-/// A product of meta tensors, with the memory that the call takes for one of others.
+/// A product of meta tensors, with the memory that the call takes for real ones.
 at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                         const ProductCall& call) {
   const at::Tensor result = multiply_by_torch(a, b, bias);
@@ -142,10 +143,10 @@ std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
 
-/// a b^T + bias: as chosen, or as autograd has it for at::linear.
+/// a b^T + bias: as chosen, or as at::linear under autograd.
 at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind) {
-  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16;  // torch has oneDNN multiply such
+  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16;  // torch leaves these to oneDNN
   const at::Tensor result = chosen        ? multiply_as_chosen(a, b, bias, kind)
                             : is_dry_half ? multiply_dry(a, b, bias, &multiply_by_torch)
                                           : multiply_by_torch(a, b, bias);
@@ -161,7 +162,8 @@ void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
   }
 }
 
-/// sum (+)= a b^T of transposed bf16 matrices in fp32 arithmetic, without widening them. False if it cannot be.
+/// sum (+)= a b^T of transposed bf16 matrices in fp32 arithmetic, without widening them. Returns false if that is not
+/// possible.
 bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
   const bool is_bf16 = a.scalar_type() == at::kBFloat16 && b.scalar_type() == at::kBFloat16;
   const bool fits = is_bf16 && !a.is_cuda() && a.t().is_contiguous() && b.t().is_contiguous() && sum.is_contiguous() &&
@@ -199,7 +201,7 @@ void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tenso
   }
 }
 
-/// sum (+)= the sum of the rows of dy, which is not rounded to bf16.
+/// sum (+)= the sum of the rows of dy, without rounding to bf16.
 void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
   if (is_empty) {
     at::sum_out(sum, dy, at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type());
@@ -208,7 +210,7 @@ void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
   }
 }
 
-/// x w^T + b. Flattened inside: autograd would pay for each view.
+/// x w^T + b, flattened inside, since autograd would pay for each view.
 struct LinearFunction : Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& w,
                             const std::optional<at::Tensor>& b, Parameter& weight, Parameter* bias) {

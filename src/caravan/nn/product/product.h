@@ -24,14 +24,14 @@ void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::
 
 /// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or null. Its three products are computed as by
 /// `product`, with the number of rows of x. Differentiable once.
-///   grad    of x is computed first, then those of weight and bias are handed to Parameter::accumulate_grad_later; where bf16
-///           was multiplied in fp32 they are not rounded
+///   grad    of x is computed first, then those of weight and bias are handed to Parameter::accumulate_grad_later;
+///           where bf16 was multiplied in fp32 they are not rounded
 ///   throws  ShapeError naming the weight for a width or dtype that does not fit
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias = nullptr);
 
 /// What this process would choose: the rule for its class of processor, or what `caravan doctor --tune` measured for
-/// that class, changed by the words in CARAVAN_PRODUCTS. Complete (see to_text) and stable from run to run.
-/// Throws UsageError for an impossible CARAVAN_PRODUCTS and DataError for a damaged file.
+/// that class, changed by the words in CARAVAN_PRODUCTS. Complete (see to_text) and stable across runs. Throws
+/// UsageError for an impossible CARAVAN_PRODUCTS and DataError for a damaged file.
 std::string chosen_products();
 
 /// Makes the whole process multiply as `text` says: rank 0's chosen_products(), or what a checkpoint recorded. Call it
@@ -43,7 +43,7 @@ void use_products(const std::string& text);
 const std::string& products_in_use();
 ProductChoice product_choice_in_use();
 
-/// What torch was built with.
+/// The libraries that torch was built with.
 std::vector<ProductLibrary> available_product_libraries();
 
 }  // namespace caravan

@@ -28,7 +28,8 @@ enum class ProductKind : uint8_t {
 /// Products of fewer rows are torch's own: preparing a call of oneDNN, or widening the weight, costs more than it wins.
 inline constexpr int64_t kFewRows = 16;
 
-/// Who computes what. It decides speed and the last bits of the results, so all ranks of a run use one choice.
+/// Which library and arithmetic compute what. The choice affects speed and the last bits of results, so all ranks of a
+/// run use the same one.
 struct ProductChoice {
   ProductLibrary forward = ProductLibrary::onednn;
   ProductLibrary dx = ProductLibrary::onednn;

@@ -7,15 +7,15 @@
 
 namespace caravan {
 
-/// How fast each way of doing one thing is on this machine.
+/// The time of each way of doing one thing on this machine.
 struct ProductTiming {
   struct Way {
     std::string text;  ///< as in to_text: "dw=mkl"
     double gflops;
   };
   std::string what;         ///< "fp32 dw"
-  std::vector<Way> ways{};  ///< the one of the rule first
-  size_t best = 0;          ///< the rule's, unless another is at least 3 % faster
+  std::vector<Way> ways{};  ///< that of the rule first
+  size_t best = 0;          ///< that of the rule, unless another is at least 3 % faster
 };
 
 struct TunedProducts {
@@ -23,8 +23,8 @@ struct TunedProducts {
   std::vector<ProductTiming> timings{};
 };
 
-/// Times each library and arithmetic on shapes of small transformers, in turn, with this thread's number of threads.
-/// Changes products_in_use while it runs; nothing else may multiply meanwhile. Takes a few seconds.
+/// Times each library and arithmetic on shapes of small transformers, alternately, with this thread's number of
+/// threads. Changes products_in_use while it runs; no other matrix products may run meanwhile. Takes a few seconds.
 TunedProducts tune_products();
 
 }  // namespace caravan

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kMomentum = "stepper.outer_momentum.";
 
-/// Leaves the gradient of a replica as it is. Outside of rounds of local steps it is all-reduced: ddp.
+/// Leaves the gradient of a replica unchanged. Outside of rounds of local steps it is all-reduced, as in ddp.
 class ReplicaGradients final : public CommHook {
  public:
   std::string name() const override { return "diloco"; }
@@ -35,13 +35,13 @@ struct Outer {
 };
 
 /// Rounds of local steps. Every replica begins a round with the same parameters, the anchor, and takes each step with
-/// the gradient of its own rows, the norm of that, and optimizer moments of its own. Then the mean of what the replicas
-/// have moved is the gradient of an outer step of SGD with Nesterov momentum, from the anchor:
+/// the gradient of its own rows, its norm, and its own optimizer moments. Then the mean movement of the replicas is the
+/// gradient of an outer step of SGD with Nesterov momentum, from the anchor:
 ///
 ///   d = mean(anchor - w); v = momentum v + d; w = anchor - lr (d + momentum v)
 ///
 /// Sends 2(n-1)/n x (bytes of the fp32 parameters) a round, and nothing between replicas in it. Memory: 8 bytes a
-/// parameter beside ddp's, 4 without momentum. A stop request is answered at the end of the round.
+/// parameter in addition to ddp's, 4 without momentum. A stop request is answered at the end of the round.
 class DilocoStepper final : public Stepper, private StateOwner {
  public:
   DilocoStepper(const StepperInputs& inputs, const Outer& outer)
@@ -111,7 +111,7 @@ StepReport DilocoStepper::advance(int64_t end, const BatchOf& batch_of, const St
           .stop = all[2] > 0};
 }
 
-/// Calls f(values, anchor, momentum) for stretches of the trained parameters, of a bucket at most.
+/// Calls f(values, anchor, momentum) for contiguous parts of the trained parameters, each at most a bucket.
 template <class F>
 void DilocoStepper::for_each_part(const F& f) {
   const at::NoGradGuard no_grad;

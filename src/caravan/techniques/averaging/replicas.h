@@ -7,17 +7,17 @@
 
 namespace caravan {
 
-/// The classic data parallelism of one process: every rank of the axis is a thread with a replica of the model, and the
-/// first is the controller. It has the whole batch, gives each replica its rows and collects what they return; it sums
-/// their gradients, has the optimizer state alone, and gives the replicas the new parameters. (torch.nn.DataParallel;
+/// Data parallelism within one process: every rank of the axis is a thread with a replica of the model, and the first
+/// is the controller. The controller has the whole batch, sends each replica its rows and gathers the outputs; it sums
+/// the gradients, holds all optimizer state, and sends the replicas the new parameters. (torch.nn.DataParallel;
 /// Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv 1404.5997.)
 ///
-///   at rest S(0; on 0) -> leaf R, copied once a step; gradient P -> S(0; on 0): param_server with one server
-///   the controller sends (n-1) x (bytes of the leaves) and (n-1)/n of the batch a step, and receives (n-1) x (bytes of
-///   the gradients); ddp sends 2(n-1)/n x (bytes of the gradients) on every rank
+///   sharded S(0; on 0) -> unsharded R, copied once a step; gradient P -> S(0; on 0): param_server with one server
+///   the controller sends (n-1) x (bytes of the unsharded parameters) and (n-1)/n of the batch a step, and receives
+///   (n-1) x (bytes of the gradients); ddp sends 2(n-1)/n x (bytes of the gradients) on every rank
 ///   memory: the controller 16 bytes a parameter with AdamW (bf16: 18), a replica 4 (2)
 ///
-/// Its use is comparison, and programs where one thread has the data; ddp is faster.
+/// For comparison, and for programs where one thread has the data; ddp is faster.
 struct ReplicasOptions {
   std::string axis = "dp";
   int prefetch = 1;                             ///< as ZeroOptions::prefetch
@@ -32,11 +32,11 @@ struct ReplicasOptions {
 
 /// Throws UsageError unless the ranks are threads of one process (back-end thread, or record, which moves nothing).
 Strategy replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options = {});
-/// On top of what other techniques have decided. In a loop of your own, scatter_rows (step/batch.h) gives each replica
-/// its rows, and gather_rows brings back what they return.
+/// Adds it to what other techniques have decided. In your own loop, scatter_rows (step/batch.h) sends each replica its
+/// rows, and gather_rows collects the outputs.
 void add_replicas(Strategy& strategy, const Mesh& mesh, const ReplicasOptions& options = {});
 
-/// An engine with that strategy.
+/// An engine with this strategy.
 class Replicas final : public Engine {
  public:
   Replicas(Module& model, const Mesh& mesh, const ReplicasOptions& options = {})

@@ -4,7 +4,7 @@
 
 namespace caravan {
 
-/// What hooks with error feedback have in common: a residual on each rank, 4 bytes a parameter, of what was not sent.
+/// Common part of hooks with error feedback: a residual on each rank, 4 bytes a parameter, of what was not sent.
 /// Gradients are kept and reduced in fp32 (fp64).
 class ErrorFeedbackHook : public CommHook {
  public:

@@ -5,7 +5,7 @@ namespace caravan {
 Entry no_hook_entry() {
   return {.family = "hook",
           .name = "none",
-          .summary = "gradients are summed as they are",
+          .summary = "gradients are summed unchanged",
           .traits = usual_traits_of,
           .is_none = true,
           .mistaken = {{"bf16", "'bf16' is a dtype; use precision.reduce = \"bf16\""},

@@ -25,10 +25,11 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-/// Subtracts what `vector` has of the columns, and scales the rest to length 1. False if nothing but rounding is left.
+/// Subtracts the projection of `vector` on the columns, and scales the rest to length 1. Returns false if only rounding
+/// errors are left.
 bool make_orthonormal(std::vector<double>& vector, const std::vector<std::vector<double>>& columns) {
   const double length = std::sqrt(dot(vector, vector));
-  for (int pass = 0; pass < 2; ++pass) {  // one pass leaves what cancellation has lost
+  for (int pass = 0; pass < 2; ++pass) {  // one pass leaves cancellation errors
     for (const std::vector<double>& column : columns) {
       const double part = dot(vector, column);
       for (size_t i = 0; i < vector.size(); ++i) vector[i] -= part * column[i];
@@ -40,7 +41,7 @@ bool make_orthonormal(std::vector<double>& vector, const std::vector<std::vector
   return true;
 }
 
-/// The unit vector that has least of the columns, without that.
+/// The unit vector with the smallest projection on the columns, without that projection.
 std::vector<double> another_direction(size_t rows, const std::vector<std::vector<double>>& columns) {
   std::vector<double> weight(rows, 0);
   for (const std::vector<double>& column : columns) {
@@ -52,10 +53,10 @@ std::vector<double> another_direction(size_t rows, const std::vector<std::vector
   return vector;
 }
 
-/// An orthonormal basis of the columns of `matrix` [rows, rank], rank < rows, in its place; where they are dependent,
-/// completed by others, so that the next step may find something there. Gram-Schmidt in fp64. It runs on every rank and
-/// must give all of them the same bits, which LAPACK does not do on unlike processors: these loops are compiled for
-/// the least that the library supports and add in order.
+/// Replaces `matrix` [rows, rank], rank < rows, by an orthonormal basis of its columns; dependent columns are replaced
+/// by other directions, so that the next step may find something there. Gram-Schmidt in fp64. It runs on every rank and
+/// must give all of them the same bits, which LAPACK does not do on unlike processors: these loops are compiled for the
+/// baseline instruction set and add in order.
 void orthonormalise(at::Tensor& matrix) {
   const at::Tensor given = matrix.to(at::kDouble).t().contiguous();
   if (matrix.is_meta()) return;
@@ -71,8 +72,8 @@ void orthonormalise(at::Tensor& matrix) {
   matrix.copy_(given.t());
 }
 
-/// out = left right^T, as a matrix product that has the same bits on unlike processors: products and sums of elements
-/// are rounded one by one.
+/// out = left right^T, as a matrix product with the same bits on unlike processors: products and sums of elements are
+/// rounded one by one.
 void outer_product(const at::Tensor& out, const at::Tensor& left, const at::Tensor& right) {
   constexpr int64_t kElements = 1 << 15;  // of out at a time, which stay in a cache
   const at::Tensor columns = right.t().contiguous();
@@ -93,16 +94,16 @@ void outer_product(const at::Tensor& out, const at::Tensor& left, const at::Tens
 /// A gradient that is compressed, as a matrix.
 struct PowerSgdHook::Matrix {
   at::Tensor values;     ///< [a, b]: this rank's summand; in the end the sum
-  at::Tensor residual;   ///< [a, b]: this rank's summand and what earlier steps left out; in the end what is left out
+  at::Tensor residual;   ///< [a, b]: this rank's summand plus the earlier residual; finally the new residual
   at::Tensor left{};     ///< [a, rank], in a message
   at::Tensor right{};    ///< [b, rank], in a message
   at::Tensor* factor{};  ///< [b, rank], of the last step
 };
 
-/// What a range of gradients is turned into.
+/// The messages of a range of gradients.
 struct PowerSgdHook::Message {
   std::vector<Matrix> matrices;
-  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  ///< values, and their place in the first message
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  ///< values, and their positions in the first message
   at::Tensor first;                                      ///< left factors, and gradients that are not compressed
   at::Tensor second;                                     ///< right factors
 };
@@ -116,7 +117,7 @@ std::string PowerSgdHook::name() const { return fmt::format("powersgd {} seed {}
 
 at::Tensor& PowerSgdHook::factor_of(const GradientRange::Piece& piece, int64_t columns) {
   at::Tensor& factor = factors_[piece.name];
-  if (factor.defined() && factor.size(0) == columns) return factor;  // one of a checkpoint may not fit
+  if (factor.defined() && factor.size(0) == columns) return factor;  // the factor of a checkpoint may not fit
   const MemoryKindScope kind(MemoryKind::optimizer);
   factor = at::empty({columns, rank_}, residual_.options());
   at::Tensor numbers = at::empty({columns, rank_}, factor.options().dtype(at::kFloat));
@@ -179,7 +180,7 @@ void PowerSgdHook::reduce(const GradientRange& range, TransferStages& stages) {
     for (Matrix& matrix : message->matrices) {
       orthonormalise(matrix.left);
       at::mm_out(matrix.right, matrix.residual.t(), matrix.left);
-      // What this rank's summand has outside of these columns: the residuals add up to what the sum lacks.
+      // The part of this rank's summand outside these columns: the residuals add up to what the sum lacks.
       matrix.residual.addmm_(matrix.left, matrix.right.t(), 1, -1);
     }
     return all_reduce_async(range.axis.comm(), message->second, message->second, ReduceOp::sum, name());

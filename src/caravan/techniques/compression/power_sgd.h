@@ -6,10 +6,10 @@
 
 namespace caravan {
 
-/// Gradients of matrices are summed as products of two thin factors: one step of power iteration, begun with the factor
-/// of the last step. What the factors leave out waits in a residual that is added to the next gradients (error
-/// feedback). Vectors, and matrices whose factors would not be smaller, are summed as they are.
-/// (Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019.)
+/// Sums gradients of matrices as products of two low-rank factors: one step of power iteration, started from the factor
+/// of the last step. The approximation error is kept in a residual that is added to the next gradients (error
+/// feedback). Vectors, and matrices whose factors would not be smaller, are summed as they are. (Vogels et al.,
+/// "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019.)
 ///
 ///   sends for an [a, b] matrix 2(n-1)/n x 4 rank (a + b) bytes in place of 2(n-1)/n x 4 a b
 ///   memory: 4 bytes a parameter for the residual, and 4 rank b for each matrix
@@ -33,7 +33,7 @@ class PowerSgdHook final : public ErrorFeedbackHook {
 
   int64_t rank_;
   uint64_t seed_;
-  std::map<std::string, at::Tensor> factors_;  ///< [columns, rank] by parameter: of the last step
+  std::map<std::string, at::Tensor> factors_;  ///< [columns, rank] by parameter: factors of the last step
 };
 
 }  // namespace caravan

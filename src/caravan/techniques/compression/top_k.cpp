@@ -25,7 +25,7 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
   struct Message {
     int64_t chosen = 0;
     at::Tensor values;   ///< of all ranks, [n, chosen]
-    at::Tensor indices;  ///< int32, or int64 where a bucket has more entries than that can number; the same
+    at::Tensor indices;  ///< int32, or int64 if a bucket has more entries than that can index; the same
   };
   auto message = std::make_shared<Message>();
   const int64_t count = range.values.numel();
@@ -38,7 +38,7 @@ void TopKHook::reduce(const GradientRange& range, TransferStages& stages) {
     const bool is_small = count <= std::numeric_limits<int32_t>::max();
     message->indices = at::empty({n, message->chosen}, range.values.options().dtype(is_small ? at::kInt : at::kLong));
     const at::Tensor all = residual_.narrow(0, range.offset, count).add_(range.values);
-    if (all.is_meta()) {  // torch sorts a number and an index of each entry beside its tensors
+    if (all.is_meta()) {  // torch's sort also takes a number and an index for each entry
       HeldBlocksScope::hold(16 * count);
       HeldBlocksScope::hold(-16 * count);
     }

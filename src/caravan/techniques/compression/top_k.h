@@ -4,11 +4,11 @@
 
 namespace caravan {
 
-/// Each rank sends the entries of each bucket that have the largest magnitude, and keeps the rest in a residual that it
-/// adds to the next gradients (error feedback).
-/// (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified SGD with memory", NeurIPS 2018.)
+/// Each rank sends the entries of largest magnitude of each bucket, and keeps the rest in a residual that is added to
+/// the next gradients (error feedback). (Lin et al., "Deep gradient compression", ICLR 2018; Stich et al., "Sparsified
+/// SGD with memory", NeurIPS 2018.)
 ///
-///   sends (n-1) x 8 bytes for each entry that is chosen (its index and its value), 12 from a bucket of 2^31 or more
+///   sends (n-1) x 8 bytes for each chosen entry (index and value), 12 in a bucket of 2^31 or more entries
 ///   memory: 4 bytes a parameter for the residual
 class TopKHook final : public ErrorFeedbackHook {
  public:

@@ -10,7 +10,7 @@
 namespace caravan {
 namespace {
 
-/// The ranks that exchange sequence for heads; the fewest where none are given yet.
+/// The ranks that exchange sequence for heads; the minimum if not given yet.
 int64_t exchanging(const Setting& setting) { return std::max<int64_t>(setting.whole("exchange"), 2); }
 
 std::optional<Misfit> check_both(const Setting& setting, int64_t ranks, const ModelConfig& model,

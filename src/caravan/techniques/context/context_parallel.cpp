@@ -18,10 +18,10 @@
 namespace caravan {
 namespace {
 
-/// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is cut already, or {stream, labels}.
+/// Around the model, or a stage of a pipeline: whole ids and labels, {stream} that is already cut, or {stream, labels}.
 class DealOut {
  public:
-  /// `parts`: in which the sequences of the stream are cut.
+  /// `parts`: into which the sequences of the stream are cut.
   DealOut(RingOrder order, int num_ring, int64_t parts)
       : order_(std::move(order)), num_ring_(num_ring), parts_(parts) {}
 
@@ -56,7 +56,7 @@ class DealOut {
   int64_t parts_;
 };
 
-/// Over several axes, one after another.
+/// Reduces over several axes, one after another.
 class AxesReduction final : public RowReduction {
  public:
   AxesReduction(const Mesh& mesh, const std::vector<std::string>& axes) {
@@ -78,7 +78,7 @@ class AxesReduction final : public RowReduction {
   std::vector<std::shared_ptr<RowReduction>> each_;
 };
 
-/// Routers count what experts the tokens of a whole sequence choose.
+/// Routers count the choices of the tokens of a whole sequence.
 Plan::Row counting_row(const Mesh& mesh, const std::vector<std::string>& axes) {
   return {
       .pattern = "*.mlp.router",
@@ -136,7 +136,7 @@ Plan context_parallel(const ModelConfig& config, const Mesh& mesh, const Context
   plan.rows = batch_rows(Layout(cut));
   if (config.moe.is_used()) plan.rows.push_back(counting_row(mesh, plan.axes));
   if (!options.ulysses.empty()) plan.rows.push_back(exchange_row(config, mesh, options));
-  // Of this plan or of one that is joined: each rank takes its heads before they go around.
+  // For this plan or a joined one: each rank takes its heads before they go around the ring.
   plan.rows.push_back({.pattern = "*.attention.core", .around = kv_heads(mesh)});
   if (!options.ring.empty()) {
     plan.rows.push_back({.pattern = "", .around = DealOut(options.ring_order, num_ring, parts * options.stream_parts)});

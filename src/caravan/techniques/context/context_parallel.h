@@ -11,10 +11,10 @@ namespace caravan {
 
 /// The axes that split sequences, by name; "": none. With both, the ring is the major one.
 struct ContextParallelOptions {
-  std::string ring{};      ///< keys and values go around (techniques/context/ring_attention.h)
+  std::string ring{};      ///< passes keys and values around (techniques/context/ring_attention.h)
   std::string ulysses{};   ///< attention exchanges sequence for heads
-  int64_t head_parts = 1;  ///< in which another plan (tensor parallelism) splits the heads already
-  /// In which another plan (sequence parallelism) splits the sequence of the residual stream too.
+  int64_t head_parts = 1;  ///< parts into which another plan (tensor parallelism) splits the heads already
+  /// Parts into which another plan (sequence parallelism) splits the sequence of the residual stream.
   int64_t stream_parts = 1;
   RingSchedule ring_schedule = checked_ring_schedule;  ///< see ring_attention
   RingOrder ring_order = zigzag();                     ///< how the ring deals out tokens
@@ -24,7 +24,7 @@ struct ContextParallelOptions {
 /// stream. (Ulysses: Jacobs et al., "DeepSpeed Ulysses", 2023; ring: Liu et al., ICLR 2024; both: Fang and Zhao, "USP",
 /// 2024.)
 ///
-///   parameters  I at rest -> R: both axes are data axes
+///   parameters  sharded I -> unsharded R: both axes are data axes
 ///   ids, labels, positions, documents  given whole, cut by the plan: I -> S(1). With a ring first permuted on every
 ///               rank, once a pass (techniques/context/ring_order.h)
 ///   core        ulysses: q, k, v S(1) -> S(heads), its result back; where the kv heads do not divide, k and v

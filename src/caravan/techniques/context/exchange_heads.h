@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// Why `ranks` ranks that exchange sequence for heads cannot share those of the model, which others split already.
+/// Why `ranks` ranks that exchange sequence for heads cannot share the heads of the model, given the splits of others.
 std::optional<Misfit> misfit_of_heads(const ModelConfig& model, int64_t ranks, const SplitParts& others);
 
 }  // namespace caravan

@@ -24,7 +24,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Rows that this rank sends to, and receives from, each rank of the axis.
+/// Number of rows that this rank sends to, and receives from, each rank of the axis.
 struct Exchange {
   MeshAxis axis;
   std::vector<int64_t> sent;
@@ -65,7 +65,7 @@ struct ExchangeRows : Function<ExchangeRows> {
   };
 };
 
-/// Which experts of all ranks this rank's tokens go to: of each rank those that stand where its own do.
+/// The experts of all ranks to which this rank's tokens go: on each rank those at the same position as its own.
 struct Destinations {
   Destinations(const Experts& experts, const MeshAxis& axis)
       : per_rank(experts.num_experts() / axis.size()),
@@ -81,15 +81,15 @@ struct Destinations {
   }
 
   int64_t num_groups() const { return ranks * count; }
-  /// The group of each expert, by rank and then by expert; -1: a tensor rank beside this one has its like.
+  /// The group of each expert, by rank and then by expert; -1: another tensor-parallel rank has the expert.
   at::Tensor groups_of(const at::Tensor& experts) const {
     const at::Tensor within = experts.remainder(per_rank) - skipped;
     const at::Tensor group = experts.div(per_rank, "floor") * count + within;
     return group.masked_fill(experts.lt(0).logical_or_(within.lt(0)).logical_or_(within.ge(count)), -1);
   }
 
-  /// Of meta tokens, whose groups are even: each rank sends the experts of this one as much as ExpertLoadScope says.
-  /// Returns what comes.
+  /// For meta tokens, whose groups are even: each rank sends to this one as much as ExpertLoadScope says. Returns what
+  /// it receives.
   std::vector<int64_t> load(ExpertRows& rows, int64_t coord) const {
     if (ExpertLoadScope::current() == 1) return rows.counts;
     const int64_t here = rows.copy.numel(), all = rows.row.numel();
@@ -114,8 +114,8 @@ struct Destinations {
   int64_t ranks;
 };
 
-/// Rows of each group, as the rank of the group learns them: from each rank, for each expert here. Of meta
-/// tensors nothing comes: none.
+/// Rows of each group, received by its rank from each rank, for each local expert. For meta tensors nothing is
+/// received.
 std::vector<int64_t> received_counts(const std::vector<int64_t>& sent, const MeshAxis& axis, bool is_meta) {
   const at::Tensor counts = at::tensor(sent, at::kLong);
   const at::Tensor in = is_meta ? counts.to(at::kMeta) : counts;
@@ -145,7 +145,7 @@ at::Tensor experts_of_rows(const std::vector<int64_t>& groups, const Experts& ex
   return at::tensor(of_rows, at::TensorOptions().dtype(at::kLong)).to(like.device()).view({1, -1, 1});
 }
 
-/// As the experts would lay their sum out, if this rank's tokens were all there are on `axis`.
+/// The layout of the experts' sum, if this rank's tokens were all tokens on `axis`.
 Layout layout_of_sum(const Experts& experts, const Tensors& inputs, const LayoutTable& table, const std::string& axis,
                      const std::string& what) {
   static const OpType kType{"bsh,bsk,eh->bsh", "hk"};

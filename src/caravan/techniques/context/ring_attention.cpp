@@ -23,7 +23,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A ring of which each rank executes the schedule.
+/// A ring in which each rank executes the schedule.
 struct Ring {
   MeshAxis axis;
   RingSchedule schedule;
@@ -36,7 +36,7 @@ struct RingCall : torch::CustomClassHolder {
       : ring(std::move(ring_)), what(std::move(what_)), documents(std::move(documents_)) {}
   Ring ring;
   std::string what;
-  at::Tensor documents;  ///< of all ranks, one after another; undefined: one each
+  at::Tensor documents;  ///< of all ranks, one after another; undefined: each row is one document
 };
 
 /// Keys and values, or their gradients.
@@ -62,7 +62,7 @@ class Turn {
     at::Tensor mask = of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).unsqueeze(1);
     const bool is_known = !mask.is_meta();  // of text
     if (is_known && mask.all().item<bool>()) return;
-    if (part_.is_causal && turn > 0) {  // a query may see no key of its document: the mask says so
+    if (part_.is_causal && turn > 0) {  // a query may see no key of its document: the mask shows it
       mask = mask.tril();
       part_.is_causal = false;
     }
@@ -83,7 +83,7 @@ class Turn {
   bool sees_nothing_ = false;
 };
 
-/// Goes through the schedule of a rank. A rank without tokens to compute with sends alike.
+/// Executes the schedule of a rank. A rank without tokens to compute with sends the same messages.
 class RingPass {
  public:
   RingPass(const RingCall& call, at::Tensor q, const Pair& keys) : call_(call), q_(std::move(q)), block_(keys) {}
@@ -141,7 +141,7 @@ class RingPass {
   }
 
   void recv_keys(int turn) {
-    // What was computed with a turn ago is read by nobody any more, unless it is the rank's own.
+    // Nothing reads the keys of the previous turn any more, unless they are the rank's own.
     if (!spare_[0].defined()) spare_ = {at::empty_like(block_[0]), at::empty_like(block_[1])};
     recv(spare_, keys_, "", turn);
   }
@@ -186,7 +186,7 @@ class RingPass {
     return {at::empty(block_[0].sizes(), gradient_type()), at::empty(block_[1].sizes(), gradient_type())};
   }
 
-  /// Turn 0 has the rank's own keys, and its gradients of all of them.
+  /// In turn 0 the keys are the rank's own, and their gradients start the sum.
   void add(int turn) {
     if (turn == 0) {
       sum_ = own_[0].defined() ? own_ : empty_gradients();
@@ -205,7 +205,7 @@ class RingPass {
   }
 
   void wait_sums(int turn) {
-    // Weight gradients that nothing waits for are computed while the last sum is on its way.
+    // Weight gradients that nothing waits for are computed while the last sum is in flight.
     if (turn == size() && overlaps()) call_.ring.axis.deferred().run_all();
     wait(sums_);
     spare_sum_ = std::exchange(sum_, std::exchange(coming_, {}));
@@ -214,14 +214,14 @@ class RingPass {
   const RingCall& call_;
   at::Tensor q_;
   Pair block_;          ///< keys and values of this turn
-  Pair spare_{};        ///< where those of the next turn come
+  Pair spare_{};        ///< receives those of the next turn
   bool is_own_ = true;  ///< block_ is the caller's
   AttentionBlock all_{};
   at::Tensor gradient_;  ///< of the result
   at::Tensor of_q_;
   Pair own_{};        ///< gradients of the keys and values of this turn by this rank; undefined: none
   Pair sum_{};        ///< with those by the ranks before
-  Pair coming_{};     ///< the sum that is being received
+  Pair coming_{};     ///< the sum being received
   Pair spare_sum_{};  ///< memory of an earlier sum
   Transfers keys_, sums_;
 };
@@ -248,7 +248,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
   }
 };
 
-/// q, k and v alike, with the sequence split over this axis alone; the result as q.
+/// Lays out q, k and v alike, with the sequence split over this axis alone; the result as q.
 Tensors lay_out(const Tensors& inputs, const MeshAxis& axis, const ForwardContext& context, const std::string& what) {
   static const OpType kType{"bsnw,bsnw,bsnw->bsnw", "w", {{2}}};
   const std::vector<std::string> sharding = context.layouts->of(inputs[0], what).sharding(1);
@@ -263,7 +263,7 @@ Tensors lay_out(const Tensors& inputs, const MeshAxis& axis, const ForwardContex
   return {out};
 }
 
-/// Of all tokens, of which this rank has `local`. Checks that it has its own.
+/// The order of all tokens, of which this rank has `local`. Checks that they are its own.
 DimIndex checked_order(const RingOrder& of, const ForwardContext& context, const MeshAxis& axis, int64_t local,
                        const std::string& what) {
   const int64_t length = local * axis.size();
@@ -273,13 +273,13 @@ DimIndex checked_order(const RingOrder& of, const ForwardContext& context, const
                     "permute ids, labels, positions and documents as " + of.name + " says, before they are cut"});
 }
 
-/// On every rank the whole of `x`, cut on dim 1, in the order of the text.
+/// The whole of `x`, cut on dim 1, on every rank, in the order of the text.
 at::Tensor gathered(const at::Tensor& x, const MeshAxis& axis, const Placement& to, const at::Tensor& home,
                     const std::string& what) {
   return redistribute(x, Layout{{axis.name(), Shard{1}}}, axis, to, what).index_select(1, home);
 }
 
-/// The core itself with all keys and values: it has all weights in memory to drop some.
+/// Runs the core with all keys and values, since dropout needs all weights in memory.
 Tensors attend_with_dropout(const Tensors& inputs, const MeshAxis& axis, const ForwardContext& context,
                             const DimIndex& order, const Next& next, const std::string& what) {
   const int64_t local = inputs[0].size(1);

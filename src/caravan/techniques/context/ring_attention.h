@@ -6,11 +6,10 @@
 
 namespace caravan {
 
-/// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has the queries, keys and values of its part of
-/// the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the
-/// attention to each block is merged with that to the others (Liu et al., "Ring attention with blockwise transformers
-/// for near-infinite context", ICLR 2024). The block of the next turn is in flight while one is computed, in forward
-/// and backward.
+/// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has queries, keys and values of its part
+/// of the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the attention to
+/// each block is merged with that to the others (Liu et al., "Ring attention with blockwise transformers for
+/// near-infinite context", ICLR 2024). The next block is in flight while one is computed, in forward and backward.
 ///
 ///   shapes  {q, k, v} of AttentionCore, fp32, fp64, bf16 or fp16; context.documents: of the tokens of this rank
 ///   sends   x = bytes of k and v, g = bytes of their gradients in fp32 (fp64), n = axis.size(): (n-1) x in forward,
@@ -20,14 +19,14 @@ namespace caravan {
 ///   throws  UsageError if the tokens of this rank are not its part of the order; in a dry run LayoutError
 ///           unless q, k and v are laid out alike, with the sequence split over `axis` alone
 ///
-/// With documents, attention stays within a document; a block that no query of this rank sees is not computed.
+/// With documents, attention stays within a document; blocks that no query of this rank sees are skipped.
 ///
-/// A pass that drops attention weights has all of them in memory anyway: keys and values are gathered (S -> R), and the
-/// core computes with them, with the random numbers of one process.
+/// With dropout of attention weights, which are all in memory anyway, keys and values are gathered (S -> R) and the
+/// core uses the random numbers of one process.
 ///
 /// With Phase::generate, and on one rank, it does nothing.
 ///
-/// `schedule`: the steps of every rank; another one is for tests of what happens if they are wrong.
+/// `schedule`: the steps of every rank; tests pass wrong ones.
 Around ring_attention(const MeshAxis& axis, RingSchedule schedule = checked_ring_schedule,
                       const RingOrder& order = zigzag());
 

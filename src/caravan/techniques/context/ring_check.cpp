@@ -8,7 +8,7 @@ namespace {
 
 using Kind = RingStep::Kind;
 
-/// The tables of all ranks, executed in turns until none can go on.
+/// Executes the tables of all ranks in turns until no rank can continue.
 class RingRun {
  public:
   RingRun(std::span<const std::span<const RingStep>> tables, bool is_backward)
@@ -32,10 +32,10 @@ class RingRun {
  private:
   /// Keys and values, or the sum of their gradients.
   struct Item {
-    int turn = -1;            ///< that it belongs to; -1: there is none
-    bool is_sent = false;     ///< a send of it has not been waited for
-    int coming = -1;          ///< the turn of what is received in its place; -1: nothing
-    size_t end_of_sends = 0;  ///< of the messages that a wait needs: how many are sent, and received, until then
+    int turn = -1;            ///< the turn that it belongs to; -1: there is none
+    bool is_sent = false;     ///< a send of it has not been waited for yet
+    int coming = -1;          ///< the turn of what is being received in its place; -1: nothing
+    size_t end_of_sends = 0;  ///< number of messages that must be sent and received before a wait ends
     size_t end_of_recvs = 0;
   };
   struct Rank {
@@ -84,7 +84,7 @@ class RingRun {
         require(self.num_computed == turn + 1, rank, "its gradients are not computed, or are those of another turn");
         require(self.num_added == turn, rank, "is there twice, or a turn before it is missing");
         require(turn == 0 || self.sums.turn == turn, rank, "the sum of this turn has not arrived");
-        require(!self.sums.is_sent, rank, "the sum is on its way to the next rank");
+        require(!self.sums.is_sent, rank, "the sum is in flight to the next rank");
         ++self.num_added;
         self.sums.turn = turn;
         return true;
@@ -97,7 +97,7 @@ class RingRun {
       case Kind::wait_keys: return wait(rank, self.keys);
       case Kind::wait_sums: return wait(rank, self.sums);
     }
-    refuse(rank, "is of no known kind");
+    refuse(rank, "is of an unknown kind");
   }
 
   bool send(size_t rank, Item& item) {
@@ -135,7 +135,8 @@ class RingRun {
                        next(sender), to.recvs[i], to_string(received)));
   }
 
-  /// A send may have to wait until the next rank has started to receive it: messages can be longer than any buffer.
+  /// A send may have to wait until the next rank has started to receive it, since messages can be longer than any
+  /// buffer.
   bool wait(size_t rank, Item& item) {
     Rank& self = ranks_[rank];
     require(item.coming == self.table[self.at].turn, rank, "it is not being received");
@@ -155,8 +156,8 @@ class RingRun {
   [[noreturn]] void refuse_wait(size_t rank) const {
     const size_t other = awaited_by(rank);
     const char* due = other == before(rank) ? "send" : "receive";
-    if (has_ended(other)) refuse(rank, fmt::format("waits for ever: rank {} does not {} it", other, due));
-    refuse(rank, fmt::format("waits for ever for rank {} to {} it, which waits in its step {} ({})", other, due,
+    if (has_ended(other)) refuse(rank, fmt::format("waits forever: rank {} does not {} it", other, due));
+    refuse(rank, fmt::format("waits forever for rank {} to {} it, which waits in its step {} ({})", other, due,
                              ranks_[other].at, to_string(ranks_[other].table[ranks_[other].at])));
   }
 
@@ -164,11 +165,11 @@ class RingRun {
     const Rank& self = ranks_[rank];
     const int n = static_cast<int>(n_);
     require(self.num_computed == n, rank, "a turn is not computed");
-    require(!self.keys.is_sent && self.keys.coming < 0, rank, "keys are still on their way");
+    require(!self.keys.is_sent && self.keys.coming < 0, rank, "keys are still in flight");
     if (!is_backward_) return;
     require(self.num_added == n, rank, "the gradients of a turn are not added");
-    require(!self.sums.is_sent && self.sums.coming < 0, rank, "sums are still on their way");
-    require(self.sums.turn == n, rank, "the sum for the rank's own keys has not come home");
+    require(!self.sums.is_sent && self.sums.coming < 0, rank, "sums are still in flight");
+    require(self.sums.turn == n, rank, "the sum for the rank's own keys has not arrived");
   }
 
   size_t n_;

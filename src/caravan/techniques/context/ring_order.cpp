@@ -29,7 +29,7 @@ DimIndex zigzag_order(int64_t length, int n) {
 
 RingPart zigzag_part(int coord, int turn, int n, int64_t length) {
   const int from = (coord + n - turn) % n;
-  // Of a coordinate before this one, all queries see the first chunk and none the second; of one after it, the second
+  // For a coordinate before this one, all queries see the first chunk and none the second; for one after it, the second
   // chunk of queries sees both.
   if (from == coord) return {from, 0, length, length, true};
   if (from < coord) return {from, 0, length, length / 2, false};

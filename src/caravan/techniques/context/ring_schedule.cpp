@@ -30,7 +30,7 @@ std::string to_string(const RingStep& step) { return fmt::format("{} of turn {}"
 std::vector<RingStep> ring_schedule(int n, bool is_backward, bool overlaps) {
   using enum RingStep::Kind;
   std::vector<RingStep> steps;
-  // The only places that add messages: a rank cannot send in another order than the next one receives.
+  // The only places that add messages, so that a rank sends in the order in which the next one receives.
   const auto exchange_keys = [&](int turn) { steps.insert(steps.end(), {{send_keys, turn}, {recv_keys, turn}}); };
   const auto exchange_sums = [&](int turn) { steps.insert(steps.end(), {{send_sums, turn}, {recv_sums, turn}}); };
   for (int turn = 0; turn < n; ++turn) {

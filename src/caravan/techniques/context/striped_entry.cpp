@@ -2,7 +2,7 @@
 
 namespace caravan {
 
-/// Bytes and memory are those of a ring.
+/// Sends and holds as much as a ring.
 Entry striped_entry() {
   return {.family = "context_parallel",
           .name = "striped",

@@ -9,9 +9,9 @@
 
 namespace caravan {
 
-/// A RowReduction over the ranks of `axis`: blocking all-reduces, whose results every rank gets. `to`: what becomes of
-/// summands (P) in a dry run: R where the ranks use the sums in different ways (statistics of a norm), I where they go
-/// on alike (a loss). `names`: of the axis in layouts, where it is made of several.
+/// A RowReduction over the ranks of `axis`: blocking all-reduces. `to`: the layout of reduced summands (P) in a dry
+/// run: R if the ranks use the sums in different ways (statistics of a norm), I if in the same way (a loss). `names`:
+/// the axis in layouts, if it is made of several.
 std::shared_ptr<RowReduction> axis_reduction(const MeshAxis& axis, const Placement& to,
                                              std::vector<std::string> names = {});
 

@@ -10,25 +10,25 @@ SettingKey bucket_bytes_key() {
 
 SettingKey units_key() {
   return {{"units", OnResume::free},
-          "modules inside blocks that are gathered on their own, such as \"blocks.*.mlp\"",
+          "modules inside blocks that are gathered separately, such as \"blocks.*.mlp\"",
           std::vector<std::string>(),
           list_of_texts()};
 }
 
 SettingKey prefetch_key() {
-  return {{"prefetch", OnResume::free}, "units whose gather runs ahead", int64_t{1}, whole_number({0, 2})};
+  return {{"prefetch", OnResume::free}, "number of units gathered ahead", int64_t{1}, whole_number({0, 2})};
 }
 
 SettingKey share_key() {
   return {{"share", OnResume::free},
-          "parameters lie once in memory that ranks share: \"auto\" where they can, \"on\", \"off\"",
+          "store parameters once, in memory that ranks share: \"auto\" if possible, \"on\", \"off\"",
           "auto",
           one_of({"auto", "on", "off"})};
 }
 
 SettingKey accumulate_key() {
   return {{"accumulate", OnResume::free},
-          "gradients of micro-batches add up \"sharded\", or \"full\" with one reduction a step",
+          "gradients of micro-batches accumulate \"sharded\", or \"full\" with one reduction a step",
           "sharded",
           one_of({"sharded", "full"})};
 }

@@ -15,7 +15,7 @@ SettingKey share_key();
 SettingKey accumulate_key();
 SettingKey reshard_key();
 
-/// The traits of techniques whose parameters rest in shards, and whose ranks step together.
+/// The traits of techniques that shard parameters, and whose ranks step together.
 std::set<Trait> traits_of_shards();
 
 }  // namespace caravan

@@ -7,9 +7,9 @@
 
 namespace caravan {
 
-// What the techniques that gather shards have in common. `name` is that of the technique, for errors.
+// Common part of the techniques that gather shards. `name` is the technique, for errors.
 
-/// Throws UsageError unless it is 0, 1 or 2 units.
+/// Throws UsageError unless `prefetch` is 0, 1 or 2 units.
 void check_prefetch(const std::string& name, int prefetch);
 
 /// Whether the ranks of `axis` share the memory of what they gather: the same on every rank of the mesh. Collective

@@ -12,7 +12,7 @@
 namespace caravan {
 namespace {
 
-/// Sums over the ranks. The law makes the backward: each rank's use of the sum has a summand of its gradient.
+/// Sums over the ranks. The law gives the backward: each rank's use of the sum has a summand of its gradient.
 at::Tensor over_ranks(const at::Tensor& summand, const MeshAxis& axis) {
   return redistribute(summand, Layout{{axis.name(), Partial{}}}, axis, Replicate{}, "batch norm");
 }
@@ -45,7 +45,8 @@ at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormState& state, con
   if (!state.is_training && state.running_mean.defined()) {
     return normalized(rows - state.running_mean.view(per_channel), state.running_var.to(rows.scalar_type()));
   }
-  // The mean first, then the squares around it: a difference of large sums would lose digits. fp64 has every count.
+  // The mean first, then the squares around it: a difference of large sums would lose digits. fp64 represents every
+  // count exactly.
   const double own_count = static_cast<double>(x.numel()) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
   const at::Tensor sums = over_ranks(
       at::cat({rows.sum(others).to(at::kDouble), at::full({1}, own_count, rows.options().dtype(at::kDouble))}), axis);

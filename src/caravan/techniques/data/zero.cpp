@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-/// What ZeRO and FSDP have in common.
+/// Common part of ZeRO and FSDP.
 void shard(Strategy& strategy, const Mesh& mesh, const std::string& name, const std::string& axis) {
   check_invariant(strategy, mesh, axis, name);
   strategy.name = name;
@@ -27,7 +27,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   const Accumulate usual = options.stage == 1 ? Accumulate::full : Accumulate::sharded;
   const Accumulate accumulate = options.accumulate.value_or(usual);
   if (options.stage == 1 && accumulate == Accumulate::sharded) {
-    throw UsageError({name, "accumulate", "gradients that add up in shards are those of stage 2", "", "use stage 2"});
+    throw UsageError({name, "accumulate", "gradients that accumulate in shards belong to stage 2", "", "use stage 2"});
   }
   check_prefetch(name, options.prefetch);
   split_units(strategy, options.units);
@@ -57,7 +57,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   shard(strategy, mesh, name, options.axis);
   const bool shares = is_shared(name, mesh, mesh[options.axis], options.share);
   set_unsharded_memory(strategy, shares ? UnshardedMemory::shared : UnshardedMemory::freed);
-  // In shared memory a second gather would find what is still there.
+  // In shared memory a second gather would find the values still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::sharded;
   set_common(strategy, options);

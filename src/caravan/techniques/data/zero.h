@@ -8,22 +8,23 @@
 
 namespace caravan {
 
-/// Whether the parameters of a unit lie once in memory that the ranks of an axis share: then a gather copies nothing.
+/// Whether the unsharded parameters of a unit are stored once, in memory shared by the ranks of an axis, so that a
+/// gather copies nothing.
 enum class Share : uint8_t { automatic, on, off };
 
-/// Where the gradients of several micro-batches add up: where parameters rest, with a reduction in every micro-batch,
-/// or in the layout of the leaves, with one reduction a step.
+/// Where the gradients of several micro-batches accumulate: in the sharded layout, with a reduction in every
+/// micro-batch, or in the unsharded layout, with one reduction a step.
 enum class Accumulate : uint8_t { sharded, full };
 
 /// Optimizer state is sharded over an axis (stage 1), and gradients too (stage 2); every rank has all parameters.
 /// (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.)
 ///
-///   at rest S(0; rows) -> leaf R, gathered once a step, its memory kept; gradient P -> S
-///   sends (n-1)/n x (bytes of the gradients + bytes of the leaves) a step; stage 2 that accumulates at rest reduces
-///   gradients once for each micro-batch
+///   sharded S(0; rows) -> unsharded R, gathered once a step, its memory kept; gradient P -> S
+///   sends (n-1)/n x (bytes of the gradients + bytes of the unsharded parameters) a step; stage 2 with
+///   Accumulate::sharded reduces gradients once for each micro-batch
 ///
 /// Bytes for each parameter over n ranks, with AdamW:
-///                    fp32 leaves    bf16 leaves
+///                    fp32 compute   bf16 compute
 ///   stage 1          8 + 8/n        6 + 12/n
 ///   stage 2          4 + 12/n       2 + 16/n      and the gradients of three units at most
 ///   shared memory    4 less for each rank, 4/n more (fp32); 2 less, 2/n more (bf16)
@@ -32,10 +33,10 @@ enum class Accumulate : uint8_t { sharded, full };
 struct ZeroOptions {
   int stage = 1;
   std::string axis = "dp";
-  /// Modules inside the blocks of the model that are units of their own, by pattern (* stands for any characters).
+  /// Modules inside the blocks of the model that become separate units, by pattern (* stands for any characters).
   std::vector<std::string> units{};
-  int prefetch = 1;                        ///< units of forward whose gather runs ahead
-  std::optional<Accumulate> accumulate{};  ///< stage 1: full; stage 2: at_rest by default
+  int prefetch = 1;                        ///< number of units gathered ahead in forward
+  std::optional<Accumulate> accumulate{};  ///< default: full in stage 1, sharded in stage 2
   Share share = Share::automatic;
   at::ScalarType compute_dtype = at::kFloat;  ///< this and the next two: as in DdpOptions
   at::ScalarType gradient_dtype = at::kFloat;
@@ -48,11 +49,11 @@ struct ZeroOptions {
 /// freed after it, gathered again before its backward, and its gradients are reduced to shards.
 /// (Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023.)
 ///
-///   at rest S(0; rows) -> leaf R before use; gradient P -> S
-///   sends for each micro-batch (n-1)/n x (bytes of the gradients + twice those of the leaves), once without
-///   reshard_after_forward (then leaves stay for the whole step)
-///   memory: 16/n bytes a parameter with AdamW, and the leaves and gradients of a few units. In shared memory units are
-///   never freed, and gathers copy nothing: 16/n, with bf16 leaves 18/n
+///   sharded S(0; rows) -> unsharded R before use; gradient P -> S
+///   sends for each micro-batch (n-1)/n x (bytes of the gradients + twice those of the unsharded parameters), once
+///   without reshard_after_forward (then unsharded parameters stay for the whole step)
+///   memory: 16/n bytes a parameter with AdamW, and the unsharded parameters and gradients of a few units. In shared
+///   memory units are never freed, and gathers copy nothing: 16/n, with bf16 compute 18/n
 ///
 /// With `replicate_axis` it is HSDP: sharded over `axis`, replicated over the other; gradients are reduced to shards,
 /// then all-reduced between the replicas, once a step: 2(r-1)/r x (bytes of the shard) over r replicas.
@@ -72,10 +73,10 @@ struct FsdpOptions {
   Buffers buffers = Buffers::broadcast;
 };
 
-/// Throw UsageError for an option that is impossible, LayoutError if parameters do not rest invariant on the axis.
+/// Throw UsageError for an impossible option, LayoutError if sharded parameters are not I on the axis.
 Strategy zero(Module& model, const Mesh& mesh, const ZeroOptions& options = {});
 Strategy fsdp(Module& model, const Mesh& mesh, const FsdpOptions& options = {});
-/// On top of what other techniques have decided.
+/// Adds it to what other techniques have decided.
 void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options = {});
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options = {});
 

@@ -5,7 +5,7 @@ namespace caravan {
 Entry zero3_entry() {
   return {.family = "data_parallel",
           .name = "zero3",
-          .summary = "parameters, gradients and optimizer state rest in shards",
+          .summary = "parameters, gradients and optimizer state are sharded",
           .paper = "Rajbhandari et al., arXiv 1910.02054",
           .keys = {bucket_bytes_key(), units_key(), prefetch_key(), share_key(), accumulate_key(), reshard_key()},
           .traits = [](const Setting&) { return Traits{.has = traits_of_shards()}; },

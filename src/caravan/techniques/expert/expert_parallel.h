@@ -12,7 +12,7 @@ namespace caravan {
 /// micro-batch and, of each layer, a part of the experts; copies of tokens go to the ranks of their experts and come
 /// back. (Lepikhin et al., "GShard", ICLR 2021; dropless: Gale et al., "MegaBlocks", MLSys 2023.)
 ///
-///   parameters  experts S(0): whole experts. All others I at rest -> R: the axis is a data axis
+///   parameters  experts S(0): whole experts. All others sharded I -> unsharded R: the axis is a data axis
 ///   ids, labels  given whole, cut by the plan: I -> S(0)
 ///   experts     S(tokens) -> S(tokens; sorted by expert, as many as there are) and back: a permutation of rows, whose
 ///               backward is its inverse. Token order is restored
@@ -27,8 +27,8 @@ namespace caravan {
 /// divide among the ranks.
 Plan expert_parallel(const ModelConfig& config, const Mesh& mesh, const std::string& axis);
 
-/// What keeps the experts of `axis` apart: a hook around Experts (nn/experts/experts.h) that sends each copy of a token to the
-/// rank of its expert. The module has taken its part.
+/// A hook around Experts (nn/experts/experts.h) that sends each copy of a token to the rank of its expert, for experts
+/// split over `axis`. The module has taken its part.
 Around exchange_tokens(const MeshAxis& axis);
 
 }  // namespace caravan

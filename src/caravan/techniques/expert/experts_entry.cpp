@@ -7,7 +7,7 @@
 namespace caravan {
 namespace {
 
-/// `others` split the layers of experts too, also where this has one rank.
+/// `others` split the layers of experts too, even if this split has one rank.
 std::optional<Misfit> misfit_of_experts(const Setting&, int64_t ranks, const ModelConfig& model,
                                         const SplitParts& others) {
   const int64_t experts = model.moe.experts;

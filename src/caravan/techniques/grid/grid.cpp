@@ -19,7 +19,7 @@ bool fits(const Grid& grid, const ModelConfig& config, int64_t side) {
          config.hidden_width() % parts == 0 && (config.vocabulary == 0 || config.vocabulary >= side);
 }
 
-constexpr size_t kMostNamed = 4;  ///< of the numbers of ranks that fit
+constexpr size_t kMostNamed = 4;  ///< of suitable numbers of ranks
 
 std::string sides_text(const Grid& grid, const ModelConfig& config) {
   std::vector<int64_t> ranks;
@@ -70,7 +70,7 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
     return wrong("rows of the vocabulary", config.vocabulary, side);
   if (config.lora.is_used() && grid.dims == 3) {
     return Misfit{"tensor_parallel.kind",
-                  "a layer of 3d hands its output on over other axes than its input, and an adapter is two layers",
+                  "a layer of 3d passes its output on over other axes than its input, and an adapter is two layers",
                   fmt::format("use \"{}\"", first_of("tensor_parallel").name)};
   }
   if (config.lora.rank % side != 0) {

@@ -14,18 +14,18 @@ struct Grid {
   std::optional<int64_t> depth{};  ///< of squares, each with a part of the batch
 };
 
-/// Its side q; 0 if `ranks` are no such grid.
+/// The side q; 0 if `ranks` do not form such a grid.
 int64_t grid_side(const Grid& grid, int64_t ranks);
-/// The widths of model and MLP are a multiple of this: q, of a cube q^2. And the sequences of a micro-batch: q, q x
-/// depth, q^2.
+/// The factor of the widths of model and MLP: q, for a cube q^2. And the factor of the sequences of a micro-batch: q, q
+/// x depth, q^2.
 int64_t width_parts(const Grid& grid, int64_t side);
 int64_t row_parts(const Grid& grid, int64_t side);
 
-/// Why `ranks` ranks are not such a grid: "6 ranks are not a square", "use 4 or 9".
+/// Why `ranks` ranks do not form such a grid: "6 ranks are not a square", "use 4 or 9".
 std::optional<Misfit> misfit_of_ranks(const Grid& grid, int64_t ranks);
 
-/// Why the layers of a model cannot be split over a grid of side q: it divides heads and kv heads, and width_parts the
-/// widths.
+/// Why the layers of a model cannot be split over a grid of side q, which must divide heads and kv heads, as
+/// width_parts must divide the widths.
 std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config, int64_t side);
 
 }  // namespace caravan

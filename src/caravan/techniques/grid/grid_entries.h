@@ -8,12 +8,12 @@
 
 namespace caravan {
 
-// What entries of tensor parallelism over a grid say alike.
+// Common part of the entries of tensor parallelism over a grid.
 
-/// In how many parts a grid of `ranks` ranks splits a model.
+/// The number of parts into which a grid of `ranks` ranks splits a model.
 SplitParts parts_of_grid(const Grid& grid, int64_t ranks);
 
-/// Why it cannot split that model.
+/// Why the grid cannot split that model.
 std::optional<Misfit> misfit_of_grid(const Setting& kind, const Grid& grid, int64_t ranks, const ModelConfig& model);
 
 }  // namespace caravan

@@ -24,7 +24,7 @@ const char* name(PanelAction::Kind kind) {
   return "";
 }
 
-/// The table of one rank, executed without data.
+/// Executes the table of one rank without data.
 class PanelRun {
  public:
   PanelRun(std::span<const PanelAction> table, size_t rank, int num_panels, bool reduces)

@@ -152,7 +152,7 @@ class SummaProduct final : public SplitProduct {
     throw LayoutError({"plan", what,
                        "takes a batch split over " + row_.name() + " and features split over " + col_.name() +
                            ", got " + x.to_string(),
-                       "", "let the module before it hand on " + row_.name() + "=S(0) " + col_.name() + "=S(2)"});
+                       "", "let the previous module pass on " + row_.name() + "=S(0) " + col_.name() + "=S(2)"});
   }
 
   Tensors forward(const at::Tensor& x, const Tensors& weights) const override {

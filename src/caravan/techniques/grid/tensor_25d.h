@@ -10,7 +10,7 @@ namespace caravan {
 /// batch. (Wang, Xu, Bian, You: "Tesseract: parallelize the tensor parallelism efficiently", arXiv 2105.14500.)
 ///
 ///   activations  those of 2D, depth=S(batch)
-///   parameters   those of 2D, depth=I at rest and R as leaves: depth is a data axis, which a data-parallel technique
+///   parameters   those of 2D, depth sharded I and unsharded R: depth is a data axis, which a data-parallel technique
 ///                may shard
 ///   sends        for a layer and micro-batch (q-1)/q^2 (7bsh/d + 12h^2) elements in forward, twice that in backward,
 ///                and the all-reduce of its gradients over depth once a step

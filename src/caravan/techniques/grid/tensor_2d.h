@@ -13,10 +13,10 @@ namespace caravan {
 ///   activations  row=S(batch) col=S(features), of which attention has whole sequences and whole heads
 ///   weights      col=S(0) row=S(1): rank (i, j) has [out_j, in_i]. A product gathers both operands in q panels: x over
 ///                col, W over row; its backward gathers them again and reduces the gradients of each panel to its owner
-///   vectors      col=S(0) row=I, leaves R on row: their gradients are summed over it once a step
+///   vectors      col=S(0) row=I, unsharded R on row: their gradients are summed over it once a step
 ///   norms        two sums a token, P -> R on col
-///   words        embedding and head col=S(0) over the vocabulary, in parts that differ by a row at most, row=S(1) at
-///                rest, R on row in use: gathered once a step. The loss combines statistics over col
+///   words        embedding and head col=S(0) over the vocabulary, in parts that differ by at most a row; sharded
+///                row=S(1), unsharded R on row: gathered once a step. The loss combines statistics over col
 ///   sends        for a layer and micro-batch of b sequences of s tokens (q-1)/q^2 (7bsh + 12h^2) elements in forward
 ///                and twice that in backward (GPT-2)
 ///   memory       weights and activations 1/q^2, and two panels; head and embedding 1/q

@@ -24,7 +24,7 @@ class CubeProduct final : public SplitProduct {
     if (fits) return x.moved(in_.name(), Replicate{}).moved(out_.name(), Shard{0}).moved(in_.name(), Shard{2});
     const std::string wanted = a_.name() + "=S(0) " + in_.name() + "=S(0) " + out_.name() + "=S(2)";
     throw LayoutError(
-        {"plan", what, "takes " + wanted + ", got " + x.to_string(), "", "let the module before it hand on " + wanted});
+        {"plan", what, "takes " + wanted + ", got " + x.to_string(), "", "let the previous module pass on " + wanted});
   }
 
   Tensors forward(const at::Tensor& x, const Tensors& weights) const override {

@@ -14,11 +14,11 @@ namespace caravan {
 ///   inside   of attention and MLP a=S(batch) c=S(batch) b=S(features): whole sequences and whole heads
 ///   weights  into attention and MLP b=S(0) c=S(1) a=S(1), back to the stream c=S(0) b=S(1) a=S(1). A product gathers x
 ///            over b (c) and W over a, and scatters the sums over c (b): each layer swaps b and c, two swap them back
-///   vectors  biases and norms are split over the axis of their features, and are leaves R on the two others
+///   vectors  biases and norms are split over the axis of their features, and are unsharded R on the two others
 ///   norms    two sums a token, P -> R on c
-///   words    embedding and head b=S(0) over the vocabulary, in parts that differ by a row at most, c=S(1) a=S(1) at
-///            rest. The head is gathered over a and c once a step, and its input moves to a=S(batch) c=S(batch), so
-///            that logits are nowhere summands; an embedding of its own is gathered over a alone
+///   words    embedding and head b=S(0) over the vocabulary, in parts that differ by at most a row; sharded c=S(1)
+///            a=S(1). The head is gathered over a and c once a step, and its input moves to a=S(batch) c=S(batch), so
+///            that logits are never summands; a separate embedding is gathered over a alone
 ///   sends    for a layer and micro-batch of b sequences of s tokens (q-1)/q^3 (16bsh + 12h^2) elements in forward and
 ///            (q-1)/q^3 (23bsh + 24h^2) in backward (GPT-2)
 ///   memory   weights and activations 1/q^3; during a product 1/q^2 of each operand; head 1/q, embedding 1/q^2

@@ -6,7 +6,7 @@ namespace caravan {
 Entry one_f_one_b_entry() {
   return {.family = "pipeline",
           .name = "1f1b",
-          .summary = "a backward as soon as its gradient is there, and a forward in between",
+          .summary = "a backward as soon as its gradient has arrived, and a forward in between",
           .paper = "Narayanan et al., arXiv 2104.04473",
           .keys = schedule_keys(),
           .traits = usual_traits_of};

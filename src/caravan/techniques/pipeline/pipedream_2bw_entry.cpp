@@ -28,13 +28,13 @@ PipelineOrder order_of_batches(const PipelineChoice& choice, int num_micro_batch
 Entry pipedream_2bw_entry() {
   return {.family = "pipeline",
           .name = "pipedream-2bw",
-          .summary = "stages update on their own after a batch of micro-batches, with two versions",
+          .summary = "stages update independently after a batch of micro-batches, with two versions",
           .paper = "Narayanan et al., arXiv 2006.09503",
           .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream-2bw"); }};
 }
 
-/// Batches of m micro-batches in the order of 1F1B, an update of the stage after the last backward of each. All of
+/// Batches of m micro-batches in the order of 1F1B, with an update of the stage after the last backward of each. All of
 /// batch t is computed with the weights after max(0, t-1) updates: two versions. m is at least p.
 PipelineSchedule pipedream_2bw_schedule() {
   return {.order = order_of_batches,

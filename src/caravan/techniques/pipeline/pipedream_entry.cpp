@@ -9,15 +9,15 @@ namespace caravan {
 Entry pipedream_entry() {
   return {.family = "pipeline",
           .name = "pipedream",
-          .summary = "stages update on their own after each batch, with versions of their weights",
+          .summary = "stages update independently after each batch, with versions of their weights",
           .paper = "Narayanan et al., SOSP 2019",
           .keys = keys_of_windows(),
           .traits = [](const Setting&) { return traits_of_pipedream("pipedream"); }};
 }
 
-/// m mini-batches in the order of 1F1B, each followed by an update of the stage alone. Stage s computes mini-batch t,
-/// forward and backward, with the weights after max(0, t - (p-1-s)) updates, of which it keeps up to p-s versions.
-/// Waits while it fills and drains only: (p-1)(F+B+W).
+/// m mini-batches in the order of 1F1B, each followed by an update of the stage. Stage s computes mini-batch t, forward
+/// and backward, with the weights after max(0, t - (p-1-s)) updates, of which it keeps up to p-s versions. Waits only
+/// while it fills and drains: (p-1)(F+B+W).
 PipelineSchedule pipedream_schedule() {
   return {.order =
               [](const PipelineChoice& choice, int num_micro_batches) {

@@ -18,7 +18,7 @@ class PipeDreamStepper final : public Stepper {
   explicit PipeDreamStepper(const StepperInputs& inputs) : Stepper(inputs), runner_(inputs.engine) {}
 
   StepReport advance(int64_t end, const BatchOf& batch_of, const StopRequested& stop_requested) override;
-  /// Those that fill and drain the stages, and two in which all versions of the weights are there.
+  /// The steps that fill and drain the stages, and two in which all versions of the weights exist.
   int64_t enough_steps() const override {
     const Engine& engine = in_.engine;
     const int64_t stages = engine.mesh()[engine.strategy().pipeline_axis].size();

@@ -7,7 +7,7 @@
 namespace caravan {
 namespace {
 
-/// As many blocks in each stage, up to one.
+/// Equal numbers of blocks in all stages, up to one.
 std::vector<int> even_stages(int64_t blocks, int64_t stages) {
   std::vector<int> result;
   for (int64_t block = 0; block < blocks; ++block) result.push_back(static_cast<int>(block * stages / blocks));

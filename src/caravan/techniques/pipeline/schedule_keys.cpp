@@ -35,7 +35,7 @@ std::vector<SettingKey> schedule_keys() {
            int64_t{0},
            whole_number_or({1, 1 << 10}, "auto", 0)},
           {{"cut", OnResume::free},
-           "layers of the stages: \"flops\" or \"measured\", so that they cost the same; \"layers\": as many in each; "
+           "layers of the stages: \"flops\" or \"measured\": equal cost; \"layers\": equal numbers; "
            "or a list of numbers",
            pipeline_cuts().front(),
            cut_of_stages()}};

@@ -8,7 +8,7 @@
 
 namespace caravan {
 
-/// Of stages that do not wait for each other, until the setting drains them.
+/// The stepper of stages that do not wait for each other until the setting drains them.
 inline std::unique_ptr<Stepper> make_window_stepper(StepperInputs inputs, const Setting& setting,
                                                     std::chrono::milliseconds) {
   inputs.steps_at_once = setting.whole("drain");

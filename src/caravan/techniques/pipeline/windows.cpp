@@ -7,7 +7,7 @@ namespace caravan {
 std::vector<SettingKey> keys_of_windows() {
   std::vector<SettingKey> keys = schedule_keys();
   keys.push_back({{"drain", OnResume::listed},
-                  "steps after which all stages stop for a line of the log, at the latest",
+                  "at most this many steps between log lines, for which all stages stop",
                   int64_t{50},
                   whole_number({1, 1 << 20})});
   return keys;
@@ -17,10 +17,10 @@ Traits traits_of_pipedream(const std::string& name) {
   return {.has = {Trait::splits_stages, Trait::bounded_lead, Trait::runs_processes, Trait::all_reduces,
                   Trait::rounds_reductions, Trait::threads_may_differ, Trait::whole_weights, Trait::many_reductions,
                   Trait::rehearses},
-          .needs = {{Trait::whole_gradient, name + " steps on its own, and replicas of a stage with it"},
+          .needs = {{Trait::whole_gradient, name + " steps independently, together with the replicas of the stage"},
                     {Trait::whole_weights, name + " keeps versions of whole weights on each rank"},
                     {Trait::many_reductions, name + " reduces gradients once for each micro-batch"}},
-          .because = "the stages of " + name + " run whole layers and step on their own"};
+          .because = "the stages of " + name + " run whole layers and step independently"};
 }
 
 }  // namespace caravan

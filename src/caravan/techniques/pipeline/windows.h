@@ -7,7 +7,7 @@
 
 namespace caravan {
 
-// Of schedules whose stages update their weights on their own, between micro-batches, in windows of steps.
+// Schedules whose stages update their weights independently, between micro-batches, in windows of steps.
 
 std::vector<SettingKey> keys_of_windows();
 Traits traits_of_pipedream(const std::string& name);

@@ -12,8 +12,8 @@ Entry zb_h2_entry() {
           .traits = usual_traits_of};
 }
 
-/// Holds 2p-1 activations. If m is at least that, a rank waits (p-1)(F+B-2W) at most between its first and its last
-/// pass, not at all where this is below 0, as for F = B = W.
+/// Holds 2p-1 activations. If m is at least that, a rank waits at most (p-1)(F+B-2W) between its first and its last
+/// pass, and not at all if this is negative, as for F = B = W.
 PipelineSchedule zb_h2_schedule() {
   return {.order = [](const PipelineChoice& choice, int num_micro_batches) {
     return zero_bubble("zb-h2", choice, num_micro_batches, 2);

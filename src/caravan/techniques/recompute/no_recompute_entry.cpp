@@ -5,7 +5,7 @@ namespace caravan {
 Entry no_recompute_entry() {
   return {.family = "recompute",
           .name = "none",
-          .summary = "what forward computes is kept for backward",
+          .summary = "forward keeps its activations for backward",
           .traits = usual_traits_of,
           .is_none = true};
 }

@@ -21,13 +21,13 @@ bool holds(Module& outer, const Module* inner) {
   return &outer != inner && std::ranges::find(inside, inner) != inside.end();
 }
 
-/// Adds `module`, unless it is there or inside one that the same pattern has matched.
+/// Adds `module`, unless it is there already or inside one that the same pattern has matched.
 void add_outermost(std::vector<Module*>& modules, Module* module) {
   const auto covers = [&](Module* other) { return other == module || holds(*other, module); };
   if (std::ranges::none_of(modules, covers)) modules.push_back(module);
 }
 
-/// The units inside a module that is none: it cannot be recomputed.
+/// The units inside a module that is not a unit: such a module cannot be recomputed.
 std::vector<std::string> units_inside(Module& module, const Strategy& strategy) {
   std::vector<std::string> inside;
   for (const Strategy::Unit& unit : strategy.units) {
@@ -85,7 +85,7 @@ void check_alone(Module& module, const std::vector<Module*>& others) {
 void check_units(Module& module, const Strategy& strategy) {
   const std::vector<std::string> inside = units_inside(module, strategy);
   if (inside.empty()) return;
-  refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is none", inside.size()),
+  refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is not a unit", inside.size()),
                    fmt::format("recompute the units instead: {}", join(inside)));
 }
 

@@ -24,7 +24,7 @@ std::string wrong_with_patterns(const std::vector<std::string>& patterns) {
 Entry recompute_modules_entry() {
   return {.family = "recompute",
           .name = "modules",
-          .summary = "these modules keep their inputs alone, and what is inside them",
+          .summary = "these modules, including their submodules, keep only their inputs",
           .keys = {{{"modules", OnResume::free},
                     "names of modules, * stands for any characters",
                     std::vector<std::string>{"blocks.*"},

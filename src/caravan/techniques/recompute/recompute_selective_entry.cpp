@@ -5,12 +5,12 @@ namespace caravan {
 Entry recompute_selective_entry() {
   return {.family = "recompute",
           .name = "selective",
-          .summary = "the cores of attention keep their inputs alone",
+          .summary = "the cores of attention keep only their inputs",
           .paper = "Korthikanti et al., arXiv 2205.05198",
           .traits = usual_traits_of,
           .note = [](const Setting&, const ModelConfig& model) -> std::string {
             return model.dropout > 0 ? ""
-                                     : "memory.recompute = \"selective\" saves next to nothing without model.dropout: "
+                                     : "memory.recompute = \"selective\" saves almost nothing without model.dropout: "
                                        "the fused attention keeps no weights";
           }};
 }

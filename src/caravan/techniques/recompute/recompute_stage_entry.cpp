@@ -5,7 +5,7 @@ namespace caravan {
 Entry recompute_stage_entry() {
   return {.family = "recompute",
           .name = "stage",
-          .summary = "every stage of a pipeline keeps its inputs alone; its second forward is a pass of the schedule",
+          .summary = "every stage of a pipeline keeps only its inputs; its second forward is a pass of the schedule",
           .paper = "Huang et al., arXiv 1811.06965",
           .traits = usual_traits_of,
           .check = [](const Setting& setting, int64_t stages) -> std::optional<Misfit> {

@@ -31,15 +31,15 @@ struct Region : torch::CustomClassHolder {
   Region(Module& module_, const ForwardContext& context_, Next next_, bool draws)
       : module(module_), context(context_), next(std::move(next_)), before(module_, draws) {}
 
-  /// Runs forward, and takes those outputs out of `outputs` whose gradients come here.
+  /// Runs forward, and removes from `outputs` those whose gradients come here.
   variable_list run(const Tensors& inputs);
 
   Module& module;
   ForwardContext context;
   Next next;
   ReplayState before;
-  Tensors outputs{};              ///< of forward that autograd does not connect: inputs passed on, integers
-  std::vector<size_t> connected;  ///< the places of the others
+  Tensors outputs{};              ///< outputs of forward that autograd does not connect: passed on inputs, integers
+  std::vector<size_t> connected;  ///< positions of the others
 };
 
 std::vector<int64_t> versions_of(const Tensors& tensors) {
@@ -83,7 +83,8 @@ struct Recompute : Function<Recompute> {
     const auto holder = ctx->saved_data["region"].toCapsule();
     auto& region = static_cast<Region&>(*holder);
     if (at::GradMode::is_enabled() || !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      refuse_region(region.module, "is recomputed, and has no gradients of gradients or of chosen tensors alone",
+      refuse_region(region.module,
+                    "is recomputed, which supports neither gradients of gradients nor of chosen tensors alone",
                     "call backward() without inputs and create_graph, or do not recompute it");
     }
     variable_list inputs;
@@ -132,11 +133,11 @@ Tensors run_region(Module& module, Tensors inputs, const ForwardContext& context
   const bool is_kept = at::GradMode::is_enabled() && context.phase == Phase::forward && context.layouts == nullptr;
   if (!is_kept || !is_trained(module, inputs)) return next(std::move(inputs), context);
   if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA)) {
-    refuse_region(module, "is recomputed under autocast, which backward knows nothing of",
+    refuse_region(module, "is recomputed under autocast, which backward does not see",
                   "enable autocast inside of its forward, or use compute_dtype");
   }
   const auto region = c10::make_intrusive<Region>(module, context, next, draws);
-  const at::Tensor anchor = at::empty({0}).requires_grad_();  // there is a backward also if no input has one
+  const at::Tensor anchor = at::empty({0}).requires_grad_();  // ensures a backward even if no input requires a gradient
   const variable_list made = Recompute::apply(anchor, at::TensorList(inputs), region);
   Tensors outputs = std::move(region->outputs);
   for (size_t i = 0; i < made.size(); ++i) outputs[region->connected[i]] = made[i];

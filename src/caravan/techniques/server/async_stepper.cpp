@@ -28,7 +28,7 @@ class AsyncStepper final : public Stepper {
   double wait_ms() const override { return trainer_.wait_ms(); }
 
  private:
-  int64_t lead_;  ///< of the fastest worker, where it has a bound
+  int64_t lead_;  ///< of the fastest worker, if it is bounded
   AsyncTrainer trainer_;
 };
 

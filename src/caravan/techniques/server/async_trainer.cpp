@@ -18,8 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The values of a worker may change while it computes only if its leaves are a version of their own; and what is
-/// pushed must be pushed to ranks of the world, which no other axis cuts again.
+/// The values of a worker may change while it computes only if its unsharded parameters are a separate version. And
+/// pushes must go to ranks of the world, which no other axis cuts again.
 void check_strategy(const Engine& engine) {
   const Strategy& strategy = engine.strategy();
   const auto refuse = [&](const std::string& subject, const std::string& fact) {
@@ -38,7 +38,7 @@ void check_strategy(const Engine& engine) {
 }
 
 std::shared_ptr<Communicator> split_all(const Engine& engine, const char* name) {
-  check_strategy(engine);  // before anything is made
+  check_strategy(engine);  // before anything is allocated
   std::vector<int> all(static_cast<size_t>(engine.mesh().size()));
   std::iota(all.begin(), all.end(), 0);
   return engine.mesh().world().split(all, name);
@@ -98,7 +98,7 @@ void AsyncTrainer::wait_until(const std::function<bool()>& is_done, const char* 
   constexpr int kPolls = 200;  // some tens of microseconds; after that the thread sleeps between polls
   constexpr std::chrono::microseconds kPause{50};
   const Clock::time_point begin = Clock::now();
-  Clock::time_point last = begin;  // that anything came
+  Clock::time_point last = begin;  // when the last message arrived
   for (int polls = 0; !is_done(); ++polls) {
     if (serve()) {
       last = Clock::now();
@@ -107,7 +107,7 @@ void AsyncTrainer::wait_until(const std::function<bool()>& is_done, const char* 
     if (polls < kPolls) continue;
     if (Clock::now() - last > options_.timeout) {
       throw CommError({"async_trainer", fmt::format("step {}", clock_ + 1),
-                       fmt::format("waits for {}, and nothing has come from any rank for {} s", what,
+                       fmt::format("waits for {}, and no message has arrived from any rank for {} s", what,
                                    std::chrono::duration<double>(options_.timeout).count()),
                        engine_.mesh().where(), "look for a rank that hangs; raise the time-out for slow workers"});
     }
@@ -165,7 +165,7 @@ SyncReport AsyncTrainer::run(int64_t drain_at, const Rows& rows, const std::func
   return finish(wants_stop);
 }
 
-/// Nothing is on its way any more: collectives.
+/// Nothing is in flight any more: collectives may run.
 SyncReport AsyncTrainer::finish(bool wants_stop) {
   Communicator& world = engine_.mesh().world();
   SyncReport report;

@@ -19,7 +19,7 @@ void check_servers(int servers, const MeshAxis& axis) {
                     fmt::format("use {}", std::clamp(servers, 1, axis.size()))});
 }
 
-/// What ranks that do not step together cannot keep equal: buffers, and scalars, which rest on every rank.
+/// Refuses what ranks that do not step together cannot keep equal: buffers, and scalars, which every rank holds.
 void refuse_asynchronous(Module& model, Buffers buffers) {
   if (buffers != Buffers::local && !model.buffers().empty()) {
     throw UsageError({kName, model.buffers().front().first,
@@ -52,7 +52,7 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
   strategy.name = kName;
   add_data_axis(strategy, mesh, options.axis);
   shard_at_rows(strategy, mesh, options.axis, options.servers);
-  // A pull waits for the values, so one that runs ahead would hold up the units before it.
+  // A pull waits for the values, so prefetching one would hold up the units before it.
   strategy.gathers = {.free_after_forward = false, .prefetch = is_synchronous ? options.prefetch : 0};
   UnshardedMemory memory = UnshardedMemory::versions;
   if (is_synchronous)

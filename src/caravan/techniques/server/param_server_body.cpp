@@ -17,7 +17,7 @@ void apply_servers(const Arranging& to, const Setting& setting) {
   add_param_server(to.strategy, to.mesh, with_dtypes(options, to.dtypes));
 }
 
-/// One worker alone waits for nobody.
+/// A single worker waits for nobody.
 std::unique_ptr<Stepper> make_server_stepper(StepperInputs inputs, const Setting& setting,
                                              std::chrono::milliseconds timeout) {
   if (is_synchronous(setting) || inputs.engine.mesh().size() == 1) return nullptr;

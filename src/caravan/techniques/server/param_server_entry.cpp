@@ -9,7 +9,7 @@ namespace {
 
 bool is_synchronous(const Setting& setting) { return setting.text("mode") == "sync"; }
 
-/// `key`, of which only the synchronous mode has a use.
+/// `key`, which is used only in the synchronous mode.
 SettingKey of_sync(SettingKey key) {
   key.idle = [](const Setting& setting) {
     return is_synchronous(setting) ? "" : "is used with " + setting.full_name("mode") + " = \"sync\" only";
@@ -48,11 +48,11 @@ std::optional<Misfit> check_servers(const Setting& setting, int64_t ranks) {
 
 Entry param_server_entry() {
   SettingKey servers{{"servers", OnResume::free},
-                     "the first so many ranks hold parameters and optimizer state; \"all\": every rank",
+                     "how many ranks, from the first, hold parameters and optimizer state; \"all\": every rank",
                      int64_t{0},
                      whole_number_or({1, 1 << 20}, "all", 0)};
   SettingKey mode{{"mode", OnResume::listed},
-                  "\"sync\": workers step together; \"async\": each at its own pace; \"bounded\": in limits",
+                  "\"sync\": workers step together; \"async\": each at its own pace; \"bounded\": within limits",
                   "sync",
                   one_of({"sync", "async", "bounded"})};
   SettingKey staleness{{"staleness", OnResume::listed},
@@ -60,7 +60,7 @@ Entry param_server_entry() {
                        int64_t{1},
                        whole_number({0, 1 << 20})};
   SettingKey drain{{"drain", OnResume::listed},
-                   "steps of the slowest worker after which all stop for a line of the log, at the latest",
+                   "at most this many steps of the slowest worker between log lines, for which all workers stop",
                    int64_t{50},
                    whole_number({1, 1 << 20})};
   return {.family = "data_parallel",

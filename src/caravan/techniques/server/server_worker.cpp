@@ -41,7 +41,7 @@ void ServerWorker::send(const Bucket& bucket, const at::Tensor& gradients) {
       pull.reads_own = true;
       continue;
     }
-    // Nothing reads the leaf between its last use in this backward and the next pull.
+    // Nothing reads the unsharded parameters between their last use in this backward and the next pull.
     pull.received.push_back(recv_async(*links_.values, leaf.narrow(0, offset, count), rank, "values for a worker"));
     send_async(*links_.pushes, at::tensor({int64_t{bucket.index}}, at::kLong), rank, "push");
     send_async(*links_.pushes, gradients.narrow(0, offset, count), rank, "gradients of a worker");

@@ -9,28 +9,30 @@
 
 namespace caravan {
 
-/// The worker in a rank: pushes the gradients of each bucket to the servers, and receives the new values into its leaf.
+/// The worker in a rank: pushes the gradients of each bucket to the servers, and receives the new values into its
+/// unsharded parameters.
 ///
-/// Without clipping, a bucket goes out as soon as backward has completed it, and its values arrive during the rest of
+/// Without clipping, a bucket is pushed as soon as backward has completed it, and its values arrive during the rest of
 /// backward and the next forward. A worker that clips its gradients pushes all of them after backward, when it knows
 /// their norm.
 class ServerWorker {
  public:
-  /// All outlive this.
+  /// All arguments outlive this.
   ServerWorker(FlatState& state, ShardServer& server, const ServerLinks& links, double clip_norm);
 
-  /// The leaves have the values that the servers hold now.
+  /// The unsharded parameters have the values that the servers hold now.
   void begin();
   /// As StepExchange::push.
   void push(const Bucket& bucket, const at::Tensor& gradients);
-  /// Whether the leaf has the values of all servers; also true if nothing was pushed since then. Throws the error of
-  /// a lost peer.
+  /// Whether the unsharded parameters have the values of all servers; also true if nothing was pushed since then.
+  /// Throws the error of a lost peer.
   bool has_values(const Bucket& bucket);
-  /// After backward. Returns the norm of this worker's own gradient. With clipping, pushes it, unless it is not finite.
+  /// Call it after backward. Returns the norm of this worker's gradient. With clipping, pushes the gradient, unless it
+  /// is not finite.
   double finish_step();
-  /// Tells the servers that nothing follows until begin().
+  /// Tells the servers that no push follows until begin().
   void stop();
-  /// Of the values that were asked for, none is on its way.
+  /// Whether no pull is pending.
   bool is_done();
 
  private:

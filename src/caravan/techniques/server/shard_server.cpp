@@ -51,14 +51,14 @@ bool ShardServer::poll() {
   for (int worker = 0; worker < links_.pushes->size(); ++worker) {
     while (receive(worker)) has_come = true;
   }
-  // After all that has come: an update of one worker may let another one read.
+  // After handling all arrived messages: an update of one worker may allow another one to read.
   for (int worker = 0; worker < links_.pushes->size(); ++worker) {
     while (answer(worker)) has_come = true;
   }
   return has_come;
 }
 
-/// Takes the next message of `worker`, if it has come.
+/// Handles the next message of `worker`, if it has arrived.
 bool ShardServer::receive(int worker) {
   Peer& peer = peers_[static_cast<size_t>(worker)];
   if (peer.has_stopped || !peer.received.done()) return false;
@@ -81,7 +81,8 @@ bool ShardServer::receive(int worker) {
   return true;
 }
 
-/// Sends the values that `worker` waits for longest, if it may read them. One that has stopped may always: it drains.
+/// Sends the values that `worker` has waited for longest, if it may read them. A stopped worker may always read: it
+/// drains.
 bool ShardServer::answer(int worker) {
   Peer& peer = peers_[static_cast<size_t>(worker)];
   if (peer.unanswered.empty()) return false;
@@ -91,7 +92,7 @@ bool ShardServer::answer(int worker) {
   peer.unanswered.pop_front();
   clock.read(worker);
   const Bucket& of = bucket(index);
-  // A copy: the next update must not change what is on its way.
+  // A copy: the next update must not change values in flight.
   const at::Tensor values = pool_.take(of.sharded_count, state_.kept_leaves[static_cast<size_t>(index)].scalar_type());
   values.copy_(state_.values.narrow(of.sharded_offset, of.sharded_count));
   send_async(*links_.values, values, worker, "values for a worker");

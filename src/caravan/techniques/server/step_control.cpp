@@ -71,7 +71,7 @@ void StepControl::send_answers() {
       own_ = answer;
       continue;
     }
-    if (answer == Answer::go) receive(worker);  // no question follows a drain
+    if (answer == Answer::go) receive(worker);  // no request follows a drain
     send_async(comm_, at::tensor({static_cast<int64_t>(answer)}, at::kLong), worker, "answer to a worker");
   }
 }

@@ -9,12 +9,12 @@ namespace caravan {
 /// No worker waits for a slower one.
 inline constexpr int64_t kUnbounded = -1;
 
-/// Which workers may begin their next step, and when all stop: the stale synchronous parallel of Ho et al. ("More
-/// effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013). A worker's clock is the
-/// number of steps that it has done. It asks before each step, and is answered when it may be at most `staleness`
-/// steps ahead of the slowest: with 0 no worker begins a step before all have done the one before. When the slowest
-/// has done `drain_at` steps, every worker that asks is told to drain. Knows nothing of messages or
-/// tensors; one rank has it.
+/// Decides which workers may begin their next step, and when all stop: the stale synchronous parallel model of Ho et
+/// al. ("More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013). A worker's clock
+/// is the number of steps that it has done. It asks before each step, and is answered when it may be at most
+/// `staleness` steps ahead of the slowest: with 0 no worker begins a step before all have done the previous one. When
+/// the slowest has done `drain_at` steps, every worker that asks is told to drain. Independent of messages and tensors;
+/// one rank has it.
 class WorkerClocks {
  public:
   enum class Answer : int64_t { go, drain };
@@ -28,10 +28,10 @@ class WorkerClocks {
 
   /// `worker` has done `clock` steps and wants to begin the next. With `wants_drain` the drain begins now.
   void ask(int worker, int64_t clock, bool wants_drain = false);
-  /// The answers that are due since the last call, in the order of workers.
+  /// The answers due since the last call, in the order of workers.
   std::vector<Due> take_answers();
 
-  /// Every worker was told to drain.
+  /// Whether every worker was told to drain.
   bool is_drained() const noexcept;
   int64_t slowest() const noexcept;
   /// The most steps that a worker was ahead of the slowest when it began a step.
@@ -48,21 +48,21 @@ class WorkerClocks {
   int64_t largest_lead_ = 0;
 };
 
-/// The updates of one shard, by worker: which of them may read it.
+/// The updates of one shard by worker, and which workers may read it.
 class ShardClock {
  public:
   ShardClock(std::vector<int64_t> clocks, int64_t staleness);
 
-  /// A gradient of `worker` is applied. Returns its staleness: updates since `worker` read the shard.
+  /// Counts a gradient of `worker`. Returns its staleness: the number of updates since `worker` read the shard.
   int64_t apply(int worker) noexcept;
-  /// Whether the shard has the updates of all workers up to `staleness` steps before the next step of `worker`. Asked
-  /// when the last update of `worker` itself is in it.
+  /// Whether the shard has the updates of all workers up to `staleness` steps before the next step of `worker`. Call it
+  /// when the shard has the last update of `worker` itself.
   bool may_read(int worker) const noexcept;
   /// `worker` reads the shard now.
   void read(int worker) noexcept { read_[static_cast<size_t>(worker)] = version_; }
 
-  int64_t version() const noexcept { return version_; }  ///< updates since the construction
-  int64_t slowest() const noexcept;                      ///< steps of the slowest worker that are in the shard
+  int64_t version() const noexcept { return version_; }  ///< number of updates since construction
+  int64_t slowest() const noexcept;                      ///< steps of the slowest worker that the shard includes
 
  private:
   std::vector<int64_t> clocks_;

@@ -21,7 +21,7 @@ at::Tensor taken(const at::Tensor& x, const KvHeads& heads) {
   return x.index_select(kHeadDim, at::tensor(heads.each, at::TensorOptions().dtype(at::kLong).device(x.device())));
 }
 
-/// What a dry run finds out about one core.
+/// What a dry run finds about one core.
 class Finding {
  public:
   Finding(const Tensors& inputs, const Mesh& mesh, const ForwardContext& context, const std::string& what)
@@ -49,7 +49,7 @@ class Finding {
     return heads;
   }
 
-  /// Of keys and values with these heads.
+  /// The layout of keys and values with these heads.
   Layout layout() const {
     const bool are_alike = of_k_ == context_.layouts->of(inputs_.at(2), what_);
     if (!are_alike) refuse("not laid out as the values");
@@ -82,7 +82,7 @@ class Finding {
     throw LayoutError({"attention", what_,
                        fmt::format("key heads are {}, query heads {}: {}", of_k_.to_string(), of_q_.to_string(), fact),
                        context_.layouts->origin(inputs_[1]),
-                       "let keys and values be R on the axes that split query heads and not theirs"});
+                       "make keys and values R on the axes that split query heads but not key and value heads"});
   }
 
   const ForwardContext& context_;
@@ -94,7 +94,7 @@ class Finding {
   Heads k_;
 };
 
-/// By name of the core; none: it has all heads.
+/// By name of the core; missing: it has all heads.
 using Known = std::map<std::string, KvHeads>;
 
 Tensors take(Known& known, const Mesh& mesh, const std::string& what, Tensors inputs, const ForwardContext& context,

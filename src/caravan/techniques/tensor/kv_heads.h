@@ -8,12 +8,13 @@
 
 namespace caravan {
 
-/// A hook around AttentionCore (nn/attention/attention.h) for axes that split the query heads where they cannot split the key and
-/// value heads, of which there are fewer: keys and values come whole on these axes (R), and each rank takes the heads
-/// that its query heads use. Of 3 kv heads for 6 query heads on 2 ranks, rank 0 takes 0 0 1 and rank 1 takes 1 2 2.
+/// A hook around AttentionCore (nn/attention/attention.h) for axes that split the query heads but cannot split the
+/// fewer key and value heads: keys and values come whole on these axes (R), and each rank takes the heads that its
+/// query heads use. Of 3 kv heads for 6 query heads on 2 ranks, rank 0 takes 0 0 1 and rank 1 takes 1 2 2.
 ///
-/// It is a hook of a Plan: it learns the layouts in the dry run, whatever axes split the heads, and sets those of keys
-/// and values to that of the queries. Where they have it already, it does nothing, so that two plans may both have it.
+/// It is a hook of a Plan: it learns the layouts in the dry run, for any axes that split the heads, and sets those of
+/// keys and values to that of the queries. If they already have it, it does nothing, so that two plans may both have
+/// this hook.
 ///
 ///   shapes  {q, k, v, ..} of AttentionCore; k and v leave as a view of the heads in use, where the queries of the rank
 ///           share them evenly, else with a head for each query head
@@ -23,9 +24,10 @@ namespace caravan {
 ///           ShapeError for query heads that do not share the kv heads evenly
 Around kv_heads(const Mesh& mesh);
 
-/// Those of the query heads [first, first + count), of groups of `group`. A pure function.
+/// The key/value heads of the query heads [first, first + count), in groups of `group`. A pure function.
 struct KvHeads {
-  int64_t first = 0;               ///< of a range in which each is used by as many neighbouring query heads
+  int64_t first = 0;               ///< of a range in which each head is used by the same number of neighbouring query
+                                   ///< heads
   int64_t count = 0;               ///< of the range; 0: see `each`
   std::vector<int64_t> each = {};  ///< by query head
   bool operator==(const KvHeads&) const noexcept = default;

@@ -10,27 +10,27 @@
 
 namespace caravan {
 
-// Rows that several plans have, for the modules of GPT-2 and Llama.
+// Common rows of several plans, for the modules of GPT-2 and Llama.
 
-/// dim `dim`, of `rows`, split over `axis` in parts that differ by one at most.
+/// dim `dim`, of `rows`, split over `axis` in parts that differ by at most one.
 Layout shard_of(const MeshAxis& axis, int dim, int64_t rows);
 
-/// What embedding and loss are told where the vocabulary is split over `axis`, in parts that differ by one at most.
-/// `names`: of the axis in layouts, where it is made of several.
+/// How embedding and loss are prepared if the vocabulary is split over `axis`, in parts that differ by at most one.
+/// `names`: the axis in layouts, if it is made of several.
 struct WordParts {
-  Plan::Prepare embedding;  ///< of "embedding.token"
-  Plan::Prepare loss;       ///< of "head.loss"
+  Plan::Prepare embedding;  ///< for "embedding.token"
+  Plan::Prepare loss;       ///< for "head.loss"
 };
 WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names = {});
 
 /// The row of the experts' tables; `layout` splits them between experts over `axis`, never inside one.
 Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout);
 
-/// Ids and labels, given whole and cut to `batch`.
+/// Rows for ids and labels, given whole and cut to `batch`.
 std::vector<Plan::Row> batch_rows(const Layout& batch);
 
-/// Over a grid of ranks: the four linear layers of each block whose weights are laid out as `weight`, with a bias laid
-/// out as `bias` at rest and as a leaf: `columns`, into the heads and the MLP, or `rows`, back to the stream.
+/// Over a grid of ranks: the four linear layers of each block with weights laid out as `weight` and biases as `bias`,
+/// sharded and unsharded: `columns`, into the heads and the MLP, or `rows`, back to the stream.
 struct GridLinear {
   Layout weight;
   Layout bias;
@@ -39,24 +39,24 @@ struct GridLinear {
 };
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows);
 
-/// Of a grid: norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are
-/// leaves R on `others`. Positions too.
+/// For a grid: norms of a stream whose features are split over `feature`; their parameters are laid out on it, and are
+/// unsharded R on `others`. Positions too.
 void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others);
 
-/// Of a grid: embedding, head and loss. The vocabulary is split over `vocabulary`.
+/// For a grid: embedding, head and loss. The vocabulary is split over `vocabulary`.
 struct GridWords {
-  Layout table;          ///< of both at rest
-  Layout token_compute;  ///< of the embedding's; with tied embeddings that of the head is used
+  Layout table;          ///< of both sharded tables
+  Layout token_compute;  ///< of the embedding's table; with tied embeddings that of the head is used
   Layout head_compute;
   Layout ids;
-  Layout stream;  ///< of the looked up rows, as they go on
+  Layout stream;  ///< of the looked up rows, the input of the blocks
   Layout hidden;  ///< into the head
   Layout labels;
-  Layout logits;  ///< as they are returned: whole
+  Layout logits;  ///< of the returned logits: whole
 };
 void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words);
 
-/// Throws UsageError naming `plan` where ranks or model are no such grid (techniques/grid/grid.h).
+/// Throws UsageError naming `plan` if ranks or model do not fit such a grid (techniques/grid/grid.h).
 void check_grid(const std::string& plan, const Grid& grid, const ModelConfig& config,
                 const std::vector<MeshAxis>& axes);
 

@@ -22,7 +22,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// What the graph of some linears keeps.
+/// What the graph of some linears keeps alive.
 struct SplitLinearTask : torch::CustomClassHolder {
   std::shared_ptr<const SplitProduct> product;
   std::vector<Parameter*> weights;
@@ -30,7 +30,7 @@ struct SplitLinearTask : torch::CustomClassHolder {
 };
 using TaskPtr = c10::intrusive_ptr<SplitLinearTask>;
 
-/// `tensors`: the weights, then the biases that there are. Outputs: y of each weight.
+/// `tensors`: the weights, then the existing biases. Outputs: y of each weight.
 struct SplitLinearFunction : Function<SplitLinearFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList tensors, const TaskPtr& task) {
     const size_t count = task->weights.size();
@@ -85,7 +85,7 @@ struct SplitLinearFunction : Function<SplitLinearFunction> {
   }
 };
 
-/// Linears that are given the same input.
+/// Linears with the same input.
 class SplitGroup {
  public:
   SplitGroup(std::vector<Linear*> members, std::shared_ptr<const SplitProduct> product)
@@ -94,7 +94,7 @@ class SplitGroup {
   at::Tensor run(Linear& linear, const at::Tensor& x, const ForwardContext& context) {
     if (context.layouts != nullptr) return typed(linear, x, *context.layouts);
     const auto known = results_.find(&linear);
-    // What recomputation runs without a graph is of no use to a sibling outside of it.
+    // Results that recomputation computes without a graph are of no use to a sibling outside of it.
     if (known != results_.end() && input_.is_same(x) && has_graph_ == at::GradMode::is_enabled()) {
       at::Tensor y = std::move(known->second);
       results_.erase(known);

@@ -13,7 +13,7 @@
 namespace caravan {
 namespace {
 
-/// The axes that take the place of one, and how layouts on all of them are written.
+/// The axes that replace one axis, and how layouts on all of them are written.
 struct Axes {
   MeshAxis whole;
   std::vector<std::string> names;
@@ -24,12 +24,12 @@ struct Axes {
     for (const std::string& name : names) entries.emplace_back(name, placement);
     return Layout(std::move(entries));
   }
-  /// Splits `rows` of dim `dim` in parts that differ by one at most.
+  /// Splits `rows` of dim `dim` in parts that differ by at most one.
   Layout shard(int dim, int64_t rows) const {
     if (rows % whole.size() == 0) return on(Shard{dim});
     const std::vector<int64_t> parts = parts_of(rows, whole.size());
     if (names.size() == 1) return on(Shard{dim, parts});
-    std::vector<int64_t> of_major, of_minor;  // the minor axis splits what this rank's coordinate on the major one has
+    std::vector<int64_t> of_major, of_minor;  // the minor axis splits what this rank's coordinate on the major axis has
     for (auto part = parts.begin(); part != parts.end(); part += num_minor) {
       of_major.push_back(std::accumulate(part, part + num_minor, int64_t{0}));
     }
@@ -78,8 +78,8 @@ class Table {
     add(std::move(row));
     add_adapter(pattern, {"weight", columns}, {"weight", whole_, replicate_});
   }
-  /// Of the layer with that pattern: the split factor as the weight is, the other one whole, on whose gradient every
-  /// rank has a summand.
+  /// For the layer with that pattern: the split factor is laid out as the weight, the other one is whole, and every
+  /// rank has a summand of its gradient.
   void add_adapter(const std::string& pattern, const Plan::ParameterRow& a, const Plan::ParameterRow& b) {
     if (!has_adapter(config_, pattern.substr(2))) return;
     add({.pattern = pattern + ".lora.a", .parameters = {a}});
@@ -101,7 +101,7 @@ class Table {
     add_rows("*.attention.output", axes_.on(Shard{1}));
   }
 
-  /// Keys and values that a group of ranks has in common.
+  /// Keys and values that a group of ranks shares.
   void add_shared_heads(const std::string& pattern) {
     Layout rest = axes_.names.size() == 2 ? Layout{{axes_.names[0], Shard{0}}} : Layout{};
     Layout leaf = rest;
@@ -133,7 +133,7 @@ class Table {
     add_rows(pattern + ".down", axes_.shard(1, hidden), sums_up);
   }
 
-  /// Every rank routes all tokens, and puts them through its own experts. One of them adds the router's losses.
+  /// Every rank routes all tokens, and computes its own experts for them. One of them adds the router's losses.
   void add_experts() {
     add({.pattern = "*.mlp.router",
          .parameters = {{"weight", whole_, replicate_}},

@@ -10,7 +10,7 @@ namespace caravan {
 
 struct Tensor1dOptions {
   std::string axis = "tp";
-  /// Norms, dropout and the residual stream are split too, over the sequence.
+  /// Also splits norms, dropout and the residual stream, over the sequence.
   bool sequence = false;
 };
 
@@ -22,16 +22,15 @@ struct Tensor1dOptions {
 ///   rows     output, down: x S(features), weight S(1), y P -> I; the bias is added once (I -> P)
 ///   words    embedding and head S(0) over the vocabulary, in parts that differ by a row at most; the loss combines
 ///            maximum and sums of each token's softmax, so no rank holds logits of the whole vocabulary
-///   sequence stream S(1): into a layer S(1) -> R, out of it P -> S(1); norms and positions are leaves R
+///   sequence stream S(1): into a layer S(1) -> R, out of it P -> S(1); norms and positions are unsharded R
 ///   sends    for each layer and micro-batch of n elements of the stream: 2 all-reduces in forward and 2 in backward,
 ///            8(t-1)/t n; with `sequence` as much, as all-gathers and reduce-scatters
-///   memory   weights 1/t, norms and row biases whole; activations inside of layers 1/t, with `sequence` the
-///            stream too; inputs of columns are kept as they are gathered
+///   memory   weights 1/t, norms and row biases whole; activations inside layers 1/t, with `sequence` the stream too;
+///            inputs of columns are kept as they are gathered
 ///
-/// Where fewer heads of keys and values than ranks share the queries, a group of ranks has the same ones: the axis is
-/// factored into AXIS_kv and AXIS_group, which the plan uses in its place. `mesh` then gets these axes, on every rank.
-/// Throws UsageError for a degree that does not divide the heads, or exceeds the width of the MLP or the vocabulary,
-/// naming those that work.
+/// With fewer key/value heads than ranks, groups of ranks hold the same ones: the axis is factored into AXIS_kv and
+/// AXIS_group, which the plan uses instead. `mesh` then gets these axes, on every rank. Throws UsageError for a degree
+/// that does not divide the heads, or exceeds the width of the MLP or the vocabulary, naming those that work.
 Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& options = {});
 
 }  // namespace caravan

@@ -4,7 +4,7 @@
 namespace caravan {
 namespace {
 
-/// 4 ranks where they share heads of keys and values unequally.
+/// 4 ranks if they share heads of keys and values unequally.
 int64_t shrink_1d(Setting&, int64_t ranks, const ModelConfig& model) {
   return model.num_kv_heads() % ranks != 0 && ranks > 3 ? 4 : few_ranks(ranks);
 }

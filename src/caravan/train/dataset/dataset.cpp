@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kTrainerVersion = 1;  ///< raise it when train_bpe produces different tokens for the same text
+constexpr uint64_t kTrainerVersion = 1;  ///< increment when train_bpe produces different tokens for the same text
 
 fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64_t vocabulary, const fs::path& cache,
                                 DataObserver& observer) {
@@ -56,7 +56,7 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, int64_t v
   return *tokenizer;
 }
 
-/// Where `path` is looked up.
+/// The folders in which `path` is looked up.
 std::vector<fs::path> starts_of(const std::string& path, const DataFolders& folders) {
   std::error_code error;
   std::vector<fs::path> starts{fs::current_path(error)};
@@ -72,7 +72,7 @@ std::vector<fs::path> starts_of(const std::string& path, const DataFolders& fold
   throw DataError({"data", path, fact, "looked up from " + join(looked_up), "name a file that exists"});
 }
 
-/// The files of a text, and the path that means them from any folder.
+/// The files of a text, and a path that is valid from any folder.
 struct FoundText {
   std::vector<fs::path> files;
   fs::path path;
@@ -254,7 +254,7 @@ Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                             : Tokenizer::load(find_file(data.tokenizer, folders));
   if (data.packs_documents() && !data.has_chats() && !tokenizer.end_of_text()) {
     throw UsageError({"data", "data.pack",
-                      "documents are told apart by an end-of-text token, and the tokenizer has none", "",
+                      "documents are separated by an end-of-text token, and the tokenizer has none", "",
                       "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
   }
   return tokenizer;
@@ -313,7 +313,7 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   }
   if (!data.validation.empty()) all_validation = open(data.validation).train;
 
-  std::vector<std::string> chats;  // as the tokenizer sees them, without their answers' places
+  std::vector<std::string> chats;  // as the tokenizer sees them, without the positions of answers
   if (data.has_chats() && data.tokenizer.empty()) {
     for (const std::string_view chat : all_train) chats.push_back(RenderedChat::from_json(chat).text);
     all_train.assign(chats.begin(), chats.end());

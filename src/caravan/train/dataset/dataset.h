@@ -18,7 +18,7 @@
 
 namespace caravan {
 
-/// What a run reads: its tokenizer, and its texts as ids.
+/// The data of a run: its tokenizer, and its texts as ids.
 struct Dataset {
   struct Text {
     TokenFile tokens;
@@ -27,34 +27,35 @@ struct Dataset {
     std::string name{};                    ///< as the recipe names it
     double weight = 1;                     ///< in a mixture
   };
-  /// Training texts that are tokenized while the run goes on (data.streaming).
+  /// Training texts that are tokenized during the run (data.streaming).
   struct Streamed {
     std::unique_ptr<TokenStreams> texts;
     std::vector<double> weights;  ///< of each
     std::optional<PackRule> packs{};
   };
   Tokenizer tokenizer;
-  std::vector<Text> train;  ///< one, or those of a mixture; none if they are streamed
+  std::vector<Text> train;  ///< one text, or those of a mixture; none if streamed
   Text validation;
-  int64_t num_skipped_lines = 0;  ///< of JSON lines, with data.skip_bad_lines; of streamed texts they are not counted
+  int64_t num_skipped_lines = 0;  ///< JSON lines, with data.skip_bad_lines; not counted in streamed texts
   std::optional<Streamed> streamed{};
 
-  /// 0: streamed, and not known.
+  /// 0: streamed, and not known yet.
   int64_t num_train_tokens() const noexcept;
   /// The training text at an index of TrainWindows.
   const std::string& train_name(size_t text) const { return streamed ? streamed->texts->name(text) : train[text].name; }
-  /// Of the training texts, the tokenizer and the weights of a mixture. Of streamed texts: see StreamedText::content.
+  /// Hash of the training texts, the tokenizer and the weights of a mixture. For streamed texts: see
+  /// StreamedText::content.
   ContentHash train_hash() const;
-  /// The windows refer to the texts: they outlive them, where they are.
+  /// The windows refer to the texts, which must outlive them at their present address.
   TrainWindows train_windows(int64_t context, int64_t seed) const;
   ValidationWindows validation_windows(int64_t context) const;
 };
 
-/// What the user should know about the texts of a run: the share of each in a mixture, and lines that were left out.
+/// Notes for the user about the texts of a run: the share of each text of a mixture, and skipped lines.
 std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe);
 
-/// Where files are looked up and kept. A relative path is looked up from the working folder, then from the folder of
-/// the recipe, then from `home`.
+/// Folders in which files are looked up and stored. A relative path is looked up from the working folder, then from the
+/// folder of the recipe, then from `home`.
 struct DataFolders {
   std::filesystem::path home;                  ///< may be empty
   std::filesystem::path recipe{};              ///< the folder of the recipe; may be empty
@@ -63,38 +64,38 @@ struct DataFolders {
   int64_t shard_bytes = kShardBytes;           ///< of streamed texts; the same in all runs of a checkpoint
 };
 
-/// Whether this process tokenizes streamed texts, or reads what another one on the same host tokenizes.
+/// Whether this process tokenizes streamed texts, or reads what another process on the same host tokenizes.
 enum class StreamRole { builds, reads };
 
-/// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built where
-/// they are missing; then the cache is trimmed to its limit. A tokenizer is trained on the training texts alone. Any
-/// number of processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an
-/// end-of-text token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError
-/// if the cache cannot be written to, and what `observer` throws.
+/// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built if
+/// missing; then the cache is trimmed to its limit. A tokenizer is trained only on the training texts. Any number of
+/// processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an end-of-text
+/// token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError if the
+/// cache cannot be written to, and what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
                      DataObserver& observer = DataObserver::none(), StreamRole role = StreamRole::builds);
 
 /// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
-/// folder. The path of a missing file stays as it is. Throws UsageError for an absolute path that is not UTF-8, which
-/// no recipe can hold.
+/// folder. The path of a missing file is left unchanged. Throws UsageError for an absolute path that is not UTF-8,
+/// which no recipe can hold.
 void resolve_files(Recipe::Data& data, const DataFolders& folders);
 
-/// The absolute paths of the text files that `path` of a recipe means: see text_files. Throws DataError naming the
-/// folders where it was looked up if there is none.
+/// The absolute paths of the text files given by `path` of a recipe: see text_files. Throws DataError naming the
+/// searched folders if there is none.
 std::vector<std::filesystem::path> find_texts(const std::string& path, const DataFolders& folders);
 
 /// The format of the files that `data` names. Throws DataError for chats whose template is missing or cannot be
 /// rendered.
 TextFormat text_format(const Recipe::Data& data, const DataFolders& folders);
 
-/// data.chat_template, or else that of the folder of data.tokenizer.
+/// data.chat_template, or else the template in the folder of data.tokenizer.
 std::shared_ptr<const ChatTemplate> find_chat_template(const Recipe::Data& data, const DataFolders& folders);
 
-/// All paths of training texts that `data` names.
+/// All paths of training texts in `data`.
 std::vector<std::string> text_paths(const Recipe::Data& data);
 
-/// The absolute path of the file that `path` of a recipe means. Throws DataError naming the folders where it was looked
-/// up if it is in none.
+/// The absolute path of the file given by `path` of a recipe. Throws DataError naming the searched folders if it is
+/// missing.
 std::filesystem::path find_file(const std::string& path, const DataFolders& folders);
 
 }  // namespace caravan

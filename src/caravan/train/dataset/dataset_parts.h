@@ -8,7 +8,7 @@
 
 namespace caravan {
 
-// What open_dataset does for whole and for streamed texts.
+// Common parts of open_dataset for whole and streamed texts.
 
 /// The tokenizer that `data` names, or one trained on `text`. Throws UsageError for data.pack = "documents" and a
 /// tokenizer without an end-of-text token.
@@ -20,7 +20,7 @@ std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tok
 Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
                              const std::vector<std::string_view>& documents, DataObserver& observer);
 
-/// The files that some paths of a recipe mean.
+/// The files given by some paths of a recipe.
 std::vector<std::filesystem::path> find_all_texts(const std::vector<std::string>& paths, const DataFolders& folders);
 
 /// The training texts with their weights: data.text, or the mixture.
@@ -31,7 +31,7 @@ struct TrainPaths {
 };
 std::vector<TrainPaths> train_paths(const Recipe::Data& data);
 
-/// open_dataset with data.streaming.
+/// Implements open_dataset with data.streaming.
 Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer,
                               StreamRole role);
 

@@ -21,7 +21,7 @@ std::string token_text(const nlohmann::json& config, const char* key) {
   return found->is_object() ? found->value("content", "") : "";
 }
 
-/// That of tokenizer_config.json: a text, or several by name, of which one is the default.
+/// The template in tokenizer_config.json: a text, or several by name, one of which is the default.
 std::string template_of(const nlohmann::json& config) {
   const auto found = config.find("chat_template");
   if (found == config.end()) return "";

@@ -22,10 +22,10 @@
 namespace caravan {
 namespace {
 
-/// Ends the work of a thread from inside. Never leaves this file.
+/// Thrown to end the work of a thread. Never leaves this file.
 struct Cancelled {};
 
-/// A thread that does the work, and what the thread that waits for it knows of it.
+/// A thread that does the work, and its state as seen by the waiting thread.
 class Worker final : private DataObserver {
  public:
   explicit Worker(const std::function<void(DataObserver&)>& work) : thread_([this, work] { run(work); }) {}
@@ -45,7 +45,7 @@ class Worker final : private DataObserver {
     const std::lock_guard lock(mutex_);
     return progress_;
   }
-  /// What the work has thrown. It has ended.
+  /// The exception thrown by the work, which has ended.
   const std::exception_ptr& error() const { return error_; }
 
  private:
@@ -95,7 +95,7 @@ std::string summary_of(const std::exception_ptr& error) {
   }
 }
 
-/// Throws this rank's error if it has one, else the first one as that of a peer.
+/// Throws this rank's error if it has one, else the first error of a peer.
 [[noreturn]] void throw_failure(Communicator& world, const std::exception_ptr& error) {
   const std::vector<std::string> failures = gather_texts(world, error ? summary_of(error) : "", "data preparation");
   if (error) std::rethrow_exception(error);
@@ -138,7 +138,7 @@ std::string host_name() {
 
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host) {
-  // Ranks of a host with caches of their own do not find what another has built.
+  // Ranks of a host with separate caches do not find what another rank has built.
   const std::string place = host + " " + (data.streaming ? folders.cache.string() : "");
   const std::vector<std::string> places = gather_texts(world, place, "hosts");
   const auto first = std::find(places.begin(), places.end(), place) - places.begin();
@@ -162,7 +162,7 @@ void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t
       facts.push_back({shard.name, shard.content.hex()});
     }
   };
-  // The ranks that build come first and keep their shards open, so that the others find them and wait for nothing.
+  // The building ranks come first and keep their shards open, so that the others find them without waiting.
   const std::function<void(DataObserver&)> none;
   work_jointly(world, streams.builds() ? prepare : none, options);
   streams.add_records(broadcast_text(world, world.rank() == 0 ? streams.take_new_records() : "", 0, "shards"));

@@ -11,24 +11,24 @@
 
 namespace caravan {
 
-/// How far this rank is with the data.
+/// The progress of this rank's data.
 struct DataProgress {
   std::string_view stage;  ///< "tokenizing"
   int64_t done = 0;        ///< bytes of text
   int64_t total = 0;       ///< 0: unknown
 };
 
-/// How a rank takes part in work that takes long on some ranks. The functions are called on the calling thread.
+/// How a rank takes part in work that may take long on some ranks. The functions are called on the calling thread.
 struct JointWork {
-  /// Between two exchanges with the other ranks; well below the communicator's time-out.
+  /// Interval of exchanges with the other ranks; well below the communicator's time-out.
   std::chrono::milliseconds beat{100};
   std::function<bool()> stop_requested = {};               ///< empty: never
   std::function<void(const DataProgress&)> progress = {};  ///< called at each beat while this rank works; may be empty
 };
 
-/// Runs `work` of this rank (empty: it has none), and returns when the work of all ranks is done. Every rank calls it.
-/// `work` runs on a thread of its own and reports to the observer that it gets. Meanwhile the ranks exchange 24 bytes
-/// at each beat: no rank times out while the others are alive, and the loss of a rank is noticed as in any collective.
+/// Runs `work` of this rank (may be empty), and returns when the work of all ranks is done. Every rank calls it. `work`
+/// runs on a separate thread and reports to the given observer. Meanwhile the ranks exchange 24 bytes at each beat: no
+/// rank times out while the others are alive, and the loss of a rank is noticed as in any collective.
 ///
 /// Throws what `work` throws, and a CommError that repeats it on the other ranks; Interrupted on every rank, within a
 /// beat, once stop_requested() is true on one; CommError if a rank is lost. In each case `work` is cancelled and has
@@ -39,15 +39,15 @@ void work_jointly(Communicator& world, const std::function<void(DataObserver&)>&
 std::string host_name();
 
 /// open_dataset on every rank: on each host the first rank opens it, building what is missing in the cache, then the
-/// others open what it has built; that rank goes on to tokenize streamed texts. Every rank calls it. `host`:
+/// others open what it has built; that rank continues to tokenize streamed texts. Every rank calls it. `host`:
 /// host_name(), or another name in tests. Errors as those of open_dataset and work_jointly.
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
                         const JointWork& options, const std::string& host = host_name());
 
 /// Waits until every rank can fill the samples [first, end) of streamed texts without waiting, and checks that all
-/// hosts have the same text. Rank 0 tells the records of its shards to the ranks that do not build. `windows` are of
-/// `streams`. Every rank calls it with the same samples. Cheap where they are ready. Throws DataError naming a shard
-/// whose content differs between ranks; errors as those of TrainWindows::prepare and work_jointly, on every rank.
+/// hosts have the same text. Rank 0 sends the records of its shards to the ranks that do not build. `windows` belong to
+/// `streams`. Every rank calls it with the same samples. Cheap if they are ready. Throws DataError naming a shard whose
+/// content differs between ranks; also throws as TrainWindows::prepare and work_jointly, on every rank.
 void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t first, int64_t end,
                      Communicator& world, const JointWork& options);
 

@@ -12,7 +12,7 @@ void append_views(std::vector<std::string_view>& views, const std::vector<std::s
   views.insert(views.end(), documents.begin(), documents.end());
 }
 
-/// What the tokenizer of a run is trained on: the beginnings of its texts, one shard of text in all.
+/// The training text of a run's tokenizer: the beginnings of its texts, one shard in total.
 std::vector<std::vector<std::string>> beginnings_of(std::vector<TokenStreams::Text>& texts, int64_t bytes) {
   std::vector<std::vector<std::string>> beginnings;
   const auto share = std::max<int64_t>(bytes / static_cast<int64_t>(texts.size()), 1);

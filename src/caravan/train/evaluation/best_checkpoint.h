@@ -11,12 +11,12 @@ namespace caravan {
 /// The checkpoint of a run with the lowest validation loss so far (checkpoint.keep_best).
 class BestCheckpoint {
  public:
-  /// Of a run that goes on: rank 0 looks up which checkpoint is the best, and with which loss. Every rank calls it.
+  /// For a continued run, rank 0 looks up the best checkpoint and its loss. Every rank calls it.
   BestCheckpoint(std::filesystem::path run, Communicator& world);
 
-  /// Whether these metrics have a lower validation loss than all before: then the step is to be saved.
+  /// Whether these metrics have the lowest validation loss so far, so that the step must be saved.
   bool improves(const StepMetrics& metrics);
-  /// Rank 0: the checkpoint of `step`, which is saved, is the best one. See mark_best_checkpoint.
+  /// Rank 0: marks the saved checkpoint of `step` as the best one. See mark_best_checkpoint.
   void mark(int64_t step) const;
 
  private:

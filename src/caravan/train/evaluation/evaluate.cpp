@@ -17,7 +17,7 @@
 namespace caravan {
 namespace {
 
-/// Which windows are evaluated: `count` of `all`, evenly spread.
+/// The windows to evaluate: `count` of `all`, evenly spread.
 struct Selection {
   int64_t all;
   int64_t count;
@@ -141,7 +141,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     part.part = part.part * mesh[axis].size() + mesh[axis].coord();
     part.num_parts *= mesh[axis].size();
   }
-  // What all ranks agree on after each round would let only one stage work at a time.
+  // Agreement after each round would let only one stage work at a time.
   if (!strategy.pipeline_axis.empty()) part.rounds_at_once = 2 * mesh[strategy.pipeline_axis].size();
   // Every element of the batch is counted by one rank: coordinate 0 of the axes over which it is whole.
   const bool loss_counts = strategy.counts_loss(mesh);

@@ -36,7 +36,7 @@ std::string_view without_end_space(std::string_view text) {
   return text.substr(0, end);
 }
 
-/// The delimiter where none is given.
+/// The default delimiter.
 std::string space_between(std::string_view context, std::string_view choice) {
   const bool is_apart = without_end_space(context) != context || choice.find_first_not_of(" \t\n\r") != 0;
   return context.empty() || is_apart ? "" : " ";
@@ -79,7 +79,7 @@ ScoredText encode_continuation(const Tokenizer& tokenizer, std::string_view cont
                 "shorten it");
   }
   text.ids.insert(text.ids.end(), whole.end() - static_cast<std::ptrdiff_t>(text.num_scored), whole.end());
-  // The last id is no input.
+  // The last id is not an input.
   const int64_t dropped = std::max<int64_t>(static_cast<int64_t>(text.ids.size()) - limits.context - 1, 0);
   text.ids.erase(text.ids.begin(), text.ids.begin() + static_cast<std::ptrdiff_t>(dropped));
   if (const int64_t largest = *std::ranges::max_element(text.ids); largest >= limits.vocabulary) {

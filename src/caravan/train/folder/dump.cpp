@@ -17,12 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The whole tensor of a piece that is laid out like `parameter` at rest.
+/// The whole tensor of a piece that is laid out like the sharded `parameter`.
 at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh& mesh) {
   return whole_tensor(piece, parameter.sharded_layout(), mesh, parameter.name());
 }
 
-/// Under the names of transformers, those of adapters under PEFT's.
+/// Under the names of transformers, and of PEFT for adapters.
 NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& ours) {
   if (!config.lora.is_used()) return to_huggingface(config, ours);
   NamedTensors theirs;

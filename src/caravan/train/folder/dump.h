@@ -9,9 +9,9 @@
 namespace caravan {
 
 /// Writes one training step to DIR/step_N, for comparison with another program. Names and shapes are those of Hugging
-/// Face, whatever the layout:
+/// Face, for every layout:
 ///   config.json
-///   batch.safetensors        input_ids, labels int64 [sequences, context] of the whole global batch; of packed
+///   batch.safetensors        input_ids, labels int64 [sequences, context] of the whole global batch; for packed
 ///                            documents also position_ids, document_ids
 ///   parameters.safetensors   before the step
 ///   gradients.safetensors    summed over ranks, before clipping

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 using nlohmann::ordered_json;
 
-/// Calls `use` with each line of the file that is one of a step, as text and as JSON. A last line cut by a crash is
+/// Calls `use` with each line of the file that describes a step, as text and as JSON. A last line cut by a crash is
 /// left out.
 void for_each_step_line(const fs::path& path,
                         const std::function<void(std::string_view text, const ordered_json& line, int64_t step)>& use) {
@@ -34,7 +34,7 @@ void for_each_step_line(const fs::path& path,
   }
 }
 
-/// The lines of an earlier part of the run that are of steps up to `last_step`.
+/// The lines of an earlier part of the run for steps up to `last_step`.
 std::string kept_lines(const fs::path& path, int64_t last_step) {
   std::string kept;
   for_each_step_line(path, [&](std::string_view text, const ordered_json&, int64_t step) {

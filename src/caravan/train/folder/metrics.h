@@ -14,12 +14,13 @@
 
 namespace caravan {
 
-/// How evenly the routers of a model used their experts, in the steps since the last line of the log.
+/// How evenly the routers of a model used their experts in the steps since the last log line.
 struct ExpertLoad {
-  std::vector<std::vector<int64_t>> copies{};  ///< of tokens, by layer and expert; dropped ones too
-  double balance = 0;                          ///< the balance loss, mean over layers and tokens: 1 if all are even
-  double dropped = 0;                          ///< part of the copies that found their expert full
-  /// Of one layer or of all: the copies of the least and the most used expert, as multiples of an even share.
+  std::vector<std::vector<int64_t>> copies{};  ///< of tokens, by layer and expert, including dropped ones
+  double balance = 0;                          ///< the balance loss, mean over layers and tokens: 1 if all experts are
+                                               ///< used evenly
+  double dropped = 0;                          ///< fraction of the copies whose expert was full
+  /// For one layer or for all: the copies of the least and the most used expert, as multiples of an even share.
   std::pair<double, double> extremes(size_t layer) const;
   std::pair<double, double> extremes() const;
 };
@@ -33,32 +34,32 @@ struct StepMetrics {
   int64_t tokens = 0;  ///< trained on since the start of the run, all ranks
   double step_ms = 0;
   double tokens_per_second = 0;            ///< of all ranks
-  double comm_ms = 0;                      ///< that this rank spent waiting for its peers
+  double comm_ms = 0;                      ///< time that this rank waited for its peers
   int64_t bytes_sent = 0;                  ///< by this rank in this step
   int64_t peak_memory_bytes = 0;           ///< of this rank's tensors, since the start
   int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
-  int64_t predicted_memory_bytes = 0;      ///< the peak that was rehearsed
-  int64_t predicted_resident_bytes = 0;    ///< of all processes of the run: see resident_bytes
+  int64_t predicted_memory_bytes = 0;      ///< peak predicted by the rehearsal
+  int64_t predicted_resident_bytes = 0;    ///< for all processes of the run: see resident_bytes
   double model_flops_per_second = 0;       ///< of all ranks
-  double save_ms = 0;                      ///< that checkpoints held the run up since the last line
-  std::optional<MemoryBytes> predicted{};  ///< that peak by kind: in the first line that a run writes
+  double save_ms = 0;                      ///< time that checkpoints delayed the run since the last line
+  std::optional<MemoryBytes> predicted{};  ///< the predicted peak by kind: in the first line that a run writes
   std::optional<double> loss_scale{};      ///< of this step (fp16)
-  std::optional<int64_t> skipped_steps{};  ///< because of overflow, since the start (fp16)
-  std::vector<double> bubble{};            ///< of a pipeline: the part of the step in which each stage's rank waits
-  std::optional<ExpertLoad> experts{};     ///< of a model that has them
+  std::optional<int64_t> skipped_steps{};  ///< skipped because of overflow, since the start (fp16)
+  std::vector<double> bubble{};            ///< in a pipeline: the fraction of the step in which each stage's rank waits
+  std::optional<ExpertLoad> experts{};     ///< for a model with experts
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};
-  /// Where ranks do not wait for each other (AsyncTrainer), a line is that of a drain: `step` is the slowest rank's;
-  /// loss and norm are the means over all steps of all ranks since the drain before, each of its own rows; step_ms,
+  /// If ranks do not wait for each other (AsyncTrainer), a line describes a drain: `step` is the slowest rank's; loss
+  /// and norm are the means over all steps of all ranks since the previous drain, each over its own rows; step_ms,
   /// comm_ms and bytes_sent are those of a step of this rank.
   std::optional<SyncReport> drain{};
-  std::string time{};  ///< when the line was made, e.g. "2026-03-01T09:30:05.250Z"; "": not told
+  std::string time{};  ///< when the line was made, e.g. "2026-03-01T09:30:05.250Z"; "": not recorded
   std::string host{};  ///< of rank 0
 
   std::string to_json() const;
 };
 
-/// A file of JSON lines, each of a step. Each is handed to the system when the call returns, so that a killed process
+/// A file of JSON lines, one per step. Each is handed to the system before the call returns, so that a killed process
 /// loses none.
 class StepLines {
  public:
@@ -77,26 +78,26 @@ class StepLines {
 /// The logs of a run: train.log, a line for each logged step, and samples.jsonl, a line for each sampled text.
 class MetricsLog {
  public:
-  /// The run goes on after `last_step`.
+  /// The run continues after `last_step`.
   MetricsLog(const std::filesystem::path& run, int64_t last_step);
   void write(const StepMetrics& metrics) { log_.write(metrics.to_json()); }
-  /// A line that says which keys of the recipe a resume after `step` changed; nothing if none.
+  /// Writes a line with the recipe keys that a resume after `step` changed; nothing if there are none.
   void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
-  /// `text`: the prompt and what follows.
+  /// `text`: the prompt and its continuation.
   void write_sample(int64_t step, const std::string& text);
 
-  /// The validation loss in the log, and whether samples.jsonl has a text: of the step after which this run goes on.
+  /// For the step after which this run continues: the validation loss in the log, and whether samples.jsonl has a text.
   std::optional<double> last_validation() const;
   bool has_last_sample() const;
-  /// Adds the evaluation of that step to its line, which then is as if the run had not been stopped in between. Makes a
-  /// line if there is none.
+  /// Adds the evaluation of that step to its line, as if the run had not been stopped in between. Adds a line if there
+  /// is none.
   void add_evaluation(double val_loss, double val_bits_per_byte);
 
  private:
   std::filesystem::path run_;
   int64_t last_step_;
   StepLines log_;
-  std::optional<StepLines> samples_;  ///< made with the first
+  std::optional<StepLines> samples_;  ///< created with the first sample
 };
 
 }  // namespace caravan

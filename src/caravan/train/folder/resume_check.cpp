@@ -33,7 +33,7 @@ void check_model(const CheckpointInfo& info, const std::string& folder, const Mo
 /// Weights without a step of training (imported ones, say) have no history that another seed or text could contradict.
 bool has_history(const CheckpointInfo& info) { return info.optimizer_steps > 0; }
 
-/// Another order of the same text. Its hash, and a tokenizer trained on its beginning, differ as well.
+/// Streaming visits the same text in another order. Its hash, and a tokenizer trained on its beginning, differ as well.
 void check_streaming(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
   const bool now = run.recipe.data.streaming;
   if (!has_history(info) || before.data.streaming == now) return;

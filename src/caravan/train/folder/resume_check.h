@@ -25,9 +25,9 @@ struct ChangedKey {
   std::string now;
 };
 
-/// Refuses to resume from a checkpoint of another run; their OnResume says which keys may change. `folder` is the
-/// checkpoint's, for messages. Throws DataError for another model, UsageError for anything else that must stay, naming
-/// it with both values. Returns what changed and may; nothing for a checkpoint without a step of training.
+/// Refuses to resume from a checkpoint of another run; the OnResume of each key says whether it may change. `folder` is
+/// the checkpoint's, for messages. Throws DataError for another model, UsageError for any other forbidden change,
+/// naming it with both values. Returns the permitted changes; nothing for a checkpoint without a step of training.
 std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,
                                           const ResumingRun& run);
 

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 const char* const kRuns = "runs";
 const char* const kLockName = ".lock";
 
-/// Each byte that is not ASCII as \\xNN: the path of a message that a terminal can show.
+/// Replaces each byte that is not ASCII by \\xNN, so that a terminal can show the path.
 std::string printable(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -54,7 +54,7 @@ int64_t highest_number(const std::string& name) {
   return highest;
 }
 
-/// Creates `folder` and what is missing above it. After a power failure all of it is still there.
+/// Creates `folder` and its missing parents, durably.
 std::error_code make_folders(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> parents;  // of the missing ones
@@ -149,7 +149,7 @@ RunFolder open_newest_folder(const Recipe& recipe) {
                     "leave --resume out to start one, or name it: --set checkpoint.dir=DIR"});
 }
 
-/// mkdir fails if the folder exists: of two runs that start at once each gets a number of its own.
+/// mkdir fails if the folder exists, so two runs that start at once get different numbers.
 RunFolder make_new_folder(const Recipe& recipe) {
   const std::error_code error = make_folders(kRuns);
   for (int64_t n = highest_number(recipe.name) + 1;; ++n) {

@@ -13,7 +13,7 @@ namespace caravan {
 struct RunFolder {
   std::filesystem::path path;
   FileLock lock;
-  std::vector<std::string> notes;  ///< what the user should know about the choice
+  std::vector<std::string> notes;  ///< notes for the user about the choice
 };
 
 /// Chooses, creates and locks the folder that a training run writes to.
@@ -23,7 +23,7 @@ struct RunFolder {
 /// UTF-8, which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
 RunFolder open_run_folder(const Recipe& recipe, bool resume);
 
-/// Throws UsageError if the path of the folder that `recipe` will get is not UTF-8: before anything else is done.
+/// Throws UsageError if the path of the folder of `recipe` is not UTF-8. Call it first.
 void check_run_path(const Recipe& recipe);
 
 /// The newest runs/*-N that holds a checkpoint, or an empty path.

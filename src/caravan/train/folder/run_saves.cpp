@@ -18,7 +18,7 @@
 namespace caravan {
 namespace {
 
-/// Adds the milliseconds of its life.
+/// Adds the milliseconds of its lifetime.
 class AddedMs {
  public:
   explicit AddedMs(double& sum) : sum_(sum) {}

@@ -15,15 +15,15 @@ namespace caravan {
 /// one (checkpoint.keep_best). A state that is not finite is neither saved nor replaces an earlier checkpoint.
 class RunSaves {
  public:
-  /// All outlive this. Every rank calls it and each method, at the same steps.
+  /// All arguments outlive this. Every rank calls it and each method, at the same steps.
   RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TrainWindows& windows,
            Communicator& world, TrainObserver& observer);
 
-  /// The state is that of a checkpoint that is there already.
+  /// Marks the state as that of an existing checkpoint.
   void resumed() { saved_step_ = state_.step; }
-  /// Of the last save; -1: none.
+  /// The step of the last save; -1: none.
   int64_t saved_step() const noexcept { return saved_step_; }
-  /// How long saves have held this rank up since the last call.
+  /// How long saves have delayed this rank since the last call.
   double take_ms();
 
   /// Whether these metrics have a lower validation loss than all before, and the best checkpoint is kept.
@@ -31,15 +31,16 @@ class RunSaves {
   /// Marks the last checkpoint, which is complete, as the best one.
   void mark_best();
 
-  /// Writes a checkpoint, or begins to. Throws as require_finite_state and save_checkpoint.
+  /// Writes a checkpoint, or starts a background save. Throws as require_finite_state and save_checkpoint.
   void save(bool is_best = false);
-  /// Between steps: publishes a save in the background that has ended meanwhile.
+  /// Between steps: publishes a background save that has ended.
   void poll();
-  /// Waits for a save in the background.
+  /// Waits for a background save.
   void finish();
 
-  /// Throw NumericsError on every rank, after finish(), naming the newest checkpoint: for a tensor of the state with a
-  /// number that is not finite, and for such a validation loss, which all ranks know. The first sends 8 bytes a rank.
+  /// Throw NumericsError on every rank, after finish(), naming the newest checkpoint: the first if a tensor of the
+  /// state is not finite, the second if the validation loss, known to all ranks, is not. The first sends 8 bytes a
+  /// rank.
   void require_finite_state();
   void require_finite(double validation_loss);
 
@@ -56,7 +57,7 @@ class RunSaves {
   TrainObserver& observer_;
   std::optional<BestCheckpoint> best_;
   std::unique_ptr<BackgroundSave> background_;
-  bool is_best_ = false;  ///< what is being saved in the background
+  bool is_best_ = false;  ///< the save in progress
   double save_ms_ = 0;
   int64_t saved_step_ = -1;
 };

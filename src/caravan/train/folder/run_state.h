@@ -19,9 +19,9 @@
 
 namespace caravan {
 
-/// What a checkpoint keeps of where the numbers of a run come from, beyond its recipe.
+/// Where the numbers of a run come from, beyond its recipe; kept in checkpoints.
 struct RunOrigin {
-  std::string train_hash{};  ///< of the token files; see CheckpointInfo
+  std::string train_hash{};  ///< hash of the token files; see CheckpointInfo
   std::string validation_hash{};
   Numerics numerics{};
 };
@@ -30,22 +30,23 @@ struct RunOrigin {
 /// too small for the tokenizer.
 ModelConfig model_config(const Recipe& recipe, const Tokenizer& tokenizer);
 
-/// What a training run has learned so far, on this rank: all that a checkpoint keeps.
+/// The state of a training run on this rank: all that a checkpoint keeps.
 class RunState {
  public:
-  /// Makes the model of the recipe, which outlives this, for this tokenizer, with its starting weights, over `mesh`.
+  /// Creates the model of the recipe for this tokenizer, with its initial weights, over `mesh`. The recipe outlives
+  /// this.
   RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh& mesh, RunOrigin origin = {});
 
-  int64_t step = 0;  ///< optimizer steps done; where ranks do not wait for each other, by the slowest
-  /// Steps done by each rank, where ranks do not wait for each other; else empty.
+  int64_t step = 0;  ///< optimizer steps done; of the slowest rank if ranks do not wait for each other
+  /// Steps done by each rank if ranks do not wait for each other; else empty.
   std::vector<int64_t> clocks{};
 
   TrainedModel& trained() noexcept { return *trained_; }
   Model& model() noexcept { return *trained_->model; }
   Engine& engine() noexcept { return *trained_->engine; }
-  /// The dtypes of what is there: "parameters fp32, compute bf16, gradients fp32, reduction fp32, optimizer fp32".
+  /// The dtypes in use: "parameters fp32, compute bf16, gradients fp32, reduction fp32, optimizer fp32".
   std::string dtypes() const;
-  /// "embedding to blocks.1 | blocks.2 to head": the units of each stage of a pipeline; "" without one.
+  /// The units of each stage of a pipeline: "embedding to blocks.1 | blocks.2 to head"; "" without a pipeline.
   std::string stages() const;
   Optimizer& optimizer() noexcept { return *trained_->optimizer; }
   /// Null unless the run computes in fp16.
@@ -53,21 +54,21 @@ class RunState {
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
-  /// What a checkpoint of this step holds, for save_checkpoint. The tensors are those of the run.
+  /// The content of a checkpoint of this step, for save_checkpoint. The tensors are those of the run.
   CheckpointInfo info(const TrainWindows& windows) const;
   std::vector<CheckpointPiece> pieces() const { return checkpoint_pieces(trained_->tensors, mesh_); }
   /// Every rank calls it. See save_checkpoint.
   SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
     return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
   }
-  /// `owner`, which outlives this, hands on further tensors: before load().
+  /// Adds the tensors of `owner`, which outlives this. Call it before load().
   void add(StateOwner& owner) { trained_->tensors.add(owner); }
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TrainWindows& windows);
   /// Starts with the weights and the special tokens of another model, in place of random weights.
   void start_from(const InitSource& source);
-  /// What the recipe changes in the run that `load` resumed.
+  /// The keys that the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:
@@ -75,7 +76,7 @@ class RunState {
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;
-  SpecialTokens tokens_;  ///< of an imported model; else the tokenizer's
+  SpecialTokens tokens_;  ///< of an imported model; default: the tokenizer's
   Mesh mesh_;
   RunOrigin origin_;
   std::vector<ChangedKey> changed_keys_;
@@ -83,7 +84,7 @@ class RunState {
   std::unique_ptr<TrainedModel> trained_;
 };
 
-/// recipe.toml and tokenizer.json of a run folder, which is made if it is not there. Throws ResourceError.
+/// Writes recipe.toml and tokenizer.json to a run folder, which is created if needed. Throws ResourceError.
 void write_run_files(const std::filesystem::path& run, const Recipe& recipe, const Tokenizer& tokenizer);
 
 }  // namespace caravan

@@ -23,7 +23,7 @@ std::string name_of(const Mesh& mesh) {
   return fmt::format("rank {} ({})", mesh.rank(), coords);
 }
 
-/// Before a run that would end without its trace.
+/// Checked before a run that would end without its trace.
 void check_writable(const std::filesystem::path& file) {
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) {
@@ -104,7 +104,7 @@ bool RunTrace::write() {
   return true;
 }
 
-/// Receives the events of the other ranks, also if they cannot be written.
+/// Receives the events of the other ranks, even if they cannot be written.
 std::exception_ptr RunTrace::write_all(const std::string& own) const {
   std::exception_ptr failure;
   const auto attempt = [&](const std::function<void()>& work) {

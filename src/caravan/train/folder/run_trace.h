@@ -12,25 +12,24 @@
 
 namespace caravan {
 
-/// What all ranks do in some steps of a run, as one file for chrome://tracing and Perfetto: see docs/trace.md. Every
-/// rank of the mesh makes one and calls all functions at the same steps.
+/// Traces all ranks in some steps of a run, to one file for chrome://tracing and Perfetto: see docs/trace.md. Every
+/// rank of the mesh creates one and calls all methods at the same steps.
 class RunTrace {
  public:
-  /// Without `steps`, the third to the fifth of those that the run does now. Throws on every rank if rank 0 cannot
-  /// write `file`.
+  /// Default of `steps`: the third to the fifth that this run does. Throws on every rank if rank 0 cannot write `file`.
   RunTrace(std::filesystem::path file, std::optional<StepRange> steps, const Mesh& mesh);
 
   /// The run begins after step `done` and ends with step `last`. Throws UsageError if the steps are not part of it.
   void choose_steps(int64_t done, int64_t last);
-  /// Before step `done` + 1, of up to `steps_at_once` until end(); records from here on if one of them may be traced.
-  /// First, the hosts compare their clocks.
+  /// Call it before step `done` + 1; up to `steps_at_once` steps follow until end(). Records from here on if one of
+  /// them may be traced. The first call compares the clocks of the hosts.
   void begin(int64_t done, int64_t steps_at_once);
-  /// After step `done`.
+  /// Call it after step `done`.
   void end(int64_t done);
   /// Whether all steps were recorded.
   bool is_over() const noexcept { return is_over_; }
-  /// Rank 0 writes what was recorded; the others send it, and throw its error too. Returns false if there is nothing
-  /// that was not written.
+  /// Rank 0 writes the recorded steps, which the others send; its error is thrown on all ranks. Returns false if there
+  /// is nothing left to write.
   bool write();
   const std::filesystem::path& file() const noexcept { return file_; }
 

@@ -12,7 +12,7 @@ namespace caravan {
 
 namespace {
 
-/// The first that does not depend on the number of steps: it is at the peak in the last one too.
+/// The first schedule that does not depend on the number of steps: it is at the peak in the last step too.
 Setting steady_schedule() {
   for (const std::string& name : names_of("learning_rate")) {
     const Setting schedule("learning_rate", name);

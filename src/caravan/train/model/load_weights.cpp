@@ -16,7 +16,7 @@
 namespace caravan {
 namespace {
 
-/// Of the parameters that `source` has, or of all but these.
+/// The pieces of the parameters that `source` has, or of all others.
 std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh, const InitSource& source, bool has = true) {
   std::vector<CheckpointPiece> pieces;
   for (Parameter* parameter : model.parameters()) {
@@ -31,7 +31,7 @@ void check_same(const Mesh& mesh, const ContentHash& hash) {
   refuse_different_data(find_disagreement(mesh.world(), {{"train.init_from", hash.hex()}}, "weights"));
 }
 
-/// Shapes as the source has them: it may have more positions than the model.
+/// The shapes in the source, which may have more positions than the model.
 std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& piece, const ModelConfig& model) {
   std::vector<int64_t> shape = piece.shape;
   const bool is_positions = piece.name.ends_with("position.weight") && shape.front() == model.context;

@@ -22,7 +22,7 @@ double ms_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
-/// Forward and backward of each block of `model` in one step, each a graph of its own.
+/// Forward and backward times of each block of `model` in one step, each with a separate graph.
 std::vector<double> times_of_step(Engine& engine, const at::Tensor& ids) {
   Module& model = engine.model();
   const size_t count = model.blocks().size();
@@ -60,7 +60,7 @@ std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& mode
   set_dtypes(dtypes, recipe.precision);
   strategy.compute_dtype = dtypes.compute_dtype;
   Engine engine(*small, alone, std::move(strategy), Engine::Options{});
-  // Balanced over the batch, experts need shares; which ones changes no time.
+  // Balanced over the batch, experts need shares; their values do not affect times.
   for (Router* router : routers_of(*small)) {
     const auto experts = static_cast<size_t>(router->config().experts);
     router->set_shares(std::vector<double>(experts, 1.0 / static_cast<double>(experts)));

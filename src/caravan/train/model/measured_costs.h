@@ -7,10 +7,10 @@
 
 namespace caravan {
 
-/// How long this rank's processor takes for forward and backward of a micro-batch of the recipe, in milliseconds, of
-/// the embedding, each layer and the head of `model`: for stages of a pipeline that cost the same. All layers are
-/// alike, so a model of one layer is run, whole and on one rank; the median of some steps, the mean over ranks. Every
-/// rank calls it, and gets the same numbers.
+/// Measures the forward and backward time of a micro-batch of the recipe, in milliseconds, for the embedding, each
+/// layer and the head of `model`, to balance pipeline stages. All layers are alike, so it runs a whole model of one
+/// layer on each rank, and takes the median over some steps and the mean over ranks. Every rank calls it, and gets the
+/// same numbers.
 std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh);
 
 }  // namespace caravan

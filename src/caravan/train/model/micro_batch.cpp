@@ -22,10 +22,10 @@ namespace caravan {
 namespace {
 
 constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
-/// Of what has more bytes than a tensor can have.
+/// Stands for a larger number of bytes than a tensor can have.
 constexpr int64_t kTooMany = int64_t{1} << 61;
 
-/// The rest is for what is not counted: the file cache, other programs, what the allocator keeps.
+/// The rest is for memory that is not counted: the file cache, other programs, the allocator's cache.
 constexpr double kUsedShare = 0.8;
 
 /// "1.5 GiB" of a number that may exceed 61 bits.
@@ -38,7 +38,7 @@ double batch_bytes(const Recipe& recipe, int64_t rows) {
   return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.context);
 }
 
-/// The number of each rank.
+/// The values of all ranks.
 std::vector<int64_t> of_ranks(Communicator& world, int64_t mine) {
   std::vector<int64_t> all(static_cast<size_t>(world.size()), 0);
   all[static_cast<size_t>(world.rank())] = mine;
@@ -157,7 +157,7 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   const std::string_view backend = world.backend();
   const bool has_shared = backend == "thread" || backend.starts_with("shm");
   const int ranks_per_host = has_shared ? on_host : 0;
-  std::array<int64_t, 2> numbers{mine > 0 ? -mine : -kUnknown, before};  // minus the least, and the largest
+  std::array<int64_t, 2> numbers{mine > 0 ? -mine : -kUnknown, before};  // minus the minimum, and the maximum
   take_maxima(world, numbers, "memory of the ranks");
   const int64_t least = -numbers[0];
   std::map<int64_t, RankPeak> owns;  // by micro-batch
@@ -183,7 +183,8 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
-  // Libraries that multiply have generated code in the rehearsal. Of threads, which share a process, one counts it.
+  // BLAS libraries have generated code in the rehearsal. Ranks that are threads share a process, so one of them counts
+  // it.
   const bool counts = backend != "thread" || world.rank() == 0;
   const std::vector<int64_t> started = of_ranks(world, counts ? anonymous_bytes() : 0);
   plan.resident_bytes = resident_bytes(

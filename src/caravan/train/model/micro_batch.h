@@ -13,17 +13,17 @@
 
 namespace caravan {
 
-/// The most that one rank of a recipe needs at once, by a rehearsal.
+/// The peak memory of one rank of a recipe, by a rehearsal.
 struct RankPeak {
   MemoryBytes peak{};
   int rank = 0;
-  std::string event{};     ///< what it does then: "backward blocks.3 of micro-batch 1"
+  std::string event{};     ///< what it does at the peak: "backward blocks.3 of micro-batch 1"
   int64_t held_bytes = 0;  ///< of the fullest process, for tensors
 };
 
-/// What is known of one rank of a recipe before anything is allocated: of the one that needs the most.
+/// The predicted memory of the rank of a recipe that needs the most, before anything is allocated.
 struct MemoryPlan {
-  int64_t micro_batch = 1;  ///< sequences, as the recipe says or as they were chosen
+  int64_t micro_batch = 1;  ///< sequences, as given in the recipe or chosen
   RankPeak fullest{};
   RankPeak own{};              ///< of this rank (resolve_micro_batch)
   int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
@@ -36,27 +36,27 @@ struct MemoryPlan {
 
 /// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1".
 std::string memory_needs(const MemoryPlan& plan);
-/// And whether that is close to the limit, or what to do if it is above.
+/// The same, and whether it is close to the limit, or what to do if it exceeds the limit.
 std::string memory_text(const MemoryPlan& plan);
 
-/// The fullest rank with so many sequences in a micro-batch.
+/// The peak of the fullest rank for a number of sequences in a micro-batch.
 using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 
-/// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number of train.micro_batch is taken
-/// as it is, also if its peak exceeds the limit. "auto" becomes `before`, the number of the checkpoint that is resumed
-/// (0: none), if that divides a rank's sequences and its peak is within the limit: then the resumed run has the same
-/// sums. Otherwise it becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Asks for few peaks.
-/// Throws ResourceError if "auto" does not fit even with 1 sequence at a time, or if no number can help: parameters,
-/// gradients and the optimizer alone exceed the limit. Throws UsageError as plan_batch.
+/// The plan of `recipe` on `num_ranks` ranks whose memory is `limit_bytes` each. A number in train.micro_batch is used
+/// even if its peak exceeds the limit. "auto" becomes `before`, the number of the resumed checkpoint (0: none), if it
+/// divides a rank's sequences and its peak is within the limit, so that the resumed run has the same sums. Otherwise it
+/// becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Evaluates few peaks. Throws
+/// ResourceError if "auto" does not fit even with 1 sequence at a time, or if parameters, gradients and optimizer state
+/// alone exceed the limit. Throws UsageError as plan_batch.
 MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of);
 
-/// The fullest of some rehearsals. Sizes that no tensor can have are no error here, but a peak that fits nowhere.
+/// The fullest of some rehearsals. Sizes too large for any tensor are not an error here, but a peak that fits nowhere.
 RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some);
 Recipe with_micro_batch(Recipe recipe, int64_t micro_batch);
 
-/// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: each rehearses itself,
-/// and the rank with the least memory decides. `before` may be known to one rank only; the others give 0. Returns the
-/// plan, with the memory of that rank. Every rank of `world` calls it. Errors as plan_memory, on every rank.
+/// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: each rehearses its own
+/// step, and the rank with the least memory decides. `before` may be known to one rank only; the others pass 0. Returns
+/// the plan, with the memory of that rank. Every rank of `world` calls it. Errors as plan_memory, on every rank.
 MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before = 0);
 
 }  // namespace caravan

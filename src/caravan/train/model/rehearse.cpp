@@ -22,7 +22,7 @@ namespace caravan {
 namespace {
 
 constexpr int64_t kMicroBatches = 3;  ///< the first, one of those between, the last
-constexpr int kAllRanks = 8;          ///< so many are all looked at
+constexpr int kAllRanks = 8;          ///< up to this number, all are rehearsed
 
 at::Tensor bytes(int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).device(at::kMeta)); }
 
@@ -34,7 +34,7 @@ struct Rehearsed {
   TrainedModel trained;
   std::unique_ptr<Stepper> stepper{};
   std::unique_ptr<Stepper> shorter{};
-  at::Tensor copy{};  ///< of the checkpoint, where one is written in the background
+  at::Tensor copy{};  ///< of the checkpoint, if one is written in the background
 
   Rehearsed(Recipe of, const ModelConfig& config, Mesh on)
       : recipe(std::move(of)),
@@ -55,7 +55,7 @@ std::unique_ptr<Stepper> Rehearsed::stepper_of(int64_t num_micro_batches) {
   return make_stepper(std::move(inputs), recipe);
 }
 
-/// Of messages that no rehearsed step has.
+/// Bytes of messages that no rehearsed step has.
 int64_t Rehearsed::most_in_flight() const {
   int64_t bytes = 0;
   for (const Setting& technique : techniques_of(recipe)) {
@@ -64,7 +64,7 @@ int64_t Rehearsed::most_in_flight() const {
   return bytes;
 }
 
-/// All rows of the rank, of which the step takes those of so many micro-batches.
+/// All rows of the rank; the step takes the rows of `num_micro_batches` micro-batches.
 TrainBatch Rehearsed::batch(int64_t step, int64_t num_micro_batches) const {
   const int64_t context = trained.model->config().context;
   const bool has_documents = recipe.data.packs_documents();
@@ -89,7 +89,7 @@ void Rehearsed::advance(Stepper& by, int64_t num_micro_batches, int64_t num_step
   by.advance(num_steps, batch_of, nullptr);
 }
 
-/// With all that is there beside the step.
+/// Runs with everything that exists besides the step.
 void Rehearsed::run(int64_t num_micro_batches, int64_t num_steps) {
   at::Tensor messages;
   {
@@ -123,11 +123,11 @@ Stretches stretches_of(const Recipe& recipe, int64_t steps_at_once) {
   return {static_cast<double>(end) / static_cast<double>(count), longest};
 }
 
-/// Of the coordinates of the pipeline that hold as many layers, embedding and head, the one that keeps the most.
+/// Among the pipeline coordinates with equal numbers of layers, embeddings and heads, the one that keeps the most.
 std::vector<int> telling_places(const Recipe& recipe, int64_t micro_batches) {
   const PipelineChoice& pipeline = recipe.pipeline;
   if (!pipeline.is_used()) return {0};
-  // In a window micro-batches of several steps are on their way.
+  // In a window micro-batches of several steps are in flight.
   const int64_t steps = pipeline.is_asynchronous() ? (2 * pipeline.degree + micro_batches - 1) / micro_batches : 1;
   const PipelineOrder order =
       pipeline_order(pipeline, static_cast<int>(micro_batches * steps), recipe.memory.recompute.entry().repeats_stages);
@@ -184,7 +184,7 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
                                stretches.mean - static_cast<double>(few_steps), /*is_run_twice=*/true});
     }
     if (few < micro_batches) {
-      made->shorter = made->stepper_of(few - 1);  // whose ranks compare their tables here, and not in a step
+      made->shorter = made->stepper_of(few - 1);  // its ranks compare their tables here, and not in a step
       steps.shorter.push_back(
           {[made, few, few_steps] { made->advance(*made->shorter, few - 1, few_steps); },
            static_cast<double>(micro_batches - few) * stretches.mean / static_cast<double>(few_steps)});

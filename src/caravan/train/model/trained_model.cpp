@@ -16,7 +16,7 @@ namespace caravan {
 
 namespace {
 
-/// What make_strategy refuses of a key of the recipe, with the place where that was given.
+/// Adds to make_strategy's errors about a key of the recipe the place where it was given.
 Strategy strategy_of(const Recipe& recipe, Model& model, Mesh& mesh, const std::vector<double>& unit_costs) {
   try {
     return make_strategy(strategy_choice(recipe, model.config(), mesh.size(), unit_costs), model, mesh);

@@ -17,7 +17,7 @@
 
 namespace caravan {
 
-/// What the steps of a recipe change, on this rank: made for a run, or on the meta device for its rehearsal.
+/// What the steps of a recipe change on this rank: created for a run, or on the meta device for its rehearsal.
 struct TrainedModel {
   /// `config` is the recipe's model, with its vocabulary; `unit_costs` as in strategy_choice. `mesh` may get further
   /// axes. Every rank calls it.
@@ -27,17 +27,17 @@ struct TrainedModel {
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Optimizer> optimizer;
-  std::optional<LossScale> loss_scale;  ///< of a run that computes in fp16
-  TrainingState tensors;                ///< of all these
+  std::optional<LossScale> loss_scale;  ///< for a run that computes in fp16
+  TrainingState tensors;                ///< all state of these
 
-  /// What this rank has allocated between steps, by kind.
+  /// Bytes that this rank has allocated between steps, by kind.
   MemoryBytes bytes() const;
 };
 
-/// What a stepper of the recipe goes by, from step 0 on. A rank's step has `num_micro_batches`.
+/// The inputs of a stepper of the recipe, from step 0 on. A rank's step has `num_micro_batches`.
 StepperInputs stepper_inputs(TrainedModel& trained, const Recipe& recipe, int64_t num_micro_batches);
-/// The way in which the recipe's techniques step. Every rank calls it; what `inputs` names outlives the stepper. Throws
-/// as the steppers do.
+/// The stepper of the recipe's techniques. Every rank calls it; everything in `inputs` outlives the stepper. Throws as
+/// the steppers do.
 std::unique_ptr<Stepper> make_stepper(StepperInputs inputs, const Recipe& recipe);
 
 }  // namespace caravan

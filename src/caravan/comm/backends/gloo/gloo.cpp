@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Waits of ours have time-outs. A time-out of gloo's would close the connections of the whole world.
+// Our waits have their own time-outs. A time-out of gloo's would close the connections of the whole world.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
 /// Returns what `call` does; rethrows gloo's exceptions without their noise.

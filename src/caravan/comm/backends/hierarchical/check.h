@@ -8,8 +8,8 @@
 
 namespace caravan::hierarchical {
 
-/// What a rank first tells about its call: enough to see whether all calls match. The sum of `pairs` over all ranks is
-/// 0 if every rank expects from each other one what that one sends.
+/// What a rank first sends about its call: enough to see whether all calls match. The sum of `pairs` over all ranks is
+/// 0 if every rank expects from each other rank what that rank sends.
 struct CallLine {
   uint64_t digest = 0;
   uint64_t pairs = 0;

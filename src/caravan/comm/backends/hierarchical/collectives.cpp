@@ -55,7 +55,7 @@ class CollectiveSteps {
     });
   }
 
-  /// On this host.
+  /// Broadcasts on this host.
   void then_broadcast(const Buffer& buffer, int from) {
     task_.then(local(),
                [=, task = &task_](Communicator& comm) { return comm.broadcast_async(buffer, from, task->call()); });

@@ -10,14 +10,14 @@
 #include "caravan/comm/calls/call_errors.h"
 
 // How a HierarchicalCommunicator fails. The error of a level numbers the ranks as that level does, so it is used only
-// where no rank has published more: a rank that fails, gives up or leaves publishes so before it ends its levels.
+// if no rank has published more: a rank that fails, aborts or leaves publishes this before it ends its levels.
 namespace caravan::hierarchical {
 namespace {
 
 using std::chrono::milliseconds;
 
-// From the error of a level to the reason that the failed rank publishes. It may be slow: its thread must first see the
-// error itself. Where the level's whole world has ended, the reason was published before, if there is one.
+// Time from the error of a level until the failed rank publishes the reason. It may be slow: its thread must first see
+// the error itself. If the level's whole world has ended, the reason, if any, has already been published.
 constexpr milliseconds kReasonTimeout{2000};
 constexpr milliseconds kWorldReasonTimeout{60};
 constexpr milliseconds kReasonPoll{5};
@@ -40,7 +40,7 @@ std::exception_ptr HierarchicalCommunicator::error_of(const Descriptor& call,
     return error_of_peer_failure(call, failure);
   } catch (const CommError& error) {
     const auto named = error_of_messages(call, error);
-    // Of a message only two ranks see it; the receiver tells the others.
+    // Only two ranks see a mismatch of a message; the receiver tells the others.
     return call.verb == static_cast<uint8_t>(Verb::send) ? named : publish(named);
   } catch (...) {
     return publish(cause);
@@ -96,7 +96,7 @@ void HierarchicalCommunicator::check_notices() noexcept {
 void HierarchicalCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
   if (is_dead()) return;
   const Task* task = first();
-  const std::string own = size() > 1 ? engine_->notices().failure(scope_) : "";  // is nearer to the cause
+  const std::string own = size() > 1 ? engine_->notices().failure(scope_) : "";  // closer to the cause
   end(peer_failure_error(group_, task != nullptr ? task->descriptor() : Descriptor{}, own.empty() ? fact : own,
                          FailureScope::world));
 }
@@ -120,7 +120,7 @@ void HierarchicalCommunicator::time_out(const Operation& operation) noexcept {
   const Descriptor call = task_of(operation).descriptor();
   const std::vector<int> missing = find_missing(call);
   if (operation.complete || is_dead()) return;
-  // There is much to move, or a late rank has arrived. This may not go on for ever.
+  // There is much to move, or a late rank has arrived. This must not continue forever.
   if (missing.empty() && ++num_silent_timeouts_ < kMaxSilentTimeouts) return;
   const std::chrono::milliseconds timeout = engine_->options().timeout;
   if (missing.empty()) {
@@ -128,7 +128,7 @@ void HierarchicalCommunicator::time_out(const Operation& operation) noexcept {
         call, std::make_exception_ptr(CommError(
                   {.op = std::string(call_name(call.verb)),
                    .subject = call.what.data(),
-                   .fact = fmt::format("all ranks came, and nothing moved for {} times {} s", kMaxSilentTimeouts,
+                   .fact = fmt::format("all ranks joined, but nothing moved for {} times {} s", kMaxSilentTimeouts,
                                        std::chrono::duration<double>(timeout).count()),
                    .where = fmt::format("{}, operation {}: {}", group_.text(), call.sequence, to_string(call)),
                    .action = "check that the hosts reach each other, or raise the time-out of the communicator"}))));

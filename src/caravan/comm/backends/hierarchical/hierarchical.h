@@ -38,11 +38,11 @@ namespace caravan {
 ///   - The ranks' calls are compared before any data is sent, also between hosts (CommOptions::check).
 ///   - Collectives are executed one after the other, in the order of their calls; any number may be outstanding.
 ///   - A communicator whose ranks are all on one host uses shared memory only; one of single ranks of different hosts
-///     uses `outer` only. Both still drive everything of the world, and notice failures in all of it.
+///     uses `outer` only. Both still progress everything of the world, and notice failures in all of it.
 ///   - allocate() is that of shared memory.
 ///   - Errors name ranks of the communicator and of the whole world. The ranks of all hosts notice within half a second
-///     of waiting, through the store, that a rank is lost, gives up or is late.
-/// Throws UsageError for any other `outer`, naming the valid ones, and CommError if a rank does not come in time.
+///     of waiting, through the store, that a rank is lost, aborts or is late.
+/// Throws UsageError for any other `outer`, naming the valid ones, and CommError if a rank does not join in time.
 std::shared_ptr<Communicator> make_hierarchical_world(const RankInfo& info, const std::shared_ptr<Store>& store,
                                                       const CommOptions& options = {},
                                                       const std::string& outer = "gloo", const std::string& host = "");

@@ -38,7 +38,7 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   void end(const std::exception_ptr& error) noexcept override;
   void end_world(std::string_view fact) noexcept override;
 
-  /// Of its notices.
+  /// The name under which notices refer to it.
   const std::string& scope() const noexcept { return scope_; }
   const CallCounts& counts() const noexcept { return counts_; }
   size_t outstanding() const noexcept { return collectives_.size() + direct_.size(); }
@@ -72,7 +72,7 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   std::exception_ptr error_of(const Descriptor& call, const std::exception_ptr& cause) noexcept;
   std::exception_ptr error_of_peer_failure(const Descriptor& call, const PeerFailure& failure);
   std::exception_ptr error_of_messages(const Descriptor& call, const CommError& cause) const;
-  /// The error of `call` that another rank's notice means; null if there is none.
+  /// The error of `call` that another rank's notice causes; null if there is none.
   std::exception_ptr known_error(const Descriptor& call);
   /// Called when `operation` has made no progress for the time-out: ends the communicator if a rank is missing.
   void time_out(const Operation& operation) noexcept;
@@ -90,7 +90,7 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   std::deque<std::shared_ptr<Task>> collectives_;
   std::deque<std::shared_ptr<Task>> direct_;
   uint64_t num_moves_ = 0;
-  int num_silent_timeouts_ = 0;  // in a row, in which no rank was missing
+  int num_silent_timeouts_ = 0;  // consecutive time-outs in which no rank was missing
 };
 
 }  // namespace caravan::hierarchical

@@ -49,7 +49,7 @@ class Task {
   void first(std::vector<Step> steps) { steps_.insert(steps_.begin(), steps.begin(), steps.end()); }
   /// Keeps `object`, which steps refer to, alive as long as the task.
   void own(std::shared_ptr<void> object) { owned_ = std::move(object); }
-  /// drain() waits for `work`, too. For a step that begins two operations and returns the other one.
+  /// drain() also waits for `work`, for a step that begins two operations and returns the other one.
   void also(Work work) { others_.push_back(std::move(work)); }
   /// Memory that lives as long as the task.
   std::byte* scratch(int64_t bytes);
@@ -57,7 +57,7 @@ class Task {
   /// Does what can be done now. Returns true if anything made progress. Throws CallsDiffer and the errors of levels.
   bool advance();
   bool finished() const noexcept { return finished_; }
-  /// As advance(), without errors: they are known already.
+  /// As advance(), but ignores errors, which are known already.
   void settle() noexcept;
   /// Whether an operation of a level is in flight.
   bool is_pending();

@@ -83,7 +83,7 @@ Collective::Collective(const Group& group, std::shared_ptr<Operation> operation,
 }
 
 void Collective::run(TaskThread& thread) {
-  // A barrier is nothing but the exchange of sheets.
+  // A barrier consists only of the exchange of sheets.
   const bool is_barrier = operation_->verb == Verb::barrier;
   if (group_.check || is_barrier) check(thread);
   if (is_barrier) return;

@@ -54,7 +54,7 @@ void Engine::collect() noexcept {
   if (const auto lost = watch_ == nullptr ? std::nullopt : watch_->lost()) {
     close(publish_world_failure(fmt::format("rank {} of the world is lost: {}", lost->world_rank, lost->fact)));
   }
-  // Completing an operation may destroy what it keeps alive, but no communicator: those outlive their operations.
+  // Completing an operation may destroy what it keeps alive, but no communicator, since those outlive their operations.
   for (MessageCommunicator* communicator : communicators_) communicator->collect();
 }
 

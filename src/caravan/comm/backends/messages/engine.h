@@ -19,14 +19,14 @@ namespace caravan::messages {
 
 class MessageCommunicator;
 
-/// What all communicators of one rank share that were split from one world: its connections, its notices, and what is
-/// in flight.
+/// State shared by all communicators of one rank that were split from one world: its connections, its notices, and what
+/// is in flight.
 class Engine {
  public:
   /// `transport` and `store` may be null if `size` is 1; `backend` is the name of the communicators' back-end.
   Engine(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
          int size, const CommOptions& options);
-  /// Waits a little for the other ranks, so that closing the connections cuts off nothing that is on its way.
+  /// Waits briefly for the other ranks, so that closing the connections does not cut off messages in flight.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -51,12 +51,12 @@ class Engine {
   /// world is lost.
   void collect() noexcept;
 
-  /// Of the communicators of this rank.
+  /// Ids of the communicators of this rank.
   TagIds& ids() noexcept { return ids_; }
 
-  /// Publishes `text` as the failure of the whole world. Returns the text that stands.
+  /// Publishes `text` as the failure of the whole world. Returns the text that was published first.
   std::string publish_world_failure(const std::string& text) noexcept;
-  /// A communicator has failed: its messages that are on their way may never be received.
+  /// A communicator has failed: its messages in flight may never be received.
   void note_failure() noexcept { is_clean_ = false; }
   bool has_failed() const noexcept { return has_failed_; }
 

@@ -14,7 +14,7 @@ enum class Channel : int { collective, point_to_point, send_call, recv_call, shu
 /// One rank's view of one communicator: what its tasks work on.
 struct Group : GroupInfo {
   std::shared_ptr<Transport> transport;
-  int id = 0;  ///< of the communicator: no two that share a pair of ranks have the same
+  int id = 0;  ///< unique among communicators that share a pair of ranks
   bool check = true;
   std::shared_ptr<LastCalls> last_calls;
 

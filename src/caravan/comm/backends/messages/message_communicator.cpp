@@ -53,8 +53,8 @@ MessageCommunicator::~MessageCommunicator() {
 void MessageCommunicator::leave() noexcept {
   if (engine_->has_failed()) return;
   if (size() > 1) engine_->notices().publish_departure(scope_, group_, is_dead() ? nullptr : &counts_);
-  // Where the ranks compare their calls, what completed here has been received there, or is about to be: the tags are
-  // free. Otherwise a message may wait for a recv that never comes.
+  // If the ranks compare their calls, what completed here has been received there, or is about to be: the tags are
+  // free. Otherwise a message may still wait for a recv that never comes.
   if (!is_dead() && group_.check && group_.id != TagIds::kWorld) engine_->ids().release(group_.id);
 }
 
@@ -187,8 +187,8 @@ std::exception_ptr MessageCommunicator::error_of(const Task& task) noexcept {
     engine_->notices().publish_failure(scope_, failed_first_text(rank(), error));
     return error;
   } catch (...) {
-    // All ranks of a collective see that their calls differ. Of a message only two ranks see it; the receiver tells the
-    // others.
+    // All ranks of a collective see that their calls differ. Only two ranks see it for a message; the receiver tells
+    // the others.
     if (task.call().verb == static_cast<uint8_t>(Verb::recv)) {
       engine_->notices().publish_failure(scope_, failed_first_text(rank(), task.error));
     }
@@ -212,7 +212,7 @@ LateRank MessageCommunicator::look_for(int rank) const {
 }
 
 std::exception_ptr MessageCommunicator::lost_error(const Task& task, const PeerLost& lost) {
-  // A rank that gives up publishes the reason before it closes its connections.
+  // An aborting rank publishes the reason before it closes its connections.
   const std::string reason = engine_->notices().failure(scope_);
   if (!reason.empty()) return peer_failure_error(group_, task.call(), reason, FailureScope::communicator);
   const int departed = engine_->notices().find_departed(scope_, group_, counts_, task.call());
@@ -242,7 +242,7 @@ void MessageCommunicator::fail_with_peer_error(const std::string& fact) noexcept
   const std::vector<TaskThread*> all = threads();
   const auto busy = std::ranges::find_if(all, [](TaskThread* thread) { return thread->head() != nullptr; });
   const std::shared_ptr<Task> task = busy != all.end() ? (*busy)->head() : nullptr;
-  const std::string own = !is_dead() ? engine_->notices().failure(scope_) : "";  // is nearer to the cause
+  const std::string own = !is_dead() ? engine_->notices().failure(scope_) : "";  // closer to the cause
   end(peer_failure_error(group_, task != nullptr ? task->call() : Descriptor{}, own.empty() ? fact : own,
                          FailureScope::world));
   group_.transport.reset();

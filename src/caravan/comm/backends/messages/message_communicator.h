@@ -13,8 +13,8 @@
 
 namespace caravan::messages {
 
-/// A communicator over a Transport: one thread executes the collectives, one more for each peer and direction the sends
-/// and recvs.
+/// A communicator over a Transport: one thread executes the collectives, and one per peer and direction executes the
+/// sends and recvs.
 class MessageCommunicator final : public Level {
  public:
   static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Engine> engine);
@@ -46,13 +46,13 @@ class MessageCommunicator final : public Level {
   void abandon(const std::exception_ptr& error, const std::string& reason) noexcept override;
 
   void enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<Task>& task);
-  /// Returns when `is_done()`. A wait that takes too long, or a failure elsewhere, ends everything, so this, too.
+  /// Returns when `is_done()`. A time-out, or a failure elsewhere, ends everything, including this wait.
   void wait(TaskThread& thread, const std::function<bool()>& is_done);
   void collect(TaskThread& thread) noexcept;
   algorithms::Choice choose(const Operation& operation) const;
   std::unique_ptr<TaskThread>& thread_of(const Operation& operation);
   std::vector<TaskThread*> threads() const;
-  /// What the error of a failed task means for this communicator. Tells the other ranks where they cannot know.
+  /// The error of a failed task for this communicator. Tells the other ranks if they cannot know.
   std::exception_ptr error_of(const Task& task) noexcept;
   std::exception_ptr late_error(const Descriptor& call, std::span<const int> ranks) const;
   std::exception_ptr lost_error(const Task& task, const PeerLost& lost);
@@ -62,12 +62,12 @@ class MessageCommunicator final : public Level {
 
   std::shared_ptr<Engine> engine_;
   Group group_;
-  std::string scope_;  ///< of its notices
+  std::string scope_;  ///< scope of its notices
   std::shared_ptr<const algorithms::SelectionTable> algorithms_;
   Periodic failure_check_{kStoreCheckInterval};
   CallCounts counts_;
   std::unique_ptr<TaskThread> collectives_;
-  std::vector<std::unique_ptr<TaskThread>> sends_;  // per peer; made when first used
+  std::vector<std::unique_ptr<TaskThread>> sends_;  // per peer; created at first use
   std::vector<std::unique_ptr<TaskThread>> recvs_;
 };
 

@@ -17,8 +17,8 @@ struct SplitResult {
   std::string overlap;  ///< a description, the same on every rank; "" if the parts are equal or disjoint
 };
 
-/// Communicator::split: all ranks exchange the members of their parts and which ids they have in use. Each checks the
-/// parts, and chooses the id of the new communicator as all ranks of its part do.
+/// Communicator::split: all ranks exchange the members of their parts and the ids in use. Each rank checks the parts,
+/// and chooses the same id for the new communicator as the other ranks of its part.
 class SplitTask final : public Task {
  public:
   SplitTask(const Group& group, std::span<const int> members, std::string_view name, const TagIds& ids,

@@ -28,7 +28,7 @@ struct Staging::State {
   void refuse_broken(int world_rank) {
     const std::lock_guard lock(mutex);
     if (broken.contains(world_rank)) {
-      throw std::runtime_error("a large message to or from it was given up in flight, and nothing can follow it");
+      throw std::runtime_error("a large message to or from it was abandoned in flight, and nothing can follow it");
     }
   }
 };
@@ -37,7 +37,7 @@ namespace {
 
 class StagedTransfer final : public Transfer {
  public:
-  /// `to`: where a staged message is copied when it has arrived, else null.
+  /// `to`: where a staged message is copied on arrival, else null.
   StagedTransfer(std::shared_ptr<Staging::State> state, std::unique_ptr<Transfer> under, int world_rank, Memory memory,
                  std::byte* to, size_t bytes)
       : state_(std::move(state)),

@@ -7,14 +7,14 @@
 
 namespace caravan::messages {
 
-/// A Transport over another one whose messages may be given up before they have arrived.
+/// A Transport over another one whose messages may be abandoned before they have arrived.
 ///
-/// Note [messages that are given up]: a transfer that is destroyed in flight, after a time-out or a failure elsewhere,
-/// has already been announced to the peer, and cannot be taken back. gloo's connection stops reading for ever once the
-/// peer sends into a buffer that is gone, and with it all other communicators of that pair of ranks. So messages of up
-/// to kStagedBytes, which include all that are sent before the peer is known to be there (the comparison of calls), go
-/// through memory of the transport's own, which stays until they have arrived or the connections close. A larger
-/// message that is given up breaks the connection: every later send to or recv from that peer is an error at once.
+/// Note [abandoned messages]: a transfer that is destroyed in flight, after a time-out or a failure elsewhere, has
+/// already been announced to the peer, and cannot be taken back. gloo's connection stops reading forever once the peer
+/// sends into a buffer that is gone, which blocks all other communicators of that pair of ranks. So messages of up to
+/// kStagedBytes, including all that are sent before the peer is known to have joined (the comparison of calls), go
+/// through the transport's own memory, which is kept until they have arrived or the connections close. Abandoning a
+/// larger message breaks the connection: every later send to or recv from that peer fails at once.
 class Staging final : public Transport {
  public:
   static constexpr size_t kStagedBytes = 64 * 1024;

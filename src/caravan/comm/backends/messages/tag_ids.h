@@ -10,14 +10,14 @@
 namespace caravan::messages {
 
 /// The ids of one rank's communicators. An id is part of every tag, so two communicators that share a pair of ranks
-/// must not have the same at the same time. MPIs may have as few as 32,768 tags: an id is used again once its
-/// communicator is destroyed, provided that no message of it can still be on its way.
+/// must not use the same one at the same time. MPIs may have as few as 32,768 tags: an id is reused once its
+/// communicator is destroyed, provided that none of its messages can still be in flight.
 class TagIds {
  public:
   static constexpr int kWorld = 0;
 
-  /// What this rank tells the others before a split: the least id above all that it ever had, then, as far as `words`
-  /// reach, a bit for each id from 0 on that is in use.
+  /// What this rank sends the others before a split: the least id above all ids that it ever used, then, within
+  /// `words`, a bit for each id from 0 on that is in use.
   std::vector<int64_t> proposal(size_t words) const {
     std::vector<int64_t> proposal(words);
     proposal[0] = next_;

@@ -15,12 +15,12 @@
 
 namespace caravan::messages {
 
-/// What the rank's own thread sleeps on: signalled whenever a task has ended.
+/// What the rank's main thread sleeps on: signalled whenever a task has ended.
 class CompletionEvent {
  public:
   void signal();
   uint64_t count();
-  /// Returns once the count is not `seen` any more, at the latest at `deadline`.
+  /// Returns once the count differs from `seen`, at the latest at `deadline`.
   void wait(uint64_t seen, std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -49,12 +49,12 @@ class Task {
 
  protected:
   std::shared_ptr<Operation> operation_;
-  Descriptor call_;  ///< a copy: the operation may belong to the caller's thread again
+  Descriptor call_;  ///< a copy: the operation may already be back with the caller's thread
 };
 
-/// A thread that executes tasks one after the other. The waits of a transport block, so only a thread lets an operation
-/// of several rounds make progress while the rank computes or waits for another one. After a task that failed no other
-/// is begun.
+/// A thread that executes tasks one after the other. The waits of a transport block, so an operation of several rounds
+/// needs a thread to make progress while the rank computes or waits for another one. After a failed task no other is
+/// begun.
 class TaskThread {
  public:
   explicit TaskThread(CompletionEvent& completions);

@@ -27,7 +27,7 @@ class Transport {
   virtual std::unique_ptr<Transfer> recv(std::byte* data, size_t bytes, int world_rank, int tag) = 0;
   /// Whether a recv from a rank whose process has ended throws soon.
   virtual bool reports_lost_peers() const noexcept { return true; }
-  /// Called when every rank has said that it sends nothing more, and everything that was sent has arrived.
+  /// Called when every rank has announced that it sends nothing more, and everything that was sent has arrived.
   virtual void all_delivered() noexcept {}
 };
 

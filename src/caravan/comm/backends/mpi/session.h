@@ -27,7 +27,7 @@ class Session {
   virtual std::shared_ptr<messages::Transport> connect(size_t largest_piece) = 0;
 };
 
-/// Increment with every change of this file, messages/transport.h or what they include.
+/// Increment with every change to this file, messages/transport.h or what they include.
 inline constexpr int kInterface = 1;
 
 }  // namespace caravan::mpi

@@ -222,14 +222,15 @@ class NcclCommunicator final : public BackendCommunicator {
       progress();
       if (operation.complete) {
         const c10::cuda::CUDAStreamGuard stream(stream_of(operation));
-        if (operation.error == nullptr) work->wait();  // what comes next on the stream sees the result
+        if (operation.error == nullptr) work->wait();  // later work on the stream sees the result
         break;
       }
       if (steady_clock::now() >= deadline) {
         std::vector<int> others(static_cast<size_t>(size()));
         std::iota(others.begin(), others.end(), 0);
         std::erase(others, rank());
-        end(late_error(info_, describe(operation), others, options_.timeout, {}));  // NCCL does not say which of them
+        end(late_error(info_, describe(operation), others, options_.timeout, {}));  // NCCL does not report which of
+                                                                                    // them
       }
       std::this_thread::yield();
     }

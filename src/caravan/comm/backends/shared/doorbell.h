@@ -9,8 +9,8 @@ namespace caravan::shared {
 /// A futex on which one rank sleeps until a peer that has published something rings it. Lives in shared memory; zeroed
 /// memory is its initial state. One sleeper, any number of ringers.
 ///
-/// Note [no lost wake-up]: the ringer publishes a flag and then reads whether the rank is asleep; the sleeper sets that
-/// it is asleep and then reads the flags once more. At least one of them must see the other, so each side needs a full
+/// Note [no lost wake-up]: the ringer publishes a flag and then reads whether the rank is asleep; the sleeper marks
+/// itself asleep and then reads the flags once more. At least one of them must see the other, so each side needs a full
 /// barrier in between. For the flags of every round and message, which `publish` stores, the sleeper issues the barrier
 /// of both: membarrier(2) runs one on every core where a process of the world is running, which takes microseconds, but
 /// only before a sleep. A process where the kernel has no membarrier fences when it publishes. All other flags that can

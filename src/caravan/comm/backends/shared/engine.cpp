@@ -11,7 +11,7 @@
 namespace caravan::shared {
 namespace {
 
-constexpr std::chrono::milliseconds kGrace{500};  // for a rank that has left to publish why
+constexpr std::chrono::milliseconds kGrace{500};  // for a departed rank to publish why
 constexpr int kPollsPerCheck = 64;
 
 // Spinning helps only while the awaited rank is running on another core.

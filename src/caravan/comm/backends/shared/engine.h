@@ -20,8 +20,8 @@ namespace caravan::shared {
 
 class SharedCommunicator;
 
-/// Drives everything that one rank has in flight on all communicators split from one world. A wait for one operation
-/// advances all of them, so ranks may wait for operations in different orders.
+/// Progresses everything that one rank has in flight on all communicators split from one world. A wait for one
+/// operation advances all of them, so ranks may wait for operations in different orders.
 class Engine {
  public:
   /// `watch` is null for ranks that are threads. `world_ranks`: the numbers of the ranks in error messages, if the
@@ -70,7 +70,7 @@ class Engine {
   void poll();
   /// poll(), then sleeps until a peer rings, unless `is_done()`.
   void pause(const std::function<bool()>& is_done, std::chrono::nanoseconds at_most);
-  /// Done by wait(), too, between its own.
+  /// Also called by wait(), between its own polls.
   void set_side_work(std::function<SideWork()> work) { side_work_ = std::move(work); }
   /// Returns when `operation`, which is in `queue` of `communicator`, is complete, with or without error.
   void wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation);

@@ -20,7 +20,7 @@
 namespace caravan::shared {
 namespace {
 
-constexpr int kEagerSpins = 100;  // polls without a pause, which takes as long as a cache line from core to core
+constexpr int kEagerSpins = 100;  // polls without a pause, about as long as a cache line takes between cores
 
 /// The peer's text if `error` only repeats a failure that a peer has published.
 std::optional<std::string> echo_of(const std::exception_ptr& error) {
@@ -163,7 +163,7 @@ void SharedCommunicator::check_alive(const Descriptor& call) {
     if (!engine_->has_failure(*this)) return;
     const auto failure = engine_->peer_failure(*this, call);
     if (failure != nullptr) {
-      advance();  // an error of its own takes precedence
+      advance();  // its own error takes precedence
       die(failure);
     }
   }
@@ -199,7 +199,7 @@ void SharedCommunicator::complete(TaskQueue& queue, Task& task) {
   queue.push(task);
   ++outstanding_;
   engine_->begin_operation();
-  // With nothing else in flight it polls this communicator only, and publishes before it writes the flight log.
+  // If nothing else is in flight it polls only this communicator, and publishes before it writes the flight log.
   if (is_alone) {
     advance();
     note(operation);
@@ -238,7 +238,7 @@ void SharedCommunicator::finish(Operation& operation) {
 }
 
 std::shared_ptr<void> SharedCommunicator::allocate(size_t bytes) {
-  // A full arena is no error: collectives take any memory, and work in place where it lies in an arena.
+  // A full arena is not an error: collectives support any memory, and work in place if it is in an arena.
   if (auto memory = engine_->arena()->allocate(bytes)) return memory;
   return Communicator::allocate(bytes);
 }

@@ -16,7 +16,7 @@ class SharedCommunicator final : public Level {
   /// flight logs are used by that world, and this communicator's log is private.
   static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
 
-  /// `slot` is -1 for a communicator of one rank, which needs none.
+  /// `slot` is -1 for a communicator of one rank, which needs no slot.
   SharedCommunicator(std::shared_ptr<Engine> engine, RankState state, int slot, Lineage lineage);
   ~SharedCommunicator() override;
 

@@ -23,7 +23,7 @@ class TaskQueue {
     Task* const borrowed = task.get();
     entries_.push_back({borrowed, std::move(task), std::move(operation)});
   }
-  /// A task whose caller does not return before it has finished or failed.
+  /// For a task whose caller waits until it has finished or failed.
   void push(Task& task) { entries_.push_back({&task, nullptr, nullptr}); }
   /// Advances tasks and completes the operations of finished ones. True if there was progress. Throws what a task
   /// throws, which stays at the head.

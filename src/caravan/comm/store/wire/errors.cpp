@@ -32,7 +32,7 @@ UsageError rejected_handshake(const JobKey& key, int rank, std::string address, 
                  .action = "start all ranks of the job with the same CARAVAN_SECRET, and check MASTER_PORT"};
   if (genuine && answer.verdict == Verdict::other_job) {
     text.fact = fmt::format("the store there belongs to job \"{}\", not to \"{}\"", answer.job, key.id);
-    text.action = "give each job a MASTER_PORT of its own, or its ranks the same CARAVAN_JOB_ID";
+    text.action = "give each job its own MASTER_PORT, or its ranks the same CARAVAN_JOB_ID";
   } else if (genuine) {
     text.fact =
         fmt::format("the job there has {} ranks, this rank was started with {}", answer.world_size, key.world_size);

@@ -15,13 +15,13 @@ namespace caravan::messages {
 
 struct LostPeer {
   int world_rank = 0;
-  std::string fact;  ///< what the transport says of the connection
+  std::string fact;  ///< what the transport reports about the connection
 };
 
-/// Detects peers that end without a shutdown notice, whether or not this rank waits for a message of theirs. From each
+/// Detects peers that end without a shutdown notice, whether or not this rank waits for a message from them. From each
 /// peer that it watches, a recv of one byte stays open: it completes with the peer's notice or fails with the
-/// connection. Every rank watches the next one, and rank 0, since the notices of failures need its store: two threads a
-/// rank, asleep.
+/// connection. Every rank watches the next one and rank 0, whose store the failure notices need: two sleeping threads
+/// per rank.
 class ConnectionWatch {
  public:
   /// Signals `completions` when a peer is lost.

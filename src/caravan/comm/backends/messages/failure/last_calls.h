@@ -8,7 +8,7 @@
 
 namespace caravan::messages {
 
-/// The last call of each rank of the world that this one has seen, for the error when that rank is late.
+/// The last call of each rank of the world that this rank has seen, for the error when that rank is late.
 class LastCalls {
  public:
   explicit LastCalls(int world_size) : entries_(static_cast<size_t>(world_size)) {}

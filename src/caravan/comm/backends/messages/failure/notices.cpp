@@ -7,7 +7,7 @@
 namespace caravan::messages {
 namespace {
 
-constexpr std::chrono::milliseconds kTextDelay{500};  // a rank claims a failure first, then it writes its text
+constexpr std::chrono::milliseconds kTextDelay{500};  // a rank first claims a failure, then writes its text
 constexpr const char* kQuestions = "questions";
 
 std::string failure_key(const std::string& scope) { return "failure/" + scope; }
@@ -33,12 +33,12 @@ Result Notices::ask_store(Result otherwise, const Call& call) noexcept {
   return otherwise;
 }
 
-/// The value of `key`; "" if no rank sets it in time, which is not an error: its rank may be slow, or gone.
+/// The value of `key`; "" if no rank sets it in time, which is not an error: that rank may be slow, or gone.
 std::string Notices::get(const std::string& key) {
   try {
     return store_->get(key, kTextDelay);
   } catch (const CommError&) {
-    // Throws if it is the store that is lost.
+    // Throws if the store is lost.
     return store_->has(key) ? store_->get(key, kTextDelay) : "";
   }
 }

@@ -11,10 +11,9 @@
 
 namespace caravan::messages {
 
-/// What the ranks of a world tell each other through its store: why something failed, which communicators a rank has
-/// destroyed, and how far a rank is that others wait for. A scope is the world or one communicator; no two
-/// communicators of a world have the same. Nothing here throws: once the store is lost, nothing is told and nothing is
-/// known.
+/// Notices that the ranks of a world exchange through its store: why something failed, which communicators a rank has
+/// destroyed, and the progress of a rank that others wait for. A scope is the world or one communicator, and is unique
+/// within a world. Nothing here throws: once the store is lost, notices are neither sent nor received.
 class Notices {
  public:
   static constexpr const char* kWorld = "world";
@@ -22,13 +21,13 @@ class Notices {
   /// `store` is null in a world of one rank.
   explicit Notices(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
-  /// Publishes why `scope` cannot go on, unless another rank has. Returns the text that was published first.
+  /// Publishes why `scope` cannot continue, unless another rank has. Returns the text that was published first.
   std::string publish_failure(const std::string& scope, const std::string& text) noexcept;
   /// The published text, "" if there is none.
   std::string failure(const std::string& scope) noexcept;
 
-  /// Publishes that this rank has destroyed the communicator `scope` and what it had issued; with null `counts`, which
-  /// a communicator that failed gives, only that it is gone. The last rank removes all keys of the scope.
+  /// Publishes that this rank has destroyed the communicator `scope` and what it had issued; with null `counts`, for a
+  /// failed communicator, only that it is gone. The last rank removes all keys of the scope.
   void publish_departure(const std::string& scope, const GroupInfo& group, const CallCounts* counts) noexcept;
   /// The rank of `scope` that has destroyed the communicator without issuing its side of `call`, a call of this rank;
   /// -1 if there is none.

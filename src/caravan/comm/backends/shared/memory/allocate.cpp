@@ -25,7 +25,7 @@ void AllocateTask::write(uint64_t, int64_t) {
   try {
     memory_ = state_.arena->allocate_shared(bytes(), state_.size, own_.out);
   } catch (const ResourceError&) {
-    error_ = std::current_exception();  // the others are told by offset 0
+    error_ = std::current_exception();  // offset 0 tells the others
   }
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMinSlots = 16;
 constexpr size_t kMinArenaBytes = size_t{1} << 20;
-// Of one world. A process has 128 TiB of addresses and may make a world for each of its process groups.
+// Address space of one world. A process has 128 TiB of addresses and may create a world for each of its process groups.
 constexpr size_t kMaxBytes = size_t{4} << 40;
 // A world takes this part of the address space that a limit leaves: threads, libraries and other worlds need some, too.
 constexpr size_t kShareOfLimit = 4;
@@ -79,7 +79,7 @@ Fd create_memory_file(size_t bytes) {
 }
 
 /// The result of `attempt(layout)`, which is null and sets errno if the kernel refuses. Each attempt is for a quarter
-/// of the one before: the first that succeeds leaves something for others.
+/// of the previous one, so that the first success leaves address space for others.
 template <class Attempt>
 auto largest_possible(int num_ranks, size_t max_bytes, const Attempt& attempt) {
   SegmentLayout layout = SegmentLayout::of(num_ranks, max_bytes);

@@ -105,8 +105,8 @@ class Segment {
   SegmentLayout layout_;
 };
 
-/// Has the kernel map the pages now. Without it they are mapped one by one at their first use, where a lack of memory
-/// is a SIGBUS. Returns 0, or the errno where there is no memory for them. Kernels before 5.14 cannot do it: 0.
+/// Has the kernel map the pages now. Otherwise they are mapped one by one at first use, where a lack of memory is a
+/// SIGBUS. Returns 0, or errno if memory is insufficient. Kernels before 5.14 cannot do it: returns 0.
 int populate(std::byte* data, size_t bytes) noexcept;
 /// Returns whole pages to the kernel; they read as zeros afterwards, for everyone. False if the kernel cannot.
 bool release_pages(std::byte* data, size_t bytes) noexcept;

@@ -82,7 +82,7 @@ class Root {
       if (!any_left && steady_clock::now() < schedule.deadline) return;
       throw_missing(std::move(missing), info_, store_, schedule.timeout);
     }
-    // Another user's process, or a rank that died at once: ignore it, and do not let it delay the others.
+    // Another user's process, or a rank that died at once: ignored, so that it does not delay the others.
     if (socket->peer_user() != geteuid()) return;
     auto hello = socket->receive(std::min(schedule.deadline, steady_clock::now() + milliseconds(1000)));
     if (!hello.has_value() || hello->packet.kind != PacketKind::hello || hello->packet.token != token_) return;
