@@ -23,7 +23,7 @@ bool is_there(std::string_view name) {
   });
 }
 
-/// Of this case, which goes on.
+/// Skips this case without ending it.
 void skip(const ::testing::TestInfo& running, const std::string& reason) {
   GTEST_MESSAGE_AT_(running.file(), running.line(), reason.c_str(), ::testing::TestPartResult::kSkip);
 }

@@ -22,7 +22,7 @@ namespace {
 
 /// Everything at once: sharded state x column/row split x full recompute x deferred weight gradients x two pipeline
 /// stages, on 8 ranks, against one process. Each technique is a file in techniques/ of at most 80 lines, written
-/// against public headers; none of them knows of the others.
+/// against public headers; none of them knows the others.
 
 constexpr int64_t kRows = 24, kLength = 8;
 constexpr int kMicroBatches = 4;

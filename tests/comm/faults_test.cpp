@@ -244,7 +244,7 @@ TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
                             HasSubstr("did not join within"), HasSubstr("data parallel")));
           EXPECT_THAT(error, HasSubstr("world rank " + std::to_string(late) + " last called barrier \""));
         }
-        // done() has no time-out: the late rank is alive, and only did not issue the call.
+        // done() has no time-out: the late rank is alive, it just did not issue the call.
         Work work = side->barrier_async("all have their error");
         while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       },

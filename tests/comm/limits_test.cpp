@@ -158,7 +158,7 @@ TEST(Limits, NoMoreSlotsThanTheSegmentHas) {
   EXPECT_EQ(segment->take_slot(), 3);
 }
 
-// Memory that the kernel does not have is a SIGBUS at its first use: here it lies behind the end of the file.
+// Memory that the kernel cannot provide is a SIGBUS on first use. Here it is beyond the end of the file.
 TEST(Limits, MemoryThatCannotBeMappedIsAnError) {
   auto [descriptor, segment] = shared::Segment::create_shared(2, 0);
   const auto end = static_cast<off_t>(segment->layout().arenas_begin());

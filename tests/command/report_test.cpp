@@ -50,7 +50,7 @@ TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
                     HasSubstr("rank 1"), Not(HasSubstr("step 4, "))));
 }
 
-/// What was written after the checkpoint that a run goes on from is gone from all of its files.
+/// Everything written after the checkpoint from which a run resumes is gone from all of its files.
 TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
   const Words options = set({"train.steps=4", "checkpoint.every=2", "checkpoint.keep=0", "log.csv=true"});
   ASSERT_EQ(train("run", 1, options).code, 0);

@@ -13,7 +13,7 @@ using ::testing::Not;
 
 class ScheduleTest : public CommandTest {
  protected:
-  /// Of the tiny model, whose overrides `more` follows.
+  /// Inspects the tiny model; `more` follows its overrides.
   Result inspect(const Words& more, const Words& options = {}) const {
     Words words = tiny("run", 2, set(more));
     words.front() = "inspect";

@@ -98,8 +98,8 @@ TEST_F(StopTest, ASignalSavesAndTheRunContinues) {
   }
 }
 
-/// In the middle of an evaluation, which takes long beside a step. Where a run is so slow that the signal comes in the
-/// step before, the evaluation is cut short as well.
+/// Stops in the middle of an evaluation, which takes much longer than a step. If a run is so slow that the signal
+/// arrives in the step before, the evaluation is cut short as well.
 class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<int> {
  protected:
   Words evaluated() const {

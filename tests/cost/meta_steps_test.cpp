@@ -58,7 +58,7 @@ int64_t largest_unit(const ModelConfig& config) {
   return 4 * std::max(config.vocabulary * config.width, of_block);
 }
 
-/// Of three steps, of which the last two are alike.
+/// Takes three steps; the last two are alike.
 Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, ModelKind kind, at::ScalarType type,
                at::Device device) {
   Mesh mesh = Mesh::create(world, of.axes.empty() ? std::vector<AxisSize>{{"dp", of.ranks}} : of.axes);

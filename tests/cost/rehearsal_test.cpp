@@ -193,7 +193,8 @@ TEST(Rehearsal, SendsWhatRanksSend) {
     EXPECT_GT(want.traffic.total_bytes(), 0);
     const double ratio = static_cast<double>(found.peak.total()) / static_cast<double>(want.peak);
     EXPECT_GE(ratio, 1) << shards;
-    // What is on its way is there for as long as on the slowest network: another buffer of a unit, if shards travel.
+    // A rehearsal keeps messages in flight as long as the slowest network does: another buffer of a unit, if shards are
+    // sent.
     EXPECT_LE(ratio, shards ? 1.05 : 1.02) << shards;
   }
 }

@@ -54,7 +54,7 @@ TEST(ChatTemplate, FindsTheAssistantsText) {
   EXPECT_EQ(back.answers, chat.answers);
 }
 
-/// Half a character has no place in JSON: what replaced it would move the answers behind it.
+/// JSON cannot hold half a character, and a replacement would shift the answers after it.
 TEST(ChatTemplate, RefusesATextWithHalfACharacter) {
   const ChatTemplate first_byte("{% for m in messages %}{{ m.content[:1] }}|{% endfor %}", "t", "", "");
   const json messages{message("user", "é"), message("assistant", "b")};
@@ -142,7 +142,7 @@ TEST(ChatTemplate, BudgetsHoldForEveryChat) {
 
 class Chats : public ::testing::Test {
  protected:
-  /// Of the bytes tokenizer: an id is a byte.
+  /// Uses the bytes tokenizer: an id is a byte.
   ChatTokens tokens(const std::vector<json>& chats) {
     const ChatTemplate plain(
         "{% for m in messages %}{% if m.role != 'assistant' %}u{{ m.content }}"

@@ -23,7 +23,7 @@ TokenFile numbered_tokens(const TemporaryFolder& folder, int32_t count) {
   return TokenFile::open(folder / "numbered.tokens");
 }
 
-/// The windows of an epoch share no target and lie within the text.
+/// The windows of an epoch share no target and are within the text.
 TEST(Sampler, VisitsEachWindowOnceAnEpoch) {
   EXPECT_TRUE(rc::check("any text, context and seed", [] {
     const auto context = *rc::gen::inRange<int64_t>(1, 40);

@@ -180,7 +180,7 @@ const Sums::LayOut kRows = [](Strategy& strategy) {
   strategy.layouts.at("u3.w").sharded = {{"dp", Shard{0, {3, 2}}}};
 };
 
-/// What goes to shards may be reduced in every micro-batch, and is added up where it rests.
+/// Gradients of sharded parameters may be reduced in every micro-batch and are then accumulated in the shards.
 TEST(GradientSums, AccumulateInShards) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);
@@ -230,7 +230,7 @@ TEST(GradientSums, ALateOneForShardsIsRefusedAtTheEnd) {
   });
 }
 
-/// Layers deposit gradients of what they read; those of the leaf follow once, when they are complete.
+/// Layers accumulate gradients of the compute tensors; that of the unsharded parameter follows once they are complete.
 TEST(GradientSums, OfADerivedParameterGoThroughItsDerivation) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);

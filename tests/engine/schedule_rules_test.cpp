@@ -39,7 +39,7 @@ Schedule parse(const std::string& text) {
   return table;
 }
 
-/// One unit for each number, on that stage, each with a gathered group of its own.
+/// One unit for each number, on that stage, each with its own gathered group.
 Units chain(const std::vector<int>& stages) {
   Units units;
   for (const int stage : stages) {

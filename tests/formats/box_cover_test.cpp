@@ -10,7 +10,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-/// How often each element lies in a box, counted one by one.
+/// Counts, element by element, how often each is in a box.
 bool covers_once_by_counting(const Shape& shape, const std::vector<Box>& boxes) {
   int64_t elements = 1;
   for (const int64_t size : shape) elements *= size;

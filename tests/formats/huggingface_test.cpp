@@ -179,7 +179,7 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
   EXPECT_THAT(refusal(), HasSubstr("config.json"));
 }
 
-/// A folder whose tokenizer has no end-of-text token by name: what ends a text stands in the other files only.
+/// The folder's tokenizer does not name its end-of-text token: only the other files do.
 TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
   const TemporaryFolder folder;
   const Exported out = export_to(folder / "made", ModelKind::llama);

@@ -1,4 +1,4 @@
-// Which rank writes which piece: whatever the layouts, every element is in the files exactly once.
+// Which rank writes which piece: for all layouts, every element is in the files exactly once.
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>

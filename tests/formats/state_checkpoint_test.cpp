@@ -87,7 +87,7 @@ TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
 /// The optimizer of an engine.
 class Moments final : public StateOwner {
  public:
-  /// `is_apart`: each coordinate of dp has an optimizer of its own.
+  /// `is_apart`: each coordinate of dp has its own optimizer.
   Moments(Engine& engine, bool is_apart) {
     if (is_apart) engine.state().apart_axis = "dp";
     optimizer_ = std::make_unique<Sgd>(engine.state(), SgdOptions{.momentum = 0.9});
@@ -196,7 +196,7 @@ TEST(StateCheckpoint, SavesAndReadsAFurtherOwner) {
   });
 }
 
-/// Moments lie in flat buffers, whose gaps are memory too; a storage counts once.
+/// Moments are stored in flat buffers, whose gaps take memory too; a storage counts once.
 TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
   const Problem problem(ModelKind::gpt2);
   with_engine({.data_parallel = technique_of("zero2", {{"share", "off"}})}, problem, 3, [&](Engine& engine, Model&) {
@@ -210,7 +210,7 @@ TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
   });
 }
 
-/// The shape of the parameter decides, whatever the number of coordinates was; then nothing has been changed.
+/// A part of another shape is refused for any number of coordinates, and nothing is changed.
 TEST(StateCheckpoint, RefusesPartsOfAnotherShape) {
   const TemporaryFolder folder;
   Problem other(ModelKind::gpt2);

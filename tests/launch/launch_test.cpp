@@ -68,7 +68,7 @@ TEST_F(LaunchTest, RanksFindTheirJobAndTheStore) {
   EXPECT_TRUE(child.all_gone(0));
 }
 
-/// MASTER_PORT is for a program that serves a store of its own there, such as torch.distributed.
+/// MASTER_PORT is for a program that serves its own store there, such as torch.distributed.
 TEST_F(LaunchTest, RankZeroMayServeMasterPort) {
   Child child(job(2, {"0=serve,meet", "*=meet"}));
   EXPECT_EQ(child.wait(), 0) << child.err();

@@ -195,7 +195,7 @@ TEST_F(Hooks, MayOutliveTheirModule) {
   EXPECT_NO_THROW(hook = Hook());
 }
 
-/// A run goes on with the hooks that it began with.
+/// A run continues with the hooks with which it started.
 TEST_F(Hooks, MayBeRemovedAndAddedWhileTheyRun) {
   Hook inner = first.add_hook(noting(order, "inner"));
   Hook added;

@@ -21,7 +21,7 @@ at::Tensor dropped(const at::Tensor& x, double dropout, std::vector<DimIndex> in
   return counter_dropout(x, dropout, {.seed = 9, .name = name, .step = step, .index = std::move(index)});
 }
 
-/// Of a whole tensor.
+/// Drops elements of a whole tensor.
 at::Tensor dropped(const at::Tensor& x, double dropout) {
   return dropped(x, dropout, std::vector<DimIndex>(static_cast<size_t>(x.dim())));
 }

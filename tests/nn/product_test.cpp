@@ -37,7 +37,7 @@ class WithProducts {
   std::string before_;
 };
 
-/// Each library for each product, whatever torch was built with.
+/// Each library for each product, for every build of torch.
 std::vector<std::string> all_libraries() {
   std::vector<std::string> texts;
   for (const ProductLibrary library : available_product_libraries()) texts.emplace_back(name(library));
@@ -213,7 +213,7 @@ TEST(ProductsInBf16, areRoundedOnce) {
   }
 }
 
-/// Several chunks add their parts of the weight's gradient in fp32, so it is rounded once, whatever their number. The
+/// Several chunks add their parts of the weight's gradient in fp32, so it is rounded once for any number of chunks. The
 /// gradient of the logits is rounded to bf16 before, and so are the logits.
 TEST(ProductsInBf16, crossEntropyDiffersByRoundingsOnly) {
   const at::Tensor labels = testing::tokens(1, 601, 300, 3).view({601});

@@ -118,7 +118,7 @@ Values random_values(std::mt19937& random) {
   return values;
 }
 
-/// Of random cases always that with the most new pairs, until no pair is left.
+/// Adds the random case with the most new pairs until no pair is left.
 std::vector<Values> cover_of_pairs(uint32_t seed) {
   std::set<Pair> left;
   for (size_t a = 0; a < kSettings.size(); ++a) {
@@ -162,7 +162,7 @@ TEST(Compositions, DISABLED_AreOneProcessInMoreCases) {
   }
 }
 
-/// Every ring beside nothing else, with its messages beside the computation and between turns.
+/// Every ring alone, with its messages overlapped with the computation and between turns.
 TEST(Compositions, RingsMatchOneProcess) {
   for (const Split& context : contexts()) {
     for (const bool overlaps : {true, false}) {

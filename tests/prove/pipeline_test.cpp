@@ -1,5 +1,5 @@
-/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, beside
-/// every data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
+/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, with every
+/// data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
 /// product takes minutes: --gtest_also_run_disabled_tests.
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Case {
   StrategyChoice choice{};
   ModelKind kind = ModelKind::gpt2;  ///< gpt2 with tied embeddings, llama without
   int micro_batches = 4;
-  std::vector<AxisSize> others{};  ///< beside pp
+  std::vector<AxisSize> others{};  ///< other than pp
   std::string beside{};
   at::ScalarType dtype = at::kDouble;
 };

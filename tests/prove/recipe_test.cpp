@@ -127,7 +127,7 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
   }
 }
 
-/// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
+/// The user's table says how many micro-batches there are, and pipeline.micro_batches is omitted.
 TEST(ProveRecipe, UsesTheTableOfAPipelineUnchanged) {
   Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
   recipe.pipeline.table = to_text(order_of("gpipe", 2, 4));  // as load_recipe reads it

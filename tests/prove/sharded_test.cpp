@@ -47,7 +47,7 @@ ModelConfig model_of(ModelKind kind) {
       {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0.1 : 0});
 }
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
     {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
 

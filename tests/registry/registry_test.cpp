@@ -155,7 +155,7 @@ TEST(Composition, SuggestsAWorkingChange) {
                     HasSubstr("use data_parallel.technique = \"ddp\" or \"hsdp\"")));
 }
 
-/// Of what no two ranks need to compute alike, PowerSGD alone depends on the number of threads.
+/// Of the techniques whose ranks need not compute alike, only PowerSGD depends on the number of threads.
 TEST(Composition, PowerSgdAloneNeedsTheSameThreads) {
   needs({"param_server"});
   const Demand same{Trait::threads_may_differ, "comm.threads_per_rank", "differs", "set it"};

@@ -161,7 +161,7 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
             .global_rows = 8 * kMicros,
             .num_targets = 8 * kMicros * config.context},
            0, 1e-4);
-  // A part of the stream in bf16 for each micro-batch; its shape, once. The tied weight has an axis of its own.
+  // A part of the stream in bf16 for each micro-batch; its shape, once. The tied weight has its own axis.
   const double stream = 2. * 2048 * 20'480 / 8;
   EXPECT_NEAR((static_cast<double>(mesh["pp"].comm().traffic().total_bytes()) - before) / (kMicros * stream), 1, 1e-4);
   const MemoryShape all{.model = config,

@@ -38,7 +38,7 @@ class Packed : public ::testing::TestWithParam<ModelKind> {
 INSTANTIATE_TEST_SUITE_P(Models, Packed, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-/// A row of its own for each document of the rows.
+/// Gives each document its own row.
 struct Apart {
   std::vector<at::Tensor> ids, labels;
 

@@ -146,7 +146,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnResume) {
       const std::string dir = "stopped" + n + "at" + step;
       train_until(ranks, options(dir, kEvaluated), "evaluating " + step);
       EXPECT_LT(validations(runs_ / dir).size(), 3U);
-      // A stop while it is made up for leaves it due.
+      // A stop during the evaluation that is made up for leaves it due.
       train_until(ranks, options(dir, kEvaluated, true), "evaluating " + step);
       train_on(ranks, options(dir, kEvaluated, true));
       EXPECT_EQ(log_lines(runs_ / dir), log_lines(runs_ / ("whole" + n)));

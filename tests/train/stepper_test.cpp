@@ -42,7 +42,7 @@ struct Rank {
 
 class Steppers : public ::testing::Test {
  protected:
-  /// On two thread ranks; goes on from the checkpoint of `from`, if it has one.
+  /// Runs on two thread ranks; continues from the checkpoint of `from`, if it has one.
   void on_ranks(const Keys& keys, const std::string& from, const std::function<void(Rank&)>& body) const {
     const Recipe recipe = runs_.recipe(ModelKind::gpt2, "run", keys);
     const Dataset data = open_dataset(recipe.data, runs_.folders());

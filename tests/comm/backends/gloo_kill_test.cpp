@@ -85,7 +85,7 @@ TEST(GlooKill, RankIsNamedToThoseThatPoll) {
   expect_killed(ends, 3);
 }
 
-/// A rank that stands still is late, not dead: it is told with what it last called, and hears of it when it goes on.
+/// A stopped rank is late, not dead: errors name it with its last call, and it gets the error when it continues.
 TEST(GlooKill, StoppedRankIsLateNotLost) {
   const auto ends = run_processes(
       3,

@@ -1,4 +1,4 @@
-// Every method of the back-end beside the same method of c10d's own gloo, on the same tensors.
+// Compares every method of the back-end with that of c10d's gloo, on the same tensors.
 #include <algorithm>
 #include <mutex>
 

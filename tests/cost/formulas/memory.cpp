@@ -49,7 +49,7 @@ struct Sizes {
   double attention_weights;  ///< [sequences, heads, context, context]
 };
 
-/// Of the embedding, or of a head of its own.
+/// Elements of the embedding, or of an untied head.
 double table_elements(const TensorShape& ranks) {
   return words_weight_elements(ranks) / (ranks.model.tie_embeddings ? 1 : 2);
 }

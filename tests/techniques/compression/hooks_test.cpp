@@ -159,7 +159,7 @@ void pretend_to_be_old() {
   setenv("CARAVAN_SIMD", "baseline", 1);
 }
 
-/// Replicas apply what a hook returns, so it must have the same bits on every rank, whatever instructions it has.
+/// Replicas apply the result of a hook, so it must have the same bits on every rank, for every instruction set.
 TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
   const auto body = [](const std::shared_ptr<Communicator>& world) {
     if (world->rank() == 1) pretend_to_be_old();  // before the first operation of torch in this process
@@ -224,7 +224,7 @@ TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
   }
 }
 
-// ---- a hook of one's own ----
+// ---- a user's hook ----
 
 TEST(CompressHook, SumsInAnotherForm) {
   const Problem problem(ModelKind::gpt2);

@@ -32,7 +32,8 @@ at::Tensor rows_of(int64_t rows) {
       .view({rows, 3, 2, 2});
 }
 
-/// Of rows [first, last), two steps in training and one outside, with the gradient of a weighted sum of all outputs.
+/// Runs rows [first, last): two steps in training and one in evaluation, with the gradient of a weighted sum of all
+/// outputs.
 Outcome run(const at::Tensor& x, const at::Tensor& weights, const std::function<at::Tensor(const at::Tensor&)>& norm,
             torch::nn::BatchNorm2d& of) {
   Outcome outcome;

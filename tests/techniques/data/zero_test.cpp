@@ -1,5 +1,5 @@
-/// What sharding promises beside right gradients (tests/prove): the same bits as ddp, bytes as formulas say, and
-/// errors for what is impossible.
+/// What sharding promises in addition to correct gradients (tests/prove): the same bits as ddp, bytes as the formulas
+/// say, and errors for what is impossible.
 
 #include "caravan/techniques/data/zero.h"
 
@@ -149,7 +149,7 @@ TEST(StateOfARank, IsTheFormula) {
   }
 }
 
-/// Of servers and of the other workers.
+/// Servers and workers.
 TEST(StateOfARank, OfServersIsTheFormula) {
   constexpr int kRanks = 4;
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
@@ -187,7 +187,7 @@ struct Sent {
   Units units;
 };
 
-/// Of one step, with meta tensors; less the two sums of the loss and the norm.
+/// Bytes of one step, with meta tensors, without the two sums of the loss and the norm.
 Sent sent_in_a_step(const Setting& choice, int ranks, int num_micro_batches, const ModelConfig& config,
                     at::ScalarType compute = at::kFloat, const std::vector<int>& of_ranks = {}) {
   std::vector<int> measured = of_ranks;
@@ -347,7 +347,7 @@ TEST(Sharding, RanksWithoutRowsTakePart) {
   }
 }
 
-/// Of the buffers that there are after each step of a loop of one's own, of one rank of four.
+/// Bytes of buffers after each step of a hand-written loop, on one rank of four.
 std::vector<int64_t> buffer_bytes_after_steps(const std::vector<std::vector<Parameters::Spec>>& units, int num_steps) {
   std::vector<int64_t> bytes;
   Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});

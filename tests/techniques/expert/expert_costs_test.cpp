@@ -19,7 +19,7 @@ struct Measured {
   double forward = 0;   ///< bytes sent
   double backward = 0;  ///< with the sums of gradients
   double kept = 0;      ///< bytes, from forward to backward
-  double elements = 0;  ///< of parameters at rest
+  double elements = 0;  ///< of sharded parameters
 };
 
 /// Every token goes to every expert, or ranks would not get as many copies as each other. Parts of biases have 32
@@ -95,7 +95,7 @@ Measured measure(MemoryShape shape, int64_t layers) {
   return first;
 }
 
-/// Of one more layer.
+/// Costs of one more layer.
 Measured layer_of(const MemoryShape& shape) {
   const Measured two = measure(shape, 2), three = measure(shape, 3);
   return {three.forward - two.forward, three.backward - two.backward, three.kept - two.kept,

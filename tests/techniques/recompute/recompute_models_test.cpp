@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::pair<at::ScalarType, at::ScalarType> kDtypes[] = {
     {at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}};
 
@@ -92,7 +92,7 @@ TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
   }
 }
 
-/// Also of the embedding, which has no input with a gradient, and of the head, whose forward makes gradients.
+/// Also the embedding, which has no input with a gradient, and the head, whose forward makes gradients.
 TEST(RecomputeModel, AnyModuleCanBeNamed) {
   for (const std::vector<std::string>& patterns : std::vector<std::vector<std::string>>{
            {"embedding", "blocks.1", "head"}, {"*.mlp", "*.attention_norm"}, {"*.attention", "blocks.0.mlp.up"}}) {

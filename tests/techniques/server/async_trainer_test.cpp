@@ -324,7 +324,7 @@ TEST(AsyncTrainer, AStopOfOneRankDrainsAll) {
   });
 }
 
-/// Clocks go on where they were: with a bound, the one ahead waits.
+/// Clocks continue where they were: with a bound, the one ahead waits.
 TEST(AsyncTrainer, ClocksOfAResumedRun) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Model model(kProblem.config);

@@ -110,7 +110,7 @@ TEST(BuffersOfRanks, SendTheirBytesOnce) {
         ddp.finish_step();
         return mesh.bytes_sent() - before;
       };
-      step();  // recorded: agreements beside
+      step();  // recorded, with agreements
       const int64_t gradients = ddp.state().layout.trained_count() * 4;
       int64_t want = wire_bytes(Verb::all_reduce, mesh.rank(), 3, gradients, 0, 0);
       constexpr int64_t kStatistics = 2 * 5 * 4;
