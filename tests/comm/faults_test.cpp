@@ -185,7 +185,7 @@ TEST_P(Faults, AMismatchedMessageIsAnErrorOnBothSides) {
   });
 }
 
-/// What rank 1 says, which receives under the label `received` what rank 0 has sent under `sent`; both learn it.
+/// The error of rank 1, which receives under the label `received` what rank 0 sends under `sent`. Both get it.
 std::string difference_of_labels(Communicator& world, const std::string& sent, const std::string& received) {
   const auto group = world.split(all_ranks(world), "group");
   std::vector<float> data(8);
@@ -215,7 +215,7 @@ TEST_P(Faults, MessagesWithDifferentLabelsAreAnError) {
   });
 }
 
-/// Labels are compared as a whole, although a call keeps and shows their beginning alone.
+/// Labels are compared as a whole, although a call keeps and shows only their beginning.
 TEST_P(Faults, LongLabelsThatEndDifferentlyAreAnError) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const std::string long_name(80, 'x');

@@ -37,7 +37,7 @@ class ScopedLimit {
   rlimit before_{};
 };
 
-/// Leaves `mib` MiB of address space beyond what this process has.
+/// The limit that leaves `mib` MiB of address space in addition to what this process uses.
 rlim_t address_limit(rlim_t mib) {
   rlim_t used_pages = 0;
   std::ifstream("/proc/self/statm") >> used_pages;

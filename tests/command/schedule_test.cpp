@@ -32,7 +32,7 @@ TEST_F(ScheduleTest, IsDrawnWithItsCosts) {
   EXPECT_THAT(text_of(path("schedule.svg")), HasSubstr("</svg>"));
 }
 
-/// The bubble and what is in flight are those of all steps until the stages stop.
+/// The bubble and the forwards in flight are those of all steps until the stages stop.
 TEST_F(ScheduleTest, OfAsynchronousStagesIsAWindow) {
   testing::needs({"ddp"});
   const Result result = inspect({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=30", "train.steps=100",

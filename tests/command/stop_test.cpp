@@ -126,7 +126,7 @@ class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<i
     usleep(20'000);
     return job;
   }
-  /// The rest of the run, and that it is the same as `whole`.
+  /// Runs the rest and expects the same as `whole`.
   void expect_whole(const std::string& run) const {
     Words words = evaluated();
     words.emplace_back("--resume");

@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
              recompute_of(std::vector<std::string>{"blocks.1", "blocks.4*"})}),
     [](const auto& info) { return info.param.name; });
 
-/// What ranks send, verb by verb, and what they hold.
+/// Compares what ranks send, verb by verb, and the memory that they hold.
 TEST(Rehearsal, SendsWhatRanksSend) {
   for (const bool shards : {false, true}) {
     const Shape sizes = shape(gpt2(0), 2, 4, 4);
@@ -199,7 +199,7 @@ TEST(Rehearsal, SendsWhatRanksSend) {
   }
 }
 
-/// Gradients travel while earlier layers compute theirs, but for those of the last bucket.
+/// Gradients are in flight while earlier layers compute theirs, except those of the last bucket.
 TEST(Rehearsal, ReportsHiddenCommunication) {
   const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), recompute_of("none"), 4, 1, true);
   std::map<Verb, std::pair<double, double>> of_verb;  // all, exposed

@@ -138,7 +138,7 @@ TEST(ValidationWindows, RowsAreIndependentOfTheRequests) {
   }
 }
 
-/// Token i is i: the context of a target is what stands before it in its row.
+/// Token i is i: the context of a target is the part of its row before it.
 TEST(ValidationWindows, OverlappingOnesCountEveryTargetOnceWithAtLeastTheOverlapBeforeIt) {
   const TemporaryFolder folder;
   for (const int32_t count : {2, 8, 9, 10, 11, 12, 17, 100}) {

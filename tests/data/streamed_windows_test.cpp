@@ -168,7 +168,7 @@ TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
   for (int64_t k = 0; k < epoch; ++k) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
 }
 
-/// A record that says something else, of its tokens, its end or what follows, is made again like one that is missing.
+/// A record with other tokens, another end or another successor is made again, like a missing one.
 TEST_F(StreamedWindowsTest, DamagedRecordsAreRebuilt) {
   const Reference reference(texts_);
   open({{0, 1, 2}})->record(0, 2);

@@ -258,7 +258,7 @@ TEST(GradientSums, OfADerivedParameterGoThroughItsDerivation) {
   });
 }
 
-/// On a world where every collective is complete at once: otherwise it depends on the clock how many are in flight.
+/// On a world where every collective completes at once: otherwise the number in flight depends on timing.
 TEST(GradientSums, GiveTheirMemoryBack) {
   const Sums sums(Mesh::create(make_record_world(0, 2), {{"dp", 2}}), 1, kRows);
   std::vector<int64_t> bytes;

@@ -1,6 +1,6 @@
-/// How the buckets of a strategy are filled and paid: each against the law for every single tensor, bit for bit, since
-/// sums over ranks are taken in rank order everywhere; and against sums that the test takes itself, of integers, which
-/// are exact in any order.
+/// How the buckets of a strategy are filled and reduced. Each is compared with the law for every tensor, bit for bit,
+/// since sums over ranks are taken in rank order everywhere; and with sums of integers that the test takes, which are
+/// exact in any order.
 
 #include <functional>
 #include <map>
@@ -15,7 +15,7 @@
 namespace caravan::testing::payment_test {
 namespace {
 
-/// What an engine makes of a strategy, without the passes.
+/// The parts that an engine makes of a strategy, without the passes.
 struct Parts {
   Parts(Strategy strategy_, const Mesh& mesh, const std::map<std::string, at::Tensor>& values)
       : strategy(std::move(strategy_)), state{.layout = FlatLayout(strategy, mesh)}, pool(mesh.world(), false) {
@@ -122,7 +122,7 @@ ParameterLayouts on_the_same_axes(const ParameterLayouts& layouts, const Mesh& m
   return result;
 }
 
-/// A rank's summand of a gradient, or what it has of the sum; and which of the whole it is.
+/// A rank's summand of a gradient, or its part of the sum; and which box of the whole it is.
 struct Part {
   at::Tensor tensor;
   Box box;
@@ -146,7 +146,7 @@ void compare_leaves(const Parts& parts, int group, const Mesh& mesh) {
   }
 }
 
-/// Deposits a gradient for each parameter of a group. Returns what the law makes of them.
+/// Accumulates a gradient for each parameter of a group. Returns what the law makes of them.
 std::map<const Parameter*, at::Tensor> accumulate_grad(Parts& parts, int group, const Mesh& mesh, bool integers,
                                                        Found& found) {
   const at::NoGradGuard no_grad;
@@ -190,7 +190,8 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
   std::map<const Parameter*, at::Tensor> paid;
   parts.sums->begin_step();
   for (const int group : groups) paid.merge(accumulate_grad(parts, group, mesh, integers, found));
-  std::stable_sort(groups.begin(), groups.end(), [&](int a, int b) {  // as backward does; what stages share, last
+  std::stable_sort(groups.begin(), groups.end(), [&](int a, int b) {  // in the order of backward; those shared by
+                                                                      // stages last
     const auto& units = parts.state.layout.units();
     const auto is_joint = [&](int group) { return units.groups[static_cast<size_t>(group)].is_joint; };
     return is_joint(a) != is_joint(b) ? is_joint(b) : a > b;

@@ -1,5 +1,5 @@
-// What is on disk at every moment of a save. The calls that make files durable, rename and delete them go through this
-// program, so that a test sees their order and can end the process before any of them.
+// The files on disk at every moment of a save. The calls that flush, rename and delete files go through this program,
+// so that a test sees their order and can end the process before any of them.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>

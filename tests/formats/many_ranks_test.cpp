@@ -32,7 +32,7 @@ std::map<std::string, Layout> rest_layouts(Module& model, const Mesh& mesh) {
   return layouts;
 }
 
-/// In memory where that is possible: thousands of files are flushed one by one.
+/// In memory if possible: thousands of files are flushed one by one.
 class FolderInMemory {
  public:
   FolderInMemory()

@@ -28,7 +28,7 @@ void load(std::unique_ptr<StateOwner> owner, const Mesh& mesh, const std::filesy
   tensors.read();
 }
 
-/// The sum over the coordinates of the hook's axis of what each parameter's residual is, whole.
+/// The residual of each parameter, summed over the coordinates of the hook's axis, whole.
 Named residuals(const Engine& engine) {
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = engine.state().layout;
@@ -49,8 +49,8 @@ struct Case {
   StrategyChoice choice_before, choice_after;
 };
 
-/// Whatever the ranks and groups, together the residuals are what they were. Where the axis is the same, each
-/// coordinate has its own again; else coordinate 0 has all.
+/// For any ranks and groups, the sum of the residuals is preserved. If the axis is the same, each coordinate gets its
+/// own back; otherwise coordinate 0 gets all.
 TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
   const Problem problem(ModelKind::gpt2);
   const StrategyChoice topk{.hook = hook_of("topk", {{"hook_fraction", 0.05}})};
@@ -99,7 +99,7 @@ class Moments final : public StateOwner {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-/// Each rank has its own again; other numbers of ranks have the mean; of one for all, each has that.
+/// Each rank gets its own back. Other numbers of ranks get the mean; if there was one for all, each gets that.
 TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
   const Problem problem(ModelKind::gpt2);
   for (const int after : {1, 2, 3}) {
@@ -123,7 +123,7 @@ TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
   }
 }
 
-/// What no owner of the library keeps: nothing but the owner knows of it.
+/// State of an owner outside the library: only the owner knows it.
 class FurtherOwner final : public StateOwner {
  public:
   explicit FurtherOwner(Engine& engine)

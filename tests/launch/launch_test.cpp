@@ -75,7 +75,7 @@ TEST_F(LaunchTest, RankZeroMayServeMasterPort) {
   EXPECT_EQ(child.out(), "serves MASTER_PORT\nall 2 met\n");
 }
 
-/// Exit codes of other programs mean what those say, and their advice is not Caravan's.
+/// Exit codes of other programs have their own meaning, so Caravan gives no advice on them.
 TEST_F(LaunchTest, CodesOfOtherProgramsAreNotExplained) {
   const RankProcess failed{.rank = 1, .wait_status = 3 << 8};
   const RankProcess victim{.rank = 1, .wait_status = SIGKILL, .peak_resident_bytes = int64_t{3} << 30};

@@ -214,7 +214,7 @@ TEST_F(Hooks, MayBeRemovedAndAddedWhileTheyRun) {
   EXPECT_THAT(order_of_run(), ElementsAre("added(", ")"));
 }
 
-/// As recomputation does: in backward, long after the run, with what it remembers.
+/// As recompute does: in backward, long after the run, with the captured state.
 TEST_F(Hooks, MayKeepNextAndCallItAgain) {
   std::vector<std::pair<Next, Tensors>> kept;
   Hook keeping = first.add_hook([&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Sums in fp64, and notes what it was asked.
+/// Sums in fp64, and records the calls.
 class Sums final : public GradientSink {
  public:
   int64_t open_step() const noexcept override { return 0; }

@@ -469,8 +469,7 @@ TEST(Plan, RefusesAModuleThatIsRunWithTwoLayouts) {
               AllOf(HasSubstr("scale, input 0"), HasSubstr("tp=I in one run"), HasSubstr("tp=S(1) in another")));
 }
 
-/// The index and the positions of a module do not depend on what a module around it has cut, also when it runs again
-/// later.
+/// The index and the positions of a module do not depend on cuts by an outer module, also when it runs again later.
 TEST(Plan, GivesAModuleThatRunsAgainLaterTheSameContext) {
   on_mesh({{"tp", 2}}, [](const Mesh& mesh) {
     SmallModel model;
@@ -565,7 +564,7 @@ Plan sequence_parallel_of(ModelKind kind) {
 
 class PlanOfModel : public ::testing::TestWithParam<ModelKind> {};
 
-/// With dropout, so that random numbers count too. fp64: 1e-10 as for all sums in another order.
+/// With dropout, so that random numbers are compared too. fp64: 1e-10 as for all sums in another order.
 TEST_P(PlanOfModel, MatchesOneProcess) {
   const ModelConfig config{.kind = GetParam(),
                            .layers = 2,

@@ -150,7 +150,7 @@ TEST_P(ModelDropout, isOffInEvaluation) {
   EXPECT_FALSE(model->run({ids}, {}).front().equal(expected));
 }
 
-/// Attention's path for dropout gives with a negligible dropout what the fused kernel gives.
+/// With a negligible dropout, attention's path for dropout gives the same as the fused kernel.
 TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
   ModelConfig config = testing::tiny_config(GetParam());
   const auto plain = testing::whole_model(config);

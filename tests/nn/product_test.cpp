@@ -283,8 +283,8 @@ struct Attended {
   Tensors gradients;
 };
 
-/// The plain formula in fp64. `bounds`: what one rounding of the output, which backward reads again, may change of each
-/// gradient; for the gradients of q and k that is an error of sum(dy * y) in every row.
+/// The plain formula in fp64. `bounds`: how much one rounding of the output, which backward reads again, may change
+/// each gradient; for the gradients of q and k that is an error of sum(dy * y) in every row.
 Attended attend_exactly(const Tensors& x, const at::Tensor& outer, const at::Tensor& visible, Tensors& bounds) {
   const int64_t group = x[0].size(2) / x[1].size(2);
   const at::Tensor q = x[0].transpose(1, 2);

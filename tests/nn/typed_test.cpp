@@ -44,7 +44,7 @@ class TypedModel : public ::testing::TestWithParam<ModelKind> {
   ForwardContext context_{.layouts = &layouts_};
 };
 
-/// Data parallelism, from end to end: no operation is without a type.
+/// Data parallelism from end to end: every operation is typed.
 TEST_P(TypedModel, onAShardOfTheBatchMakesAPartialLoss) {
   place(model_, mesh_of("dp"));
   read_as(model_, on("dp", Replicate{}));

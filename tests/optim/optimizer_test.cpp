@@ -272,7 +272,7 @@ TEST(Optimizer, FrozenValuesAreRoundedOnce) {
             EXPECT_TRUE(copy_of(*parameter).eq(7).all().item<bool>()) << parameter->name();
           }
         }
-        state.bump_version();  // as who reads a checkpoint
+        state.bump_version();  // as a load of a checkpoint does
         pass();
         for (const Parameter* parameter : model.parameters()) {
           if (!parameter->requires_grad()) {

@@ -178,7 +178,7 @@ TEST(Compositions, RingsMatchOneProcess) {
   }
 }
 
-/// The proof of a ring of n ranks whose messages stand in this order, without the check of tables and without labels.
+/// The proof of a ring of n ranks with messages in this order, without the check of tables and without labels.
 Proof proof_alone(int n, RingSchedule schedule) {
   ProveCase what =
       to_prove({.context = context_of("ring", n), .technique = "ddp", .overlaps = false, .micro_batches = 1});
@@ -201,7 +201,7 @@ Proof proof_alone(int n, RingSchedule schedule) {
   return proof;
 }
 
-/// Gradients that are taken for keys are found although nothing else notices them: forward passes are right.
+/// The proof finds gradients that are mistaken for keys, although nothing else notices: forward passes are correct.
 TEST(Compositions, FindARingThatSendsGradientsBeforeKeys) {
   for (const int n : {2, 3, 4}) {
     EXPECT_TRUE(proof_alone(n, ring_schedule).holds());

@@ -60,7 +60,7 @@ ProveCase to_prove(Case of) {
           .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
-/// Every `stride`-th case. A stride that divides no number of values of a setting lets every pair of values occur.
+/// Every `stride`-th case. If the stride divides no setting's number of values, every pair of values occurs.
 void expect_every(const std::vector<Case>& cases, size_t stride) {
   for (size_t i = 0; i < cases.size(); i += stride) expect_holds(to_prove(cases[i]));
   ::testing::Test::RecordProperty("cases", static_cast<int>((cases.size() + stride - 1) / stride));

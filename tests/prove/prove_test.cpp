@@ -25,7 +25,7 @@ using ::testing::StartsWith;
 /// GPT-2 with tied embeddings, or Llama with grouped heads and untied embeddings.
 ModelConfig model_of(ModelKind kind) {
   const bool is_gpt2 = kind == ModelKind::gpt2;
-  // With dropout other kernels are taken.
+  // With dropout, other kernels are used.
   return shrunken(
       {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0 : 0.1});
 }
@@ -141,7 +141,7 @@ TEST(Prove, HoldsForSplitWeights) {
   }
 }
 
-/// Roundings that are not those of one process hide the lack of one summand of many.
+/// Roundings that differ from those of one process hide one missing summand among many.
 TEST(Prove, RefusesSplitWeightsInBf16WithManySummands) {
   ProveCase what = case_of(ModelKind::llama, 2);
   what.axes = {{"dp", 2}, {"tp", 2}};

@@ -100,7 +100,7 @@ TEST_P(SplitProduct, DISABLED_IsOneProcess) {
   }
 }
 
-/// From a recipe's names to a step: one case of each split, in turn of everything else.
+/// From a recipe's names to a step: one case of each split, with each of the other settings in turn.
 TEST_P(SplitProduct, HoldsForOneOfEach) {
   GetParam().needs.check();
   const auto number = std::ranges::find(splits(), GetParam().name, &SplitCase::name) - splits().begin();

@@ -51,7 +51,7 @@ void for_each_order(const Visit& visit) {
   EXPECT_GT(num_orders, 400 * names_of("pipeline").size());
 }
 
-/// As check(PipelineOrder), for stages that step on their own: their gradients are complete with each micro-batch.
+/// As check(PipelineOrder), for stages that step independently: their gradients are complete after each micro-batch.
 void check_with_updates(const PipelineOrder& order) {
   Units units;
   for (int stage = 0; stage < order.num_stages(); ++stage) {
@@ -185,7 +185,7 @@ TEST(Asynchronous, UpdatesFollowWholeGradients) {
   EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, {reduce, 0, 1}}), HasSubstr("the update is missing"));
 }
 
-/// The check of so many micro-batches takes a second, unless its time grows with their square: then hours.
+/// Checking this many micro-batches takes a second; with quadratic time it would take hours.
 TEST(Asynchronous, TheCheckGrowsWithTheTableAlone) {
   const Units units{.units = {{.name = "a", .groups = {0}}, {.name = "b", .stage = 1, .groups = {1}}},
                     .groups = {{.name = "a"}, {.name = "b"}}};

@@ -88,7 +88,7 @@ TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
   step_of(512, config, at::kBFloat16, true);
 }
 
-/// dp 16 x cp 8 x tp 8 of a Llama of 7 billion parameters: what each axis carries in a step.
+/// dp 16 x cp 8 x tp 8 of a Llama with 7 billion parameters: the bytes on each axis in a step.
 TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
   needs({"ddp"});
   const ModelConfig config{.kind = ModelKind::llama,
@@ -176,7 +176,7 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
   EXPECT_EQ(rank.in_flight, 35);
 }
 
-/// Every rank of ep and tp sends the tokens of its experts, as many as if all were chosen alike.
+/// Every rank of ep and tp sends the tokens of its experts, assuming that experts are chosen equally often.
 TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
   const ModelConfig config{.kind = ModelKind::llama,
                            .layers = 4,

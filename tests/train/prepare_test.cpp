@@ -176,7 +176,7 @@ class PrepareSamples : public PrepareDataset {
   }
 };
 
-/// Steps of more shards than a rank keeps open without being told, and a cache that keeps only what is in use.
+/// Steps with more shards than a rank keeps open by default, and a cache that keeps only files in use.
 TEST_F(PrepareSamples, NoRankWaitsForAShardThatTheCacheHasRemoved) {
   const Dataset whole = open_dataset(streamed(), small("cache-of-one"));
   const TrainWindows want = whole.train_windows(kContext, 3);

@@ -110,7 +110,7 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
     keys.push_back(std::string("pipeline.schedule=") + schedule);
     keys.push_back("pipeline.drain=20");
     const Recipe recipe = small(keys);
-    // The second stage is told the shapes of its inputs by the first, also in the whole step.
+    // The first stage tells the second the shapes of its inputs, also in the whole step.
     EXPECT_NEAR(rehearse(recipe, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(recipe, 2, 0), 0.01) << schedule;
   }
   const auto sent = [](const char* steps) {
@@ -134,7 +134,7 @@ TEST(Rehearse, AHookIsNotCalledForEmptyRanges) {
   }
 }
 
-/// A copy of the checkpoint has what the stepper keeps.
+/// An asynchronous checkpoint also copies the state that the stepper keeps.
 TEST(Rehearse, CopiesTheStateOfTheStepper) {
   const auto peak = [](const char* momentum, const char* async, int rank = 0) {
     return rehearse(small({"data_parallel.technique=diloco", "train.micro_batch=1", "optimizer.kind=sgd",
@@ -201,7 +201,7 @@ TEST(Rehearse, EveryStageOfAPipeline) {
   }
 }
 
-/// More micro-batches need no more memory but for their rows, and with one less all at once.
+/// More micro-batches need more memory only for their rows.
 TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
   const auto peak = [](int64_t rows) {
     const Recipe recipe = small({"train.micro_batch=1", "train.global_batch=" + std::to_string(rows)});
@@ -218,7 +218,7 @@ TEST(Rehearse, IncludesACopyOfTheCheckpoint) {
                     kVocabulary, 1, 0)
         .peak.total();
   };
-  const int64_t state = 3 * 4 * 2;  // at least so many bytes for each number of a block's matrices
+  const int64_t state = 3 * 4 * 2;  // at least this many bytes for each number of a block's matrices
   EXPECT_GT(peak("true") - peak("false"), state * 12 * 32 * 32);
   EXPECT_EQ(peak("true", "0"), peak("false", "0")) << "one is written after the last step, when activations are gone";
 }

@@ -1,4 +1,4 @@
-// Which states a run saves, and what a resumed run makes up for.
+// Which states a run saves, and what a resumed run repeats.
 #include <atomic>
 #include <gmock/gmock.h>
 
@@ -172,7 +172,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnOtherRanks) {
   }
 }
 
-/// Under every way to step: what an evaluation reads must be there before the first step.
+/// For every way to step: what an evaluation reads must exist before the first step.
 TEST_F(Saves, AnInterruptedEvaluationIsRepeatedUnderEveryTechnique) {
   const std::vector<std::vector<std::string>> techniques{
       {"data_parallel.technique=zero3"},

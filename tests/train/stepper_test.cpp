@@ -1,5 +1,5 @@
-/// The ways of stepping behind one interface: boundaries, what a line of the log is made of, and a stepper that is
-/// abandoned in the middle of a step and made anew.
+/// The ways of stepping behind one interface: boundaries, the values of a log line, and a stepper that is abandoned in
+/// the middle of a step and made anew.
 
 #include "caravan/step/stepper.h"
 
@@ -118,7 +118,7 @@ TEST_F(Steppers, ExposeTheGradientOfAWholeStepIfThereIsOne) {
   }
 }
 
-/// The bits of a run that was not disturbed. Who is first at a server is chance: there, the state alone is compared.
+/// The same bits as an undisturbed run. With a server, the order of workers is random: then only the state is compared.
 TEST_F(Steppers, AreMadeAnewFromACheckpointAfterAFailureInTheMiddleOfAStep) {
   for (const Keys& keys : {kSync, kStages, kServers}) {
     SCOPED_TRACE(keys.front());

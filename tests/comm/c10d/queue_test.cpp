@@ -51,7 +51,7 @@ TEST(C10dQueue, FuturesOfOneGroupBesideCallsOfAnother) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// A large send waits for its receive, which waits for its turn in a rank that is waiting for something else.
+/// A large send waits for its receive, which waits for its turn on a rank that is waiting for another call.
 TEST(C10dQueue, AReceiveBeginsWhileItsRankWaitsElsewhere) {
   run_thread_ranks(2,
                    [](const std::shared_ptr<Communicator>& world) {
@@ -106,7 +106,7 @@ TEST(C10dQueue, ReceivesMatchInTheOrderIssued) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// A group that ends normally after a receive from any source reports no cancelled receive.
+/// A group that ends normally after a receive from any source does not report an abandoned receive.
 TEST(C10dQueue, NothingIsLeftBehindByAnySource) {
   run_thread_ranks(3,
                    [](const std::shared_ptr<Communicator>& world) {

@@ -73,7 +73,7 @@ TEST_F(TwoHosts, OfSeveralRanksUseTwoLevels) {
   expect_all_ranks(run_job(3, 1, "shm+gloo"), "shm+gloo", 4);
 }
 
-/// The last rank ends. The ranks on the other host have no process descriptor of it.
+/// The last rank ends. The ranks on the other host have no process descriptor for it.
 TEST_F(TwoHosts, LostRankIsNamedOnBoth) {
   const Ended ended = run_job(2, 2, "shm+gloo die");
   EXPECT_EQ(ended.exit_code, 4) << ended.output;

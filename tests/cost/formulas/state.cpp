@@ -170,8 +170,8 @@ StateTraffic state_traffic(const StateShape& shape) {
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
   traffic.reduced = shape.trained() * (shape.reduces_each() ? steps : 1);
-  // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
-  // a whole one, once a step.
+  // Over shards: half of an all-reduce; if shards accumulate, once for each micro-batch. Over replicas, a whole
+  // all-reduce of the shard, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
   AllReduced replicated = all_reduced(shape, shape.trained() / n, replicas);
   const double copied = copied_elements(shape) / n;

@@ -77,7 +77,7 @@ double ring_gradients(const TensorShape& shape, const TensorSizes& s) {
   return shape.kind == "ring" && s.n > 1 ? 2 * s.tokens * s.v : 0;
 }
 
-/// Without running it again.
+/// Without recompute.
 TensorTraffic layer_elements_once(const TensorShape& shape, const TensorSizes& s) {
   if (shape.kind == "1d") {
     const double half = 2 * all_reduced(s.n) * s.tokens * s.h;

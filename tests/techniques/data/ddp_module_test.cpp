@@ -151,7 +151,7 @@ std::shared_ptr<torch::nn::SequentialImpl> perceptron() {
   return layers.ptr();
 }
 
-/// fp32 values that an optimizer updates, rounded for each step, by hand.
+/// Trains by hand with fp32 values that an optimizer updates and each step rounds.
 std::vector<at::Tensor> trained_by_hand(int steps) {
   const auto net = perceptron();
   std::vector<at::Tensor> values;

@@ -107,7 +107,7 @@ TEST(SyncBatchNorm, AveragesOverAllBatchesWithoutAMomentum) {
   });
 }
 
-/// In half precision as torch, with more values a channel than fp16 can count (65,504) or sum, and bf16 tell apart.
+/// As torch in half precision, with more values a channel than fp16 can count (65,504) or sum and bf16 can distinguish.
 TEST(SyncBatchNorm, CountsAndSumsHalfPrecisionExactly) {
   constexpr int64_t kSide = 260;  // 135,200 values a channel, 67,600 on a rank
   for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {

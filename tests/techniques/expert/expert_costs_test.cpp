@@ -51,7 +51,7 @@ std::vector<AxisSize> axes_of(const MemoryShape& shape) {
   return axes;
 }
 
-/// The second step of one of the ranks: in the first, buffers are made.
+/// The second step of one of the ranks: the first one allocates buffers.
 Measured measured_on(const std::shared_ptr<Communicator>& world, const MemoryShape& shape) {
   Mesh mesh = Mesh::create(world, axes_of(shape));
   Model model(shape.model);
@@ -102,7 +102,7 @@ Measured layer_of(const MemoryShape& shape) {
           three.elements - two.elements};
 }
 
-/// What tensor and context parallelism send, with the gradients that 1d sums.
+/// Bytes of tensor and context parallelism, with the gradients that 1d sums.
 TensorTraffic beside_experts(const MemoryShape& shape) {
   TensorTraffic sent;
   std::vector<TensorShape> others = context_shapes(shape);

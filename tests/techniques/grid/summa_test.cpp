@@ -129,7 +129,7 @@ TEST(Summa, MatchesTheLawBitForBit) {
   }
 }
 
-/// The same bytes on every rank: (q-1)/q^2 of x and W forward, twice that backward; what is not needed is not sent.
+/// The same bytes on every rank: (q-1)/q^2 of x and W forward, twice that backward; nothing unneeded is sent.
 TEST(Summa, SendsTheExpectedBytes) {
   constexpr int kSide = 4;
   for (const int rank : {0, 5, 15}) {

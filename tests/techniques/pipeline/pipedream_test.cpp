@@ -1,5 +1,5 @@
-/// PipeDream and PipeDream-2BW against a serial simulation of what they mean, bit by bit: one process keeps all
-/// versions of the weights and gives each stage of a step the one that it would have.
+/// PipeDream and PipeDream-2BW against a serial simulation, bit by bit: one process keeps all versions of the weights
+/// and gives each stage of a step the version that it would have.
 
 #include <gmock/gmock.h>
 

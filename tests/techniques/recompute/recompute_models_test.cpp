@@ -141,7 +141,7 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   Engine engine(model, mesh, strategy);
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.sequences, shape.model.context}, at::kLong);
   Bytes bytes{};
-  for (int step = 0; step < 2; ++step) {  // in the first, buffers are made
+  for (int step = 0; step < 2; ++step) {  // the first one allocates buffers
     engine.begin_step();
     const int64_t before = counter.live_bytes();
     const at::Tensor loss = model.run({ids, ids}, {.loss_scale = 1e-3})[0];
@@ -154,8 +154,8 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   return bytes;
 }
 
-/// What is kept falls by what the formula says, within 1 %, which covers what the graph itself takes; and the peak of
-/// backward falls.
+/// Saved bytes decrease by the formula's amount, within 1 %, which covers the graph itself. The peak of backward
+/// decreases too.
 void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t compute_bytes : {4, 2}) {
