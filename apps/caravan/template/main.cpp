@@ -1,4 +1,4 @@
-// Trains a module of its own over any number of processes, with checkpoints that the next call resumes.
+// Trains a user's module over any number of processes, with checkpoints that the next call resumes.
 #include <caravan/caravan.h>
 #include <cstdio>
 
