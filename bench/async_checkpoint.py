@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs a run: written by the training loop, or in the background (checkpoint.async).
+"""Measures the cost of a checkpoint: written by the training loop, or in the background (checkpoint.async).
 
   async_checkpoint.py [--caravan build/release/bin/caravan] [--ranks 2] [--rounds 3] [--set key=value]...
 
@@ -57,9 +57,9 @@ def main():
         without, _ = run(arguments, False, saves=False)
         for is_async in (False, True):
             seconds, saves = run(arguments, is_async, saves=True)
-            # Without saves there is one too, at the end.
+            # A run without periodic saves has one at the end.
             total[is_async].append((seconds - without) * 1e3 / (STEPS // EVERY - 1))
-            # A save is in the line of the step after it; the end's is in none.
+            # The log line after a step has the time of its save; no line has that of the last one.
             held[is_async] += [sum(saves[at:at + EVERY]) for at in range(EVERY, STEPS, EVERY)][1:]
     for name, values in (("held up", held), ("in all", total)):
         sync, background = (statistics.median(values[key]) for key in (False, True))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares synchronous parameter servers with those without a barrier, beside one slow worker.
+"""Compares parameter servers with and without a barrier when one worker is slow.
 
   async_server.py --caravan build/release/bin/caravan [--ranks 2] [--steps 40] [--slow 10] [--modes sync,async,bounded]
                   [--staleness 4] [--out curve.csv] [--set KEY=VALUE ..]
@@ -29,7 +29,7 @@ PERIOD_S = 0.05
 
 
 def process_of(launcher, rank):
-    """The process id of a rank below `launcher`; None before it is there."""
+    """The process id of a rank below `launcher`; None before it exists."""
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

@@ -27,7 +27,7 @@ def read(step):
 
 
 def balance_loss(config, router_logits, rows):
-    """Caravan's: the sum over layers of the mean over sequences. That of transformers counts all of them together."""
+    """Caravan's balance loss: the sum over layers of the mean over sequences. transformers counts all of them together."""
     loss = 0
     for scores in router_logits:
         probabilities = scores.softmax(-1).unflatten(0, (rows, -1))
@@ -51,7 +51,7 @@ def reference(step, dump):
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     if set(info["missing_keys"]) - tied or info["unexpected_keys"] or info["mismatched_keys"]:
         sys.exit(f"{step}: names differ from transformers: {info}")
-    model.train()  # dropout is 0 in what is checked here; what is not must not pass unnoticed
+    model.train()  # dropout is 0 in the checked modules; others must not be ignored silently
     has_experts = hasattr(config, "router_aux_loss_coef")
     output = model(input_ids=ids, use_cache=False, **({"output_router_logits": True} if has_experts else {}))
     labels = dump["batch"]["labels"].flatten()
@@ -82,7 +82,7 @@ def compare(name, ours, theirs, tolerance):
         a, b = ours["metrics"][key], theirs["metrics"][key]
         errors[key] = abs(a - b) / abs(b)
     worst = max(errors, key=errors.get)
-    good = all(error <= tolerance for error in errors.values())  # a NaN is not good
+    good = all(error <= tolerance for error in errors.values())  # a NaN is an error
     print(f"{name}: {len(errors)} values, worst {errors[worst]:.2e} ({worst}), loss {errors['loss']:.2e}, "
           f"norm {errors['grad_norm']:.2e}  {'held' if good else 'NOT HELD'}")
     return good

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What context parallelism gains: a step of one sequence on 2 ranks against one rank with one thread, and against 2 independent
+"""Times context parallelism: a step of one sequence on 2 ranks against one rank with one thread, and against 2 independent
 runs of one rank at the same time on the same cores.
 
   context_parallel.py [--caravan build/release/bin/caravan] [--kinds ring,ulysses] [--dtypes fp32] [--context 4096]

@@ -57,7 +57,7 @@ class Run:
         group = self.groups.get(backend.partition(" ")[0])
         if kind == "DDP":
             os.environ["DDP_DISABLE_COMM_MEM"] = "0" if takes_memory else "1"
-            # A view of the bucket, as the gradient, is what the memory is for; gloo gets it, too.
+            # The memory is used if the gradient is a view of the bucket; gloo gets it, too.
             model = torch.nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
         elif kind == "FSDP2":
             from torch.distributed.device_mesh import DeviceMesh
@@ -85,7 +85,7 @@ class Run:
         return elapsed.item()
 
     def measure(self, seconds):
-        """The times of each variant, round by round; at least 3 rounds after one that does not count."""
+        """The times of each variant, round by round; at least 3 rounds after a warm-up."""
         begin = time.monotonic()
         rounds = []
         while True:
@@ -146,7 +146,7 @@ def main():
         ranks = [subprocess.Popen([sys.executable, *sys.argv], env=dict(
             os.environ, RANK=str(rank), WORLD_SIZE=str(arguments.ranks), OMP_NUM_THREADS="1",
             BENCH_STORE=os.path.join(folder, "store"))) for rank in range(arguments.ranks)]
-        # Each is told by its back-end if another dies.
+        # The back-end tells each rank if another dies.
         sys.exit(max(abs(rank.wait()) for rank in ranks))
 
 

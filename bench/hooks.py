@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Communication hooks, and reductions in 16 bits, on the default data: bytes that a rank sends in a step, and the
+"""Measures communication hooks, and reductions in 16 bits, on the default data: bytes that a rank sends in a step, and the
 validation loss beside that of ddp.
 
   hooks.py [--caravan build/release/bin/caravan] [--ranks 2] [--steps 400] [--hooks none,bf16,fp16,powersgd,topk]

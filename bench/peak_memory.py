@@ -19,7 +19,7 @@ import one_rank
 
 
 def peak_of(process):
-    """MiB; 0 if it is gone."""
+    """MiB; 0 if the process has ended."""
     try:
         status = pathlib.Path(f"/proc/{process}/status").read_text()
     except OSError:

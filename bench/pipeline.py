@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A step of GPT-2 in two stages on 2 ranks with one thread each, beside torch.distributed.pipelining; zero bubble beside our own
-1F1B; and 1F1B beside its limit: the work of two independent ranks at the same time, in stages as unlike as ours, plus the bubble.
+"""Times a step of GPT-2 in two stages on 2 ranks with one thread each: against torch.distributed.pipelining; zero bubble against our
+1F1B; and 1F1B against its limit: the work of two independent ranks at the same time, in stages as unequal as ours, plus the bubble.
 
   pipeline.py --python VENV/bin/python [--caravan build/release/bin/caravan] [--sizes floor,tiny,small,gpt2] [--schedules 1f1b,gpipe]
               [--micro 4,8] [--dtypes fp32] [--repeat 3]

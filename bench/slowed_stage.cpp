@@ -1,7 +1,5 @@
-/// Pipelines whose passes sleep, one stage longer than the others: the measured step beside that of the simulation
-/// which `inspect --schedule` draws (schedule/pipeline.h). 4 ranks, threads of this process.
-///
-///   slowed_stage
+/// Pipelines whose passes sleep, one stage longer than the others. Compares the measured step with that of the
+/// simulation that `inspect --schedule` draws (schedule/pipeline.h). 4 ranks, threads of this process.    slowed_stage
 
 #include <chrono>
 #include <thread>

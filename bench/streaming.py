@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A text larger than one would tokenize first: seconds until the first step, and the memory of what reads it.
+"""Trains on a text too large to tokenize first: seconds until the first step, and memory of the reading rank.
 
   streaming.py [--gigabytes 2] [--program build/release/bin/caravan] [--ranks 1] [--seconds 60] [--json-lines]
 

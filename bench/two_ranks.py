@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What data parallelism costs: a step of 2 ranks against 2 independent runs of one rank at the same time on the same cores.
+"""Measures the cost of data parallelism: a step of 2 ranks against 2 independent runs of one rank at the same time on the same cores.
 
   two_ranks.py [--caravan build/release/bin/caravan] [--against OTHER] [--sizes tiny,small] [--dtypes fp32,bf16] [--repeat 5]
 

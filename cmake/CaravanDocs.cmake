@@ -1,4 +1,4 @@
-# The target docs: the API reference of the installed headers, by Doxygen, where that is there. A warning is an error. It is
+# The target docs: the API reference of the installed headers, by Doxygen, if it is found. A warning is an error. It is
 # installed if it has been built.
 set(DOCS_OUTPUT ${PROJECT_BINARY_DIR}/docs)
 find_program(CARAVAN_DOXYGEN doxygen)

@@ -17,8 +17,8 @@ if(mpis)
   target_link_options(caravan_core INTERFACE "$<INSTALL_INTERFACE:LINKER:-rpath,$<INSTALL_PREFIX>/lib/caravan>")
 endif()
 
-# CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts a libtorch of its
-# own.
+# CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts its
+# own libtorch.
 set(run_path ${LIBTORCH_ROOT}/lib)
 foreach(library pcre2 utf8proc crypto zlib zstd)
   get_target_property(location Caravan::${library} IMPORTED_LOCATION)

@@ -1,4 +1,4 @@
-# caravan-template: runs chat templates in a process of its own (caravan/data/chat/template_process.h). minja, one header, is
+# caravan-template: runs chat templates in a separate process (caravan/data/chat/template_process.h). minja, one header, is
 # vendored: no distribution has it. Only this program includes it. It has no sanitizers: they would replace its limits of
 # stack and memory by their own reports.
 add_executable(caravan_template chat/template_program.cpp chat/template_channel.cpp)

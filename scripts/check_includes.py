@@ -30,7 +30,7 @@ def listed_parts(text):
                 break
             names.append(word.removesuffix("/"))
         if not names or len(indent) > 4:
-            continue  # the text of the line above goes on
+            continue  # the text of the line above continues
         if len(indent) == 2:
             parent = names[-1]
         parts += [f"{parent}/{name}" if len(indent) == 4 else name for name in names]
@@ -52,7 +52,7 @@ class Tree:
         return [(text.count("\n", 0, m.start()) + 1, m[1], m[2]) for m in INCLUDE.finditer(text)]
 
     def part(self, file):
-        """The part of a file given relative to src/caravan, or None: a folder that is not listed is of that above it."""
+        """The part of a file given relative to src/caravan, or None. A folder that is not listed belongs to its parent."""
         path = pathlib.PurePosixPath(file)
         for name in (str(path), f"{path.with_suffix('')}.{{h,cpp}}", *(str(folder) for folder in path.parents)):
             if name in self.parts:

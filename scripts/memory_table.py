@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = "docs/llama_7b.toml"  # the pages of techniques quote figures of it too
+MODEL = "docs/llama_7b.toml"  # the pages of techniques quote its figures too
 RANKS, GIB_OF_RANK = 8, 80
 KINDS = ["parameters", "gradients", "optimizer", "activations", "buffers"]
 GIB = 2**30

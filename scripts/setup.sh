@@ -197,7 +197,7 @@ compile() {
     [ "${by_memory:-$jobs}" -ge "$jobs" ] || jobs=$((by_memory > 0 ? by_memory : 1))
   fi
   rm -f "$build/exit_code"
-  # The weight of all steps, of which a dry run is the list.
+  # The weight of all steps, which a dry run lists.
   # shellcheck disable=SC2086
   all=$(cd "$build" && NINJA_STATUS='[%f/%t] ' ninja -n $1 2>/dev/null | {
     all=0

@@ -42,7 +42,7 @@ def keys_of_registry():
 
 
 def keys():
-    """Key -> field of the Recipe, or the key itself for a key with functions of its own."""
+    """Key -> field of the Recipe, or the key itself if it has its own functions."""
     found = keys_of_registry()
     for file in sorted((root / "src/caravan/recipe").glob("*_keys.cpp")):
         text = re.sub(r"//[^\n]*", "", file.read_text())
@@ -84,7 +84,7 @@ def differs(value, default):
 
 
 def tests():
-    """Of each file of the tests: its text, and its parts below a [section], without the lines that expect an error."""
+    """For each file of the tests: its text, and its parts below a [section], without the lines that expect an error."""
     for file in sorted((root / "tests").rglob("*")):
         if file.suffix in (".cpp", ".h", ".sh", ".py", ".toml"):
             text = "\n".join(line for line in file.read_text().splitlines() if not EXPECTS_ERROR.search(line))

@@ -18,7 +18,7 @@ bool is_chosen(const ::testing::TestInfo& test, const std::string& choice) {
   return std::string_view(test.file()).ends_with("/" + choice);
 }
 
-/// A filter of gtest with the names of all cases that `choice` stands for, each followed by a colon.
+/// A gtest filter with the names of all cases that match `choice`, each followed by a colon.
 std::string names_of(const std::string& choice) {
   const auto& program = *::testing::UnitTest::GetInstance();
   std::string names;
@@ -47,7 +47,7 @@ void choose_cases(int argc, char** argv) {
     std::istringstream choices(argv[i] + kFlag.size());
     for (std::string choice; std::getline(choices, choice, ',');) {
       const std::string found = names_of(choice);
-      // A back-end may have no case for the number of ranks there are; a file without a case is a mistake.
+      // A back-end may have no case for the given number of ranks, but a file without a case is a mistake.
       if (found.empty() && choice.back() != '/') refuse("no case of this program is written in " + choice);
       names += found;
     }

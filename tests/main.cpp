@@ -8,7 +8,7 @@
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   caravan::testing::choose_cases(argc, argv);
-  // Without these, what recipes and strategies leave out is a hook that rounds, or a recompute.
+  // Without these, a recipe or strategy that names no hook and no recompute would get one.
   caravan::testing::need_in_every_case({"no_hook", "no_recompute"});
   const caravan::Runtime runtime({.intra_op_threads = 1});
   return RUN_ALL_TESTS();

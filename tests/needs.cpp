@@ -10,7 +10,7 @@
 namespace caravan::testing {
 namespace {
 
-/// What the row that is being made lacks.
+/// What the current row lacks.
 std::string& missing_of_row() {
   static std::string missing;
   return missing;
@@ -23,7 +23,7 @@ bool is_there(std::string_view name) {
   });
 }
 
-/// Of this case, which goes on.
+/// Skips this case without ending it.
 void skip(const ::testing::TestInfo& running, const std::string& reason) {
   GTEST_MESSAGE_AT_(running.file(), running.line(), reason.c_str(), ::testing::TestPartResult::kSkip);
 }
@@ -101,7 +101,7 @@ void needs_chosen(const std::vector<std::string>& set) {
       }
     }
   }
-  // What tests mean by the default: no other way splits layers over any number of ranks.
+  // The default in tests: no other way splits layers over any number of ranks.
   if (has_tp && !has_kind) needs_entry("tensor_parallel", "1d");
 }
 

@@ -23,7 +23,7 @@
 namespace caravan::app {
 namespace {
 
-/// The program every rank runs, beside this one.
+/// The program every rank runs; it is installed next to this one.
 std::string rank_program() {
   return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "caravan-rank").string();
 }

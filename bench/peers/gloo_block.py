@@ -69,7 +69,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread: gloo's own go where they like
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread: gloo's threads are not pinned
     buffers = None
     with open(f"{folder}/command.{rank}") as commands, open(f"{folder}/answer.{rank}", "w") as answers:
         print("ready", file=answers, flush=True)

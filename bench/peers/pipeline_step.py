@@ -1,4 +1,4 @@
-"""A training step of GPT-2 in two stages with torch.distributed.pipelining on gloo: run by torchrun from bench/pipeline.py, prints
+"""A training step of GPT-2 in two stages with torch.distributed.pipelining on gloo. Run by torchrun from bench/pipeline.py, prints
 the median step of rank 0 in ms.
 
   pipeline_step.py LAYERS WIDTH HEADS CONTEXT VOCABULARY BATCH STEPS MICRO_BATCHES SCHEDULE [FIRST_STAGE_LAYERS]

@@ -22,7 +22,7 @@ namespace {
 
 /// Everything at once: sharded state x column/row split x full recompute x deferred weight gradients x two pipeline
 /// stages, on 8 ranks, against one process. Each technique is a file in techniques/ of at most 80 lines, written
-/// against public headers; none of them knows of the others.
+/// against public headers; none of them knows the others.
 
 constexpr int64_t kRows = 24, kLength = 8;
 constexpr int kMicroBatches = 4;
@@ -64,7 +64,7 @@ Hook make_uneven(Model& model, bool freezes_first_stage) {
   return model.find("blocks.1.attention_norm").add_hook(skip);
 }
 
-/// Numbers that depend on name and global index alone, none of them zero: zero biases would hide faults.
+/// Fills with values that depend only on name and global index. None is zero: zero biases would hide faults.
 void fill(const Engine& engine) {
   const at::NoGradGuard no_grad;
   for (const Slot& slot : engine.state().layout.slots()) {
@@ -277,7 +277,7 @@ TEST_P(AcidTest, ManyRanksMatchOneProcess) {
   EXPECT_LE(apart(rest.parameters, want.parameters, worst), acid.tolerance) << worst << ", resumed on one rank";
 }
 
-// fp64: rounding alone. fp32: sums in another order; 1e-5 is a hundred roundings, a missing summand is 1e-2 or more.
+// fp64: only rounding. fp32: sums in another order; 1e-5 is a hundred roundings, a missing summand is 1e-2 or more.
 // bf16: both sides round activations and weights to 8 bits; partial sums of two halves round once more (2^-9 each).
 INSTANTIATE_TEST_SUITE_P(
     Models, AcidTest,

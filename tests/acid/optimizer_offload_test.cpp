@@ -116,7 +116,8 @@ TEST_P(OptimizerOffload, HasTheBitsOfAdamW) {
   }
 }
 
-/// As from a checkpoint: the moments of an optimizer in memory go into the file of a new one through its state().
+/// As when loading a checkpoint: the moments of an in-memory optimizer go into the file of a new one through its
+/// state().
 TEST_P(OptimizerOffload, TakesMomentsThroughItsState) {
   const std::vector<Found> want = train(num_ranks, arrange, in_memory);
   const auto exchange = [&](int64_t step, std::unique_ptr<Optimizer>& optimizer, FlatState& state, int rank) {

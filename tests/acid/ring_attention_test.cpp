@@ -157,7 +157,8 @@ TEST(RingAttention, DropsEvaluatesAndSamplesLikeOneProcess) {
   }
 }
 
-/// n - 1 blocks of keys and values forward; backward n of them with their gradients, which come home.
+/// Forward sends n - 1 blocks of keys and values; backward sends n of them with their gradients, which return to their
+/// owner.
 TEST(RingAttention, SendsBlocks) {
   on_mesh({{"cp", 4}}, [](const Mesh& mesh) {
     const auto over = c10::make_intrusive<Ring>(mesh["cp"]);

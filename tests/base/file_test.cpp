@@ -162,7 +162,7 @@ TEST(JsonDepth, IsLimitedBeforeParsing) {
             }).find("some.json: nests arrays and objects more than 100 deep, at byte 100"),
             std::string::npos);
   EXPECT_THROW(check_json_depth(std::string(400'000, '{'), "file", "test"), DataError);
-  // Brackets in strings, behind escaped quotes too, and values beside each other do not count.
+  // Neither brackets in strings, also behind escaped quotes, nor adjacent values count.
   EXPECT_NO_THROW(
       check_json_depth("[\"" + std::string(500, '[') + "\\\"" + std::string(500, '{') + "\"]", "file", "test"));
   std::string flat;

@@ -76,7 +76,7 @@ TEST(Runtime, ReportsAndStopsAnAllocation) {
   EXPECT_EQ(counter->peak_bytes(), 160) << "later allocations are as ever";
 }
 
-/// As a cache with memory does: blocks of a class are kept for the next of it.
+/// As a cache with memory does: blocks of a class are kept for the next use of that class.
 TEST(Runtime, CountsBlocksHeldForMetaTensors) {
   constexpr int64_t kHeader = 64, kFloats = 1 << 16, kBytes = 4 * kFloats;
   const auto block = [](int64_t bytes) { return static_cast<int64_t>(BlockCache::rounded(bytes + kHeader)); };

@@ -35,7 +35,7 @@ TEST(Agree, TextsOfEveryRankReachEveryRank) {
   }
 }
 
-/// The root alone gets the texts, and no other rank carries them.
+/// Only the root gets the texts; other ranks forward none.
 TEST(Agree, TextsForOneRankReachOnlyIt) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (int root = 0; root < ranks; ++root) {

@@ -185,7 +185,7 @@ TEST_P(Faults, AMismatchedMessageIsAnErrorOnBothSides) {
   });
 }
 
-/// What rank 1 says, which receives under the label `received` what rank 0 has sent under `sent`; both learn it.
+/// The error of rank 1, which receives under the label `received` what rank 0 sends under `sent`. Both get it.
 std::string difference_of_labels(Communicator& world, const std::string& sent, const std::string& received) {
   const auto group = world.split(all_ranks(world), "group");
   std::vector<float> data(8);
@@ -215,7 +215,7 @@ TEST_P(Faults, MessagesWithDifferentLabelsAreAnError) {
   });
 }
 
-/// Labels are compared as a whole, although a call keeps and shows their beginning alone.
+/// Labels are compared as a whole, although a call keeps and shows only their beginning.
 TEST_P(Faults, LongLabelsThatEndDifferentlyAreAnError) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const std::string long_name(80, 'x');
@@ -244,7 +244,7 @@ TEST_P(Faults, TimeOutNamesOperationPlaceAndMissingRanks) {
                             HasSubstr("did not join within"), HasSubstr("data parallel")));
           EXPECT_THAT(error, HasSubstr("world rank " + std::to_string(late) + " last called barrier \""));
         }
-        // done() has no time-out: the late rank is alive, and only did not issue the call.
+        // done() has no time-out: the late rank is alive, it just did not issue the call.
         Work work = side->barrier_async("all have their error");
         while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       },

@@ -37,7 +37,7 @@ class ScopedLimit {
   rlimit before_{};
 };
 
-/// Leaves `mib` MiB of address space beyond what this process has.
+/// The limit that leaves `mib` MiB of address space in addition to what this process uses.
 rlim_t address_limit(rlim_t mib) {
   rlim_t used_pages = 0;
   std::ifstream("/proc/self/statm") >> used_pages;
@@ -158,7 +158,7 @@ TEST(Limits, NoMoreSlotsThanTheSegmentHas) {
   EXPECT_EQ(segment->take_slot(), 3);
 }
 
-// Memory that the kernel does not have is a SIGBUS at its first use: here it lies behind the end of the file.
+// Memory that the kernel cannot provide is a SIGBUS on first use. Here it is beyond the end of the file.
 TEST(Limits, MemoryThatCannotBeMappedIsAnError) {
   auto [descriptor, segment] = shared::Segment::create_shared(2, 0);
   const auto end = static_cast<off_t>(segment->layout().arenas_begin());

@@ -56,7 +56,7 @@ TEST_P(Messages, SmallMessagesDoNotWaitForTheReceiver) {
   });
 }
 
-/// The n-th send matches the n-th recv, whatever the sizes are and in whatever order the handles are waited for.
+/// The n-th send matches the n-th recv, for any sizes and any order in which the handles are waited for.
 TEST_P(Messages, KeepTheirOrder) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     if (world->size() == 1) return;
@@ -81,7 +81,7 @@ TEST_P(Messages, KeepTheirOrder) {
   });
 }
 
-/// A label that one side leaves out matches every other; without `check` labels are not compared.
+/// A missing label matches any other; without `check` labels are not compared.
 TEST_P(Messages, LabelsMatchIfOneIsMissingOrThereIsNoCheck) {
   for (const bool check : {true, false}) {
     const auto body = [check](const std::shared_ptr<Communicator>& world) {

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 int64_t bytes(const Communicator& comm, Verb verb) { return comm.traffic().bytes[static_cast<size_t>(verb)]; }
 int64_t calls(const Communicator& comm, Verb verb) { return comm.traffic().calls[static_cast<size_t>(verb)]; }
 
-/// The figures of the contract, computed by hand: 1,000 elements of 4 bytes, 8 ranks.
+/// The documented byte counts, computed by hand: 1,000 elements of 4 bytes, 8 ranks.
 TEST(Record, CountsTheBytesOfTheContract) {
   constexpr int kSize = 8;
   for (const int rank : {0, 3, 7}) {

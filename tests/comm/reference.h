@@ -57,7 +57,7 @@ class Data {
   Data copy_of_part(int64_t begin, int64_t count) const;
   void append(const Data& other);
 
-  bool operator==(const Data&) const = default;  ///< of bits
+  bool operator==(const Data&) const = default;  ///< compares bits
 
  private:
   std::vector<std::byte, DataAllocator<std::byte>> bytes_;

@@ -120,7 +120,7 @@ TEST_P(Splits, WrongMembersAreRefused) {
   });
 }
 
-/// A rank that splits has a recv outstanding whose sender sends only after its split, and a collective of another
+/// A rank that splits has an outstanding recv whose sender sends only after its split, and a collective of another
 /// communicator that the other ranks call later.
 TEST_P(Splits, NeedNothingElseToBeComplete) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {

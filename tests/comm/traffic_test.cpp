@@ -20,7 +20,7 @@ TEST_P(TrafficCounts, MatchTheRecordBackEnd) {
 }
 
 /// The bytes of a ring are equal on all ranks. Those of chains and exchanges are not, so their sums over the ranks are
-/// compared: what any algorithm must send that sends each element directly or along a chain.
+/// compared with what every algorithm sends that sends each element directly or along a chain.
 TEST_P(TrafficCounts, SumsOverRanksMatchTheAlgorithms) {
   GetParam().run([](const std::shared_ptr<Communicator>& world) {
     const int64_t n = world->size();

@@ -21,7 +21,7 @@ class BadInputTest : public CommandTest {
     for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
     EXPECT_THAT(result.err, AllOf(::testing::StartsWith("["), HasSubstr("\n  do: "),
                                   Not(HasSubstr("Exception raised from")), Not(HasSubstr("frame #"))));
-    // Once, and nothing else: no word of the launcher, no echo from the other ranks.
+    // Printed once and alone: neither the launcher nor other ranks add a line.
     EXPECT_EQ(result.err.find("  do: "), result.err.rfind("  do: ")) << result.err;
     EXPECT_THAT(result.err, Not(HasSubstr("caravan: rank")));
   }

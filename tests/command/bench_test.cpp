@@ -39,7 +39,7 @@ class BenchTest : public CommandTest {
     for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
   }
 
-  /// Microseconds since the test began: what a command reports cannot have taken longer.
+  /// Microseconds since the start of the test: no reported time can be longer.
   double elapsed_us() const {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin_).count();
   }

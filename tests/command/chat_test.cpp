@@ -110,7 +110,7 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   EXPECT_EQ(train_chats("refused", 2, {"data.format=text"}).code, 2) << "data.chat_template is not used";
 }
 
-/// A template that would kill a rank ends the run before it starts, whatever happens to bad lines.
+/// A template that would kill a rank ends the run before it starts, also if bad lines are skipped.
 TEST_F(ChatTest, AHostileTemplateIsRefused) {
   for (const auto& [source, budget] : std::vector<std::pair<std::string, std::string>>{
            {"{{ 1 % 0 }}", "divides by zero"},

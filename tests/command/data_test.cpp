@@ -196,7 +196,7 @@ TEST_F(DataTest, TheCacheIsListedLimitedAndCleared) {
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("CARAVAN_CACHE_BYTES: 'many' is not a size"), HasSubstr("20G")));
 
-  // A run keeps what it uses, and the limit takes the rest.
+  // A run keeps the files that it uses, and the limit removes the rest.
   const Result other = run_with({"CARAVAN_CACHE_BYTES=1"},
                                 tiny("other", 1, set({"data.text=" + file("b.txt", text_of(path("text.txt")) + "b")})));
   EXPECT_EQ(other.code, 0) << other.err;
@@ -207,7 +207,7 @@ TEST_F(DataTest, TheCacheIsListedLimitedAndCleared) {
   EXPECT_THAT(caravan({"cache", "size"}).out, HasSubstr("0 files"));
 }
 
-/// In a folder that everybody may write to, somebody else may have made the cache.
+/// In a world-writable folder, another user may have made the cache.
 TEST_F(DataTest, ATemporaryCacheMustBelongToTheUser) {
   const Words environment{"-u", "HOME", "-u", "XDG_CACHE_HOME", "-u", "CARAVAN_CACHE", "TMPDIR=" + folder().string()};
   const std::string cache = path("caravan-" + std::to_string(getuid()));

@@ -1,4 +1,4 @@
-// The reports that a failed job leaves, and what `caravan inspect flight` prints about them.
+// The reports of a failed job, and what `caravan inspect flight` prints about them.
 #include <csignal>
 #include <fstream>
 #include <gmock/gmock.h>

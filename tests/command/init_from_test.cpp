@@ -32,7 +32,7 @@ class InitFromTest : public CommandTest {
 
 class InitFromKinds : public InitFromTest, public ::testing::WithParamInterface<std::vector<std::string>> {};
 
-/// Under every arrangement the weights arrive unchanged: with a learning rate of 0 the first step leaves them.
+/// Under every arrangement the weights arrive unchanged: with a learning rate of 0 the first step does not change them.
 TEST_P(InitFromKinds, WeightsArriveUnchangedOnAnyRanks) {
   std::vector<std::string> overrides = GetParam();
   overrides.insert(overrides.end(), {"data.tokenizer={train = 300}", "train.steps=3"});

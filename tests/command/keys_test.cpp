@@ -61,7 +61,7 @@ TEST_F(KeysTest, SamplesDuringTraining) {
 TEST_F(KeysTest, Adam) {
   testing::needs({"adamw"});
   const std::vector<double> usual = losses("usual", {});
-  // The first update is the gradient over its own root mean square, whatever beta1 is.
+  // The first update is the gradient over its root mean square, for any beta1.
   const std::vector<double> short_memory = losses("beta1", {"optimizer.beta1=0.5"});
   EXPECT_EQ(short_memory[1], usual[1]);
   EXPECT_NE(short_memory[2], usual[2]);

@@ -1,4 +1,4 @@
-// Adapters: trained on weights of another run, exported merged or in PEFT's format, taken in again.
+// Adapters: trained on weights of another run, exported merged or in PEFT's format, and imported again.
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"

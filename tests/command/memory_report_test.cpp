@@ -1,4 +1,4 @@
-// How the launcher tells a rank that was killed for lack of memory from one that somebody else killed.
+// How the launcher distinguishes a rank that was killed for lack of memory from one that another process killed.
 #include <csignal>
 #include <gmock/gmock.h>
 

@@ -115,7 +115,7 @@ TEST_F(ModelsTest, ExportOverwritesOnlyItsOwnFolder) {
   EXPECT_EQ(caravan({"export", path("run"), "--out", path("empty")}).code, 0);
 }
 
-/// Also where a newest run could be exported in its place.
+/// Also if the newest run could be exported instead.
 TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
   std::filesystem::create_directory(path("runs"));
   ASSERT_EQ(train("runs/tiny-1", 1, set({"train.steps=0"})).code, 0);
@@ -343,7 +343,7 @@ TEST_F(ModelsTest, InspectPricesExperts) {
   EXPECT_EQ(dense.out.find("experts"), std::string::npos);
 }
 
-/// What neighbours share costs no time of a link, and what one other choice costs is that of the recipe with it.
+/// Communication within a host takes no link time, and the cost of changing one choice is that of the changed recipe.
 TEST_F(ModelsTest, InspectPrintsTimesAndNeighbours) {
   testing::needs({"ddp"});
   Words words = tiny("run", 4, set({"mesh.tp=2", "train.micro_batch=3"}));

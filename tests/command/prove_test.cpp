@@ -38,7 +38,7 @@ TEST_F(ProveCommandTest, RunsOverTheBackEndOfTheRecipe) {
       caravan(words({"comm.backend=gloo", "data_parallel.technique=ddp", "mesh.dp=3", "train.global_batch=24"}));
   ASSERT_EQ(gloo.code, 0) << gloo.err;
   EXPECT_THAT(gloo.out, AllOf(ContainsRegex("\npaths: .*gloo all_reduce by "), Not(HasSubstr("shm "))));
-  // Of 16 ranks 2 are proved, and all that 16 choose.
+  // With 16 ranks, proves 2 of them and everything that the 16 choose.
   const Result many =
       caravan(words({"comm.backend=gloo", "data_parallel.technique=ddp", "mesh.dp=16", "train.global_batch=32"}));
   ASSERT_EQ(many.code, 0) << many.err;

@@ -50,7 +50,7 @@ TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
                     HasSubstr("rank 1"), Not(HasSubstr("step 4, "))));
 }
 
-/// What was written after the checkpoint that a run goes on from is gone from all of its files.
+/// Everything written after the checkpoint from which a run resumes is gone from all of its files.
 TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
   const Words options = set({"train.steps=4", "checkpoint.every=2", "checkpoint.keep=0", "log.csv=true"});
   ASSERT_EQ(train("run", 1, options).code, 0);
@@ -60,7 +60,7 @@ TEST_F(ReportTest, FilesOfAResumedRunHaveEachStepOnce) {
   EXPECT_EQ(std::ranges::count(csv, '\n'), 5) << csv;
 }
 
-/// Whatever is in a log, every command that reads it ends with an answer or with an error that says what is wrong.
+/// For any content of a log, every command that reads it ends with an answer or with an error that says what is wrong.
 TEST_F(ReportTest, HostileLogsEndNoCommand) {
   ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
   const std::string good = R"({"step":1,"loss":2,"tokens":9,"step_ms":1,"tokens_per_second":5,"bytes_sent":1,)"

@@ -154,7 +154,7 @@ TEST_F(ResumeTest, AfterAKillOfTheWholeJobIsBitEqual) {
   expect_same_run("killed", "whole", "step_000060");
 }
 
-/// With the residuals of a hook, and with shards: the files of each rank are those of a run that saves at once.
+/// With the residuals of a hook, and with shards: the files of each rank equal those of a run that saves synchronously.
 TEST_F(ResumeTest, FromACheckpointOfTheBackgroundIsBitEqual) {
   for (const Overrides& how : {Overrides{"data_parallel.hook=topk"}, Overrides{"data_parallel.technique=zero3"}}) {
     const std::string name = how.front();

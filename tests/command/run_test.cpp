@@ -1,4 +1,4 @@
-// `caravan run`: programs of one's own as ranks.
+// `caravan run`: the user's programs as ranks.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 

@@ -13,7 +13,7 @@ using ::testing::Not;
 
 class ScheduleTest : public CommandTest {
  protected:
-  /// Of the tiny model, whose overrides `more` follows.
+  /// Inspects the tiny model; `more` follows its overrides.
   Result inspect(const Words& more, const Words& options = {}) const {
     Words words = tiny("run", 2, set(more));
     words.front() = "inspect";
@@ -32,7 +32,7 @@ TEST_F(ScheduleTest, IsDrawnWithItsCosts) {
   EXPECT_THAT(text_of(path("schedule.svg")), HasSubstr("</svg>"));
 }
 
-/// The bubble and what is in flight are those of all steps until the stages stop.
+/// The bubble and the forwards in flight are those of all steps until the stages stop.
 TEST_F(ScheduleTest, OfAsynchronousStagesIsAWindow) {
   testing::needs({"ddp"});
   const Result result = inspect({"mesh.pp=2", "pipeline.schedule=pipedream", "pipeline.drain=30", "train.steps=100",

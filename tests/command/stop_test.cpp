@@ -98,8 +98,8 @@ TEST_F(StopTest, ASignalSavesAndTheRunContinues) {
   }
 }
 
-/// In the middle of an evaluation, which takes long beside a step. Where a run is so slow that the signal comes in the
-/// step before, the evaluation is cut short as well.
+/// Stops in the middle of an evaluation, which takes much longer than a step. If a run is so slow that the signal
+/// arrives in the step before, the evaluation is cut short as well.
 class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<int> {
  protected:
   Words evaluated() const {
@@ -126,7 +126,7 @@ class StopInEvaluation : public StopTest, public ::testing::WithParamInterface<i
     usleep(20'000);
     return job;
   }
-  /// The rest of the run, and that it is the same as `whole`.
+  /// Runs the rest and expects the same as `whole`.
   void expect_whole(const std::string& run) const {
     Words words = evaluated();
     words.emplace_back("--resume");

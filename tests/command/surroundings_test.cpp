@@ -50,7 +50,7 @@ TEST_F(SurroundingsTest, AClosedOutputDoesNotEndTraining) {
   const Result full = shell("exec \"$@\" > /dev/full", 2, set({"checkpoint.dir=" + path("full")}));
   EXPECT_EQ(full.code, 0) << full.err;
   EXPECT_THAT(full.err, HasSubstr("standard output is lost (No space left on device)"));
-  // What prints and does nothing else ends with its reader, as usual.
+  // A command that only prints ends with its reader, as usual.
   const Result other = run({"sh", "-c", "\"$1\" inspect | head -n 1", "sh", program()});
   EXPECT_EQ(other.err, "");
 }
@@ -64,7 +64,8 @@ TEST_F(SurroundingsTest, ALimitOfFileSizesIsAnError) {
   }
 }
 
-/// From less than libtorch takes to enough: the run works, or ends with the code of a missing resource and a message.
+/// From less than libtorch needs up to enough: the run works, or ends with the exit code of a missing resource and a
+/// message.
 TEST_F(SurroundingsTest, ALimitOfTheAddressSpaceIsAnError) {
   for (const int ranks : {1, 2}) {
     int num_refused = 0;

@@ -66,7 +66,7 @@ if(NOT output MATCHES "^from step 50 on 1 ranks\nstep 100: loss")
   message(FATAL_ERROR "the new project did not resume: ${output}")
 endif()
 
-# The wrong torch is refused by name, not met with a crash at run time.
+# The wrong torch is refused by name instead of a crash at run time.
 execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project/refused
   -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${WORK} RESULT_VARIABLE code
   OUTPUT_QUIET ERROR_VARIABLE error)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# programs_test.sh CMAKE BUILD SOURCE WORK 'MPIRUN..': installs BUILD, then trains with the installed program from a folder of
-# its own, with nothing in the environment that leads back to the build: alone, and under each MPIRUN.
+# programs_test.sh CMAKE BUILD SOURCE WORK 'MPIRUN..': installs BUILD, then trains with the installed program from a separate
+# folder, with nothing in the environment that leads back to the build: alone, and under each MPIRUN.
 set -eu
 cmake=$1 build=$2 source=$3 work=$4 mpiruns=$5
 

@@ -32,7 +32,7 @@ constexpr double kGpt2Expert = 2. * 64 * 256 + 256 + 64;
 constexpr double kGpt2Dense = 4. * 64 * 64 + 4. * 64 + 4. * 64 + 4 * 64;  // attention, its biases, norms, router
 
 MemoryShape shape_of(const ModelConfig& model, int64_t ep, int64_t tp = 1) {
-  // What may leave the case stands before the braces: g++ 12 destroys their members twice.
+  // Statements that may leave the case are before the braces: g++ 12 would destroy the members twice.
   const Split tensor = tensor_of(tp), experts = experts_of(ep);
   return {.model = model, .sequences = 8, .rows = 8, .tensor_parallel = tensor, .expert_parallel = experts};
 }
@@ -85,7 +85,7 @@ TEST(ExpertFormulas, ARankHasItsExperts) {
       << "half of what is split, and the bias of the attention's output, norms and router";
 }
 
-/// ZeRO shards what a rank has over dp; gradients of everything but the experts are summed over ep too.
+/// ZeRO shards a rank's parameters over dp; gradients of everything but the experts are also summed over ep.
 TEST(ExpertFormulas, GradientsOfExpertsStayOnTheirRank) {
   MemoryShape shape = shape_of(llama(), 4);
   const StateShape alone = state_of(shape);

@@ -144,7 +144,7 @@ void PrintTo(const Case& of, std::ostream* out) { *out << of.name; }
 
 class MetaLayers : public ::testing::TestWithParam<Case> {};
 
-/// For each library of products that there is, and both arithmetics of bf16: what these choose is in the paths.
+/// For each available library of products, and both arithmetics of bf16: what these choose is in the paths.
 TEST_P(MetaLayers, UseTheMemoryAndPathsOfRealOnes) {
   const std::string chosen = products_in_use();
   for (const ProductLibrary library : available_product_libraries()) {

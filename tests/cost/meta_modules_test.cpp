@@ -47,7 +47,7 @@ TEST(MetaModules, AUsersConvolutionsUseTheMemoryOfRealOnes) {
   expect_same(real, meta, "a net of a user", {.above = (2 * kImages + kWeights) * 4});
 }
 
-/// What a dry run cannot know is an error that says what it is.
+/// If a dry run cannot know a value, it throws an error that names it.
 TEST(MetaModules, AnOperatorThatDependsOnDataIsNamed) {
   const at::Tensor x = at::ones({4}, at::kMeta);
   const auto error_of = [](const auto& run) {

@@ -31,7 +31,7 @@ struct Case {
   int ranks;
   std::function<Strategy(Module&, Mesh&, at::ScalarType)> strategy;
   bool is_sgd = false;
-  bool has_transfers = false;    ///< buffers that live until a message has come
+  bool has_transfers = false;    ///< buffers that live until a message has arrived
   std::vector<AxisSize> axes{};  ///< empty: dp alone
   int64_t unknown = 0;           ///< bytes at most that depend on the tokens of a rank
   bool has_experts = false;
@@ -58,7 +58,7 @@ int64_t largest_unit(const ModelConfig& config) {
   return 4 * std::max(config.vocabulary * config.width, of_block);
 }
 
-/// Of three steps, of which the last two are alike.
+/// Takes three steps; the last two are alike.
 Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, ModelKind kind, at::ScalarType type,
                at::Device device) {
   Mesh mesh = Mesh::create(world, of.axes.empty() ? std::vector<AxisSize>{{"dp", of.ranks}} : of.axes);
@@ -135,7 +135,7 @@ std::vector<Case> cases() {
       return fsdp(model, mesh, {.share = share, .compute_dtype = type});
     };
   };
-  // Which words are those of this rank; the last position of its tokens; how many keys its queries see.
+  // Masks of this rank's words, the last position of its tokens, and the number of keys that its queries see.
   const int64_t words = 2 * kRows * kLength * 8;
   const int64_t angles = 2 * kLength * 8 * 4;
   const int64_t weights = 8 * kRows * 4 * kLength / 2 * kLength / 4 * 4;

@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
              recompute_of(std::vector<std::string>{"blocks.1", "blocks.4*"})}),
     [](const auto& info) { return info.param.name; });
 
-/// What ranks send, verb by verb, and what they hold.
+/// Compares what ranks send, verb by verb, and the memory that they hold.
 TEST(Rehearsal, SendsWhatRanksSend) {
   for (const bool shards : {false, true}) {
     const Shape sizes = shape(gpt2(0), 2, 4, 4);
@@ -193,12 +193,13 @@ TEST(Rehearsal, SendsWhatRanksSend) {
     EXPECT_GT(want.traffic.total_bytes(), 0);
     const double ratio = static_cast<double>(found.peak.total()) / static_cast<double>(want.peak);
     EXPECT_GE(ratio, 1) << shards;
-    // What is on its way is there for as long as on the slowest network: another buffer of a unit, if shards travel.
+    // A rehearsal keeps messages in flight as long as the slowest network does: another buffer of a unit, if shards are
+    // sent.
     EXPECT_LE(ratio, shards ? 1.05 : 1.02) << shards;
   }
 }
 
-/// Gradients travel while earlier layers compute theirs, but for those of the last bucket.
+/// Gradients are in flight while earlier layers compute theirs, except those of the last bucket.
 TEST(Rehearsal, ReportsHiddenCommunication) {
   const Rehearsal found = rehearsed(shape(gpt2(0), 2, 2, 4), recompute_of("none"), 4, 1, true);
   std::map<Verb, std::pair<double, double>> of_verb;  // all, exposed

@@ -66,7 +66,8 @@ TEST(TensorFormulas, OneRankSendsNothing) {
   }
 }
 
-/// Four times the ranks of 2D send half, eight times those of 3D a quarter, however many ranks 1D has.
+/// With four times the ranks 2D sends half, with eight times the ranks 3D sends a quarter, for any number of ranks of
+/// 1D.
 TEST(TensorFormulas, FallWithTheRanks) {
   const auto sent = [](const char* kind, int64_t ranks) { return layer_elements(shape_of(kind, ranks)).total(); };
   EXPECT_NEAR(sent("1d", 4096) / sent("1d", 1024), 1, 1e-3);

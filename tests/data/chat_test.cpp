@@ -54,7 +54,7 @@ TEST(ChatTemplate, FindsTheAssistantsText) {
   EXPECT_EQ(back.answers, chat.answers);
 }
 
-/// Half a character has no place in JSON: what replaced it would move the answers behind it.
+/// JSON cannot hold half a character, and a replacement would shift the answers after it.
 TEST(ChatTemplate, RefusesATextWithHalfACharacter) {
   const ChatTemplate first_byte("{% for m in messages %}{{ m.content[:1] }}|{% endfor %}", "t", "", "");
   const json messages{message("user", "é"), message("assistant", "b")};
@@ -128,7 +128,8 @@ TEST(ChatTemplate, HostileOnesAreRefusedWithTheirBudget) {
   }
 }
 
-/// One that passes the trial with two messages is caught where it exceeds its budget, and the next chat is rendered.
+/// A template that passes the trial with two messages is stopped when it exceeds its budget, and the next chat is
+/// rendered.
 TEST(ChatTemplate, BudgetsHoldForEveryChat) {
   const ChatTemplate late("{{ 1 % (messages | length - 3) }}{% for m in messages %}{{ m.content }}{% endfor %}",
                           "late.jinja", "", "");
@@ -142,7 +143,7 @@ TEST(ChatTemplate, BudgetsHoldForEveryChat) {
 
 class Chats : public ::testing::Test {
  protected:
-  /// Of the bytes tokenizer: an id is a byte.
+  /// Uses the bytes tokenizer: an id is a byte.
   ChatTokens tokens(const std::vector<json>& chats) {
     const ChatTemplate plain(
         "{% for m in messages %}{% if m.role != 'assistant' %}u{{ m.content }}"
@@ -189,7 +190,7 @@ TEST_F(Chats, HaveTargetsOnlyInAnswers) {
   }
 }
 
-/// A tokenizer with a normalizer: the ids are those of the whole text, and marks follow what the text becomes.
+/// With a normalizer, the ids are those of the whole text, and marks follow the normalized text.
 TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
   json file = json::parse(Tokenizer::bytes().to_json());
   file["normalizer"] = {{"type", "NFC"}};
@@ -213,7 +214,7 @@ TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
   EXPECT_EQ(made({message("user", "a" + decomposed), message("assistant", "b" + decomposed + "c"),
                   message("user", decomposed), message("assistant", "d")}),
             std::pair("a" + composed + "b" + composed + "c" + composed + "d", "___b" + composed + "c__d"));
-  // The accent composes with the last letter of the question, which is not the assistant's.
+  // The accent composes with the last letter of the question, which does not belong to the assistant.
   EXPECT_EQ(made({message("user", "e"), message("assistant", "\xcc\x81x")}),
             std::pair(composed + "x", std::string("__x")));
   // Two marks that change their order: the character ends where the answer's second mark ends.

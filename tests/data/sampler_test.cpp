@@ -23,7 +23,7 @@ TokenFile numbered_tokens(const TemporaryFolder& folder, int32_t count) {
   return TokenFile::open(folder / "numbered.tokens");
 }
 
-/// The windows of an epoch share no target and lie within the text.
+/// The windows of an epoch share no target and are within the text.
 TEST(Sampler, VisitsEachWindowOnceAnEpoch) {
   EXPECT_TRUE(rc::check("any text, context and seed", [] {
     const auto context = *rc::gen::inRange<int64_t>(1, 40);
@@ -138,7 +138,7 @@ TEST(ValidationWindows, RowsAreIndependentOfTheRequests) {
   }
 }
 
-/// Token i is i: the context of a target is what stands before it in its row.
+/// Token i is i: the context of a target is the part of its row before it.
 TEST(ValidationWindows, OverlappingOnesCountEveryTargetOnceWithAtLeastTheOverlapBeforeIt) {
   const TemporaryFolder folder;
   for (const int32_t count : {2, 8, 9, 10, 11, 12, 17, 100}) {

@@ -123,7 +123,7 @@ TEST_F(StreamedWindowsTest, TheOrderMatchesTheWholeText) {
   for (const int64_t k : {epoch + 37, epoch + 3, epoch - 1, int64_t{0}}) EXPECT_EQ(row(same, k), reference.window(k));
 }
 
-/// How batches are split over ranks or steps changes nothing, whoever tokenizes.
+/// Neither the split of batches over ranks or steps nor the rank that tokenizes changes the rows.
 TEST_F(StreamedWindowsTest, RanksReadWhatOneTokenizes) {
   const Reference reference(texts_);
   const auto builder = open({{0, 1, 2}});
@@ -154,7 +154,7 @@ TEST_F(StreamedWindowsTest, SourcesOfAMixtureAreVisitedAsIfAlone) {
   }
 }
 
-/// What was finished when a process was killed is used by the next, and the rest is made.
+/// The next process uses what a killed process has finished, and makes the rest.
 TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
   const Reference reference(texts_);
   open({{0, 1, 2}})->record(0, 2);
@@ -168,7 +168,7 @@ TEST_F(StreamedWindowsTest, KilledWhileTokenizing) {
   for (int64_t k = 0; k < epoch; ++k) ASSERT_EQ(row(windows, k), reference.window(k)) << k;
 }
 
-/// A record that says something else, of its tokens, its end or what follows, is made again like one that is missing.
+/// A record with other tokens, another end or another successor is made again, like a missing one.
 TEST_F(StreamedWindowsTest, DamagedRecordsAreRebuilt) {
   const Reference reference(texts_);
   open({{0, 1, 2}})->record(0, 2);
@@ -245,7 +245,7 @@ TEST_F(StreamedWindowsTest, PreparedShardsStayUntilTheNextPreparation) {
     reader->add_records(builder->take_new_records());
     EXPECT_EQ(read.prepare(first, first + step).size(), seen.size());
     trim_cache(folder / "cache", 1);
-    // Those of the step, and what the builder keeps ahead of the furthest.
+    // The shards of the step, and those that the builder keeps ahead of the furthest rank.
     EXPECT_LE(count_files(".tokens"), static_cast<int64_t>(seen.size()) + 4);
     for (int64_t k = first; k < first + step; k += 3) {
       const auto window = read.window(k);

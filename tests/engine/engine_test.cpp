@@ -97,7 +97,7 @@ std::vector<std::map<std::string, at::Tensor>> one_process(int ranks, int num_mi
   return steps;
 }
 
-/// The first step is recorded, the others follow: both are right, on any ranks, wherever parameters rest.
+/// The first step is recorded, the others follow the record: both are correct, on any ranks and for any sharding.
 TEST(Engine, GradientsMatchOneProcessInEveryStep) {
   for (const int n : {1, 2, 3, 4}) {
     for (const int num_micro_batches : {1, 3}) {
@@ -355,7 +355,7 @@ TEST(Engine, AGatheredParameterExistsOnlyForItsUnitAndStaysTheSameTensor) {
       const Parameter& parameter = fake.model.unit(1).at("v");
       EXPECT_TRUE(same_bits(piece_of(seen[0], parameter.sharded_layout(), mesh), parameter.sharded().detach()));
       EXPECT_TRUE(parameter.unsharded().is_same(leaf));
-      fake.engine->state().values.pieces().front().memory.mul_(0.5);  // the next step gathers what rests then
+      fake.engine->state().values.pieces().front().memory.mul_(0.5);  // the next step gathers the changed shards
     }
   });
 }
@@ -400,7 +400,7 @@ TEST(Engine, EvaluationWithinAStepDoesNotDisturbIt) {
   });
 }
 
-/// A forward that throws leaves units that run and leaves that are there: nothing of it may be in the next step.
+/// A forward that throws leaves units running and unsharded parameters gathered. The next step must see nothing of it.
 TEST(Engine, AfterAForwardThatThrewTheNextStepIsCorrect) {
   on_ranks(2, [](const Mesh& mesh) {
     Fake fake(mesh, rows);
@@ -502,8 +502,8 @@ TEST(Engine, AllocatesNoMoreMemoryAfterTheThirdStep) {
   EXPECT_THAT(std::vector<int64_t>(bytes.begin() + 3, bytes.end()), Each(bytes[2]));
 }
 
-/// Whoever changes what rests: an optimizer of ours, torch's, or a checkpoint that is loaded. Not all of them count it
-/// as a version of the tensor.
+/// The sharded parameters may be changed by an optimizer of the library, by torch's, or by loading a checkpoint. Not
+/// all of these increment the tensor's version.
 TEST(Engine, Bf16ParametersAreRoundedFromTheShardedOnes) {
   using Change = std::function<void(Engine&)>;
   const std::map<std::string, Change> changes{

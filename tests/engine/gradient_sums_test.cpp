@@ -180,7 +180,7 @@ const Sums::LayOut kRows = [](Strategy& strategy) {
   strategy.layouts.at("u3.w").sharded = {{"dp", Shard{0, {3, 2}}}};
 };
 
-/// What goes to shards may be reduced in every micro-batch, and is added up where it rests.
+/// Gradients of sharded parameters may be reduced in every micro-batch and are then accumulated in the shards.
 TEST(GradientSums, AccumulateInShards) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);
@@ -230,7 +230,7 @@ TEST(GradientSums, ALateOneForShardsIsRefusedAtTheEnd) {
   });
 }
 
-/// Layers deposit gradients of what they read; those of the leaf follow once, when they are complete.
+/// Layers accumulate gradients of the compute tensors; that of the unsharded parameter follows once they are complete.
 TEST(GradientSums, OfADerivedParameterGoThroughItsDerivation) {
   on_ranks(2, [](const Mesh& mesh) {
     const Sums sums(mesh, 1, kRows);
@@ -258,7 +258,7 @@ TEST(GradientSums, OfADerivedParameterGoThroughItsDerivation) {
   });
 }
 
-/// On a world where every collective is complete at once: otherwise it depends on the clock how many are in flight.
+/// On a world where every collective completes at once: otherwise the number in flight depends on timing.
 TEST(GradientSums, GiveTheirMemoryBack) {
   const Sums sums(Mesh::create(make_record_world(0, 2), {{"dp", 2}}), 1, kRows);
   std::vector<int64_t> bytes;

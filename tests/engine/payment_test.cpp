@@ -1,6 +1,6 @@
-/// How the buckets of a strategy are filled and paid: each against the law for every single tensor, bit for bit, since
-/// sums over ranks are taken in rank order everywhere; and against sums that the test takes itself, of integers, which
-/// are exact in any order.
+/// How the buckets of a strategy are filled and reduced. Each is compared with the law for every tensor, bit for bit,
+/// since sums over ranks are taken in rank order everywhere; and with sums of integers that the test takes, which are
+/// exact in any order.
 
 #include <functional>
 #include <map>
@@ -15,7 +15,7 @@
 namespace caravan::testing::payment_test {
 namespace {
 
-/// What an engine makes of a strategy, without the passes.
+/// The parts that an engine makes of a strategy, without the passes.
 struct Parts {
   Parts(Strategy strategy_, const Mesh& mesh, const std::map<std::string, at::Tensor>& values)
       : strategy(std::move(strategy_)), state{.layout = FlatLayout(strategy, mesh)}, pool(mesh.world(), false) {
@@ -42,7 +42,7 @@ struct Case {
   std::string name;
   Axes axes;
   std::function<void(Strategy& strategy, Mesh& mesh)> lay_out;
-  bool has_stages = false;  ///< the first and the last unit share a parameter; no scalars, which rest on no stage
+  bool has_stages = false;  ///< the first and the last unit share a parameter; no scalars, which belong to no stage
   at::ScalarType compute_dtype = at::kFloat;
 };
 
@@ -80,7 +80,8 @@ bool uses(const Parts& parts, int group, const Mesh& mesh) {
   return false;
 }
 
-/// Ranks that differ only on axes where the leaf is invariant have the same number: they compute the same gradient.
+/// Ranks that differ only on axes where the unsharded parameter is invariant have the same number: they compute the
+/// same gradient.
 uint64_t number_of(const Layout& leaf, const Mesh& mesh) {
   uint64_t number = 1;
   for (const auto& [axis, placement] : leaf.entries()) {
@@ -89,7 +90,7 @@ uint64_t number_of(const Layout& leaf, const Mesh& mesh) {
   return number;
 }
 
-/// What this rank has of a leaf. On an axis that is part of another, a leaf is whole.
+/// This rank's box of an unsharded parameter. It is not split on an axis that is part of another.
 Box box_of_leaf(const Parameter& parameter, const Layout& leaf, const Mesh& mesh) {
   std::vector<Layout::Entry> shards;
   for (const auto& entry : leaf.entries()) {
@@ -105,7 +106,8 @@ bool counts_here(const Layout& leaf, const Mesh& mesh) {
   return true;
 }
 
-/// The layouts of a parameter on the same axes: where the leaf names a part of an axis, so does what rests.
+/// The layouts of a parameter on the same axes: where the unsharded layout names part of an axis, so does the sharded
+/// one.
 ParameterLayouts on_the_same_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
   ParameterLayouts result{.sharded = {}, .unsharded = layouts.unsharded};
   std::vector<Layout::Entry> rest = layouts.sharded.entries();
@@ -120,7 +122,7 @@ ParameterLayouts on_the_same_axes(const ParameterLayouts& layouts, const Mesh& m
   return result;
 }
 
-/// A rank's summand of a gradient, or what it has of the sum; and which of the whole it is.
+/// A rank's summand of a gradient, or its part of the sum; and which box of the whole it is.
 struct Part {
   at::Tensor tensor;
   Box box;
@@ -132,7 +134,7 @@ struct Found {
   std::map<std::string, Part> sums;
 };
 
-/// Each leaf of a group must have the bits of the law's.
+/// Each unsharded gradient of a group must have the same bits as the law's.
 void compare_leaves(const Parts& parts, int group, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
   for (const Slot& slot : parts.state.layout.slots()) {
@@ -144,7 +146,7 @@ void compare_leaves(const Parts& parts, int group, const Mesh& mesh) {
   }
 }
 
-/// Deposits a gradient for each parameter of a group. Returns what the law makes of them.
+/// Accumulates a gradient for each parameter of a group. Returns what the law makes of them.
 std::map<const Parameter*, at::Tensor> accumulate_grad(Parts& parts, int group, const Mesh& mesh, bool integers,
                                                        Found& found) {
   const at::NoGradGuard no_grad;
@@ -165,7 +167,7 @@ std::map<const Parameter*, at::Tensor> accumulate_grad(Parts& parts, int group, 
   return paid;
 }
 
-/// Fills, deposits and reduces every group, as a step does: all are in flight together.
+/// Fills, accumulates and reduces every group, as a step does: all are in flight together.
 Found pay(const Case& which, const Mesh& given, bool integers) {
   FakeModel model(which);
   Mesh mesh = given;
@@ -188,7 +190,8 @@ Found pay(const Case& which, const Mesh& given, bool integers) {
   std::map<const Parameter*, at::Tensor> paid;
   parts.sums->begin_step();
   for (const int group : groups) paid.merge(accumulate_grad(parts, group, mesh, integers, found));
-  std::stable_sort(groups.begin(), groups.end(), [&](int a, int b) {  // as backward does; what stages share, last
+  std::stable_sort(groups.begin(), groups.end(), [&](int a, int b) {  // in the order of backward; those shared by
+                                                                      // stages last
     const auto& units = parts.state.layout.units();
     const auto is_joint = [&](int group) { return units.groups[static_cast<size_t>(group)].is_joint; };
     return is_joint(a) != is_joint(b) ? is_joint(b) : a > b;
@@ -255,7 +258,7 @@ void hybrid(Strategy& strategy, Mesh& mesh) {
   shard_at_rows(strategy, mesh, "shard");
 }
 
-/// As a tensor plan leaves them: split by columns or rows, or used in different ways.
+/// Layouts as made by a tensor plan: split by columns or rows, or used in different ways.
 void beside_a_tensor_axis(Strategy& strategy, Mesh& mesh) {
   const std::map<std::string, int> split{{"u0.wide", 0}, {"u1.many3", 1}, {"u2.cube", 2}};
   for (const auto& [name, dim] : split) {
@@ -269,7 +272,7 @@ void beside_a_tensor_axis(Strategy& strategy, Mesh& mesh) {
   add_data_axis(strategy, mesh, "dp");
 }
 
-/// Unit 0 and unit 3 share a parameter: its gradient is summed over their stages, and it rests on the first.
+/// Unit 0 and unit 3 share a parameter: its gradient is summed over their stages, and the first of them owns it.
 LayOut stages(const std::vector<int>& stage_of_unit) {
   return [stage_of_unit](Strategy& strategy, Mesh& mesh) { add_stages(strategy, mesh, "pp", stage_of_unit); };
 }

@@ -39,7 +39,7 @@ Schedule parse(const std::string& text) {
   return table;
 }
 
-/// One unit for each number, on that stage, each with a gathered group of its own.
+/// One unit for each number, on that stage, each with its own gathered group.
 Units chain(const std::vector<int>& stages) {
   Units units;
   for (const int stage : stages) {
@@ -329,7 +329,7 @@ const std::vector<Technique> kTechniques{{},
                                          {.gathers = {.prefetch = 1}, .each_micro_batch = true},
                                          {.gathers = {.prefetch = 3}}};
 
-/// Models of so many stages: a unit a stage, two, nested and recomputed ones, tied, frozen at the front.
+/// Models of `num_stages` stages: one and two units a stage, nested and recomputed ones, tied, frozen at the front.
 std::vector<Units> models(int num_stages) {
   std::vector<Units> models;
   std::vector<int> one(num_stages);
@@ -568,7 +568,7 @@ Units random_units(int num_stages) {
   return units;
 }
 
-/// Orders of passes as they come when ranks do, in random turns, anything whose input is there; each kind of pass goes
+/// Orders of passes as ranks make them in random turns, each any pass whose input is available. Each kind of pass goes
 /// through the micro-batches in order.
 Orders random_orders(const Units& units, const std::vector<int>& rank_of_stage, int n, bool trains) {
   const int num_stages = units.num_stages();
@@ -628,8 +628,8 @@ TEST(TableCheck, AcceptsBuiltTablesOfAnyOrder) {
   }));
 }
 
-/// Whether the table without this entry may keep the rules: a W of which its B then takes the work (of a pass of one
-/// unit), one of two reductions of a group if the other stands behind everything, F of the only unit if it is the last.
+/// Whether the table may keep the rules without this entry: a W whose work its B does instead (in a pass of one unit),
+/// one of two reductions of a group if the other follows everything, F of the only unit if it is the last.
 bool may_be_missing(const Drawn& drawn, const Schedule& table, const Action& entry) {
   const auto stage_of = [&](const Action& event) { return drawn.units.units[event.unit].stage; };
   const auto is_like = [&](const Action& other) {
@@ -643,7 +643,7 @@ bool may_be_missing(const Drawn& drawn, const Schedule& table, const Action& ent
   return std::count_if(table.begin(), table.end(), is_like) == (entry.kind == Kind::reduce ? 2 : 1);
 }
 
-/// Whether no rule lets `second`, which follows `first` in a table, come before it.
+/// Whether the rules forbid that `second`, which follows `first` in a table, comes before it.
 bool depends(const Action& first, const Action& second, const Units& units) {
   if (second.kind == Kind::update) return true;
   const auto reads = [&](const Action& event, int group) {

@@ -10,7 +10,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-/// How often each element lies in a box, counted one by one.
+/// Counts, element by element, how often each is in a box.
 bool covers_once_by_counting(const Shape& shape, const std::vector<Box>& boxes) {
   int64_t elements = 1;
   for (const int64_t size : shape) elements *= size;
@@ -30,7 +30,7 @@ bool covers_once_by_counting(const Shape& shape, const std::vector<Box>& boxes) 
   return std::ranges::all_of(counts, [](int count) { return count == 1; });
 }
 
-/// Cuts `box` at random, again and again.
+/// Cuts `box` at random, `times` times.
 void cut(const Box& box, int times, std::mt19937& random, std::vector<Box>& pieces) {
   const auto d = static_cast<size_t>(random() % std::max<size_t>(box.size.size(), 1));
   if (times == 0 || box.size.empty()) {

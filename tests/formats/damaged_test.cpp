@@ -106,7 +106,7 @@ TEST_F(Damaged, AnyAlteredByteOfAShardIsFound) {
   }
 }
 
-/// One rank reads it, all of them refuse it; check() alone reads no tensor.
+/// One rank reads it and all refuse it. check() alone reads no tensor.
 TEST_F(Damaged, AnAlteredShardIsTheSameErrorOnEveryRank) {
   for (const char* name : {"rank_00000.safetensors", "rank_00001.safetensors"}) {
     const std::string sound = read_file(folder_ / name);
@@ -198,7 +198,7 @@ TEST_F(Damaged, AManifestOfTheFirstVersionIsRead) {
   EXPECT_EQ(CheckpointReader(folder_).info().numerics, Numerics{});
 }
 
-/// JSON that no double can hold: nothing of it is known.
+/// A number that a double cannot hold makes the whole manifest invalid.
 TEST_F(Damaged, ANumberOutOfRangeIsRefused) {
   std::string text = manifest().dump();
   const std::string position = "\"position\":0";
@@ -333,7 +333,7 @@ TEST_F(Damaged, HostileNumbersAreRefusedBeforeAnythingIsAllocated) {
                                  {"pieces", json::array({{0, std::vector<int>(9, 0), std::vector<int>(9, 1)}})}};
        }},
       {"w has pieces that overlap",
-       [&](json& root) {  // so many that the sum of their elements overflows
+       [&](json& root) {  // so many elements that their sum overflows
          root["tensors"]["w"]["shape"] = {int64_t{1} << 56};
          root["tensors"]["w"]["pieces"] = std::vector<json>(300, {0, {0}, {int64_t{1} << 56}});
        }},

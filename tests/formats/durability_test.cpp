@@ -1,5 +1,5 @@
-// What is on disk at every moment of a save. The calls that make files durable, rename and delete them go through this
-// program, so that a test sees their order and can end the process before any of them.
+// The files on disk at every moment of a save. The calls that flush, rename and delete files go through this program,
+// so that a test sees their order and can end the process before any of them.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -220,7 +220,7 @@ TEST(Durability, AKillAtAnyMomentLeavesWholeCheckpointsAndNoLeftovers) {
       ASSERT_FALSE(left.empty());
       EXPECT_GE(step_of(left.back()), 6);
       for (const fs::path& checkpoint : left) EXPECT_NO_THROW(verify_checkpoint(checkpoint));
-      // What stays of a checkpoint is either all of it or has no checkpoint's name.
+      // A checkpoint is either complete or does not have a checkpoint's name.
       for (const std::string& name : entries(run)) {
         EXPECT_TRUE(name.starts_with(".step_") || fs::exists(run / name / "manifest.json")) << name;
       }

@@ -221,7 +221,7 @@ TEST(HuggingfaceConfig, specialTokensComeBack) {
       EXPECT_EQ(parse_special_tokens(huggingface_config(config, tokens), "config.json"), tokens);
     }
   }
-  // transformers' LlamaConfig and GPT2Config have these defaults; null is no token.
+  // transformers' LlamaConfig and GPT2Config have these defaults; null means that there is no such token.
   json object = json::parse(huggingface_config(kLlama));
   EXPECT_EQ(parse_special_tokens(object.dump(), "config.json"), SpecialTokens{});
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) object.erase(key);

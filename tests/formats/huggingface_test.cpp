@@ -179,7 +179,7 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
   EXPECT_THAT(refusal(), HasSubstr("config.json"));
 }
 
-/// A folder whose tokenizer has no end-of-text token by name: what ends a text stands in the other files only.
+/// The folder's tokenizer does not name its end-of-text token: only the other files do.
 TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
   const TemporaryFolder folder;
   const Exported out = export_to(folder / "made", ModelKind::llama);
@@ -216,7 +216,7 @@ TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
   EXPECT_THAT(message_of<DataError>([&] { read_huggingface(folder / "theirs"); }), HasSubstr("tokenizer_config.json"));
 }
 
-/// config.json alone names the token; the run must know it when it is trained further, with nothing but its own files.
+/// Only config.json names the token. A run that is trained further must know it from its own files.
 TEST(HuggingFaceFolder, ARunKnowsTheEndOfTextThatOnlyConfigJsonNames) {
   const TemporaryFolder folder;
   const Exported out = export_to(folder / "theirs", ModelKind::gpt2);

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 4096;
 constexpr const char* kMoments[] = {"", "optimizer.adamw.exp_avg.", "optimizer.adamw.exp_avg_sq."};
 
-/// Where parameters rest under ZeRO-3 on `ranks` ranks, by name.
+/// Sharded layouts under ZeRO-3 on `ranks` ranks, by name.
 std::map<std::string, Layout> rest_layouts(Module& model, const Mesh& mesh) {
   Strategy strategy = whole_model(model, mesh);
   add_data_axis(strategy, mesh, "dp");
@@ -32,7 +32,7 @@ std::map<std::string, Layout> rest_layouts(Module& model, const Mesh& mesh) {
   return layouts;
 }
 
-/// In memory where that is possible: thousands of files are flushed one by one.
+/// In memory if possible: thousands of files are flushed one by one.
 class FolderInMemory {
  public:
   FolderInMemory()
@@ -56,7 +56,7 @@ TEST(ManyRanks, TheirCheckpointIsReadByTwoRanks) {
   const FolderInMemory run;
   const fs::path folder = run / "step_000005";
   fs::create_directories(folder);
-  // Of more rows than ranks, and of fewer.
+  // One tensor with more rows than ranks, and others with fewer.
   Chain model({{{"long", {9000, 2}}, {"small", {40, 6}}, {"bias", {40}, false}}, {{"scalar", {}}, {"other", {5000}}}});
   const std::map<std::string, Layout> layouts =
       rest_layouts(model, Mesh::create(make_record_world(0, kRanks), {{"dp", kRanks}}));
@@ -84,7 +84,7 @@ TEST(ManyRanks, TheirCheckpointIsReadByTwoRanks) {
   }
   const Manifest manifest = manifest_of({.step = 5, .model = "{}"}, reports);
   write_file(folder / kManifestName, manifest.to_json());
-  // A rank reports what it writes, not all that it has no part of; a piece takes a few numbers in the manifest.
+  // A rank reports only the pieces that it writes; each takes a few numbers in the manifest.
   int64_t num_pieces = 0;
   for (const auto& [name, tensor] : manifest.tensors) num_pieces += static_cast<int64_t>(tensor.pieces.size());
   EXPECT_GT(num_pieces, 5 * kRanks);

@@ -108,7 +108,7 @@ TEST_F(Peft, TheRankOfEachLayerIsThatOfItsTensors) {
   EXPECT_THAT(refusal("rank_pattern", {{"layers\\.\\d+\\.self_attn.q_proj", 4}}), HasSubstr("regular expression"));
 }
 
-/// Of several patterns PEFT takes the first one, in the order of the file.
+/// PEFT takes the first matching pattern, in the order of the file.
 TEST_F(Peft, TheFirstPatternCounts) {
   const std::string name = "model.layers.0.self_attn.q_proj";
   const auto alpha_of = [&](const std::string& patterns) {

@@ -106,7 +106,7 @@ TEST_F(Safetensors, DataBeginsOn64BytesAndTensorsOnTheirElements) {
   }
 }
 
-/// The hash of what was written, as the file would give it.
+/// The hash of the written bytes equals that of the file.
 TEST_F(Safetensors, TheWriterKnowsTheHashOfTheFile) {
   const std::vector<float> w{1, 2, 3, 4};
   const std::vector<SafetensorsSpec> specs{

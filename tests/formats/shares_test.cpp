@@ -1,4 +1,4 @@
-// Which rank writes which piece: whatever the layouts, every element is in the files exactly once.
+// Which rank writes which piece: for all layouts, every element is in the files exactly once.
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ std::vector<CheckpointPiece> pieces_of(const std::vector<Laid>& laid, const Whol
   return pieces;
 }
 
-/// Reads the files, not the manifest: the elements stored of each tensor are those of the tensor, each once.
+/// Reads the files, not the manifest: each element of each tensor is stored exactly once.
 void expect_each_element_once(const fs::path& folder, const Whole& whole) {
   std::map<std::string, std::vector<at::Tensor>> stored;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -74,8 +74,8 @@ void expect_read_back(const fs::path& folder, const Whole& whole) {
   }
 }
 
-/// Two axes of the same size, and ranks that hold different numbers of rows: a rank that counts its own bytes, or takes
-/// a replica over one axis for one over the other, comes to another assignment than the others.
+/// Two axes of the same size, and ranks with different numbers of rows. A rank that counts its own bytes, or mistakes a
+/// replica over one axis for one over the other, gets another assignment than the others.
 TEST(Shares, EveryElementIsWrittenOnceWhateverCutsTheTensors) {
   const auto uneven = [](int64_t first, int64_t second) { return Shard{.dim = 0, .sizes = {first, second}}; };
   const std::vector<Laid> laid{{"uneven over tp", {{"tp", uneven(9, 3)}}},

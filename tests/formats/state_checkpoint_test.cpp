@@ -28,7 +28,7 @@ void load(std::unique_ptr<StateOwner> owner, const Mesh& mesh, const std::filesy
   tensors.read();
 }
 
-/// The sum over the coordinates of the hook's axis of what each parameter's residual is, whole.
+/// The residual of each parameter, summed over the coordinates of the hook's axis, whole.
 Named residuals(const Engine& engine) {
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = engine.state().layout;
@@ -49,8 +49,8 @@ struct Case {
   StrategyChoice choice_before, choice_after;
 };
 
-/// Whatever the ranks and groups, together the residuals are what they were. Where the axis is the same, each
-/// coordinate has its own again; else coordinate 0 has all.
+/// For any ranks and groups, the sum of the residuals is preserved. If the axis is the same, each coordinate gets its
+/// own back; otherwise coordinate 0 gets all.
 TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
   const Problem problem(ModelKind::gpt2);
   const StrategyChoice topk{.hook = hook_of("topk", {{"hook_fraction", 0.05}})};
@@ -87,7 +87,7 @@ TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
 /// The optimizer of an engine.
 class Moments final : public StateOwner {
  public:
-  /// `is_apart`: each coordinate of dp has an optimizer of its own.
+  /// `is_apart`: each coordinate of dp has its own optimizer.
   Moments(Engine& engine, bool is_apart) {
     if (is_apart) engine.state().apart_axis = "dp";
     optimizer_ = std::make_unique<Sgd>(engine.state(), SgdOptions{.momentum = 0.9});
@@ -99,7 +99,7 @@ class Moments final : public StateOwner {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-/// Each rank has its own again; other numbers of ranks have the mean; of one for all, each has that.
+/// Each rank gets its own back. Other numbers of ranks get the mean; if there was one for all, each gets that.
 TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
   const Problem problem(ModelKind::gpt2);
   for (const int after : {1, 2, 3}) {
@@ -123,7 +123,7 @@ TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
   }
 }
 
-/// What no owner of the library keeps: nothing but the owner knows of it.
+/// State of an owner outside the library: only the owner knows it.
 class FurtherOwner final : public StateOwner {
  public:
   explicit FurtherOwner(Engine& engine)
@@ -196,7 +196,7 @@ TEST(StateCheckpoint, SavesAndReadsAFurtherOwner) {
   });
 }
 
-/// Moments lie in flat buffers, whose gaps are memory too; a storage counts once.
+/// Moments are stored in flat buffers, whose gaps take memory too; a storage counts once.
 TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
   const Problem problem(ModelKind::gpt2);
   with_engine({.data_parallel = technique_of("zero2", {{"share", "off"}})}, problem, 3, [&](Engine& engine, Model&) {
@@ -210,7 +210,7 @@ TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
   });
 }
 
-/// The shape of the parameter decides, whatever the number of coordinates was; then nothing has been changed.
+/// A part of another shape is refused for any number of coordinates, and nothing is changed.
 TEST(StateCheckpoint, RefusesPartsOfAnotherShape) {
   const TemporaryFolder folder;
   Problem other(ModelKind::gpt2);

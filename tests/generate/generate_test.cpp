@@ -147,7 +147,7 @@ TEST_P(Generate, ATokenizerOfAnotherModelIsRefused) {
   const auto made = model(90);
   EXPECT_THAT(message_of<DataError>([&] { run(*made, Tokenizer::bytes(), "zzz", 5); }), HasSubstr("has token 122"));
   EXPECT_THAT(message_of<DataError>([&] { run(*model(256), Tokenizer::bytes(), "\xff", 5); }), HasSubstr("UTF-8"));
-  // A model may have more rows than the tokenizer has tokens: the extra ones show no text.
+  // A model may have more rows than the tokenizer has tokens: the extra ones print no text.
   int64_t count = 0;
   run(*model(1000), Tokenizer::bytes(), "a", 30, kGreedy, &count);
   EXPECT_EQ(count, 30);

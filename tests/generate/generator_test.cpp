@@ -22,7 +22,7 @@ class GeneratorTest : public ::testing::Test {
       return next(std::move(inputs), context);
     });
   }
-  /// Always of the same weights.
+  /// Always with the same weights.
   static std::unique_ptr<Model> make() {
     auto model = testing::whole_model(
         {.layers = 2, .width = 16, .heads = 4, .context = 24, .vocabulary = 256, .tie_embeddings = false});
@@ -89,7 +89,7 @@ TEST_F(GeneratorTest, EndsBeforeAStopStringOfSeveralTokens) {
   EXPECT_EQ(cut.text, whole.text.substr(0, begin));
   EXPECT_EQ(cut.made.ending, Ending::stop_string);
   EXPECT_LT(cut.made.num_tokens, 40);
-  // What began a stop string at the end of the text is shown.
+  // A partial stop string at the end of the text is printed.
   ContinuationOptions until_first{.num_tokens = cut.made.num_tokens - 1, .sampling = kDrawn, .stop_strings = {stop}};
   EXPECT_EQ(run_alone("a", until_first).text, whole.text.substr(0, begin + 1));
 }

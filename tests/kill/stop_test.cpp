@@ -43,7 +43,7 @@ TEST(Stop, AStoppedRankIsStalledNotLost) {
       [](const std::shared_ptr<Communicator>& world) {
         const std::vector<int32_t> processes = processes_of(*world);
         world->barrier("before the stop");
-        if (world->rank() == 1) raise(SIGSTOP);  // is continued below, after the others gave up
+        if (world->rank() == 1) raise(SIGSTOP);  // continued below, after the others have timed out
         const std::string error = error_of<CommError>([&] { world->barrier("after the stop"); });
         EXPECT_THAT(error, HasSubstr("after the stop"));
         if (world->rank() == 1) return;

@@ -68,14 +68,14 @@ TEST_F(LaunchTest, RanksFindTheirJobAndTheStore) {
   EXPECT_TRUE(child.all_gone(0));
 }
 
-/// MASTER_PORT is for a program that serves a store of its own there, such as torch.distributed.
+/// MASTER_PORT is for a program that serves its own store there, such as torch.distributed.
 TEST_F(LaunchTest, RankZeroMayServeMasterPort) {
   Child child(job(2, {"0=serve,meet", "*=meet"}));
   EXPECT_EQ(child.wait(), 0) << child.err();
   EXPECT_EQ(child.out(), "serves MASTER_PORT\nall 2 met\n");
 }
 
-/// Exit codes of other programs mean what those say, and their advice is not Caravan's.
+/// Exit codes of other programs have their own meaning, so Caravan gives no advice on them.
 TEST_F(LaunchTest, CodesOfOtherProgramsAreNotExplained) {
   const RankProcess failed{.rank = 1, .wait_status = 3 << 8};
   const RankProcess victim{.rank = 1, .wait_status = SIGKILL, .peak_resident_bytes = int64_t{3} << 30};

@@ -10,12 +10,12 @@
 ///   env           prints what the launcher has set
 ///   serve         listens on MASTER_PORT, as the store of torch.distributed does on rank 0
 ///   meet          waits for all ranks, through the store
-///   hang          for ever
+///   hang          forever
 ///   deaf          ignores signals
 ///   count         counts requests to stop until none comes for 300 ms, and prints their number
 ///   stop:MS       waits for a request to stop, takes MS to save, ends with 130
-///   spawn:N       starts N children that sleep for ever
-///   orphan:MS     starts a process without a parent, in a session of its own, that ends after MS; prints its id
+///   spawn:N       starts N children that sleep forever
+///   orphan:MS     starts a process without a parent, in its own session, that ends after MS; prints its id
 ///   stranger      tries to join the job without its secret, and prints the error
 #include <cerrno>
 #include <csignal>

@@ -80,7 +80,7 @@ def main():
             assert relative(want, plain) > 1e-4, "the adapters do nothing"
             check("logits of PEFT and of the merged export", relative(peft(ids).logits, want), 1e-5)
 
-        # The gradients of the last step, from the parameters before it.
+        # The gradients of the last step, computed from the parameters before it.
         step = dump / "step_2"
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "adapter", is_trainable=True)
         before = load_file(step / "parameters.safetensors")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Opens what a run has written in the programs that it is for. Not in the suite: they are large.
+"""Opens the files of a run in the programs that read them. Not in the suite: the programs are large.
 
   check_report.py RUN [--chromium chromium]     a run with log.tensorboard = true, after `caravan report RUN`
 

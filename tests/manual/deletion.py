@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Deletes entries of the registry, with their own files, and builds and tests what is left.
+"""Deletes entries of the registry, with their own files, and builds and tests the rest.
 
   tests/manual/deletion.py --copy FOLDER [--rounds [1,4] | --entries diloco,striped] [--tests REGEX]
 
@@ -53,7 +53,7 @@ def delete(folder, name):
 
 
 def test(folder, tests):
-    """What became of the tests, in words."""
+    """The result of the tests, in words."""
     ctest = run(folder, "ctest", "--test-dir", "build/ci", "-j2", "--no-tests=error", "-R", tests)
     output = ctest.stdout
     log = (folder / "build/ci/Testing/Temporary/LastTest.log").read_text(errors="replace")

@@ -75,14 +75,14 @@ def step_errors(ours, theirs, first_ours=None, first_theirs=None, floor=1e-6):
 
 
 def relative(ours, theirs):
-    """The relative difference of two numbers, infinite if one of them alone is not finite."""
+    """The relative difference of two numbers, infinite if only one of them is not finite."""
     if ours is None or theirs is None:  # JSON has no infinity
         return 0.0 if ours == theirs else math.inf
     return abs(ours - theirs) / max(abs(theirs), 1e-30)
 
 
 def first_difference(ours, theirs):
-    """What differs between the batches and parameters that two dumps begin with, bit by bit; "" if nothing does."""
+    """The bitwise difference between the first batches and parameters of two dumps, "" if there is none."""
     for part in ("batch", "parameters"):
         for name, tensor in theirs[part].items():
             if name not in ours[part] or ours[part][name].tobytes() != tensor.tobytes():

@@ -87,7 +87,7 @@ RECIPES = {
     "pipedream-2bw": f"{PP} pipeline.schedule=pipedream-2bw {OLD}",
 }
 COUNTERS = ("schedule:", "first bucket", "later bucket", "gradients ", "cross-entropy over a split vocabulary")
-REFUSED = ("pipedream", "pipedream-2bw")  # old weights, which no one process computes with
+REFUSED = ("pipedream", "pipedream-2bw")  # old weights, which a single process never uses
 
 
 def recipes():

@@ -32,7 +32,7 @@ BAD = ("wrong", "crash", "hang")
 
 
 class Trial:
-    """Classifies recipes; keeps the runs of one rank, of which many cases share none or a few."""
+    """Classifies recipes; keeps the runs of one rank, since cases may share them."""
 
     def __init__(self, runner, work):
         self.runner, self.work = runner, work
@@ -98,7 +98,7 @@ class Trial:
         return ("wrong" if wrong else "equal"), wrong, error
 
     def minimise(self, keys, ranks, folder, kind):
-        """Takes keys away, one by one, as long as the case stays of its kind."""
+        """Removes keys, one by one, as long as the class of the case stays the same."""
         changed = True
         while changed:
             changed = False
@@ -110,7 +110,7 @@ class Trial:
 
 
 def print_coverage(accepted):
-    """Keys that no accepted recipe had, and values that none had."""
+    """Keys and values that no accepted recipe had."""
     given = collections.defaultdict(set)
     for keys in accepted:
         for key, value in keys.items():

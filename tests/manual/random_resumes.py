@@ -27,7 +27,7 @@ STEPS = 6
 
 
 def kill_after_checkpoint(runner, keys, ranks, folder):
-    """Kills all ranks when the checkpoint of step 2 is there. Returns an exit code that is 0 if that worked."""
+    """Kills all ranks when the checkpoint of step 2 exists. Returns an exit code that is 0 if that worked."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(recipe_values.to_toml(keys))

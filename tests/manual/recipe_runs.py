@@ -22,7 +22,7 @@ ROUNDING = {"bf16": 2e-2, "fp16": 2e-2}  # of sums in these dtypes: 2^-8 times t
 
 
 class Runner:
-    """Runs the program in a folder of its own, with one thread, and ends what takes too long."""
+    """Runs the program in a separate folder, with one thread, and kills it if it takes too long."""
 
     def __init__(self, program, work, timeout):
         self.program, self.work, self.timeout = str(pathlib.Path(program).resolve()), work, timeout
@@ -123,14 +123,14 @@ def has_dump(keys):
 
 
 def is_rough(keys):
-    """Nobody expects the numbers of one rank: old weights, or gradients of which a part is left for later."""
+    """Whether results may differ from one rank's: old weights, or gradients that are partly sent later."""
     hook = keys.get("data_parallel.hook", "none")
     leaves_out = hook == "powersgd" or hook == "topk" and keys.get("data_parallel.hook_fraction", 0.01) < 1
     return is_asynchronous(keys) or leaves_out
 
 
 def low_dtype(keys):
-    """The dtype that rounds more than fp32 does, "" if none."""
+    """The dtype that rounds more than fp32, "" if none."""
     names = ("precision.compute", "precision.gradients", "precision.reduce")
     used = [keys.get(name, "") for name in names]
     return next((dtype for dtype in ("bf16", "fp16") if dtype in used), "")
@@ -156,7 +156,7 @@ def compare(keys, many, one, exact):
         bound = TOLERANCE if line["step"] == 1 and not low and not is_asynchronous(keys) else later
         for key in ("loss", "grad_norm", "val_loss"):
             if key in line and key in other and not (later == 0.2 and key == "grad_norm"):
-                # The first validation comes after an update, which leaves a part of the gradient out.
+                # The first validation comes after an update that omits a part of the gradient.
                 allowed = later if rough and key == "val_loss" else bound
                 errors[f"log of step {line['step']}: {key}"] = dumps.relative(line[key], other[key]) / allowed
     if rough and not all(line["loss"] is not None and math.isfinite(line["loss"]) for line in lines):

@@ -49,7 +49,7 @@ VALUES = {
     "sample.tokens": (1, [0, 0, 3]), "sample.every": (0.5, [0, 1, 2]), "sample.temperature": (0.3, [0.0, 0.7]),
     "sample.top_k": (0.3, [0, 5]), "sample.top_p": (0.3, [0.5, 1.0]), "data.skip_bad_lines": (0.2, [True, False]),
 }
-# Keys that the sizes below decide; with the values of which each should be drawn.
+# Keys that the sizes below decide, with the values that should each be drawn.
 STRUCTURE = {
     "model.kind": ["gpt2", "llama"], "data.format": ["text", "chat"], "data.streaming": [True, False],
     "data.pack": ["none", "documents"], "tensor_parallel.kind": ["1d", "2d", "2.5d", "3d"],
@@ -84,7 +84,7 @@ def default(key):
 
 
 def is_used(key, recipe):
-    """Whether the key has a meaning beside the others. One that has none is refused."""
+    """Whether the key has an effect together with the others. Otherwise it is refused."""
     get = recipe.get
     technique = get("data_parallel.technique", "ddp")
     is_async = get("data_parallel.mode", "sync") != "sync"
@@ -144,7 +144,7 @@ def write_texts(folder, caravan):
     write_algorithms(folder)
 
 
-# Of collectives, other than "direct", which small messages of few ranks take by themselves.
+# Algorithms of collectives, without "direct", which small messages of few ranks use anyway.
 ALGORITHMS = {
     "ring": {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "chain",
              "reduce": "binomial"},
@@ -164,7 +164,7 @@ def write_algorithms(folder):
 
 
 def pipeline_table(folder, ranks, micro_batches):
-    """A file with a schedule of its own: all forward passes, then all backward passes, those of weights at the end."""
+    """A file with a custom schedule: all forward passes, then all backward passes, those of weights at the end."""
     path = folder / f"table_{ranks}_{micro_batches}.txt"
     kinds = ("F", "B") if micro_batches % 2 else ("F", "B", "W")
     path.write_text("\n".join(f"rank {r}: " + " ".join(f"{kind}{r}.{m}" for kind in kinds for m in range(micro_batches))

@@ -25,7 +25,7 @@ from recipe_runs import mpi_launcher
 from same_dumps import LEFT_OUT, MORE, words_of
 
 LARGER = "model.width=128 model.context=128 train.global_batch=24 model.vocabulary=2048"
-STEP = 3  # from the second on all steps are alike
+STEP = 3  # all steps from the second on are alike
 WINDOW = 3  # steps between two drains of stages that do not flush: the second window is traced
 
 
@@ -54,7 +54,7 @@ def processes_of(process):
 
 
 def resident(run, peak):
-    """The largest sum over all processes of a run, of what they have resident: in peak[0], bytes."""
+    """The largest sum over all processes of a run, of their resident memory: in peak[0], bytes."""
     while run.poll() is None:
         total = sum(sum(status_of(process)) for process in processes_of(run.pid))
         peak[0] = max(peak[0], 1024 * total)
@@ -70,7 +70,7 @@ def predicted_traffic(text):
 
 
 def measured_traffic(path, rank, steps):
-    """{(axis, verb): bytes} of a step, of a trace of so many. A communicator that is built on others counts, they do not."""
+    """{(axis, verb): bytes} of a step, from a trace of several steps. A communicator that is built on others counts, they do not."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("pid") == rank]
     rows = {event["tid"]: event["args"]["name"].split()[:3:2] for event in events
             if event["ph"] == "M" and event["name"] == "thread_name" and " over " in event["args"]["name"]}

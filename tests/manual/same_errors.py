@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what two builds of the program say of wrong recipes, which wrong_recipes.py lists.
+"""Compares the errors of two builds of the program for the wrong recipes of wrong_recipes.py.
 
   same_errors.py --before OLD/bin/caravan --after build/ci/bin/caravan    prints texts that are not identical
   same_errors.py --after build/ci/bin/caravan --advice                    also trains a step after each way out
@@ -32,7 +32,7 @@ def words_of(section, text):
 
 
 class Wrong:
-    """A line of the list: ranks, keys, and ways out: pairs of what the error has to say and what it needs beside."""
+    """A line of the list: ranks, keys, and ways out: pairs of advice in the error and further changes that it needs."""
 
     def __init__(self, section, line):
         section = section.split()[0]
@@ -44,7 +44,7 @@ class Wrong:
         self.ways = [tuple(words_of(section, words) for words in way) for way in ways]
 
     def words(self, way=()):
-        """Of the command line: ranks and keys, after the changes of a way out."""
+        """Ranks and keys of the command line after the changes of a way out."""
         ranks, keys = self.ranks, dict(word.split("=", 1) for word in BASE.split()) | self.keys
         for word in way:
             name, _, value = word.partition("=")
@@ -102,7 +102,7 @@ def is_said(word, text, given):
 
 
 def lacks(wrong, text):
-    """What the error does not say."""
+    """The advice that is missing in the error."""
     first, _, rest = text.partition("\n")
     where, _, action = rest.partition("\n  do: ")
     named = set(wrong.keys) | {word.lstrip("-").split("=")[0] for said, _ in wrong.ways for word in said}
@@ -116,7 +116,7 @@ def lacks(wrong, text):
     if not any(plain(value) in plain(text) for value in wrong.keys.values()):
         missing.append("the value")
     for said, _ in wrong.ways:
-        renames = len(said) > 1 and said[0].startswith("-")  # of another name it is enough to say that
+        renames = len(said) > 1 and said[0].startswith("-")  # for another name, this is enough
         if not any(is_said(word, f"{first}\n{action}", wrong.keys) for word in (said[1:] if renames else said)):
             if not (said[0][1:] in first and "no such key" in first):
                 missing.append("the way out " + " ".join(said))

@@ -397,7 +397,7 @@ WRONG = {
 """,
 }
 
-# Of techniques that an older build may not have: only the new one is asked.
+# For techniques that an older build may not have: only the new build is tested.
 WRONG_TODAY = {
     "data_parallel": """
 2: technique=diloko -> technique=diloco

@@ -21,7 +21,7 @@ Mesh mesh_of(int rank, std::vector<AxisSize> axes) {
   return Mesh::create(make_record_world(rank, size), std::move(axes));
 }
 
-/// The rows that rank `rank` of dp=2 tp=3 holds of 12.
+/// The rows of 12 that rank `rank` of dp=2 tp=3 holds.
 std::pair<int64_t, int64_t> rows(int rank, const Layout& layout) {
   const Box box = local_box({12, 5}, layout, mesh_of(rank, {{"dp", 2}, {"tp", 3}}));
   EXPECT_EQ(box.offset[1], 0);

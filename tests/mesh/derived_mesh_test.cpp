@@ -68,7 +68,7 @@ TEST(Factor, InTheMiddleOfAMeshAndAgain) {
     EXPECT_EQ(members(torus, "row"), (std::vector<int64_t>{rank(dp, tp % 2, pp), rank(dp, 2 + tp % 2, pp)}));
     EXPECT_EQ(members(torus, "col"), (std::vector<int64_t>{rank(dp, tp / 2 * 2, pp), rank(dp, tp / 2 * 2 + 1, pp)}));
 
-    // Joined axes and the old axis follow when a part is factored again.
+    // Joined axes and the old axis are split too when one of their parts is factored again.
     const Mesh again = torus.join("both", {"row", "dp"}).factor("row", {{"one", 1}, {"two", 2}});
     EXPECT_EQ(names(again), (std::vector<std::string>{"dp", "one", "two", "col", "pp"}));
     EXPECT_EQ(again.made_of("tp"), (std::vector<std::string>{"one", "two", "col"}));
@@ -127,7 +127,7 @@ TEST(Part, HasExactlyItsMembers) {
     EXPECT_EQ(mesh["pp"].parent(), "");
     EXPECT_EQ(mesh["pp"].parent_coord(2), 2);
 
-    // Asked for again, it is the same; others may overlap it.
+    // A second call returns the same axis; others may overlap it.
     const Mesh same = tied.part("pp", {0, 3});
     if (pp == 0) {
       EXPECT_EQ(same["pp{0,3}"], tied["pp{0,3}"]);

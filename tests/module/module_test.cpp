@@ -195,7 +195,7 @@ TEST_F(Hooks, MayOutliveTheirModule) {
   EXPECT_NO_THROW(hook = Hook());
 }
 
-/// A run goes on with the hooks that it began with.
+/// A run continues with the hooks with which it started.
 TEST_F(Hooks, MayBeRemovedAndAddedWhileTheyRun) {
   Hook inner = first.add_hook(noting(order, "inner"));
   Hook added;
@@ -214,7 +214,7 @@ TEST_F(Hooks, MayBeRemovedAndAddedWhileTheyRun) {
   EXPECT_THAT(order_of_run(), ElementsAre("added(", ")"));
 }
 
-/// As recomputation does: in backward, long after the run, with what it remembers.
+/// As recompute does: in backward, long after the run, with the captured state.
 TEST_F(Hooks, MayKeepNextAndCallItAgain) {
   std::vector<std::pair<Next, Tensors>> kept;
   Hook keeping = first.add_hook([&](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Sums in fp64, and notes what it was asked.
+/// Sums in fp64, and records the calls.
 class Sums final : public GradientSink {
  public:
   int64_t open_step() const noexcept override { return 0; }
@@ -66,7 +66,7 @@ TEST_F(Slots, UnshardedAndComputeDefaultToSharded) {
   EXPECT_TRUE(a.compute_layout()["dp"].is_replicate());
   EXPECT_TRUE(a.sharded_layout().empty());
   a.set_sharded(at::zeros({3, 2}), {{"dp", Invariant{}}});
-  EXPECT_TRUE(a.unsharded().is_same(a.sharded())) << "new memory at rest is the leaf too";
+  EXPECT_TRUE(a.unsharded().is_same(a.sharded())) << "new sharded memory is also the unsharded tensor";
 }
 
 TEST(Parameter, WithoutMemoryIsNamedWhenItIsUsed) {
@@ -110,7 +110,7 @@ TEST_F(Slots, DerivationsCompose) {
   EXPECT_FALSE(a.is_derived());
 }
 
-// ---- deposits without a sink: as autograd ----
+// ---- accumulation without a sink: as in autograd ----
 
 TEST_F(Slots, WithoutASinkGradientsAccumulateInGrad) {
   const at::Tensor summand = at::ones({3, 2}, at::kDouble);

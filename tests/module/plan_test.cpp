@@ -98,7 +98,7 @@ class Sums final : public GradientSink {
   void confirmed(Parameter&) override {}
   void withdrawn(Parameter&) override {}
   void defer(Parameter&, std::function<void()> work) override { work(); }
-  /// On the way of an engine: through the derivation to the leaf, from the leaf to rest.
+  /// As an engine does: through the derivation to the unsharded gradient, and from there to the sharded one.
   at::Tensor sharded(Parameter& parameter, const Mesh& mesh) {
     return redistribute(parameter.unsharded_gradient(sums_.at(&parameter)), parameter.unsharded_layout().dual(),
                         parameter.sharded_layout().dual(), mesh, parameter.name());
@@ -121,7 +121,7 @@ Module::MaterialiseOptions in_fp64() {
           }};
 }
 
-/// Memory as an engine gives it: at rest, and a leaf with the same values.
+/// Allocates memory as an engine does: sharded parameters, and unsharded ones with the same values.
 void materialise(Module& model, const AppliedPlan& applied, const Mesh& mesh) {
   std::map<std::string, Layout> rest;
   for (const auto& [name, layouts] : applied.layouts()) rest[name] = layouts.sharded;
@@ -469,8 +469,7 @@ TEST(Plan, RefusesAModuleThatIsRunWithTwoLayouts) {
               AllOf(HasSubstr("scale, input 0"), HasSubstr("tp=I in one run"), HasSubstr("tp=S(1) in another")));
 }
 
-/// The index and the positions of a module do not depend on what a module around it has cut, also when it runs again
-/// later.
+/// The index and the positions of a module do not depend on cuts by an outer module, also when it runs again later.
 TEST(Plan, GivesAModuleThatRunsAgainLaterTheSameContext) {
   on_mesh({{"tp", 2}}, [](const Mesh& mesh) {
     SmallModel model;
@@ -565,7 +564,7 @@ Plan sequence_parallel_of(ModelKind kind) {
 
 class PlanOfModel : public ::testing::TestWithParam<ModelKind> {};
 
-/// With dropout, so that random numbers count too. fp64: 1e-10 as for all sums in another order.
+/// With dropout, so that random numbers are compared too. fp64: 1e-10 as for all sums in another order.
 TEST_P(PlanOfModel, MatchesOneProcess) {
   const ModelConfig config{.kind = GetParam(),
                            .layers = 2,

@@ -130,7 +130,7 @@ TEST(Accumulations, ofAnEmbeddingTouchTheRowsThatOccur) {
   }
 }
 
-/// compute = 3 leaf: the layers see the one, gradients arrive at the other.
+/// The layers see the compute tensor, 3 times the unsharded parameter; the latter gets the gradient.
 TEST(Accumulations, goThroughADerivation) {
   Slots slots;
   const at::Tensor leaf = normal({5, 6}, 2).requires_grad_(true);
@@ -153,7 +153,7 @@ class ModelDeposits : public ::testing::TestWithParam<std::tuple<ModelKind, bool
   }
 };
 
-/// With and without a sink, at once and later: the same gradients, and one deposit for each use.
+/// With and without a sink, at once and later: the same gradients, accumulated once for each use.
 TEST_P(ModelDeposits, areTheGradients) {
   const auto [kind, is_tied] = GetParam();
   const ModelConfig config = testing::tiny_config(kind, is_tied);

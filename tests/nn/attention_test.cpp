@@ -39,8 +39,8 @@ at::Tensor formula(const Tensors& x, const at::Tensor& visible) {
   return at::matmul(at::softmax(scores.masked_fill(visible.logical_not(), -INFINITY), -1), v).transpose(1, 2);
 }
 
-/// Queries that are pieces of the sequence, as ranks of a context-parallel group hold them: the last ones, one alone, a
-/// zigzag, all of them in another order.
+/// Queries that are pieces of the sequence, as held by ranks of a context-parallel group: the last ones, one alone, a
+/// zigzag, all in another order.
 std::vector<at::Tensor> orders() {
   return {at::arange(7, kLength), at::tensor({4}, at::kLong),      at::tensor({0, 1, 2, 9, 10, 11}, at::kLong),
           at::arange(0, kLength), at::arange(kLength - 1, -1, -1), at::tensor({0, 1}, at::kLong)};
@@ -128,7 +128,7 @@ TEST(Attention, needsTheWholeSequence) {
 
 class Positions : public ::testing::TestWithParam<ModelKind> {};
 
-/// Texts packed into one row, with positions and documents, are the texts alone.
+/// Texts packed into one row, with positions and documents, give the same as separate texts.
 TEST_P(Positions, andDocumentsSeparatePackedTexts) {
   const ModelConfig config = testing::tiny_config(GetParam());
   const auto model = testing::whole_model(config);

@@ -21,7 +21,7 @@ at::Tensor dropped(const at::Tensor& x, double dropout, std::vector<DimIndex> in
   return counter_dropout(x, dropout, {.seed = 9, .name = name, .step = step, .index = std::move(index)});
 }
 
-/// Of a whole tensor.
+/// Drops elements of a whole tensor.
 at::Tensor dropped(const at::Tensor& x, double dropout) {
   return dropped(x, dropout, std::vector<DimIndex>(static_cast<size_t>(x.dim())));
 }
@@ -150,7 +150,7 @@ TEST_P(ModelDropout, isOffInEvaluation) {
   EXPECT_FALSE(model->run({ids}, {}).front().equal(expected));
 }
 
-/// Attention's path for dropout gives with a negligible dropout what the fused kernel gives.
+/// With a negligible dropout, attention's path for dropout gives the same as the fused kernel.
 TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
   ModelConfig config = testing::tiny_config(GetParam());
   const auto plain = testing::whole_model(config);

@@ -53,8 +53,8 @@ at::Tensor gradient(Module& module, const std::string& name) {
 
 at::Tensor input(uint64_t seed = 100) { return normal({kRows, kLength, 8}, seed).to(at::kDouble).requires_grad_(); }
 
-/// The same in ATen's operations, which autograd differentiates: gates of all experts [rows, length, experts], zero
-/// where an expert is not chosen, and the losses of the router.
+/// The same in ATen operations, which autograd differentiates: gates of all experts [rows, length, experts], zero for
+/// experts that are not chosen, and the losses of the router.
 struct Reference {
   at::Tensor gates;
   at::Tensor balance;
@@ -103,7 +103,7 @@ TEST_P(RouterKinds, MatchesAutograd) {
   EXPECT_NEAR(router->take_load().balance / (kRows * kLength), want.balance.item<double>(), 1e-12);
 }
 
-/// Losses have no part in an evaluation.
+/// An evaluation does not include these losses.
 TEST(Router, AddsItsLossesInTrainingOnly) {
   const MoeConfig moe{.experts = 4, .balance_loss = 0.5, .z_loss = 0.1};
   const auto router = make<Router>(config_of(ModelKind::llama, moe));

@@ -15,8 +15,8 @@ namespace {
 using testing::distance;
 using testing::Fixture;
 
-/// The same model in transformers (fixtures/make.py), GPT-2, Llama and what derives from it, tied and untied, grouped
-/// and uneven, with experts.
+/// The same model in transformers (fixtures/make.py): GPT-2, Llama and their relatives, tied and untied, grouped and
+/// uneven, with experts.
 class AgainstTransformers : public ::testing::TestWithParam<const char*> {
  protected:
   /// Compares logits, loss and every gradient, in `type`, with the fixture: within `tolerance` of its norm.

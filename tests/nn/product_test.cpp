@@ -37,7 +37,7 @@ class WithProducts {
   std::string before_;
 };
 
-/// Each library for each product, whatever torch was built with.
+/// Each library for each product, for every build of torch.
 std::vector<std::string> all_libraries() {
   std::vector<std::string> texts;
   for (const ProductLibrary library : available_product_libraries()) texts.emplace_back(name(library));
@@ -213,7 +213,7 @@ TEST(ProductsInBf16, areRoundedOnce) {
   }
 }
 
-/// Several chunks add their parts of the weight's gradient in fp32, so it is rounded once, whatever their number. The
+/// Several chunks add their parts of the weight's gradient in fp32, so it is rounded once for any number of chunks. The
 /// gradient of the logits is rounded to bf16 before, and so are the logits.
 TEST(ProductsInBf16, crossEntropyDiffersByRoundingsOnly) {
   const at::Tensor labels = testing::tokens(1, 601, 300, 3).view({601});
@@ -283,8 +283,8 @@ struct Attended {
   Tensors gradients;
 };
 
-/// The plain formula in fp64. `bounds`: what one rounding of the output, which backward reads again, may change of each
-/// gradient; for the gradients of q and k that is an error of sum(dy * y) in every row.
+/// The plain formula in fp64. `bounds`: how much one rounding of the output, which backward reads again, may change
+/// each gradient; for the gradients of q and k that is an error of sum(dy * y) in every row.
 Attended attend_exactly(const Tensors& x, const at::Tensor& outer, const at::Tensor& visible, Tensors& bounds) {
   const int64_t group = x[0].size(2) / x[1].size(2);
   const at::Tensor q = x[0].transpose(1, 2);

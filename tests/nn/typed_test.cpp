@@ -21,7 +21,7 @@ Layout on(const char* axis, const Placement& placement) { return Layout{{axis, p
 
 Mesh mesh_of(const char* axis) { return Mesh::create(make_record_world(0, 2), {{axis, 2}}); }
 
-/// Every parameter rests on `mesh` as `layouts` says, on meta, and is what its layers read.
+/// Shards every parameter on `mesh` as `layouts` says, on meta. Its layers read the shards.
 void place(Module& module, const Mesh& mesh, const std::map<std::string, Layout>& layouts = {}) {
   module.materialise(mesh, layouts, {.device = at::kMeta});
 }
@@ -44,7 +44,7 @@ class TypedModel : public ::testing::TestWithParam<ModelKind> {
   ForwardContext context_{.layouts = &layouts_};
 };
 
-/// Data parallelism, from end to end: no operation is without a type.
+/// Data parallelism from end to end: every operation is typed.
 TEST_P(TypedModel, onAShardOfTheBatchMakesAPartialLoss) {
   place(model_, mesh_of("dp"));
   read_as(model_, on("dp", Replicate{}));

@@ -32,7 +32,7 @@ TEST(ExactSum, LosesNothing) {
   EXPECT_EQ(sum_of(std::vector<double>(4, std::ldexp(0xffffffff, 40))), std::ldexp(0xffffffff, 42));
 }
 
-/// In any order, and cut into any parts whose words are added.
+/// The sum is the same in any order, and for any cut into parts whose words are added.
 TEST(ExactSum, DoesNotDependOnOrderOrParts) {
   std::mt19937_64 random(7);
   std::uniform_real_distribution<double> exponent(-60, 60);

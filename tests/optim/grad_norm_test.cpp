@@ -121,7 +121,7 @@ TEST(GradNorm, MatchesTheWholeModelIfParametersAreCutAtRows) {
   }
 }
 
-/// Ranks of another coordinate of `apart` have gradients of their own, and take no part.
+/// Ranks of another coordinate of `apart` have their own gradients and take no part.
 TEST(GradNorm, MatchesTheRanksThatStepTogether) {
   std::vector<double> found(4);
   on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {

@@ -171,7 +171,7 @@ TEST(Optimizer, OneGroupMayBeEmpty) {
   EXPECT_NO_THROW(sgd.step(0.1));
 }
 
-/// Every rank updates what it holds: together the same bits as one, whatever the ranges are.
+/// Every rank updates its part: for all ranges, the parts together have the same bits as one rank's.
 TEST(Optimizer, OfShardsMatchesTheWhole) {
   const auto train = [](Engine& engine, const Mesh& mesh, bool adamw) {
     FlatState& state = engine.state();
@@ -214,8 +214,8 @@ TEST(Optimizer, OfShardsMatchesTheWhole) {
   }
 }
 
-/// What leaves are rounded from changes only for trained parameters: frozen ones are rounded again only after someone
-/// else has written values. Marks in the memory of their copies show who writes it.
+/// Only trained values change, so only these are rounded in every step. Frozen ones are rounded again only after they
+/// have been written from outside. Marks in the memory of their copies show who writes it.
 TEST(Optimizer, FrozenValuesAreRoundedOnce) {
   using Make = std::function<std::unique_ptr<Engine>(Module&, const Mesh&)>;
   const std::map<std::string, Make> engines{
@@ -272,7 +272,7 @@ TEST(Optimizer, FrozenValuesAreRoundedOnce) {
             EXPECT_TRUE(copy_of(*parameter).eq(7).all().item<bool>()) << parameter->name();
           }
         }
-        state.bump_version();  // as who reads a checkpoint
+        state.bump_version();  // as a load of a checkpoint does
         pass();
         for (const Parameter* parameter : model.parameters()) {
           if (!parameter->requires_grad()) {

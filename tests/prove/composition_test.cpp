@@ -118,7 +118,7 @@ Values random_values(std::mt19937& random) {
   return values;
 }
 
-/// Of random cases always that with the most new pairs, until no pair is left.
+/// Adds the random case with the most new pairs until no pair is left.
 std::vector<Values> cover_of_pairs(uint32_t seed) {
   std::set<Pair> left;
   for (size_t a = 0; a < kSettings.size(); ++a) {
@@ -162,7 +162,7 @@ TEST(Compositions, DISABLED_AreOneProcessInMoreCases) {
   }
 }
 
-/// Every ring beside nothing else, with its messages beside the computation and between turns.
+/// Every ring alone, with its messages overlapped with the computation and between turns.
 TEST(Compositions, RingsMatchOneProcess) {
   for (const Split& context : contexts()) {
     for (const bool overlaps : {true, false}) {
@@ -178,7 +178,7 @@ TEST(Compositions, RingsMatchOneProcess) {
   }
 }
 
-/// The proof of a ring of n ranks whose messages stand in this order, without the check of tables and without labels.
+/// The proof of a ring of n ranks with messages in this order, without the check of tables and without labels.
 Proof proof_alone(int n, RingSchedule schedule) {
   ProveCase what =
       to_prove({.context = context_of("ring", n), .technique = "ddp", .overlaps = false, .micro_batches = 1});
@@ -201,7 +201,7 @@ Proof proof_alone(int n, RingSchedule schedule) {
   return proof;
 }
 
-/// Gradients that are taken for keys are found although nothing else notices them: forward passes are right.
+/// The proof finds gradients that are mistaken for keys, although nothing else notices: forward passes are correct.
 TEST(Compositions, FindARingThatSendsGradientsBeforeKeys) {
   for (const int n : {2, 3, 4}) {
     EXPECT_TRUE(proof_alone(n, ring_schedule).holds());

@@ -118,7 +118,7 @@ TEST_P(ProveExperts, MatchesOneProcess) {
   }
 }
 
-/// Ranks of ep round what one process rounds: it runs the rows that they have as micro-batches.
+/// Ranks of ep round as one process does: it runs their rows as micro-batches.
 TEST(ProveExpertsIn, Bf16) {
   for (const ModelKind kind : {ModelKind::llama, ModelKind::gpt2}) {
     ProveCase what = case_of({"ep2", {{"dp", 1}, {"ep", 2}}, {.experts = 4, .top_k = 4}}, kind, at::kFloat);

@@ -1,4 +1,4 @@
-/// Adapters under every technique against one process: frozen weights beside trained ones, factors split or whole.
+/// Adapters under every technique against one process: frozen and trained weights, factors split or whole.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 struct LoraCase {
   const char* name;
-  const char* recipe;  ///< beside the model's keys
+  const char* recipe;  ///< added to the model's keys
 };
 
 void PrintTo(const LoraCase& what, std::ostream* out) { *out << what.name; }

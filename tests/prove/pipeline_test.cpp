@@ -1,5 +1,5 @@
-/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, beside
-/// every data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
+/// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, with every
+/// data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
 /// product takes minutes: --gtest_also_run_disabled_tests.
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Case {
   StrategyChoice choice{};
   ModelKind kind = ModelKind::gpt2;  ///< gpt2 with tied embeddings, llama without
   int micro_batches = 4;
-  std::vector<AxisSize> others{};  ///< beside pp
+  std::vector<AxisSize> others{};  ///< other than pp
   std::string beside{};
   at::ScalarType dtype = at::kDouble;
 };
@@ -60,7 +60,7 @@ ProveCase to_prove(Case of) {
           .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
-/// Every `stride`-th case. A stride that divides no number of values of a setting lets every pair of values occur.
+/// Every `stride`-th case. If the stride divides no setting's number of values, every pair of values occurs.
 void expect_every(const std::vector<Case>& cases, size_t stride) {
   for (size_t i = 0; i < cases.size(); i += stride) expect_holds(to_prove(cases[i]));
   ::testing::Test::RecordProperty("cases", static_cast<int>((cases.size() + stride - 1) / stride));

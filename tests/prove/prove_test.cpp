@@ -22,15 +22,15 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-/// GPT-2 with tied embeddings, or Llama with grouped heads and embeddings of its own.
+/// GPT-2 with tied embeddings, or Llama with grouped heads and untied embeddings.
 ModelConfig model_of(ModelKind kind) {
   const bool is_gpt2 = kind == ModelKind::gpt2;
-  // With dropout other kernels are taken.
+  // With dropout, other kernels are used.
   return shrunken(
       {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0 : 0.1});
 }
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
     {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
 
@@ -80,7 +80,7 @@ std::vector<PassOrder> one_by_one(int num_micro_batches) {
   return {accumulate(num_micro_batches, 0), accumulate(num_micro_batches, 1)};
 }
 
-/// Embedding and first block on one rank, second block and head on the other: a tied weight rests on the first.
+/// Embedding and first block on one rank, second block and head on the other. The first owns a tied weight.
 Strategy two_stages(Model& model, Mesh& mesh) {
   Strategy strategy = whole_model(model, mesh);
   add_stages(strategy, mesh, "pp", {0, 0, 1, 1});
@@ -141,7 +141,7 @@ TEST(Prove, HoldsForSplitWeights) {
   }
 }
 
-/// Roundings that are not those of one process hide the lack of one summand of many.
+/// Roundings that differ from those of one process hide one missing summand among many.
 TEST(Prove, RefusesSplitWeightsInBf16WithManySummands) {
   ProveCase what = case_of(ModelKind::llama, 2);
   what.axes = {{"dp", 2}, {"tp", 2}};
@@ -161,7 +161,7 @@ TEST(Prove, HoldsForEveryRecipe) {
     ++num_recipes;
     needs_chosen_in(read_file(entry.path()));
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
-      // Of a model that is not here, the arrangement.
+      // If the model is not available, only the arrangement.
       const ProveCase what = prove_case(load_recipe(entry.path(), {precision, "train.init_from="}));
       const Proof proof = prove(what);
       EXPECT_TRUE(proof.holds()) << entry.path() << ", " << what.to_string() << ": " << proof.to_string();
@@ -209,7 +209,7 @@ Parameter& parameter_of(Model& model, const std::string& name) {
   throw InternalError({"test", name, "no parameter has this name", "", ""});
 }
 
-/// The leaf is whole and counts once; the layers take it as R: backward sums its gradient over the axis.
+/// The unsharded parameter is whole and counts once. The layers take it as R: backward sums its gradient over the axis.
 void sum_over(const MeshAxis& axis, Parameter& parameter) {
   const Layout once{{axis.name(), Invariant{}}};
   parameter.set_derivation([axis, once](const at::Tensor& leaf) { return redistribute(leaf, once, axis, Replicate{}); },
@@ -230,7 +230,7 @@ TEST(ProveFinds, AReductionDoneTwice) {
   EXPECT_EQ(proof.steps[0].worst, "gradient of blocks.1.mlp.up.weight");
 }
 
-/// Also in bf16, within a tolerance that is of its own arithmetic.
+/// Also in bf16, within the tolerance of its arithmetic.
 TEST(ProveFinds, AReductionThatIsMissing) {
   for (const at::ScalarType compute_dtype : {at::kFloat, at::kBFloat16}) {
     ProveCase what = case_of(ModelKind::llama, 3);

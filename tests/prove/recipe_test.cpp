@@ -106,7 +106,7 @@ const std::vector<Keys>& recipes() {
       {"mesh.pp=2", "pipeline.schedule=interleaved", "model.layers=4"},
       Keys{"mesh.pp=2", "pipeline.schedule=zb-h1", "data_parallel.technique=zero2", "mesh.dp=2"} + kLlama,
       {"mesh.pp=2", "pipeline.schedule=zb-v", "model.layers=4", "mesh.tp=2"},
-      {"mesh.pp=3", "pipeline.schedule=zb-v", "model.layers=7"},  // six blocks in the proof, where others have two
+      {"mesh.pp=3", "pipeline.schedule=zb-v", "model.layers=7"},  // six blocks in the proof; other schedules have two
       {"memory.recompute=selective"},
       {"lora.rank=4"},
       Keys{"lora.rank=4", "mesh.tp=2", "data_parallel.technique=zero3", "mesh.dp=2"} + kLlama,
@@ -127,7 +127,7 @@ TEST(ProveRecipe, ExecutesWhatAStepOfTheRecipeExecutes) {
   }
 }
 
-/// A table of one's own says how many micro-batches there are, and pipeline.micro_batches is left out.
+/// The user's table says how many micro-batches there are, and pipeline.micro_batches is omitted.
 TEST(ProveRecipe, UsesTheTableOfAPipelineUnchanged) {
   Recipe recipe = recipe_of({"mesh.pp=2", "pipeline.schedule=table.txt"});
   recipe.pipeline.table = to_text(order_of("gpipe", 2, 4));  // as load_recipe reads it
@@ -136,7 +136,7 @@ TEST(ProveRecipe, UsesTheTableOfAPipelineUnchanged) {
   EXPECT_EQ(proof.parts.front().what.num_micro_batches, 4);
 }
 
-/// The counts are of what the name says: two ranks, two layers, forward and backward of each block of the ring.
+/// The counts for two ranks and two layers: forward and backward of each block of the ring.
 TEST(ProveRecipe, CountsTheBlocksOfARing) {
   needs({"ring"});
   const RecipeProof ring = proof_of(recipe_of({"mesh.cp=2", "train.micro_batch=32"}));
@@ -145,7 +145,7 @@ TEST(ProveRecipe, CountsTheBlocksOfARing) {
     EXPECT_EQ(ring.own_paths.at(path), 4) << path;
   }
   EXPECT_THAT(ring.own_paths, Not(Contains(Key("fused attention"))));
-  // With dropout the ring is not taken in training; evaluations take it.
+  // With dropout, training does not use the ring; evaluations do.
   const RecipeProof with_dropout = proof_of(recipe_of({"mesh.cp=2", "model.dropout=0.1"}));
   EXPECT_THAT(with_dropout.own_paths, Contains(Key("attention with dropout")));
   ASSERT_EQ(with_dropout.parts.size(), 2U);
@@ -165,7 +165,7 @@ bool is_counter(const std::string& path) {
   return false;
 }
 
-/// Each path in the first recipe that takes it, with a factor of 1.01; 1.2 where the tolerance is that of split
+/// Tests each path in the first recipe that uses it, with a factor of 1.01, or 1.2 if the tolerance is that of split
 /// products in 16 bits.
 TEST(ProveRecipe, NoticesAFactorInEveryPath) {
   std::set<std::string> seen;
@@ -212,7 +212,7 @@ TEST(ProveRecipe, NamesAPathThatNoProofTakes) {
   EXPECT_THAT(missing_paths(own, prove(prove_case(recipe)).paths), IsEmpty());
 }
 
-/// How many micro-batches "auto" becomes depends on the memory of the ranks.
+/// The number of micro-batches that "auto" gives depends on the memory of the ranks.
 TEST(ProveRecipe, ProvesOneMicroBatchAndManyForAuto) {
   const Recipe recipe = recipe_of({"train.micro_batch=auto", "data_parallel.technique=zero2", "mesh.dp=2"});
   const RecipeProof proof = proof_of(recipe);

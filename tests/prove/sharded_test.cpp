@@ -42,12 +42,12 @@ const std::vector<Variant>& variants() {
 
 ModelConfig model_of(ModelKind kind) {
   const bool is_gpt2 = kind == ModelKind::gpt2;
-  // With dropout other kernels are taken.
+  // With dropout, other kernels are used.
   return shrunken(
       {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0.1 : 0});
 }
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
     {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
 

@@ -1,4 +1,4 @@
-/// Every way of splitting layers and sequences x model x tied or not x dtype x what is beside it. The whole product
+/// Every way of splitting layers and sequences x model x tied or not x dtype x other techniques. The whole product
 /// takes minutes: --gtest_also_run_disabled_tests. The suite of each technique has its own cover in CI.
 
 #include <algorithm>
@@ -100,7 +100,7 @@ TEST_P(SplitProduct, DISABLED_IsOneProcess) {
   }
 }
 
-/// From a recipe's names to a step: one case of each split, in turn of everything else.
+/// From a recipe's names to a step: one case of each split, with each of the other settings in turn.
 TEST_P(SplitProduct, HoldsForOneOfEach) {
   GetParam().needs.check();
   const auto number = std::ranges::find(splits(), GetParam().name, &SplitCase::name) - splits().begin();
@@ -112,7 +112,7 @@ TEST_P(SplitProduct, HoldsForOneOfEach) {
   EXPECT_TRUE(proof.holds()) << proof.to_string();
 }
 
-/// A recipe is proved with a smaller mesh of its own kind, and its way of sharing heads.
+/// A recipe is proved with a smaller mesh of the same kind and the same way of sharing heads.
 TEST(ProveCaseOfSplits, KeepsTheKind) {
   struct Case {
     std::vector<std::string> set;

@@ -57,7 +57,7 @@ ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
   return model;
 }
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
     {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
 

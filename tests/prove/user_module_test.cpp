@@ -12,8 +12,8 @@
 namespace caravan::testing::user_module_test {
 namespace {
 
-/// The sums of the same numbers in another order: fp64, fp32. With bf16 too: one process rounds what the ranks round,
-/// slice by slice, and gradients are summed in fp32.
+/// Sums of the same numbers in another order: fp64, fp32. The same for bf16: one process rounds as the ranks do, slice
+/// by slice, and gradients are summed in fp32.
 double tolerance(const UserRun& run) { return run.dtype == at::kDouble ? 1e-10 : 1e-5; }
 
 std::vector<UserRun> product() {

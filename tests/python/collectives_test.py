@@ -220,7 +220,7 @@ def test_works():
     gathered = functional.all_gather_tensor(numbers(rank, 4), 0, dist.group.WORLD)
     assert torch.equal(gathered + 0, torch.cat([numbers(i, 4) for i in range(n)]))
 
-    # A second thread may use a group of its own while this one waits.
+    # A second thread may use its own group while this one waits.
     def in_thread():
         dist.barrier(group=other)
 

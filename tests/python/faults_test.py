@@ -16,7 +16,7 @@ def test_a_mismatched_call():
     error = ranks.error_of(lambda: dist.all_reduce(torch.ones(count), group=group))
     assert "[10]" in error and "[12]" in error, error
     assert ranks.error_of(lambda: dist.barrier(group=group)) == error
-    dist.barrier()  # the other groups go on
+    dist.barrier()  # the other groups continue
 
 
 def test_a_rank_that_does_not_come():

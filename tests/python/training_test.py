@@ -31,7 +31,7 @@ def local(tensor):
 
 
 def train(model, accumulate=None):
-    """What a run leaves behind: each step's loss and gradients, and the parameters at the end."""
+    """The results of a run: each step's loss and gradients, and the parameters at the end."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     left = []
     before = [local(parameter).detach().clone() for parameter in model.parameters()]

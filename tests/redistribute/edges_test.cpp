@@ -159,7 +159,7 @@ TEST_F(Refused, AnAxisThatIsNotMinorOrNotPlaced) {
               HasSubstr("axis tp is not the minor axis of dim 0, axis dp is: leaving it would permute the rows"));
   EXPECT_THAT(message<LayoutError>(at::ones({6, 6}), {{"dp", Shard{0}}}, kR),
               HasSubstr("the layout has no placement for axis tp"));
-  // Typing does not depend on sizes: what throws on two ranks throws on one.
+  // Typing does not depend on sizes: an error on two ranks is an error on one.
   const Mesh one = Mesh::create(make_record_world(0, 1), {{"dp", 1}, {"tp", 1}});
   EXPECT_TRUE(is_refused([&] { redistribute(at::ones({6}), {{"tp", Shard{0}}, {"dp", Shard{0}}}, one["tp"], kR); }));
 }

@@ -88,7 +88,7 @@ std::vector<Case> cases_for(const Axes& axes, const at::Tensor& x, const at::Ten
   for (const Placement& other : others) {
     for (const bool minor : {true, false}) {
       if (!has_other && !minor) continue;
-      // The rows that axis t finds: if o is major to it on a dim, fewer. Where t is major, o must divide what t leaves.
+      // The rows that axis t splits: fewer if o is major to it on a dim. If t is major, o must divide what t leaves.
       std::vector<int64_t> found = x.sizes().vec();
       if (other.is_shard()) found[other.dim()] /= size_of("o");
       std::vector<int64_t> left = minor ? found : x.sizes().vec();

@@ -14,7 +14,7 @@ namespace {
 
 const Layout kInvariant{{"tp", Invariant{}}};
 
-/// The all-reduce of the backward pass of I -> R, with work of rank 0 that can wait.
+/// The all-reduce of the backward pass of I -> R, with deferred work on rank 0.
 void reduce_beside(const Mesh& mesh, const std::function<void()>& work) {
   const at::Tensor x = at::ones({4}).requires_grad_();
   const at::Tensor y = redistribute(x, kInvariant, mesh["tp"], Replicate{});
@@ -23,7 +23,8 @@ void reduce_beside(const Mesh& mesh, const std::function<void()>& work) {
   EXPECT_TRUE(is_close(x.grad(), 2 * at::ones({4})));
 }
 
-/// Rank 1 joins the reduction only after rank 0 has done what waits: rank 0 does it while the reduction is in flight.
+/// Rank 1 joins the reduction only after rank 0 has done its deferred work, so rank 0 does it while the reduction is in
+/// flight.
 TEST(Overlap, RunsWorkWhileACollectiveIsInFlight) {
   std::atomic<bool> has_run = false;
   on_mesh({{"tp", 2}}, [&](const Mesh& mesh) {

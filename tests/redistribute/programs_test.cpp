@@ -104,7 +104,8 @@ Program random_program(uint32_t seed, int num_lines) {
   return program;
 }
 
-/// Runs the program on leaves; without a mesh, the redistributions do nothing. Returns the sum of all values, as I.
+/// Runs the program on autograd leaves; without a mesh, redistributions do nothing. Returns the sum of all values, as
+/// I.
 at::Tensor run(const Program& program, std::vector<at::Tensor> values, const Mesh* mesh) {
   for (const Line& line : program.lines) {
     const at::Tensor& first = values[line.first];

@@ -1,4 +1,4 @@
-/// The one list of what a recipe chooses by name, and how compositions are refused: by traits, never by name.
+/// The list of all choices that a recipe makes by name, and how compositions are refused: by traits, never by name.
 
 #include "caravan/registry/registry.h"
 
@@ -142,7 +142,7 @@ TEST(Composition, DoesNotDependOnTheOrder) {
   }
 }
 
-/// A mode is named where another mode helps, and else another technique.
+/// The error suggests another mode if one helps, otherwise another technique.
 TEST(Composition, SuggestsAWorkingChange) {
   needs({"param_server", "ddp", "hsdp", "topk"});
   const Setting async("data_parallel", "param_server", {{"mode", "async"}});
@@ -155,7 +155,7 @@ TEST(Composition, SuggestsAWorkingChange) {
                     HasSubstr("use data_parallel.technique = \"ddp\" or \"hsdp\"")));
 }
 
-/// Of what no two ranks need to compute alike, PowerSGD alone depends on the number of threads.
+/// Of the techniques whose ranks need not compute alike, only PowerSGD depends on the number of threads.
 TEST(Composition, PowerSgdAloneNeedsTheSameThreads) {
   needs({"param_server"});
   const Demand same{Trait::threads_may_differ, "comm.threads_per_rank", "differs", "set it"};

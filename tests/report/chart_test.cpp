@@ -90,7 +90,7 @@ TEST(ReportPage, HasFactsCurvesAndRecipe) {
   EXPECT_THAT(page, AllOf(Not(HasSubstr("norm of")), Not(HasSubstr("<script")), Not(HasSubstr("https:"))));
 }
 
-/// Ranges that overflow, are too small to divide, or are no numbers.
+/// Ranges that overflow, are too small to divide, or are not numbers.
 TEST(Chart, DrawsAnyNumbers) {
   constexpr double kMost = std::numeric_limits<double>::max();
   constexpr double kLeast = std::numeric_limits<double>::denorm_min();

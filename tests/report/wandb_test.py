@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as name:
     (run / "recipe.toml").write_text("[train]\nsteps = 3\n")
     log = run / "train.log"
     lines = [json.dumps({"step": step, "loss": 3.5 - step, "lr": 0.1}) + "\n" for step in (1, 2, 3)]
-    # Half of a line, of two-byte characters, is there for a while.
+    # For a while the file ends in the middle of a line of two-byte characters.
     log.write_text(lines[0] + '{"resumed_after": 1, "changed": []}\n' + lines[1] + '{"text": "\u00e9\u00e9\u00e9')
     following = subprocess.Popen([sys.executable, "follow.py", str(run)], cwd=folder)
     time.sleep(1.5)

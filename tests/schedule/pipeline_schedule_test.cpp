@@ -51,7 +51,7 @@ void for_each_order(const Visit& visit) {
   EXPECT_GT(num_orders, 400 * names_of("pipeline").size());
 }
 
-/// As check(PipelineOrder), for stages that step on their own: their gradients are complete with each micro-batch.
+/// As check(PipelineOrder), for stages that step independently: their gradients are complete after each micro-batch.
 void check_with_updates(const PipelineOrder& order) {
   Units units;
   for (int stage = 0; stage < order.num_stages(); ++stage) {
@@ -63,8 +63,8 @@ void check_with_updates(const PipelineOrder& order) {
   check(tables, units, order.rank_of_stage, /*capacity=*/1);
 }
 
-/// Every dependency is met, messages of two ranks come in their order, one of each kind may be on its way to a rank,
-/// and no rank waits forever: check(), for every schedule.
+/// check() for every schedule: dependencies are met, messages of two ranks come in order, at most one of each kind is
+/// in flight to a rank, and no rank waits forever.
 TEST(Schedules, KeepTheRules) {
   for_each_order([](const PipelineOrder& order, const PipelineChoice& choice, int) {
     if (choice.is_asynchronous()) {
@@ -145,7 +145,7 @@ TEST(PipelineTable, OfADeadlockIsRefusedWithTheCycle) {
   EXPECT_THAT(error, HasSubstr("waits forever for rank 1, which waits at entry 2 (<1.1@0) for rank 0"));
 }
 
-/// Two ranks with two stages each send all inputs before they receive any: with one on its way, both are stuck.
+/// Two ranks with two stages each send all inputs before they receive any: with one in flight, both are stuck.
 TEST(PipelineTable, OfRanksThatSendTooMuchIsRefusedWithTheCycle) {
   Units units;
   std::vector<PassOrder> orders(2);
@@ -164,7 +164,7 @@ TEST(PipelineTable, OfRanksThatSendTooMuchIsRefusedWithTheCycle) {
   EXPECT_THAT(error, HasSubstr("waits forever for rank 1, which waits at entry 5 (>2.1@2) for rank 0"));
 }
 
-/// Of tables with updates in the middle: each needs a backward of its own, with its gradient reduced.
+/// Tables with updates in the middle: each update needs its own backward, with its gradient reduced.
 TEST(Asynchronous, UpdatesFollowWholeGradients) {
   const Units units{.units = {{.name = "u", .groups = {0}}}, .groups = {{.name = "g"}}};
   const auto error = [&](std::vector<Action> entries) { return error_of([&] { check({{entries}}, units); }); };
@@ -185,7 +185,7 @@ TEST(Asynchronous, UpdatesFollowWholeGradients) {
   EXPECT_THAT(then({update_0, {forward, 0, 1}, {backward, 0, 1}, {reduce, 0, 1}}), HasSubstr("the update is missing"));
 }
 
-/// The check of so many micro-batches takes a second, unless its time grows with their square: then hours.
+/// Checking this many micro-batches takes a second; with quadratic time it would take hours.
 TEST(Asynchronous, TheCheckGrowsWithTheTableAlone) {
   const Units units{.units = {{.name = "a", .groups = {0}}, {.name = "b", .stage = 1, .groups = {1}}},
                     .groups = {{.name = "a"}, {.name = "b"}}};

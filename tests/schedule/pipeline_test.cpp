@@ -43,7 +43,7 @@ Timeline simulated(const PipelineChoice& choice, int micro_batches, const StageC
   return simulate(order, std::vector<StageCost>(static_cast<size_t>(order.num_stages()), cost));
 }
 
-/// Idle over the whole step is what the formulas count; zb-h2 and zb-v leave the ranks skewed and wait nowhere inside.
+/// The formulas count the idle time of the whole step; zb-h2 and zb-v leave the ranks skewed and do not wait inside it.
 TEST(Bubble, MatchesTheFormula) {
   const std::vector<StageCost> costs{
       {}, {.forward = 1, .backward = 1.5, .weight = 1}, {.forward = 2, .backward = 3, .weight = 1.5}};
@@ -77,7 +77,7 @@ TEST(Bubble, OfInterleavedStagesIsSmallerByTheirNumber) {
   }
 }
 
-/// In micro-batches of a stage; of interleaved ones 1 + (p-1)/(pv) times as many as 1F1B has, of zb-v as many.
+/// In micro-batches of a stage. interleaved holds 1 + (p-1)/(pv) times as many as 1F1B, zb-v as many.
 TEST(HeldActivations, MatchTheTable) {
   const auto held = [](const PipelineChoice& choice, int m) {
     std::vector<int64_t> all;
@@ -115,7 +115,7 @@ TEST(HeldActivations, OfARecomputedStageAreItsInputs) {
   EXPECT_EQ(held_activations(with_recompute(order_of("1f1b", 4, 8)))[0].inputs, 4);
 }
 
-/// A recompute stands before the receive of its gradient: it runs while that is not there.
+/// A recompute comes before the receive of its gradient, so it runs until the gradient arrives.
 TEST(Recompute, FillsTheBubble) {
   const std::vector<StageCost> costs(4);
   const Timeline timeline = simulate(with_recompute(order_of("1f1b", 4, 8)), costs);

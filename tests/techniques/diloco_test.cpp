@@ -1,4 +1,5 @@
-/// Replicas that step on their own: against one process, and against a simulation of all replicas one after another.
+/// Replicas that step independently: against one process, and against a simulation that runs all replicas one after
+/// another.
 
 #include <gmock/gmock.h>
 
@@ -23,14 +24,14 @@ Keys operator+(Keys a, const Keys& b) {
   return a;
 }
 
-/// Without biases: those of keys have gradients of rounding errors alone, of which AdamW makes whole steps.
+/// Without biases: the gradients of key biases are only rounding errors, of which AdamW makes whole steps.
 constexpr ModelKind kModel = ModelKind::llama;
 const Keys kDiloco{"data_parallel.technique=diloco"};
 /// A mean of steps is the step of a mean: inner SGD without clipping, outer SGD of rate 1, rounds of one step.
 const Keys kSgd{"optimizer.kind=sgd", "optimizer.lr=0.2", "optimizer.clip_norm=0"};
 const Keys kMeans{"data_parallel.local_steps=1", "data_parallel.outer_lr=1", "data_parallel.outer_momentum=0"};
 
-/// Parameters alone.
+/// Only parameters.
 Tensors weights_of(const std::filesystem::path& run) {
   Tensors all = checkpoint_tensors(run);
   std::erase_if(all, [](const auto& tensor) { return is_training_state(tensor.first); });
@@ -126,8 +127,8 @@ TEST_F(Diloco, RoundsMatchReplicasRunOneAfterAnother) {
     const Tensors want = simulate(replicas, 3, 7, 0.6, 0.8);
     const std::string name = "rounds" + std::to_string(replicas);
     train_as(name, replicas, keys);
-    // The means are rounded otherwise, which AdamW makes more of where gradients are small. Without the outer
-    // momentum, or with a round more or less, it is 0.1 and more.
+    // The means are rounded differently, which AdamW amplifies if gradients are small. Without the outer momentum, or
+    // with a round more or less, the distance is at least 0.1.
     const auto [error, worst] = distance(weights_of(runs_ / name), want);
     EXPECT_LT(error, 1e-4) << replicas << " replicas, " << worst;
     const Tensors other = simulate(replicas, 3, 7, 0.6, 0.7);

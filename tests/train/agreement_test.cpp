@@ -122,7 +122,7 @@ TEST(Disagreement, NamesTheFirstFactThatDiffersForAnyLists) {
   };
   EXPECT_EQ(with(facts), "");
   EXPECT_EQ(with({{"a", "1"}, {"b", "3"}}), "b is 2 on rank 0 and 3 on rank 1");
-  // "z" may be there because of "b": what both have is named first.
+  // "z" may exist because of "b", so keys that both have are named first.
   EXPECT_EQ(with({{"z", "0"}, {"a", "1"}, {"b", "3"}}), "b is 2 on rank 0 and 3 on rank 1");
   EXPECT_EQ(with({{"a", "1"}}), "b is 2 on rank 0 and not given on rank 1");
   EXPECT_EQ(with({{"a", "1"}, {"b", "2"}, {"c", ""}}), "c is not given on rank 0 and  on rank 1");

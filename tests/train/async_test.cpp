@@ -59,7 +59,7 @@ int64_t sum_of(const json& numbers) {
   return std::accumulate(all.begin(), all.end(), int64_t{0});
 }
 
-/// Evaluations, checkpoints and lines of the log stand at drains.
+/// Evaluations, checkpoints and log lines happen at drains.
 TEST_F(AsyncRuns, ALineForEachDrain) {
   needs({"adamw"});
   train_on(3, options("async", kAsync));
@@ -95,8 +95,7 @@ class Started final : public TrainObserver {
   void started(const TrainStart&) override { has_started = true; }
 };
 
-/// A resumed run has the state that was saved, to the bit, on any number of ranks: it stops before its first step, and
-/// saves again.
+/// A resumed run has exactly the saved state on any number of ranks: it stops before its first step and saves again.
 TEST_F(AsyncRuns, AResumedRunHasTheSameState) {
   train_on(3, options("run", with(kAsync, {"train.steps=10"})));
   const auto want = checkpoint_tensors(runs_ / "run");

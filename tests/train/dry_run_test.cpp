@@ -88,7 +88,7 @@ TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
   step_of(512, config, at::kBFloat16, true);
 }
 
-/// dp 16 x cp 8 x tp 8 of a Llama of 7 billion parameters: what each axis carries in a step.
+/// dp 16 x cp 8 x tp 8 of a Llama with 7 billion parameters: the bytes on each axis in a step.
 TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
   needs({"ddp"});
   const ModelConfig config{.kind = ModelKind::llama,
@@ -161,7 +161,7 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
             .global_rows = 8 * kMicros,
             .num_targets = 8 * kMicros * config.context},
            0, 1e-4);
-  // A part of the stream in bf16 for each micro-batch; its shape, once. The tied weight has an axis of its own.
+  // A part of the stream in bf16 for each micro-batch; its shape, once. The tied weight has its own axis.
   const double stream = 2. * 2048 * 20'480 / 8;
   EXPECT_NEAR((static_cast<double>(mesh["pp"].comm().traffic().total_bytes()) - before) / (kMicros * stream), 1, 1e-4);
   const MemoryShape all{.model = config,
@@ -176,7 +176,7 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
   EXPECT_EQ(rank.in_flight, 35);
 }
 
-/// Every rank of ep and tp sends the tokens of its experts, as many as if all were chosen alike.
+/// Every rank of ep and tp sends the tokens of its experts, assuming that experts are chosen equally often.
 TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
   const ModelConfig config{.kind = ModelKind::llama,
                            .layers = 4,

@@ -127,7 +127,7 @@ TEST_F(Evaluate, ARequestToStopEndsItOnEveryRank) {
   }
 }
 
-/// Of ranks that are given the same rows, one counts: those of a tensor axis compute one loss together.
+/// Among ranks that get the same rows, one counts: those of a tensor axis compute one loss together.
 TEST_F(Evaluate, OfAnEngineIsSplitOverItsDataAxesOnly) {
   const TokenFile tokens = TokenFile::open(folder / "t.tokens");
   const ValidationWindows windows(tokens, kContext);
@@ -152,7 +152,8 @@ TEST_F(Evaluate, OfAnEngineIsSplitOverItsDataAxesOnly) {
   }
 }
 
-/// Of a whole model on every rank, with windows that overlap: as one target at a time, from the inputs of its window.
+/// With a whole model on every rank and overlapping windows: the same as one target at a time, from the inputs of its
+/// window.
 TEST_F(Evaluate, OfAWholeModelMatchesEachTargetAlone) {
   constexpr int64_t kWidth = 8, kStride = 3;
   const ModelConfig config{.layers = 1, .width = 16, .heads = 2, .context = kWidth, .vocabulary = 41};

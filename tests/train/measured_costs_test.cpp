@@ -33,7 +33,7 @@ TEST(MeasuredCosts, CutEveryModelThatThePipelineTakes) {
     const std::vector<double> measured = losses_with("measured"), want = losses_with("flops");
     ASSERT_EQ(measured.size(), 3U);
     for (size_t step = 0; step < 3; ++step) {
-      // The same numbers, but for the order of sums, which the weights of bf16 make larger.
+      // The same numbers except for the order of sums, whose effect the weights of bf16 increase.
       const bool is_bf16 = std::ranges::find(models[i], "precision.compute=bf16") != models[i].end();
       EXPECT_NEAR(measured[step], want[step], is_bf16 ? 1e-2 : 1e-4) << i << ", step " << step;
     }

@@ -105,7 +105,7 @@ TEST(MetricsLog, AnEvaluationIsAddedToItsLine) {
   EXPECT_EQ(std::ranges::count(text, '\n'), 4);
 }
 
-/// Of a log that was lost with the host's power, say.
+/// The line may have been lost with the host's power, for example.
 TEST(MetricsLog, AnEvaluationWithoutALineGetsOne) {
   const TemporaryFolder run;
   MetricsLog log(run.path(), 5);

@@ -161,7 +161,7 @@ TEST(MicroBatch, RanksOfAHostShareItsMemory) {
   EXPECT_LE(memory_share(host, 4), host / 4);
   EXPECT_GT(memory_share(host, 4), host / 8);
   EXPECT_EQ(memory_share(0, 4), 0);
-  // What is held and what was there come on top.
+  // Memory that is held and memory in use before are added.
   EXPECT_GE(resident_bytes("gloo", 2, 0, host) - resident_bytes("gloo", 2, 0, 0), host);
   EXPECT_EQ(resident_bytes("gloo", 2, host, 0) - resident_bytes("gloo", 2, 0, 0), host);
   EXPECT_EQ(resident_bytes("shm", 3, 0, 0) - resident_bytes("shm", 2, 0, 0),

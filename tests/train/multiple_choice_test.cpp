@@ -58,7 +58,8 @@ TEST(EncodeContinuation, DropsTheBeginOfWhatIsTooLong) {
               HasSubstr("continuation: has 5 tokens, but the model sees 4 at once"));
 }
 
-/// The ids of "ab" are not those of "a" and of "b": the harness takes the whole text's, after as many as the context's.
+/// The ids of "ab" are not those of "a" and of "b": the harness takes the ids of the whole text after the number of the
+/// context's.
 TEST(EncodeContinuation, TokensOfTheWholeTextFollowThoseOfTheContext) {
   const std::string_view text = "ab ab ab ab ab ab ab ab";
   const Tokenizer pairs = train_bpe(std::vector<std::string_view>{text}, 258);

@@ -38,7 +38,7 @@ class Packed : public ::testing::TestWithParam<ModelKind> {
 INSTANTIATE_TEST_SUITE_P(Models, Packed, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-/// A row of its own for each document of the rows.
+/// Gives each document its own row.
 struct Apart {
   std::vector<at::Tensor> ids, labels;
 
@@ -56,7 +56,7 @@ struct Apart {
   }
 };
 
-/// Documents that share a row give the loss and the gradients of documents that are alone.
+/// Documents that share a row give the same loss and gradients as separate ones.
 TEST_P(Packed, DocumentsMatchSeparateOnes) {
   const Recipe made = recipe("none", {"model.dropout=0"});
   const Dataset data = open_dataset(made.data, runs_.folders());
@@ -94,7 +94,7 @@ TEST_P(Packed, DocumentsMatchSeparateOnes) {
   EXPECT_LE(far, 1e-10) << worst;
 }
 
-/// Rows, labels, positions, documents and the count of targets are those of one rank, for every split.
+/// Rows, labels, positions, documents and the count of targets equal those of one rank, for every split.
 TEST_P(Packed, RowsOfTheBatchMatchOneRank) {
   for (const char* positions : {"restart", "continue"}) {
     const Recipe made = recipe("none", {std::string("data.positions=") + positions});

@@ -30,7 +30,7 @@ struct Split {
 };
 const std::vector<Split> kSplits{{1, 1}, {1, 3}, {2, 1}, {2, 3}, {3, 1}, {3, 3}, {4, 1}, {4, 3}};
 
-/// A rank trains on its rows of the batch of a single rank, for every split.
+/// For every split, a rank trains on its rows of the batch of a single rank.
 TEST_P(Parity, RowsOfTheBatchMatchOneRank) {
   const Recipe recipe = runs_.recipe(GetParam(), "run");
   const Dataset data = open_dataset(recipe.data, runs_.folders());
@@ -124,7 +124,7 @@ TEST_P(Parity, Bf16IsNearFp32) {
   }
 }
 
-/// What is computed again has the bits of the first time, dropout included.
+/// Recomputed values have the same bits, dropout included.
 TEST_P(Parity, RecomputeChangesNoLoss) {
   int num_runs = 0;
   const auto run = [&](const std::string& recompute) {

@@ -136,7 +136,7 @@ class PrepareDataset : public ::testing::Test {
 
 TEST_F(PrepareDataset, OneRankOfEachHostBuilds) {
   on_ranks(4, [&](Communicator& world) {
-    // Two hosts, each with a cache of its own.
+    // Two hosts, each with its own cache.
     const std::string host = "host" + std::to_string(world.rank() / 2);
     const Dataset dataset = prepare_dataset(data(), folders("cache-" + host), world, {.beat = kBeat}, host);
     EXPECT_EQ(dataset.num_train_tokens(), 36'000);
@@ -176,7 +176,7 @@ class PrepareSamples : public PrepareDataset {
   }
 };
 
-/// Steps of more shards than a rank keeps open without being told, and a cache that keeps only what is in use.
+/// Steps with more shards than a rank keeps open by default, and a cache that keeps only files in use.
 TEST_F(PrepareSamples, NoRankWaitsForAShardThatTheCacheHasRemoved) {
   const Dataset whole = open_dataset(streamed(), small("cache-of-one"));
   const TrainWindows want = whole.train_windows(kContext, 3);
@@ -237,7 +237,7 @@ TEST_F(PrepareDataset, TheCacheIsTrimmedToItsLimit) {
     write_file(folder / "text.txt", read_file(book_path()).substr(0, bytes));
     open_dataset(data(), limited);
   }
-  // 2 bytes a token: 40,000 fit beside the 60,000 before, but not beside these and the first 80,000.
+  // 2 bytes a token: 40,000 fit together with the 60,000 before, but not with these and the first 80,000.
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) bytes += entry.file_size();
   EXPECT_LE(bytes, 100'000 + 4 * 72);

@@ -22,7 +22,7 @@ std::string refusal(const std::string& toml, const std::vector<std::string>& ove
   return message_of<UsageError>([&] { parse_recipe(toml, "r.toml", overrides); });
 }
 
-/// With the defaults of what is chosen by name.
+/// A recipe with the defaults of what is chosen by name.
 std::string whole() {
   return R"([model]
 kind = "llama"
@@ -240,7 +240,7 @@ TEST(Recipe, ServersFitTheRanksAndReplicasTheBackend) {
   EXPECT_THAT(to_toml(all), HasSubstr("servers = \"all\""));
 }
 
-/// Of the default model: 6 heads, width 192, context 128, global batch 12.
+/// The default model has 6 heads, width 192, context 128 and global batch 12.
 TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   needs({"1d", "2d", "2.5d", "3d", "ring", "ulysses", "both", "1f1b", "gpipe", "interleaved", "pipedream", "stage",
          "full", "replicas"});
@@ -282,7 +282,7 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   EXPECT_THAT(refused({"mesh.tp=4", kind + "2d", "tensor_parallel.sequence=true"}), HasSubstr("kind = \"1d\" only"));
   EXPECT_THAT(refused({"mesh.tp=2", "tensor_parallel.depth=2"}), HasSubstr("kind = \"2.5d\" only"));
   EXPECT_THAT(refused({"mesh.tp=2", kind + "4d"}), HasSubstr("the nearest is"));
-  // What an override switches off takes what the file says of it along.
+  // An override that switches a technique off also drops its keys in the file.
   const std::string piped = "[mesh]\npp = 2\n[pipeline]\nschedule = \"pipedream\"\ndrain = 7\n";
   const Recipe alone = parse_recipe(piped, "r", {"mesh.pp=1"});
   EXPECT_EQ(alone.pipeline.name(), "1f1b");

@@ -53,8 +53,8 @@ double sent_in_whole_step(const Recipe& recipe, int num_ranks, int rank, bool of
   return static_cast<double>(trained.engine->mesh().bytes_sent() - before) / static_cast<double>(end);
 }
 
-/// Of two ranks each of which has half of the experts, one gets at most twice as many tokens: as if it had a batch of
-/// twice the size in all that belongs to experts.
+/// If two ranks have half of the experts each, one gets at most twice as many tokens, as if the batch were twice as
+/// large for everything that belongs to experts.
 TEST(Rehearse, ExpertsGetUpToAllTokens) {
   const Recipe recipe = small({"mesh.ep=2", "moe.experts=4", "moe.top_k=2", "train.micro_batch=12"});
   const auto peak = [&](double most) {
@@ -68,7 +68,7 @@ TEST(Rehearse, ExpertsGetUpToAllTokens) {
   const int64_t between = peak(1.5);
   EXPECT_GT(between, alike);
   EXPECT_LT(between, worst);
-  // Of 12 x 32 tokens two copies: up and down, and the hidden tensors of 2 layers, at least.
+  // At least two copies of 12 x 32 tokens, up and down, and the hidden tensors of 2 layers.
   EXPECT_GT(worst - alike, 2 * 12 * 32 * 2 * (32 + 128) * 4);
 }
 
@@ -101,7 +101,7 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
   }
 }
 
-/// And of a window the steps; a round or window ends where the run stops for something else.
+/// For a window, its steps; a round or window ends where the run stops for something else.
 TEST(Rehearse, CountsStepsThatItLeavesOut) {
   const Keys pipe{"data_parallel.technique=ddp", "mesh.pp=2", "model.layers=4", "model.tie_embeddings=false",
                   "optimizer.clip_norm=0"};
@@ -110,7 +110,7 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
     keys.push_back(std::string("pipeline.schedule=") + schedule);
     keys.push_back("pipeline.drain=20");
     const Recipe recipe = small(keys);
-    // The second stage is told the shapes of its inputs by the first, also in the whole step.
+    // The first stage tells the second the shapes of its inputs, also in the whole step.
     EXPECT_NEAR(rehearse(recipe, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(recipe, 2, 0), 0.01) << schedule;
   }
   const auto sent = [](const char* steps) {
@@ -126,7 +126,7 @@ TEST(Rehearse, CountsStepsThatItLeavesOut) {
   EXPECT_NEAR(rehearse(uneven, kVocabulary, 2, 0).bytes_sent(), sent_in_whole_step(uneven, 2, 0, true), 0.01);
 }
 
-/// The last stage has the tied embedding, and none of it at rest.
+/// The last stage has the tied embedding, but owns no part of it.
 TEST(Rehearse, AHookIsNotCalledForEmptyRanges) {
   for (const char* hook : {"topk", "powersgd"}) {
     const Recipe recipe = small({"mesh.pp=2", "model.tie_embeddings=true", std::string("data_parallel.hook=") + hook});
@@ -134,7 +134,7 @@ TEST(Rehearse, AHookIsNotCalledForEmptyRanges) {
   }
 }
 
-/// A copy of the checkpoint has what the stepper keeps.
+/// An asynchronous checkpoint also copies the state that the stepper keeps.
 TEST(Rehearse, CopiesTheStateOfTheStepper) {
   const auto peak = [](const char* momentum, const char* async, int rank = 0) {
     return rehearse(small({"data_parallel.technique=diloco", "train.micro_batch=1", "optimizer.kind=sgd",
@@ -201,7 +201,7 @@ TEST(Rehearse, EveryStageOfAPipeline) {
   }
 }
 
-/// More micro-batches need no more memory but for their rows, and with one less all at once.
+/// More micro-batches need more memory only for their rows.
 TEST(Rehearse, MicroBatchesTakeTheirMemoryOneAfterAnother) {
   const auto peak = [](int64_t rows) {
     const Recipe recipe = small({"train.micro_batch=1", "train.global_batch=" + std::to_string(rows)});
@@ -218,7 +218,7 @@ TEST(Rehearse, IncludesACopyOfTheCheckpoint) {
                     kVocabulary, 1, 0)
         .peak.total();
   };
-  const int64_t state = 3 * 4 * 2;  // at least so many bytes for each number of a block's matrices
+  const int64_t state = 3 * 4 * 2;  // at least this many bytes for each number of a block's matrices
   EXPECT_GT(peak("true") - peak("false"), state * 12 * 32 * 32);
   EXPECT_EQ(peak("true", "0"), peak("false", "0")) << "one is written after the last step, when activations are gone";
 }

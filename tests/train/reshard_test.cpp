@@ -1,5 +1,5 @@
-/// A checkpoint of every data-parallel technique under every other, on other numbers of ranks; and what saving and
-/// loading add to the memory of a rank.
+/// A checkpoint of every data-parallel technique under every other, on other numbers of ranks; and the memory that
+/// saving and loading add to a rank.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ void on_state(const TinyRuns& runs, const Recipe& recipe, int ranks, const RunOr
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// With one tensor for all ranks in place of one for each replica: their mean, as it is read.
+/// One tensor for all ranks instead of one for each replica: their mean, as loading computes it.
 std::map<std::string, at::Tensor> common(std::map<std::string, at::Tensor> all) {
   std::erase_if(all, [](const auto& tensor) { return tensor.first.starts_with(kStepperTensors); });
   for (auto& [name, tensor] : all) {
@@ -92,8 +92,8 @@ TEST(Reshard, EveryTechniqueLoadsCheckpointsOfEveryOther) {
   }
 }
 
-/// What is read, hashed and written goes straight between files and the tensors of the run: nothing is copied, so what
-/// is added is far less than the largest unit.
+/// Data is read, hashed and written directly between files and the tensors of the run. No copy is made, so the added
+/// memory is far less than the largest unit.
 TEST(Reshard, AddsLittleToTheMemoryOfARank) {
   constexpr int64_t kLittle = int64_t{64} << 10;
   const TinyRuns runs;

@@ -111,7 +111,7 @@ TEST_P(Resume, OnOtherRanksIsTheSameRunWithinRounding) {
   }
 }
 
-/// Residuals, factors and the loss scale go on where they were.
+/// Residuals, factors and the loss scale continue where they were.
 TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
   const TinyRuns runs;
   const std::vector<std::vector<std::string>> choices{

@@ -1,4 +1,4 @@
-// Which states a run saves, and what a resumed run makes up for.
+// Which states a run saves, and what a resumed run repeats.
 #include <atomic>
 #include <gmock/gmock.h>
 
@@ -146,7 +146,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnResume) {
       const std::string dir = "stopped" + n + "at" + step;
       train_until(ranks, options(dir, kEvaluated), "evaluating " + step);
       EXPECT_LT(validations(runs_ / dir).size(), 3U);
-      // A stop while it is made up for leaves it due.
+      // A stop during the evaluation that is made up for leaves it due.
       train_until(ranks, options(dir, kEvaluated, true), "evaluating " + step);
       train_on(ranks, options(dir, kEvaluated, true));
       EXPECT_EQ(log_lines(runs_ / dir), log_lines(runs_ / ("whole" + n)));
@@ -172,7 +172,7 @@ TEST_F(Saves, AnInterruptedEvaluationIsRepeatedOnOtherRanks) {
   }
 }
 
-/// Under every way to step: what an evaluation reads must be there before the first step.
+/// For every way to step: what an evaluation reads must exist before the first step.
 TEST_F(Saves, AnInterruptedEvaluationIsRepeatedUnderEveryTechnique) {
   const std::vector<std::vector<std::string>> techniques{
       {"data_parallel.technique=zero3"},

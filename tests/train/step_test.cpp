@@ -126,7 +126,7 @@ TEST(TrainStep, AStopRequestIsAgreedOn) {
   });
 }
 
-/// In the whole loop, a learning rate that overflows the weights ends the run on every rank; checkpoints stay.
+/// In the whole loop, a learning rate that makes the weights overflow ends the run on every rank; checkpoints stay.
 TEST(Train, NonFiniteNumbersLeaveTheLastCheckpoint) {
   const TinyRuns runs;
   const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
@@ -188,7 +188,7 @@ TEST(Evaluation, IsTheSameOnAnyRanks) {
   }
 }
 
-/// What becomes of a recipe's settings that change no number.
+/// The effect of recipe settings that change no number.
 TEST(RunStateTest, OverlapAndPrefetchComeFromTheRecipe) {
   const TinyRuns runs;
   for (const bool overlaps : {true, false}) {

@@ -1,5 +1,5 @@
-/// The ways of stepping behind one interface: boundaries, what a line of the log is made of, and a stepper that is
-/// abandoned in the middle of a step and made anew.
+/// The ways of stepping behind one interface: boundaries, the values of a log line, and a stepper that is abandoned in
+/// the middle of a step and made anew.
 
 #include "caravan/step/stepper.h"
 
@@ -42,7 +42,7 @@ struct Rank {
 
 class Steppers : public ::testing::Test {
  protected:
-  /// On two thread ranks; goes on from the checkpoint of `from`, if it has one.
+  /// Runs on two thread ranks; continues from the checkpoint of `from`, if it has one.
   void on_ranks(const Keys& keys, const std::string& from, const std::function<void(Rank&)>& body) const {
     const Recipe recipe = runs_.recipe(ModelKind::gpt2, "run", keys);
     const Dataset data = open_dataset(recipe.data, runs_.folders());
@@ -118,7 +118,7 @@ TEST_F(Steppers, ExposeTheGradientOfAWholeStepIfThereIsOne) {
   }
 }
 
-/// The bits of a run that was not disturbed. Who is first at a server is chance: there, the state alone is compared.
+/// The same bits as an undisturbed run. With a server, the order of workers is random: then only the state is compared.
 TEST_F(Steppers, AreMadeAnewFromACheckpointAfterAFailureInTheMiddleOfAStep) {
   for (const Keys& keys : {kSync, kStages, kServers}) {
     SCOPED_TRACE(keys.front());

@@ -40,7 +40,7 @@ TEST_F(Streaming, LossesAreIndependentOfRanksAndAccumulation) {
   train_on(1, options("one"));
   for (const auto& [ranks, accumulation] : {std::pair{1, 4}, {2, 3}, {3, 1}}) {
     const std::string dir = "run" + std::to_string(ranks);
-    // Each with a cache of its own: the shards are tokenized while the ranks train.
+    // Each rank has its own cache: the shards are tokenized while the ranks train.
     train_on(ranks, options(dir, {micro_batch(ranks, accumulation)}, "cache-" + dir));
     const std::vector<double> one = losses(runs_ / "one");
     const std::vector<double> run = losses(runs_ / dir);
@@ -125,7 +125,7 @@ TEST_F(Streaming, ABadLineLeavesACheckpointOfTheStepBefore) {
 }
 
 TEST_F(Streaming, HostsWithDifferentTextsGetAnError) {
-  // Beginning, end and size are the same; only what lies between tells them apart.
+  // Beginning, end and size are the same; only what is in between tells them apart.
   std::string text;
   for (int line = 0; line < 400; ++line) text += std::string(99, 'a') + '\n';
   for (const std::string host : {"0", "1"}) {
@@ -143,8 +143,8 @@ TEST_F(Streaming, HostsWithDifferentTextsGetAnError) {
   });
 }
 
-/// Trains on all ranks, which are processes with texts of their own and one cache that may keep nothing, and compares
-/// with one process. A step has four shards or more.
+/// Trains on all ranks, which are processes with their own texts and one cache that may keep nothing, and compares with
+/// one process. A step has at least four shards.
 void expect_one_process_with_a_small_cache(const std::shared_ptr<Communicator>& world) {
   const TinyRuns runs;
   const auto small = [&](const std::string& dir) {

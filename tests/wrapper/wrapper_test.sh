@@ -314,7 +314,7 @@ unset NINJA_SAYS
 caravan train
 check 'the next call builds' [ "$code" = 0 ]
 
-# The time left: from the time that the finished steps took, and the weights of all.
+# The time left, from the time of the finished steps and the weights of all steps.
 start time_left
 NINJA_PLANS='[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
 [2/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_b.o

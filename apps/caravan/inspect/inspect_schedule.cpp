@@ -88,7 +88,7 @@ int inspect_schedule(const InspectArguments& arguments) {
       fmt::format("{}, {} ranks, {} stages, {} micro-batch{} of {} sequences", choice.name(), choice.degree,
                   plan.order.num_stages(), micro_batches, micro_batches == 1 ? "" : "es", plan.batch.micro_batch);
   Timeline drawn = plan.timeline;
-  // Of a window only enough to fill the pipeline twice: more would be too small to read.
+  // Draws only enough of a window to fill the pipeline twice: more would be too small to read.
   const auto degree = static_cast<int>(choice.degree);
   if (const int steps = (2 * degree + micro_batches - 1) / micro_batches; steps < plan.steps) {
     const bool recomputes = recipe.memory.recompute.entry().repeats_stages;

@@ -24,12 +24,12 @@ struct LaunchOptions {
 ///
 /// Each rank finds its job in the environment (RankInfo::from_environment): the launcher serves the store, with a
 /// secret for this job unless the environment has one (JobKey::for_launch), and reports refused connections on stderr.
-/// MASTER_PORT is another port, kept free for a rank 0 that serves a store of its own, as torch.distributed does.
-/// Rank 0 has the launcher's stdout and stderr, and its stdin unless that is a terminal; the other ranks write to logs.
-/// When a rank fails, the others have half a second to end and are then killed. stderr gets the error of the rank that
-/// caused the failure, once: a signal or an exit code other than 4 comes before exit code 4, the consequence of a lost
-/// peer; among equals the earliest. If the launcher dies, the kernel kills the ranks. A rank that is stopped (SIGSTOP)
-/// is reported on stderr at once, and again when it continues.
+/// MASTER_PORT is another port, kept free for a rank 0 that serves its own store, as torch.distributed does. Rank 0 has
+/// the launcher's stdout and stderr, and its stdin unless that is a terminal; the other ranks write to logs. When a
+/// rank fails, the others have half a second to end and are then killed. stderr gets the error of the rank that caused
+/// the failure, once: a signal or an exit code other than 4 comes before exit code 4, the consequence of a lost peer;
+/// among equals the earliest. If the launcher dies, the kernel kills the ranks. A rank that is stopped (SIGSTOP) is
+/// reported on stderr at once, and again when it continues.
 ///
 /// Processes that a rank leaves in its process group are killed, and have ended when this returns (unless that takes
 /// more than 5 s). Processes that have left the group continue, as children of the launcher (PR_SET_CHILD_SUBREAPER),

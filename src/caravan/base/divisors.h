@@ -10,7 +10,7 @@ namespace caravan {
 /// The divisors of `number`, in ascending order. Takes sqrt(number) steps. Empty for 0 and below.
 std::vector<int64_t> divisors(int64_t number);
 
-/// Those between `least` and `most`.
+/// The divisors between `least` and `most`.
 std::vector<int64_t> divisors(int64_t number, int64_t least, int64_t most);
 
 /// The nearest numbers to `n` in `ascending`: at most `on_each_side` up to n, and as many above it.

@@ -12,7 +12,7 @@ namespace caravan {
 inline constexpr std::array<std::string_view, 9> kBackends{"auto",         "thread",   "shm",     "gloo", "mpi",
                                                            "hierarchical", "shm+gloo", "shm+mpi", "nccl"};
 
-/// Those in kBackends that this build has.
+/// The names in kBackends that this build has.
 std::vector<std::string> built_backends();
 
 /// The message for a back-end that this build does not have.

@@ -18,8 +18,8 @@
 namespace caravan {
 namespace {
 
-/// Of the initial values. Gradients of all parameters then have similar sizes; with the usual 0.02, those of queries
-/// and keys nearly vanish.
+/// Spread of the initial values. Gradients of all parameters then have similar sizes; with the usual 0.02, those of
+/// queries and keys nearly vanish.
 constexpr double kStd = 0.25;
 
 /// In fp16: large enough that few gradients are rounded to 0, small enough that none overflows.

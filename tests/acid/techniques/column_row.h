@@ -23,7 +23,7 @@ inline Plan column_row(const std::string& axis) {
   return plan;
 }
 
-/// Without the rows that match nothing in `model`: GPT-2 has no gate, Llama no biases.
+/// Drops the rows that match nothing in `model`: GPT-2 has no gate, Llama no biases.
 inline Plan fitted(Plan plan, Module& model) {
   const auto is_there = [&](const std::string& pattern) {
     for (const Module* module : model.modules()) {

@@ -33,8 +33,8 @@ std::string text(Algorithm algorithm, Verb verb, Dtype dtype, ReduceOp op, int64
          std::string(name(dtype)) + " " + std::to_string(count);
 }
 
-/// Runs an operation with a choice: over sends and recvs, or, if the back-end's own collectives are built on messages,
-/// as the communicator's verb with a table that makes this choice.
+/// Runs an operation with a choice: over sends and recvs, or, if the back-end builds its collectives on messages,
+/// through the communicator's verb with a table that makes this choice.
 class Caller {
  public:
   Caller(Communicator& comm, bool by_table) : comm(comm), by_table_(by_table) {}

@@ -20,7 +20,7 @@ struct Sent {
   int64_t partial_elems = 0;
 };
 
-/// The formulas, from the counts alone.
+/// Evaluates the formulas on counts.
 class Formula {
  public:
   Formula(const Case& one, int rank) : one_(one), n_(one.size), r_(rank) {

@@ -110,7 +110,7 @@ TEST(Selection, PrintsALinePerRule) {
   EXPECT_THAT(text, HasSubstr("any       all_to_all      any      any           direct\n"));
 }
 
-/// Whatever the times are: every algorithm is measured, all ranks agree, and the table chooses the fastest.
+/// For any times: every algorithm is measured, all ranks agree, and the table chooses the fastest.
 TEST(Tune, ChoosesTheFastestOnAllRanks) {
   run_thread_ranks(3, [](const std::shared_ptr<Communicator>& world) {
     const TuneOptions options{.verbs = {Verb::all_reduce, Verb::broadcast, Verb::reduce, Verb::all_gather,

@@ -93,7 +93,7 @@ TEST(SharedBuffer, IsOneMemoryAndItsGatherIsAView) {
       for (int64_t i = 0; i < kCount; i += 97) EXPECT_EQ(all[rank * kCount + i], rank * 1000 + i % 7);
     }
     world->barrier();
-    // A part that lies in another buffer is copied by its owner only.
+    // Only the owner copies a part that is inside another buffer.
     const std::shared_ptr<void> part = world->allocate(kBytes);
     std::fill_n(static_cast<float*>(part.get()), kCount, static_cast<float>(world->rank() + 5));
     world->all_gather(floats(part), floats(memory, 3 * kCount));

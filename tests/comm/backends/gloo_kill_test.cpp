@@ -28,7 +28,7 @@ void expect_killed(const std::vector<RankEnd>& ends, size_t victim) {
   }
 }
 
-/// Waits with `call` for what will never come of a rank that is alive, while `victim` ends.
+/// Waits with `call` for data that a live rank never sends, while `victim` ends.
 template <class Call>
 void expect_named(Communicator& world, int victim, const Call& call) {
   world.barrier("all are here");
@@ -55,7 +55,7 @@ TEST_P(GlooKillOf, IsNamedInsideACollective) {
   expect_killed(ends, static_cast<size_t>(GetParam()));
 }
 
-/// Nobody waits for the rank that dies: its connections tell one rank, and the store the others.
+/// No rank waits for the one that dies. Its connections tell one rank, and the store the others.
 TEST_P(GlooKillOf, IsNamedToThoseThatWaitForOthers) {
   const auto ends = run_processes(
       4,
@@ -85,7 +85,7 @@ TEST(GlooKill, RankIsNamedToThoseThatPoll) {
   expect_killed(ends, 3);
 }
 
-/// A rank that stands still is late, not dead: it is told with what it last called, and hears of it when it goes on.
+/// A stopped rank is late, not dead: errors name it with its last call, and it gets the error when it continues.
 TEST(GlooKill, StoppedRankIsLateNotLost) {
   const auto ends = run_processes(
       3,

@@ -8,7 +8,7 @@ namespace {
 const auto kCases = ::testing::ValuesIn(rank_cases("shm", {1, 2, 3, 4}, run_process_ranks));
 const auto kSeveral = ::testing::ValuesIn(rank_cases("shm", {2, 3, 4}, run_process_ranks));
 
-// The same with buffers that the other ranks reach: every one, and those of some ranks only.
+// The same with buffers that other ranks can access: all buffers, or those of some ranks only.
 template <Memory memory>
 void run_with(int ranks, const RankBody& body, const CommOptions& options) {
   run_process_ranks(

@@ -9,7 +9,7 @@ const auto kCases = ::testing::ValuesIn(rank_cases("thread", {1, 2, 3, 4, 5, 8},
 const auto kUpToFour = ::testing::ValuesIn(rank_cases("thread", {1, 2, 3, 4}, run_thread_ranks));
 const auto kSeveral = ::testing::ValuesIn(rank_cases("thread", {2, 3, 4}, run_thread_ranks));
 
-// The same with buffers that the other ranks reach: every one, and those of some ranks only.
+// The same with buffers that other ranks can access: all buffers, or those of some ranks only.
 template <Memory memory>
 void run_with(int ranks, const RankBody& body, const CommOptions& options) {
   run_thread_ranks(

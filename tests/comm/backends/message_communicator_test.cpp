@@ -15,7 +15,7 @@ namespace {
 
 using messages::Transfer;
 
-/// Messages between the threads of this process. Tags have a bound, as those of MPI have.
+/// Messages between the threads of this process. Tags are bounded, as in MPI.
 class Wires {
  public:
   static constexpr int kLargestTag = 8 * 64;
@@ -26,7 +26,7 @@ class Wires {
     messages_[path].emplace_back(data, data + bytes);
     arrived_.notify_all();
   }
-  /// The number of the next message on `path` that nobody waits for.
+  /// Reserves the number of the next message on `path` for a receive.
   size_t expect(const Path& path) {
     const std::lock_guard lock(mutex_);
     return expected_[path]++;

@@ -35,7 +35,7 @@ TEST(MpiLibrary, MissingOneNamesThoseThatAreBuilt) {
   EXPECT_THAT(refusal("", "", {}), HasSubstr("built for no MPI"));
 }
 
-/// The pieces of a large message arrive in order, whatever else is in flight with other tags.
+/// The pieces of a large message arrive in order even if messages with other tags are in flight.
 TEST(MpiTransport, CutsLargeMessages) {
   const RankInfo info = RankInfo::from_environment();
   if (info.world_size == 1) GTEST_SKIP() << "needs mpirun";

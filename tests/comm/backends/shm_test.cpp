@@ -201,7 +201,7 @@ TEST(ShmHosts, RanksOfOtherHostsAndUsersAreRefused) {
   EXPECT_THAT(error([](auto& other) { other.user += 1; }), HasSubstr("run all ranks as one user"));
 }
 
-// Ranks that are each pinned to a core of their own have enough cores.
+// Ranks that are each pinned to their own core have enough cores.
 TEST(ShmHosts, CoresOfAllRanksCount) {
   const auto cores_of = [](const std::vector<std::vector<int>>& ranks) {
     std::vector<shared::Announcement> all(ranks.size());

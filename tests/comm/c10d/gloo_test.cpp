@@ -1,4 +1,4 @@
-// Every method of the back-end beside the same method of c10d's own gloo, on the same tensors.
+// Compares every method of the back-end with that of c10d's gloo, on the same tensors.
 #include <algorithm>
 #include <mutex>
 
@@ -73,7 +73,7 @@ struct Both {
     return true;
   }
 
-  /// gloo's sum of bools leaves a 2 where a true is.
+  /// gloo's sum of bools gives 2 for a true.
   static at::Tensor plain(const at::Tensor& tensor) {
     const at::Tensor dense = tensor.is_sparse() ? tensor.to_dense() : tensor;
     return dense.scalar_type() == at::kBool ? dense.contiguous().view(at::kByte).ne(0) : dense;
@@ -347,7 +347,7 @@ TEST_P(BesideGloo, SumsSparseTensors) {
   });
 }
 
-/// The last rank receives from the first by tag, in another order than that of the sends.
+/// The last rank receives from the first by tag, in another order than the sends.
 TEST_P(BesideGloo, MatchesMessagesByTag) {
   run([](const Both& both) {
     for (const int64_t count : {int64_t{3}, int64_t{300'000}}) {

@@ -51,7 +51,7 @@ TEST(C10dQueue, FuturesOfOneGroupBesideCallsOfAnother) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// A large send waits for its receive, which waits for its turn in a rank that is waiting for something else.
+/// A large send waits for its receive, which waits for its turn on a rank that is waiting for another call.
 TEST(C10dQueue, AReceiveBeginsWhileItsRankWaitsElsewhere) {
   run_thread_ranks(2,
                    [](const std::shared_ptr<Communicator>& world) {
@@ -71,8 +71,8 @@ TEST(C10dQueue, AReceiveBeginsWhileItsRankWaitsElsewhere) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// Of two receives that fit, the first takes the message; one from any source takes none from an earlier named one, and
-/// leaves later messages to those who ask for them.
+/// If two receives match, the first takes the message. A receive from any source takes no message that an earlier
+/// receive names, and leaves later messages to others.
 TEST(C10dQueue, ReceivesMatchInTheOrderIssued) {
   run_thread_ranks(3,
                    [](const std::shared_ptr<Communicator>& world) {
@@ -106,7 +106,7 @@ TEST(C10dQueue, ReceivesMatchInTheOrderIssued) {
                    {.timeout = std::chrono::seconds(20)});
 }
 
-/// A group that ends well after a receive from any source tells nobody that it gave up.
+/// A group that ends normally after a receive from any source does not report an abandoned receive.
 TEST(C10dQueue, NothingIsLeftBehindByAnySource) {
   run_thread_ranks(3,
                    [](const std::shared_ptr<Communicator>& world) {

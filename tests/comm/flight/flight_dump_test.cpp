@@ -97,7 +97,7 @@ TEST_F(FlightDump, NothingIsWrittenWhenNothingFails) {
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
-/// Rank 1 gives up in the middle and writes nothing more; rank 0 can read its log.
+/// Rank 1 stops in the middle and writes nothing more; rank 0 can read its log.
 TEST_F(FlightDump, OtherRanksLogsAreWrittenForThem) {
   run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     dump_flights_on_failure(*world, folder_);
@@ -115,7 +115,7 @@ TEST_F(FlightDump, OtherRanksLogsAreWrittenForThem) {
                                       HasSubstr("as rank 0 saw it")));
 }
 
-/// A folder that is gone by then: the failure is told all the same.
+/// The folder no longer exists: the failure is reported nevertheless.
 TEST_F(FlightDump, AFailedWriteDoesNotHideTheError) {
   fail_on_all([&](Communicator& world) {
     all_reduce(world, 10, "both");

@@ -237,7 +237,7 @@ TEST(CorePingTest, AllRanksAgree) {
   for (const std::optional<double>& ping_ns : {all[0], all[1]}) {
     if (!ping_ns) continue;  // the two ranks share a core
     EXPECT_GE(*ping_ns, 1) << "less than a read of the first cache";
-    // A value comes from five chunks of 500 rounds at least, half of which take the median or longer.
+    // A value comes from at least five chunks of 500 rounds, half of which take the median or longer.
     EXPECT_LE(*ping_ns * 3 * 500 * 2, whole.us() * 1e3);
   }
 }
@@ -261,7 +261,7 @@ TEST(MemoryRate, IsPossibleAndTheSameEverywhere) {
     std::array<double, 2> largest{rates.copy_gb_s, rates.add_gb_s};
     take_slowest(*world, largest);
     EXPECT_THAT(largest, ::testing::ElementsAre(rates.copy_gb_s, rates.add_gb_s));
-    // Each loop runs nine times at least on both ranks, and the best is no slower than all of it together.
+    // Each loop runs at least nine times on both ranks, and the best is not slower than all of them together.
     EXPECT_GE(rates.copy_gb_s * 1e9 * seconds, 9 * 2 * 2 * kBytes);
     EXPECT_GE(rates.add_gb_s * 1e9 * seconds, 9 * 2 * 3 * kBytes);
     // Far more than a core reads from its first cache: the loop was not run.

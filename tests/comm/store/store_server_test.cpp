@@ -119,7 +119,7 @@ TEST(StoreServer, AnyAddressTakesBothFamilies) {
   EXPECT_THAT([&] { StoreServer("*", server.port()); }, ThrowsMessage<UsageError>(HasSubstr("in use")));
 }
 
-/// In a process of its own, whose descriptors run out at each place in turn.
+/// Runs in a separate process, which runs out of descriptors at each place in turn.
 TEST(StoreServer, WithoutDescriptorsLeftIsAnError) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);

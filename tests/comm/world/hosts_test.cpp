@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kPort = 29417;  // each test has addresses of its own
+constexpr int kPort = 29417;  // each test uses its own addresses
 
 class TwoHosts : public ::testing::Test {
  protected:
@@ -39,7 +39,7 @@ class TwoHosts : public ::testing::Test {
   std::string on(int host, const Place& place, const std::string& arguments) const {
     return "ip netns exec " + host_[host] + " env " + by_hand(place, master_, kPort) + rank_program() + " " + arguments;
   }
-  /// A job of `first` ranks on one host and `second` on the other; the exit code is that of rank 0.
+  /// Runs a job of `first` ranks on one host and `second` on the other. The exit code is that of rank 0.
   Ended run_job(int first, int second, const std::string& arguments) const {
     std::string command;
     for (int rank = first + second - 1; rank >= 0; --rank) {
@@ -73,7 +73,7 @@ TEST_F(TwoHosts, OfSeveralRanksUseTwoLevels) {
   expect_all_ranks(run_job(3, 1, "shm+gloo"), "shm+gloo", 4);
 }
 
-/// The last rank ends. The ranks on the other host have no process descriptor of it.
+/// The last rank ends. The ranks on the other host have no process descriptor for it.
 TEST_F(TwoHosts, LostRankIsNamedOnBoth) {
   const Ended ended = run_job(2, 2, "shm+gloo die");
   EXPECT_EQ(ended.exit_code, 4) << ended.output;

@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// What the formulas of state.h go by: the values of the section data_parallel, and how each technique lays out
+/// The inputs of the formulas in state.h: the values of the section data_parallel, and how each technique lays out
 /// parameters, gradients and optimizer state.
 struct DataParallelChoice {
   DataParallelChoice() = default;

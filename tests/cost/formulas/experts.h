@@ -54,10 +54,10 @@ struct ExpertShape {
 /// Elements of the experts of one layer on a rank: 1 / (ranks x tensor_ranks) of them.
 double expert_weight_elements(const ExpertShape& shape);
 
-/// Bytes that a layer keeps for routing beside feed_activation_elements, in fp32 and int64. For a token with k copies:
-/// 12 k for the chosen experts and their gates, 8 k for where the copies went and 8 for each of those that a rank sends
-/// or computes; with several ranks, 16 for each that it receives. And the shares of the experts in each sequence, 4 E,
-/// if there is a balance loss.
+/// Bytes that a layer keeps for routing in addition to feed_activation_elements, in fp32 and int64. For a token with k
+/// copies: 12 k for the chosen experts and their gates, 8 k for the destinations of the copies, and 8 for each copy
+/// that a rank sends or computes; with several ranks, 16 for each copy that it receives. With a balance loss, also the
+/// shares of the experts in each sequence, 4 E.
 double routing_bytes(const ExpertShape& shape);
 
 /// Bytes that a rank sends for the experts of a layer in a micro-batch. With n ranks, and x bytes of the copies of its

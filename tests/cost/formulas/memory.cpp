@@ -15,7 +15,7 @@ int64_t depth_of(const Split& tensor) { return tensor.kind.reads("depth") ? tens
 int64_t num_ulysses(const Split& context) { return context.parts().heads; }
 int64_t num_ring(const Split& context) { return context.degree / num_ulysses(context); }
 
-/// The sizes of a model as reals: of what one rank has of a micro-batch, and of its layers' insides.
+/// The sizes of a model as reals: of a rank's part of a micro-batch, and inside its layers.
 struct Sizes {
   explicit Sizes(const MemoryShape& shape)
       : tokens(shape.tokens() / static_cast<double>(shape.row_parts() * shape.context_parallel.degree)),
@@ -49,7 +49,7 @@ struct Sizes {
   double attention_weights;  ///< [sequences, heads, context, context]
 };
 
-/// Of the embedding, or of a head of its own.
+/// Elements of the embedding, or of an untied head.
 double table_elements(const TensorShape& ranks) {
   return words_weight_elements(ranks) / (ranks.model.tie_embeddings ? 1 : 2);
 }
@@ -166,7 +166,7 @@ double state_bytes(const MemoryShape& shape) { return state_bytes(state_of(shape
 
 double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  // Grouped keys and values are repeated for every head where the weights are kept.
+  // Grouped keys and values are repeated for every head if the weights are kept.
   const double repeated = s.has_dropout ? 2 * s.tokens * (s.width / s.parts - s.kv_width) : 0;
   const double weights = s.has_dropout ? 2 * s.attention_weights : 0;
   // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kRestBytes = 4;
 constexpr double kSumBytes = 4;  ///< of the gradients of one micro-batch
-/// Gradients of units that are being summed, and those that are on their way (GradientSums).
+/// Gradients of units that are being accumulated or are in flight (GradientSums).
 constexpr double kUnitsSummed = 1;
 constexpr double kUnitsInFlight = 2;
 
@@ -118,7 +118,7 @@ StateBytes state_bytes(const StateShape& shape) {
   const bool is_alone = shape.members() == 1;
   const bool holds = is_alone || shape.is_server || !shape.choice.has_holders();
   const double trained = shape.trained();
-  const double part = holds ? p / static_cast<double>(shape.shards()) : 0;  // that rests here
+  const double part = holds ? p / static_cast<double>(shape.shards()) : 0;  // the shard of this rank
   const double trained_part = holds ? trained / static_cast<double>(shape.shards()) : 0;
   const auto leaf = static_cast<double>(shape.compute_bytes);
   const bool has_versions = !is_alone && shape.choice.is_asynchronous();
@@ -170,8 +170,8 @@ StateTraffic state_traffic(const StateShape& shape) {
   const auto steps = static_cast<double>(shape.num_micro_batches);
   StateTraffic traffic;
   traffic.reduced = shape.trained() * (shape.reduces_each() ? steps : 1);
-  // Over shards: half of an all-reduce; where shards add up, once for each micro-batch. Over replicas, of what is left:
-  // a whole one, once a step.
+  // Over shards: half of an all-reduce; if shards accumulate, once for each micro-batch. Over replicas, a whole
+  // all-reduce of the shard, once a step.
   const double scattered = traffic.reduced * (n - 1) / n;
   AllReduced replicated = all_reduced(shape, shape.trained() / n, replicas);
   const double copied = copied_elements(shape) / n;

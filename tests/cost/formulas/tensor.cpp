@@ -53,7 +53,7 @@ struct TensorSizes {
   double inputs, weights, outputs;
 };
 
-/// Of the tokens: those whose statistics one rank has a part of.
+/// Tokens for which a rank has part of the statistics.
 double statistics_tokens(const TensorShape& shape, const TensorSizes& s) {
   return s.tokens / (shape.kind == "3d" ? s.q * s.q : s.q * s.d);
 }
@@ -72,12 +72,12 @@ TensorTraffic plus(const TensorTraffic& a, const TensorTraffic& b) {
 }
 TensorTraffic times(double factor, const TensorTraffic& a) { return {factor * a.forward, factor * a.backward}; }
 
-/// Those of keys and values, which are summed on their way around.
+/// Gradients of keys and values, which are summed as they pass around the ring.
 double ring_gradients(const TensorShape& shape, const TensorSizes& s) {
   return shape.kind == "ring" && s.n > 1 ? 2 * s.tokens * s.v : 0;
 }
 
-/// Without running it again.
+/// Without recompute.
 TensorTraffic layer_elements_once(const TensorShape& shape, const TensorSizes& s) {
   if (shape.kind == "1d") {
     const double half = 2 * all_reduced(s.n) * s.tokens * s.h;
@@ -121,7 +121,7 @@ double vector_elements(const TensorShape& shape, const TensorSizes& s) {
   return of_queries + of_keys + s.feed.split_biases / parts + whole / (is_grid(shape) ? s.q : 1);
 }
 
-/// Of a layer in a step of one micro-batch.
+/// Bytes that a layer sends in a step of one micro-batch.
 double bytes_of_step(const TensorShape& shape) {
   return layer_bytes(shape).total() + static_cast<double>(shape.element_bytes) * data_elements_per_step(shape);
 }

@@ -1,5 +1,4 @@
-/// Communication hooks: what they leave out comes later, they send what they promise, and every rank gets the same
-/// sums.
+/// Communication hooks: residuals are sent later, traffic is as documented, and every rank gets the same sums.
 
 #include <cstdlib>
 #include <gmock/gmock.h>
@@ -35,8 +34,7 @@ at::Tensor summed(const at::Tensor& mine, const Mesh& mesh) {
   return sum;
 }
 
-/// Over `steps` steps with the same weights: the sums that arrived and the residuals that are left are together what
-/// plain sums would have been.
+/// Over `steps` steps with the same weights, the received sums and the remaining residuals add up to the plain sums.
 void expect_nothing_is_lost(const MakeHook& make, int num_ranks, int num_micro_batches) {
   const Problem problem(ModelKind::gpt2);
   constexpr int kSteps = 4;
@@ -120,7 +118,7 @@ at::Tensor reduced_by(CommHook& hook, const MeshAxis& axis, at::Tensor flat, at:
   return flat;
 }
 
-/// Columns that are equal, or 0, leave room for others: what the first step does not find, later ones do.
+/// Equal or zero columns leave room for others: later steps find what the first one does not.
 TEST(PowerSgdHook, RecoversFromAZeroGradient) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     PowerSgdHook hook(3);
@@ -159,7 +157,7 @@ void pretend_to_be_old() {
   setenv("CARAVAN_SIMD", "baseline", 1);
 }
 
-/// Replicas apply what a hook returns, so it must have the same bits on every rank, whatever instructions it has.
+/// Replicas apply the result of a hook, so it must have the same bits on every rank, for every instruction set.
 TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
   const auto body = [](const std::shared_ptr<Communicator>& world) {
     if (world->rank() == 1) pretend_to_be_old();  // before the first operation of torch in this process
@@ -182,7 +180,7 @@ TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
   run_process_ranks(2, body, {.timeout = std::chrono::seconds(30)});
 }
 
-/// In parts of a matrix that fit into no factor, vectors, and steps of shards between replicas.
+/// Parts of a matrix that fit into no factor, vectors, and steps of shards between replicas.
 TEST(CommunicationHooks, ServeHsdpBetweenReplicas) {
   const Problem problem(ModelKind::gpt2);
   const Named want = first_gradients({}, problem, 4);
@@ -224,7 +222,7 @@ TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
   }
 }
 
-// ---- a hook of one's own ----
+// ---- a user's hook ----
 
 TEST(CompressHook, SumsInAnotherForm) {
   const Problem problem(ModelKind::gpt2);

@@ -97,7 +97,7 @@ std::vector<Variant> variants() {
           {"tp2_stream_ulysses2", {{"ulysses", 2}, {"tp", 2}}, false, false, 0.2, true}};
 }
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
     {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};
 

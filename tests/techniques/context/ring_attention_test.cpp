@@ -90,7 +90,7 @@ struct Found {
   std::array<at::Tensor, 3> gradients;
 };
 
-/// The tokens of a rank, of what all have; the whole of it in the order of the text.
+/// The tokens of a rank out of those of all ranks, in the order of the text.
 struct Slots {
   Slots(int n, int coord) {
     const DimIndex order = zigzag_order(kLength, n);
@@ -103,7 +103,7 @@ struct Slots {
   at::Tensor tokens;
 };
 
-/// out, and the gradients of (out * gradient).sum(), of coordinate `coord` of `n`.
+/// Returns out and the gradients of (out * gradient).sum() for coordinate `coord` of `n`.
 Found run(const Case& what, const MeshAxis& axis, bool with_ring) {
   const int n = with_ring ? axis.size() : 1;
   const Slots slots(n, with_ring ? axis.coord() : 0);

@@ -32,7 +32,7 @@ std::string refusal(const std::vector<Table>& tables, bool is_backward) {
 
 // ---- the order of steps ----
 
-/// The next keys are on their way before the turn is computed, and awaited after it.
+/// The next keys are in flight while the turn is computed; the wait comes after it.
 TEST(RingSchedule, PassesKeysOnWhileItComputesWithThem) {
   for (const bool is_backward : {false, true}) {
     for (int n = 2; n <= 5; ++n) {
@@ -52,7 +52,7 @@ TEST(RingSchedule, PassesKeysOnWhileItComputesWithThem) {
   }
 }
 
-/// Gradients of a turn are on their way while its products are computed.
+/// Gradients of a turn are in flight while its products are computed.
 TEST(RingSchedule, ReceivesSumsWhileItComputesItsOwn) {
   for (int n = 2; n <= 5; ++n) {
     const Table steps = ring_schedule(n, true);
@@ -65,7 +65,7 @@ TEST(RingSchedule, ReceivesSumsWhileItComputesItsOwn) {
   }
 }
 
-/// Nothing is on its way while a turn is computed.
+/// Nothing is in flight while a turn is computed.
 TEST(RingSchedule, WaitsAtOnceWithoutOverlap) {
   for (int n = 2; n <= 5; ++n) {
     for (const bool is_backward : {false, true}) {
@@ -162,7 +162,7 @@ TEST(RingCheck, NamesWhatIsMissing) {
               HasSubstr("a forward pass has no gradients"));
 }
 
-/// A step that one rank leaves out, or does twice, is noticed, whichever it is.
+/// A step that a rank omits or repeats is noticed, for every step.
 TEST(RingCheck, RefusesAMissingAndADoubleStep) {
   for (const int n : {2, 3, 4}) {
     for (const bool is_backward : {false, true}) {

@@ -24,8 +24,8 @@ void set_values(torch::nn::Module& module, uint64_t seed) {
   for (at::Tensor& weight : module.parameters()) weight.copy_(0.3 * random_tensor(weight.sizes(), ++seed));
 }
 
-/// A user's torch::nn::Module as in libtorch's documentation: two linear layers, buffers of several dtypes, a parameter
-/// of its own.
+/// A user's torch::nn::Module as in libtorch's documentation: two linear layers, buffers of several dtypes and a
+/// parameter.
 struct Net : torch::nn::Module {
   torch::nn::Linear in{nullptr}, out{nullptr};
   at::Tensor gain, mean, count;
@@ -143,7 +143,7 @@ TEST(DdpOwnModule, LeavesNoHookBehind) {
   });
 }
 
-// ---- bf16: the tensors of the module are leaves, what rests is elsewhere ----
+// ---- bf16: the tensors of the module are the unsharded parameters; the sharded ones are separate ----
 
 std::shared_ptr<torch::nn::SequentialImpl> perceptron() {
   torch::nn::Sequential layers(torch::nn::Linear(5, 8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
@@ -151,7 +151,7 @@ std::shared_ptr<torch::nn::SequentialImpl> perceptron() {
   return layers.ptr();
 }
 
-/// fp32 values that an optimizer updates, rounded for each step, by hand.
+/// Trains by hand with fp32 values that an optimizer updates and each step rounds.
 std::vector<at::Tensor> trained_by_hand(int steps) {
   const auto net = perceptron();
   std::vector<at::Tensor> values;
@@ -293,7 +293,8 @@ TEST(DdpOwnModule, WithBatchNormTrainsLikeOneProcessOnTheSameSlices) {
   }
 }
 
-/// The tensors of the module are leaves that come and go; shards rest, and the optimizer updates them.
+/// The tensors of the module are unsharded parameters, gathered and freed. The shards stay, and the optimizer updates
+/// them.
 TEST(DdpOwnModule, InShardsTrainsLikeOneProcessOnTheSameSlices) {
   for (const int n : {2, 3}) {
     ConvNet reference;

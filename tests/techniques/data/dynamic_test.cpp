@@ -1,4 +1,4 @@
-/// Steps that are not alike: Strategy::static_graph and find_unused_parameters; and when reductions start.
+/// Steps that differ: Strategy::static_graph and find_unused_parameters; and when reductions start.
 
 #include <gmock/gmock.h>
 
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 // ---- branches ----
 
-/// A branch that some ranks do not take, in some steps none: all ranks against one process.
+/// A branch that some ranks skip, in some steps all: all ranks against one process.
 TEST(UnusedParameters, CountAsZero) {
   for (const char* technique : {"ddp", "zero2", "zero3"}) {
     for (const bool has_units : {true, false}) {
@@ -107,7 +107,7 @@ TEST(DynamicStep, RunsAnyUnitsInAnyOrder) {
   });
 }
 
-/// Unlike static steps: what one rank has used is used.
+/// Unlike in static steps, a parameter that one rank has used counts as used.
 TEST(DynamicStep, AParameterIsUsedIfAnyRankUsesIt) {
   on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
     Chain chain(kUnits);

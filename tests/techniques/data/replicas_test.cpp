@@ -13,7 +13,7 @@
 namespace caravan::testing::replicas_test {
 namespace {
 
-/// A batch that the controller alone has, and logits that it alone gets; gradients of one process.
+/// Only the controller has the batch and gets the logits; gradients are those of one process.
 TEST(Replicas, MatchOneProcess) {
   const Problem problem(ModelKind::llama);
   const Problem::Batch batch = problem.batch();

@@ -32,7 +32,8 @@ at::Tensor rows_of(int64_t rows) {
       .view({rows, 3, 2, 2});
 }
 
-/// Of rows [first, last), two steps in training and one outside, with the gradient of a weighted sum of all outputs.
+/// Runs rows [first, last): two steps in training and one in evaluation, with the gradient of a weighted sum of all
+/// outputs.
 Outcome run(const at::Tensor& x, const at::Tensor& weights, const std::function<at::Tensor(const at::Tensor&)>& norm,
             torch::nn::BatchNorm2d& of) {
   Outcome outcome;
@@ -106,7 +107,7 @@ TEST(SyncBatchNorm, AveragesOverAllBatchesWithoutAMomentum) {
   });
 }
 
-/// In half precision as torch, with more values a channel than fp16 can count (65,504) or sum, and bf16 tell apart.
+/// As torch in half precision, with more values a channel than fp16 can count (65,504) or sum and bf16 can distinguish.
 TEST(SyncBatchNorm, CountsAndSumsHalfPrecisionExactly) {
   constexpr int64_t kSide = 260;  // 135,200 values a channel, 67,600 on a rank
   for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {

@@ -1,5 +1,5 @@
-/// What sharding promises beside right gradients (tests/prove): the same bits as ddp, bytes as formulas say, and
-/// errors for what is impossible.
+/// What sharding promises in addition to correct gradients (tests/prove): the same bits as ddp, bytes as the formulas
+/// say, and errors for what is impossible.
 
 #include "caravan/techniques/data/zero.h"
 
@@ -113,7 +113,7 @@ StateShape shape_of(const Setting& choice, int ranks, at::ScalarType compute, bo
   return shape;
 }
 
-/// What this rank has allocated is what the formula says, within 3 %: alignment, and cuts at rows.
+/// This rank's allocated bytes match the formula within 3 %: alignment, and cuts at rows.
 void expect_formula(const Engine& engine, const StateShape& shape, const std::string& what) {
   AdamW optimizer(const_cast<Engine&>(engine).state());
   double moments = 0;
@@ -149,7 +149,7 @@ TEST(StateOfARank, IsTheFormula) {
   }
 }
 
-/// Of servers and of the other workers.
+/// Servers and workers.
 TEST(StateOfARank, OfServersIsTheFormula) {
   constexpr int kRanks = 4;
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
@@ -187,7 +187,7 @@ struct Sent {
   Units units;
 };
 
-/// Of one step, with meta tensors; less the two sums of the loss and the norm.
+/// Bytes of one step, with meta tensors, without the two sums of the loss and the norm.
 Sent sent_in_a_step(const Setting& choice, int ranks, int num_micro_batches, const ModelConfig& config,
                     at::ScalarType compute = at::kFloat, const std::vector<int>& of_ranks = {}) {
   std::vector<int> measured = of_ranks;
@@ -223,7 +223,7 @@ TEST(BytesOfAStep, AreTheFormula) {
       EXPECT_NEAR(of(technique_of("zero2")), 4 * micros + 4, 1e-9);
       EXPECT_NEAR(of(technique_of("zero2", {{"accumulate", "full"}})), 8, 1e-9);
       EXPECT_NEAR(of(technique_of("zero3", {{"reshard_after_forward", false}, {"accumulate", "full"}})), 8, 1e-9);
-      // All units are gathered twice in a micro-batch, but what backward needs first, and the next forward.
+      // All units are gathered twice in a micro-batch, except those that backward and the next forward need first.
       const double twice = of(technique_of("zero3", {{"prefetch", 0}}));
       EXPECT_LE(twice, 12 * micros);
       EXPECT_GT(twice, 12 * micros - 4 * micros * 0.5) << "the head and the embedding stay";
@@ -231,7 +231,7 @@ TEST(BytesOfAStep, AreTheFormula) {
   }
 }
 
-/// Together the ranks send what they send in zero2; the busiest is a server, or a worker that is none.
+/// Together the ranks send as much as in zero2. The busiest is a server, or a worker that is not a server.
 TEST(BytesOfAStep, OfServersAreTheFormula) {
   constexpr int kRanks = 4;
   for (const Setting& choice : {technique_of("param_server"), technique_of("param_server", {{"servers", 1}}),
@@ -347,7 +347,7 @@ TEST(Sharding, RanksWithoutRowsTakePart) {
   }
 }
 
-/// Of the buffers that there are after each step of a loop of one's own, of one rank of four.
+/// Bytes of buffers after each step of a hand-written loop, on one rank of four.
 std::vector<int64_t> buffer_bytes_after_steps(const std::vector<std::vector<Parameters::Spec>>& units, int num_steps) {
   std::vector<int64_t> bytes;
   Mesh mesh = Mesh::create(make_record_world(1, 4), {{"dp", 4}});
@@ -368,7 +368,7 @@ TEST(Sharding, BuffersOfARecordedStepAreReturned) {
   EXPECT_LE(buffer_bytes_after_steps(units, 3).back(), 8 * 64 * 64 * 4) << "a few units of 20";
 }
 
-/// Nor does any keep that of units before, where all differ in size.
+/// No buffer keeps the size of earlier units if all differ in size.
 TEST(Sharding, BuffersOfOtherSizesDoNotAddUp) {
   std::vector<std::vector<Parameters::Spec>> units;
   for (int64_t i = 0; i < 20; ++i) units.push_back({{"w", {64, 64 + i}}});
@@ -378,7 +378,7 @@ TEST(Sharding, BuffersOfOtherSizesDoNotAddUp) {
   }
 }
 
-/// A sharded model is wrapped again, by any technique.
+/// A sharded model can be wrapped again, by any technique.
 TEST(Sharding, CanBeWrappedAgain) {
   on_mesh({{"dp", 3}}, [](const Mesh& world) {
     const Problem problem(ModelKind::gpt2);

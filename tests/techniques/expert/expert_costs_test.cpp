@@ -19,7 +19,7 @@ struct Measured {
   double forward = 0;   ///< bytes sent
   double backward = 0;  ///< with the sums of gradients
   double kept = 0;      ///< bytes, from forward to backward
-  double elements = 0;  ///< of parameters at rest
+  double elements = 0;  ///< of sharded parameters
 };
 
 /// Every token goes to every expert, or ranks would not get as many copies as each other. Parts of biases have 32
@@ -51,7 +51,7 @@ std::vector<AxisSize> axes_of(const MemoryShape& shape) {
   return axes;
 }
 
-/// The second step of one of the ranks: in the first, buffers are made.
+/// The second step of one of the ranks: the first one allocates buffers.
 Measured measured_on(const std::shared_ptr<Communicator>& world, const MemoryShape& shape) {
   Mesh mesh = Mesh::create(world, axes_of(shape));
   Model model(shape.model);
@@ -95,14 +95,14 @@ Measured measure(MemoryShape shape, int64_t layers) {
   return first;
 }
 
-/// Of one more layer.
+/// Costs of one more layer.
 Measured layer_of(const MemoryShape& shape) {
   const Measured two = measure(shape, 2), three = measure(shape, 3);
   return {three.forward - two.forward, three.backward - two.backward, three.kept - two.kept,
           three.elements - two.elements};
 }
 
-/// What tensor and context parallelism send, with the gradients that 1d sums.
+/// Bytes of tensor and context parallelism, with the gradients that 1d sums.
 TensorTraffic beside_experts(const MemoryShape& shape) {
   TensorTraffic sent;
   std::vector<TensorShape> others = context_shapes(shape);

@@ -66,7 +66,7 @@ const std::vector<Choice>& choices() {
   return all;
 }
 
-/// Wherever the experts are, and whoever is chosen: the values, and the gradients of tokens, gates and tables.
+/// For any placement of the experts and any choice of them: the values, and the gradients of tokens, gates and tables.
 TEST(ExpertParallel, BringsTokensToTheirExpertsAndBack) {
   for (const std::vector<AxisSize>& axes :
        {Axes{{"ep", 1}}, Axes{{"ep", 2}}, Axes{{"ep", 4}}, Axes{{"ep", 2}, {"tp", 2}}, Axes{{"ep", 2}, {"tp", 4}}}) {

@@ -1,4 +1,4 @@
-/// Grids of ranks beside context parallelism: the batch is split over the grid, the sequence over other axes.
+/// Grids of ranks with context parallelism: the batch is split over the grid, the sequence over other axes.
 
 #include <gtest/gtest.h>
 

@@ -127,7 +127,7 @@ TEST(GridCosts, BytesMatchTheFormulas) {
       EXPECT_DOUBLE_EQ(more.forward - sent.forward, layer.forward);
       EXPECT_DOUBLE_EQ(more.backward - sent.backward, layer.backward);
       EXPECT_DOUBLE_EQ(sent.forward, layers * layer.forward + embedding.forward + head.forward + tables);
-      // Without a step of an engine each of the two deposits of a tied table is scattered on its own.
+      // Outside a step of an engine, each of the two gradients of a tied table is scattered separately.
       const double scattered = shape.model.tie_embeddings ? 2 * tables : tables;
       EXPECT_DOUBLE_EQ(sent.backward, layers * layer.backward + embedding.backward + head.backward + scattered);
     }
@@ -170,7 +170,7 @@ double kept_elements(const TensorShape& shape) {
   return static_cast<double>(kept(3) - kept(2)) / 4;
 }
 
-/// Of the parameters whose names start so: at rest, and in use.
+/// Elements of the parameters whose names start with a prefix: sharded, and in use.
 std::pair<double, double> weight_elements(const TensorShape& shape, const std::vector<std::string>& prefixes) {
   OneRank one(shape, 0, at::kMeta);
   int64_t rest = 0, compute = 0;
@@ -186,7 +186,7 @@ std::pair<double, double> weight_elements(const TensorShape& shape, const std::v
 
 /// Activations fall with the number of ranks, weights with the grid.
 TEST(GridCosts, MemoryMatchesTheFormulas) {
-  // What a record world does not receive is NaN, not whatever lay there: a huge number would be an error of torch.
+  // A record world fills what it would receive with NaN, not with old memory: a huge number would be an error of torch.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   const ModelConfig gpt{.layers = 1, .width = 256, .heads = 8, .context = 64, .vocabulary = 64};
   ModelConfig llama = gpt;

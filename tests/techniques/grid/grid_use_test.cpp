@@ -65,7 +65,7 @@ Found found_by(Model& model) {
           .loss = model.run({ids, labels}, {.phase = Phase::evaluate, .loss_scale = 0.5})[0]};
 }
 
-/// Every rank has the logits of all rows and of the whole vocabulary, which no grid divides.
+/// Every rank gets the logits of all rows and of the whole vocabulary, which no grid divides.
 TEST(GridUse, GeneratesAndEvaluatesLikeOneProcess) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     for (const bool is_tied : {true, false}) {

@@ -113,7 +113,7 @@ TEST(Summa, MatchesTheLawBitForBit) {
         const auto all = summa->backward(x, weights, dys, true, {true, true, true});
         const auto no_x = summa->backward(x, weights, dys, false, {false, true, false});
         const auto x_alone = summa->backward(x, weights, dys, true, {false, false, false});
-        const bool is_exact = type != at::kBFloat16;  // there the plain sums of gradients are rounded on their way
+        const bool is_exact = type != at::kBFloat16;  // bf16 rounds the plain sums of gradients between ranks
         const auto is_same = [&](const at::Tensor& a, const at::Tensor& b) {
           return is_exact ? at::equal(a, b) : at::allclose(a, b, 1e-2, 1);
         };
@@ -129,7 +129,7 @@ TEST(Summa, MatchesTheLawBitForBit) {
   }
 }
 
-/// The same bytes on every rank: (q-1)/q^2 of x and W forward, twice that backward; what is not needed is not sent.
+/// The same bytes on every rank: (q-1)/q^2 of x and W forward, twice that backward; nothing unneeded is sent.
 TEST(Summa, SendsTheExpectedBytes) {
   constexpr int kSide = 4;
   for (const int rank : {0, 5, 15}) {
@@ -157,9 +157,9 @@ TEST(Summa, SendsTheExpectedBytes) {
   }
 }
 
-/// Beside its results: two panels of x and of W, and the gradients of two, of which one is on its way. What the library
-/// of products takes, at most a copy of dy, a result of one product and some scratch, is allowed for; eight panels
-/// would be the whole.
+/// Memory in addition to the results: two panels of x and of W, and the gradients of two, one of which is in flight.
+/// The scratch of the library of products is allowed for: at most a copy of dy, a result of one product and some more.
+/// Eight panels would be the whole.
 TEST(Summa, GathersNothingWhole) {
   constexpr int kSide = 8;
   const Mesh mesh = Mesh::create(make_record_world(9, kSide * kSide), {{"row", kSide}, {"col", kSide}});

@@ -1,5 +1,5 @@
-/// PipeDream and PipeDream-2BW against a serial simulation of what they mean, bit by bit: one process keeps all
-/// versions of the weights and gives each stage of a step the one that it would have.
+/// PipeDream and PipeDream-2BW against a serial simulation, bit by bit: one process keeps all versions of the weights
+/// and gives each stage of a step the version that it would have.
 
 #include <gmock/gmock.h>
 
@@ -209,8 +209,8 @@ TEST(PipeDream, DiffersFromAStepWithAFlush) {
   EXPECT_FALSE(got.at("embedding.token.weight").equal(other.at("embedding.token.weight")));
 }
 
-/// The hash of the leaves in the backward of a micro-batch is that in its forward, and the number of updates before is
-/// what the paper says: step t of stage s has max(0, t - (p-1-s)).
+/// The unsharded parameters have the same hash in the backward of a micro-batch as in its forward, and the number of
+/// updates before is what the paper says: step t of stage s has max(0, t - (p-1-s)).
 TEST(PipeDream, BackwardUsesTheWeightsOfItsForward) {
   const Window run{.schedule = "pipedream", .stages = 3, .steps = 6};
   on_mesh({{"pp", run.stages}, {"dp", 1}}, [&](const Mesh& given) {

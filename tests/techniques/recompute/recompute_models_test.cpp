@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// At rest, and of the arithmetic: fp64, fp32, bf16.
+/// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
 constexpr std::pair<at::ScalarType, at::ScalarType> kDtypes[] = {
     {at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}};
 
@@ -92,7 +92,7 @@ TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
   }
 }
 
-/// Also of the embedding, which has no input with a gradient, and of the head, whose forward makes gradients.
+/// Also the embedding, which has no input with a gradient, and the head, whose forward makes gradients.
 TEST(RecomputeModel, AnyModuleCanBeNamed) {
   for (const std::vector<std::string>& patterns : std::vector<std::vector<std::string>>{
            {"embedding", "blocks.1", "head"}, {"*.mlp", "*.attention_norm"}, {"*.attention", "blocks.0.mlp.up"}}) {
@@ -141,7 +141,7 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   Engine engine(model, mesh, strategy);
   const at::Tensor ids = at::randint(shape.model.vocabulary, {shape.sequences, shape.model.context}, at::kLong);
   Bytes bytes{};
-  for (int step = 0; step < 2; ++step) {  // in the first, buffers are made
+  for (int step = 0; step < 2; ++step) {  // the first one allocates buffers
     engine.begin_step();
     const int64_t before = counter.live_bytes();
     const at::Tensor loss = model.run({ids, ids}, {.loss_scale = 1e-3})[0];
@@ -154,8 +154,8 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   return bytes;
 }
 
-/// What is kept falls by what the formula says, within 1 %, which covers what the graph itself takes; and the peak of
-/// backward falls.
+/// Saved bytes decrease by the formula's amount, within 1 %, which covers the graph itself. The peak of backward
+/// decreases too.
 void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t compute_bytes : {4, 2}) {

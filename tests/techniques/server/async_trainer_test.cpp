@@ -1,5 +1,5 @@
-/// A parameter server without a barrier, over thread ranks. What depends on who is faster is arranged by waiting for
-/// what the other worker has begun, never by the clock.
+/// A parameter server without a barrier, over thread ranks. If a test depends on which worker is faster, one waits for
+/// the other's progress, never for the clock.
 
 #include "caravan/techniques/server/async_trainer.h"
 
@@ -78,7 +78,7 @@ double whole_loss(Engine& engine, int64_t step) {
 
 // ---- one step, against one process ----
 
-/// What n workers make of the starting values in one step of SGD: each subtracts lr times its own, clipped gradient.
+/// The starting values after one step of SGD by n workers: each subtracts lr times its own, clipped gradient.
 Named one_step(int ranks, double lr, double clip_norm) {
   Named values;
   on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
@@ -324,7 +324,7 @@ TEST(AsyncTrainer, AStopOfOneRankDrainsAll) {
   });
 }
 
-/// Clocks go on where they were: with a bound, the one ahead waits.
+/// Clocks continue where they were: with a bound, the one ahead waits.
 TEST(AsyncTrainer, ClocksOfAResumedRun) {
   on_mesh({{"dp", 2}}, [](const Mesh& mesh) {
     Model model(kProblem.config);

@@ -16,9 +16,9 @@ using Answer = WorkerClocks::Answer;
 
 constexpr int kShards = 3;
 
-/// Workers that push to kShards shards in every step and read them before the next. Each of the things that happen in
-/// a run is one move: a worker asks, is answered, reads a shard, pushes a gradient; a shard applies a gradient that has
-/// come. A run is an order of moves.
+/// Workers that push to kShards shards in every step and read them before the next. Each event is one move: a worker
+/// asks, is answered, reads a shard, pushes a gradient; a shard applies a received gradient. A run is an order of
+/// moves.
 class Simulation {
  public:
   Simulation(const std::vector<int64_t>& clocks, int64_t staleness, int64_t drain_at, std::mt19937& random)

@@ -42,7 +42,7 @@ Layout learn(AttentionCore& core, const Tensors& inputs, const Mesh& mesh, const
   return table.of(core.run(meta, {.layouts = &table}).front(), "test");
 }
 
-/// Attention of the heads of each rank, with the keys and values that it is given, is that of one process; so are the
+/// Attention of each rank's heads, with the keys and values that it gets, equals that of one process. So do the
 /// gradients, which are summands for keys and values.
 TEST(KvHeads, AreThoseOfTheQueries) {
   for (const Case& what :
@@ -66,7 +66,7 @@ TEST(KvHeads, AreThoseOfTheQueries) {
       const at::Tensor want = core.run(whole, {}).front();
       want.backward(gradient);
       const Hook hook = core.add_hook(kv_heads(mesh));
-      const Hook again = core.add_hook(kv_heads(mesh));  // of another plan: it finds nothing to do
+      const Hook again = core.add_hook(kv_heads(mesh));  // from another plan: it has nothing to do
       Tensors local{part[0].narrow(2, first, mine), part[1], part[2]};
       if (!what.both.empty()) {
         const int64_t keys = what.kv_heads / mesh[what.both].size();

@@ -1,4 +1,4 @@
-/// Buffers of modules over the data axes, and steps that are not alike.
+/// Buffers of modules over the data axes, and steps that differ.
 
 #include <gmock/gmock.h>
 
@@ -40,7 +40,7 @@ TEST_P(BuffersOf, EveryRankMatchOneProcess) {
   }
 }
 
-/// Two steps on different rows; the running mean after them, and what an evaluation gives.
+/// Takes two steps on different rows. Returns the running mean after them and the value of an evaluation.
 std::pair<at::Tensor, at::Tensor> mean_and_evaluation(const Mesh& mesh, Buffers buffers) {
   const auto net = std::make_shared<UserNet>();
   ModuleAdapter model(net, UserNet::units(net), mesh);
@@ -110,7 +110,7 @@ TEST(BuffersOfRanks, SendTheirBytesOnce) {
         ddp.finish_step();
         return mesh.bytes_sent() - before;
       };
-      step();  // recorded: agreements beside
+      step();  // recorded, with agreements
       const int64_t gradients = ddp.state().layout.trained_count() * 4;
       int64_t want = wire_bytes(Verb::all_reduce, mesh.rank(), 3, gradients, 0, 0);
       constexpr int64_t kStatistics = 2 * 5 * 4;

@@ -92,7 +92,7 @@ TEST(InFlight, TheOrderOfBackwardsDoesNotMatter) {
   }
 }
 
-/// The summand of a loss that gets no backward would stay in the sum.
+/// The summand of a loss without a backward would stay in the sum.
 TEST(InFlight, ALossThatIsKeptWithoutBackwardIsAnError) {
   for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
     const Problem problem(kind);

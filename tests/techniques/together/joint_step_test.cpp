@@ -1,4 +1,4 @@
-/// Ranks that run out of batches: every step is that of one process on the batches there are.
+/// Ranks that run out of batches: every step equals that of one process on the remaining batches.
 
 #include <gmock/gmock.h>
 

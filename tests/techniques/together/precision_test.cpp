@@ -120,7 +120,7 @@ TEST(Reductions, SendTheBytesOfTheirDtype) {
   }
 }
 
-/// Several micro-batches that add up in full are reduced once, whatever gradients are kept in.
+/// Several micro-batches accumulated in full are reduced once, for every dtype of gradients.
 TEST(Reductions, WithFullAccumulationHappenOnceAStep) {
   for (const std::string technique : {"zero2", "zero3", "param_server"}) {
     for (const at::ScalarType kept : {at::kFloat, at::kBFloat16}) {
@@ -140,7 +140,7 @@ TEST(Reductions, WithFullAccumulationHappenOnceAStep) {
   }
 }
 
-/// The distance to fp32 is that of bf16's, or less: fp16 has three more bits. Unscaled, small gradients would vanish.
+/// fp16 is at most as far from fp32 as bf16 is: it has three more bits. Unscaled, small gradients would vanish.
 TEST(Fp16, GivesTheGradientsOfFp32Scaled) {
   const Problem problem(ModelKind::llama);
   for (const int ranks : {1, 2, 3}) {

@@ -15,7 +15,7 @@ struct MemoryRates {
   double best_gb_s() const noexcept { return copy_gb_s > add_gb_s ? copy_gb_s : add_gb_s; }
 };
 
-/// Every rank uses two buffers of its own in plain memory, of `bytes` each, at most 1 GiB over all ranks. Called by
+/// Every rank uses two own buffers in plain memory, of `bytes` each, at most 1 GiB over all ranks. Called by
 /// every rank of `world`, on one host. Takes about 0.1 s, or 0.5 s for 256 MiB.
 MemoryRates measure_memory(Communicator& world, int64_t bytes);
 

@@ -33,7 +33,7 @@ class WeightVersions {
   /// Call it when the backward of this micro-batch has ended.
   void release(int micro_batch);
 
-  /// Of the current version: the number of updates before it, and a hash of its values.
+  /// The current version: number of updates before it, and a hash of its values.
   int64_t number() const noexcept { return current_; }
   uint64_t hash() const;
   int64_t num_kept() const noexcept { return static_cast<int64_t>(versions_.size()); }

@@ -15,7 +15,7 @@ namespace caravan {
 ///   sends   x = bytes of k and v, g = bytes of their gradients in fp32 (fp64), n = axis.size(): (n-1) x in forward,
 ///           (n-1) x + n g in backward; with documents also (n-1) x 8 bytes a token
 ///   memory  two blocks of k and v; in backward also two of their gradients
-///   grad    of q, k and v; those of k and v add up in fp32 (fp64) on their way around the ring. Collective, as forward
+///   grad    of q, k and v; those of k and v are summed in fp32 (fp64) around the ring. Collective, as forward
 ///   throws  UsageError if the tokens of this rank are not its part of the order; in a dry run LayoutError
 ///           unless q, k and v are laid out alike, with the sequence split over `axis` alone
 ///

@@ -37,7 +37,7 @@ struct ScoringLimits {
 
 /// White space at the end of the context belongs to the continuation. Its ids are those of the whole text after as many
 /// ids as the context alone has. If the model's context is exceeded, the beginning of the text is dropped. Throws
-/// DataError if the continuation has no id of its own, or more than the model's context, and for ids outside the
+/// DataError if the continuation adds no id, or more than the model's context, and for ids outside the
 /// model's vocabulary.
 ScoredText encode_continuation(const Tokenizer& tokenizer, std::string_view context, std::string_view continuation,
                                const ScoringLimits& limits);

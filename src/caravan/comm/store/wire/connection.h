@@ -31,7 +31,7 @@ struct StoreConnection {
   bool waiting = false;   ///< a get() waits for `key`
   bool closing = false;   ///< close when `out` is sent
   std::string key;
-  /// Of the handshake, of a waiting get(), or of a request or reply in flight; otherwise none.
+  /// Limits the handshake, a waiting get(), or a request or reply in flight; otherwise none.
   store_socket::Deadline deadline;
 };
 

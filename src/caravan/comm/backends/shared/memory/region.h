@@ -79,7 +79,7 @@ class Region {
   static size_t mail_bytes(int size) noexcept;
 
  private:
-  /// Of the parts, in bytes from the base.
+  /// Offsets of the parts, in bytes from the base.
   struct Offsets {
     explicit Offsets(int size);
     size_t lines, left, calls, staging, mailboxes, end;

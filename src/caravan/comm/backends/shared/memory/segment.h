@@ -23,7 +23,7 @@ struct WorldControl {
 };
 
 struct RankControl {
-  alignas(64) Doorbell doorbell;               // peers read it at every message: it has a cache line of its own
+  alignas(64) Doorbell doorbell;               // peers read it at every message: it has its own cache line
   alignas(64) std::atomic<uint32_t> departed;  ///< its last communicator is destroyed, its process may end
   std::atomic<uint32_t> arena_epoch;           ///< grows when memory of its arena is returned to the kernel
   alignas(64) FlightLog flight;
