@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/commands/progress.h"
+#include "apps/caravan/commands/progress_bar.h"
 #include "apps/caravan/inspect/recipe_ranks.h"
 #include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/runtime.h"
@@ -20,7 +20,7 @@ int train(const TrainArguments& arguments) {
   resolve_files(recipe.data, data_folders(recipe.folder));
   const RankPlan plan = plan_ranks(recipe, arguments.ranks);
   const RankInfo info = RankInfo::from_environment();
-  std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training: see Progress
+  std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training: see ProgressBar
   // A process that waits for other ranks has nothing to save: until they have met, a signal ends it.
   std::optional<StopSignal> signal;
   if (info.world_size == 1) signal.emplace(StopSignal::Second::ends_at_once);
@@ -38,8 +38,8 @@ int train(const TrainArguments& arguments) {
   run_recipe_ranks(recipe, plan, start_facts(recipe, options), [&](const std::shared_ptr<Communicator>& world) {
     // On a second signal the launcher itself kills its ranks.
     if (!signal) signal.emplace(StopSignal::Second::is_ignored);
-    std::unique_ptr<Progress> progress;
-    if (world->rank() == 0) progress = std::make_unique<Progress>();
+    std::unique_ptr<ProgressBar> progress;
+    if (world->rank() == 0) progress = std::make_unique<ProgressBar>();
     TrainOptions own = options;
     own.observer = progress.get();
     caravan::train(own, world);

@@ -32,7 +32,7 @@ bool is_loopback(const std::string& address) {
 std::shared_ptr<Communicator> make_world_of_one(const CommOptions& options) {
   const auto segment = shared::Segment::create_private(1);
   return shared::SharedCommunicator::make_world(
-      std::make_shared<shared::Engine>(segment, 0, "thread", options, nullptr));
+      std::make_shared<shared::SharedEngine>(segment, 0, "thread", options, nullptr));
 }
 
 [[noreturn]] void refuse_backend(const std::string& backend, const RankInfo& info, std::string fact,

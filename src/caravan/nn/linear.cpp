@@ -29,7 +29,7 @@ at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& contex
 }
 
 void Linear::add_adapter(int64_t rank, double scale) {
-  adapter_ = &register_module<Adapter>("lora", options_, rank, scale);
+  adapter_ = &register_module<LoraAdapter>("lora", options_, rank, scale);
 }
 
 at::Tensor Linear::with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context) {
@@ -37,7 +37,7 @@ at::Tensor Linear::with_adapter(const at::Tensor& y, const at::Tensor& input, co
 }
 
 /// A starts as in PEFT, whose uniform distribution has this deviation, and B at zero, so the output starts at zero.
-Adapter::Adapter(const Linear::Options& of, int64_t rank, double scale)
+LoraAdapter::LoraAdapter(const Linear::Options& of, int64_t rank, double scale)
     : scale_(scale),
       a_(register_module<Linear>(
           "a",
@@ -45,7 +45,7 @@ Adapter::Adapter(const Linear::Options& of, int64_t rank, double scale)
               .in = of.in, .out = rank, .bias = false, .init_std = 1 / std::sqrt(3 * static_cast<double>(of.in))})),
       b_(register_module<Linear>("b", Linear::Options{.in = rank, .out = of.out, .bias = false, .init_std = 0})) {}
 
-at::Tensor Adapter::forward(const at::Tensor& input, const ForwardContext& context) {
+at::Tensor LoraAdapter::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kScale{"bsr->bsr", "", {{0}}};
   const at::Tensor h = a_(input, context);
   const at::Tensor scaled = h * scale_;

@@ -7,7 +7,7 @@ namespace caravan {
 
 inline constexpr double kInitStd = 0.02;  ///< of every weight matrix and embedding, as in GPT-2
 
-class Adapter;
+class LoraAdapter;
 
 /// y = x W^T + b, plus what an adapter adds. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row
 /// split: weight S(1), and P for the bias in compute (I -> P adds it once) and the output, which a hook then reduces.
@@ -36,13 +36,13 @@ class Linear final : public Layer {
   Options options_;
   Parameter& weight_;
   Parameter* bias_ = nullptr;
-  Adapter* adapter_ = nullptr;
+  LoraAdapter* adapter_ = nullptr;
 };
 
 /// scale B A x, a low-rank addition to a linear layer (LoraConfig). Children "a" [rank, in] and "b" [out, rank].
-class Adapter final : public Layer {
+class LoraAdapter final : public Layer {
  public:
-  Adapter(const Linear::Options& of, int64_t rank, double scale);
+  LoraAdapter(const Linear::Options& of, int64_t rank, double scale);
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;

@@ -101,8 +101,8 @@ void run_wired_ranks(int num_ranks, const std::shared_ptr<Store>& store, const C
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([=, &options, &body] {
-      auto engine = std::make_shared<messages::Engine>("wires", std::make_shared<WireTransport>(wires, rank), store,
-                                                       rank, num_ranks, options);
+      auto engine = std::make_shared<messages::MessageEngine>("wires", std::make_shared<WireTransport>(wires, rank),
+                                                              store, rank, num_ranks, options);
       try {
         body(messages::MessageCommunicator::make_world(std::move(engine)));
       } catch (const std::exception& exception) {

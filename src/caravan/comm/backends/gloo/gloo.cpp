@@ -103,7 +103,7 @@ std::shared_ptr<Communicator> make_gloo_world(const RankInfo& info, const std::s
     wait_for_ranks("gloo", info, *own, timeout);
     transport = connect_world(info, own, timeout);
   }
-  return messages::MessageCommunicator::make_world(std::make_shared<messages::Engine>(
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::MessageEngine>(
       "gloo", std::move(transport), std::move(own), info.rank, info.world_size, options));
 }
 

@@ -32,7 +32,7 @@ ConstBuffer bytes_of(const T& value) {
 
 }  // namespace
 
-Check::Check(Task& task, Note note)
+Check::Check(HierarchicalTask& task, Note note)
     : task_(task),
       own_(task.descriptor()),
       note_(std::move(note)),
@@ -101,7 +101,7 @@ void Check::judge() {
   task_.first(sheet_steps());
 }
 
-std::vector<Task::Step> Check::sheet_steps() {
+std::vector<HierarchicalTask::Step> Check::sheet_steps() {
   const Topology& topology = task_.levels().topology;
   const int64_t each = own_sheet_.bytes();
   bytes_.resize(static_cast<size_t>(each * topology.size()));
@@ -114,7 +114,7 @@ std::vector<Task::Step> Check::sheet_steps() {
   own_sheet_.write(own_, task_.op().send_counts, task_.op().recv_counts);
   const Buffer block{bytes_.data() + begin, host_bytes[static_cast<size_t>(task_.levels().host())], Dtype::uint8, {}};
   const Levels& levels = task_.levels();
-  std::vector<Task::Step> steps;
+  std::vector<HierarchicalTask::Step> steps;
   steps.push_back({levels.local.get(), [this, block, each](Communicator& local) {
                      return local.all_gather_async({own_sheet_.data(), each, Dtype::uint8}, block, {}, task_.call());
                    }});

@@ -3,8 +3,8 @@
 #include <functional>
 #include <vector>
 
-#include "caravan/comm/backends/hierarchical/task.h"
-#include "caravan/comm/backends/messages/collective.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_task.h"
+#include "caravan/comm/backends/messages/message_collective.h"
 
 namespace caravan::hierarchical {
 
@@ -26,7 +26,7 @@ class Check {
   using Note = std::function<void(int rank, const Descriptor& call)>;
 
   /// `task` outlives it. `note` is called with the calls of the other ranks.
-  Check(Task& task, Note note);
+  Check(HierarchicalTask& task, Note note);
 
   void add_steps();
   /// The sheets of all ranks, in rank order: for a split, once the steps are done.
@@ -37,10 +37,10 @@ class Check {
   CallLine own_line() const;
   CallLine line_of_host() const;
   void judge();
-  std::vector<Task::Step> sheet_steps();
+  std::vector<HierarchicalTask::Step> sheet_steps();
   void judge_sheets();
 
-  Task& task_;
+  HierarchicalTask& task_;
   Descriptor own_;
   Note note_;
   std::vector<CallLine> local_lines_;  // by local rank

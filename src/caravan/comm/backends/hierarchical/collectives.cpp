@@ -11,7 +11,7 @@ namespace {
 /// Appends the steps of one collective. It is gone when they run, so they copy what they need.
 class CollectiveSteps {
  public:
-  explicit CollectiveSteps(Task& task)
+  explicit CollectiveSteps(HierarchicalTask& task)
       : task_(task),
         levels_(task.levels()),
         topology_(levels_.topology),
@@ -32,7 +32,7 @@ class CollectiveSteps {
   ConstBuffer summands() {
     if (!wide_) return op_.in;
     const Buffer copy = sums(op_.in.count);
-    Task* task = &task_;
+    HierarchicalTask* task = &task_;
     task_.then_here([=] {
       algorithms::convert(static_cast<const std::byte*>(task->op().in.data), task->op().dtype,
                           static_cast<std::byte*>(copy.data), copy.dtype, copy.count);
@@ -84,7 +84,7 @@ class CollectiveSteps {
   size_t local_rank() const { return static_cast<size_t>(levels_.local_rank()); }
   size_t host() const { return static_cast<size_t>(levels_.host()); }
 
-  Task& task_;
+  HierarchicalTask& task_;
   const Levels& levels_;
   const Topology& topology_;
   const Operation& op_;
@@ -339,7 +339,7 @@ void CollectiveSteps::barrier() {
 
 }  // namespace
 
-void add_collective(Task& task) {
+void add_collective(HierarchicalTask& task) {
   CollectiveSteps steps(task);
   switch (task.op().verb) {
     case Verb::all_reduce: return steps.all_reduce();

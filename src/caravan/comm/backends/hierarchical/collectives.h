@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/comm/backends/hierarchical/task.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_task.h"
 
 namespace caravan::hierarchical {
 
@@ -10,6 +10,6 @@ inline constexpr int64_t kCrossBytes = 64 << 10;
 
 /// Appends the steps of a collective over two levels, which make_hierarchical_world describes. The ranks' calls have
 /// been compared before. A barrier needs these steps only if they are not compared.
-void add_collective(Task& task);
+void add_collective(HierarchicalTask& task);
 
 }  // namespace caravan::hierarchical

@@ -85,7 +85,7 @@ std::exception_ptr HierarchicalCommunicator::known_error(const Descriptor& call)
 }
 
 void HierarchicalCommunicator::check_notices() noexcept {
-  const Task* task = first();
+  const HierarchicalTask* task = first();
   if (is_dead() || task == nullptr) return;
   const auto known = known_error(task->descriptor());
   if (known == nullptr || is_dead()) return;
@@ -95,7 +95,7 @@ void HierarchicalCommunicator::check_notices() noexcept {
 
 void HierarchicalCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
   if (is_dead()) return;
-  const Task* task = first();
+  const HierarchicalTask* task = first();
   const std::string own = size() > 1 ? engine_->notices().failure(scope_) : "";  // closer to the cause
   end(peer_failure_error(group_, task != nullptr ? task->descriptor() : Descriptor{}, own.empty() ? fact : own,
                          FailureScope::world));
@@ -148,7 +148,7 @@ LateRank HierarchicalCommunicator::look_for(int late) const {
 void HierarchicalCommunicator::end(const std::exception_ptr& error) noexcept {
   if (!keep_first_error(error)) return;
   for (const auto& task : direct_) task->settle();
-  std::vector<std::shared_ptr<Task>> tasks(collectives_.begin(), collectives_.end());
+  std::vector<std::shared_ptr<HierarchicalTask>> tasks(collectives_.begin(), collectives_.end());
   tasks.insert(tasks.end(), direct_.begin(), direct_.end());
   collectives_.clear();
   direct_.clear();

@@ -54,8 +54,8 @@ std::shared_ptr<Communicator> make_hierarchical_world(const RankInfo& info, cons
                        ? levels.global
                        : levels.global->split(levels.topology.cross_ranks(levels.local_rank()), "cross");
   }
-  auto engine = std::make_shared<hierarchical::Engine>("shm+" + outer, std::move(own), info.rank, info.world_size,
-                                                       options, levels.local, levels.global);
+  auto engine = std::make_shared<hierarchical::HierarchicalEngine>(
+      "shm+" + outer, std::move(own), info.rank, info.world_size, options, levels.local, levels.global);
   return hierarchical::HierarchicalCommunicator::make_world(std::move(engine), std::move(levels));
 }
 

@@ -18,7 +18,8 @@ constexpr milliseconds kNapAlone{50};  // progress in the level that a rank slee
 
 }  // namespace
 
-std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<Engine> engine, Levels levels) {
+std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_ptr<HierarchicalEngine> engine,
+                                                                   Levels levels) {
   GroupInfo group = GroupInfo::of_world(levels.rank, levels.topology.size());
   // The ranks of its host can read what this rank was doing, even if it dies.
   Lineage lineage{0, dynamic_cast<shared::SharedCommunicator&>(*levels.local).make_shared_recorder()};
@@ -26,8 +27,8 @@ std::shared_ptr<Communicator> HierarchicalCommunicator::make_world(std::shared_p
                                                     std::move(lineage));
 }
 
-HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<Engine> engine, Levels levels, GroupInfo group,
-                                                   Lineage lineage)
+HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<HierarchicalEngine> engine, Levels levels,
+                                                   GroupInfo group, Lineage lineage)
     : BackendCommunicator(group, lineage),
       engine_(std::move(engine)),
       levels_(std::move(levels)),
@@ -51,7 +52,7 @@ void HierarchicalCommunicator::abandon(const std::exception_ptr& error, const st
 }
 
 void HierarchicalCommunicator::complete_outstanding() noexcept {
-  while (const Task* task = first()) {
+  while (const HierarchicalTask* task = first()) {
     const std::shared_ptr<Operation> operation = task->operation();
     try {
       finish(*operation);
@@ -89,7 +90,7 @@ void HierarchicalCommunicator::end_world(std::string_view fact) noexcept {
   engine_->close(engine_->notices().publish_failure(messages::Notices::kWorld, std::string(fact)));
 }
 
-const Task* HierarchicalCommunicator::first() const noexcept {
+const HierarchicalTask* HierarchicalCommunicator::first() const noexcept {
   if (!collectives_.empty()) return collectives_.front().get();
   return direct_.empty() ? nullptr : direct_.front().get();
 }
@@ -103,7 +104,7 @@ Communicator& HierarchicalCommunicator::carrier_of(const Operation& operation, i
   return *levels_.local;
 }
 
-std::shared_ptr<Check> HierarchicalCommunicator::add_check(Task& task) {
+std::shared_ptr<Check> HierarchicalCommunicator::add_check(HierarchicalTask& task) {
   auto check = std::make_shared<Check>(task, [this](int rank, const Descriptor& call) {
     engine_->last_calls().note(group_.world_ranks[static_cast<size_t>(rank)], call, name());
   });
@@ -112,7 +113,7 @@ std::shared_ptr<Check> HierarchicalCommunicator::add_check(Task& task) {
   return check;
 }
 
-void HierarchicalCommunicator::enqueue(const std::shared_ptr<Task>& task, bool is_direct) {
+void HierarchicalCommunicator::enqueue(const std::shared_ptr<HierarchicalTask>& task, bool is_direct) {
   (is_direct ? direct_ : collectives_).push_back(task);
   if (is_direct) {
     try {
@@ -127,7 +128,7 @@ void HierarchicalCommunicator::enqueue(const std::shared_ptr<Task>& task, bool i
 void HierarchicalCommunicator::start(const std::shared_ptr<Operation>& operation) {
   throw_if_dead();
   counts_.count(*operation);
-  const auto task = std::make_shared<Task>(levels_, group_, operation, describe(*operation));
+  const auto task = std::make_shared<HierarchicalTask>(levels_, group_, operation, describe(*operation));
   const bool is_direct = operation->peer >= 0 || levels_.direct() != nullptr;
   if (is_direct) {
     int peer = 0;
@@ -165,7 +166,7 @@ bool HierarchicalCommunicator::advance() noexcept {
 
 bool HierarchicalCommunicator::advance_collectives() {
   if (collectives_.empty()) return false;
-  const std::shared_ptr<Task> task = collectives_.front();
+  const std::shared_ptr<HierarchicalTask> task = collectives_.front();
   try {
     if (!task->advance()) return false;
     ++num_moves_;
@@ -181,7 +182,7 @@ bool HierarchicalCommunicator::advance_collectives() {
 bool HierarchicalCommunicator::advance_direct() {
   bool moved = false;
   for (size_t i = 0; i < direct_.size();) {
-    const std::shared_ptr<Task> task = direct_[i];
+    const std::shared_ptr<HierarchicalTask> task = direct_[i];
     try {
       if (!task->finished() && !task->advance()) {
         ++i;
@@ -200,7 +201,7 @@ bool HierarchicalCommunicator::advance_direct() {
   return moved;
 }
 
-Task& HierarchicalCommunicator::task_of(const Operation& operation) const {
+HierarchicalTask& HierarchicalCommunicator::task_of(const Operation& operation) const {
   const auto found =
       std::ranges::find_if(direct_, [&](const auto& task) { return task->operation().get() == &operation; });
   return found != direct_.end() ? **found : *collectives_.front();

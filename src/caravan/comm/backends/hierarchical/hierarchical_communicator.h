@@ -9,9 +9,9 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/backends/hierarchical/check.h"
-#include "caravan/comm/backends/hierarchical/engine.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_engine.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_task.h"
 #include "caravan/comm/backends/hierarchical/levels.h"
-#include "caravan/comm/backends/hierarchical/task.h"
 #include "caravan/comm/calls/call_counts.h"
 #include "caravan/comm/communicator.h"
 #include "caravan/comm/group_info.h"
@@ -22,8 +22,8 @@ namespace caravan::hierarchical {
 /// other; operations that one level can execute by itself go to it at once.
 class HierarchicalCommunicator final : public BackendCommunicator {
  public:
-  static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine, Levels levels);
-  HierarchicalCommunicator(std::shared_ptr<Engine> engine, Levels levels, GroupInfo group, Lineage lineage);
+  static std::shared_ptr<Communicator> make_world(std::shared_ptr<HierarchicalEngine> engine, Levels levels);
+  HierarchicalCommunicator(std::shared_ptr<HierarchicalEngine> engine, Levels levels, GroupInfo group, Lineage lineage);
   ~HierarchicalCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
@@ -60,13 +60,13 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   void abandon(const std::exception_ptr& error, const std::string& reason) noexcept override;
 
   Communicator& carrier_of(const Operation& operation, int& peer) const;
-  std::shared_ptr<Check> add_check(Task& task);
-  void enqueue(const std::shared_ptr<Task>& task, bool is_direct);
+  std::shared_ptr<Check> add_check(HierarchicalTask& task);
+  void enqueue(const std::shared_ptr<HierarchicalTask>& task, bool is_direct);
   bool advance_collectives();
   bool advance_direct();
-  const Task* first() const noexcept;
+  const HierarchicalTask* first() const noexcept;
   /// The task to wait for until `operation` is complete: its own, or a collective before it.
-  Task& task_of(const Operation& operation) const;
+  HierarchicalTask& task_of(const Operation& operation) const;
 
   /// This communicator's error for the error of a task. Publishes it to the ranks of all hosts.
   std::exception_ptr error_of(const Descriptor& call, const std::exception_ptr& cause) noexcept;
@@ -82,13 +82,13 @@ class HierarchicalCommunicator final : public BackendCommunicator {
   void agree_on_split(std::span<const int> members, const std::string& name, uint64_t sequence);
   Levels split_levels(std::span<const int> members, const std::string& name);
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<HierarchicalEngine> engine_;
   Levels levels_;
   GroupInfo group_;
   std::string scope_;
   CallCounts counts_;
-  std::deque<std::shared_ptr<Task>> collectives_;
-  std::deque<std::shared_ptr<Task>> direct_;
+  std::deque<std::shared_ptr<HierarchicalTask>> collectives_;
+  std::deque<std::shared_ptr<HierarchicalTask>> direct_;
   uint64_t num_moves_ = 0;
   int num_silent_timeouts_ = 0;  // consecutive time-outs in which no rank was missing
 };

@@ -26,7 +26,7 @@ void HierarchicalCommunicator::agree_on_split(std::span<const int> members, cons
   operation->flight_number = record(call);
   counts_.count(call);
   if (levels_.direct() != nullptr) return operation->set_complete();  // the level compares the calls itself
-  const auto task = std::make_shared<Task>(levels_, group_, operation, call);
+  const auto task = std::make_shared<HierarchicalTask>(levels_, group_, operation, call);
   const std::shared_ptr<Check> check = add_check(*task);
   enqueue(task, false);
   wait(*operation);

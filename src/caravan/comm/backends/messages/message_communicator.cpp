@@ -8,7 +8,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/comm/algorithms/problem.h"
-#include "caravan/comm/backends/messages/collective.h"
+#include "caravan/comm/backends/messages/message_collective.h"
 #include "caravan/comm/backends/messages/point_to_point.h"
 #include "caravan/comm/backends/messages/split.h"
 #include "caravan/comm/calls/call_errors.h"
@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kPatience{20};  // after the time-out, for m
 
 }  // namespace
 
-std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<Engine> engine) {
+std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared_ptr<MessageEngine> engine) {
   Group group(GroupInfo::of_world(engine->rank(), engine->size()));
   group.transport = engine->transport();
   group.check = engine->options().check;
@@ -31,7 +31,7 @@ std::shared_ptr<MessageCommunicator> MessageCommunicator::make_world(std::shared
   return std::make_shared<MessageCommunicator>(std::move(engine), std::move(group));
 }
 
-MessageCommunicator::MessageCommunicator(std::shared_ptr<Engine> engine, Group group, Lineage lineage)
+MessageCommunicator::MessageCommunicator(std::shared_ptr<MessageEngine> engine, Group group, Lineage lineage)
     : Level(group, lineage),
       engine_(std::move(engine)),
       group_(std::move(group)),
@@ -96,7 +96,7 @@ std::unique_ptr<TaskThread>& MessageCommunicator::thread_of(const Operation& ope
   return collectives_;
 }
 
-void MessageCommunicator::enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<Task>& task) {
+void MessageCommunicator::enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<MessageTask>& task) {
   engine_->collect();
   throw_if_dead();
   if (thread == nullptr) thread = std::make_unique<TaskThread>(engine_->completions());
@@ -116,7 +116,7 @@ void MessageCommunicator::start(const std::shared_ptr<Operation>& operation) {
     if (operation->verb != Verb::barrier && PathLog::current() != nullptr) {
       operation->take_path(algorithms::path_of(backend(), operation->verb, choice.algorithm));
     }
-    enqueue(thread_of(*operation), std::make_shared<Collective>(group_, operation, choice));
+    enqueue(thread_of(*operation), std::make_shared<MessageCollective>(group_, operation, choice));
   }
 }
 
@@ -171,13 +171,13 @@ void MessageCommunicator::collect() noexcept {
 }
 
 void MessageCommunicator::collect(TaskThread& thread) noexcept {
-  for (const std::shared_ptr<Task>& task : thread.take_finished()) {
+  for (const std::shared_ptr<MessageTask>& task : thread.take_finished()) {
     if (task->error != nullptr) end(is_dead() ? first_error() : error_of(*task));
     if (!task->operation()->complete) task->operation()->set_complete(task->error != nullptr ? first_error() : nullptr);
   }
 }
 
-std::exception_ptr MessageCommunicator::error_of(const Task& task) noexcept {
+std::exception_ptr MessageCommunicator::error_of(const MessageTask& task) noexcept {
   try {
     std::rethrow_exception(task.error);
   } catch (const PeerLost& lost) {
@@ -211,7 +211,7 @@ LateRank MessageCommunicator::look_for(int rank) const {
   return {group_.last_calls->text(group_.world_ranks[static_cast<size_t>(rank)])};
 }
 
-std::exception_ptr MessageCommunicator::lost_error(const Task& task, const PeerLost& lost) {
+std::exception_ptr MessageCommunicator::lost_error(const MessageTask& task, const PeerLost& lost) {
   // An aborting rank publishes the reason before it closes its connections.
   const std::string reason = engine_->notices().failure(scope_);
   if (!reason.empty()) return peer_failure_error(group_, task.call(), reason, FailureScope::communicator);
@@ -225,7 +225,7 @@ std::exception_ptr MessageCommunicator::lost_error(const Task& task, const PeerL
 }
 
 bool MessageCommunicator::failed_elsewhere(TaskThread& thread) {
-  const std::shared_ptr<Task> task = thread.head();
+  const std::shared_ptr<MessageTask> task = thread.head();
   const Descriptor call = task != nullptr ? task->call() : Descriptor{};
   for (const FailureScope reach : {FailureScope::world, FailureScope::communicator}) {
     std::string fact = engine_->notices().failure(reach == FailureScope::world ? Notices::kWorld : scope_);
@@ -241,7 +241,7 @@ bool MessageCommunicator::failed_elsewhere(TaskThread& thread) {
 void MessageCommunicator::fail_with_peer_error(const std::string& fact) noexcept {
   const std::vector<TaskThread*> all = threads();
   const auto busy = std::ranges::find_if(all, [](TaskThread* thread) { return thread->head() != nullptr; });
-  const std::shared_ptr<Task> task = busy != all.end() ? (*busy)->head() : nullptr;
+  const std::shared_ptr<MessageTask> task = busy != all.end() ? (*busy)->head() : nullptr;
   const std::string own = !is_dead() ? engine_->notices().failure(scope_) : "";  // closer to the cause
   end(peer_failure_error(group_, task != nullptr ? task->call() : Descriptor{}, own.empty() ? fact : own,
                          FailureScope::world));
@@ -252,7 +252,7 @@ void MessageCommunicator::end(const std::exception_ptr& error) noexcept {
   if (!keep_first_error(error)) return;
   engine_->note_failure();
   for (TaskThread* thread : threads()) {
-    for (const std::shared_ptr<Task>& task : thread->stop()) {
+    for (const std::shared_ptr<MessageTask>& task : thread->stop()) {
       if (!task->operation()->complete) task->operation()->set_complete(first_error());
     }
     collect(*thread);

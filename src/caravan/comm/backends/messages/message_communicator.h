@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/backends/messages/engine.h"
+#include "caravan/comm/backends/messages/message_engine.h"
 #include "caravan/comm/backends/wait_policy.h"
 #include "caravan/comm/choice/selection.h"
 #include "caravan/comm/level.h"
@@ -17,8 +17,8 @@ namespace caravan::messages {
 /// sends and recvs.
 class MessageCommunicator final : public Level {
  public:
-  static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<Engine> engine);
-  MessageCommunicator(std::shared_ptr<Engine> engine, Group group, Lineage lineage = {});
+  static std::shared_ptr<MessageCommunicator> make_world(std::shared_ptr<MessageEngine> engine);
+  MessageCommunicator(std::shared_ptr<MessageEngine> engine, Group group, Lineage lineage = {});
   ~MessageCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
@@ -45,7 +45,7 @@ class MessageCommunicator final : public Level {
   void complete_outstanding() noexcept override;
   void abandon(const std::exception_ptr& error, const std::string& reason) noexcept override;
 
-  void enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<Task>& task);
+  void enqueue(std::unique_ptr<TaskThread>& thread, const std::shared_ptr<MessageTask>& task);
   /// Returns when `is_done()`. A time-out, or a failure elsewhere, ends everything, including this wait.
   void wait(TaskThread& thread, const std::function<bool()>& is_done);
   void collect(TaskThread& thread) noexcept;
@@ -53,14 +53,14 @@ class MessageCommunicator final : public Level {
   std::unique_ptr<TaskThread>& thread_of(const Operation& operation);
   std::vector<TaskThread*> threads() const;
   /// The error of a failed task for this communicator. Tells the other ranks if they cannot know.
-  std::exception_ptr error_of(const Task& task) noexcept;
+  std::exception_ptr error_of(const MessageTask& task) noexcept;
   std::exception_ptr late_error(const Descriptor& call, std::span<const int> ranks) const;
-  std::exception_ptr lost_error(const Task& task, const PeerLost& lost);
+  std::exception_ptr lost_error(const MessageTask& task, const PeerLost& lost);
   /// Ends this communicator if another rank has failed, or has left without the current call of `thread`.
   bool failed_elsewhere(TaskThread& thread);
   void leave() noexcept;
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<MessageEngine> engine_;
   Group group_;
   std::string scope_;  ///< scope of its notices
   std::shared_ptr<const algorithms::SelectionTable> algorithms_;

@@ -12,7 +12,7 @@ constexpr int64_t kMaxCopiedBytes = 64 * 1024;
 /// Sender and receiver exchange and compare their calls.
 void check_pair(TaskThread& thread, const Group& group, const Descriptor& own, int peer, bool sends) {
   Descriptor other;
-  Exchange calls(thread, *group.transport, group.world_ranks, 0);
+  MessageExchange calls(thread, *group.transport, group.world_ranks, 0);
   const int call = group.tag(Channel::send_call);
   const int answer = group.tag(Channel::recv_call);
   calls.recv(peer, reinterpret_cast<std::byte*>(&other), sizeof(other), sends ? answer : call);
@@ -26,7 +26,7 @@ void check_pair(TaskThread& thread, const Group& group, const Descriptor& own, i
 }  // namespace
 
 SendTask::SendTask(const Group& group, std::shared_ptr<Operation> operation)
-    : Task(std::move(operation)),
+    : MessageTask(std::move(operation)),
       group_(group),
       data_(static_cast<const std::byte*>(operation_->in.data)),
       bytes_(operation_->in.count * size_bytes(operation_->dtype)) {
@@ -39,7 +39,7 @@ SendTask::SendTask(const Group& group, std::shared_ptr<Operation> operation)
 void SendTask::run(TaskThread& thread) {
   const int peer = call_.root;
   if (group_.check) check_pair(thread, group_, call_, peer, true);
-  Exchange message(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::point_to_point));
+  MessageExchange message(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::point_to_point));
   message.send(peer, data_, bytes_);
   message.finish();
 }
@@ -47,7 +47,7 @@ void SendTask::run(TaskThread& thread) {
 void RecvTask::run(TaskThread& thread) {
   const int peer = call_.root;
   if (group_.check) check_pair(thread, group_, call_, peer, false);
-  Exchange message(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::point_to_point));
+  MessageExchange message(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::point_to_point));
   const int64_t bytes = operation_->out.count * size_bytes(operation_->dtype);
   message.recv(peer, static_cast<std::byte*>(operation_->out.data), bytes);
   message.finish();

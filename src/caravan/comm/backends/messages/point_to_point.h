@@ -3,13 +3,13 @@
 #include <cstddef>
 #include <memory>
 
-#include "caravan/comm/backends/messages/exchange.h"
 #include "caravan/comm/backends/messages/group.h"
+#include "caravan/comm/backends/messages/message_exchange.h"
 
 namespace caravan::messages {
 
 /// A send. The task keeps a copy of a small message, so that the caller need not wait for the receiver.
-class SendTask final : public Task {
+class SendTask final : public MessageTask {
  public:
   SendTask(const Group& group, std::shared_ptr<Operation> operation);
   void run(TaskThread& thread) override;
@@ -22,9 +22,10 @@ class SendTask final : public Task {
   std::unique_ptr<std::byte[]> copy_;
 };
 
-class RecvTask final : public Task {
+class RecvTask final : public MessageTask {
  public:
-  RecvTask(const Group& group, std::shared_ptr<Operation> operation) : Task(std::move(operation)), group_(group) {}
+  RecvTask(const Group& group, std::shared_ptr<Operation> operation)
+      : MessageTask(std::move(operation)), group_(group) {}
   void run(TaskThread& thread) override;
 
  private:

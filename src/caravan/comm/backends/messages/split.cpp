@@ -6,7 +6,7 @@ namespace caravan::messages {
 
 SplitTask::SplitTask(const Group& group, std::span<const int> members, std::string_view name, const TagIds& ids,
                      uint64_t sequence, std::shared_ptr<SplitResult> result)
-    : Task(std::make_shared<Operation>(split_operation(members, group.size, name))),
+    : MessageTask(std::make_shared<Operation>(split_operation(members, group.size, name))),
       group_(group),
       proposal_(ids.proposal(static_cast<size_t>(group.size))),
       result_(std::move(result)) {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/comm/backends/messages/collective.h"
+#include "caravan/comm/backends/messages/message_collective.h"
 #include "caravan/comm/backends/messages/tag_ids.h"
 
 namespace caravan::messages {
@@ -19,7 +19,7 @@ struct SplitResult {
 
 /// Communicator::split: all ranks exchange the members of their parts and the ids in use. Each rank checks the parts,
 /// and chooses the same id for the new communicator as the other ranks of its part.
-class SplitTask final : public Task {
+class SplitTask final : public MessageTask {
  public:
   SplitTask(const Group& group, std::span<const int> members, std::string_view name, const TagIds& ids,
             uint64_t sequence, std::shared_ptr<SplitResult> result);

@@ -34,19 +34,19 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
-void TaskThread::push(std::shared_ptr<Task> task) {
+void TaskThread::push(std::shared_ptr<MessageTask> task) {
   const std::lock_guard lock(mutex_);
   pending_.push_back(std::move(task));
   changed_.notify_all();
 }
 
-std::vector<std::shared_ptr<Task>> TaskThread::take_finished() {
+std::vector<std::shared_ptr<MessageTask>> TaskThread::take_finished() {
   const std::lock_guard lock(mutex_);
   return std::exchange(finished_, {});
 }
 
 void TaskThread::interrupt(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds patience) {
-  const std::shared_ptr<Task> task = current_;
+  const std::shared_ptr<MessageTask> task = current_;
   while (current_ != nullptr && current_ == task) {
     const uint64_t moves = num_moves_;
     const bool moved = changed_.wait_for(lock, patience, [&] { return current_ != task || num_moves_ != moves; });
@@ -59,7 +59,7 @@ void TaskThread::interrupt(std::chrono::milliseconds patience) {
   interrupt(lock, patience);
 }
 
-std::vector<std::shared_ptr<Task>> TaskThread::stop() {
+std::vector<std::shared_ptr<MessageTask>> TaskThread::stop() {
   std::unique_lock lock(mutex_);
   stopped_ = true;
   interrupt(lock, std::chrono::milliseconds(1));
@@ -67,7 +67,7 @@ std::vector<std::shared_ptr<Task>> TaskThread::stop() {
   return {never_begun.begin(), never_begun.end()};
 }
 
-std::shared_ptr<Task> TaskThread::head() {
+std::shared_ptr<MessageTask> TaskThread::head() {
   const std::lock_guard lock(mutex_);
   if (current_ != nullptr) return current_;
   return pending_.empty() ? nullptr : pending_.front();
@@ -109,7 +109,7 @@ void TaskThread::run() {
     if (ends_) return;
     current_ = std::move(pending_.front());
     pending_.pop_front();
-    const std::shared_ptr<Task> task = current_;
+    const std::shared_ptr<MessageTask> task = current_;
     lock.unlock();
     try {
       task->run(*this);

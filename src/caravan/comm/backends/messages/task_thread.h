@@ -32,13 +32,13 @@ class CompletionEvent {
 class TaskThread;
 
 /// An operation to be executed. The thread sets `error` before it hands the task back.
-class Task {
+class MessageTask {
  public:
-  explicit Task(std::shared_ptr<Operation> operation)
+  explicit MessageTask(std::shared_ptr<Operation> operation)
       : operation_(std::move(operation)), call_(describe(*operation_)) {}
-  virtual ~Task() = default;
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
+  virtual ~MessageTask() = default;
+  MessageTask(const MessageTask&) = delete;
+  MessageTask& operator=(const MessageTask&) = delete;
 
   /// Blocks until done. Called on `thread`.
   virtual void run(TaskThread& thread) = 0;
@@ -62,15 +62,15 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
-  void push(std::shared_ptr<Task> task);
+  void push(std::shared_ptr<MessageTask> task);
   /// The tasks that have ended since the last call, in order.
-  std::vector<std::shared_ptr<Task>> take_finished();
+  std::vector<std::shared_ptr<MessageTask>> take_finished();
   /// Interrupts every wait of the current task that lasts longer than `patience`, until the task has ended.
   void interrupt(std::chrono::milliseconds patience);
   /// Interrupts the current task and begins no other; returns those that were never begun.
-  std::vector<std::shared_ptr<Task>> stop();
+  std::vector<std::shared_ptr<MessageTask>> stop();
   /// The current task or the next one; null if there is none.
-  std::shared_ptr<Task> head();
+  std::shared_ptr<MessageTask> head();
   /// The number of tasks that have not ended.
   size_t size();
   /// Grows with every transfer that completes.
@@ -86,9 +86,9 @@ class TaskThread {
   CompletionEvent& completions_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Task>> pending_;
-  std::shared_ptr<Task> current_;
-  std::vector<std::shared_ptr<Task>> finished_;
+  std::deque<std::shared_ptr<MessageTask>> pending_;
+  std::shared_ptr<MessageTask> current_;
+  std::vector<std::shared_ptr<MessageTask>> finished_;
   Transfer* awaited_ = nullptr;
   uint64_t num_moves_ = 0;
   bool stopped_ = false;

@@ -80,7 +80,7 @@ std::string choose(const std::string& requested, const std::string& launcher, st
                        : fmt::format("set it to {}, or to the path of a library", nearest(name, built)));
 }
 
-Session& session(const RankInfo& info) {
+MpiSession& session(const RankInfo& info) {
   const std::string choice = choose(variable(kRequest), launcher(), built());
   const std::string path = choice.find('/') != std::string::npos ? choice : path_of(choice);
   void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -93,9 +93,9 @@ Session& session(const RankInfo& info) {
     refuse(path, fmt::format("is of version {}, this program of {}", interface, kInterface),
            "build both from the same source");
   }
-  Session* session = nullptr;
+  MpiSession* session = nullptr;
   try {
-    session = symbol<Session* (*)()>(object, "caravan_mpi_session", path)();
+    session = symbol<MpiSession* (*)()>(object, "caravan_mpi_session", path)();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& exception) {

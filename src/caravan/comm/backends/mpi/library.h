@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/backends/mpi/session.h"
+#include "caravan/comm/backends/mpi/mpi_session.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace caravan::mpi {
@@ -21,6 +21,6 @@ std::string launcher();
 
 /// The MPI of this process. Throws UsageError if its library cannot be loaded, or if the rank and size that it reports
 /// are not those of `info`: then the launcher belongs to another MPI.
-Session& session(const RankInfo& info);
+MpiSession& session(const RankInfo& info);
 
 }  // namespace caravan::mpi

@@ -39,7 +39,7 @@ auto by_mpi(const RankInfo& info, const char* what, const Call& call) {
 }  // namespace
 
 std::shared_ptr<Store> open_mpi_store(const RankInfo& info, const CommOptions& options, const LogLine& log) {
-  mpi::Session& session = mpi::session(info);
+  mpi::MpiSession& session = mpi::session(info);
   std::unique_ptr<StoreServer> server;
   std::string text;  // port, job, secret and address, a line each
   if (info.rank == 0) {
@@ -68,12 +68,12 @@ std::shared_ptr<Communicator> make_mpi_world(const RankInfo& info, const std::sh
   std::shared_ptr<messages::Transport> transport;
   std::shared_ptr<Store> own;
   if (info.world_size > 1) {
-    mpi::Session& session = mpi::session(info);
+    mpi::MpiSession& session = mpi::session(info);
     own = next_world_store("mpi", info, store);
     wait_for_ranks("mpi", info, *own, startup_timeout(options));
     transport = by_mpi(info, "world", [&] { return session.connect(kLargestPiece); });
   }
-  return messages::MessageCommunicator::make_world(std::make_shared<messages::Engine>(
+  return messages::MessageCommunicator::make_world(std::make_shared<messages::MessageEngine>(
       "mpi", std::move(transport), std::move(own), info.rank, info.world_size, options));
 }
 

@@ -9,7 +9,7 @@
 
 #include <climits>
 
-#include "caravan/comm/backends/mpi/session.h"
+#include "caravan/comm/backends/mpi/mpi_session.h"
 #include "caravan/comm/backends/mpi/transport.h"
 
 namespace caravan::mpi {
@@ -33,7 +33,7 @@ std::string library_name() {
   return name;
 }
 
-class ProcessSession final : public Session {
+class ProcessSession final : public MpiSession {
  public:
   ProcessSession() {
     const std::lock_guard lock(shared_.mutex);
@@ -162,7 +162,7 @@ class ProcessSession final : public Session {
 
 int caravan_mpi_interface() { return caravan::mpi::kInterface; }
 
-caravan::mpi::Session* caravan_mpi_session() {
+caravan::mpi::MpiSession* caravan_mpi_session() {
   // Constructed after MPI_Init registered its exit handlers, and therefore destroyed before they run.
   static caravan::mpi::ProcessSession session;
   return &session;

@@ -8,8 +8,8 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/backends/peer_failure.h"
 #include "caravan/comm/backends/relax.h"
-#include "caravan/comm/backends/shared/calls/collective.h"
 #include "caravan/comm/backends/shared/calls/mail.h"
+#include "caravan/comm/backends/shared/calls/shared_collective.h"
 #include "caravan/comm/backends/shared/memory/allocate.h"
 #include "caravan/comm/backends/shared/peers/wait_errors.h"
 #include "caravan/comm/backends/shared/split.h"
@@ -40,7 +40,7 @@ std::shared_ptr<FlightRecorder> recorder_in(const RankState& state) {
 
 }  // namespace
 
-std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<Engine> engine) {
+std::shared_ptr<Communicator> SharedCommunicator::make_world(std::shared_ptr<SharedEngine> engine) {
   RankState state;
   state.segment = engine->segment();
   state.arena = engine->arena();
@@ -57,7 +57,7 @@ std::shared_ptr<FlightRecorder> SharedCommunicator::make_shared_recorder() const
 
 LateRank SharedCommunicator::look_for(int rank) const { return shared::look_for(state_, rank, engine_->watch()); }
 
-SharedCommunicator::SharedCommunicator(std::shared_ptr<Engine> engine, RankState state, int slot, Lineage lineage)
+SharedCommunicator::SharedCommunicator(std::shared_ptr<SharedEngine> engine, RankState state, int slot, Lineage lineage)
     : Level(state, std::move(lineage)),
       engine_(std::move(engine)),
       state_(std::move(state)),
@@ -181,7 +181,8 @@ std::optional<bool> SharedCommunicator::has_message(int peer) {
          box.written.load(std::memory_order_acquire) > box.consumed.load(std::memory_order_relaxed);
 }
 
-void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<Task> task, std::shared_ptr<Operation> operation) {
+void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<SharedTask> task,
+                                 std::shared_ptr<Operation> operation) {
   check_alive(task->call());
   queue.push(std::move(task), std::move(operation));
   ++outstanding_;
@@ -189,7 +190,7 @@ void SharedCommunicator::enqueue(TaskQueue& queue, std::unique_ptr<Task> task, s
   advance();
 }
 
-void SharedCommunicator::complete(TaskQueue& queue, Task& task) {
+void SharedCommunicator::complete(TaskQueue& queue, SharedTask& task) {
   Operation& operation = task.operation();
   const bool is_alone = engine_->outstanding() == 0;
   if (!is_alone || is_dead() || engine_->has_failure(*this)) {
@@ -215,7 +216,7 @@ void SharedCommunicator::start(const std::shared_ptr<Operation>& operation) {
   TaskQueue& queue = queue_of(*operation);
   if (operation->verb == Verb::send) return enqueue(queue, std::make_unique<SendTask>(state_, *operation), operation);
   if (operation->verb == Verb::recv) return enqueue(queue, std::make_unique<RecvTask>(state_, *operation), operation);
-  enqueue(queue, std::make_unique<Collective>(state_, *operation), operation);
+  enqueue(queue, std::make_unique<SharedCollective>(state_, *operation), operation);
 }
 
 void SharedCommunicator::execute(Operation& operation) {
@@ -227,7 +228,7 @@ void SharedCommunicator::execute(Operation& operation) {
     RecvTask task(state_, operation);
     complete(queue, task);
   } else {
-    Collective task(state_, operation);
+    SharedCollective task(state_, operation);
     complete(queue, task);
   }
 }

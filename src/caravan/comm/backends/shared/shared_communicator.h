@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/backends/shared/engine.h"
+#include "caravan/comm/backends/shared/shared_engine.h"
 #include "caravan/comm/level.h"
 
 namespace caravan::shared {
@@ -14,10 +14,10 @@ class SharedCommunicator final : public Level {
  public:
   /// The communicator of all ranks of the engine's segment, in slot 0. If it is part of a larger world, the segment's
   /// flight logs are used by that world, and this communicator's log is private.
-  static std::shared_ptr<Communicator> make_world(std::shared_ptr<Engine> engine);
+  static std::shared_ptr<Communicator> make_world(std::shared_ptr<SharedEngine> engine);
 
   /// `slot` is -1 for a communicator of one rank, which needs no slot.
-  SharedCommunicator(std::shared_ptr<Engine> engine, RankState state, int slot, Lineage lineage);
+  SharedCommunicator(std::shared_ptr<SharedEngine> engine, RankState state, int slot, Lineage lineage);
   ~SharedCommunicator() override;
 
   std::string_view backend() const noexcept override { return engine_->backend(); }
@@ -55,9 +55,9 @@ class SharedCommunicator final : public Level {
   bool execute_notes() const noexcept override { return true; }
   void finish(Operation& operation) override;
 
-  void enqueue(TaskQueue& queue, std::unique_ptr<Task> task, std::shared_ptr<Operation> operation);
+  void enqueue(TaskQueue& queue, std::unique_ptr<SharedTask> task, std::shared_ptr<Operation> operation);
   /// Runs a task of a blocking call; throws its error.
-  void complete(TaskQueue& queue, Task& task);
+  void complete(TaskQueue& queue, SharedTask& task);
   void check_alive(const Descriptor& call);
   void publish_failure(const std::string& why) noexcept;
   void end_all(const std::exception_ptr& error) noexcept;
@@ -68,7 +68,7 @@ class SharedCommunicator final : public Level {
   bool advance(TaskQueue& queue);
   void leave() noexcept;
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<SharedEngine> engine_;
   RankState state_;
   int slot_;
   TaskQueue collectives_;

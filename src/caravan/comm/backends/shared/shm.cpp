@@ -23,7 +23,7 @@ std::shared_ptr<Communicator> make_shm_world(const RankInfo& info, const std::sh
     local = shared::connect_local_ranks(info, *store, options.timeout);
     watch = std::make_unique<shared::ProcessWatch>(std::move(local.peers));
   }
-  return shared::SharedCommunicator::make_world(std::make_shared<shared::Engine>(
+  return shared::SharedCommunicator::make_world(std::make_shared<shared::SharedEngine>(
       std::move(local.segment), info.rank, "shm", options, std::move(watch), std::move(world_ranks), local.num_cores));
 }
 

@@ -4,7 +4,7 @@
 #include <exception>
 #include <memory>
 
-#include "caravan/comm/backends/shared/task.h"
+#include "caravan/comm/backends/shared/shared_task.h"
 
 namespace caravan::shared {
 
@@ -13,18 +13,18 @@ class TaskQueue {
  public:
   bool empty() const noexcept { return entries_.empty(); }
   size_t size() const noexcept { return entries_.size(); }
-  const Task& head() const noexcept { return *entries_.front().task; }
+  const SharedTask& head() const noexcept { return *entries_.front().task; }
   /// The operation of the first task; null if its caller owns it.
   std::shared_ptr<Operation> head_operation() const noexcept { return entries_.front().operation; }
   /// Counts progress: a wait during which it does not change has made none.
   uint64_t num_moves() const noexcept { return num_moves_; }
 
-  void push(std::unique_ptr<Task> task, std::shared_ptr<Operation> operation) {
-    Task* const borrowed = task.get();
+  void push(std::unique_ptr<SharedTask> task, std::shared_ptr<Operation> operation) {
+    SharedTask* const borrowed = task.get();
     entries_.push_back({borrowed, std::move(task), std::move(operation)});
   }
   /// For a task whose caller waits until it has finished or failed.
-  void push(Task& task) { entries_.push_back({&task, nullptr, nullptr}); }
+  void push(SharedTask& task) { entries_.push_back({&task, nullptr, nullptr}); }
   /// Advances tasks and completes the operations of finished ones. True if there was progress. Throws what a task
   /// throws, which stays at the head.
   bool advance();
@@ -33,8 +33,8 @@ class TaskQueue {
 
  private:
   struct Entry {
-    Task* task;
-    std::unique_ptr<Task> owned;
+    SharedTask* task;
+    std::unique_ptr<SharedTask> owned;
     std::shared_ptr<Operation> operation;
   };
 

@@ -44,7 +44,7 @@ class FirstCause {
 
 using Body = std::function<void(const std::shared_ptr<Communicator>&)>;
 
-void run_rank(std::shared_ptr<shared::Engine> engine, const Body& body, FirstCause& failure) {
+void run_rank(std::shared_ptr<shared::SharedEngine> engine, const Body& body, FirstCause& failure) {
   const MemoryScope memory(new_memory_counter());
   auto world = shared::SharedCommunicator::make_world(std::move(engine));
   try {
@@ -70,9 +70,9 @@ void run_thread_ranks(int num_ranks, const Body& body, const CommOptions& option
   }
   const auto segment = shared::Segment::create_private(num_ranks);
   if (num_ranks > 1) segment->take_slot();  // slot 0: the world
-  std::vector<std::shared_ptr<shared::Engine>> engines;
+  std::vector<std::shared_ptr<shared::SharedEngine>> engines;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    engines.push_back(std::make_shared<shared::Engine>(segment, rank, "thread", options, nullptr));
+    engines.push_back(std::make_shared<shared::SharedEngine>(segment, rank, "thread", options, nullptr));
   }
   FirstCause failure;
   std::vector<std::thread> threads;

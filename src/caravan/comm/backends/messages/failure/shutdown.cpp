@@ -14,11 +14,11 @@ constexpr std::byte kUnclean{0};
 }  // namespace
 
 Shutdown::Shutdown(Group group, bool is_clean)
-    : Task(std::make_shared<Operation>()), group_(std::move(group)), notice_(is_clean ? kClean : kUnclean) {}
+    : MessageTask(std::make_shared<Operation>()), group_(std::move(group)), notice_(is_clean ? kClean : kUnclean) {}
 
 void Shutdown::run(TaskThread& thread) {
   std::vector<std::byte> notices(static_cast<size_t>(group_.size), notice_);
-  Exchange exchange(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::shutdown));
+  MessageExchange exchange(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::shutdown));
   if (group_.transport->reports_lost_peers()) {
     for (const int peer : ConnectionWatch::watchers_of(group_.rank, group_.size)) {
       exchange.send(peer, &notice_, 1, ConnectionWatch::tag());

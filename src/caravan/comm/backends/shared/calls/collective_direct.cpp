@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "caravan/comm/backends/shared/calls/collective.h"
+#include "caravan/comm/backends/shared/calls/shared_collective.h"
 #include "caravan/comm/operations.h"
 #include "caravan/comm/reduce/reduce.h"
 
@@ -13,12 +13,12 @@ constexpr int64_t kPopulateBytes = int64_t{64} << 10;  // smaller ranges are map
 
 }  // namespace
 
-std::byte* Collective::reach(uint64_t offset, int64_t begin_bytes, int64_t bytes) const {
+std::byte* SharedCollective::reach(uint64_t offset, int64_t begin_bytes, int64_t bytes) const {
   if (bytes >= kPopulateBytes) state_.arena->populate_of_peer(offset + static_cast<uint64_t>(begin_bytes), bytes);
   return state_.segment->at(offset) + begin_bytes;
 }
 
-Rounds::Next Collective::move_directly(uint64_t round) {
+Rounds::Next SharedCollective::move_directly(uint64_t round) {
   const Operation& op = operation();
   switch (op.verb) {
     case Verb::all_reduce:
@@ -43,7 +43,7 @@ Rounds::Next Collective::move_directly(uint64_t round) {
   return Next::round;
 }
 
-Rounds::Next Collective::reduce_own_share(uint64_t round) {
+Rounds::Next SharedCollective::reduce_own_share(uint64_t round) {
   const Operation& op = operation();
   int64_t begin = 0;
   int64_t count = op.in.count;
@@ -68,7 +68,7 @@ Rounds::Next Collective::reduce_own_share(uint64_t round) {
   return reduce_part(round, begin, count);
 }
 
-Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t count) {
+Rounds::Next SharedCollective::reduce_part(uint64_t round, int64_t begin, int64_t count) {
   const Operation& op = operation();
   const int64_t piece = std::min(count - cursor_, kPieceBytes >> element_shift_);
   if (piece <= 0) return Next::round;
@@ -90,7 +90,7 @@ Rounds::Next Collective::reduce_part(uint64_t round, int64_t begin, int64_t coun
   return cursor_ == count ? Next::round : Next::same;
 }
 
-bool Collective::copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, int64_t bytes) {
+bool SharedCollective::copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, int64_t bytes) {
   const int64_t piece = std::min(bytes - cursor_, kPieceBytes);
   if (piece > 0) {
     const std::byte* from = cursor_ == 0 ? reach(offset, begin_bytes, bytes) : state_.segment->at(offset) + begin_bytes;
@@ -102,7 +102,7 @@ bool Collective::copy_from(uint64_t offset, int64_t begin_bytes, std::byte* to, 
   return true;
 }
 
-Rounds::Next Collective::gather_directly(uint64_t round) {
+Rounds::Next SharedCollective::gather_directly(uint64_t round) {
   const Operation& op = operation();
   const uint64_t one = data_of(0, round).out;
   bool is_one_buffer = one != 0;
@@ -132,7 +132,7 @@ Rounds::Next Collective::gather_directly(uint64_t round) {
   return Next::round;
 }
 
-Rounds::Next Collective::exchange_directly(uint64_t round) {
+Rounds::Next SharedCollective::exchange_directly(uint64_t round) {
   const Operation& op = operation();
   while (peer_ < state_.size) {
     const int from = (state_.rank + peer_) % state_.size;

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <span>
 
-#include "caravan/comm/backends/shared/calls/collective.h"
+#include "caravan/comm/backends/shared/calls/shared_collective.h"
 #include "caravan/comm/operations.h"
 #include "caravan/comm/reduce/reduce.h"
 
@@ -28,7 +28,7 @@ std::byte* at(const Buffer& buffer, int64_t begin) {
 
 }  // namespace
 
-int64_t Collective::count_steps(uint64_t round) const {
+int64_t SharedCollective::count_steps(uint64_t round) const {
   const Operation& op = operation();
   int64_t elems = op.in.count;
   int64_t each = chunk_elems();
@@ -45,7 +45,7 @@ int64_t Collective::count_steps(uint64_t round) const {
   return path_ == Path::paired ? 2 * steps : steps;
 }
 
-void Collective::write_staged(uint64_t round, int64_t step) const {
+void SharedCollective::write_staged(uint64_t round, int64_t step) const {
   const Operation& op = operation();
   if (path_ == Path::paired) {
     if (step % 2 != 0) return write_result(round, step / 2);
@@ -67,7 +67,7 @@ void Collective::write_staged(uint64_t round, int64_t step) const {
   }
 }
 
-bool Collective::read_staged(uint64_t round, int64_t step) const {
+bool SharedCollective::read_staged(uint64_t round, int64_t step) const {
   const Operation& op = operation();
   const int64_t begin = step * chunk_elems();
   const int64_t length = length_at(step, chunk_elems(), op.in.count);
@@ -95,13 +95,13 @@ bool Collective::read_staged(uint64_t round, int64_t step) const {
   return step + 1 == num_steps_;
 }
 
-void Collective::write_range(uint64_t round, int64_t offset_bytes, int64_t begin, int64_t count) const {
+void SharedCollective::write_range(uint64_t round, int64_t offset_bytes, int64_t begin, int64_t count) const {
   if (count == 0) return;
   std::memcpy(state_.region.staging(state_.rank, round) + offset_bytes, at(operation().in, begin),
               static_cast<size_t>(count * element_bytes_));
 }
 
-void Collective::write_blocks(uint64_t round, int64_t step) const {
+void SharedCollective::write_blocks(uint64_t round, int64_t step) const {
   int64_t part = 0;
   for (int to = 0; to < state_.size; ++to) {
     const int64_t count = operation().send_counts[static_cast<size_t>(to)];
@@ -113,7 +113,8 @@ void Collective::write_blocks(uint64_t round, int64_t step) const {
   }
 }
 
-void Collective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t own, int64_t begin, int64_t count) const {
+void SharedCollective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t own, int64_t begin,
+                                    int64_t count) const {
   if (count == 0) return;
   std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
@@ -124,20 +125,20 @@ void Collective::reduce_range(uint64_t round, int64_t offset_bytes, int64_t own,
   reduce_in_order(operation().op, operation().dtype, sources, count, at(operation().out, begin));
 }
 
-void Collective::read_reduced_block(uint64_t round, int64_t step) const {
+void SharedCollective::read_reduced_block(uint64_t round, int64_t step) const {
   const int64_t part = part_begin(operation().send_counts, state_.rank);
   const int64_t begin = step * block_elems();
   reduce_range(round, state_.rank * block_bytes(), part + begin, begin,
                length_at(step, block_elems(), operation().out.count));
 }
 
-void Collective::read_range(uint64_t round, int from, int64_t offset_bytes, int64_t to, int64_t count) const {
+void SharedCollective::read_range(uint64_t round, int from, int64_t offset_bytes, int64_t to, int64_t count) const {
   if (count == 0) return;
   std::memcpy(at(operation().out, to), state_.region.staging(from, round) + offset_bytes,
               static_cast<size_t>(count * element_bytes_));
 }
 
-void Collective::gather_parts(uint64_t round, int64_t step) const {
+void SharedCollective::gather_parts(uint64_t round, int64_t step) const {
   const Operation& op = operation();
   int64_t part = 0;
   for (int from = 0; from < state_.size; ++from) {
@@ -153,7 +154,7 @@ void Collective::gather_parts(uint64_t round, int64_t step) const {
   }
 }
 
-void Collective::read_blocks(uint64_t round, int64_t step) const {
+void SharedCollective::read_blocks(uint64_t round, int64_t step) const {
   int64_t part = 0;
   for (int from = 0; from < state_.size; ++from) {
     const int64_t count = operation().recv_counts[static_cast<size_t>(from)];
@@ -163,29 +164,29 @@ void Collective::read_blocks(uint64_t round, int64_t step) const {
   }
 }
 
-int64_t Collective::block_bytes() const noexcept {
+int64_t SharedCollective::block_bytes() const noexcept {
   return static_cast<int64_t>(Region::staging_bytes(state_.size)) / state_.size / kLineBytes * kLineBytes;
 }
 
-Collective::Piece Collective::share_of(int rank, int64_t count) const noexcept {
+SharedCollective::Piece SharedCollective::share_of(int rank, int64_t count) const noexcept {
   const int64_t line = kLineBytes >> element_shift_;
   const int64_t each = ((count + state_.size - 1) / state_.size + line - 1) & -line;
   const int64_t begin = std::min(count, each * rank);
   return {begin, std::min(each, count - begin)};
 }
 
-Collective::Piece Collective::piece_of(int rank, int64_t chunk) const {
+SharedCollective::Piece SharedCollective::piece_of(int rank, int64_t chunk) const {
   return share_of(rank, length_at(chunk, chunk_elems(), operation().in.count));
 }
 
-void Collective::write_result(uint64_t round, int64_t chunk) const {
+void SharedCollective::write_result(uint64_t round, int64_t chunk) const {
   const Piece own = piece_of(state_.rank, chunk);
   if (own.count == 0) return;
   std::memcpy(state_.region.staging(state_.rank, round) + own.begin * element_bytes_,
               at(operation().out, chunk * chunk_elems() + own.begin), static_cast<size_t>(own.count * element_bytes_));
 }
 
-void Collective::read_paired(uint64_t round, int64_t step) const {
+void SharedCollective::read_paired(uint64_t round, int64_t step) const {
   const int64_t chunk = step / 2;
   const int64_t first = chunk * chunk_elems();
   if (step % 2 == 0) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/comm/backends/shared/task.h"
+#include "caravan/comm/backends/shared/shared_task.h"
 
 namespace caravan::shared {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/comm/backends/shared/task.h"
+#include "caravan/comm/backends/shared/shared_task.h"
 
 namespace caravan::shared {
 
@@ -8,9 +8,9 @@ namespace caravan::shared {
 /// call, which the receiver compares with its own. A message that fits into the free slots does not wait for the
 /// receiver; a longer one does. A message of more than one slot that lies in an arena is not copied into slots: the
 /// receiver copies it from the sender's buffer, whose offset is in the slot.
-class Mail : public Task {
+class Mail : public SharedTask {
  public:
-  using Task::Task;
+  using SharedTask::SharedTask;
   std::vector<int> missing() const final { return {operation().peer}; }
 
  protected:

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "caravan/comm/backends/shared/task.h"
+#include "caravan/comm/backends/shared/shared_task.h"
 
 namespace caravan::shared {
 
@@ -14,9 +14,9 @@ namespace caravan::shared {
 ///
 /// The lines of the first round contain enough of the calls to tell whether they match. If they do not, all ranks
 /// notice, and publish their full calls in one more round, so that the error can name both sides.
-class Rounds : public Task {
+class Rounds : public SharedTask {
  public:
-  using Task::Task;
+  using SharedTask::SharedTask;
 
   bool advance() final;
   std::vector<int> missing() const final;

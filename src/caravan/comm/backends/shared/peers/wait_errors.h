@@ -1,7 +1,7 @@
 #pragma once
 
 #include "caravan/comm/backends/shared/peers/peer_watch.h"
-#include "caravan/comm/backends/shared/task.h"
+#include "caravan/comm/backends/shared/shared_task.h"
 #include "caravan/comm/calls/call_errors.h"
 
 namespace caravan::shared {

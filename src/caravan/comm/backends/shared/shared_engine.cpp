@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/shared/engine.h"
+#include "caravan/comm/backends/shared/shared_engine.h"
 
 #include <algorithm>
 
@@ -22,8 +22,9 @@ int spins_before_yield(int num_ranks, int num_cores) {
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
-               std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks, int num_cores)
+SharedEngine::SharedEngine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend,
+                           const CommOptions& options, std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks,
+                           int num_cores)
     : segment_(std::move(segment)),
       arena_(std::make_shared<Arena>(segment_, world_rank)),
       world_rank_(world_rank),
@@ -39,16 +40,16 @@ Engine::Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_vie
   Doorbell::set_up();
 }
 
-Engine::~Engine() { segment_->rank(world_rank_).departed.store(1, std::memory_order_release); }
+SharedEngine::~SharedEngine() { segment_->rank(world_rank_).departed.store(1, std::memory_order_release); }
 
-void Engine::remove(SharedCommunicator& communicator) { std::erase(communicators_, &communicator); }
+void SharedEngine::remove(SharedCommunicator& communicator) { std::erase(communicators_, &communicator); }
 
-void Engine::abort(int world_rank, std::string_view text) noexcept {
+void SharedEngine::abort(int world_rank, std::string_view text) noexcept {
   if (!segment_->world().failure.publish(world_rank, text)) return;
   for (int rank = 0; rank < segment_->num_ranks(); ++rank) segment_->rank(rank).doorbell.ring();
 }
 
-bool Engine::progress() {
+bool SharedEngine::progress() {
   bool moved = false;
   for (SharedCommunicator* communicator : communicators_) {
     if (communicator->outstanding() > 0) moved |= communicator->advance();
@@ -56,7 +57,7 @@ bool Engine::progress() {
   return moved;
 }
 
-void Engine::poll() {
+void SharedEngine::poll() {
   if (progress()) {
     idle_polls_ = 0;
     return;
@@ -72,7 +73,7 @@ void Engine::poll() {
   }
 }
 
-void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation) {
+void SharedEngine::wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation) {
   StallTimer stall(queue.num_moves());
   Backoff backoff(spins_);
   while (!operation.complete) {
@@ -96,11 +97,11 @@ void Engine::wait(SharedCommunicator& communicator, const TaskQueue& queue, cons
   }
 }
 
-bool Engine::has_failure(const SharedCommunicator& communicator) const noexcept {
+bool SharedEngine::has_failure(const SharedCommunicator& communicator) const noexcept {
   return segment_->world().failure.is_set() || communicator.state().region.control().failure.is_set() || !lost_.empty();
 }
 
-std::exception_ptr Engine::peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const {
+std::exception_ptr SharedEngine::peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const {
   const FailureRecord& world = segment_->world().failure;
   if (world.is_set()) return peer_failure_error(communicator.state(), call, world.text(), FailureScope::world);
   const FailureRecord& own = communicator.state().region.control().failure;
@@ -108,8 +109,8 @@ std::exception_ptr Engine::peer_failure(const SharedCommunicator& communicator, 
   return lost_.empty() ? nullptr : peer_failure_error(communicator.state(), call, lost_, FailureScope::world);
 }
 
-std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
-                                        Clock::duration waited) const {
+std::exception_ptr SharedEngine::left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
+                                              Clock::duration waited) const {
   const RankState& state = communicator.state();
   std::vector<int> left;
   for (const int rank : queue.head().missing()) {
@@ -126,7 +127,7 @@ std::exception_ptr Engine::left_or_late(const SharedCommunicator& communicator, 
   return missing.empty() ? nullptr : late_error(state, queue.head().call(), missing, options_.timeout, watch_.get());
 }
 
-void Engine::check_peers() {
+void SharedEngine::check_peers() {
   if (watch_ == nullptr) return;
   if (!process_check_.is_due(Clock::now())) return;
   for (const EndedPeer& peer : watch_->ended()) {
@@ -137,13 +138,13 @@ void Engine::check_peers() {
   }
 }
 
-void Engine::pause(const std::function<bool()>& is_done, std::chrono::nanoseconds at_most) {
+void SharedEngine::pause(const std::function<bool()>& is_done, std::chrono::nanoseconds at_most) {
   idle_polls_ = kPollsPerCheck;
   poll();
   sleep(is_done, at_most);
 }
 
-void Engine::sleep(const std::function<bool()>& is_done, Clock::duration at_most) {
+void SharedEngine::sleep(const std::function<bool()>& is_done, Clock::duration at_most) {
   Doorbell& doorbell = segment_->rank(world_rank_).doorbell;
   const uint32_t announced = doorbell.announce();
   if (at_most <= Clock::duration::zero() || progress() || is_done()) return doorbell.cancel();

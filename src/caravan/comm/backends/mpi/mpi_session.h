@@ -11,9 +11,9 @@ namespace caravan::mpi {
 
 /// The interface of libcaravan_mpi_<name>.so, the only code that is compiled against the headers of an MPI, since MPIs
 /// do not share an ABI. Throws only std::runtime_error. Never unloaded.
-class Session {
+class MpiSession {
  public:
-  virtual ~Session() = default;
+  virtual ~MpiSession() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   /// "Open MPI v4.1.4".
@@ -36,5 +36,5 @@ extern "C" {
 /// kInterface when the library was compiled.
 [[gnu::visibility("default")]] int caravan_mpi_interface();
 /// The session of this process. The first call initialises MPI unless the program has.
-[[gnu::visibility("default")]] caravan::mpi::Session* caravan_mpi_session();
+[[gnu::visibility("default")]] caravan::mpi::MpiSession* caravan_mpi_session();
 }

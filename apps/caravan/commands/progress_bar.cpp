@@ -1,4 +1,4 @@
-#include "apps/caravan/commands/progress.h"
+#include "apps/caravan/commands/progress_bar.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -41,18 +41,18 @@ std::string validation_text(const StepMetrics& metrics) {
 
 }  // namespace
 
-Progress::Progress()
+ProgressBar::ProgressBar()
     : is_terminal_(::isatty(STDOUT_FILENO) == 1),
       begin_(std::chrono::steady_clock::now()),
       next_line_(begin_ + kFirstLine),
       next_draw_(begin_) {}
 
-Progress::~Progress() {
+ProgressBar::~ProgressBar() {
   clear_bar();
   end_sample();
 }
 
-void Progress::write(std::string_view text) {
+void ProgressBar::write(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
   std::fprintf(stderr, "caravan: standard output is lost (%s); the run continues, and train.log has its metrics\n",
                std::strerror(errno));
@@ -60,23 +60,23 @@ void Progress::write(std::string_view text) {
   if (std::freopen("/dev/null", "w", stdout) == nullptr) std::clearerr(stdout);
 }
 
-void Progress::end_sample() {
+void ProgressBar::end_sample() {
   if (is_sampling_) write("\n");
   is_sampling_ = false;
 }
 
-void Progress::line(const std::string& text) {
+void ProgressBar::line(const std::string& text) {
   clear_bar();
   end_sample();
   write(text + "\n");
 }
 
-void Progress::clear_bar() {
+void ProgressBar::clear_bar() {
   if (bar_is_drawn_) write("\r\x1b[K");
   bar_is_drawn_ = false;
 }
 
-void Progress::draw_bar(const std::string& note) {
+void ProgressBar::draw_bar(const std::string& note) {
   if (!is_terminal_) return;
   end_sample();
   constexpr int kWidth = 30;
@@ -92,13 +92,13 @@ void Progress::draw_bar(const std::string& note) {
   draw(text);
 }
 
-void Progress::draw(const std::string& text) {
+void ProgressBar::draw(const std::string& text) {
   clear_bar();
   write(text);
   bar_is_drawn_ = true;
 }
 
-void Progress::preparing(const DataProgress& progress) {
+void ProgressBar::preparing(const DataProgress& progress) {
   const auto now = std::chrono::steady_clock::now();
   if (progress.stage.empty() || (!is_terminal_ && now < next_line_)) return;
   const double percent =
@@ -111,7 +111,7 @@ void Progress::preparing(const DataProgress& progress) {
   next_line_ = now + kBetweenLines;
 }
 
-void Progress::planned(const TrainPlan& plan) {
+void ProgressBar::planned(const TrainPlan& plan) {
   line(fmt::format("run       {}{}", plan.run.string(),
                    plan.first_step > 0 ? fmt::format(", resumed after step {}", plan.first_step) : ""));
   line(fmt::format("model     {} parameters, vocabulary {}", format_count(static_cast<double>(plan.num_parameters)),
@@ -128,7 +128,7 @@ void Progress::planned(const TrainPlan& plan) {
                    plan.numerics.products));
 }
 
-void Progress::started(const TrainStart& start) {
+void ProgressBar::started(const TrainStart& start) {
   first_step_ = step_ = start.first_step;
   last_step_ = start.last_step;
   const auto bytes = [&](MemoryKind kind) { return format_bytes(start.state[kind]); };
@@ -141,7 +141,7 @@ void Progress::started(const TrainStart& start) {
   draw_bar();
 }
 
-void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
+void ProgressBar::stepped(const StepMetrics& metrics, bool is_logged) {
   step_ = metrics.step;
   if (is_logged) {
     std::string text = fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} ms  {} tokens/s",
@@ -169,35 +169,35 @@ void Progress::stepped(const StepMetrics& metrics, bool is_logged) {
   draw_bar();
 }
 
-void Progress::made_up(const StepMetrics& metrics) {
+void ProgressBar::made_up(const StepMetrics& metrics) {
   line(fmt::format("step {}/{}  {}, evaluated on resume", metrics.step, last_step_, validation_text(metrics)));
   draw_bar();
 }
 
-void Progress::evaluating(int64_t) { draw_bar("  (evaluating)"); }
+void ProgressBar::evaluating(int64_t) { draw_bar("  (evaluating)"); }
 
-void Progress::evaluation_progress(int64_t done, int64_t total) {
+void ProgressBar::evaluation_progress(int64_t done, int64_t total) {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_draw_) return;
   next_draw_ = now + kBetweenDraws;
   draw_bar(fmt::format("  (evaluating, {} %)", 100 * done / std::max<int64_t>(total, 1)));
 }
 
-void Progress::saved(const std::filesystem::path& checkpoint) {
+void ProgressBar::saved(const std::filesystem::path& checkpoint) {
   line("saved     " + checkpoint.string());
   if (step_ < last_step_) draw_bar();
 }
 
-void Progress::traced(const std::filesystem::path& file) {
+void ProgressBar::traced(const std::filesystem::path& file) {
   line(fmt::format("traced    {} (open it in https://ui.perfetto.dev or chrome://tracing)", file.string()));
 }
 
-void Progress::warned(std::string_view text) {
+void ProgressBar::warned(std::string_view text) {
   line("warning   " + std::string(text));
   if (step_ < last_step_) draw_bar();
 }
 
-void Progress::sampled(std::string_view text) {
+void ProgressBar::sampled(std::string_view text) {
   if (!is_sampling_) line("\n--- sample ---");
   is_sampling_ = true;
   write(text);

@@ -19,16 +19,17 @@ namespace caravan::hierarchical {
 class HierarchicalCommunicator;
 
 /// What all hierarchical communicators of one rank share that were split from one world.
-class Engine {
+class HierarchicalEngine {
  public:
   /// `local` is the world of this host, `global` that of all ranks (null on one host); `backend` is the name of the
   /// communicators' back-end.
-  Engine(std::string backend, const std::shared_ptr<Store>& store, int rank, int size, const CommOptions& options,
-         std::shared_ptr<Communicator> local, std::shared_ptr<Communicator> global);
+  HierarchicalEngine(std::string backend, const std::shared_ptr<Store>& store, int rank, int size,
+                     const CommOptions& options, std::shared_ptr<Communicator> local,
+                     std::shared_ptr<Communicator> global);
 
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  ~HierarchicalEngine();
+  HierarchicalEngine(const HierarchicalEngine&) = delete;
+  HierarchicalEngine& operator=(const HierarchicalEngine&) = delete;
 
   std::string_view backend() const noexcept { return backend_; }
   const CommOptions& options() const noexcept { return options_; }

@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/messages/engine.h"
+#include "caravan/comm/backends/messages/message_engine.h"
 
 #include <exception>
 
@@ -16,8 +16,8 @@ constexpr std::chrono::milliseconds kShutdownTimeout{2000};
 
 }  // namespace
 
-Engine::Engine(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
-               int size, const CommOptions& options)
+MessageEngine::MessageEngine(std::string_view backend, std::shared_ptr<Transport> transport,
+                             std::shared_ptr<Store> store, int rank, int size, const CommOptions& options)
     : backend_(backend),
       transport_(transport == nullptr ? nullptr : std::make_shared<Staging>(std::move(transport))),
       notices_(std::move(store)),
@@ -31,11 +31,11 @@ Engine::Engine(std::string_view backend, std::shared_ptr<Transport> transport, s
   }
 }
 
-Engine::~Engine() {
+MessageEngine::~MessageEngine() {
   if (!has_failed_ && transport_ != nullptr && !is_unwinding_) shut_down();
 }
 
-void Engine::shut_down() noexcept {
+void MessageEngine::shut_down() noexcept {
   try {
     Group world(GroupInfo::of_world(rank_, size_));
     world.transport = transport_;
@@ -50,7 +50,7 @@ void Engine::shut_down() noexcept {
   }
 }
 
-void Engine::collect() noexcept {
+void MessageEngine::collect() noexcept {
   if (const auto lost = watch_ == nullptr ? std::nullopt : watch_->lost()) {
     close(publish_world_failure(fmt::format("rank {} of the world is lost: {}", lost->world_rank, lost->fact)));
   }
@@ -58,12 +58,12 @@ void Engine::collect() noexcept {
   for (MessageCommunicator* communicator : communicators_) communicator->collect();
 }
 
-std::string Engine::publish_world_failure(const std::string& text) noexcept {
+std::string MessageEngine::publish_world_failure(const std::string& text) noexcept {
   has_failed_ = true;
   return notices_.publish_failure(Notices::kWorld, text);
 }
 
-void Engine::close(const std::string& text) noexcept {
+void MessageEngine::close(const std::string& text) noexcept {
   has_failed_ = true;
   for (MessageCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
   watch_.reset();

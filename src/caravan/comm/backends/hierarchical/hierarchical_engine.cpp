@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/hierarchical/engine.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_engine.h"
 
 #include <algorithm>
 #include <thread>
@@ -16,8 +16,9 @@ constexpr milliseconds kAnswerPoll{5};
 
 }  // namespace
 
-Engine::Engine(std::string backend, const std::shared_ptr<Store>& store, int rank, int size, const CommOptions& options,
-               std::shared_ptr<Communicator> local, std::shared_ptr<Communicator> global)
+HierarchicalEngine::HierarchicalEngine(std::string backend, const std::shared_ptr<Store>& store, int rank, int size,
+                                       const CommOptions& options, std::shared_ptr<Communicator> local,
+                                       std::shared_ptr<Communicator> global)
     : backend_(std::move(backend)),
       rank_(rank),
       options_(options),
@@ -34,25 +35,25 @@ Engine::Engine(std::string backend, const std::shared_ptr<Store>& store, int ran
   }
 }
 
-Engine::~Engine() {
+HierarchicalEngine::~HierarchicalEngine() {
   for (const auto& level : {local_, global_}) {
     if (level != nullptr) dynamic_cast<Level&>(*level).set_side_work({});
   }
 }
 
-size_t Engine::outstanding() const noexcept {
+size_t HierarchicalEngine::outstanding() const noexcept {
   size_t sum = 0;
   for (const HierarchicalCommunicator* communicator : communicators_) sum += communicator->outstanding();
   return sum;
 }
 
-bool Engine::progress() noexcept {
+bool HierarchicalEngine::progress() noexcept {
   bool moved = false;
   for (HierarchicalCommunicator* communicator : communicators_) moved |= communicator->advance();
   return moved;
 }
 
-void Engine::check_store() noexcept {
+void HierarchicalEngine::check_store() noexcept {
   if (!store_check_.is_due(steady_clock::now())) return;
   const std::string failure = notices_.failure(messages::Notices::kWorld);
   if (!failure.empty()) return close(failure);
@@ -65,8 +66,9 @@ void Engine::check_store() noexcept {
   }
 }
 
-std::vector<int> Engine::find_late(const std::string& scope, const CallCounts& counts, std::vector<int> world_ranks,
-                                   const std::function<bool(const std::string& answer)>& is_far_enough) noexcept {
+std::vector<int> HierarchicalEngine::find_late(
+    const std::string& scope, const CallCounts& counts, std::vector<int> world_ranks,
+    const std::function<bool(const std::string& answer)>& is_far_enough) noexcept {
   notices_.publish_progress(scope, rank_, counts);
   num_questions_ = notices_.ask_who_is_late();
   const auto deadline = steady_clock::now() + kAnswerTimeout;
@@ -80,7 +82,7 @@ std::vector<int> Engine::find_late(const std::string& scope, const CallCounts& c
   }
 }
 
-void Engine::close(const std::string& text) noexcept {
+void HierarchicalEngine::close(const std::string& text) noexcept {
   has_failed_ = true;
   for (HierarchicalCommunicator* communicator : communicators_) communicator->fail_with_peer_error(text);
   // Ranks that wait in one level only learn of it there.

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
-#include "caravan/comm/backends/messages/exchange.h"
 #include "caravan/comm/backends/messages/failure/connection_watch.h"
 #include "caravan/comm/backends/messages/failure/notices.h"
 #include "caravan/comm/backends/messages/group.h"
+#include "caravan/comm/backends/messages/message_exchange.h"
 #include "caravan/comm/backends/messages/tag_ids.h"
 #include "caravan/comm/backends/unwinding.h"
 #include "caravan/comm/level.h"
@@ -21,15 +21,15 @@ class MessageCommunicator;
 
 /// State shared by all communicators of one rank that were split from one world: its connections, its notices, and what
 /// is in flight.
-class Engine {
+class MessageEngine {
  public:
   /// `transport` and `store` may be null if `size` is 1; `backend` is the name of the communicators' back-end.
-  Engine(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
-         int size, const CommOptions& options);
+  MessageEngine(std::string_view backend, std::shared_ptr<Transport> transport, std::shared_ptr<Store> store, int rank,
+                int size, const CommOptions& options);
   /// Waits briefly for the other ranks, so that closing the connections does not cut off messages in flight.
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  ~MessageEngine();
+  MessageEngine(const MessageEngine&) = delete;
+  MessageEngine& operator=(const MessageEngine&) = delete;
 
   std::string_view backend() const noexcept { return backend_; }
   int rank() const noexcept { return rank_; }

@@ -20,7 +20,7 @@ struct CallsDiffer {
 };
 
 /// An operation as a list of steps. Each step begins an operation of a level, or works on its own.
-class Task {
+class HierarchicalTask {
  public:
   struct Step {
     Communicator* level;
@@ -28,10 +28,11 @@ class Task {
   };
 
   /// `descriptor` is for its errors.
-  Task(const Levels& levels, const GroupInfo& group, std::shared_ptr<Operation> operation, const Descriptor& descriptor)
+  HierarchicalTask(const Levels& levels, const GroupInfo& group, std::shared_ptr<Operation> operation,
+                   const Descriptor& descriptor)
       : levels_(levels), group_(group), operation_(std::move(operation)), descriptor_(descriptor) {}
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
+  HierarchicalTask(const HierarchicalTask&) = delete;
+  HierarchicalTask& operator=(const HierarchicalTask&) = delete;
 
   const std::shared_ptr<Operation>& operation() const noexcept { return operation_; }
   Operation& op() noexcept { return *operation_; }

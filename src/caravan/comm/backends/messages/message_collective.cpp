@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/messages/collective.h"
+#include "caravan/comm/backends/messages/message_collective.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@ namespace {
 
 class ExchangePort final : public algorithms::Port {
  public:
-  explicit ExchangePort(Exchange& exchange) : exchange_(exchange) {}
+  explicit ExchangePort(MessageExchange& exchange) : exchange_(exchange) {}
 
   void send(int peer, ConstBuffer data) override {
     exchange_.send(peer, static_cast<const std::byte*>(data.data), data.count * size_bytes(data.dtype));
@@ -23,7 +23,7 @@ class ExchangePort final : public algorithms::Port {
   bool is_done() override { return false; }  // the thread waits
 
  private:
-  Exchange& exchange_;
+  MessageExchange& exchange_;
 };
 
 }  // namespace
@@ -43,7 +43,7 @@ Descriptor CallSheet::descriptor() const {
 
 std::vector<CallSheet> exchange_sheets(TaskThread& thread, const Group& group, CallSheet own) {
   std::vector<CallSheet> sheets(static_cast<size_t>(group.size), CallSheet(group.size));
-  Exchange exchange(thread, *group.transport, group.world_ranks, group.tag(Channel::collective));
+  MessageExchange exchange(thread, *group.transport, group.world_ranks, group.tag(Channel::collective));
   for (int peer = 0; peer < group.size; ++peer) {
     if (peer == group.rank) continue;
     CallSheet& sheet = sheets[static_cast<size_t>(peer)];
@@ -75,26 +75,27 @@ void compare_sheets(const Group& group, const Descriptor& own, std::span<const C
   if (!text.empty()) std::rethrow_exception(mismatch_error(group, own, "the ranks' calls differ: " + text));
 }
 
-Collective::Collective(const Group& group, std::shared_ptr<Operation> operation, const algorithms::Choice& choice)
-    : Task(std::move(operation)), group_(group), choice_(choice) {
+MessageCollective::MessageCollective(const Group& group, std::shared_ptr<Operation> operation,
+                                     const algorithms::Choice& choice)
+    : MessageTask(std::move(operation)), group_(group), choice_(choice) {
   if (operation_->verb == Verb::barrier) return;
   call_.algorithm = static_cast<uint8_t>(choice_.algorithm) + 1;
   call_.segment_bytes = static_cast<uint32_t>(choice_.segment_bytes);
 }
 
-void Collective::run(TaskThread& thread) {
+void MessageCollective::run(TaskThread& thread) {
   // A barrier consists only of the exchange of sheets.
   const bool is_barrier = operation_->verb == Verb::barrier;
   if (group_.check || is_barrier) check(thread);
   if (is_barrier) return;
   algorithms::Run run(algorithms::make_plan(choice_, *operation_, group_.rank, group_.size), *operation_, group_.rank,
                       group_.size, true);
-  Exchange exchange(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::collective));
+  MessageExchange exchange(thread, *group_.transport, group_.world_ranks, group_.tag(Channel::collective));
   ExchangePort port(exchange);
   run.finish(port);
 }
 
-void Collective::check(TaskThread& thread) {
+void MessageCollective::check(TaskThread& thread) {
   CallSheet own(group_.size);
   own.write(call(), operation_->send_counts, operation_->recv_counts);
   const std::vector<CallSheet> sheets = exchange_sheets(thread, group_, std::move(own));

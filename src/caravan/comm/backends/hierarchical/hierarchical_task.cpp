@@ -1,20 +1,20 @@
-#include "caravan/comm/backends/hierarchical/task.h"
+#include "caravan/comm/backends/hierarchical/hierarchical_task.h"
 
 namespace caravan::hierarchical {
 
-void Task::then_here(std::function<void()> work) {
+void HierarchicalTask::then_here(std::function<void()> work) {
   then(levels_.local.get(), [work = std::move(work)](Communicator&) {
     work();
     return Work{};
   });
 }
 
-std::byte* Task::scratch(int64_t bytes) {
+std::byte* HierarchicalTask::scratch(int64_t bytes) {
   memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes)));
   return memory_.back().get();
 }
 
-bool Task::advance() {
+bool HierarchicalTask::advance() {
   bool moved = false;
   while (!finished_ && !failed_) {
     if (!pending_.done()) return moved;
@@ -35,25 +35,25 @@ bool Task::advance() {
   return moved;
 }
 
-void Task::settle() noexcept {
+void HierarchicalTask::settle() noexcept {
   try {
     advance();
   } catch (...) {  // the error that ends its communicator, too
   }
 }
 
-bool Task::is_pending() {
+bool HierarchicalTask::is_pending() {
   bool pending = !pending_.done();
   for (Work& work : others_) pending |= !work.done();
   return pending;
 }
 
-void Task::pause(std::chrono::microseconds at_most) {
+void HierarchicalTask::pause(std::chrono::microseconds at_most) {
   if (level_ == nullptr) return;
   dynamic_cast<Level&>(*level_).pause([this] { return pending_.done(); }, at_most);
 }
 
-void Task::drain() noexcept {
+void HierarchicalTask::drain() noexcept {
   others_.push_back(std::move(pending_));
   pending_ = {};
   for (Work& work : others_) {

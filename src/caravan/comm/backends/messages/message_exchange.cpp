@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/messages/exchange.h"
+#include "caravan/comm/backends/messages/message_exchange.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 namespace caravan::messages {
 
 template <class Post>
-void Exchange::post(int peer, int64_t bytes, const Post& post) {
+void MessageExchange::post(int peer, int64_t bytes, const Post& post) {
   if (bytes == 0) return;
   try {
     posted_.push_back({peer, post(static_cast<size_t>(bytes), world_ranks_[static_cast<size_t>(peer)])});
@@ -15,15 +15,15 @@ void Exchange::post(int peer, int64_t bytes, const Post& post) {
   }
 }
 
-void Exchange::send(int peer, const std::byte* data, int64_t bytes, int tag) {
+void MessageExchange::send(int peer, const std::byte* data, int64_t bytes, int tag) {
   post(peer, bytes, [&](size_t size, int world_rank) { return transport_.send(data, size, world_rank, tag); });
 }
 
-void Exchange::recv(int peer, std::byte* data, int64_t bytes, int tag) {
+void MessageExchange::recv(int peer, std::byte* data, int64_t bytes, int tag) {
   post(peer, bytes, [&](size_t size, int world_rank) { return transport_.recv(data, size, world_rank, tag); });
 }
 
-void Exchange::finish() {
+void MessageExchange::finish() {
   std::vector<int> missing;
   for (const Posted& posted : posted_) {
     try {

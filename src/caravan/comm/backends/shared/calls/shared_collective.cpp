@@ -1,4 +1,4 @@
-#include "caravan/comm/backends/shared/calls/collective.h"
+#include "caravan/comm/backends/shared/calls/shared_collective.h"
 
 #include <algorithm>
 #include <bit>
@@ -35,12 +35,12 @@ bool counts_match(const Region& region, int size, uint64_t round) {
 
 }  // namespace
 
-Collective::Collective(RankState& state, Operation& operation)
+SharedCollective::SharedCollective(RankState& state, Operation& operation)
     : Rounds(state, operation),
       element_bytes_(size_bytes(operation.dtype)),
       element_shift_(std::countr_zero(static_cast<uint64_t>(element_bytes_))) {}
 
-bool Collective::fits_payload() const noexcept {
+bool SharedCollective::fits_payload() const noexcept {
   const Operation& op = operation();
   if (op.verb == Verb::barrier) return true;
   if (op.verb == Verb::all_to_all) return false;
@@ -49,7 +49,7 @@ bool Collective::fits_payload() const noexcept {
   return elems * element_bytes_ <= static_cast<int64_t>(LineData::kPayloadBytes);
 }
 
-void Collective::write_call(uint64_t round) {
+void SharedCollective::write_call(uint64_t round) {
   const Operation& op = operation();
   own_.call = call_signature(op);
   own_.size = size_signature(op);
@@ -64,7 +64,7 @@ void Collective::write_call(uint64_t round) {
   if (op.verb == Verb::all_reduce && own_.out == 0) own_.in = 0;
 }
 
-void Collective::write(uint64_t round, int64_t step) {
+void SharedCollective::write(uint64_t round, int64_t step) {
   if (step > 0) {
     if (path_ != Path::direct) write_staged(round, step - first_step_);
     return;
@@ -78,7 +78,7 @@ void Collective::write(uint64_t round, int64_t step) {
   }
 }
 
-Rounds::Next Collective::read(uint64_t round, int64_t step) {
+Rounds::Next SharedCollective::read(uint64_t round, int64_t step) {
   if (step == 0 && cursor_ == 0 && peer_ == 0) {
     path_ = choose(round);
     if (path_ == Path::payload) {
@@ -98,12 +98,12 @@ Rounds::Next Collective::read(uint64_t round, int64_t step) {
   return read_staged(round, step - first_step_) ? Next::end : Next::round;
 }
 
-bool Collective::calls_match(uint64_t round) const {
+bool SharedCollective::calls_match(uint64_t round) const {
   if (!Rounds::calls_match(round)) return false;
   return operation().verb != Verb::all_to_all || counts_match(state_.region, state_.size, round);
 }
 
-Collective::Path Collective::choose(uint64_t round) const {
+SharedCollective::Path SharedCollective::choose(uint64_t round) const {
   const Operation& op = operation();
   if (fits_payload()) return Path::payload;
   bool all_in_arena = true;
@@ -114,13 +114,13 @@ Collective::Path Collective::choose(uint64_t round) const {
   return op.verb == Verb::all_reduce && state_.size > 2 && is_long ? Path::paired : Path::staged;
 }
 
-void Collective::collect_payloads(uint64_t round) const {
+void SharedCollective::collect_payloads(uint64_t round) const {
   std::vector<const std::byte*>& sources = state_.sources;
   sources.clear();
   for (int rank = 0; rank < state_.size; ++rank) sources.push_back(data_of(rank, round).payload.data());
 }
 
-void Collective::read_payloads(uint64_t round) const {
+void SharedCollective::read_payloads(uint64_t round) const {
   const Operation& op = operation();
   auto* out = static_cast<std::byte*>(op.out.data);
   if (op.in.count == 0 && op.verb != Verb::all_gather) return;

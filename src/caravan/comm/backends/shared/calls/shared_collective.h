@@ -14,9 +14,9 @@ namespace caravan::shared {
 ///   staged    any memory: copied through the staging buffers, one chunk per round.
 ///   paired    staged, for a long all_reduce of more than two ranks: per chunk a round in which each rank reduces its
 ///             share and a round in which all ranks copy the results.
-class Collective final : public Rounds {
+class SharedCollective final : public Rounds {
  public:
-  Collective(RankState& state, Operation& operation);
+  SharedCollective(RankState& state, Operation& operation);
 
  private:
   enum class Path : uint8_t { payload, direct, staged, paired };

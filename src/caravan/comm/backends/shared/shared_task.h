@@ -31,13 +31,13 @@ struct RankState : GroupInfo {
 };
 
 /// An operation in progress, executed in steps that never block.
-class Task {
+class SharedTask {
  public:
   /// `operation` outlives the task.
-  Task(RankState& state, Operation& operation) : state_(state), operation_(operation) {}
-  virtual ~Task() = default;
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
+  SharedTask(RankState& state, Operation& operation) : state_(state), operation_(operation) {}
+  virtual ~SharedTask() = default;
+  SharedTask(const SharedTask&) = delete;
+  SharedTask& operator=(const SharedTask&) = delete;
 
   Operation& operation() const noexcept { return operation_; }
   virtual Descriptor call() const { return describe(operation_); }

@@ -9,10 +9,10 @@ namespace caravan::app {
 
 /// What rank 0 prints during a run: a line per logged step and, on a terminal, a progress bar below them. When standard
 /// output is closed (`caravan train | head`), that is reported once on stderr and the run continues.
-class Progress final : public TrainObserver {
+class ProgressBar final : public TrainObserver {
  public:
-  Progress();
-  ~Progress() override;
+  ProgressBar();
+  ~ProgressBar() override;
 
   void preparing(const DataProgress& progress) override;
   void planned(const TrainPlan& plan) override;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "caravan/comm/backends/messages/exchange.h"
 #include "caravan/comm/backends/messages/group.h"
+#include "caravan/comm/backends/messages/message_exchange.h"
 #include "caravan/comm/choice/selection.h"
 
 namespace caravan::messages {
@@ -40,9 +40,9 @@ std::string difference_of(std::span<const CallSheet> sheets);
 void compare_sheets(const Group& group, const Descriptor& own, std::span<const CallSheet> sheets);
 
 /// A collective: runs the plan of the chosen algorithm.
-class Collective final : public Task {
+class MessageCollective final : public MessageTask {
  public:
-  Collective(const Group& group, std::shared_ptr<Operation> operation, const algorithms::Choice& choice);
+  MessageCollective(const Group& group, std::shared_ptr<Operation> operation, const algorithms::Choice& choice);
   void run(TaskThread& thread) override;
 
  private:

@@ -22,9 +22,9 @@ struct PeersMissing {
 
 /// Transfers that are in flight together. Declare their buffers before it: a late message may write to them until it is
 /// destroyed.
-class Exchange {
+class MessageExchange {
  public:
-  Exchange(TaskThread& thread, Transport& transport, const std::vector<int>& world_ranks, int tag)
+  MessageExchange(TaskThread& thread, Transport& transport, const std::vector<int>& world_ranks, int tag)
       : thread_(thread), transport_(transport), world_ranks_(world_ranks), tag_(tag) {}
 
   void send(int peer, const std::byte* data, int64_t bytes) { send(peer, data, bytes, tag_); }

@@ -22,16 +22,16 @@ class SharedCommunicator;
 
 /// Progresses everything that one rank has in flight on all communicators split from one world. A wait for one
 /// operation advances all of them, so ranks may wait for operations in different orders.
-class Engine {
+class SharedEngine {
  public:
   /// `watch` is null for ranks that are threads. `world_ranks`: the numbers of the ranks in error messages, if the
   /// segment is part of a larger world; empty: their numbers in the segment. `num_cores`: distinct cores that the ranks
   /// may run on; 0: those of this thread.
-  Engine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
-         std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks = {}, int num_cores = 0);
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  SharedEngine(std::shared_ptr<Segment> segment, int world_rank, std::string_view backend, const CommOptions& options,
+               std::unique_ptr<PeerWatch> watch, std::vector<int> world_ranks = {}, int num_cores = 0);
+  ~SharedEngine();
+  SharedEngine(const SharedEngine&) = delete;
+  SharedEngine& operator=(const SharedEngine&) = delete;
 
   std::string_view backend() const noexcept { return backend_; }
   const std::shared_ptr<Segment>& segment() const noexcept { return segment_; }
