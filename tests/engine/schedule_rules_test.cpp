@@ -510,7 +510,7 @@ TEST(TableCheck, NamesTheFirstBrokenRuleBetweenRanks) {
   EXPECT_NO_THROW(check(std::vector<Schedule>{parse("F0.0 >1.0@1 U"), parse("<1.0@0 F1.0 B1.0 R1.0 U")}, frozen));
   EXPECT_THAT(refusal({"F0.0 >1.0@1 U", good1}, frozen), HasSubstr("entry 4 (>g1.0@0): stage 0 has no backward"));
   EXPECT_THAT(refusal({"F0.0 >1.0@1", "<1.0@0 F1.0 B1.0 R1.0 U"}, frozen),
-              HasSubstr("rank 0, the end: there is no up"));
+              HasSubstr("rank 0, the end: the update is missing"));
 }
 
 TEST(TableCheck, JointGroupsAreTreatedAlikeByAllTheirRanks) {

@@ -1,13 +1,17 @@
 /// A rank for the tests of Session: program NAME=VALUE.. with the options axes=dp:0,tp:2, backend, seed, timeout_s and
 /// threads; 1:NAME=VALUE is for rank 1 alone. Prints what it found, or the error, as `rank R: ..`.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -19,6 +23,7 @@
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
+#include "caravan/session/run_program.h"
 #include "caravan/session/session.h"
 #include "caravan/techniques/pipeline/pipeline.h"
 
@@ -36,9 +41,24 @@ std::vector<AxisSize> axes_of(const std::string& text) {
   return axes;
 }
 
+std::string thrown;  ///< the kind of exception that ends this rank; "": none
+int steps = 0;       ///< at most so many, until somebody asks to stop
+
+[[noreturn]] void fail() {
+  if (thrown == "torch") at::ones({2}).view({3});
+  if (thrown == "number") throw 7;
+  if (thrown == "memory") throw std::bad_alloc();
+  throw std::runtime_error("the third\nline of three");
+}
+
 void set(SessionOptions& options, const std::string& word) {
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
+  if (name == "throws") thrown = value;
+  if (name == "steps") steps = std::atoi(value.c_str());
+  for (const auto& [degree, size] : {std::pair("dp", &options.dp), {"pp", &options.pp}, {"tp", &options.tp}}) {
+    if (name == degree) *size = std::atoi(value.c_str());
+  }
   if (name == "axes") options.axes = axes_of(value);
   if (name == "backend") options.backend = value;
   if (name == "seed") options.seed = std::stoull(value);
@@ -89,11 +109,17 @@ int main(int argc, char** argv) {
     if (word[1] != ':') set(options, word);
     if (word[1] == ':' && rank != nullptr && word.substr(0, 1) == rank) set(options, word.substr(2));
   }
-  try {
+  return run_program([&] {
     Session session(options);
+    if (!thrown.empty()) fail();
+    int step = 0;
+    while (step < steps && !session.should_stop()) {
+      if (++step == 20 && session.rank() == session.size() - 1) std::raise(SIGTERM);
+    }
+    if (steps > 0) return fmt::print("rank {} stopped after {} steps\n", session.rank(), step);
     if (session.mesh().has("pp") && session.mesh()["pp"].size() == session.size()) {
       fmt::print("rank {} of {} stages: {}\n", session.rank(), session.size(), sum_of_stages(session));
-      return 0;
+      return;
     }
     std::string axes;
     for (const MeshAxis& axis : session.mesh().axes()) {
@@ -103,9 +129,5 @@ int main(int argc, char** argv) {
                session.device().str(), session.seed(), difference(session) < 1e-6 ? "equal" : "different",
                session.threads() == at::get_num_threads() ? "set" : "not set", session.threads(),
                session.is_main() ? ", main" : "");
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return error.exit_code();
-  }
+  });
 }

@@ -9,6 +9,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SessionTest : public CommandTest {
  protected:
@@ -83,6 +84,39 @@ TEST_F(SessionTest, ARankThatDoesNotComeIsNamed) {
            "MASTER_PORT=" + std::to_string(20000 + getpid() % 10000), CARAVAN_SESSION_PROGRAM, "timeout_s=0.5"});
   EXPECT_EQ(alone.code, 4) << alone.err;
   EXPECT_THAT(alone.err, HasSubstr("rank 1 of 2"));
+}
+
+/// Whole, once, with its rank, and not the errors of the ranks that lost it.
+TEST_F(SessionTest, AnExceptionOfOneRankIsReported) {
+  const std::vector<std::tuple<std::string, std::string, int>> cases{
+      {"runtime", "rank 1 of 3: [program] the third\nline of three", 1},
+      {"torch", "rank 1 of 3: [torch] shape '[3]' is invalid for input of size 2", 1},
+      {"number", "rank 1 of 3: [program] an exception that is not derived from std::exception", 1},
+      {"memory", "rank 1 of 3: [program] out of memory", 5}};
+  for (const auto& [kind, text, code] : cases) {
+    const Result result = on(3, {"threads=1", "1:throws=" + kind});
+    EXPECT_EQ(result.code, code) << kind;
+    const size_t first = result.err.find(text);
+    ASSERT_NE(first, std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find(text, first + 1), std::string::npos) << result.err;
+    EXPECT_THAT(result.err, Not(HasSubstr("frame #"))) << "no stack of C++";
+  }
+}
+
+TEST_F(SessionTest, DegreesMakeTheMesh) {
+  const Result four = on(4, {"tp=2", "threads=1"});
+  EXPECT_EQ(four.out, "rank 0 of 4 dp=0/2 tp=0/2: cpu, seed 1, random equal, threads set 1, main\n") << four.err;
+  EXPECT_THAT(on(3, {"tp=2"}).err, HasSubstr("3 ranks are not a multiple of 2"));
+  EXPECT_THAT(on(2, {"tp=0"}).err, HasSubstr("[session] tp: 0 is not a number of ranks"));
+  EXPECT_THAT(on(2, {"dp=-1"}).err, HasSubstr("[session] dp: -1 is not a number of ranks"));
+  EXPECT_THAT(on(2, {"tp=2", "axes=dp:2"}).err, HasSubstr("[session] tp: is given, and axes too"));
+}
+
+TEST_F(SessionTest, ASignalStopsAllRanksAfterTheSameStep) {
+  const Result three = on(3, {"threads=1", "steps=100000"});
+  EXPECT_EQ(three.code, 0) << three.err;
+  EXPECT_EQ(three.out, "rank 0 stopped after 20 steps\n");
+  EXPECT_EQ(text_of(path("logs/rank_2.log")), "rank 2 stopped after 20 steps\n");
 }
 
 }  // namespace
