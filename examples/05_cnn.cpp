@@ -49,7 +49,8 @@ void train(const std::string& run, int64_t epochs) {
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/2, /*gamma=*/0.5);
   model.attach(optimizer);
   model.attach(scheduler);
-  for (Progress at = model.load(run); at.step < epochs && !session.should_stop(); model.save(run, at)) {
+  for (Progress progress = model.load(run); progress.step < epochs && !session.should_stop();
+       model.save(run, progress)) {
     const torch::data::samplers::DistributedSequentialSampler sampler(240, session.size(), session.rank());
     auto loader = torch::data::make_data_loader(Squares().map(torch::data::transforms::Stack<>()), sampler,
                                                 24 / static_cast<size_t>(session.size()));
@@ -66,8 +67,8 @@ void train(const std::string& run, int64_t epochs) {
       loss_of_epoch += session.sum(loss.item<double>()) / session.size() / 10;
     }
     scheduler.step();
-    ++at.step;
-    if (session.is_main()) std::printf("step %ld: loss %.6f\n", at.step, loss_of_epoch);
+    ++progress.step;
+    if (session.is_main()) std::printf("step %ld: loss %.6f\n", progress.step, loss_of_epoch);
   }
 }
 

@@ -28,21 +28,21 @@ void train(const std::string& run, int64_t steps) {
   auto model = parallelize(net, session, {fsdp()});
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
   model.attach(optimizer);
-  Progress at = model.load(run);  // the newest checkpoint, or step 0
-  if (session.is_main()) std::printf("from step %ld on %d ranks\n", at.step, session.size());
-  for (bool stop = false; at.step < steps && !stop;) {
-    const auto [x, y] = batch(at.step);
+  Progress progress = model.load(run);  // the newest checkpoint, or step 0
+  if (session.is_main()) std::printf("from step %ld on %d ranks\n", progress.step, session.size());
+  for (bool stop = false; progress.step < steps && !stop;) {
+    const auto [x, y] = batch(progress.step);
     // A sum over the rows of this rank, divided by those of all: gradients are summed over ranks, also uneven ones.
     const double loss =
         model.step(session.rows(x), session.rows(y), [](const at::Tensor& out, const at::Tensor& is_in) {
           return at::binary_cross_entropy_with_logits(out, is_in, {}, {}, at::Reduction::Sum) / kRows;
         });
     optimizer.step();
-    ++at.step;
-    at.counters["rows"] += kRows;
+    ++progress.step;
+    progress.counters["rows"] += kRows;
     stop = session.should_stop();
-    if (session.is_main() && at.step % 50 == 0) std::printf("step %ld: loss %.6f\n", at.step, loss);
-    if (at.step % 100 == 0 || at.step == steps || stop) model.save(run, at);
+    if (session.is_main() && progress.step % 50 == 0) std::printf("step %ld: loss %.6f\n", progress.step, loss);
+    if (progress.step % 100 == 0 || progress.step == steps || stop) model.save(run, progress);
   }
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
@@ -46,7 +47,10 @@ std::string target_name(const fs::path& folder) {
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '-') c = '_';
   }
-  return name.empty() || name.front() == '-' ? "program" : name;
+  if (name.empty() || name.front() == '-') return "program";
+  constexpr std::array<std::string_view, 8> kReserved{"all",     "clean", "help",  "install",
+                                                      "package", "test",  "torch", "caravan"};
+  return std::ranges::find(kReserved, name) == kReserved.end() ? name : name + "_program";
 }
 
 /// This program is in bin/ of the installation, or of a build that can be installed.

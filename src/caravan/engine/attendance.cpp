@@ -55,7 +55,7 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
   for (size_t c = 0; c < num_coords; ++c) {
     const bool is_here = facts[kHas + c] == 1;
     if (is_here && facts[kHas + num_coords + c] == 1) {
-      throw UsageError({strategy.name, "begin_joint_step",
+      throw UsageError({strategy.name, "begin_join_step",
                         fmt::format("some of the ranks that share part {} of the batch have it, and some do not", c),
                         mesh.where(), "give ranks that differ on other than data axes the same batches"});
     }
@@ -63,7 +63,7 @@ Attendance agree_on_attendance(const Strategy& strategy, const Mesh& mesh, bool 
     if (is_here) ++result.num_here;
   }
   if (result.num_here > 0 && facts[1] != -facts[2]) {
-    throw UsageError({strategy.name, "begin_joint_step",
+    throw UsageError({strategy.name, "begin_join_step",
                       fmt::format("ranks announce from {} to {} micro-batches", -facts[2], facts[1]), mesh.where(),
                       "cut the batch into the same number of micro-batches on all ranks that have one"});
   }

@@ -25,7 +25,7 @@ bool Engine::begin_join_step(bool has_batch, int num_micro_batches) {
 
 void Engine::check_present() const {
   if (attendance_.is_here) return;
-  throw UsageError({strategy_.name, "begin_joint_step", "a unit runs on a rank that announced no batch", mesh_.where(),
+  throw UsageError({strategy_.name, "begin_join_step", "a unit runs on a rank that announced no batch", mesh_.where(),
                     "run it with Phase::evaluate, or announce the batch"});
 }
 

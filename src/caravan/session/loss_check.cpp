@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "caravan/base/error.h"
 
@@ -25,36 +26,55 @@ bool is_mean_of(const Node* node) {
 std::string mean_of(const Node* node) {
   using namespace torch::autograd::generated;
   if (node == nullptr) return "";
+  const auto* mean = dynamic_cast<const MeanBackward0*>(node);
   const bool is_mean =
-      dynamic_cast<const MeanBackward0*>(node) != nullptr || dynamic_cast<const MeanBackward1*>(node) != nullptr ||
+      (mean != nullptr && mean->self_sym_numel != 1) || dynamic_cast<const MeanBackward1*>(node) != nullptr ||
       is_mean_of<NllLossBackward0, NllLoss2DBackward0, MseLossBackward0, SmoothL1LossBackward0, HuberLossBackward0,
                  BinaryCrossEntropyBackward0, BinaryCrossEntropyWithLogitsBackward0, SoftMarginLossBackward0,
                  MultiMarginLossBackward0, MultilabelMarginLossBackward0>(node);
   return is_mean ? node->name() : "";
 }
 
-thread_local BackwardWatch* watch = nullptr;
-
 }  // namespace
 
 std::string mean_that_makes(const at::Tensor& loss) { return mean_of(loss.grad_fn().get()); }
 
-BackwardWatch::BackwardWatch() : outer_(std::exchange(watch, this)) {
-  callback_ = at::addThreadLocalCallback(
+/// What the watches of a thread have seen: of each backward(), by its id, what makes its tensor.
+struct SeenBackwards {
+  int num_watches = 0;
+  at::CallbackHandle callback = 0;
+  std::map<int, std::string> means{};
+};
+
+BackwardWatch::BackwardWatch() : seen_(seen_here()) {
+  if (seen_->num_watches++ > 0) return;
+  seen_->callback = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&BackwardWatch::see).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 BackwardWatch::~BackwardWatch() {
-  at::removeCallback(callback_);
-  watch = outer_;
+  if (--seen_->num_watches > 0) return;
+  seen_->means.clear();
+  if (seen_ == seen_here()) at::removeCallback(seen_->callback);  // on another thread: it finds no watch
+}
+
+const std::shared_ptr<SeenBackwards>& BackwardWatch::seen_here() {
+  thread_local const auto seen = std::make_shared<SeenBackwards>();
+  return seen;
 }
 
 std::unique_ptr<at::ObserverContext> BackwardWatch::see(const at::RecordFunction&) {
+  SeenBackwards& seen = *seen_here();
+  if (seen.num_watches == 0) return nullptr;
   // The node that runs first is that of the tensor whose backward() it is.
-  if (watch != nullptr && !std::exchange(watch->has_seen_, true)) {
-    watch->mean_ = mean_of(torch::autograd::get_current_node().get());
-  }
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (!seen.means.contains(task)) seen.means[task] = mean_of(torch::autograd::get_current_node().get());
   return nullptr;
+}
+
+std::string BackwardWatch::mean() const {
+  const auto found = seen_->means.find(torch::autograd::get_current_graph_task_id());
+  return found == seen_->means.end() ? "" : found->second;
 }
 
 void refuse_mean(const std::string& mean, int64_t parts) {
@@ -63,7 +83,7 @@ void refuse_mean(const std::string& mean, int64_t parts) {
        fmt::format("is a mean over the rows of one of {} parts of the batch ({}), and gradients are summed: they would "
                    "be {} times too large",
                    parts, mean, parts),
-       "", "set ParallelOptions::average, or use a sum divided by the rows of the whole batch"});
+       "", "set ParallelOptions::average, or use a sum divided by the rows of the whole batch, or scale the mean"});
 }
 
 }  // namespace caravan

@@ -12,7 +12,9 @@ namespace caravan {
 /// The name of the operation that makes `loss` if that is a mean over the elements that it is given and nothing scales
 /// it afterwards: "NllLossBackward0"; "" otherwise.
 std::string mean_that_makes(const at::Tensor& loss);
-/// Watches for the first backward() of this thread during its lifetime.
+struct SeenBackwards;
+
+/// While one lives, what makes the tensor of each backward() of this thread is seen.
 class BackwardWatch {
  public:
   BackwardWatch();
@@ -20,16 +22,14 @@ class BackwardWatch {
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
-  /// mean_that_makes() the tensor whose backward that is; "" before.
-  const std::string& mean() const noexcept { return mean_; }
+  /// For a hook of a tensor: mean_that_makes() the tensor whose backward() runs.
+  std::string mean() const;
 
  private:
+  static const std::shared_ptr<SeenBackwards>& seen_here();
   static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function);
 
-  bool has_seen_ = false;
-  std::string mean_;
-  BackwardWatch* outer_;
-  uint64_t callback_;
+  std::shared_ptr<SeenBackwards> seen_;
 };
 
 /// Throws UsageError: `mean` is over the rows of one of `parts` parts of the batch, whose gradients are summed.

@@ -1,12 +1,18 @@
 #include "caravan/session/parallelize.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
@@ -20,11 +26,15 @@
 #include "caravan/optim/grad_norm.h"
 #include "caravan/registry/registry.h"
 #include "caravan/session/loss_check.h"
+#include "caravan/step/batch.h"
 #include "caravan/techniques/make_strategy.h"
 #include "caravan/techniques/technique_body.h"
 
 namespace caravan {
 namespace {
+
+/// The counter of a checkpoint with the steps of the model, where its progress counts something else, such as epochs.
+constexpr const char* kModelSteps = "model_steps";
 
 [[noreturn]] void refuse_model(const std::string& subject, const std::string& fact, const std::string& action) {
   throw UsageError({"parallelize", subject, fact, "", action});
@@ -92,17 +102,16 @@ StrategyChoice choice_of(const std::vector<Technique>& techniques, Module& model
   choice.sequences =
       choice.tensor_parallel.parts().rows * choice.context_parallel.parts().rows * choice.expert_parallel.parts().rows;
   choice.pipeline.degree = degree("pp");
-  if (std::ranges::find(given, "pipeline") != given.end() && !choice.pipeline.is_used()) {
-    refuse_model("pipeline", "the mesh has no axis pp", "make the session with pp above 1");
-  }
-  if (const int64_t asked = choice.pipeline.micro_batches(); choice.pipeline.is_used() && asked != 0) {
+  if (const int64_t asked = choice.pipeline.micro_batches(); asked != 0) {
     if (micro_batches != 1 && micro_batches != asked) {
       refuse_model("micro_batches", fmt::format("is {}, and {} for the pipeline", micro_batches, asked),
                    "give one of them");
     }
     micro_batches = asked;
   }
-  choice.pipeline.schedule.set("micro_batches", micro_batches);
+  if (const std::string wrong = choice.pipeline.schedule.set("micro_batches", micro_batches); !wrong.empty()) {
+    refuse_model("micro_batches", wrong, "use fewer");
+  }
   for (const Setting* setting : {&choice.data_parallel, &choice.pipeline.schedule}) {
     const bool is_chosen = setting == &choice.data_parallel || choice.pipeline.is_used();
     if (is_chosen && !setting->has(Trait::whole_gradient)) {
@@ -117,6 +126,25 @@ StrategyChoice choice_of(const std::vector<Technique>& techniques, Module& model
   return choice;
 }
 
+/// Throws UsageError for a loss that acts as a mean over its rows though gradients are summed, or as a sum though they
+/// are averaged: of two halves a sum adds up to that of both, a mean to twice as much.
+void check_kind(const ParallelModel::Loss& loss, const at::Tensor& output, const at::Tensor& target, bool average,
+                int64_t parts) {
+  if (output.is_meta() || output.dim() == 0 || target.dim() == 0 || output.size(0) != target.size(0)) return;
+  const int64_t half = output.size(0) / 2;
+  if (half == 0) return;
+  const at::NoGradGuard no_grad;
+  const auto of = [&](int64_t first, int64_t rows) {
+    return loss(output.narrow(0, first, rows), target.narrow(0, first, rows)).item<double>();
+  };
+  const double ratio = (of(0, half) + of(half, half)) / of(0, 2 * half);
+  if (!average && std::abs(ratio - 2) < 0.1) refuse_mean("of two halves it is twice as large as of both", parts);
+  if (average && std::abs(ratio - 1) < 1e-3) {
+    refuse_model("loss", fmt::format("is a sum over its rows, and is averaged over {} parts of the batch", parts),
+                 "use a mean over the rows that it gets, or leave ParallelOptions::average out");
+  }
+}
+
 }  // namespace
 
 struct ParallelModel::State : std::enable_shared_from_this<State> {
@@ -125,13 +153,18 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
       : adapter(std::move(adapted)),
         mesh(on),
         options(given),
-        engine(model, mesh, std::move(strategy), {.seed = given.seed, .device = device}),
+        engine(model, mesh, std::move(strategy), {.seed = given.seed.value_or(1), .device = device}),
         runner(engine) {
     for (const auto& [axis, placement] : engine.strategy().loss_layout.entries()) {
       const bool is_of_stages = axis == engine.strategy().pipeline_axis;
       if (!is_of_stages && placement.is_partial()) num_parts *= mesh[axis].size();
     }
     num_parts *= options.micro_batches;
+    if (!engine.state().values.is_meta()) {
+      check_same_number(mesh.world(), static_cast<double>(options.micro_batches), "micro_batches",
+                        "give all ranks the same");
+      check_same_number(mesh.world(), options.average ? 1 : 0, "average", "give all ranks the same");
+    }
     loss_hook = model.blocks().back()->add_hook(
         [this](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
           Tensors outputs = next(std::move(inputs), context);
@@ -140,12 +173,47 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
         Module::Place::outermost);
   }
 
+  uint64_t seed() const { return options.seed.value_or(1); }
+  /// Ranks of dp, times micro-batches.
+  int64_t num_parts_of_rows() const { return mesh["dp"].size() * options.micro_batches; }
   bool is_pipelined() const { return !engine.strategy().pipeline_axis.empty(); }
-  ForwardContext context(int micro_batch) const {
-    return {.seed = options.seed, .step = step, .micro_batch = micro_batch};
-  }
+  ForwardContext context(int micro_batch) const { return {.seed = seed(), .step = step, .micro_batch = micro_batch}; }
   double gradient_scale() const { return options.average ? 1.0 / static_cast<double>(num_parts) : 1.0; }
   bool checks_loss() const { return !options.average && num_parts > 1 && step == 0; }
+  /// Throws UsageError unless all ranks of `comm` have the same number.
+  static void check_same_number(Communicator& comm, double number, const std::string& subject,
+                                const std::string& action) {
+    const at::Tensor ends =
+        at::stack({at::scalar_tensor(number, at::kDouble), at::scalar_tensor(-number, at::kDouble)});
+    all_reduce_async(comm, ends, ends, ReduceOp::max, "agreement").wait();
+    const double largest = ends[0].item<double>(), smallest = -ends[1].item<double>();
+    if (largest != smallest) {
+      refuse_model(subject, fmt::format("differs between ranks: {:g} and {:g}", smallest, largest), action);
+    }
+  }
+  /// In the first step: ranks that compute parts of one batch have the same rows; if it `is_whole`, all ranks do.
+  void check_same(const at::Tensor& x, const at::Tensor& y, bool is_whole) const {
+    if (step != 0 || x.is_meta()) return;
+    const auto sum_of = [](const at::Tensor& tensor) {
+      const at::Tensor weights = at::arange(1, tensor.numel() + 1, at::kDouble).view(tensor.sizes());
+      return tensor.detach().to(at::kDouble).mul(weights).sum().item<double>();
+    };
+    for (const MeshAxis& axis : mesh.axes()) {
+      const bool has_own_rows =
+          engine.strategy().batch_layout.has(axis.name()) && engine.strategy().batch_layout[axis.name()].is_shard();
+      if (axis.size() == 1 || (has_own_rows && !is_whole)) continue;
+      const std::string action =
+          is_whole ? "give every rank the whole batch" : "give ranks of one replica the same rows";
+      check_same_number(axis.comm(), sum_of(x), "x of step(), over " + axis.name(), action);
+      check_same_number(axis.comm(), sum_of(y), "y of step(), over " + axis.name(), action);
+    }
+  }
+  /// Means of unequal numbers of rows are not the mean of the batch.
+  void check_rows(int64_t rows) const {
+    if (!options.average || engine.state().values.is_meta()) return;
+    check_same_number(mesh.world(), static_cast<double>(rows), "rows",
+                      "give every rank as many, or use a sum as the loss without ParallelOptions::average");
+  }
   /// The sum over the ranks whose loss counts.
   double all_of(double loss) const {
     at::Tensor sum = at::scalar_tensor(engine.strategy().counts_loss(mesh) ? loss : 0.0, at::kDouble).reshape({1});
@@ -158,8 +226,30 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
     return engine.state().values.is_meta() ? 0.0 : all_of(loss);
   }
 
+  /// The output of the last stage, on every rank of the pipeline.
+  at::Tensor from_last_stage(const at::Tensor& output) const {
+    constexpr int64_t kMostDims = 14;
+    const Strategy& strategy = engine.strategy();
+    const int last = strategy.coord_of(strategy.num_stages() - 1);
+    Communicator& stages = mesh[strategy.pipeline_axis].comm();
+    at::Tensor header = at::zeros({kMostDims + 2}, at::kLong);
+    auto* numbers = header.mutable_data_ptr<int64_t>();
+    if (stages.rank() == last) {
+      if (output.dim() > kMostDims) refuse_model("evaluate", "the output has too many dims", "flatten it");
+      numbers[0] = static_cast<int64_t>(output.scalar_type());
+      numbers[1] = output.dim();
+      std::copy_n(output.sizes().begin(), output.dim(), numbers + 2);
+    }
+    broadcast_async(stages, header, last, "shape of the output").wait();
+    const at::IntArrayRef sizes(numbers + 2, static_cast<size_t>(numbers[1]));
+    at::Tensor all =
+        stages.rank() == last ? output.contiguous() : at::empty(sizes, static_cast<at::ScalarType>(numbers[0]));
+    if (all.numel() > 0) broadcast_async(stages, all, last, "output").wait();
+    return all;
+  }
+
   // Steps of the caller's own.
-  void begin_forward() {
+  void begin_forward(int64_t rows) {
     if (is_pipelined()) {
       refuse_model("forward", "this rank has some of the stages of a pipeline", "call step(), or evaluate()");
     }
@@ -171,31 +261,35 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
     }
     backward_watch.reset();
     if (checks_loss()) backward_watch = std::make_unique<BackwardWatch>();
+    if (num_forwards == 0 && step == 0 && rows >= 0) check_rows(rows);
     if (num_forwards == 0) engine.begin_step(static_cast<int>(options.micro_batches));
     ++num_forwards;
+  }
+  void scale_gradients() {
+    const at::NoGradGuard no_grad;
+    for (const FlatMemory::Piece& piece : engine.state().gradients.pieces()) piece.memory.mul_(gradient_scale());
   }
   void end_backward() {
     if (++num_backwards < options.micro_batches) return;
     engine.finish_step();
+    if (options.average && num_parts > 1) scale_gradients();
     ++step;
   }
   /// The backward of the caller's loss comes to an output.
-  at::Tensor pass_gradient(const at::Tensor& gradient, const std::shared_ptr<bool>& is_reached) {
-    if (!std::exchange(*is_reached, true)) {
-      const std::string mean = backward_watch ? backward_watch->mean() : "";
-      if (!mean.empty()) refuse_mean(mean, num_parts);
-      torch::autograd::Engine::get_default_engine().queue_callback([state = weak_from_this()] {
-        if (const auto self = state.lock()) self->end_backward();
-      });
-    }
-    return options.average && num_parts > 1 ? gradient * gradient_scale() : gradient;
+  void see_gradient(const std::shared_ptr<bool>& is_reached) {
+    if (std::exchange(*is_reached, true)) return;
+    const std::string mean = backward_watch ? backward_watch->mean() : "";
+    if (!mean.empty()) refuse_mean(mean, num_parts);
+    torch::autograd::Engine::get_default_engine().queue_callback([state = weak_from_this()] {
+      if (const auto self = state.lock()) self->end_backward();
+    });
   }
 
   ModuleCheckpoint& checkpoint_in(const std::filesystem::path& run) {
-    if (!checkpoint || folder != run) {
+    std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[std::filesystem::weakly_canonical(run)];
+    if (!checkpoint) {
       checkpoint = std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
       for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
-      folder = run;
     }
     return *checkpoint;
   }
@@ -214,8 +308,7 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   std::unique_ptr<BackwardWatch> backward_watch{};  ///< from a forward of the first step until its backward
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<torch::optim::LRScheduler*> schedulers{};
-  std::filesystem::path folder{};
-  std::unique_ptr<ModuleCheckpoint> checkpoint{};
+  std::map<std::filesystem::path, std::unique_ptr<ModuleCheckpoint>> checkpoints{};  ///< by run
 };
 
 ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::vector<Technique>& techniques,
@@ -254,14 +347,19 @@ double ParallelModel::step(const at::Tensor& x, const at::Tensor& y, const Loss&
         fmt::format("{} rows are not a multiple of {} micro-batches, whose means are averaged", x.size(0), parts),
         "give it a multiple, or use a sum as the loss without ParallelOptions::average");
   }
+  if (!loss) refuse_model("loss", "is no function", "pass what makes one number of an output and a target");
+  state.check_rows(x.size(0));
+  state.check_same(x, y, /*is_whole=*/false);
   const Tensors inputs = x.tensor_split(parts), targets = y.tensor_split(parts);
   state.loss_of = [&](const Tensors& outputs, int micro_batch) {
     at::Tensor value = loss(outputs.at(0), targets[static_cast<size_t>(micro_batch)]);
     if (value.numel() != 1) {
       refuse_model("loss", fmt::format("has {} elements", value.numel()), "return one number, a sum or a mean");
     }
-    if (state.checks_loss()) {
-      if (const std::string mean = mean_that_makes(value); !mean.empty()) refuse_mean(mean, state.num_parts);
+    if (state.step == 0 && micro_batch == 0 && state.num_parts > 1) {
+      const std::string mean = state.checks_loss() ? mean_that_makes(value) : "";
+      if (!mean.empty()) refuse_mean(mean, state.num_parts);
+      check_kind(loss, outputs.at(0).detach(), targets[0], state.options.average, state.num_parts);
     }
     return state.options.average ? value * state.gradient_scale() : value;
   };
@@ -275,23 +373,27 @@ double ParallelModel::step(const at::Tensor& x, const at::Tensor& y, const Loss&
 
 double ParallelModel::step(const at::Tensor& ids, const at::Tensor& labels) {
   State& state = *state_;
-  if (state.adapter != nullptr)
+  if (state.adapter != nullptr) {
     refuse_model("step", "a module of your own has no loss", "pass a function as third argument");
-  const int64_t parts = state.options.micro_batches;
-  if (ids.sizes() != labels.sizes() || ids.dim() != 2 || ids.size(0) < parts) {
-    refuse_model("step",
-                 fmt::format("got [{}] and [{}] for {} micro-batches", fmt::join(ids.sizes(), ", "),
-                             fmt::join(labels.sizes(), ", "), parts),
-                 "give [rows, positions] of both, and a row for each micro-batch at least");
   }
-  double targets = 0;
-  if (!ids.is_meta()) targets = state.all_of(labels.ne(kIgnoredLabel).sum().item<double>());
-  const Tensors inputs = ids.tensor_split(parts), labelled = labels.tensor_split(parts);
-  return state.run_step([&](int m) {
-    ForwardContext context = state.context(m);
-    if (targets > 0) context.loss_scale = 1 / targets;
-    return MicroBatch{inputs[static_cast<size_t>(m)], labelled[static_cast<size_t>(m)], context};
-  });
+  if (ids.dim() != 2 || ids.sizes() != labels.sizes()) {
+    refuse_model(
+        "step",
+        fmt::format("got ids [{}] and labels [{}]", fmt::join(ids.sizes(), ", "), fmt::join(labels.sizes(), ", ")),
+        "give [rows, positions] of both");
+  }
+  if (ids.size(0) == 0 || ids.size(0) % state.num_parts_of_rows() != 0) {
+    refuse_model("step",
+                 fmt::format("{} rows are not a multiple of {} parts: ranks of dp times micro-batches", ids.size(0),
+                             state.num_parts_of_rows()),
+                 "give it a multiple");
+  }
+  state.check_same(ids, labels, /*is_whole=*/true);
+  const int64_t targets = ids.is_meta() ? labels.numel() : labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  const TrainBatch piece =
+      piece_of_rank(state.engine, {.ids = ids, .labels = labels, .global_rows = ids.size(0), .num_targets = targets});
+  return state.run_step(
+      [&](int m) { return micro_batch_of(piece, state.options.micro_batches, m, state.seed(), state.step); });
 }
 
 Tensors ParallelModel::forward(Tensors inputs) {
@@ -303,7 +405,7 @@ Tensors ParallelModel::forward(Tensors inputs) {
     context.phase = Phase::evaluate;
     return state.engine.model().run(std::move(inputs), context);
   }
-  state.begin_forward();
+  state.begin_forward(inputs.empty() || inputs[0].dim() == 0 ? -1 : inputs[0].size(0));
   context.micro_batch = static_cast<int>(state.num_forwards - 1);
   Tensors outputs = state.engine.model().run(std::move(inputs), context);
   const auto is_reached = std::make_shared<bool>(false);
@@ -311,9 +413,8 @@ Tensors ParallelModel::forward(Tensors inputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;
     has_gradient = true;
-    output.register_hook([self = state.weak_from_this(), is_reached](const at::Tensor& gradient) {
-      const auto locked = self.lock();
-      return locked ? locked->pass_gradient(gradient, is_reached) : gradient;
+    output.register_hook([self = state.weak_from_this(), is_reached](const at::Tensor&) {
+      if (const auto locked = self.lock()) locked->see_gradient(is_reached);
     });
   }
   if (!has_gradient) refuse_model("forward", "no output depends on a parameter that is trained", "train one at least");
@@ -324,10 +425,14 @@ at::Tensor ParallelModel::operator()(const at::Tensor& input) { return forward({
 
 at::Tensor ParallelModel::evaluate(const at::Tensor& input) {
   State& state = *state_;
-  const EvaluationScope scope(state.engine);
-  MicroBatch batch{.ids = input, .context = state.context(0)};
-  batch.context.phase = Phase::evaluate;
-  return state.runner.evaluate(batch);
+  at::Tensor output;
+  {
+    const EvaluationScope scope(state.engine);
+    MicroBatch batch{.ids = input, .context = state.context(0)};
+    batch.context.phase = Phase::evaluate;
+    output = state.runner.evaluate(batch);
+  }
+  return state.is_pipelined() ? state.from_last_stage(output) : output;
 }
 
 std::vector<at::Tensor> ParallelModel::parameters() const { return state_->engine.parameters(); }
@@ -358,19 +463,44 @@ double ParallelModel::clip_grad_norm(double max_norm) {
 }
 
 void ParallelModel::attach(torch::optim::Optimizer& optimizer) {
-  if (state_->checkpoint) refuse_model("attach", "comes after load() or save()", "attach first");
+  if (!state_->checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
+  if (state_->optimizer != nullptr) refuse_model("attach", "the model has an optimizer", "attach one");
   state_->optimizer = &optimizer;
 }
 
 void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
-  if (state_->checkpoint) refuse_model("attach", "comes after load() or save()", "attach first");
+  if (!state_->checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
   state_->schedulers.push_back(&scheduler);
 }
 
-Progress ParallelModel::load(const std::filesystem::path& run) { return state_->checkpoint_in(run).load(); }
+void ParallelModel::check_finite() const {
+  double bad = 0;
+  std::string name;
+  for (const Parameter* parameter : state_->engine.model().parameters()) {
+    if (at::isfinite(parameter->sharded()).all().item<bool>()) continue;
+    if (name.empty()) name = parameter->name();
+    ++bad;
+  }
+  const at::Tensor all = at::full({1}, bad, at::kDouble);
+  all_reduce_async(state_->mesh.world(), all, all, ReduceOp::sum, "finite").wait();
+  if (all.item<double>() == 0) return;
+  throw NumericsError({"save", name, "the weights are not finite, and are not saved", state_->mesh.where(),
+                       "continue from an older checkpoint, with a lower learning rate or clip_grad_norm()"});
+}
+
+Progress ParallelModel::load(const std::filesystem::path& run) {
+  Progress progress = state_->checkpoint_in(run).load();
+  const auto steps = progress.counters.find(kModelSteps);
+  state_->step = steps == progress.counters.end() ? progress.step : steps->second;
+  if (steps != progress.counters.end()) progress.counters.erase(steps);
+  return progress;
+}
 
 SavedCheckpoint ParallelModel::save(const std::filesystem::path& run, const Progress& progress) {
-  return state_->checkpoint_in(run).save(progress);
+  check_finite();
+  Progress saved = progress;
+  if (progress.step != state_->step) saved.counters[kModelSteps] = state_->step;
+  return state_->checkpoint_in(run).save(saved);
 }
 
 Module& ParallelModel::module() noexcept { return state_->engine.model(); }
@@ -380,7 +510,7 @@ int64_t ParallelModel::num_parts() const noexcept { return state_->num_parts; }
 
 ParallelModel parallelize(const Trainable& net, const Session& session, const std::vector<Technique>& techniques,
                           ParallelOptions options) {
-  options.seed = session.seed();
+  if (!options.seed) options.seed = session.seed();
   return {net, session.mesh(), techniques, options};
 }
 

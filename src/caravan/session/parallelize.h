@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "caravan/engine/engine.h"
@@ -26,7 +27,7 @@ struct ParallelOptions {
   /// Every step runs the same units in the same order. False: see DdpOptions.
   bool static_graph = true;
   Buffers buffers = Buffers::broadcast;  ///< of batch norm and its like
-  uint64_t seed = 1;                     ///< of a Module of this library; a Session gives its own
+  std::optional<uint64_t> seed{};        ///< of a Module of this library; default: that of the session, or 1
 };
 
 /// A model under some techniques: see parallelize().
@@ -44,21 +45,24 @@ class ParallelModel {
   /// A step on this rank's rows, split into the micro-batches: forward, loss, backward, reductions. `x` and `y` are cut
   /// at dim 0. Ranks of one pipeline get the same rows (Session::rows). Returns the loss of all ranks, their sum or
   /// mean as ParallelOptions::average says, on every rank; all-reduces 8 bytes for it. Then optimizer.step().
-  /// Throws UsageError for fewer rows than micro-batches, for a loss of more than one element, and, in the first step,
-  /// for a loss that is a mean although gradients are summed.
+  /// Throws UsageError for fewer rows than micro-batches, for a loss of more than one element, if losses are averaged
+  /// over ranks that have different numbers of rows, and, in the first step, for ranks of one replica with different
+  /// rows and for a loss whose last operation is a mean although gradients are summed.
   double step(const at::Tensor& x, const at::Tensor& y, const Loss& loss);
-  /// The same of a Model of this library, which has a loss of its own: the mean over the target tokens of all ranks.
+  /// The same of a Model of this library, which has its own loss, the mean over the target tokens of the batch. Every
+  /// rank gives the whole batch, [rows, positions], and computes its piece; ParallelOptions::average does not matter.
   double step(const at::Tensor& ids, const at::Tensor& labels);
 
   /// A forward of the caller's own. While gradients are recorded it begins a step, or its next micro-batch; the
   /// backward() of the last one reduces gradients, and ends the step. In between the caller does what he likes. With
-  /// gradients off (at::NoGradGuard) it evaluates.
+  /// gradients off (at::NoGradGuard) it evaluates: under FSDP every rank calls it. Neither this nor evaluate() calls
+  /// eval() of a torch::nn::Module, which dropout and batch norm need.
   /// Throws UsageError for a pipeline, whose stages step() runs; for more forwards than micro-batches; and in
   /// backward(), in the first step, as step() for a mean.
   Tensors forward(Tensors inputs);
   at::Tensor operator()(const at::Tensor& input);
-  /// A forward without gradients, also through the stages of a pipeline: every rank calls it. Undefined on ranks that
-  /// do not hold the last stage.
+  /// A forward without gradients, also through the stages of a pipeline, whose last one sends its output to the others.
+  /// Every rank calls it.
   at::Tensor evaluate(const at::Tensor& input);
 
   /// What an optimizer updates: pieces of this rank, with .grad after a step. An optimizer that is not element-wise
@@ -77,7 +81,8 @@ class ParallelModel {
   void attach(torch::optim::LRScheduler& scheduler);
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);
-  /// Saves a checkpoint in `run`, of which the newest two stay. Every rank calls it, between steps.
+  /// Saves a checkpoint in `run`, of which the newest two stay. Every rank calls it, between steps. Throws NumericsError
+  /// for weights that are not finite.
   SavedCheckpoint save(const std::filesystem::path& run, const Progress& progress);
 
   Module& module() noexcept;
@@ -87,6 +92,8 @@ class ParallelModel {
   int64_t num_parts() const noexcept;
 
  private:
+  void check_finite() const;
+
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -110,9 +110,18 @@ volatile std::sig_atomic_t stop_signal = 0;
 
 void take_stop_signals() {
   struct sigaction action {};
-  action.sa_handler = [](int signal) { stop_signal = signal; };
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  action.sa_handler = [](int signal) {
+    stop_signal = signal;
+    struct sigaction end {};
+    end.sa_handler = SIG_DFL;
+    for (const int each : {SIGINT, SIGTERM}) sigaction(each, &end, nullptr);
+  };
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // NOLINT: a macro of the system
+  }
 }
 
 }  // namespace

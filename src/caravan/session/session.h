@@ -34,8 +34,8 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh);
 /// What a program of your own needs of its job, from the environment: `caravan run`, torchrun, mpirun, or none of them
 /// for one rank. main() makes one before the first tensor, and keeps it as long as anything made from it.
 ///
-/// torch's default generator is seeded the same on every rank, so modules start equal. What shall differ between ranks,
-/// such as dropout, takes a generator of its own.
+/// torch's default generator is seeded the same on every rank, so modules start equal and every rank can make the same
+/// batch. torch::nn::Dropout draws the same masks on all of them: seed by rank after parallelize() if that matters.
 class Session {
  public:
   /// Every rank of the job calls it. Throws UsageError on every rank, naming the option and both values, if two ranks

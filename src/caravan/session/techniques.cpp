@@ -35,4 +35,8 @@ Setting recompute(const RecomputeChoice& choice) {
   return {"recompute", "modules", {{"modules", choice.modules}}};
 }
 
+PrecisionChoice mixed_precision(const MixedPrecision& choice) {
+  return {.compute = choice.compute, .gradients = choice.gradients, .reduce = choice.reduce};
+}
+
 }  // namespace caravan

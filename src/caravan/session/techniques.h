@@ -12,7 +12,7 @@
 namespace caravan {
 
 /// One of the techniques that parallelize() combines: any entry of the registry with its keys, as in a recipe,
-///   Setting("data_parallel", "hsdp", {{"shard", 2}}), Setting("hook", "powersgd", {{"rank", 4}}),
+///   Setting("data_parallel", "hsdp", {{"shard", 2}}), Setting("hook", "powersgd", {{"hook_rank", 4}}),
 /// or one of the functions below; and the precision. Of each family of the registry one.
 using Technique = std::variant<Setting, PrecisionChoice>;
 
@@ -30,7 +30,8 @@ Setting zero(const ZeroChoice& choice = {});
 
 /// FSDP, which is ZeRO-3, and HSDP (techniques/data/zero.h).
 struct FsdpChoice {
-  /// Patterns of the units that are gathered on their own, "blocks.*"; empty: all units of the model.
+  /// Patterns of modules inside the model's units that are gathered on their own, "blocks.*.mlp". Each unit of the model
+  /// is anyway, so that a pattern that fits units is checked and changes nothing.
   std::vector<std::string> units{};
   bool reshard_after_forward = true;
   int64_t prefetch = 1;
@@ -38,7 +39,7 @@ struct FsdpChoice {
 };
 Setting fsdp(const FsdpChoice& choice = {});
 
-/// Stages over the axis pp of the mesh (techniques/pipeline/pipeline.h). Units are cut evenly.
+/// Stages over the axis pp of the mesh (techniques/pipeline/pipeline.h), one without it. Units are cut evenly.
 struct PipelineSettings {
   std::string schedule = "1f1b";
   int64_t micro_batches = 0;    ///< of a step; 0: ParallelOptions::micro_batches
@@ -52,7 +53,12 @@ struct RecomputeChoice {
 };
 Setting recompute(const RecomputeChoice& choice = {});
 
-/// Layers compute in bf16, parameters and moments rest in fp32: mixed_precision({.compute = "bf16"}).
-inline PrecisionChoice mixed_precision(PrecisionChoice choice = {.compute = "bf16"}) { return choice; }
+/// Layers compute in bf16, parameters and moments are stored in fp32 (docs/precision.md).
+struct MixedPrecision {
+  std::string compute = "bf16";
+  std::string gradients = "fp32";  ///< in which gradients are kept
+  std::string reduce = "auto";     ///< in which they are reduced; auto: as they are kept
+};
+PrecisionChoice mixed_precision(const MixedPrecision& choice = {});
 
 }  // namespace caravan

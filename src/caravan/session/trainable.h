@@ -20,7 +20,9 @@ class Trainable {
   Trainable(Module& model) : model_(&model) {}  // NOLINT: converts
   /// A holder of a module, as TORCH_MODULE makes it: torch::nn::Sequential, Net.
   template <class Holder>
-  requires requires(const Holder& holder) { holder.ptr()->forward(at::Tensor()); }
+  requires requires(const Holder& holder) {
+    { holder.ptr()->forward(at::Tensor()) } -> std::convertible_to<at::Tensor>;
+  }
   Trainable(const Holder& net) : Trainable(net.ptr()) {}  // NOLINT: converts
   template <class Impl>
   requires requires(Impl& net) {
@@ -58,12 +60,20 @@ ModuleAdapter::Unit unit(std::string name, std::vector<std::shared_ptr<torch::nn
             }};
   }
 }
-/// The same for a module whose forward takes one tensor: unit("head", net->head).
-template <class Holder>
-requires requires(const Holder& holder) { holder.ptr()->forward(at::Tensor()); }
-ModuleAdapter::Unit unit(std::string name, const Holder& module) {
-  return unit(std::move(name), {module.ptr()}, [net = module.ptr()](const at::Tensor& x) { return net->forward(x); });
+/// The same for a module whose forward takes one tensor: unit("head", net->head), and of a torch::nn::ModuleList
+/// unit("blocks.0", net->blocks->ptr<BlockImpl>(0)).
+template <class Impl>
+requires requires(Impl& net) {
+  { net.forward(at::Tensor()) } -> std::convertible_to<at::Tensor>;
 }
+ModuleAdapter::Unit unit(std::string name, const std::shared_ptr<Impl>& module) {
+  return unit(std::move(name), {module}, [module](const at::Tensor& x) { return module->forward(x); });
+}
+template <class Holder>
+requires requires(const Holder& holder) {
+  { holder.ptr()->forward(at::Tensor()) } -> std::convertible_to<at::Tensor>;
+}
+ModuleAdapter::Unit unit(std::string name, const Holder& module) { return unit(std::move(name), module.ptr()); }
 
 /// A torch::nn::Module as units that run one after another: running them in order is running the module. Every
 /// parameter belongs to one. (C++ modules have no forward hooks, so units cannot be found inside.)

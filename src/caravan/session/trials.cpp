@@ -138,16 +138,13 @@ double tolerance_of(const std::vector<Technique>& techniques, at::ScalarType typ
 }
 
 std::vector<AxisSize> axes_of(const PlannedRanks& ranks) {
-  std::vector<AxisSize> axes{{"dp", ranks.dp}};
-  if (ranks.pp > 1) axes.insert(axes.begin(), {"pp", ranks.pp});
-  for (const auto& [name, size] : {std::pair("ep", ranks.ep), std::pair("cp", ranks.cp), std::pair("tp", ranks.tp)}) {
-    if (size > 1) axes.push_back({name, size});
-  }
-  for (const AxisSize& axis : axes) {
-    if (axis.size < 1) {
-      throw UsageError(
-          {"rehearse", axis.name, fmt::format("{} is not a number of ranks", axis.size), "", "use 1 or more"});
+  std::vector<AxisSize> axes;
+  for (const auto& [name, size] :
+       {std::pair("pp", ranks.pp), {"dp", ranks.dp}, {"ep", ranks.ep}, {"cp", ranks.cp}, {"tp", ranks.tp}}) {
+    if (size < 1) {
+      throw UsageError({"rehearse", name, fmt::format("{} is not a number of ranks", size), "", "use 1 or more"});
     }
+    if (size > 1 || std::string_view(name) == "dp") axes.push_back({name, size});
   }
   return axes;
 }
@@ -160,6 +157,11 @@ class TrainableParts {
   static torch::nn::Module& module_of(const Trainable& net, const char* op, const char* action) {
     if (net.model_ != nullptr) throw UsageError({op, "net", "is a Module of this library", "", action});
     return *net.module_;
+  }
+  /// Throws UsageError if an engine has the gradients of the module.
+  static void check_free(const Trainable& net, const Mesh& mesh) {
+    const auto adapter = net.adapted(mesh);
+    for (const Parameter* parameter : adapter->parameters()) parameter->check_no_sink();
   }
   /// The output of one process.
   static at::Tensor run(const Trainable& net, const at::Tensor& x, const Mesh& mesh) {
@@ -183,11 +185,15 @@ std::string ModuleProof::to_string() const {
 ModuleProof prove(const Trainable& net, const Mesh& mesh, const std::vector<Technique>& techniques,
                   const StepData& batch, const ParallelOptions& options, std::optional<double> tolerance) {
   torch::nn::Module& module = TrainableParts::module_of(net, "prove", "use a ProveCase (prove/prove.h)");
+  if (!batch.loss) throw UsageError({"prove", "loss", "is no function", mesh.where(), "give StepData a loss"});
+  TrainableParts::check_free(net, mesh);
   check_same(batch, mesh);
-  for (const at::Tensor& parameter : module.parameters()) {
-    broadcast_async(mesh.world(), parameter.detach(), 0, "parameters").wait();
-  }
+  for (const at::Tensor& tensor : module.parameters())
+    broadcast_async(mesh.world(), tensor.detach(), 0, "parameters").wait();
+  for (const at::Tensor& tensor : module.buffers())
+    broadcast_async(mesh.world(), tensor.reshape({-1}), 0, "buffers").wait();
   const KeptValues kept(module);
+  for (const at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
   const at::Tensor loss = batch.loss(TrainableParts::run(net, batch.x, mesh), batch.y);
   loss.backward();
   Gradients want;
@@ -220,22 +226,26 @@ ModuleProof prove(const Trainable& net, const Mesh& mesh, const std::vector<Tech
 
 ModuleProof prove(const Trainable& net, const Session& session, const std::vector<Technique>& techniques,
                   const StepData& batch, ParallelOptions options, std::optional<double> tolerance) {
-  options.seed = session.seed();
+  if (!options.seed) options.seed = session.seed();
   return prove(net, session.mesh(), techniques, batch, options, tolerance);
 }
 
 Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,
                    const StepData& rows, const MakeOptimizer& optimizer, ParallelOptions options) {
   torch::nn::Module& module = TrainableParts::module_of(net, "rehearse", "use `caravan inspect`, or cost/rehearsal.h");
+  if (!rows.loss) throw UsageError({"rehearse", "loss", "is no function", "", "give StepData a loss"});
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  TrainableParts::check_free(net, alone);
   const KeptValues kept(module);
   RehearsedWorld world{.axes = axes_of(ranks), .ranks_per_host = ranks.ranks_per_host};
-  int size = 1;
+  int64_t size = 1;
   for (const AxisSize& axis : world.axes) size *= axis.size;
+  if (size > INT32_MAX) throw UsageError({"rehearse", "ranks", fmt::format("{} are too many", size), "", "plan fewer"});
   if (ranks.rank < 0 || ranks.rank >= size) {
     throw UsageError(
         {"rehearse", "rank", fmt::format("there is no rank {} of {}", ranks.rank, size), "", "name one of them"});
   }
-  const int stage = size / ranks.pp;  // ranks of one
+  const auto stage = static_cast<int>(size / ranks.pp);  // ranks of one
   const at::Tensor x = at::empty_like(rows.x, at::kMeta), y = at::empty_like(rows.y, at::kMeta);
   Rehearsal found;
   // Earlier stages tell what they send.
@@ -245,10 +255,13 @@ Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::v
     world.rank = rank;
     found = rehearse(world, [&](const Mesh& mesh) {
       const auto model = std::make_shared<ParallelModel>(net, mesh, techniques, options, at::kMeta);
+      const MemoryKindScope kind(MemoryKind::optimizer);
       const std::shared_ptr<torch::optim::Optimizer> updates = optimizer ? optimizer(model->parameters()) : nullptr;
       return RehearsedSteps{.step = [=, &rows] {
         model->step(x, y, rows.loss);
-        if (updates != nullptr) updates->step();
+        if (updates == nullptr) return;
+        const MemoryKindScope of_optimizer(MemoryKind::optimizer);
+        updates->step();
       }};
     });
   }
@@ -257,6 +270,7 @@ Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::v
 
 std::string inspect(const Trainable& net, PlannedRanks ranks, const std::vector<Technique>& techniques,
                     const StepData& rows, const MakeOptimizer& optimizer, const ParallelOptions& options) {
+  axes_of(ranks);
   const int of_stage = ranks.dp * ranks.ep * ranks.cp * ranks.tp;
   std::string text;
   for (int stage = 0; stage < ranks.pp; ++stage) {

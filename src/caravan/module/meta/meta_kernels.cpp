@@ -75,6 +75,11 @@ at::Tensor roll(const at::Tensor& x, c10::SymIntArrayRef /*shifts*/, at::IntArra
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 
+at::Tensor& where_out(const at::Tensor& condition, const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  out.resize_(at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes())));
+  return out;
+}
+
 at::Tensor embedding_dense_backward(const at::Tensor& dy, const at::Tensor& /*ids*/, c10::SymInt rows,
                                     c10::SymInt /*padding*/, bool /*scales*/) {
   return at::zeros({rows.expect_int(), dy.size(-1)}, dy.options());
@@ -281,6 +286,7 @@ MetaRegistration* add_meta_kernels() {
   kernels->add("mse_loss_backward", &on_meta::mse_loss_backward);
   kernels->add("flip", &on_meta::flip);
   kernels->add("roll", &on_meta::roll);
+  kernels->add("where.self_out", &on_meta::where_out);
   kernels->add("embedding_dense_backward", &on_meta::embedding_dense_backward);
   kernels->add("native_layer_norm", &on_meta::native_layer_norm);
   kernels->add("native_layer_norm_backward", &on_meta::native_layer_norm_backward);
