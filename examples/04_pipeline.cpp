@@ -24,7 +24,7 @@ void train(const std::string& schedule, int stages) {
   torch::nn::Sequential net(torch::nn::Linear(2, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
                             torch::nn::Linear(64, 1));  // a unit for each child
   auto model =
-      parallelize(net, session, {pipeline({.schedule = schedule, .micro_batches = 6}), ddp()}, {.average = true});
+      parallelize(net, session, {pipeline({.schedule = schedule, .micro_batches = 4}), ddp()}, {.average = true});
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));  // of this rank's stage
   for (int64_t step = 1; step <= 100; ++step) {
     const auto [x, y] = batch(step);

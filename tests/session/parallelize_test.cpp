@@ -338,6 +338,53 @@ TEST(Parallelize, RehearsesWithoutRanksAndLeavesTheNetAsItWas) {
   EXPECT_TRUE(net->forward(batch.x).defined());
 }
 
+/// A loss of two forwards, and what does not flow through the outputs: averaged by ranks and losses.
+TEST(Parallelize, AveragesTheWholeLoss) {
+  const StepData batch = batch_of(true);
+  const auto loss_of = [&](const at::Tensor& a, const at::Tensor& b, const torch::nn::Sequential& net,
+                           const at::Tensor& y) {
+    return mean_of(a, y) + 0.5 * (a - b).square().mean() +
+           0.1 * net->ptr<torch::nn::LinearImpl>(0)->weight.square().sum();
+  };
+  torch::nn::Sequential alone = make_net();
+  loss_of(alone->forward(batch.x), alone->forward(batch.x.flip({1})), alone, batch.y).backward();
+  const at::Tensor want = alone->ptr<torch::nn::LinearImpl>(0)->weight.grad();
+  EXPECT_EQ(on_mesh({{"dp", 3}},
+                    [&](const Mesh& mesh) {
+                      torch::nn::Sequential net = make_net();
+                      ParallelModel model(net, mesh, {}, {.micro_batches = 2, .average = true});
+                      const at::Tensor x = rows_of(batch.x, mesh), y = rows_of(batch.y, mesh);
+                      for (int step = 0; step < 2; ++step) {
+                        model(x);
+                        model.abandon_step();  // a batch that is skipped
+                        loss_of(model(x), model(x.flip({1})), net, y).backward();
+                        const at::Tensor got = net->ptr<torch::nn::LinearImpl>(0)->weight.grad();
+                        const double apart = (got - want).norm().item<double>();
+                        EXPECT_LE(apart, 2e-5 * want.norm().item<double>()) << "step " << step;
+                      }
+                    }),
+            "");
+}
+
+TEST(Parallelize, SavesGoForward) {
+  const auto run = std::filesystem::temp_directory_path() / ("caravan_saves_" + std::to_string(getpid()));
+  EXPECT_THAT(on_mesh({{"dp", 1}},
+                      [&](const Mesh& mesh) {
+                        ParallelModel model(make_net(), mesh, {});
+                        EXPECT_EQ(model.load(run / "last").step, 0);
+                        for (const int64_t step : {5, 10}) {  // two folders in turn
+                          model.save(std::filesystem::relative(run) / "last", {.step = step});
+                          model.save(run / "best/", {.step = step});
+                        }
+                        EXPECT_EQ(model.load(run / "last").step, 10);
+                        model.save(run / "last", {.step = 7});
+                      }),
+              HasSubstr("step 7 comes before step 10"));
+  EXPECT_TRUE(std::filesystem::exists(run / "last" / "step_000010"));
+  EXPECT_TRUE(std::filesystem::exists(run / "best" / "step_000005"));
+  std::filesystem::remove_all(run);
+}
+
 /// A module with attention of torch, whose mask has no shape function in the wheel.
 struct AttendImpl : torch::nn::Module {
   torch::nn::Linear qkv{register_module("qkv", torch::nn::Linear(8, 24))};

@@ -188,7 +188,9 @@ void Engine::take_values(const Slot& slot) {
     return;
   }
   std::vector<std::string> axes = debt_axes(layouts, mesh_);
-  std::erase_if(axes, [&](const std::string& axis) { return before[axis].is_shard(); });  // left by an earlier engine
+  std::erase_if(axes, [&](const std::string& axis) {
+    return before.has(axis) && before[axis].is_shard();
+  });  // left by an earlier engine
   share(rest, axes, mesh_, parameter.name());
   piece.copy_(redistribute(rest, before, layouts.sharded, mesh_, parameter.name()));
 }

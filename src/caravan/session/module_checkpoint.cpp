@@ -105,7 +105,14 @@ Progress ModuleCheckpoint::load() {
     return found.empty() ? "" : fs::absolute(found.back()).string();
   };
   const std::string newest = text_of_rank_0(world, find_newest, "checkpoint");
-  return newest.empty() ? Progress{} : load(newest);
+  if (newest.empty()) return {};
+  try {
+    return load(newest);
+  } catch (...) {  // the checkpoints in the folder are not those of this run
+    is_taken_ = false;
+    lock_ = FileLock();
+    throw;
+  }
 }
 
 Progress ModuleCheckpoint::load(const fs::path& checkpoint) {

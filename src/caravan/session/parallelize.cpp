@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/pattern.h"
@@ -35,6 +36,11 @@ namespace {
 
 /// The counter of a checkpoint with the steps of the model, where its progress counts something else, such as epochs.
 constexpr const char* kModelSteps = "model_steps";
+
+/// The same for all ways to write a folder, whether it exists or not.
+std::filesystem::path key_of(const std::filesystem::path& run) {
+  return (std::filesystem::absolute(run) / "").lexically_normal();
+}
 
 [[noreturn]] void refuse_model(const std::string& subject, const std::string& fact, const std::string& action) {
   throw UsageError({"parallelize", subject, fact, "", action});
@@ -226,6 +232,12 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
     return engine.state().values.is_meta() ? 0.0 : all_of(loss);
   }
 
+  /// Outputs of a Model whose layers or sequences are split are parts.
+  void check_whole_outputs(const char* op) const {
+    if (adapter != nullptr || engine.strategy().plan == nullptr) return;
+    refuse_model(op, "the layers or sequences of the model are split, and a rank has a part of its outputs",
+                 "call step(ids, labels)");
+  }
   /// The output of the last stage, on every rank of the pipeline.
   at::Tensor from_last_stage(const at::Tensor& output) const {
     constexpr int64_t kMostDims = 14;
@@ -257,17 +269,21 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
     if (num_forwards == options.micro_batches) {
       refuse_model("forward",
                    fmt::format("{} of {} micro-batches had no backward", num_forwards - num_backwards, num_forwards),
-                   "call backward() after each forward, and evaluate with at::NoGradGuard");
+                   "call backward() after each forward, evaluate with at::NoGradGuard, or abandon_step()");
     }
     backward_watch.reset();
     if (checks_loss()) backward_watch = std::make_unique<BackwardWatch>();
     if (num_forwards == 0 && step == 0 && rows >= 0) check_rows(rows);
+    if (num_forwards == 0) num_losses = 0;
     if (num_forwards == 0) engine.begin_step(static_cast<int>(options.micro_batches));
     ++num_forwards;
   }
   void scale_gradients() {
     const at::NoGradGuard no_grad;
-    for (const FlatMemory::Piece& piece : engine.state().gradients.pieces()) piece.memory.mul_(gradient_scale());
+    // A loss of several forwards is one part.
+    const double scale =
+        gradient_scale() * static_cast<double>(options.micro_batches) / static_cast<double>(num_losses);
+    for (const FlatMemory::Piece& piece : engine.state().gradients.pieces()) piece.memory.mul_(scale);
   }
   void end_backward() {
     if (++num_backwards < options.micro_batches) return;
@@ -278,6 +294,8 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   /// The backward of the caller's loss comes to an output.
   void see_gradient(const std::shared_ptr<bool>& is_reached) {
     if (std::exchange(*is_reached, true)) return;
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (std::exchange(last_backward, task) != task) ++num_losses;
     const std::string mean = backward_watch ? backward_watch->mean() : "";
     if (!mean.empty()) refuse_mean(mean, num_parts);
     torch::autograd::Engine::get_default_engine().queue_callback([state = weak_from_this()] {
@@ -286,7 +304,7 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   }
 
   ModuleCheckpoint& checkpoint_in(const std::filesystem::path& run) {
-    std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[std::filesystem::weakly_canonical(run)];
+    std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[key_of(run)];
     if (!checkpoint) {
       checkpoint = std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
       for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
@@ -305,10 +323,13 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   int64_t num_parts = 1;  ///< of a step: ranks with a loss of their own, times micro-batches
   int64_t step = 0;
   int64_t num_forwards = 0, num_backwards = 0;      ///< of the step
+  int64_t num_losses = 0;                           ///< whose backward() was called
+  int last_backward = -1;                           ///< its graph task
   std::unique_ptr<BackwardWatch> backward_watch{};  ///< from a forward of the first step until its backward
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<torch::optim::LRScheduler*> schedulers{};
   std::map<std::filesystem::path, std::unique_ptr<ModuleCheckpoint>> checkpoints{};  ///< by run
+  std::map<std::filesystem::path, int64_t> last_steps{};                             ///< loaded or saved
 };
 
 ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::vector<Technique>& techniques,
@@ -326,6 +347,7 @@ ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::ve
   strategy.find_unused_parameters = options.find_unused_parameters;
   strategy.static_graph = options.static_graph;
   strategy.buffers = options.buffers;
+  strategy.has_static_shapes = options.has_static_shapes;
   state_ = std::make_shared<State>(std::move(adapter), model, mesh, std::move(strategy), options, device);
 }
 
@@ -346,6 +368,10 @@ double ParallelModel::step(const at::Tensor& x, const at::Tensor& y, const Loss&
         "step",
         fmt::format("{} rows are not a multiple of {} micro-batches, whose means are averaged", x.size(0), parts),
         "give it a multiple, or use a sum as the loss without ParallelOptions::average");
+  }
+  state.check_whole_outputs("step");
+  if (!state.options.static_graph) {
+    refuse_model("step", "follows a schedule, and static_graph is false", "call forwards and backwards of your own");
   }
   if (!loss) refuse_model("loss", "is no function", "pass what makes one number of an output and a target");
   state.check_rows(x.size(0));
@@ -398,6 +424,7 @@ double ParallelModel::step(const at::Tensor& ids, const at::Tensor& labels) {
 
 Tensors ParallelModel::forward(Tensors inputs) {
   State& state = *state_;
+  state.check_whole_outputs("forward");
   ForwardContext context = state.context(static_cast<int>(state.num_forwards));
   if (!at::GradMode::is_enabled()) {
     if (state.is_pipelined())
@@ -421,10 +448,20 @@ Tensors ParallelModel::forward(Tensors inputs) {
   return outputs;
 }
 
+void ParallelModel::abandon_step() {
+  state_->num_forwards = state_->num_backwards = 0;
+  state_->backward_watch.reset();
+}
+
 at::Tensor ParallelModel::operator()(const at::Tensor& input) { return forward({input}).at(0); }
 
 at::Tensor ParallelModel::evaluate(const at::Tensor& input) {
   State& state = *state_;
+  state.check_whole_outputs("evaluate");
+  if (state.num_forwards != state.num_backwards) {
+    refuse_model("evaluate", "a forward waits for its backward",
+                 "call it between steps, or use model(x) with at::NoGradGuard");
+  }
   at::Tensor output;
   {
     const EvaluationScope scope(state.engine);
@@ -493,13 +530,21 @@ Progress ParallelModel::load(const std::filesystem::path& run) {
   const auto steps = progress.counters.find(kModelSteps);
   state_->step = steps == progress.counters.end() ? progress.step : steps->second;
   if (steps != progress.counters.end()) progress.counters.erase(steps);
+  state_->last_steps[key_of(run)] = progress.step;
   return progress;
 }
 
 SavedCheckpoint ParallelModel::save(const std::filesystem::path& run, const Progress& progress) {
+  const auto last = state_->last_steps.find(key_of(run));
+  const int64_t least = last == state_->last_steps.end() ? 0 : last->second;
+  if (progress.step < least) {
+    refuse_model("save", fmt::format("step {} comes before step {} of {}", progress.step, least, run.string()),
+                 "count on from what load() returns, or name another folder");
+  }
   check_finite();
   Progress saved = progress;
   if (progress.step != state_->step) saved.counters[kModelSteps] = state_->step;
+  state_->last_steps[key_of(run)] = progress.step;
   return state_->checkpoint_in(run).save(saved);
 }
 

@@ -26,6 +26,8 @@ struct ParallelOptions {
   bool find_unused_parameters = false;
   /// Every step runs the same units in the same order. False: see DdpOptions.
   bool static_graph = true;
+  /// What stages pass on has the same shapes in every micro-batch of a step. False: rows may be uneven (Strategy).
+  bool has_static_shapes = true;
   Buffers buffers = Buffers::broadcast;  ///< of batch norm and its like
   std::optional<uint64_t> seed{};        ///< of a Module of this library; default: that of the session, or 1
 };
@@ -60,6 +62,9 @@ class ParallelModel {
   /// Throws UsageError for a pipeline, whose stages step() runs; for more forwards than micro-batches; and in
   /// backward(), in the first step, as step() for a mean.
   Tensors forward(Tensors inputs);
+  /// Forgets the forwards of a step that got no backward, because of an exception or a batch that is skipped: every rank
+  /// calls it, and the next forward begins the step again.
+  void abandon_step();
   at::Tensor operator()(const at::Tensor& input);
   /// A forward without gradients, also through the stages of a pipeline, whose last one sends its output to the others.
   /// Every rank calls it.
@@ -82,7 +87,7 @@ class ParallelModel {
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);
   /// Saves a checkpoint in `run`, of which the newest two stay. Every rank calls it, between steps. Throws NumericsError
-  /// for weights that are not finite.
+  /// for weights that are not finite, UsageError for a step before the last one that was loaded or saved there.
   SavedCheckpoint save(const std::filesystem::path& run, const Progress& progress);
 
   Module& module() noexcept;

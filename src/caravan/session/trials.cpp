@@ -188,10 +188,14 @@ ModuleProof prove(const Trainable& net, const Mesh& mesh, const std::vector<Tech
   if (!batch.loss) throw UsageError({"prove", "loss", "is no function", mesh.where(), "give StepData a loss"});
   TrainableParts::check_free(net, mesh);
   check_same(batch, mesh);
-  for (const at::Tensor& tensor : module.parameters())
-    broadcast_async(mesh.world(), tensor.detach(), 0, "parameters").wait();
-  for (const at::Tensor& tensor : module.buffers())
-    broadcast_async(mesh.world(), tensor.reshape({-1}), 0, "buffers").wait();
+  const auto take_from_first = [&](const at::Tensor& tensor) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor values = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    if (values.numel() > 0) broadcast_async(mesh.world(), values, 0, "values of the module").wait();
+    tensor.detach().copy_(values);
+  };
+  for (const at::Tensor& parameter : module.parameters()) take_from_first(parameter);
+  for (const at::Tensor& buffer : module.buffers()) take_from_first(buffer);
   const KeptValues kept(module);
   for (const at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
   const at::Tensor loss = batch.loss(TrainableParts::run(net, batch.x, mesh), batch.y);

@@ -197,6 +197,7 @@ void GradientSums::finish() {
   for (size_t i = 0; i < slots_.size() && !strategy_.find_unused_parameters; ++i) {
     const Slot& slot = state_.layout.slots()[i];
     if (slots_[i].is_used || !slot.parameter->requires_grad() || slot.unsharded_count() == 0) continue;
+    transfers_.wait_all();  // what is in flight writes to memory that a later step uses
     throw UsageError({strategy_.name, slot.parameter->name(), "got no gradient in this step", "",
                       "use it in the forward pass, freeze it before wrapping, or set find_unused_parameters"});
   }
