@@ -1,4 +1,4 @@
-/// A program that stops and resumes: the newest checkpoint is loaded, also on another number of ranks; Ctrl-C saves one.
+/// A program that stops and resumes: it loads the newest checkpoint, on any number of ranks, and Ctrl-C saves one.
 ///   caravan run build/release/examples/example_06_own_loop runs/circle 200 --ranks 2
 /// Without `caravan run` it is one rank. The losses do not depend on the number of ranks.
 

@@ -1,6 +1,10 @@
 #include "caravan/session/loss_check.h"
 
+#include <cmath>
+#include <map>
+
 #include <ATen/core/Reduction.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/generated/Functions.h>
@@ -75,6 +79,24 @@ std::unique_ptr<at::ObserverContext> BackwardWatch::see(const at::RecordFunction
 std::string BackwardWatch::mean() const {
   const auto found = seen_->means.find(torch::autograd::get_current_graph_task_id());
   return found == seen_->means.end() ? "" : found->second;
+}
+
+void check_kind(const std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>& loss,
+                const at::Tensor& output, const at::Tensor& target, bool average, int64_t parts) {
+  if (output.is_meta() || output.dim() == 0 || target.dim() == 0 || output.size(0) != target.size(0)) return;
+  const int64_t half = output.size(0) / 2;
+  if (half == 0) return;
+  const at::NoGradGuard no_grad;
+  const auto of = [&](int64_t first, int64_t rows) {
+    return loss(output.narrow(0, first, rows), target.narrow(0, first, rows)).item<double>();
+  };
+  const double ratio = (of(0, half) + of(half, half)) / of(0, 2 * half);
+  if (!average && std::abs(ratio - 2) < 0.1) refuse_mean("of two halves it is twice as large as of both", parts);
+  if (average && std::abs(ratio - 1) < 1e-3) {
+    throw UsageError({"parallelize", "loss",
+                      fmt::format("is a sum over its rows, and is averaged over {} parts of the batch", parts), "",
+                      "use a mean over the rows that it gets, or leave ParallelOptions::average out"});
+  }
 }
 
 void refuse_mean(const std::string& mean, int64_t parts) {

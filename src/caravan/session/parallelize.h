@@ -62,8 +62,8 @@ class ParallelModel {
   /// Throws UsageError for a pipeline, whose stages step() runs; for more forwards than micro-batches; and in
   /// backward(), in the first step, as step() for a mean.
   Tensors forward(Tensors inputs);
-  /// Forgets the forwards of a step that got no backward, because of an exception or a batch that is skipped: every rank
-  /// calls it, and the next forward begins the step again.
+  /// Forgets the forwards of a step that got no backward, because of an exception or a batch that is skipped. Every
+  /// rank calls it; the next forward begins the step again.
   void abandon_step();
   at::Tensor operator()(const at::Tensor& input);
   /// A forward without gradients, also through the stages of a pipeline, whose last one sends its output to the others.
@@ -86,8 +86,8 @@ class ParallelModel {
   void attach(torch::optim::LRScheduler& scheduler);
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);
-  /// Saves a checkpoint in `run`, of which the newest two stay. Every rank calls it, between steps. Throws NumericsError
-  /// for weights that are not finite, UsageError for a step before the last one that was loaded or saved there.
+  /// Saves a checkpoint in `run`, where the newest two stay. Every rank calls it, between steps. Throws NumericsError
+  /// for weights that are not finite, and UsageError for a step before the last one that was loaded or saved there.
   SavedCheckpoint save(const std::filesystem::path& run, const Progress& progress);
 
   Module& module() noexcept;
@@ -97,8 +97,6 @@ class ParallelModel {
   int64_t num_parts() const noexcept;
 
  private:
-  void check_finite() const;
-
   struct State;
   std::shared_ptr<State> state_;
 };

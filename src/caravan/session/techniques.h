@@ -30,8 +30,8 @@ Setting zero(const ZeroChoice& choice = {});
 
 /// FSDP, which is ZeRO-3, and HSDP (techniques/data/zero.h).
 struct FsdpChoice {
-  /// Patterns of modules inside the model's units that are gathered on their own, "blocks.*.mlp". Each unit of the model
-  /// is anyway, so that a pattern that fits units is checked and changes nothing.
+  /// Patterns of modules inside the model's units that are gathered on their own, "blocks.*.mlp". Each unit of the
+  /// model is gathered on its own anyway: a pattern that fits units is checked and changes nothing.
   std::vector<std::string> units{};
   bool reshard_after_forward = true;
   int64_t prefetch = 1;

@@ -63,8 +63,8 @@ struct PlannedRanks {
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)>;
 
 /// What one rank of a job would allocate and send in a step (cost/rehearsal.h), found by running the step with nothing
-/// in it. `rows` has the shapes of the rank's rows; its values do not matter. Without `optimizer` there is none. The net
-/// is left as it was. Sends nothing. Memory is counted while a Session or a Runtime exists.
+/// in it. `rows` has the shapes of the rank's rows; its values do not matter. `optimizer` may be empty. The net is left
+/// as it was. Sends nothing. Memory is counted while a Session or a Runtime exists.
 /// Throws UsageError for a Module of this library (`caravan inspect` rehearses these); and as parallelize().
 Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,
                    const StepData& rows, const MakeOptimizer& optimizer = {}, ParallelOptions options = {});

@@ -1,0 +1,172 @@
+#include "caravan/session/parallel_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "caravan/base/error.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/tensor.h"
+#include "caravan/module/finite.h"
+#include "caravan/session/rank_checks.h"
+
+namespace caravan {
+
+void refuse_model(const std::string& subject, const std::string& fact, const std::string& action) {
+  throw UsageError({"parallelize", subject, fact, "", action});
+}
+
+std::filesystem::path key_of_run(const std::filesystem::path& run) {
+  return (std::filesystem::absolute(run) / "").lexically_normal();
+}
+
+ParallelModel::State::State(std::unique_ptr<ModuleAdapter> adapted, Module& model, const Mesh& on, Strategy strategy,
+                            const ParallelOptions& given, at::Device device)
+    : adapter(std::move(adapted)),
+      mesh(on),
+      options(given),
+      engine(model, mesh, std::move(strategy), {.seed = given.seed.value_or(1), .device = device}),
+      runner(engine) {
+  for (const auto& [axis, placement] : engine.strategy().loss_layout.entries()) {
+    const bool is_of_stages = axis == engine.strategy().pipeline_axis;
+    if (!is_of_stages && placement.is_partial()) num_parts *= mesh[axis].size();
+  }
+  num_parts *= options.micro_batches;
+  if (!is_meta()) {
+    check_same_number(mesh.world(), static_cast<double>(options.micro_batches), "micro_batches",
+                      "give all ranks the same");
+    check_same_number(mesh.world(), options.average ? 1 : 0, "average", "give all ranks the same");
+  }
+  loss_hook = model.blocks().back()->add_hook(
+      [this](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
+        Tensors outputs = next(std::move(inputs), context);
+        return loss_of ? Tensors{loss_of(outputs, context.micro_batch)} : outputs;
+      },
+      Module::Place::outermost);
+}
+
+void ParallelModel::State::check_same(const at::Tensor& x, const at::Tensor& y, bool is_whole) const {
+  if (step != 0 || x.is_meta()) return;
+  const Layout& rows = engine.strategy().batch_layout;
+  const std::string action = is_whole ? "give every rank the whole batch" : "give ranks of one replica the same rows";
+  for (const MeshAxis& axis : mesh.axes()) {
+    const bool has_own_rows = rows.has(axis.name()) && rows[axis.name()].is_shard();
+    if (axis.size() == 1 || (has_own_rows && !is_whole)) continue;
+    check_same_number(axis.comm(), checksum(x), "x of step(), over " + axis.name(), action);
+    check_same_number(axis.comm(), checksum(y), "y of step(), over " + axis.name(), action);
+  }
+}
+
+void ParallelModel::State::check_rows(int64_t rows) const {
+  if (!options.average || is_meta()) return;
+  check_same_number(mesh.world(), static_cast<double>(rows), "rows",
+                    "give every rank as many, or use a sum as the loss without ParallelOptions::average");
+}
+
+void ParallelModel::State::check_whole_outputs(const char* op) const {
+  if (adapter != nullptr || engine.strategy().plan == nullptr) return;
+  refuse_model(op, "the layers or sequences of the model are split, and a rank has a part of its outputs",
+               "call step(ids, labels)");
+}
+
+void ParallelModel::State::check_finite() {
+  const auto check = [&] {
+    for (const Parameter* parameter : engine.model().parameters()) {
+      if (all_finite(parameter->sharded())) continue;
+      throw NumericsError({"save", parameter->name(), "the weights are not finite, and are not saved", mesh.where(),
+                           "continue from an older checkpoint, with a lower learning rate or clip_grad_norm()"});
+    }
+  };
+  all_or_none(mesh.world(), check, "finite weights");
+}
+
+double ParallelModel::State::run_step(const std::function<MicroBatch(int)>& batch_of) {
+  const double loss = runner.run_step(static_cast<int>(options.micro_batches), batch_of);
+  ++step;
+  if (is_meta()) return 0;
+  at::Tensor all = at::scalar_tensor(engine.strategy().counts_loss(mesh) ? loss : 0.0, at::kDouble).reshape({1});
+  all_reduce_async(mesh.world(), all, all, ReduceOp::sum, "loss").wait();
+  return all.item<double>();
+}
+
+at::Tensor ParallelModel::State::from_last_stage(const at::Tensor& output) const {
+  constexpr int64_t kMostDims = 14;
+  const Strategy& strategy = engine.strategy();
+  const int last = strategy.coord_of(strategy.num_stages() - 1);
+  Communicator& stages = mesh[strategy.pipeline_axis].comm();
+  at::Tensor header = at::zeros({kMostDims + 2}, at::kLong);
+  auto* numbers = header.mutable_data_ptr<int64_t>();
+  if (stages.rank() == last) {
+    if (output.dim() > kMostDims) refuse_model("evaluate", "the output has too many dims", "flatten it");
+    numbers[0] = static_cast<int64_t>(output.scalar_type());
+    numbers[1] = output.dim();
+    std::copy_n(output.sizes().begin(), output.dim(), numbers + 2);
+  }
+  broadcast_async(stages, header, last, "shape of the output").wait();
+  const at::IntArrayRef sizes(numbers + 2, static_cast<size_t>(numbers[1]));
+  at::Tensor all =
+      stages.rank() == last ? output.contiguous() : at::empty(sizes, static_cast<at::ScalarType>(numbers[0]));
+  if (all.numel() > 0) broadcast_async(stages, all, last, "output").wait();
+  return all;
+}
+
+void ParallelModel::State::begin_forward(int64_t rows) {
+  if (num_forwards == num_backwards && num_forwards == options.micro_batches) num_forwards = num_backwards = 0;
+  if (num_forwards == options.micro_batches) {
+    refuse_model("forward",
+                 fmt::format("{} of {} micro-batches had no backward", num_forwards - num_backwards, num_forwards),
+                 "call backward() after each forward, evaluate with at::NoGradGuard, or abandon_step()");
+  }
+  backward_watch.reset();
+  if (checks_loss()) backward_watch = std::make_unique<BackwardWatch>();
+  if (num_forwards == 0) {
+    if (step == 0 && rows >= 0) check_rows(rows);
+    num_losses = 0;
+    engine.begin_step(static_cast<int>(options.micro_batches));
+  }
+  ++num_forwards;
+}
+
+void ParallelModel::State::see_gradient(const std::shared_ptr<bool>& is_reached) {
+  if (std::exchange(*is_reached, true)) return;
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(last_backward, task) != task) ++num_losses;
+  const std::string mean = backward_watch ? backward_watch->mean() : "";
+  if (!mean.empty()) refuse_mean(mean, num_parts);
+  torch::autograd::Engine::get_default_engine().queue_callback([state = weak_from_this()] {
+    if (const auto self = state.lock()) self->end_backward();
+  });
+}
+
+void ParallelModel::State::end_backward() {
+  if (++num_backwards < options.micro_batches) return;
+  engine.finish_step();
+  if (options.average && num_parts > 1) scale_gradients();
+  ++step;
+}
+
+void ParallelModel::State::scale_gradients() {
+  const at::NoGradGuard no_grad;
+  // A loss of several forwards is one part.
+  const double scale = gradient_scale() * static_cast<double>(options.micro_batches) / static_cast<double>(num_losses);
+  for (const FlatMemory::Piece& piece : engine.state().gradients.pieces()) piece.memory.mul_(scale);
+}
+
+ModuleCheckpoint& ParallelModel::State::checkpoint_in(const std::filesystem::path& run) {
+  std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[key_of_run(run)];
+  if (!checkpoint) {
+    checkpoint = std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
+    for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
+  }
+  return *checkpoint;
+}
+
+}  // namespace caravan
