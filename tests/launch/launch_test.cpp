@@ -14,8 +14,8 @@
 
 #include "apps/caravan/launch/launch_report.h"
 #include "apps/caravan/launch/oom_kills.h"
-#include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/stop_signal.h"
 #include "tests/launch/child.h"
 
 namespace caravan::launch_test {

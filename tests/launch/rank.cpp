@@ -31,9 +31,9 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/error_report.h"
+#include "caravan/base/system/stop_signal.h"
 #include "caravan/comm/store/rendezvous.h"
 
 namespace {

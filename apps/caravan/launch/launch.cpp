@@ -19,9 +19,9 @@
 #include "apps/caravan/launch/launch_process.h"
 #include "apps/caravan/launch/launch_report.h"
 #include "apps/caravan/launch/oom_kills.h"
-#include "apps/caravan/launch/stop_signal.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/fd.h"
+#include "caravan/base/system/stop_signal.h"
 #include "caravan/comm/store/rendezvous.h"
 #include "caravan/comm/store/wire/listen.h"
 

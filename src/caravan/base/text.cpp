@@ -51,10 +51,11 @@ std::string some_of(std::span<const std::string> names, size_t most) {
 
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
   std::string best;
+  const std::string lowered = lower(word);
   auto least = std::pair(true, std::numeric_limits<size_t>::max());  // a prefix, false, comes first
   for (const std::string& candidate : candidates) {
     const bool is_prefix = !word.empty() && candidate.starts_with(word);
-    const auto distance = std::pair(!is_prefix, edit_distance(lower(word), lower(candidate)));
+    const auto distance = std::pair(!is_prefix, edit_distance(lowered, lower(candidate)));
     if (distance < least) {
       least = distance;
       best = candidate;

@@ -28,6 +28,15 @@ int MeshAxis::parent_coord(int coord) const {
   return parent().empty() ? coord : state_->parent_coords[static_cast<size_t>(coord)];
 }
 
+std::vector<AxisSize> ordered_axes(int dp, int pp, int ep, int cp, int tp) {
+  return {{"pp", pp}, {"dp", dp}, {"ep", ep}, {"cp", cp}, {"tp", tp}};
+}
+
+std::vector<AxisSize> used_axes(std::vector<AxisSize> axes) {
+  std::erase_if(axes, [](const AxisSize& axis) { return axis.size == 1 && axis.name != "dp"; });
+  return axes;
+}
+
 std::string to_string(const std::vector<AxisSize>& axes) {
   if (axes.empty()) return "none";
   std::vector<std::string> parts;

@@ -18,6 +18,11 @@ struct AxisSize {
 /// "dp=2 tp=4"; "none".
 std::string to_string(const std::vector<AxisSize>& axes);
 
+/// The axes of recipes in their order, the slowest first: pp, dp, ep, cp, tp.
+std::vector<AxisSize> ordered_axes(int dp, int pp, int ep, int cp, int tp);
+/// Without those of size 1, except dp, which each mesh of a model has.
+std::vector<AxisSize> used_axes(std::vector<AxisSize> axes);
+
 class Mesh;
 
 /// One named axis of a mesh as seen from this rank: the ranks that differ from it only in this coordinate. Cheap to

@@ -5,11 +5,11 @@
 #include <functional>
 #include <limits>
 
-#include <ATen/ops/dot.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/prove/judge.h"
 
 namespace caravan {
 namespace {
@@ -30,8 +30,6 @@ double zero_part(const ProveCase& what) {
   return rounds_to_16_bits(what) ? rounding_of_layers(what) : 8 * rounding_sharded(what);
 }
 
-double length_of(const at::Tensor& x) { return x.norm().item<double>(); }
-
 /// The norm of a tensor of the shape of all[i] whose elements are on average as large as those of the largest one.
 double largest_length(const std::vector<at::Tensor>& all, size_t i) {
   double largest = 0;
@@ -45,23 +43,6 @@ double largest_length(const std::vector<at::Tensor>& all, size_t i) {
 double floor_of(const std::vector<at::Tensor>& all, size_t i, double zero) {
   const double largest = largest_length(all, i);
   return length_of(all[i]) <= zero * largest ? largest : kFloor * largest;
-}
-
-struct Verdict {
-  double error = 0;
-  std::optional<double> factor{};
-};
-
-Verdict judge(const at::Tensor& got, const at::Tensor& want, double floor, double tolerance) {
-  const double apart = length_of(got - want);
-  if (apart == 0) return {};
-  const double length = length_of(want);
-  Verdict verdict{.error = apart / (length + floor)};
-  if (length == 0) return verdict;
-  const double factor = at::dot(got.flatten(), want.flatten()).item<double>() / (length * length);
-  const bool is_multiple = length_of(got - want * factor) <= tolerance * (std::abs(factor) * length + floor);
-  if (is_multiple) verdict.factor = factor;
-  return verdict;
 }
 
 /// Compares the steps in order, up to the first difference.

@@ -187,12 +187,9 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   check_split(recipe);
   refuse(recipe, find_misfit(techniques_of(recipe), demands_of(recipe)));
   refuse(recipe, recipe.data_parallel.entry().check(recipe.data_parallel, dp));
-  std::vector<AxisSize> axes{{"dp", dp}};
-  if (recipe.pipeline.is_used()) axes.insert(axes.begin(), {"pp", static_cast<int>(recipe.pipeline.degree)});
-  if (recipe.expert_parallel.is_used()) axes.push_back({"ep", static_cast<int>(recipe.expert_parallel.degree)});
-  if (recipe.context_parallel.is_used()) axes.push_back({"cp", static_cast<int>(recipe.context_parallel.degree)});
-  if (recipe.tensor_parallel.is_used()) axes.push_back({"tp", static_cast<int>(recipe.tensor_parallel.degree)});
-  return axes;
+  return used_axes(
+      ordered_axes(dp, static_cast<int>(recipe.pipeline.degree), static_cast<int>(recipe.expert_parallel.degree),
+                   static_cast<int>(recipe.context_parallel.degree), static_cast<int>(recipe.tensor_parallel.degree)));
 }
 
 BatchPlan plan_batch(const Recipe& recipe, int num_ranks) {

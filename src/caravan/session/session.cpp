@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
-#include <mutex>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -14,6 +12,7 @@
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/cores.h"
+#include "caravan/base/system/stop_signal.h"
 #include "caravan/comm/calls/same.h"
 #include "caravan/comm/store/startup.h"
 #include "caravan/comm/tensor.h"
@@ -42,10 +41,9 @@ CommOptions comm_options(const SessionOptions& options, const RankInfo& info) {
 }
 
 std::vector<AxisSize> axes_of(const SessionOptions& options, const RankInfo& info) {
-  std::vector<AxisSize> axes;
-  for (const auto& [name, size] :
-       {std::pair("pp", options.pp), {"dp", options.dp}, {"ep", options.ep}, {"cp", options.cp}, {"tp", options.tp}}) {
-    const bool is_dp = std::string_view(name) == "dp";
+  const std::vector<AxisSize> axes = ordered_axes(options.dp, options.pp, options.ep, options.cp, options.tp);
+  for (const auto& [name, size] : axes) {
+    const bool is_dp = name == "dp";
     if (size < (is_dp ? 0 : 1)) {
       throw UsageError({"session", name, fmt::format("{} is not a number of ranks", size), where_of(info),
                         is_dp ? "use 1 or more, or 0 for the ranks that are left" : "use 1 or more"});
@@ -53,9 +51,8 @@ std::vector<AxisSize> axes_of(const SessionOptions& options, const RankInfo& inf
     if (!options.axes.empty() && size != (is_dp ? 0 : 1)) {
       throw UsageError({"session", name, "is given, and axes too", where_of(info), "give one of them"});
     }
-    if (is_dp || size > 1) axes.push_back({name, size});
   }
-  return options.axes.empty() ? axes : options.axes;
+  return options.axes.empty() ? used_axes(axes) : options.axes;
 }
 
 /// Before there is a world: ranks of different back-ends would wait for each other until they time out.
@@ -106,24 +103,6 @@ Mesh make_mesh(const SessionOptions& options, const RankInfo& info, const std::s
   return Mesh::create(make_world(options.backend, info, store, comm), std::move(axes));
 }
 
-volatile std::sig_atomic_t stop_signal = 0;
-
-void take_stop_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int signal) {
-    stop_signal = signal;
-    struct sigaction end {};
-    end.sa_handler = SIG_DFL;
-    for (const int each : {SIGINT, SIGTERM}) sigaction(each, &end, nullptr);
-  };
-  action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM}) {
-    struct sigaction before {};
-    sigaction(signal, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // NOLINT: a macro of the system
-  }
-}
-
 }  // namespace
 
 Session::Session(const SessionOptions& options)
@@ -160,9 +139,8 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
 }
 
 bool Session::should_stop() const {
-  static std::once_flag taken;
-  std::call_once(taken, take_stop_signals);
-  return sum(stop_signal != 0 ? 1.0 : 0.0) > 0;
+  static const StopSignal signal;
+  return sum(signal.requested() ? 1.0 : 0.0) > 0;
 }
 
 }  // namespace caravan

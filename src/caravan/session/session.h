@@ -65,9 +65,9 @@ class Session {
   at::Tensor sum(const at::Tensor& value) const;
   /// This rank's rows of a batch that every rank has: rows_of().
   at::Tensor rows(const at::Tensor& batch) const { return rows_of(batch, mesh_); }
-  /// Whether some rank was told to stop, by Ctrl-C (SIGINT) or SIGTERM; the same on every rank. Every rank calls it,
-  /// say once a step; it sends 8 bytes. The first call takes over both signals: from then on the first of them asks to
-  /// stop, a second one ends the process.
+  /// Whether some rank was told to stop, by Ctrl-C (SIGINT), SIGTERM or SIGHUP; the same on every rank. Every rank
+  /// calls it, say once a step; it sends 8 bytes. The first call takes over these signals: from then on the first one
+  /// asks to stop, and a second one ends the process.
   bool should_stop() const;
   int threads() const noexcept { return threads_; }
 

@@ -13,9 +13,12 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/calls/same.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/mesh/layout.h"
-#include "caravan/session/loss_check.h"
+#include "caravan/prove/judge.h"
+#include "caravan/redistribute/piece.h"
+#include "caravan/session/rank_checks.h"
 
 namespace caravan {
 namespace {
@@ -58,13 +61,6 @@ double largest_of(const Gradients& gradients) {
   return largest;
 }
 
-at::Tensor piece_of(at::Tensor whole, const Box& box) {
-  for (size_t dim = 0; dim < box.size.size(); ++dim) {
-    whole = whole.narrow(static_cast<int64_t>(dim), box.offset[dim], box.size[dim]);
-  }
-  return whole;
-}
-
 struct Worst {
   double error = 0;
   double factor = 0;  ///< 0: none
@@ -73,7 +69,7 @@ struct Worst {
 
 /// Of the gradients that this rank has.
 Worst worst_of(ParallelModel& model, const Gradients& want, int& num_parameters) {
-  constexpr double kFloor = 0.01;
+  constexpr double kFloor = 0.01, kMultiple = 1e-3;
   const double largest = largest_of(want);
   Worst worst;
   num_parameters = 0;
@@ -86,14 +82,12 @@ Worst worst_of(ParallelModel& model, const Gradients& want, int& num_parameters)
     if (b.numel() == 0) continue;
     const at::Tensor& gradient = parameter->sharded().grad();
     const at::Tensor a = gradient.defined() ? gradient.to(at::kDouble).view(b.sizes()) : at::zeros_like(b);
-    const double norm = b.norm().item<double>();
     const double floor = kFloor * largest * std::sqrt(static_cast<double>(b.numel()));
-    const double difference = (a - b).norm().item<double>();
-    const double error = floor + norm > 0 ? difference / (floor + norm) : difference;
-    if (!(error <= worst.error)) {  // also if it is not a number
-      const double factor = norm > 0 ? (a * b).sum().item<double>() / (norm * norm) : 0;
-      const bool is_multiple = (a - factor * b).norm().item<double>() <= 1e-3 * norm && std::abs(factor - 1) > 1e-3;
-      worst = {std::isnan(error) ? INFINITY : error, is_multiple ? factor : 0, parameter->name()};
+    const Verdict verdict = judge(a, b, floor, kMultiple);
+    if (!(verdict.error <= worst.error)) {  // also if it is not a number
+      const bool is_multiple = verdict.factor && std::abs(*verdict.factor - 1) > kMultiple;
+      worst = {std::isnan(verdict.error) ? INFINITY : verdict.error, is_multiple ? *verdict.factor : 0,
+               parameter->name()};
     }
   }
   return worst;
@@ -115,18 +109,11 @@ Worst worst_of_all(const Worst& own, const Mesh& mesh) {
 }
 
 void check_same(const StepData& batch, const Mesh& mesh) {
-  for (const auto& [name, tensor] : {std::pair("x", batch.x), std::pair("y", batch.y)}) {
-    const double own = tensor.to(at::kDouble)
-                           .mul(at::arange(1, tensor.numel() + 1, at::kDouble).view(tensor.sizes()))
-                           .sum()
-                           .item<double>();
-    const at::Tensor both = at::full({2}, own, at::kDouble);
-    both[1].neg_();
-    all_reduce_async(mesh.world(), both, both, ReduceOp::max, "batch").wait();
-    if (both[0].item<double>() == -both[1].item<double>()) continue;
-    throw UsageError({"prove", name, "is not the same on every rank", mesh.where(),
-                      "give every rank the whole batch; prove() cuts it"});
-  }
+  const auto found = find_disagreement(
+      mesh.world(), {{"x", fmt::format("{}", checksum(batch.x))}, {"y", fmt::format("{}", checksum(batch.y))}});
+  if (!found) return;
+  throw UsageError({"prove", found->name, "is not the same on every rank", mesh.where(),
+                    "give every rank the whole batch; prove() cuts it"});
 }
 
 double tolerance_of(const std::vector<Technique>& techniques, at::ScalarType type) {
@@ -138,15 +125,12 @@ double tolerance_of(const std::vector<Technique>& techniques, at::ScalarType typ
 }
 
 std::vector<AxisSize> axes_of(const PlannedRanks& ranks) {
-  std::vector<AxisSize> axes;
-  for (const auto& [name, size] :
-       {std::pair("pp", ranks.pp), {"dp", ranks.dp}, {"ep", ranks.ep}, {"cp", ranks.cp}, {"tp", ranks.tp}}) {
-    if (size < 1) {
-      throw UsageError({"rehearse", name, fmt::format("{} is not a number of ranks", size), "", "use 1 or more"});
-    }
-    if (size > 1 || std::string_view(name) == "dp") axes.push_back({name, size});
+  const std::vector<AxisSize> axes = ordered_axes(ranks.dp, ranks.pp, ranks.ep, ranks.cp, ranks.tp);
+  for (const auto& [name, size] : axes) {
+    if (size >= 1) continue;
+    throw UsageError({"rehearse", name, fmt::format("{} is not a number of ranks", size), "", "use 1 or more"});
   }
-  return axes;
+  return used_axes(axes);
 }
 
 }  // namespace

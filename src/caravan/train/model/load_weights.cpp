@@ -11,6 +11,7 @@
 #include "caravan/formats/huggingface/huggingface.h"
 #include "caravan/formats/peft/peft.h"
 #include "caravan/nn/lora.h"
+#include "caravan/redistribute/piece.h"
 #include "caravan/train/agreement.h"
 
 namespace caravan {
@@ -67,11 +68,7 @@ void fill(const std::vector<CheckpointPiece>& pieces, const NamedTensors& whole,
   for (size_t i = 0; i < pieces.size(); ++i) {
     const CheckpointPiece& piece = pieces[i];
     if (piece.tensor.numel() == 0) continue;
-    at::Tensor part = whole[i].second;
-    for (size_t dim = 0; dim < piece.shape.size(); ++dim) {
-      part = part.narrow(static_cast<int64_t>(dim), piece.box.offset[dim], piece.box.size[dim]);
-    }
-    piece.tensor.copy_(part.view(piece.tensor.sizes()));
+    piece.tensor.copy_(piece_of(whole[i].second, piece.box).view(piece.tensor.sizes()));
   }
 }
 

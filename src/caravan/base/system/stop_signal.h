@@ -8,8 +8,8 @@ namespace caravan {
 /// group that the command is in.
 inline constexpr std::chrono::milliseconds kOneRequest{250};
 
-/// While it lives, turns SIGINT, SIGTERM and SIGHUP into a request to stop, which training polls. Created once by
-/// main(), never by the library. A SIGHUP that is ignored (nohup) stays ignored.
+/// While it lives, turns SIGINT, SIGTERM and SIGHUP into a request to stop, which training polls. Created once, by
+/// main() or by the first Session::should_stop(). A SIGHUP that is ignored (nohup) stays ignored.
 class StopSignal {
  public:
   /// What a second signal does: end the process at once with 130, or nothing. Ranks of a launcher ignore it: the

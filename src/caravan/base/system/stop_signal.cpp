@@ -1,4 +1,4 @@
-#include "apps/caravan/launch/stop_signal.h"
+#include "caravan/base/system/stop_signal.h"
 
 #include <array>
 #include <atomic>
