@@ -123,9 +123,9 @@ Surroundings Surroundings::now() {
   Surroundings found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored)) {
-    // Names of other programs may change.
+    // Names of other programs may change, and other tests keep folders there.
     const std::string name = entry.path().filename().string();
-    if (name.find("caravan") != std::string::npos) found.shared_names.push_back(name);
+    if (name.find("caravan") != std::string::npos && entry.is_regular_file(ignored)) found.shared_names.push_back(name);
   }
   std::sort(found.shared_names.begin(), found.shared_names.end());
   for (const auto& entry : fs::directory_iterator("/proc", ignored)) {
