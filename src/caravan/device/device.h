@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "caravan/device/event.h"
+
+namespace caravan {
+
+/// Work of one rank beside its computation, done in the order of the calls. Its destructor waits for what is left.
+/// An error ends the job that throws it; later jobs run.
+class Stream {
+ public:
+  Stream() = default;
+  virtual ~Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  /// Copies between host and device memory, in either direction. Both stay valid until the event is complete.
+  virtual Event copy(void* to, const void* from, size_t bytes) = 0;
+  /// Runs `job` on the host: what a copy waits for, or what waits for a copy.
+  virtual Event run(std::function<void()> job) = 0;
+  /// For a job of this stream: copies now, and returns when it is done.
+  virtual void copy_now(void* to, const void* from, size_t bytes) = 0;
+};
+
+/// Where forward and backward have their tensors: all that the rest of the library knows of it. Its memory is an arena
+/// with a budget (MemoryCounter::set_budget), which holds every tensor of a step.
+class Device {
+ public:
+  Device() = default;
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  /// Memory of the arena, aligned to 64 bytes, charged to the rank. Throws ResourceError if the budget does not hold it.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+};
+
+struct CpuDeviceOptions {
+  /// Each stream copies at most this fast; 0: as fast as it can. For tests: device and host are the same memory here.
+  double link_bytes_per_second = 0;
+};
+
+/// The processor's cores, whose arena is what torch allocates on this rank. A stream is a thread.
+std::unique_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+}  // namespace caravan
